@@ -1,0 +1,67 @@
+# Every target sets itself up: a .venv with the versions of constraints.txt, renewed when they change.
+# torch comes from wherever pip is told to look; for the small CPU build on a machine without a GPU:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ZOO_READY := $(VENV)/.ready-zoo
+
+# -qq hides pip's notes and warnings and still shows its errors.
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# pytest exits with 5 when nothing carries the marker, which is no failure.
+NONE_IS_FINE := || [ $$? -eq 5 ]
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-zoo check format format-check lint types bench clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+demo: $(READY) ## the moment table of a small network beside a Monte Carlo check
+	@$(BIN)/python examples/demo.py
+
+test: $(READY) ## all tests but the slow and the zoo ones
+	@$(PYTEST)
+
+test-slow: $(READY) ## the slow tests
+	@$(PYTEST) -m "slow and not zoo" $(NONE_IS_FINE)
+
+test-zoo: $(ZOO_READY) ## the tests on torchvision's models (installs torchvision)
+	@$(PYTEST) -m zoo $(NONE_IS_FINE)
+
+check: format-check lint types test ## what has to pass before a change goes in
+
+format: $(READY) ## rewrite the sources in the common format
+	@$(BIN)/ruff check -q --fix-only . && $(BIN)/ruff format -q .
+
+format-check: $(READY)
+	@$(BIN)/ruff format --check .
+
+lint: $(READY)
+	@$(BIN)/ruff check .
+
+types: $(READY)
+	@$(BIN)/mypy
+
+bench: $(READY) ## every benchmarks/bench_*.py in turn
+	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+clean: ## remove the .venv, caches and build outputs
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build
+	@find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "varprop needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Setting up $(VENV) (a few minutes the first time, torch is large)"
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# torchvision comes without its dependencies, so that it can never replace the torch already chosen.
+$(ZOO_READY): $(READY)
+	@$(PIP) install -c constraints.txt --no-deps torchvision pillow numpy
+	@touch $@
