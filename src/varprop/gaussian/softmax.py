@@ -1,0 +1,153 @@
+"""Softmax, log-softmax and log-sum-exp of independent Gaussian logits.
+
+With T = log-sum-exp + Gumbel noise, P(T < t) = prod_k F_k(t), F_k(t) = E exp(-e^{X_k - t}), so every moment is a
+one-dimensional integral over t (Gumbel trick; moments-spec, section 8). Two settings of it:
+
+* fine: 96 x 56 values a logit; E softmax within 1e-10, Var within 1e-9, moments of log-sum-exp within 1e-8
+  for std up to 8, unless a nearly constant logit stands beside one of std 8 (1e-5). Up to 2^15 logits.
+* coarse: 32 x 24 values a logit; E softmax within 7e-5, Var within 4e-4 (sd: median below 2 %), E log-sum-exp
+  within 0.01 (means N(0, 4), 2 to 197 logits, std 0.1 to 4). The log-normal sum of Fenton (1960), a few
+  times cheaper still, is as good for std below 0.5 but wrong by a factor 2 and more from std 2 on.
+"""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .gumbel import COARSE, FINE, Rule, gumbel
+from .normal import Moments, batches, promote, rowwise, safe_sqrt
+
+LIMIT = 1 << 15  # logits up to which the fine setting is the choice
+_EULER = 0.57721566490153286
+_MASKED = -1e3  # relative to the largest mean: no weight at all
+
+
+class Setting(NamedTuple):
+    """Nodes in t; ends of t beyond the range of the logits; range in std; std below which v is linearised."""
+
+    rule: Rule
+    nodes: int
+    left: float
+    right: float
+    spread: float
+    linear: float
+
+
+_FINE = Setting(FINE, 96, 3.7, 14.0, 6.5, 5e-3)
+_COARSE = Setting(COARSE, 32, 2.8, 8.0, 4.5, 5e-2)
+
+
+class Integrals(NamedTuple):
+    """E softmax and E softmax^2 (along the last axis), mean and variance of log-sum-exp."""
+
+    first: Tensor
+    second: Tensor
+    log_mean: Tensor
+    log_var: Tensor
+
+
+class Logits(NamedTuple):
+    """Means relative to the largest, `top`, and variances, in float64 with the axis last."""
+
+    mean: Tensor
+    var: Tensor
+    top: Tensor
+    masked: Tensor
+    dtype: torch.dtype
+    setting: Setting
+
+
+def _logits(mean: Tensor, var: Tensor, dim: int, fine: bool | None) -> Logits:
+    dtype, (mean, var) = promote(mean, var)
+    mean, var = mean.movedim(dim, -1), var.movedim(dim, -1)
+    masked = mean == -math.inf
+    finite = torch.where(masked, -1e100, mean)
+    top = finite.detach().amax(-1, keepdim=True)
+    mean, var = torch.where(masked, _MASKED, finite - top), torch.where(masked, 0.0, var)
+    fine = mean.numel() <= LIMIT if fine is None else fine
+    return Logits(mean, var, top, masked, dtype, _FINE if fine else _COARSE)
+
+
+def _integrals(mean: Tensor, std: Tensor, setting: Setting) -> Integrals:
+    """Trapezoidal rule in t for f1_y / f0_y prod f0 (softmax) and f2_y / f0_y prod f0 (its square)."""
+    mu, sd = mean.detach(), std.detach()
+    low = (mu - setting.spread * sd).amax(-1, keepdim=True) - setting.left
+    high = (mu + setting.spread * sd).amax(-1, keepdim=True) + math.log(mean.shape[-1]) + setting.right
+    h = (high - low) / (setting.nodes - 1)
+    ref = torch.logsumexp(mu, -1, keepdim=True)
+    first, second = torch.zeros_like(mean), torch.zeros_like(mean)
+    one, two = torch.zeros_like(low), torch.zeros_like(low)
+    last1, last2 = first, second
+    for q in batches(setting.nodes, mean):
+        t = low + q.reshape(-1, *[1] * mean.dim()) * h
+        f0, f1, f2 = gumbel(mean, std, t, setting.rule)
+        f0 = f0.clamp(min=1e-150)
+        others = h * torch.exp(torch.log(f0).sum(-1, keepdim=True)) / f0
+        d1, d2 = f1 * others, f2 * others
+        density, y = d1.sum(-1, keepdim=True), t - ref
+        first, second = first + d1.sum(0), second + d2.sum(0)
+        one, two = one + (y * density).sum(0), two + (y * y * density).sum(0)
+        last1, last2 = d1[-1], d2[-1]
+    # Above the last node the integrands fall like e^{-t} and e^{-2t}: geometric series.
+    r, end, density = torch.exp(-h), high - ref, last1.sum(-1, keepdim=True)
+    s0, s1, s2 = r / (1.0 - r), r / (1.0 - r).square(), r * (1.0 + r) / (1.0 - r) ** 3
+    first, second = first + last1 * s0, second + last2 * r * r / (1.0 - r * r)
+    one = one + density * (end * s0 + h * s1)
+    two = two + density * (end.square() * s0 + 2.0 * end * h * s1 + h * h * s2)
+    total = first.sum(-1, keepdim=True)
+    first, second, one, two = first / total, second / total, one / total, two / total
+    return Integrals(first, second, ref + one - _EULER, two - one.square() - math.pi**2 / 6.0)
+
+
+def _solve(x: Logits) -> tuple[Integrals, Tensor, Tensor, Tensor]:
+    """The integrals; softmax(mean), sum softmax^2 var and the rows whose variances that linearises well."""
+    s = torch.softmax(x.mean, -1)
+    linear = (x.var < x.setting.linear**2).all(-1, keepdim=True)
+    integrals = Integrals(*rowwise(partial(_integrals, setting=x.setting), x.mean, safe_sqrt(x.var)))
+    return integrals, s, (s.square() * x.var).sum(-1, keepdim=True), linear
+
+
+def _finish(m: Tensor, v: Tensor, x: Logits, dim: int) -> Moments:
+    return m.movedim(-1, dim).to(x.dtype), v.clamp(min=0.0).movedim(-1, dim).to(x.dtype)
+
+
+def softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) -> Moments:
+    """Mean and variance of each probability; exact for independent Gaussian logits up to quadrature.
+
+    E s_y = int D_y prod_{k != y} F_k dt with D_y = E[a e^{-a}], E s_y^2 the same with E[a^2 e^{-a}], a = e^{X_y-t}.
+    The variance of rows whose std are all below 0.005 (coarse: 0.05) is linearised: sum_k (ds_y/dx_k)^2 var_k.
+    A mean of -inf masks a logit.
+
+    Args:
+        mean: means of the logits.
+        var: variances of the logits.
+        dim: the axis that sums to one.
+        fine: which setting of the integrals; None goes by the number of logits.
+    """
+    x = _logits(mean, var, dim, fine)
+    exact, s, pooled, linear = _solve(x)
+    small = s.square() * ((1.0 - 2.0 * s) * x.var + pooled)
+    m = torch.where(x.masked, 0.0, exact.first)
+    v = torch.where(linear, small, torch.minimum(exact.second - m.square(), m * (1.0 - m)))
+    return _finish(m, torch.where(x.masked, 0.0, v), x, dim)
+
+
+def log_softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) -> Moments:
+    """x_y - LSE: m = mean_y - E LSE, v = var_y + Var LSE - 2 var_y E s_y (Stein); arguments as for `softmax`."""
+    x = _logits(mean, var, dim, fine)
+    exact, s, pooled, linear = _solve(x)
+    share = torch.where(linear, s, exact.first)
+    v = (1.0 - 2.0 * share) * x.var + torch.where(linear, pooled, exact.log_var)
+    m = torch.where(x.masked, -math.inf, x.mean - exact.log_mean)
+    return _finish(m, v, x, dim)
+
+
+def logsumexp(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) -> Moments:
+    """Mean and variance of log sum exp along `dim`, which is dropped; arguments as for `softmax`."""
+    x = _logits(mean, var, dim, fine)
+    exact, _, pooled, linear = _solve(x)
+    m, v = x.top + exact.log_mean, torch.where(linear, pooled, exact.log_var)
+    return m.squeeze(-1).to(x.dtype), v.squeeze(-1).clamp(min=0.0).to(x.dtype)

@@ -1,0 +1,72 @@
+"""Parameters of the piecewise linear functions, and the scaled partial moments beneath them."""
+
+import mpmath
+import pytest
+import torch
+
+from varprop.gaussian import normal, rectifier
+
+
+@pytest.mark.parametrize("x", [0.0, 0.3, 1.0, 2.5, 3.999, 4.0, 4.001, 7.0, 15.0, 38.0])
+def test_mills(x: float) -> None:
+    with mpmath.workdps(40):
+        z = mpmath.mpf(x)
+        density = mpmath.npdf(z)
+        h0 = mpmath.ncdf(-z) / density
+        truth = [h0, 1 - z * h0, (1 + z * z) * h0 - z]
+        ours = normal.mills(torch.tensor(x, dtype=torch.float64))
+        assert all(abs(float(h) / t - 1) < 5e-14 for h, t in zip(ours, truth, strict=True))
+
+
+def test_slopes_of_every_sign() -> None:
+    """Tensor slopes broadcast, have derivatives, and equal slopes give the line."""
+    mean = torch.linspace(-3, 3, 5, dtype=torch.float64).unsqueeze(1).requires_grad_()
+    std = torch.tensor([0.3, 1.0, 2.0, 0.7], dtype=torch.float64, requires_grad=True)
+    s = torch.tensor([1.0, -0.5, 2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    t = torch.tensor([-1.0, -2.0, 2.0, 0.3], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(rectifier.two_slopes, (mean, std, s, t))
+    m, v = rectifier.two_slopes(mean, std, s, t)
+    torch.testing.assert_close(m[:, 2], 2 * mean[:, 0])
+    torch.testing.assert_close(v[:, 2], (4 * std[2] ** 2).expand(5))
+
+
+def test_derivatives_of_the_derivatives() -> None:
+    """The hand-written backward passes are differentiable themselves."""
+    mean = torch.tensor([-1.2, 0.4, 2.0], dtype=torch.float64, requires_grad=True)
+    std = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda m, s: rectifier.two_slopes(m, s, 1.0, 0.1), (mean, std))
+    assert torch.autograd.gradgradcheck(rectifier.step, (mean, std))
+
+
+@pytest.mark.parametrize("width", [1e-9, 0.1, 1.0, 5.0, 50.0])
+def test_clamp_bounds(width: float) -> None:
+    mean = torch.linspace(-3, 3, 5, dtype=torch.float64).requires_grad_()
+    std = torch.tensor([0.3, 1.0, 2.0, 0.7, 0.4], dtype=torch.float64, requires_grad=True)
+    low = torch.tensor([-1.0, 0.0, 0.5, -2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    high = (low + width).detach().requires_grad_()
+    inputs = (mean, std, low, high)
+    if width > 1e-6:
+        assert torch.autograd.gradcheck(rectifier.clamp, inputs)
+    m, v = rectifier.clamp(*inputs)
+    assert ((m >= low) & (m <= high) & (v <= width**2 / 4 * (1 + 1e-12))).all()
+
+
+def test_clamp_joins_its_two_branches() -> None:
+    """At a width of two std the rectifiers give way to the integrals: no step to be seen."""
+    mean = torch.linspace(-9, 9, 37, dtype=torch.float64)
+    (m1, v1), (m2, v2) = (rectifier.clamp(mean, torch.full_like(mean, s), -1.0, 1.0) for s in (1.0, 1.0 + 1e-13))
+    torch.testing.assert_close(m1, m2, rtol=0, atol=1e-12)
+    held = v1 > 1e-24
+    torch.testing.assert_close(v1[held], v2[held], rtol=1e-9, atol=0)
+
+
+def test_clamp_of_crossed_bounds_is_the_upper_one() -> None:
+    m, v = rectifier.clamp(torch.zeros(1), torch.ones(1), 2.0, 1.0)
+    assert m == 1 and v == 0
+
+
+def test_step_and_sign_of_a_constant() -> None:
+    mean, zero = torch.tensor([-1.0, 0.0, 1e-20, 2.0]), torch.zeros(4)
+    assert rectifier.step(mean, zero)[0].tolist() == [0, 0, 1, 1]
+    assert rectifier.sign(mean, zero)[0].tolist() == [-1, 0, 1, 1]
+    assert not rectifier.sign(mean, zero)[1].any()
