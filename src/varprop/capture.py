@@ -1,0 +1,221 @@
+"""From a module and an example input to a graph of ATen operations with names a person knows."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from . import patterns
+from .errors import CaptureError, WrongMode
+from .leaf import keep_whole, restore_leaves
+from .node import Call, Form, Node
+
+aten = torch.ops.aten
+_TORCH = os.path.dirname(torch.__file__)
+_ASSERTIONS = {aten._assert_tensor_metadata, aten._assert_scalar, aten._assert_async}
+Fact = TypeVar("Fact")
+_BATCH_STATISTICS = {aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm}
+
+
+@dataclass
+class Program:
+    """A captured model: its operations in order, and where each of its inputs comes from.
+
+    Parameters and buffers are read from the live model at every use, so one capture serves as they change.
+
+    Attributes:
+        model: The module it was captured from.
+        nodes: Every operation, in the order of execution.
+        inputs: The user's tensor inputs.
+        state: Parameters and buffers, by their dotted name.
+        constants: Values fixed at capture.
+        outputs: What the model returns, flattened: nodes or plain values.
+        output_spec: The structure of what it returns.
+    """
+
+    model: nn.Module
+    nodes: list[Node]
+    inputs: list[Node]
+    state: dict[Node, str]
+    constants: dict[Node, Any]
+    outputs: list[Any]
+    output_spec: Any
+    facts: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, make: Callable[[], Fact]) -> Fact:
+        """A fact that follows from the graph alone, worked out at the first asking."""
+        if key not in self.facts:
+            self.facts[key] = make()
+        return self.facts[key]  # type: ignore[no-any-return]
+
+    def tensors(self) -> dict[Node, Any]:
+        """The current value of every parameter, buffer and constant."""
+        named: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
+        named.update(self.model.named_buffers(remove_duplicate=False))
+        return {node: named[name] for node, name in self.state.items()} | self.constants
+
+
+def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from one value, a tuple or list of them, or a dict by name."""
+    if isinstance(example, dict):
+        return (), example
+    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+
+
+def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] = ()) -> Program:
+    """Capture what `model` does with inputs of the example's shape.
+
+    Args:
+        model: Any module `torch.export` can trace; its mode (training or evaluation) is respected, nothing is changed.
+        example: A tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        whole: Module classes to keep as one operation.
+
+    Raises:
+        CaptureError: If the model cannot be exported, with the reason in one sentence.
+        WrongMode: If batch norm is in training mode.
+    """
+    args, kwargs = as_arguments(example)
+    leaves: list[Any] = []
+    whole_modules = keep_whole(model, whole, (args, kwargs), leaves)
+    with _quiet(), torch.random.fork_rng(devices=_devices(model)), _spoken(model), whole_modules:
+        exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
+    graph = exported.graph_module.graph
+    restore_leaves(graph, leaves)
+    patterns.fold(graph)
+    program = _program(model, exported)
+    _check_mode(program)
+    return program
+
+
+def _program(model: nn.Module, exported: torch.export.ExportedProgram) -> Program:
+    made: dict[str, Node] = {}
+    outputs: list[Any] = []
+    for node in exported.graph_module.graph.nodes:
+        if getattr(node.target, "overloadpacket", None) in _ASSERTIONS:
+            continue  # they hold for the shapes captured, and return nothing
+        if node.op == "output":
+            outputs = [made[out.name] if isinstance(out, fx.Node) else out for out in node.args[0]]
+        else:
+            made[node.name] = _node(node, made)
+    program = Program(
+        model, [node for node in made.values() if node.target], [], {}, {}, [], exported.call_spec.out_spec
+    )
+    for spec in exported.graph_signature.input_specs:
+        _sort_input(program, made[spec.arg.name], spec, exported)
+    kinds = [out.kind for out in exported.graph_signature.output_specs]
+    program.outputs = [out for out, kind in zip(outputs, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
+    return program
+
+
+def _sort_input(program: Program, node: Node, spec: Any, exported: torch.export.ExportedProgram) -> None:
+    if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument):
+        program.inputs.append(node)
+    elif spec.kind is InputKind.USER_INPUT:
+        program.constants[node] = spec.arg.value
+    elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target in exported.state_dict:
+        program.state[node] = spec.target
+    else:
+        program.constants[node] = exported.constants[str(spec.target)]
+
+
+def _node(node: fx.Node, made: dict[str, Node]) -> Node:
+    args, kwargs = _plain((tuple(node.args), dict(node.kwargs)), made)
+    target = node.target if node.op == "call_function" else None
+    return Node(node.name, target, args, kwargs, _form(node.meta.get("val")), _stack(node), _line(node))
+
+
+def _plain(tree: Any, made: dict[str, Node]) -> Any:
+    """Arguments with our nodes in place of fx's, and plain lists in place of its own."""
+    if isinstance(tree, fx.Node):
+        return made[tree.name]
+    if isinstance(tree, tuple):
+        return tuple(_plain(item, made) for item in tree)
+    if isinstance(tree, list):
+        return [_plain(item, made) for item in tree]
+    return {key: _plain(item, made) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return Form(torch.Size(value.shape), value.dtype, value.device)
+    return [_form(item) for item in value] if isinstance(value, (list, tuple)) else None
+
+
+def _stack(node: fx.Node) -> tuple[Call, ...]:
+    stack = node.meta.get("nn_module_stack") or {}
+    return tuple(Call(key, re.sub(r"@\d+", "", path), str(cls)) for key, (path, cls) in stack.items())
+
+
+def _line(node: fx.Node) -> str:
+    return next(reversed(_user_frames(node.meta.get("stack_trace") or "")), "")
+
+
+def _check_mode(program: Program) -> None:
+    for node in program.nodes:
+        if getattr(node.target, "overloadpacket", None) in _BATCH_STATISTICS:
+            raise WrongMode(
+                f"Batch norm '{node.module}' is in training mode, where its statistics are those of a batch; "
+                f"call model.eval() first, or set that module alone to eval()."
+            )
+
+
+@contextlib.contextmanager
+def _spoken(model: nn.Module) -> Iterator[None]:
+    """Whatever goes wrong within is said in one sentence."""
+    try:
+        yield
+    except Exception as error:
+        raise CaptureError(_explain(model, error)) from error
+
+
+def _explain(model: nn.Module, error: Exception) -> str:
+    text = str(error)
+    where = "".join(f"\n  {frame}" for frame in _user_frames(text)[-1:])
+    if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__:
+        return (
+            f"{type(model).__name__} branches on the values of its input (an `if`, `while`, `int()` or `.item()` on a "
+            f"tensor), so there is no single graph to follow; write the branch with torch.where, or keep the module "
+            f"that holds it whole with `@vp.rule(ThatModule)`.{where}"
+        )
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return f"{type(model).__name__} could not be run on the example: {first}{where}"
+
+
+def _user_frames(text: str) -> list[str]:
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)', text)
+    return [f"{file}:{line} in {where}: {code.strip()}" for file, line, where, code in frames if _TORCH not in file]
+
+
+def leaves_of(tree: Any, kinds: tuple[type, ...]) -> list[Any]:
+    """The leaves of a nest of arguments, values of the given types kept whole."""
+    return pytree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, kinds))
+
+
+def _devices(model: nn.Module) -> list[int]:
+    found = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Export reports through loggers and warnings what the raised error says again."""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,259 @@
+"""Clusters of elementwise operations with one random source, as one function of one Gaussian variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .gaussian.normal import working_dtype
+from .gaussian.quadrature import expectation
+from .moments import Moments
+from .node import Node, resolve
+from .plan import Plan
+from .registry import Rule
+
+
+@dataclass(frozen=True)
+class Line:
+    """``slope * base + offset``: a value that is affine in another node of its cluster."""
+
+    slope: Any
+    offset: Any
+
+    def __add__(self, other: Any) -> Line:
+        if isinstance(other, Line):
+            return Line(self.slope + other.slope, self.offset + other.offset)
+        return Line(self.slope, self.offset + other)
+
+    def __neg__(self) -> Line:
+        return Line(-self.slope, -self.offset)
+
+    def __sub__(self, other: Any) -> Line:
+        return self.__add__(-other)
+
+    def __rsub__(self, other: Any) -> Line:
+        return (-self).__add__(other)
+
+    def __mul__(self, factor: Any) -> Line | None:
+        return None if isinstance(factor, Line) else Line(self.slope * factor, self.offset * factor)
+
+    def __truediv__(self, divisor: Any) -> Line | None:
+        return None if isinstance(divisor, Line) else Line(self.slope / divisor, self.offset / divisor)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+
+IDENTITY = Line(1.0, 0.0)
+# Quotients and roots approach their asymptotes slowly; these edges keep the panels short where such a function bends.
+LONG_TAILS = (0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0)
+
+
+class Clusters:
+    """The elementwise part of a walk: values of `env` are Moments for roots and plain tensors for constants."""
+
+    def __init__(self, plan: Plan, env: dict[Node, Any]) -> None:
+        self.plan = plan
+        self.env = env
+        # node -> (base, line): the node equals the line of its base; a curved node is its own base
+        self.lines: dict[Node, tuple[Node, Line]] = {}
+
+    def line(self, node: Node) -> tuple[Node, Line]:
+        """The node's base and its affine relation to it; memoised."""
+        if node not in self.lines:
+            self.lines[node] = self._line(node)
+        return self.lines[node]
+
+    def _line(self, node: Node) -> tuple[Node, Line]:
+        rule = self.plan.rules.get(node)
+        if not self.plan.inside_cluster(node) or rule is None or rule.affine is None:
+            return node, IDENTITY
+        bases = {self.line(operand)[0] for operand in self.plan.random_operands(node)}
+        if len(bases) > 1:
+            return node, IDENTITY
+        args, kwargs = self._arguments(node, lambda operand: self.line(operand)[1])
+        result = rule.affine(*args, **kwargs)
+        return (bases.pop(), result) if isinstance(result, Line) else (node, IDENTITY)
+
+    def moments(self, node: Node, value: Callable[[Node], Moments]) -> Moments:
+        """Moments of a clustered node; `value` gives those of any other node."""
+        base, line = self.line(node)
+        if base is not node:
+            return through_line(value(base), line)
+        rule, root, argument = self.plan.rules[node], self.plan.root[node], self._only_argument(node)
+        if rule.function is not None and argument is not None and self.line(argument)[0] is root:
+            return self._closed_form(node, value(argument))
+        return self._integrate(node, root, value(root))
+
+    def moments_from(self, node: Node, start: Node, moments: Moments) -> Moments:
+        """Moments of a node as if an earlier node of its cluster were Gaussian with the given moments."""
+        if self.plan.rules[node].function is not None and self._only_argument(node) is start:
+            return self._closed_form(node, moments)
+        return self._integrate(node, start, moments)
+
+    def _only_argument(self, node: Node) -> Node | None:
+        operands = self.plan.random_operands(node)
+        return operands[0] if len(operands) == 1 and node.args[0] is operands[0] else None
+
+    def _closed_form(self, node: Node, x: Moments) -> Moments:
+        function = self.plan.rules[node].function
+        assert function is not None
+        args, kwargs = self._arguments(node, lambda _: x)
+        return Moments(*function(x.mean, x.std, *args[1:], **kwargs))
+
+    def _integrate(self, node: Node, root: Node, moments: Moments) -> Moments:
+        """Moments of `node` as a function of `root` alone, which has the given moments."""
+        path = self._path(node, root)
+        ndim = max([moments.ndim, *(p.ndim for p in path)])
+        mean, std = (_lead(t, ndim).to(working_dtype(t.device)) for t in (moments.mean, moments.std))
+
+        def function(x: Tensor) -> Tensor:
+            return self._evaluate(path, root, x).to(x.dtype)
+
+        if any(self._needs_positive(p, root) for p in path):
+            return _over_lognormal(function, mean, std)
+        return Moments(*expectation(function, mean, std, **self._points(path, root, mean, std)))
+
+    def _path(self, node: Node, root: Node) -> list[Node]:
+        needed = {node}
+        for other in reversed(self.plan.program.nodes):
+            if other in needed and other is not root:
+                needed.update(operand for operand in self.plan.random_operands(other) if operand is not root)
+        return [other for other in self.plan.program.nodes if other in needed]
+
+    def _evaluate(self, path: list[Node], root: Node, x: Tensor) -> Tensor:
+        local = {root: x}
+        for node in path:
+            args, kwargs = self._arguments(node, local.__getitem__)
+            local[node] = (self.plan.rules[node].evaluate or node.target)(*args, **kwargs)
+        return local[path[-1]]
+
+    def _arguments(self, node: Node, random: Callable[[Node], Any]) -> tuple[Any, Any]:
+        def value(operand: Node) -> Any:
+            return random(operand) if self.plan.random(operand) else self.env[operand]
+
+        return resolve(node.args, value), resolve(node.kwargs, value)
+
+    def _needs_positive(self, node: Node, root: Node) -> bool:
+        argument = self._positive_argument(node)
+        return argument is not None and self._line_over(argument, root) is not None
+
+    def _positive_argument(self, node: Node) -> Node | None:
+        """The random argument that must be positive for the node's operation to make sense, if there is one."""
+        position = self.plan.rules[node].positive
+        position = position(*node.args) if callable(position) else position
+        argument = node.args[position] if position is not None else None
+        return argument if self.plan.random(argument) else None
+
+    def _line_over(self, node: Any, root: Node) -> Line | None:
+        if node is root:
+            return IDENTITY
+        base, line = self.line(node)
+        return line if base is root else None
+
+    def _points(self, path: list[Node], root: Node, mean: Tensor, std: Tensor) -> dict[str, list[Any]]:
+        """Where the composed function bends or jumps, in the root's coordinate."""
+        points: dict[str, list[Any]] = {"breaks": [], "jumps": [], "knots": []}
+        for node in path:
+            rule = self.plan.rules[node]
+            constants = [self._constant(argument) for argument in node.args[1:]]
+            for t in rule.kinks(*constants):
+                points["breaks"] += self._positions(node, root, t, mean, std)
+            for t in rule.jumps(*constants):
+                for at in self._positions(node, root, t, mean, std):
+                    points["jumps"].append(_unless_listed(at, points["jumps"], mean, std))
+            for t in rule.knots(*constants):
+                points["knots"] += self._positions(node, root, t, mean, std)
+        if any(self._positive_argument(node) is not None for node in path):
+            points["knots"] += LONG_TAILS
+        return points
+
+    def _constant(self, argument: Any) -> Any:
+        return self.env.get(argument) if isinstance(argument, Node) else argument
+
+    def _positions(self, node: Node, root: Node, t: Any, mean: Tensor, std: Tensor) -> list[Any]:
+        """Where the node's argument takes the value t."""
+        rule = self.plan.rules[node]
+        line = self._argument_line(node, rule, root)
+        if line is not None:
+            return [_solve(line, t, mean)]
+
+        def argument(x: Tensor) -> Tensor:
+            args, _ = self._arguments(node, lambda p: x if p is root else self._evaluate(self._path(p, root), root, x))
+            difference: Tensor = (args[0] - args[1] if rule.compares else args[0]) - t
+            return difference
+
+        return crossings(argument, mean, std)
+
+    def _argument_line(self, node: Node, rule: Rule, root: Node) -> Line | None:
+        lines: list[Any] = [
+            self._line_over(a, root) if self.plan.random(a) else self._constant(a)
+            for a in node.args[: 1 + rule.compares]
+        ]
+        if any(line is None for line in lines):
+            return None
+        result = lines[0] - lines[1] if rule.compares else lines[0]
+        return result if isinstance(result, Line) else None
+
+
+def through_line(x: Moments, line: Line) -> Moments:
+    """Exact moments of an affine function."""
+    slope, offset = (_as_tensor(v, x.mean) for v in (line.slope, line.offset))
+    mean = x.mean * slope + offset
+    return Moments(mean, (x.var * slope.square()).expand(mean.shape))
+
+
+def crossings(g: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, most: int = 2) -> list[Tensor]:
+    """Up to `most` zeros of g within 9 standard deviations, by sign changes on a grid and bisection."""
+    with torch.no_grad():
+        z = torch.linspace(-9, 9, 145, dtype=torch.float64, device=mean.device).view(-1, *[1] * mean.ndim)
+        grid = mean.double() + std.double() * z
+        signs = _sign(g(grid))
+        change = (signs[1:] * signs[:-1] < 0).double()
+        order = change.topk(most, dim=0).indices
+        found = change.gather(0, order) > 0
+        shape = (len(z), *change.shape[1:])
+        low, high = (grid.expand(shape).gather(0, order + k) for k in (0, 1))
+        low_sign = signs.gather(0, order)
+        for _ in range(60):
+            middle = (low + high) / 2
+            left = _sign(g(middle)) == low_sign
+            low, high = torch.where(left, middle, low), torch.where(left, high, middle)
+        return list(torch.where(found, (low + high) / 2, mean.double()))
+
+
+def _unless_listed(at: Tensor, listed: list[Tensor], mean: Tensor, std: Tensor) -> Tensor:
+    """The jump, or a place without weight if it is listed already: two comparisons may jump at one point."""
+    for other in listed:
+        at = torch.where((at - other).abs() <= 1e-9 * (1 + at.abs()), mean + 50 * std, at)
+    return at
+
+
+def _sign(values: Tensor) -> Tensor:
+    return torch.where(values >= 0, 1.0, -1.0)  # never zero, so that a zero on the grid is a change of sign too
+
+
+def _solve(line: Line, t: Any, mean: Tensor) -> Any:
+    """Where the line takes the value t; the mean itself (a harmless break) if it never does."""
+    slope, offset = (_as_tensor(v, mean) for v in (line.slope, line.offset))
+    flat = slope == 0
+    return torch.where(flat, mean, (t - offset) / torch.where(flat, torch.ones_like(slope), slope))
+
+
+def _as_tensor(value: Any, like: Tensor) -> Tensor:
+    return value.to(like.dtype) if isinstance(value, Tensor) else torch.full_like(like, float(value))
+
+
+def _lead(t: Tensor, ndim: int) -> Tensor:
+    return t.view(*[1] * (ndim - t.ndim), *t.shape)
+
+
+def _over_lognormal(f: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor) -> Moments:
+    """The variable is matched by a log-normal one (of the mean's sign) where only one sign makes sense."""
+    log_var = (std / mean).square().log1p()
+    log_mean = mean.abs().log() - log_var / 2
+    return Moments(*expectation(lambda z: f(mean.sign() * z.exp()), log_mean, log_var.sqrt()))

@@ -1,0 +1,219 @@
+"""The two questions a user asks: what are the moments, and can they be had."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from . import rules  # noqa: F401  (importing the rules fills the registry)
+from .capture import Program, as_arguments, leaves_of
+from .capture import capture as capture_graph
+from .errors import CaptureError
+from .moments import Moments, Tokens, trusted
+from .node import Form, Node, resolve
+from .outputs import module_outputs
+from .plan import Plan, make_plan, require_complete
+from .registry import module_classes
+from .report import Coverage, Entry, Result, Status
+from .walk import INDEPENDENCE, Walk, assumes_independence
+
+Input = Moments | Tokens | Tensor
+
+
+def capture(model: nn.Module, example: Any) -> Program:
+    """Capture a model once, to propagate through it many times while its parameters change.
+
+    Args:
+        model: Any module `torch.export` can trace.
+        example: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
+
+    Returns:
+        A program that `propagate` and `coverage` take in place of the model.
+    """
+    return capture_graph(model, example, module_classes())
+
+
+def propagate(
+    model: nn.Module | Program,
+    input: Any,
+    example: Any = None,
+    *,
+    on_missing: Literal["raise", "sample"] = "raise",
+) -> Result:
+    """Mean and variance of every unit of a model, computed from its parameters and the input's moments.
+
+    Args:
+        model: A module in the mode it is to be looked at, or the result of `capture`.
+        input: `Moments` shaped like one batch of the model's input with a batch axis of extent 1; any axis may have
+            extent 1 and is then uniform, so ``(1, 3, 1, 1)`` is "per channel". `Tokens` for integer inputs of
+            embeddings. A tuple (or a dict by name) for several inputs; plain tensors among them are constants.
+        example: An input tensor (or tuple, or dict) that gives the real shape; may be left out when `input` has it.
+        on_missing: ``"raise"`` lists operations without a rule; ``"sample"`` estimates those by sampling and marks
+            them.
+
+    Returns:
+        Statistics of the output and of every module and operation.
+
+    Raises:
+        MissingRule: If operations on the random path have no rule.
+        CaptureError: If the model cannot be captured or the input does not fit it.
+        WrongMode: If batch norm is in training mode.
+    """
+    if on_missing not in ("raise", "sample"):
+        raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
+    program = model if isinstance(model, Program) else capture(model, _example(model, input, example))
+    given = dict(zip(program.inputs, _fitted(program, input), strict=True))
+    plan = _plan(program, tuple(node for node, value in given.items() if not isinstance(value, Tensor)))
+    if on_missing == "raise":
+        require_complete(plan)
+    walk = Walk(plan, {**program.tensors(), **given})
+    walk.run()
+    return _result(walk)
+
+
+def coverage(model: nn.Module | Program, example: Any) -> Coverage:
+    """Every operation on the random path, sorted into exact, approximate (with the reason) and missing.
+
+    Args:
+        model: A module, or the result of `capture`.
+        example: An input tensor, a tuple of them, or a dict by name; every one is taken as random.
+    """
+    program = model if isinstance(model, Program) else capture(model, example)
+    plan = _plan(program, tuple(program.inputs))
+    with trusted():
+        return Coverage(tuple(_static_entry(plan, node) for node in program.nodes if _counts(plan, node)))
+
+
+def _plan(program: Program, random: tuple[Node, ...]) -> Plan:
+    plan = program.once(("plan", random), lambda: make_plan(program, random))
+    if plan.missing:  # a rule may be written before the next try
+        del program.facts["plan", random]
+    return plan
+
+
+def _counts(plan: Plan, node: Node) -> bool:
+    return node in plan.rules or node in plan.missing
+
+
+def _static_entry(plan: Plan, node: Node) -> Entry:
+    if node in plan.missing:
+        return _entry(node, "missing", ())
+    rule = plan.rules[node]
+    reasons = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
+    reason = rule.approximate(*_forms(plan, node)) if callable(rule.approximate) else rule.approximate
+    reasons += [reason] if reason else []
+    return _entry(node, "approximate" if reasons else "exact", tuple(reasons))
+
+
+def _forms(plan: Plan, node: Node) -> Any:
+    """A node's arguments as shapes alone."""
+
+    def form(operand: Node) -> Any:
+        if not isinstance(operand.form, Form):
+            return None
+        empty = operand.form.empty()
+        return Moments(empty, empty) if plan.random(operand) else empty
+
+    return resolve(node.args, form)
+
+
+def _entry(node: Node, status: Status, reasons: tuple[str, ...], moments: Moments | None = None) -> Entry:
+    return Entry(node.name, _op_name(node), node.module, node.line, status, reasons, moments)
+
+
+def _op_name(node: Node) -> str:
+    overload = isinstance(node.target, torch._ops.OpOverload)
+    return str(node.target) if overload else getattr(node.target, "__name__", str(node.target))
+
+
+def _result(walk: Walk) -> Result:
+    program = walk.plan.program
+    calls = program.once("module outputs", lambda: module_outputs(program))
+    wanted = [node for nodes in calls.values() for node in nodes.outputs if walk.plan.random(node)]
+    wanted += [out for out in program.outputs if walk.plan.random(out)]
+    walk.finish(wanted)
+    outputs = [walk.env.get(out, out) if isinstance(out, Node) else out for out in program.outputs]
+    entries = tuple(_dynamic_entry(walk, node) for node in program.nodes if _counts(walk.plan, node))
+    moments = {path: _random_calls(walk, found.outputs) for path, found in calls.items()}
+    moments = {path: found for path, found in moments.items() if found}
+    return Result(
+        pytree.tree_unflatten(outputs, program.output_spec),
+        entries,
+        moments,
+        {path: calls[path].class_name for path in moments},
+    )
+
+
+def _random_calls(walk: Walk, nodes: list[Node]) -> tuple[Moments, ...]:
+    values = (walk.env.get(node) for node in nodes)
+    return tuple(value for value in values if isinstance(value, Moments))
+
+
+def _dynamic_entry(walk: Walk, node: Node) -> Entry:
+    value = walk.env.get(node)
+    moments = value if isinstance(value, Moments) else None
+    if node in walk.sampled:
+        return _entry(node, "sampled", ("estimated by sampling for want of a rule",), moments)
+    reasons = tuple(walk.notes.get(node, ()))
+    return _entry(node, "approximate" if reasons else "exact", reasons, moments)
+
+
+def _example(model: nn.Module, given: Any, example: Any) -> Any:
+    """The example, or the input's own mean in its place where that says enough."""
+    if example is not None:
+        return example
+    _check_dtype(model, given)
+
+    def stand_in(leaf: Any) -> Any:
+        if isinstance(leaf, Tokens):
+            raise CaptureError("Tokens have no shape of their own: give an `example` of indices.")
+        return leaf.mean.detach() if isinstance(leaf, Moments) else leaf
+
+    return pytree.tree_map(stand_in, given, is_leaf=lambda leaf: isinstance(leaf, (Moments, Tokens)))
+
+
+def _check_dtype(model: nn.Module, given: Any) -> None:
+    """The graph is captured without computing, so torch itself would not notice."""
+    own = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    for index, value in enumerate(leaves_of(as_arguments(given), (Moments, Tokens))):
+        if isinstance(value, Moments) and len(own) == 1 and value.dtype not in own:
+            (expected,) = own
+            raise CaptureError(
+                f"Input {index} is {_short(value.dtype)} but the model's parameters are {_short(expected)}: "
+                f"convert one of them, e.g. input.to({expected})."
+            )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _fitted(program: Program, given: Any) -> list[Input]:
+    """The inputs in the order of the graph, with the model's extents and dtype."""
+    values = leaves_of(as_arguments(given), (Moments, Tokens, Tensor))
+    values = [value for value in values if isinstance(value, (Moments, Tokens, Tensor))]
+    if len(values) != len(program.inputs):
+        raise CaptureError(f"The model takes {len(program.inputs)} tensor input(s), but {len(values)} were given.")
+    return [_fit(index, node, value) for index, (node, value) in enumerate(zip(program.inputs, values, strict=True))]
+
+
+def _fit(index: int, node: Node, value: Input) -> Input:
+    form, shape = node.form, node.form.shape
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Tokens):
+        return Tokens(value.probabilities, shape)
+    if not form.is_floating:
+        raise CaptureError(
+            f"Input {index} of the model holds whole numbers ({form.dtype}), which have no mean and variance to "
+            f"propagate: give vp.Tokens(probabilities) for indices of an embedding, or a plain tensor for a constant."
+        )
+    if value.ndim != len(shape) or any(own not in (1, full) for own, full in zip(value.shape, shape, strict=True)):
+        raise CaptureError(
+            f"Input {index} has moments of shape {tuple(value.shape)}, but the model sees {tuple(shape)}: every axis "
+            f"must have that extent, or 1 where the statistics do not change along it."
+        )
+    return Moments(value.mean.to(form.dtype), value.var.to(form.dtype), shape)

@@ -1,0 +1,19 @@
+"""Errors that say what to do. All derive from `VarpropError`."""
+
+from __future__ import annotations
+
+
+class VarpropError(Exception):
+    """Base class of every error raised on purpose by varprop."""
+
+
+class CaptureError(VarpropError):
+    """The model could not be turned into a graph, or the input does not fit it."""
+
+
+class MissingRule(VarpropError):
+    """Some operations on the random path have no rule; the message lists each with a stub to fill in."""
+
+
+class WrongMode(VarpropError):
+    """The model is in a mode whose statistics depend on the batch (batch norm in training mode)."""

@@ -1,0 +1,184 @@
+"""Mean and variance of a tensor of random values, as one value."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .gaussian.normal import safe_sqrt
+
+
+class _Trust(threading.local):
+    """Inside a walk the values are checked once at the end, by node: rules run without host synchronisation."""
+
+    given = False
+
+
+_trust = _Trust()
+
+
+class Moments:
+    """Mean and variance of every element of a tensor.
+
+    An axis of extent 1 may stand for an axis of any extent along which the statistics do not change (a *uniform*
+    axis); ``full`` holds the extents as the model sees them.
+
+    Args:
+        mean: Expected values, floating point.
+        var: Variances, of the same shape, dtype and device.
+        full: The model's extents, where they differ from ``mean.shape``; set by `propagate`.
+
+    Raises:
+        ValueError: On mismatched shapes, NaN, or a negative variance; the message names the position.
+    """
+
+    __slots__ = ("full", "mean", "var")
+
+    def __init__(self, mean: Tensor, var: Tensor, full: Sequence[int] | None = None) -> None:
+        if not (torch.compiler.is_compiling() or _trust.given):
+            _check_form(mean, var)
+            _check_values(mean, var)
+        self.mean = mean
+        self.var = var
+        self.full = torch.Size(full) if full is not None else mean.shape
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation; its derivative stays finite at zero variance."""
+        return safe_sqrt(self.var)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the stored tensors (uniform axes have extent 1)."""
+        return self.mean.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of mean and variance."""
+        return self.mean.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of mean and variance."""
+        return self.mean.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self.mean.ndim
+
+    def to(self, *args: Any, **kwargs: Any) -> Moments:
+        """Both tensors through `Tensor.to`."""
+        return Moments(self.mean.to(*args, **kwargs), self.var.to(*args, **kwargs), self.full)
+
+    def expand(self, *sizes: int) -> Moments:
+        """Both tensors through `Tensor.expand`."""
+        return Moments(self.mean.expand(*sizes), self.var.expand(*sizes))
+
+    def dense(self) -> Moments:
+        """The same statistics with every uniform axis written out (as a view of stride zero)."""
+        return self if self.shape == self.full else Moments(self.mean.expand(self.full), self.var.expand(self.full))
+
+    def detach(self) -> Moments:
+        """The same values, cut from the autograd graph."""
+        return Moments(self.mean.detach(), self.var.detach(), self.full)
+
+    def is_uniform(self, axis: int) -> bool:
+        """Whether one stored value stands for the whole axis."""
+        return self.shape[axis] == 1
+
+    def __repr__(self) -> str:
+        seen = "" if self.shape == self.full else f", full={tuple(self.full)}"
+        return f"Moments(mean={self.mean}, var={self.var}{seen})"
+
+
+def _check_form(mean: Tensor, var: Tensor) -> None:
+    if mean.shape != var.shape:
+        raise ValueError(
+            f"mean has shape {tuple(mean.shape)} but var has shape {tuple(var.shape)}; they must be equal."
+        )
+    if not mean.is_floating_point() or mean.dtype != var.dtype:
+        raise ValueError(f"mean and var must share one floating dtype; got {mean.dtype} and {var.dtype}.")
+    if mean.device != var.device:
+        raise ValueError(f"mean and var must be on one device; got {mean.device} and {var.device}.")
+
+
+def _check_values(mean: Tensor, var: Tensor) -> None:
+    for what, bad, values in (
+        ("mean is NaN", mean.isnan(), mean),
+        ("variance is NaN", var.isnan(), var),
+        ("variance is negative", var < 0, var),
+    ):
+        if bool(bad.any()):
+            position = tuple(int(i) for i in bad.nonzero()[0])
+            raise ValueError(f"{what} at position {position}: {values[position].item()}.")
+
+
+@contextmanager
+def trusted() -> Iterator[None]:
+    """Skip the value checks of `Moments` within; whoever enters checks the results afterwards."""
+    if torch.compiler.is_compiling():
+        yield
+        return
+    before, _trust.given = _trust.given, True
+    try:
+        yield
+    finally:
+        _trust.given = before
+
+
+def compact(mean: Tensor, var: Tensor) -> Moments:
+    """Moments with every axis of stride zero stored once.
+
+    Uniform axes are written out as expanded views (stride 0); operations that only move elements keep that stride, so
+    this recovers the uniform axes of the result whatever the operation was.
+    """
+    full = mean.shape
+    for axis in range(mean.ndim):
+        if full[axis] > 1 and mean.stride(axis) == 0 and var.stride(axis) == 0:
+            mean, var = mean.narrow(axis, 0, 1), var.narrow(axis, 0, 1)
+    return Moments(mean, var, full)
+
+
+def _flatten(moments: Moments) -> tuple[list[Tensor], torch.Size]:
+    return [moments.mean, moments.var], moments.full
+
+
+def _unflatten(tensors: Any, full: torch.Size) -> Moments:
+    made = object.__new__(Moments)  # leaves may be placeholders of a tree_map: no checks here
+    made.mean, made.var = tensors
+    made.full = full
+    return made
+
+
+pytree.register_pytree_node(Moments, _flatten, _unflatten, serialized_type_name="varprop.Moments")
+
+
+class Tokens:
+    """A random index with given probabilities: the input of an embedding.
+
+    Args:
+        probabilities: One per token, non-negative; normalised to sum to one.
+    """
+
+    __slots__ = ("full", "probabilities")
+
+    def __init__(self, probabilities: Tensor, full: Sequence[int] | None = None) -> None:
+        if probabilities.ndim != 1 or not probabilities.is_floating_point() or bool((probabilities < 0).any()):
+            raise ValueError("probabilities must be a vector of non-negative floating numbers, one per token.")
+        self.probabilities = probabilities / probabilities.sum()
+        self.full = torch.Size(full) if full is not None else None
+
+    @classmethod
+    def uniform(cls, count: int) -> Tokens:
+        """Every one of ``count`` tokens equally likely."""
+        return cls(torch.full((count,), 1.0 / count))
+
+    def __repr__(self) -> str:
+        return f"Tokens({self.probabilities.numel()} probabilities)"

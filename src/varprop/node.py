@@ -1,0 +1,94 @@
+"""The engine's own picture of a captured graph: plain objects, which also torch.compile can follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Form:
+    """Extents, dtype and device of a tensor the model computes."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether it holds floating-point numbers."""
+        return self.dtype.is_floating_point
+
+    def empty(self) -> torch.Tensor:
+        """A tensor of this form without data."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module: a key that tells calls apart, the module's dotted path, and its class."""
+
+    key: str
+    path: str
+    class_name: str
+
+
+@dataclass(eq=False)
+class Node:
+    """One value in a model: an input, a parameter, or the result of an operation.
+
+    Attributes:
+        name: Unique within the program.
+        target: The operation; None for inputs, parameters, buffers and constants.
+        args: Its positional arguments, nodes among them.
+        kwargs: Its keyword arguments.
+        form: The form of its result; a list of forms (or None) where there are several.
+        stack: The module calls it was made in, outermost first.
+        line: The user's source line, as ``file:line in function: code``; empty if unknown.
+        users: The nodes that read it.
+    """
+
+    name: str
+    target: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    form: Any = None
+    stack: tuple[Call, ...] = ()
+    line: str = ""
+    users: list[Node] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        found: dict[Node, None] = {}
+        resolve((self.args, self.kwargs), lambda node: found.setdefault(node))
+        self.operands = tuple(found)
+        for operand in self.operands:
+            operand.users.append(self)
+
+    @property
+    def module(self) -> str:
+        """Dotted path of the innermost module it was made in."""
+        return self.stack[-1].path if self.stack else ""
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of its tensor."""
+        return len(self.form.shape) if isinstance(self.form, Form) else 0
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def resolve(tree: Any, value: Callable[[Node], Any]) -> Any:
+    """The same nest of arguments with every node replaced by its value."""
+    if isinstance(tree, Node):
+        return value(tree)
+    if isinstance(tree, tuple):
+        return tuple([resolve(item, value) for item in tree])
+    if isinstance(tree, list):
+        return [resolve(item, value) for item in tree]
+    if isinstance(tree, dict):
+        return {key: resolve(item, value) for key, item in tree.items()}
+    return tree

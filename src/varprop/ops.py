@@ -1,0 +1,28 @@
+"""Composite operations that models write out by hand; `patterns` puts them back together, rules handle them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def standardize(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
+    """Layer normalization without scale and shift, over any axes."""
+    centred = x - x.mean(list(dims), keepdim=True)
+    return rms_normalize(centred, dims, eps)
+
+
+def rms_normalize(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
+    """Division by the root mean square over any axes."""
+    return x / (x.square().mean(list(dims), keepdim=True) + eps).sqrt()
+
+
+def unit_normalize(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
+    """Division by the Euclidean length over any axes."""
+    return x / x.square().sum(list(dims), keepdim=True).sqrt().clamp_min(eps)
+
+
+def softsign(x: Tensor) -> Tensor:
+    """x / (1 + |x|)."""
+    return x / (1 + x.abs())

@@ -1,0 +1,144 @@
+"""Puts hand-written normalizations back together, so that one rule sees the whole of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import ops
+
+aten = torch.ops.aten
+Packet = Any
+
+
+def fold(graph: fx.Graph) -> None:
+    """Replace every recognised expression by a call of the operation in `ops`, in place."""
+    for node in list(graph.nodes):
+        found = _match(node)
+        if found is not None:
+            target, *args = found
+            with graph.inserting_before(node):
+                whole = graph.call_function(target, tuple(args))
+            whole.meta.update(node.meta)
+            node.replace_all_uses_with(whole)
+            graph.erase_node(node)
+            _erase_unused(graph, node.args)
+
+
+def _match(node: fx.Node) -> tuple[Any, ...] | None:
+    for pattern in (_softsign, _unit_length, _normalization):
+        found = pattern(node)
+        if found is not None:
+            return found
+    return None
+
+
+def _softsign(node: fx.Node) -> tuple[Any, ...] | None:
+    """x / (1 + |x|)."""
+    x, divisor = _operands(node, aten.div)
+    inner, one = _operands(divisor, aten.add)
+    if one == 1 and _is(inner, aten.abs) and _same(inner.args[0], x):
+        return ops.softsign, x
+    return None
+
+
+def _unit_length(node: fx.Node) -> tuple[Any, ...] | None:
+    """x / max(||x||, eps), as torch.nn.functional.normalize writes it."""
+    x, divisor = _operands(node, aten.div)
+    divisor = divisor.args[0] if _is(divisor, aten.expand) else divisor
+    norm, eps = _operands(divisor, aten.clamp_min)
+    norm, eps = (divisor, 0.0) if norm is None else (norm, eps)
+    if not _is(norm, aten.linalg_vector_norm) or not _same(norm.args[0], x):
+        return None
+    order, dims, keepdim = (*norm.args[1:4], *(2, None, False)[len(norm.args) - 1 :])[:3]
+    return (ops.unit_normalize, x, dims, eps) if order == 2 and dims and keepdim else None
+
+
+def _normalization(node: fx.Node) -> tuple[Any, ...] | None:
+    """x / sqrt(mean(x^2) + eps), and the same of x - mean(x)."""
+    for x, scale in _factors(node):
+        spread, eps = _operands(_under_root(scale, node), aten.add)
+        if not isinstance(eps, (int, float)) or not isinstance(x, fx.Node):
+            continue
+        centred = _centred(x)
+        if centred and _is_variance(spread, *centred):
+            return ops.standardize, *centred, float(eps)
+        dims = _mean_square(spread, x)
+        if dims:
+            return (ops.standardize, centred[0], dims, eps) if centred == (_source(x), dims) else (
+                ops.rms_normalize, x, dims, float(eps)
+            )  # fmt: skip
+    return None
+
+
+def _factors(node: fx.Node) -> list[tuple[Any, Any]]:
+    if _is(node, aten.mul):
+        a, b = node.args
+        return [(a, b), (b, a)]
+    return [tuple(node.args[:2])] if _is(node, aten.div) else []  # type: ignore[list-item]
+
+
+def _under_root(scale: Any, node: fx.Node) -> Any:
+    """What stands under the root, if `scale` multiplies by rsqrt or divides by sqrt."""
+    reciprocal = _is(node, aten.mul)
+    if reciprocal and _is(scale, aten.reciprocal):
+        scale, reciprocal = scale.args[0], False
+    power = scale.args[1] if _is(scale, aten.pow) else None
+    if _is(scale, aten.rsqrt if reciprocal else aten.sqrt) or power == (-0.5 if reciprocal else 0.5):
+        return scale.args[0]
+    return None
+
+
+def _centred(x: fx.Node) -> tuple[fx.Node, list[int]] | None:
+    """The source and axes, if x = source - mean(source)."""
+    source, mean = _operands(x, aten.sub)
+    if _is(mean, aten.mean) and _keeps(mean) and _same(mean.args[0], source):
+        return source, list(mean.args[1])
+    return None
+
+
+def _source(x: fx.Node) -> Any:
+    return x.args[0] if _is(x, aten.sub) else None
+
+
+def _is_variance(node: Any, source: fx.Node, dims: list[int]) -> bool:
+    """A population variance of `source` over the same axes."""
+    if not _is(node, aten.var) or not _same(node.args[0], source) or list(node.args[1]) != dims:
+        return False
+    unbiased = node.args[2] if len(node.args) > 2 else node.kwargs.get("correction", 1)
+    return not unbiased and (node.kwargs.get("keepdim") or node.args[-1] is True)
+
+
+def _mean_square(node: Any, x: fx.Node) -> list[int] | None:
+    if not (_is(node, aten.mean) and _keeps(node)):
+        return None
+    square = node.args[0]
+    squared = _is(square, aten.square) or (_is(square, aten.pow) and square.args[1] == 2)
+    squared = squared or (_is(square, aten.mul) and square.args[0] is square.args[1])
+    return list(node.args[1]) if squared and _same(square.args[0], x) else None
+
+
+def _keeps(mean: fx.Node) -> bool:
+    return len(mean.args) > 2 and mean.args[2] is True
+
+
+def _operands(node: Any, packet: Packet) -> tuple[Any, Any]:
+    return tuple(node.args[:2]) if _is(node, packet) and len(node.args) > 1 else (None, None)
+
+
+def _is(node: Any, packet: Packet) -> bool:
+    return isinstance(node, fx.Node) and getattr(node.target, "overloadpacket", None) is packet
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b and isinstance(a, fx.Node)
+
+
+def _erase_unused(graph: fx.Graph, nodes: Sequence[Any]) -> None:
+    for node in nodes:
+        if isinstance(node, fx.Node) and node.op == "call_function" and not node.users:
+            graph.erase_node(node)
+            _erase_unused(graph, node.args)

@@ -1,0 +1,124 @@
+"""What can be known of a captured graph before any number is propagated."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .capture import Program
+from .errors import MissingRule
+from .leaf import Leaf
+from .node import Node
+from .registry import Rule, lookup
+
+
+@dataclass
+class Plan:
+    """Which nodes are random, on what they depend, and which rule handles each.
+
+    Attributes:
+        program: The captured model.
+        sources: For every random node, the inputs and random numbers it depends on.
+        root: For every random node, the node of which it is a function element by element; itself for most. A maximal
+            cluster of elementwise operations with one random source is thus one function of one variable.
+        rules: The rule of every random node that is computed.
+        missing: Random nodes without a rule.
+    """
+
+    program: Program
+    sources: dict[Node, frozenset[Node]] = field(default_factory=dict)
+    root: dict[Node, Node] = field(default_factory=dict)
+    rules: dict[Node, Rule] = field(default_factory=dict)
+    missing: list[Node] = field(default_factory=list)
+
+    def random(self, node: Any) -> bool:
+        """Whether a node's value is random."""
+        return node in self.sources
+
+    def shares_ancestor(self, node: Node) -> bool:
+        """Whether two random operands of a node depend on a common source."""
+        seen: set[Node] = set()
+        for operand in self.random_operands(node):
+            if seen & self.sources[operand]:
+                return True
+            seen |= self.sources[operand]
+        return False
+
+    def random_operands(self, node: Node) -> list[Node]:
+        """The distinct random nodes a node reads."""
+        return [operand for operand in node.operands if operand in self.sources]
+
+    def inside_cluster(self, node: Node) -> bool:
+        """Whether a node is an elementwise function of an earlier random node."""
+        return self.root.get(node, node) is not node
+
+
+def make_plan(program: Program, random_inputs: Iterable[Node]) -> Plan:
+    """Follow randomness from the inputs through the graph."""
+    plan = Plan(program)
+    for node in random_inputs:
+        plan.sources[node], plan.root[node] = frozenset([node]), node
+    for node in program.nodes:
+        _visit(plan, node)
+    return plan
+
+
+def rule_of(node: Node) -> Rule | None:
+    """The rule for a node, by its operation or by the class of the module it stands for."""
+    return lookup(type(node.target.module) if isinstance(node.target, Leaf) else node.target)
+
+
+def _visit(plan: Plan, node: Node) -> None:
+    operands, rule = plan.random_operands(node), rule_of(node)
+    if rule and rule.kind == "source":
+        plan.sources[node], plan.root[node], plan.rules[node] = frozenset([node]), node, rule
+        return
+    if not operands or (rule and rule.kind == "constant"):
+        return
+    plan.sources[node] = frozenset().union(*(plan.sources[operand] for operand in operands))
+    roots = {plan.root[operand] for operand in operands}
+    clustered = rule is not None and rule.kind == "elementwise" and len(roots) == 1
+    plan.root[node] = roots.pop() if clustered else node
+    if node.target is operator.getitem:
+        return
+    if rule is None or (rule.kind == "elementwise" and not clustered and rule.independent is None):
+        plan.missing.append(node)
+    else:
+        plan.rules[node] = rule
+
+
+def require_complete(plan: Plan) -> None:
+    """Raise `MissingRule`, once, for everything on the random path that has no rule."""
+    if plan.missing:
+        raise MissingRule(describe_missing(plan.missing))
+
+
+def describe_missing(missing: list[Node]) -> str:
+    """Every operation without a rule: count, module, source line, and the stub of the rule to write."""
+    counts = Counter(str(node.target) for node in missing)
+    first = {str(node.target): node for node in reversed(missing)}
+    parts = [f"{len(counts)} operation(s) on the random path have no rule:"]
+    for target, count in counts.most_common():
+        node = first[target]
+        parts.append(f"\n{target}, {count} time(s), first in module '{node.module}'")
+        parts.append(f"  at {node.line or 'unknown line'}")
+        parts.append("  " + _stub(node).replace("\n", "\n  "))
+    parts.append('\nWrite these rules, or pass on_missing="sample" to estimate them by sampling.')
+    return "\n".join(parts)
+
+
+def _stub(node: Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return f"@vp.rule({type(getattr(node.target, 'module', node.target)).__name__})\ndef rule(module, x): ..."
+    names = [argument.name for argument in schema.arguments]
+    given = ", ".join(
+        f"{name}: vp.Moments" if isinstance(value, Node) and value in node.operands[:1] else name
+        for name, value in zip(names, node.args, strict=False)
+    )
+    packet = str(node.target.overloadpacket)
+    function = packet.split(".")[-1].strip("_") + "_rule"  # some operations are called like keywords
+    return f"@vp.rule(torch.ops.{packet})\ndef {function}({given}) -> vp.Moments: ..."

@@ -1,0 +1,206 @@
+"""Which rule handles which operation: one table, filled by decorators, read by `lookup`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Key = Any  # an OpOverload, an OpOverloadPacket, or a subclass of torch.nn.Module
+Kind = Literal["rule", "structural", "elementwise", "source", "constant"]
+# Why a rule is only approximate: a sentence, or a function of the rule's own arguments that returns one or None.
+Reason = str | Callable[..., str | None] | None
+
+
+def _none(*_: Any, **__: Any) -> tuple[Any, ...]:
+    return ()
+
+
+@dataclass
+class Rule:
+    """What the engine knows of one operation.
+
+    Attributes:
+        kind: ``rule`` maps Moments to Moments; ``structural`` moves elements, so it acts on mean and variance alike;
+            ``elementwise`` computes every element from the elements at the same place; ``source`` draws random
+            numbers; ``constant`` has a result that does not depend on the values of its arguments (``zeros_like``).
+        function: The rule itself; for ``elementwise`` the closed form ``(mean, std, *args) -> (mean, var)``.
+        approximate: The reason it is not exact, if it is not.
+        order_statistic: A maximum, which may be taken before a non-decreasing function instead of after it.
+        evaluate: For ``elementwise``, as the rest: computes the operation on values with one more axis in front.
+        kinks: Points of the argument where the derivative jumps.
+        jumps: Points where the function itself jumps.
+        knots: Points where a smooth function changes its character, such as the ends of its bend.
+        monotone: Never decreases.
+        compares: Kinks and jumps are points of the difference of the first two arguments.
+        positive: Index of an argument for which only positive values make sense (logarithm, root, divisor).
+        affine: Maps affine arguments to an affine result, or None where the result is curved.
+        independent: The rule for several independent random arguments.
+    """
+
+    kind: Kind
+    function: Callable[..., Any] | None = None
+    approximate: Reason = None
+    order_statistic: bool = False
+    evaluate: Callable[..., Any] | None = None
+    kinks: Callable[..., Sequence[Any]] = _none
+    jumps: Callable[..., Sequence[Any]] = _none
+    knots: Callable[..., Sequence[Any]] = _none
+    monotone: bool = False
+    compares: bool = False
+    positive: int | Callable[..., int | None] | None = None
+    affine: Callable[..., Any] | None = None
+    independent: Callable[..., Any] | None = None
+    name: str = ""
+
+
+_rules: dict[Key, Rule] = {}
+
+
+def _name(key: Key) -> str:
+    return key.__qualname__ if isinstance(key, type) else str(key)
+
+
+def _register(keys: tuple[Key, ...], rule: Rule) -> None:
+    for key in keys:
+        if key in _rules:
+            raise ValueError(f"{_name(key)} already has a rule; remove one of the two.")
+        rule.name = rule.name or _name(key)
+        _rules[key] = rule
+
+
+def rule(*ops: Key, approximate: Reason = None, order_statistic: bool = False) -> Callable[[Function], Function]:
+    """Register a function of Moments for one or several operations or module classes.
+
+    The function is called with the operation's own arguments, random tensors replaced by `Moments`. For a module
+    class the module itself comes first, and the whole module is kept as one operation.
+
+    Args:
+        ops: ATen operations (``torch.ops.aten.linear``), custom operations, or subclasses of ``torch.nn.Module``.
+        approximate: Why the result is not exact, if it is not: a sentence, or a function of the same arguments that
+            returns a sentence or None.
+        order_statistic: Whether the operation is a maximum over elements, which commutes with monotone functions.
+    """
+    return _registrar(ops, Rule("rule", approximate=approximate, order_statistic=order_statistic))
+
+
+def source(*ops: Key) -> Callable[[Function], Function]:
+    """Register an operation that draws random numbers."""
+    return _registrar(ops, Rule("source"))
+
+
+def _registrar(ops: tuple[Key, ...], made: Rule) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        made.function = function
+        _register(ops, made)
+        return function
+
+    return decorate
+
+
+def structural(*ops: Key, evaluate: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
+    """Register operations that only move, select, copy or join elements: they act on mean and variance alike.
+
+    Used as a decorator it replaces that default by a function of Moments (to keep uniform axes, say).
+
+    Args:
+        ops: The operations.
+        evaluate: What to run on the means and on the variances; the operation itself if left out.
+    """
+    made = [Rule("structural", evaluate=evaluate) for _ in ops]
+    for op, one in zip(ops, made, strict=True):
+        _register((op,), one)
+
+    def decorate(function: Function) -> Function:
+        for one in made:
+            one.function = function
+        return function
+
+    return decorate
+
+
+def constant(*ops: Key) -> None:
+    """Register operations whose result depends on the shape of a random argument but not on its values."""
+    for op in ops:
+        _register((op,), Rule("constant"))
+
+
+Points = Sequence[float] | Callable[..., Sequence[Any]]
+
+
+def elementwise(
+    *ops: Key,
+    kinks: Points = (),
+    jumps: Points = (),
+    knots: Points = (),
+    monotone: bool = False,
+    evaluate: Callable[..., Tensor] | None = None,
+    approximate: Reason = None,
+    **more: Any,
+) -> Callable[[Function], Function]:
+    """Register operations that act on every element alone; their moments come from panel quadrature.
+
+    Used as a decorator it adds a closed form ``(mean, std, *arguments) -> (mean, var)``, which is then used wherever
+    the argument is Gaussian, instead of the quadrature.
+
+    Args:
+        ops: The operations; the random value is the first argument.
+        kinks: Where the derivative of the function jumps, as numbers or as a function of the operation's further
+            arguments. Quadrature panels end there.
+        jumps: The same for points where the function itself jumps.
+        knots: The same for the edges of a smooth function's bend (for a sigmoid about +-9); they aid accuracy only.
+        monotone: Whether the function never decreases.
+        evaluate: How to compute the function on a tensor with one axis more in front; the operation itself if left out.
+        approximate: As for `rule`.
+        more: Further fields of `Rule`, for operations of several arguments.
+    """
+    made = Rule(
+        "elementwise",
+        approximate=approximate,
+        evaluate=evaluate,
+        kinks=_as_function(kinks),
+        jumps=_as_function(jumps),
+        knots=_as_function(knots),
+        monotone=monotone,
+        **more,
+    )
+    _register(ops, made)
+
+    def decorate(function: Function) -> Function:
+        made.function = function
+        return function
+
+    return decorate
+
+
+def _as_function(points: Points) -> Callable[..., Sequence[Any]]:
+    return points if callable(points) else lambda *_, **__: points
+
+
+def lookup(target: Key) -> Rule | None:
+    """The rule for a graph node's target: by overload, then by operation; for a module also by its base classes."""
+    if isinstance(target, type):
+        return next((_rules[base] for base in target.__mro__ if base in _rules), None)
+    if target in _rules:
+        return _rules[target]
+    return _rules.get(getattr(target, "overloadpacket", None))
+
+
+def registered() -> dict[Key, Rule]:
+    """A copy of the table."""
+    return dict(_rules)
+
+
+def module_classes() -> tuple[type[torch.nn.Module], ...]:
+    """The module classes that are kept whole."""
+    return tuple(key for key in _rules if isinstance(key, type))
+
+
+def unregister(*ops: Key) -> None:
+    """Remove rules again (for tests and notebooks that register twice)."""
+    for op in ops:
+        _rules.pop(op, None)

@@ -1,0 +1,218 @@
+"""What a propagation found, and what it would need: results by module and by operation, and coverage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .moments import Moments
+
+Status = Literal["exact", "approximate", "sampled", "missing"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation on the random path.
+
+    Attributes:
+        name: The node's name in the graph.
+        op: The operation.
+        module: Dotted path of the module it was called in.
+        line: The user's source line.
+        status: ``exact`` under the engine's assumptions (Gaussian, independent elements), ``approximate``, ``sampled``
+            or ``missing``.
+        reasons: Why it is not exact.
+        moments: Its output's statistics, where computed.
+    """
+
+    name: str
+    op: str
+    module: str
+    line: str
+    status: Status
+    reasons: tuple[str, ...] = ()
+    moments: Moments | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Mean and variance of everything a model computes.
+
+    Attributes:
+        output: The output's Moments, in the structure the model returns.
+        entries: Every random operation in the order of execution.
+        calls: Module path to the moments of each of its calls.
+        classes: Module path to class name.
+    """
+
+    output: Any
+    entries: tuple[Entry, ...]
+    calls: dict[str, tuple[Moments, ...]]
+    classes: dict[str, str]
+
+    def __getitem__(self, path: str) -> Moments:
+        """Output statistics of a module, averaged over its calls (see `calls` for each)."""
+        if path not in self.calls:
+            raise KeyError(f"no module '{path}' produced random values; known: {', '.join(self.calls)}")
+        return _average(path, self.calls[path])
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.calls
+
+    def by_module(self) -> dict[str, Moments]:
+        """Output statistics of every module."""
+        return {path: self[path] for path in self.calls}
+
+    def by_op(self) -> dict[str, list[Entry]]:
+        """Entries grouped by operation."""
+        groups: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.op, []).append(entry)
+        return groups
+
+    @property
+    def approximations(self) -> list[Entry]:
+        """The entries that are not exact."""
+        return [entry for entry in self.entries if entry.status != "exact"]
+
+    def table(self) -> str:
+        """One line a module: its output's extents, and mean and standard deviation over its units."""
+        marks = _marks(self.entries)
+        rows: list[tuple[str, ...]] = [("module", "class", "extents", "mean", "std", "smallest", "largest", "")]
+        for path, calls in self.calls.items():
+            for index, moments in enumerate(calls):
+                name = (path or "(model)") + (f" #{index + 1}" if len(calls) > 1 else "")
+                rows.append(
+                    (name, self.classes[path], _extents(moments), *_summary_cells(moments), marks.get(path, ""))
+                )
+        text = _aligned(rows)
+        legend = [f"{mark} {reason}" for reason, mark in _legend(self.entries).items()]
+        return "\n".join([text, *legend])
+
+    def to_dict(self, values: bool = False) -> dict[str, Any]:
+        """Plain numbers, ready for JSON; with ``values`` also every unit's mean and variance."""
+        return {
+            "modules": {
+                path: {"class": self.classes[path], "calls": [_plain(m, values) for m in calls]}
+                for path, calls in self.calls.items()
+            },
+            "operations": [
+                {
+                    "name": e.name, "op": e.op, "module": e.module, "line": e.line, "status": e.status,
+                    "reasons": list(e.reasons), "moments": _plain(e.moments, values) if e.moments else None,
+                }
+                for e in self.entries
+            ],
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"Result({len(self.calls)} modules, {len(self.entries)} operations)\n{self.table()}"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Every operation on the random path, before anything is computed."""
+
+    entries: tuple[Entry, ...]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    @property
+    def exact(self) -> list[Entry]:
+        """Operations whose moments are exact for Gaussian independent elements."""
+        return self._with("exact")
+
+    @property
+    def approximate(self) -> list[Entry]:
+        """Operations with a stated approximation."""
+        return self._with("approximate")
+
+    @property
+    def missing(self) -> list[Entry]:
+        """Operations without a rule."""
+        return self._with("missing")
+
+    @property
+    def complete(self) -> bool:
+        """Whether the model propagates without sampling."""
+        return not self.missing
+
+    def table(self) -> str:
+        """One line an operation and status, with count, reason and first place."""
+        counts = Counter((e.status, e.op, e.reasons) for e in self.entries)
+        first = {(e.status, e.op, e.reasons): e for e in reversed(self.entries)}
+        rows: list[tuple[str, ...]] = [("status", "operation", "count", "first module", "line", "reason")]
+        for key, count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1])):
+            entry = first[key]
+            rows.append((entry.status, entry.op, str(count), entry.module, entry.line, "; ".join(entry.reasons)))
+        return _aligned(rows)
+
+    def _with(self, status: Status) -> list[Entry]:
+        return [entry for entry in self.entries if entry.status == status]
+
+    def __repr__(self) -> str:
+        numbers = f"{len(self.exact)} exact, {len(self.approximate)} approximate, {len(self.missing)} missing"
+        return f"Coverage({numbers})\n{self.table()}"
+
+
+def _average(path: str, calls: tuple[Moments, ...]) -> Moments:
+    if len({call.shape for call in calls}) > 1:
+        raise ValueError(f"'{path}' is called with different shapes; take one of result.calls['{path}'].")
+    mean = torch.stack([call.mean for call in calls]).mean(0)
+    return Moments(mean, torch.stack([call.var for call in calls]).mean(0), calls[0].full)
+
+
+def _extents(moments: Moments) -> str:
+    """The model's extents; a uniform axis in brackets."""
+    pairs = zip(moments.full, moments.shape, strict=True)
+    return "x".join(f"({full})" if full > 1 and stored == 1 else str(full) for full, stored in pairs)
+
+
+def _summary(moments: Moments) -> dict[str, float]:
+    std = moments.std.detach()
+    return {
+        "mean": _number(moments.mean.detach().mean()),
+        "std": _number(std.mean()),
+        "std_min": _number(std.min()),
+        "std_max": _number(std.max()),
+    }
+
+
+def _number(value: Tensor) -> float:
+    return float(value.double())
+
+
+def _summary_cells(moments: Moments) -> tuple[str, ...]:
+    return tuple(f"{value:.4g}" for value in _summary(moments).values())
+
+
+def _plain(moments: Moments, values: bool) -> dict[str, Any]:
+    plain: dict[str, Any] = {"extents": list(moments.full), "shape": list(moments.shape), **_summary(moments)}
+    if values:
+        plain |= {"means": moments.mean.tolist(), "variances": moments.var.tolist()}
+    return plain
+
+
+def _legend(entries: tuple[Entry, ...]) -> dict[str, str]:
+    reasons = dict.fromkeys(reason for entry in entries for reason in entry.reasons)
+    return {reason: f"[{index + 1}]" for index, reason in enumerate(reasons)}
+
+
+def _marks(entries: tuple[Entry, ...]) -> dict[str, str]:
+    legend = _legend(entries)
+    marks: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        marks.setdefault(entry.module, {}).update(dict.fromkeys(legend[reason] for reason in entry.reasons))
+    return {module: "".join(found) for module, found in marks.items()}
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

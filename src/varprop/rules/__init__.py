@@ -1,0 +1,15 @@
+"""The rules, one short file a family; importing this package fills the registry."""
+
+from . import (  # noqa: F401
+    arithmetic,
+    attention,
+    dropout,
+    elementwise,
+    linear,
+    norm,
+    pooling,
+    recurrent,
+    reduction,
+    resample,
+    structural,
+)

@@ -1,0 +1,157 @@
+"""Sums, products, quotients, maxima, choices and comparisons, of constants and of several random values.
+
+Operands that are functions of one random value never reach the functions below: the whole expression is then one
+function of that value (`clusters`). Here the operands are treated as independent, and marked so if they may not be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..gaussian import maximum as gaussian_maximum
+from ..gaussian.closed import lognormal_power
+from ..gaussian.rectifier import step
+from ..moments import Moments
+from ..registry import elementwise
+
+aten = torch.ops.aten
+QUOTIENT = "a random divisor is matched by a log-normal variable: good while its std is below a third of its mean"
+
+
+def mean_of(x: Any) -> Any:
+    """The mean of a random operand, a constant itself."""
+    return x.mean if isinstance(x, Moments) else x
+
+
+def var_of(x: Any) -> Any:
+    """The variance of a random operand, zero for a constant."""
+    return x.var if isinstance(x, Moments) else 0.0
+
+
+def moments(mean: Tensor, var: Any) -> Moments:
+    """Moments of one shape from a mean and a variance that broadcast."""
+    return Moments(*torch.broadcast_tensors(mean, torch.as_tensor(var, dtype=mean.dtype, device=mean.device)))
+
+
+def add_independent(a: Any, b: Any, *, alpha: float = 1) -> Moments:
+    """Means and variances add."""
+    return moments(mean_of(a) + alpha * mean_of(b), var_of(a) + alpha * alpha * var_of(b))
+
+
+def sub_independent(a: Any, b: Any, *, alpha: float = 1) -> Moments:
+    """Means subtract, variances add."""
+    return add_independent(a, b, alpha=-alpha)
+
+
+def mul_independent(a: Any, b: Any) -> Moments:
+    """m = m1 m2, v = v1 v2 + m1^2 v2 + m2^2 v1: exact for any laws (spec section 8)."""
+    m1, m2, v1, v2 = mean_of(a), mean_of(b), var_of(a), var_of(b)
+    return moments(m1 * m2, v1 * v2 + m1 * m1 * v2 + m2 * m2 * v1)
+
+
+def div_independent(a: Any, b: Moments, *, rounding_mode: None = None) -> Moments:
+    """a times the reciprocal of b."""
+    return mul_independent(a, Moments(*lognormal_power(b.mean, b.std, -1)))
+
+
+def addcmul_independent(base: Any, a: Any, b: Any, *, value: float = 1) -> Moments:
+    """base + value a b."""
+    return add_independent(base, mul_independent(a, b), alpha=value)
+
+
+def maximum_independent(a: Any, b: Any) -> Moments:
+    """Clark's moments of the maximum of two Gaussians (spec 7.1)."""
+    pair = [moments(mean_of(x), var_of(x)) for x in (a, b)]
+    return Moments(*gaussian_maximum.pair(pair[0].mean, pair[0].var, pair[1].mean, pair[1].var))
+
+
+def minimum_independent(a: Any, b: Any) -> Moments:
+    """-max(-a, -b)."""
+    flipped = maximum_independent(*(moments(-mean_of(x), var_of(x)) for x in (a, b)))
+    return Moments(-flipped.mean, flipped.var)
+
+
+def where_independent(condition: Any, a: Any, b: Any) -> Moments:
+    """A fixed choice takes either operand; a random one mixes them, with the spread between their means."""
+    if isinstance(condition, Tensor):
+        like = next(mean_of(x) for x in (a, b) if isinstance(x, Moments))
+        a_var, b_var = (torch.as_tensor(var_of(x), dtype=like.dtype, device=like.device) for x in (a, b))
+        return moments(torch.where(condition, mean_of(a), mean_of(b)), torch.where(condition, a_var, b_var))
+    p = condition.mean
+    mean = p * mean_of(a) + (1 - p) * mean_of(b)
+    return moments(mean, p * var_of(a) + (1 - p) * var_of(b) + p * (1 - p) * (mean_of(a) - mean_of(b)) ** 2)
+
+
+def masked_fill_independent(x: Any, mask: Any, value: Any) -> Moments:
+    """The value where the mask is set."""
+    value = value if isinstance(value, (Tensor, Moments)) else torch.full_like(mean_of(x), value)
+    return where_independent(mask, value, x)
+
+
+def greater_independent(a: Any, b: Any) -> Moments:
+    """P(a > b) for Gaussians."""
+    gap = sub_independent(a, b)
+    return Moments(*step(gap.mean, gap.std))
+
+
+def less_independent(a: Any, b: Any) -> Moments:
+    """P(a < b) for Gaussians."""
+    gap = sub_independent(a, b)
+    return Moments(*step(-gap.mean, gap.std))
+
+
+def _where_line(condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, Tensor):
+        return None
+    slopes, offsets = zip(*(_slope_offset(x) for x in (a, b)), strict=True)
+    like = next(t for t in (*offsets, *slopes, condition.double()) if isinstance(t, Tensor))
+    parts = [[torch.as_tensor(v, device=like.device) for v in pair] for pair in (slopes, offsets)]
+    line = next(x for x in (a, b) if hasattr(x, "slope"))
+    return type(line)(*(torch.where(condition, x, y) for x, y in parts))
+
+
+def _slope_offset(x: Any) -> tuple[Any, Any]:
+    return (x.slope, x.offset) if hasattr(x, "slope") else (0.0, x)
+
+
+def _quotient(a: Any, b: Any, **_: Any) -> str | None:
+    return QUOTIENT if isinstance(b, Moments) else None
+
+
+elementwise(aten.add, affine=lambda a, b, alpha=1: a + b * alpha, independent=add_independent)
+elementwise(aten.sub, affine=lambda a, b, alpha=1: a - b * alpha, independent=sub_independent)
+elementwise(
+    aten.rsub,
+    affine=lambda a, b, alpha=1: b - a * alpha,
+    independent=lambda a, b, alpha=1: sub_independent(b, a, alpha=alpha),
+)
+elementwise(aten.mul, affine=lambda a, b: a * b, independent=mul_independent)
+elementwise(
+    aten.div,
+    affine=lambda a, b, rounding_mode=None: a / b if hasattr(a, "slope") else None,
+    independent=div_independent,
+    positive=1,
+    approximate=_quotient,
+)
+elementwise(aten.neg, affine=lambda a: -a)
+elementwise(aten.addcmul, independent=addcmul_independent)
+elementwise(
+    aten.lerp,
+    affine=lambda a, b, w: a + (b - a) * w if not hasattr(w, "slope") else None,
+    independent=lambda a, b, w: add_independent(mul_independent(a, 1 - w), mul_independent(b, w)),
+)
+elementwise(aten.maximum, kinks=(0.0,), compares=True, independent=maximum_independent)
+elementwise(aten.minimum, kinks=(0.0,), compares=True, independent=minimum_independent)
+elementwise(aten.where, affine=_where_line, independent=where_independent)
+elementwise(
+    aten.masked_fill, affine=lambda x, mask, value: _where_line(mask, value, x), independent=masked_fill_independent
+)
+elementwise(aten.gt, aten.ge, jumps=(0.0,), compares=True, independent=greater_independent)
+elementwise(aten.lt, aten.le, jumps=(0.0,), compares=True, independent=less_independent)
+elementwise(aten.eq, aten.ne)
+elementwise(aten.logical_and, aten.bitwise_and, aten.__and__)
+elementwise(aten.logical_or, aten.bitwise_or, aten.__or__)
+elementwise(aten.logical_not, aten.bitwise_not)

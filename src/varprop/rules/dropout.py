@@ -1,0 +1,216 @@
+"""Dropout and other random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..gaussian import rectifier
+from ..moments import Moments
+from ..registry import rule, source
+
+aten = torch.ops.aten
+Random = Moments | Tensor
+
+# What alpha dropout sets dropped values to: -lambda alpha of SELU (Klambauer et al., 2017).
+_DROPPED = -1.7580993408473766
+
+
+@rule(aten.dropout, aten.feature_dropout)
+def dropout(x: Moments, p: float, train: bool = True) -> Moments:
+    """E' = E, Var' = (Var + p E^2) / (1 - p); exact for any distribution (spec, 8).
+
+    For whole features the same holds of every element (that they drop together is not carried on).
+    """
+    if not train or p == 0:
+        return Moments(x.mean, x.var)
+    if p == 1:
+        return Moments(torch.zeros_like(x.mean), torch.zeros_like(x.var))
+    return Moments(x.mean, (x.var + p * x.mean.square()) / (1 - p))
+
+
+@rule(aten.native_dropout)
+def native_dropout(x: Moments, p: float, train: bool | None = None) -> tuple[Moments, None]:
+    """As `dropout`; the mask stays unknown."""
+    return dropout(x, p, train is not False), None
+
+
+@rule(aten.alpha_dropout, aten.feature_alpha_dropout)
+def alpha_dropout(x: Moments, p: float, train: bool) -> Moments:
+    """y = a (b x + (1 - b) d) - a p d with b kept with chance q = 1 - p, a = (q + p q d^2)^{-1/2}; exact.
+
+    E' = a q E, Var' = a^2 (q Var + p q (E - d)^2): a mixture of the value and of d (Klambauer et al.,
+    2017).
+    """
+    if not train or p in (0, 1):
+        return dropout(x, p, train)
+    keep = 1 - p
+    scale = (keep + p * keep * _DROPPED**2) ** -0.5
+    var = keep * x.var + p * keep * (x.mean - _DROPPED).square()
+    return Moments(scale * keep * x.mean, scale**2 * var)
+
+
+@rule(aten.rrelu)
+def rrelu(
+    x: Moments, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any, **__: Any
+) -> Moments:
+    """y = x+ - s x-, the slope s uniform and independent of x in training, else its average.
+
+    Exact for Gaussian x: E' = E x+ - E[s] E x-, Var' = Var(x+ - E[s] x-) + Var(s) E[(x-)^2].
+    """
+    mean, var = rectifier.two_slopes(x.mean, x.std, 1.0, (lower + upper) / 2)
+    if training:
+        below, spread = rectifier.two_slopes(-x.mean, x.std, 1.0, 0.0)
+        var = var + (upper - lower) ** 2 / 12 * (spread + below.square())
+    return Moments(mean, var)
+
+
+@rule(aten.rrelu_with_noise_functional)
+def rrelu_with_noise_functional(x: Moments, noise: Random, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
+    """As `rrelu`; the drawn slopes stay unknown."""
+    return rrelu(x, *args, **kwargs), None
+
+
+def _draw(
+    mean: float,
+    var: float,
+    size: Sequence[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> Moments:
+    """Independent draws from one distribution: uniform along every axis. Integers get the default dtype."""
+    dtype = dtype if dtype is not None and dtype.is_floating_point else torch.get_default_dtype()
+    like = torch.empty([1] * len(size), dtype=dtype, device=device)
+    return Moments(torch.full_like(like, mean), torch.full_like(like, var), size)
+
+
+def _draw_like(
+    x: Random,
+    mean: float,
+    var: float,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **_: Any,
+) -> Moments:
+    full = x.full if isinstance(x, Moments) else x.shape
+    return _draw(mean, var, full, dtype or x.dtype, device or x.device)
+
+
+@source(aten.rand)
+def rand(size: Sequence[int], **kwargs: Any) -> Moments:
+    """Uniform on [0, 1): E = 1/2, Var = 1/12."""
+    return _draw(1 / 2, 1 / 12, size, **kwargs)
+
+
+@source(aten.rand_like)
+def rand_like(x: Random, **kwargs: Any) -> Moments:
+    """Uniform on [0, 1): E = 1/2, Var = 1/12."""
+    return _draw_like(x, 1 / 2, 1 / 12, **kwargs)
+
+
+@source(aten.uniform)
+def uniform(x: Random, low: float = 0.0, high: float = 1.0, **_: Any) -> Moments:
+    """Uniform on [a, b): E = (a + b)/2, Var = (b - a)^2/12."""
+    return _draw_like(x, (low + high) / 2, (high - low) ** 2 / 12)
+
+
+@source(aten.randn)
+def randn(size: Sequence[int], **kwargs: Any) -> Moments:
+    """Standard normal."""
+    return _draw(0.0, 1.0, size, **kwargs)
+
+
+@source(aten.randn_like)
+def randn_like(x: Random, **kwargs: Any) -> Moments:
+    """Standard normal."""
+    return _draw_like(x, 0.0, 1.0, **kwargs)
+
+
+@source(aten.normal_functional)
+def normal_functional(x: Random, mean: float = 0.0, std: float = 1.0, **_: Any) -> Moments:
+    """Normal with the given moments."""
+    return _draw_like(x, mean, std**2)
+
+
+@source(aten.normal.float_float)
+def normal_size(mean: float, std: float, size: Sequence[int], **kwargs: Any) -> Moments:
+    """Normal with the given moments."""
+    return _draw(mean, std**2, size, **kwargs)
+
+
+@source(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
+def normal(mean: Random | float, std: Random | float = 1.0, **_: Any) -> Moments:
+    """Normal about a mean with a standard deviation, themselves random or not: Var = Var[mean] + E[std^2]."""
+    centre, noise = (mean.mean, mean.var) if isinstance(mean, Moments) else (mean, 0.0)
+    second = std.mean.square() + std.var if isinstance(std, Moments) else std * std
+    var = noise + second
+    like = centre if isinstance(centre, Tensor) else var
+    assert isinstance(like, Tensor)
+    parts = (torch.as_tensor(t, dtype=like.dtype, device=like.device) for t in (centre, var))
+    return Moments(*torch.broadcast_tensors(*parts))
+
+
+@source(aten.exponential)
+def exponential(x: Random, lambd: float = 1.0, **_: Any) -> Moments:
+    """Exponential of rate r: E = 1/r, Var = 1/r^2."""
+    return _draw_like(x, 1 / lambd, 1 / lambd**2)
+
+
+def _integers(low: int, high: int) -> tuple[float, float]:
+    """Moments of an integer drawn from low, ..., high - 1."""
+    return (low + high - 1) / 2, ((high - low) ** 2 - 1) / 12
+
+
+@source(aten.randint.default)
+def randint(high: int, size: Sequence[int], **kwargs: Any) -> Moments:
+    """Integers below n: E = (n - 1)/2, Var = (n^2 - 1)/12."""
+    return _draw(*_integers(0, high), size, **kwargs)
+
+
+@source(aten.randint.low)
+def randint_low(low: int, high: int, size: Sequence[int], **kwargs: Any) -> Moments:
+    """Integers from a to b - 1: E = (a + b - 1)/2, Var = ((b - a)^2 - 1)/12."""
+    return _draw(*_integers(low, high), size, **kwargs)
+
+
+@source(aten.randint_like.default)
+def randint_like(x: Random, high: int, **kwargs: Any) -> Moments:
+    """Integers below n: E = (n - 1)/2, Var = (n^2 - 1)/12."""
+    return _draw_like(x, *_integers(0, high), **kwargs)
+
+
+@source(aten.randint_like.low_dtype)
+def randint_like_low(x: Random, low: int, high: int, **kwargs: Any) -> Moments:
+    """Integers from a to b - 1: E = (a + b - 1)/2, Var = ((b - a)^2 - 1)/12."""
+    return _draw_like(x, *_integers(low, high), **kwargs)
+
+
+@source(aten.bernoulli.p)
+def bernoulli_p(x: Random, p: float, **_: Any) -> Moments:
+    """One with chance p: E = p, Var = p (1 - p)."""
+    return _draw_like(x, p, p * (1 - p))
+
+
+@source(aten.bernoulli.default)
+def bernoulli(chance: Random, **_: Any) -> Moments:
+    """One with the given chance, itself random or not: E = E[p], Var = E[p] (1 - E[p])."""
+    mean = chance.mean if isinstance(chance, Moments) else chance
+    full = chance.full if isinstance(chance, Moments) else chance.shape
+    return Moments(mean, (mean * (1 - mean)).clamp_min(0), full)
+
+
+@source(aten.bernoulli.Tensor)
+def bernoulli_tensor(x: Random, chance: Random, **_: Any) -> Moments:
+    """As `bernoulli`, with chances that broadcast to the shape of x."""
+    drawn, full = bernoulli(chance), x.full if isinstance(x, Moments) else x.shape
+    return Moments(drawn.mean.expand(full), drawn.var.expand(full))
+
+
+@rule(nn.AlphaDropout, nn.FeatureAlphaDropout)
+def alpha_dropout_module(module: nn.AlphaDropout, x: Moments) -> Moments:
+    """The module whole: export writes it out as products with a mask that then looks independent of itself."""
+    return alpha_dropout(x, module.p, module.training)

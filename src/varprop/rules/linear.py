@@ -1,0 +1,242 @@
+"""Linear layers, convolutions and embeddings: weighted sums of independent values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..moments import Moments, Tokens
+from ..registry import rule
+from .axes import Ints, Random, per_axis, uniform_axes, write_out
+from .padding import pooled_convolution
+
+aten = torch.ops.aten
+
+BORDER = "zero padding is ignored on uniform axes: the statistics are those of positions away from the border"
+POOLED = "zero padding makes the border differ: the statistics of all positions of a uniform axis are pooled"
+PHASES = "positions of a strided transposed convolution, and its border, are pooled on uniform axes"
+
+
+def _lift(x: Random) -> Moments:
+    return x if isinstance(x, Moments) else Moments(x, torch.zeros_like(x))
+
+
+def _weighted(apply: Callable[..., Tensor], x: Random, weight: Random, bias: Random | None) -> Moments:
+    """Independent terms: E = sum E[w] E[x] + E[b], Var = sum E[w]^2 Var x + Var w E[x^2] + Var b."""
+    x = _lift(x)
+    fixed, noise = (bias.mean, bias.var) if isinstance(bias, Moments) else (bias, None)
+    if not isinstance(weight, Moments):
+        return Moments(apply(x.mean, weight, fixed), apply(x.var, weight.square(), noise))
+    weight = weight.dense()
+    second = weight.mean.square() + weight.var
+    var = apply(x.var, second, noise) + apply(x.mean.square(), weight.var, None)
+    return Moments(apply(x.mean, weight.mean, fixed), var)
+
+
+@rule(aten.linear)
+def linear(x: Random, weight: Random, bias: Random | None = None) -> Moments:
+    """Uncorrelated inputs: E = W E[x] + b, Var = W^2 Var[x] (paper, eq. 3); random weights: product rule."""
+    return _weighted(F.linear, write_out(_lift(x), -1), weight, bias)
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
+    """`torch.convolution` for inputs with or without a batch axis."""
+    if x.ndim == weight.ndim:
+        return torch.convolution(x, weight, bias, *settings)
+    return torch.convolution(x.unsqueeze(0), weight, bias, *settings).squeeze(0)
+
+
+def _margins(kernel: Sequence[int], dilation: list[int], uniform: list[bool]) -> list[int]:
+    """Zeros that ``padding='same'`` puts around axes at full resolution (the odd one behind), for `F.pad`."""
+    axes = zip(kernel, dilation, uniform, strict=True)
+    totals = [0 if same else step * (size - 1) for size, step, same in axes]
+    return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+
+
+def _zeros(weight: Random, padding: Ints | str, dilation: Ints) -> list[tuple[int, int]]:
+    """Zeros before and behind each axis."""
+    count = weight.ndim - 2
+    if padding == "same":  # the odd one behind
+        totals = [gap * (size - 1) for gap, size in zip(per_axis(dilation, count), weight.shape[2:], strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    return [(pad, pad) for pad in per_axis(0 if isinstance(padding, str) else padding, count)]
+
+
+def _border(
+    x: Random, weight: Random, bias: Any = None, stride: Ints = 1, padding: Ints | str = 0, dilation: Ints = 1, *_: Any
+) -> str | None:
+    count = weight.ndim - 2
+    axes = uniform_axes(x, count)
+    if not any(same and any(pad) for same, pad in zip(axes, _zeros(weight, padding, dilation), strict=True)):
+        return None
+    fixed = isinstance(weight, Tensor) and not isinstance(bias, Moments)
+    return POOLED if all(axes) and fixed else BORDER
+
+
+@rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=_border)
+def conv(
+    x: Random,
+    weight: Random,
+    bias: Random | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Moments:
+    """Uncorrelated inputs: E = sum_ij W_ij E[x_ij], Var = sum_ij W_ij^2 Var[x_ij] (moments-spec, 8).
+
+    A uniform axis shrinks to a single window, so that every tap sees the same value: this gives the sums of W
+    and of W^2 over the taps in one convolution. With zero padding they are weighted by the share of positions at which
+    each tap lies inside (`pooled_convolution`).
+    """
+    count = weight.ndim - 2
+    fixed = isinstance(weight, Tensor) and not isinstance(bias, Moments)
+    if fixed and _border(x, weight, bias, stride, padding, dilation) == POOLED:
+        steps, zeros, gaps = per_axis(stride, count), _zeros(weight, padding, dilation), per_axis(dilation, count)
+        return pooled_convolution(write_out(_lift(x), -count - 1), weight, bias, steps, zeros, gaps, groups)
+    uniform, x = uniform_axes(x, count), write_out(_lift(x), -count - 1)
+    steps, gaps = per_axis(stride, count), per_axis(dilation, count)
+    pads = per_axis(0 if isinstance(padding, str) else padding, count)
+    margins = _margins(weight.shape[2:], gaps, uniform) if padding == "same" else []
+    size = list(x.shape)
+    for axis in (axis for axis in range(count) if uniform[axis]):
+        steps[axis], pads[axis], gaps[axis] = 1, 0, 1
+        size[axis - count] = weight.shape[axis + 2]
+    mean, var = (F.pad(t.expand(size), margins) if margins else t.expand(size) for t in (x.mean, x.var))
+    settings = (steps, pads, gaps, False, [0], groups)
+    return _weighted(lambda t, w, b: _convolve(t, w, b, *settings), Moments(mean, var), weight, bias)
+
+
+def _pools_phases(
+    x: Random,
+    weight: Random,
+    bias: Any = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> str | None:
+    count = weight.ndim - 2
+    numbers = (per_axis(value, count) for value in (stride, padding, dilation))
+    for uniform, step, pad, gap, size in zip(uniform_axes(x, count), *numbers, weight.shape[2:], strict=True):
+        if uniform and (step > 1 or pad < gap * (size - 1)):
+            return PHASES
+    return None
+
+
+def _phase_sums(weight: Tensor, axis: int, stride: int, dilation: int) -> Tensor:
+    """Sums of the taps that meet at each of the ``stride`` kinds of output position."""
+    taps = torch.arange(weight.shape[axis], device=weight.device) * dilation % stride
+    meets = taps[:, None] == torch.arange(stride, device=weight.device)
+    return (weight.movedim(axis, -1) @ meets.to(weight.dtype)).movedim(-1, axis)
+
+
+@rule(aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d, approximate=_pools_phases)
+def conv_transpose(
+    x: Random,
+    weight: Random,
+    bias: Random | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> Moments:
+    """Uncorrelated inputs, as `conv`; on a uniform axis the output positions repeat with period ``stride``.
+
+    They are pooled over one period away from the border: E = mean_p E_p, Var = mean_p Var_p + spread_p E_p.
+    """
+    count = weight.ndim - 2
+    steps, pads, gaps, extra = (per_axis(v, count) for v in (stride, padding, dilation, output_padding))
+    x = write_out(_lift(x), -count - 1)
+    folds = [(a + 2, steps[a], gaps[a]) for a, uniform in enumerate(uniform_axes(x, count)) if uniform]
+    for axis, *_ in folds:
+        steps[axis - 2], pads[axis - 2], gaps[axis - 2], extra[axis - 2] = 1, 0, 1, 0
+
+    def apply(t: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        for fold in folds:
+            w = _phase_sums(w, *fold)
+        return _convolve(t, w, b, steps, pads, gaps, True, extra, groups)
+
+    return pooled(_weighted(apply, x, weight, bias), [axis - 2 - count for axis, *_ in folds])
+
+
+def pooled(x: Moments, axes: list[int]) -> Moments:
+    """Moments of a value at a random position along the axes: E = mean E_p, Var = mean Var_p + spread E_p."""
+    if not axes:
+        return x
+    mean = x.mean.mean(axes, keepdim=True)
+    return Moments(mean, (x.var + (x.mean - mean).square()).mean(axes, keepdim=True))
+
+
+def _convolution_reason(
+    x: Random,
+    weight: Random,
+    bias: Any,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> str | None:
+    if transposed:
+        return _pools_phases(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _border(x, weight, bias, stride, padding, dilation)
+
+
+@rule(aten.convolution, approximate=_convolution_reason)
+def convolution(
+    x: Random,
+    weight: Random,
+    bias: Random | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> Moments:
+    """`conv` or `conv_transpose`, whichever is asked for."""
+    if transposed:
+        return conv_transpose(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return conv(x, weight, bias, stride, padding, dilation, groups)
+
+
+@rule(aten.bilinear)
+def bilinear(x: Random, y: Random, weight: Tensor, bias: Tensor | None = None) -> Moments:
+    """z_o = sum_ij W_oij x_i y_j + b_o with all x_i, y_j independent; exact for any distributions.
+
+    Var = sum_i Var x_i (sum_j W_oij E y_j)^2 + sum_j Var y_j (sum_i W_oij E x_i)^2 + sum_ij W_oij^2 Var x_i
+    Var y_j.
+    """
+    x, y = write_out(_lift(x), -1), write_out(_lift(y), -1)
+    given_x = torch.einsum("oij,...i->...oj", weight, x.mean)
+    given_y = torch.einsum("oij,...j->...oi", weight, y.mean)
+    mean = torch.einsum("...oj,...j->...o", given_x, y.mean)
+    var = torch.einsum("...oj,...j->...o", given_x.square(), y.var)
+    var = var + torch.einsum("...oi,...i->...o", given_y.square(), x.var)
+    both = torch.einsum("oij,...i->...oj", weight.square(), x.var)
+    var = var + torch.einsum("...oj,...j->...o", both, y.var)
+    return Moments(mean if bias is None else mean + bias, var)
+
+
+@rule(aten.embedding)
+def embedding(weight: Random, indices: Tensor | Tokens, *_: Any, **__: Any) -> Moments:
+    """Rows of a table; a random one: E = sum_j p_j E_j, Var = sum_j p_j ((E_j - E)^2 + Var_j) (spec, 8)."""
+    if isinstance(indices, Tensor):
+        table = write_out(_lift(weight), 0)
+        return Moments(F.embedding(indices, table.mean), F.embedding(indices, table.var))
+    rows = weight.dense().mean if isinstance(weight, Moments) else weight
+    chance = indices.probabilities.to(rows)
+    mean = chance @ rows
+    var = chance @ (rows - mean).square()
+    if isinstance(weight, Moments):
+        var = var + chance @ weight.dense().var
+    shape = (*(1 for _ in indices.full or (1,)), mean.shape[-1])
+    return Moments(mean.view(shape), var.view(shape))

@@ -1,0 +1,219 @@
+"""Average and maximum pooling of independent values.
+
+Maxima are exact order statistics of independent Gaussians up to the quadrature of `gaussian.maximum` (1e-5 of a
+standard deviation up to 16 values, 4e-4 at 49), hence not marked approximate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..gaussian import maximum
+from ..moments import Moments
+from ..registry import rule
+from .axes import Ints, per_axis, uniform_axes, write_out
+
+aten = torch.ops.aten
+# What a pooling window reads along an axis: positions, "one past the end" for none; or so many equal values.
+Reads = Tensor | int
+
+BORDER = "padding and cut-off windows are ignored on uniform axes: the statistics hold away from the border"
+
+
+def _sum_pool(x: Tensor, kernel: list[int], stride: list[int], padding: list[int], ceil_mode: bool) -> Tensor:
+    """Sums over windows of one, two or three axes."""
+    if len(kernel) == 1:
+        return _sum_pool(x.unsqueeze(-2), [1, *kernel], [1, *stride], [0, *padding], ceil_mode).squeeze(-2)
+    pool = F.avg_pool2d if len(kernel) == 2 else F.avg_pool3d
+    return pool(x, kernel, stride, padding, ceil_mode, divisor_override=1)
+
+
+def _sizes(extent: int, kernel: int, stride: int, padding: int, ceil_mode: bool, include: bool) -> list[int]:
+    """The number of elements each window along an axis is divided by."""
+    count = _count(extent, kernel, stride, padding, 1, ceil_mode)
+    low, high = (-padding, extent + padding) if include else (0, extent)
+    starts = [stride * i - padding for i in range(count)]
+    return [min(start + kernel, high) - max(start, low) for start in starts]
+
+
+def _count(extent: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """The number of windows; with ``ceil_mode`` also those that begin inside but end outside."""
+    reach = extent + 2 * padding - dilation * (kernel - 1) - 1
+    count = (reach + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return count - 1 if ceil_mode and (count - 1) * stride >= extent + padding else count
+
+
+def _outer(sizes: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """Products of one number from every axis."""
+    total = like.new_ones(())
+    for numbers in sizes:
+        total = total.unsqueeze(-1) * torch.tensor(numbers, dtype=like.dtype, device=like.device)
+    return total
+
+
+def _ignores_border(
+    x: Moments,
+    kernel_size: Sequence[int],
+    stride: Ints = (),
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+) -> str | None:
+    count = len(kernel_size)
+    numbers = (per_axis(value, count) for value in (stride or kernel_size, padding, dilation))
+    axes = zip(uniform_axes(x, count), x.full[-count:], kernel_size, *numbers, strict=True)
+    for uniform, extent, size, step, pad, gap in axes:
+        cut = ceil_mode and (extent - gap * (size - 1) - 1) % step > 0
+        if uniform and (pad > 0 or cut):
+            return BORDER
+    return None
+
+
+def _average_ignores_border(
+    x: Moments,
+    kernel_size: Sequence[int],
+    stride: Ints = (),
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    *_: Any,
+) -> str | None:
+    return _ignores_border(x, kernel_size, stride, padding, 1, ceil_mode)
+
+
+@rule(aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d, approximate=_average_ignores_border)
+def avg_pool(
+    x: Moments,
+    kernel_size: Sequence[int],
+    stride: Ints = (),
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Moments:
+    """E = sum E_i / d, Var = sum Var_i / d^2 over a window of independent values with divisor d (spec, 7)."""
+    count, kernel = len(kernel_size), list(kernel_size)
+    steps, pads = per_axis(stride or kernel_size, count), per_axis(padding, count)
+    copies = 1
+    for axis, uniform in enumerate(uniform_axes(x, count)):
+        if uniform:
+            copies *= kernel[axis]
+            kernel[axis], steps[axis], pads[axis] = 1, 1, 0
+    settings = (kernel, steps, pads, ceil_mode)
+    axes = zip(x.shape[-count:], kernel, steps, pads, strict=True)
+    sizes = [_sizes(*axis, ceil_mode, count_include_pad) for axis in axes]
+    divisor = divisor_override or copies * _outer(sizes, x.mean)
+    mean, var = (copies * _sum_pool(t, *settings) / divisor for t in (x.mean, x.var))
+    return Moments(mean, var / divisor)
+
+
+def _edges(extent: int, count: int) -> list[tuple[int, int]]:
+    """Begin and end of the windows of adaptive pooling."""
+    return [(i * extent // count, -(-(i + 1) * extent // count)) for i in range(count)]
+
+
+def _regular(x: Moments, output_size: Sequence[int]) -> Moments:
+    """Uniform axes written out where the windows of adaptive pooling differ in size."""
+    count = len(output_size)
+    return write_out(x, *(a - count for a, n in enumerate(output_size) if x.full[a - count] % n))
+
+
+@rule(
+    aten.adaptive_avg_pool1d,
+    aten.adaptive_avg_pool2d,
+    aten.adaptive_avg_pool3d,
+    aten._adaptive_avg_pool2d,
+    aten._adaptive_avg_pool3d,
+)
+def adaptive_avg_pool(x: Moments, output_size: Sequence[int]) -> Moments:
+    """E = mean of E_i, Var = mean of Var_i / k over windows of k independent values."""
+    count, x = len(output_size), _regular(x, output_size)
+    uniform = uniform_axes(x, count)
+    target: Any = [1 if u else n for u, n in zip(uniform, output_size, strict=True)]
+    extents = zip(uniform, x.full[-count:], output_size, strict=True)
+    sizes = [[n // m] if u else [stop - start for start, stop in _edges(n, m)] for u, n, m in extents]
+    pool = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[count - 1]
+    return Moments(pool(x.mean, target), pool(x.var, target) / _outer(sizes, x.mean))
+
+
+def _window_positions(
+    extent: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool, device: torch.device
+) -> Tensor:
+    count = _count(extent, kernel, stride, padding, dilation, ceil_mode)
+    first = torch.arange(count, device=device)[:, None] * stride - padding
+    reads = first + dilation * torch.arange(kernel, device=device)
+    return torch.where((reads >= 0) & (reads < extent), reads, extent)
+
+
+def _adaptive_positions(extent: int, count: int, device: torch.device) -> Tensor:
+    edges = _edges(extent, count)
+    start, stop = torch.tensor(edges, device=device).T.unsqueeze(-1)
+    reads = start + torch.arange(max(last - first for first, last in edges), device=device)
+    return torch.where(reads < stop, reads, extent)
+
+
+def _windows(x: Tensor, absent: Tensor, reads: Sequence[Reads]) -> Tensor:
+    """What every window reads, on one new axis at the end; ``absent`` where it reads nothing."""
+    first = x.ndim - len(reads)
+    for axis, positions in enumerate(reads, first):
+        if isinstance(positions, int):
+            x = x.unsqueeze(-1).expand(*x.shape, positions)
+        else:
+            x = torch.cat([x, absent.expand(x.narrow(axis, 0, 1).shape)], axis)
+            x = x.index_select(axis, positions.flatten()).unflatten(axis, positions.shape)
+            x = x.movedim(axis + 1, -1)
+    return x.flatten(-len(reads))
+
+
+def _maximum(x: Moments, reads: Sequence[Reads]) -> Moments:
+    """The maximum over windows; what they read outside lies 40 standard deviations below everything else."""
+    copies = [positions for positions in reads if isinstance(positions, int)]
+    if len(copies) == len(reads):
+        return Moments(*maximum.iid(x.mean, x.std, prod(copies)))
+    widest = x.std.amax().detach()
+    lowest = x.mean.amin().detach() - 40 * widest
+    return Moments(*maximum.independent(_windows(x.mean, lowest, reads), _windows(x.std, widest, reads), -1))
+
+
+@rule(aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, approximate=_ignores_border, order_statistic=True)
+def max_pool(
+    x: Moments,
+    kernel_size: Sequence[int],
+    stride: Ints = (),
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+) -> Moments:
+    """Maximum of independent Gaussians over a window; on uniform axes of as many equal ones (spec, 7)."""
+    count = len(kernel_size)
+    numbers = (per_axis(value, count) for value in (stride or kernel_size, padding, dilation))
+    reads: list[Reads] = []
+    for uniform, *axis in zip(uniform_axes(x, count), x.shape[-count:], kernel_size, *numbers, strict=True):
+        extent, size, step, pad, gap = axis
+        reads.append(size if uniform else _window_positions(extent, size, step, pad, gap, ceil_mode, x.device))
+    return _maximum(x, reads)
+
+
+@rule(
+    aten.max_pool1d_with_indices,
+    aten.max_pool2d_with_indices,
+    aten.max_pool3d_with_indices,
+    approximate=_ignores_border,
+    order_statistic=True,
+)
+def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
+    """As `max_pool`; where the maximum was found stays unknown."""
+    return max_pool(x, *args, **kwargs), None
+
+
+@rule(aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, order_statistic=True)
+def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, None]:
+    """Maximum of independent Gaussians over windows that share the axis evenly (spec, 7)."""
+    count, x = len(output_size), _regular(x, output_size)
+    extents = zip(uniform_axes(x, count), x.full[-count:], output_size, strict=True)
+    return _maximum(x, [n // m if u else _adaptive_positions(n, m, x.device) for u, n, m in extents]), None

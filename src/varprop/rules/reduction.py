@@ -1,0 +1,240 @@
+"""Sums, averages, extremes, products and sample variances over axes of independent values.
+
+Maxima and minima are exact up to the quadrature of `gaussian.maximum`, as in `pooling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod as product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..gaussian import maximum
+from ..gaussian.normal import safe_sqrt
+from ..moments import Moments
+from ..registry import rule
+from .axes import write_out
+
+aten = torch.ops.aten
+Dims = int | Sequence[int] | None
+
+_ROOT = (
+    "the sample variance is taken as gamma distributed (exact for equal means and variances; else off by "
+    "0.01 std and 2 %, at worst 0.06 std and 14 % if variances differ by factors)"
+)
+
+
+def _axes(x: Moments, dim: Dims) -> list[int]:
+    """The reduced axes, non-negative; all of them for None or an empty list."""
+    given = [dim] if isinstance(dim, int) else list(dim or range(x.ndim))
+    return [axis % x.ndim for axis in given] if x.ndim else []
+
+
+def _copies(x: Moments, axes: Sequence[int]) -> int:
+    """How many elements each stored one stands for along the axes."""
+    return product(x.full[axis] // x.shape[axis] for axis in axes)
+
+
+@rule(aten.sum.dim_IntList)
+def sum_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """E = sum E_i, Var = sum Var_i of independent values."""
+    axes, x = _axes(x, dim), x.to(dtype or x.dtype)
+    copies = _copies(x, axes)
+    return Moments(x.mean.sum(axes, keepdim) * copies, x.var.sum(axes, keepdim) * copies)
+
+
+@rule(aten.sum.default)
+def sum_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
+    """As `sum_dim`, over all axes."""
+    return sum_dim(x, None, dtype=dtype)
+
+
+@rule(aten.mean.dim)
+def mean_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """E = mean E_i, Var = mean Var_i / n of n independent values."""
+    axes, x = _axes(x, dim), x.to(dtype or x.dtype)
+    count = product(x.full[axis] for axis in axes)
+    return Moments(x.mean.mean(axes, keepdim), x.var.mean(axes, keepdim) / count)
+
+
+@rule(aten.mean.default)
+def mean_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
+    """As `mean_dim`, over all axes."""
+    return mean_dim(x, None, dtype=dtype)
+
+
+@rule(aten.cumsum)
+def cumsum(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
+    """E = partial sums of E_i, Var = partial sums of Var_i (each sum's own variance; they share terms)."""
+    x = write_out(x, dim).to(dtype or x.dtype) if x.ndim else x
+    return Moments(x.mean.cumsum(dim), x.var.cumsum(dim))
+
+
+def _last(x: Tensor, axes: list[int]) -> Tensor:
+    """The reduced axes joined into one, at the end."""
+    return x.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)) if axes else x.unsqueeze(-1)
+
+
+def _restored(x: Moments, axes: list[int], keepdim: bool) -> Moments:
+    """The reduced axes back in place with extent 1, if they are to be kept."""
+    mean, var = x.mean, x.var
+    for axis in sorted(axes) if keepdim else ():
+        mean, var = mean.unsqueeze(axis), var.unsqueeze(axis)
+    return Moments(mean, var)
+
+
+@rule(aten.amax, order_statistic=True)
+def amax(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
+    """Maximum of independent Gaussians; over uniform axes only, of equal ones (spec, 7)."""
+    axes = _axes(x, dim)
+    copies = _copies(x, axes)
+    if all(x.shape[axis] == 1 for axis in axes):
+        mean, var = maximum.iid(_last(x.mean, axes)[..., 0], _last(x.std, axes)[..., 0], copies)
+    else:
+        x = write_out(x, *axes)
+        mean, var = maximum.independent(_last(x.mean, axes), _last(x.std, axes), -1)
+    return _restored(Moments(mean, var), axes, keepdim)
+
+
+def _negative(x: Moments) -> Moments:
+    return Moments(-x.mean, x.var, x.full)
+
+
+@rule(aten.amin, order_statistic=True)
+def amin(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
+    """min x = -max(-x)."""
+    return _negative(amax(_negative(x), dim, keepdim))
+
+
+@rule(aten.max.default, order_statistic=True)
+def max_all(x: Moments) -> Moments:
+    """As `amax`, over all axes."""
+    return amax(x)
+
+
+@rule(aten.min.default, order_statistic=True)
+def min_all(x: Moments) -> Moments:
+    """As `amin`, over all axes."""
+    return amin(x)
+
+
+@rule(aten.max.dim, order_statistic=True)
+def max_dim(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, None]:
+    """As `amax`; where the maximum was found stays unknown."""
+    return amax(x, dim, keepdim), None
+
+
+@rule(aten.min.dim, order_statistic=True)
+def min_dim(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, None]:
+    """As `amin`; where the minimum was found stays unknown."""
+    return amin(x, dim, keepdim), None
+
+
+@rule(aten.aminmax)
+def aminmax(x: Moments, *, dim: int | None = None, keepdim: bool = False) -> tuple[Moments, Moments]:
+    """As `amin` and `amax`."""
+    return amin(x, dim, keepdim), amax(x, dim, keepdim)
+
+
+@rule(aten.prod.dim_int)
+def prod_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """E = prod E_i, Var = sum_k (prod_{j<k} E_j^2) Var_k (prod_{j>k} E[x_j^2]); exact for any distributions.
+
+    The sum telescopes to prod E[x_i^2] - prod E_i^2 and, unlike it, has only positive terms.
+    """
+    axes = _axes(x, dim)
+    x = write_out(x, *axes).to(dtype or x.dtype)
+    mean, var = _last(x.mean, axes), _last(x.var, axes)
+    one = torch.ones_like(mean[..., :1])
+    before = torch.cat([one, mean.square()[..., :-1]], -1).cumprod(-1)
+    after = torch.cat([one, (mean.square() + var).flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
+    return _restored(Moments(mean.prod(-1), (before * var * after).sum(-1)), axes, keepdim)
+
+
+@rule(aten.prod.default)
+def prod_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
+    """As `prod_dim`, over all axes."""
+    return prod_dim(x, None, dtype=dtype)
+
+
+def _sample_variance(x: Moments, dim: Dims, correction: float, keepdim: bool) -> Moments:
+    """The quadratic form s = x'Px / (n - c), P the centering matrix, of independent Gaussians; exact.
+
+    With d = P E[x]: E s = ((1 - 1/n) sum Var_i + sum d_i^2) / (n - c), Var s = (2 tr (P diag Var)^2 +
+    4 sum d_i^2 Var_i) / (n - c)^2, tr (P diag Var)^2 = (1 - 2/n) sum Var_i^2 + (sum Var_i / n)^2 (Mathai &
+    Provost, Quadratic Forms in Random Variables, 1992).
+    """
+    axes = _axes(x, dim)
+    count, copies = product(x.full[axis] for axis in axes), _copies(x, axes)
+
+    def total(t: Tensor) -> Tensor:
+        return copies * t.sum(axes, keepdim)
+
+    spread = (x.mean - x.mean.mean(axes, keepdim=True)).square()
+    mean = (1 - 1 / count) * total(x.var) + total(spread)
+    square = (1 - 2 / count) * total(x.var.square()) + (total(x.var) / count).square()
+    divisor = max(count - correction, 0)
+    return Moments(mean / divisor, (2 * square + 4 * total(spread * x.var)) / divisor**2)
+
+
+def _root(s: Moments) -> Moments:
+    """Moments of sqrt(s) for s gamma distributed; here Var s <= 2 (E s)^2.
+
+    With t = Var s / (E s)^2: Var = E[s] h, E = sqrt(E[s] (1 - h)), 1 - h = t G^2, G = Gamma(1/t + 1/2) /
+    Gamma(1/t). By Ramanujan's continued fraction h = t/4 (1 - t/(y + u_1)), y = 8 - 2t, u_k = (2k+1)^2 t^2 /
+    (y + u_{k+1}); with the tail closed by its fixed point the relative error of h is below 8e-4.
+    """
+    scale = s.mean.clamp_min(torch.finfo(s.dtype).tiny)
+    t = s.var / scale / scale
+    half = 4 - t
+    tail = (half.square() + (10 * t).square()).sqrt() - half
+    for odd in (9, 7, 5, 3):
+        tail = (odd * t).square() / (2 * half + tail)
+    share = t / 4 * (1 - t / (2 * half + tail))
+    return Moments(safe_sqrt(s.mean * (1 - share)), s.mean * share)
+
+
+@rule(aten.var.correction)
+def var_correction(x: Moments, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Moments:
+    """Sample variance of independent Gaussians; exact."""
+    return _sample_variance(x, dim, 1 if correction is None else correction, keepdim)
+
+
+@rule(aten.var.dim)
+def var_dim(x: Moments, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Moments:
+    """Sample variance of independent Gaussians; exact."""
+    return _sample_variance(x, dim, int(unbiased), keepdim)
+
+
+@rule(aten.var.default)
+def var_all(x: Moments, unbiased: bool = True) -> Moments:
+    """As `var_dim`, over all axes."""
+    return _sample_variance(x, None, int(unbiased), False)
+
+
+def _derived(suffix: str, variance: Callable[..., Moments], average: Callable[..., Moments]) -> None:
+    """Register ``std``, ``var_mean`` and ``std_mean`` beside a form of ``var``."""
+
+    def std(*args: Any, **kwargs: Any) -> Moments:
+        """Root of the sample variance, taken as gamma distributed with its exact moments."""
+        return _root(variance(*args, **kwargs))
+
+    def var_mean(*args: Any, **kwargs: Any) -> tuple[Moments, Moments]:
+        """Sample variance and average."""
+        return variance(*args, **kwargs), average(*args, **kwargs)
+
+    def std_mean(*args: Any, **kwargs: Any) -> tuple[Moments, Moments]:
+        """Sample standard deviation and average."""
+        return std(*args, **kwargs), average(*args, **kwargs)
+
+    rule(getattr(aten.std, suffix), approximate=_ROOT)(std)
+    rule(getattr(aten.var_mean, suffix))(var_mean)
+    rule(getattr(aten.std_mean, suffix), approximate=_ROOT)(std_mean)
+
+
+_derived("correction", var_correction, lambda x, dim=None, *, keepdim=False, **_: mean_dim(x, dim, keepdim))
+_derived("dim", var_dim, lambda x, dim, unbiased=True, keepdim=False: mean_dim(x, dim, keepdim))
+_derived("default", var_all, lambda x, unbiased=True: mean_all(x))

@@ -1,0 +1,80 @@
+"""Operations that move, select, repeat or join elements: mean and variance alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..moments import Moments
+from ..registry import constant, structural
+
+aten = torch.ops.aten
+
+# A view of a uniform axis may need a copy, which only reshape makes.
+structural(aten.view, aten._unsafe_view, aten.reshape, evaluate=torch.reshape)
+structural(aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze, aten.movedim, aten.swapaxes)
+structural(aten.expand, aten.repeat, aten.repeat_interleave, aten.tile)
+structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, aten.im2col)
+structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
+structural(aten.index, aten.index_select, aten.gather, aten.flip, aten.tril, aten.triu)
+structural(aten.slice_scatter, aten.select_scatter, aten.index_put, aten.copy)
+structural(aten.pixel_shuffle, aten.pixel_unshuffle, aten.channel_shuffle)
+structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)
+structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)
+
+constant(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.fill, aten.argmax, aten.argmin)
+constant(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.sym_size)
+
+
+@structural(aten.cat)
+def cat(tensors: Sequence[Any], dim: int = 0) -> Moments:
+    """Joined along one axis; the others stay uniform where every part is."""
+    tensors = [t for t in tensors if not (isinstance(t, Tensor) and t.shape == (0,))]  # torch skips these too
+    ndim = max(len(_full(t)) for t in tensors)
+    dim = dim % ndim
+    kept = [axis != dim and all(t.shape[axis] == 1 for t in tensors) for axis in range(ndim)]
+    means, variances = zip(*(_write_out(t, kept) for t in tensors), strict=True)
+    return Moments(torch.cat(means, dim), torch.cat(variances, dim))
+
+
+@structural(aten.stack)
+def stack(tensors: Sequence[Any], dim: int = 0) -> Moments:
+    """Joined along a new axis."""
+    ndim = len(_full(tensors[0])) + 1
+    return cat([_unsqueeze(t, dim % ndim) for t in tensors], dim % ndim)
+
+
+@structural(aten.constant_pad_nd)
+def constant_pad(x: Moments, pad: Sequence[int], value: float = 0.0) -> Moments:
+    """The border is constant: it has the value as mean and no variance."""
+    x = x.dense()
+    return Moments(aten.constant_pad_nd(x.mean, pad, value), aten.constant_pad_nd(x.var, pad, 0.0))
+
+
+@structural(aten.roll)
+def roll(x: Moments, shifts: Sequence[int], dims: Sequence[int] = ()) -> Moments:
+    """A shift along a uniform axis changes nothing, so no axis needs writing out."""
+    if not dims:
+        x = x.dense()
+    return Moments(aten.roll(x.mean, shifts, dims), aten.roll(x.var, shifts, dims))
+
+
+def _full(t: Any) -> torch.Size:
+    return t.full if isinstance(t, Moments) else t.shape
+
+
+def _write_out(t: Any, kept: list[bool]) -> tuple[Tensor, Tensor]:
+    shape = [1 if keep else extent for keep, extent in zip(kept, _full(t), strict=True)]
+    mean = t.mean if isinstance(t, Moments) else t
+    var = t.var if isinstance(t, Moments) else torch.zeros_like(t)
+    return mean.expand(shape), var.expand(shape)
+
+
+def _unsqueeze(t: Any, dim: int) -> Any:
+    if isinstance(t, Tensor):
+        return t.unsqueeze(dim)
+    full = [*t.full[:dim], 1, *t.full[dim:]]
+    return Moments(t.mean.unsqueeze(dim), t.var.unsqueeze(dim), full)

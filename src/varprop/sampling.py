@@ -1,0 +1,41 @@
+"""Moments of an operation without a rule, estimated from random draws (opt-in)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .moments import Moments
+
+DRAWS = 1024
+
+
+def sample(op: Any, args: Any, kwargs: Any, draws: int = DRAWS) -> Any:
+    """Mean and variance over Gaussian draws of the random arguments; the caller's random state is left alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        outputs = [_flat(op(*_draw(args), **_draw(kwargs))) for _ in range(draws)]
+    values = [_moments(torch.stack(column)) for column in zip(*outputs, strict=True)]
+    return values[0] if len(values) == 1 else values
+
+
+def _draw(tree: Any) -> Any:
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, Moments):
+            return leaf
+        dense = leaf.dense()
+        return dense.mean + dense.std * torch.randn(dense.shape, dtype=dense.dtype, device=dense.device)
+
+    return pytree.tree_map(one, tree, is_leaf=lambda leaf: isinstance(leaf, Moments))
+
+
+def _flat(output: Any) -> list[Tensor]:
+    return pytree.tree_leaves(output)
+
+
+def _moments(values: Tensor) -> Moments:
+    values = values if values.is_floating_point() else values.float()
+    return Moments(values.mean(0), values.var(0, correction=0))

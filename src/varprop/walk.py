@@ -1,0 +1,195 @@
+"""Runs the rules over a captured graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .clusters import Clusters
+from .errors import VarpropError
+from .leaf import Leaf
+from .moments import Moments, Tokens, compact, trusted
+from .node import Form, Node, resolve
+from .plan import Plan
+from .registry import Rule
+from .sampling import sample
+
+INDEPENDENCE = "assumes independence of operands that share a random ancestor"
+
+
+@dataclass
+class Walk:
+    """Values of every node for one input; those inside clusters are computed when asked for.
+
+    Attributes:
+        plan: The static facts.
+        env: Value of every node visited: Moments, Tokens, plain tensors, or lists of them.
+        notes: Why a node's moments are approximate.
+        sampled: Nodes estimated by sampling for want of a rule.
+    """
+
+    plan: Plan
+    env: dict[Node, Any]
+    notes: dict[Node, list[str]] = field(default_factory=dict)
+    sampled: set[Node] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.clusters = Clusters(self.plan, self.env)
+
+    def value(self, node: Node) -> Any:
+        """The value of a node, computing it first if it lies inside a cluster."""
+        if node not in self.env:
+            self.env[node] = self._stamp(node, self.clusters.moments(node, self.value))
+        return self.env[node]
+
+    def run(self) -> None:
+        """Visit every node in order."""
+        with trusted():
+            for node in self.plan.program.nodes:
+                self._visit(node)
+
+    def finish(self, nodes: list[Node]) -> None:
+        """Compute the given clustered nodes, then check every value once."""
+        with trusted():
+            for node in nodes:
+                self.value(node)
+        _check(self)
+
+    def _visit(self, node: Node) -> None:
+        if not self.plan.random(node):
+            self.env[node] = self._execute(node)
+        elif node.target is operator.getitem:
+            self.env[node] = self._stamp(node, self.value(node.args[0])[node.args[1]])
+        elif node in self.plan.missing:
+            self.sampled.add(node)
+            self.env[node] = self._stamp(node, sample(node.target, *self._arguments(node)))
+        else:
+            self._note(node)
+            if not self.plan.inside_cluster(node):
+                self.env[node] = self._stamp(node, self._apply(node))
+
+    def _apply(self, node: Node) -> Any:
+        rule = self.plan.rules[node]
+        if rule.order_statistic and (chain := self._monotone_chain(node.args[0])):
+            return self._maximum_first(node, rule, chain)
+        return apply(rule, node.target, *self._arguments(node))
+
+    def _monotone_chain(self, node: Any) -> Node | None:
+        """The node from which `node` follows by non-decreasing functions without tensor arguments."""
+        start = node
+        while self.plan.inside_cluster(node) and self.plan.rules[node].monotone and len(node.operands) == 1:
+            node = node.args[0]
+        return node if node is not start else None
+
+    def _maximum_first(self, node: Node, rule: Rule, before: Node) -> Any:
+        """max f(X_i) = f(max X_i) for non-decreasing f (spec section 7): far more accurate in this order."""
+        args, kwargs = self._arguments(node)
+        pooled = apply(rule, node.target, (self.value(before), *args[1:]), kwargs)
+        after = node.args[0]
+        assert isinstance(after, Node)
+        if isinstance(pooled, Moments):
+            return self.clusters.moments_from(after, before, pooled)
+        return (self.clusters.moments_from(after, before, pooled[0]), *pooled[1:])
+
+    def _arguments(self, node: Node) -> tuple[Any, Any]:
+        return resolve(node.args, self.value), resolve(node.kwargs, self.value)
+
+    def _execute(self, node: Node) -> Any:
+        """An operation on constants; of a random argument only the form counts."""
+
+        def fixed(operand: Node) -> Any:
+            return _stand_in(self.value(operand)) if self.plan.random(operand) else self.env[operand]
+
+        return node.target(*resolve(node.args, fixed), **resolve(node.kwargs, fixed))
+
+    def _note(self, node: Node) -> None:
+        rule = self.plan.rules[node]
+        reasons = [INDEPENDENCE] if assumes_independence(self.plan, node, rule) else []
+        if rule.approximate:
+            args, kwargs = self._arguments(node) if callable(rule.approximate) else ((), {})
+            reason = rule.approximate(*args, **kwargs) if callable(rule.approximate) else rule.approximate
+            reasons += [reason] if reason else []
+        if reasons:
+            self.notes[node] = reasons
+
+    def _stamp(self, node: Node, value: Any) -> Any:
+        """Tell the value the extents and the dtype the model sees."""
+        if isinstance(value, (list, tuple)):
+            return [_fit(v, f) for v, f in zip(value, node.form or [None] * len(value), strict=False)]
+        return _fit(value, node.form)
+
+
+def _fit(value: Any, form: Any) -> Any:
+    if not isinstance(value, Moments) or not isinstance(form, Form):
+        return value
+    # a comparison gives probabilities, not truth values, and half precision is too coarse for variances
+    dtype = form.dtype if form.dtype in (torch.float32, torch.float64) else value.dtype
+    return Moments(value.mean.to(dtype), value.var.to(dtype), form.shape)
+
+
+def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:
+    """Whether a rule combines operands as independent that are not known to be."""
+    combines = rule.kind == "rule" or (rule.kind == "elementwise" and not plan.inside_cluster(node))
+    return combines and plan.shares_ancestor(node)
+
+
+def apply(rule: Rule, target: Any, args: Any, kwargs: Any) -> Any:
+    """One operation on Moments, whatever its kind."""
+    if rule.kind == "structural" and rule.function is None:
+        return _move(rule.evaluate or target, args, kwargs)
+    function = rule.independent if rule.kind == "elementwise" else rule.function
+    assert function is not None
+    if isinstance(target, Leaf):
+        args, kwargs = target.fill(args)
+        result = function(target.module, *args, **kwargs)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+    return function(*args, **kwargs)
+
+
+def _move(target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An operation that only moves elements acts on means and on variances alike; constants have variance zero."""
+    mean = target(*_part(args, lambda m: m.dense().mean, lambda t: t), **kwargs)
+    var = target(*_part(args, lambda m: m.dense().var, _no_variance), **kwargs)
+    if isinstance(mean, Tensor):
+        return compact(mean, var)
+    return [compact(m, v) for m, v in zip(mean, var, strict=True)]
+
+
+def _part(args: Any, random: Callable[[Moments], Tensor], fixed: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(args, Moments):
+        return random(args)
+    if isinstance(args, (list, tuple)):
+        return type(args)(_part(a, random, fixed) for a in args)
+    return fixed(args) if isinstance(args, Tensor) else args
+
+
+def _no_variance(constant: Tensor) -> Tensor:
+    return torch.zeros_like(constant) if constant.is_floating_point() else constant
+
+
+def _stand_in(value: Any) -> Any:
+    if isinstance(value, Moments):
+        return value.mean.expand(value.full)
+    if isinstance(value, Tokens):
+        return torch.zeros(value.full or (), dtype=torch.long, device=value.probabilities.device)
+    return value
+
+
+def _check(walk: Walk) -> None:
+    """One pass over all results, naming the first operation that produced an impossible value."""
+    found = [(node, v) for node, v in walk.env.items() if isinstance(v, Moments)]
+    if not found:
+        return
+    bad = torch.stack([(v.mean.isnan().any() | ~(v.var >= 0).all()).detach().cpu() for _, v in found])
+    if bool(bad.any()):
+        node, value = found[int(bad.nonzero()[0])]
+        what = "NaN" if bool(value.mean.isnan().any() | value.var.isnan().any()) else "a negative variance"
+        raise VarpropError(
+            f"{what} came out of {node.target} in module '{node.module}' ({node.line or 'unknown line'}); "
+            f"check the parameters and the input for NaN, infinity or values outside the operation's domain."
+        )

@@ -1,0 +1,157 @@
+"""Functions written out by hand are one function of one variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import varprop as vp
+from varprop.gaussian import activations, rectifier
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Pointwise(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def grid(dtype: torch.dtype = torch.float64) -> vp.Moments:
+    mean, std = torch.meshgrid(
+        torch.tensor([-4.0, -1.0, 0.0, 0.3, 2.0, 5.0], dtype=dtype),
+        torch.tensor([1e-3, 0.1, 0.7, 1.0, 3.0, 10.0], dtype=dtype),
+        indexing="ij",
+    )
+    return vp.Moments(mean.reshape(1, -1), std.square().reshape(1, -1))
+
+
+BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Pair]]] = {
+    "the paper's rectifier": (lambda x: F.relu(x) + 0.03 * x, lambda m, s: rectifier.two_slopes(m, s, 1.03, 0.03)),
+    "silu": (lambda x: x * torch.sigmoid(x), activations.silu),
+    "gelu": (lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), activations.gelu),
+    "tanh gelu": (
+        lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3))),
+        activations.gelu_tanh,
+    ),
+    "mish": (lambda x: x * torch.tanh(F.softplus(x)), activations.mish),
+    "maximum": (lambda x: torch.maximum(x, 0.1 * x), lambda m, s: rectifier.two_slopes(m, s, 1.0, 0.1)),
+    "where": (lambda x: torch.where(x > 0, x, 0.2 * x), lambda m, s: rectifier.two_slopes(m, s, 1.0, 0.2)),
+    "masked": (lambda x: x * (x > 0), activations.relu),
+    "clamped": (lambda x: x.clamp(min=0), activations.relu),
+    "sigmoid": (lambda x: 1 / (1 + torch.exp(-x)), activations.sigmoid),
+    "softsign": (lambda x: x / (1 + x.abs()), activations.softsign),
+    "softplus": (lambda x: torch.log(1 + torch.exp(x)), activations.softplus),
+    "hardswish": (lambda x: x * F.relu6(x + 3) / 6, activations.hardswish),
+    "tanhshrink": (F.tanhshrink, activations.tanhshrink),
+    "softsign module": (F.softsign, activations.softsign),
+    "shifted relu": (lambda x: F.relu(2 * x - 1) * 3 + 1, lambda m, s: _affine(activations.relu(2 * m - 1, 2 * s))),
+    "nested": (lambda x: F.relu(F.relu(x) - 0.5), lambda m, s: activations.relu(m - 0.5, s)),
+    "band": (
+        lambda x: x * ((x > -0.5) & (x < 1.5)) + x * ~((x > -0.5) & (x < 1.5)) * 0.0,
+        lambda m, s: _band(m, s, lambda x: x, outside=0.0),
+    ),
+    "outside": (lambda x: ((x < -0.5) | (x > 1.5)).double(), lambda m, s: _band(m, s, torch.zeros_like, outside=1.0)),
+    "curved kink": (lambda x: F.relu(torch.tanh(x)) + F.relu(-torch.tanh(x)), lambda m, s: _abs_tanh(m, s)),
+}
+
+
+def _affine(pair: Pair) -> Pair:
+    return 3 * pair[0] + 1, 9 * pair[1]
+
+
+def _band(mean: Tensor, std: Tensor, inside: Callable[[Tensor], Tensor], outside: float) -> Pair:
+    from varprop.gaussian.quadrature import expectation
+
+    return expectation(lambda x: torch.where((x > -0.5) & (x < 1.5), inside(x), outside), mean, std, jumps=(-0.5, 1.5))
+
+
+def _abs_tanh(mean: Tensor, std: Tensor) -> Pair:
+    from varprop.gaussian.quadrature import expectation
+
+    return expectation(lambda x: torch.tanh(x).abs(), mean, std, breaks=(0.0,), knots=(-4.5, 4.5, -20.0, 20.0))
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_written_by_hand_equals_the_closed_form(name: str) -> None:
+    function, closed = BY_HAND[name]
+    x = grid()
+    output = vp.propagate(Pointwise(function), x).output
+    mean, var = closed(x.mean, x.std)
+    scale = mean.abs() + var.sqrt()
+    assert ((output.mean - mean).abs() <= 1e-9 * scale + 1e-12).all()
+    assert ((output.var - var).abs() <= 1e-7 * var + 1e-14).all()
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_gradients_of_hand_written_functions(name: str) -> None:
+    program = vp.capture(Pointwise(BY_HAND[name][0]), torch.zeros(1, 4, dtype=torch.float64))
+
+    def moments(mean: Tensor, var: Tensor) -> Pair:
+        output = vp.propagate(program, vp.Moments(mean, var)).output
+        return output.mean, output.var
+
+    mean = torch.tensor([[-1.2, 0.1, 0.4, 2.0]], dtype=torch.float64, requires_grad=True)
+    var = torch.tensor([[0.5, 1.0, 0.04, 2.0]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(moments, (mean, var))
+
+
+def test_residual_sum_of_one_variable_is_not_a_sum_of_independent_ones() -> None:
+    output = vp.propagate(Pointwise(lambda x: x + x + x), grid()).output
+    torch.testing.assert_close(output.var, 9 * grid().var)
+
+
+def test_different_elements_are_different_variables() -> None:
+    result = vp.propagate(Pointwise(lambda x: x[:, :3] * x[:, 3:]), vp.Moments(torch.zeros(1, 6), torch.ones(1, 6)))
+    torch.testing.assert_close(result.output.var, torch.ones(1, 3))
+    assert any("assumes independence" in reason for entry in result.approximations for reason in entry.reasons)
+
+
+def test_parameters_inside_a_cluster_get_gradients() -> None:
+    class Swish(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beta = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.float64).view(2, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.sigmoid(self.beta * x)
+
+    model = Swish()
+    output = vp.propagate(model, vp.Moments(*(torch.ones(1, 2, 3, dtype=torch.float64) for _ in range(2)))).output
+    output.var.sum().backward()
+    assert model.beta.grad is not None and (model.beta.grad != 0).all()
+
+
+STEPS: list[Callable[[Tensor], Tensor]] = [
+    F.relu, torch.tanh, torch.sigmoid, F.gelu, torch.abs, F.softplus,
+    lambda x: 1.5 * x - 0.3, lambda x: x * torch.sigmoid(x), lambda x: x.clamp(-1, 2),
+    lambda x: torch.maximum(x, -x / 2),
+    lambda x: torch.where(x > 0.2, x, 0.1 * x), lambda x: x * x / 4,
+]  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(range(len(STEPS))), min_size=1, max_size=4), st.floats(-2, 2), st.floats(0.2, 2))
+def test_any_chain_agrees_with_monte_carlo(chain: list[int], mean: float, std: float) -> None:
+    def function(x: Tensor) -> Tensor:
+        for index in chain:
+            x = STEPS[index](x)
+        return x
+
+    moments = vp.Moments(torch.full((1, 1), mean, dtype=torch.float64), torch.full((1, 1), std**2, dtype=torch.float64))
+    output = vp.propagate(Pointwise(function), moments).output
+    torch.manual_seed(0)
+    drawn = function(mean + std * torch.randn(200_000, dtype=torch.float64))
+    error = drawn.std() / len(drawn) ** 0.5
+    assert abs(drawn.mean() - output.mean.item()) <= 5 * error + 1e-9
+    fourth = (drawn - drawn.mean()).pow(4).mean()
+    assert abs(drawn.var() - output.var.item()) <= 5 * (fourth / len(drawn)).sqrt() + 1e-9

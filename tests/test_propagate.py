@@ -1,0 +1,377 @@
+"""The public function: results, known fixed points, errors, and what it leaves untouched."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import varprop as vp
+from varprop.registry import unregister
+
+DOUBLE = torch.float64
+
+
+def standard(*shape: int, dtype: torch.dtype = DOUBLE) -> vp.Moments:
+    return vp.Moments(torch.zeros(shape, dtype=dtype), torch.ones(shape, dtype=dtype))
+
+
+class Function(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+
+def test_selu_keeps_zero_mean_and_unit_variance() -> None:
+    output = vp.propagate(nn.SELU(), standard(1, 1)).output
+    assert abs(output.mean.item()) <= 1e-12 and abs(output.var.item() - 1) <= 1e-12
+
+
+def test_relu_constants_of_normalization_propagation() -> None:
+    output = vp.propagate(nn.ReLU(), standard(1, 1)).output
+    assert output.mean.item() == pytest.approx(1 / math.sqrt(2 * math.pi), abs=1e-15)
+    assert output.var.item() == pytest.approx((1 - 1 / math.pi) / 2, abs=1e-15)
+
+
+def test_mean_field_recursion_of_wide_random_networks() -> None:
+    """Deep information propagation: q' = w^2 E relu(sqrt(q) Z)^2 + b^2 = w^2 q / 2 + b^2 (arc-cosine kernel)."""
+    torch.manual_seed(0)
+    width, depth, weight_var, bias_var = 2000, 5, 1.2, 0.2
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        linear = nn.Linear(width, width, dtype=DOUBLE)
+        nn.init.normal_(linear.weight, std=math.sqrt(weight_var / width))
+        nn.init.normal_(linear.bias, std=math.sqrt(bias_var))
+        layers += [linear, nn.ReLU()]
+    with torch.no_grad():
+        result = vp.propagate(nn.Sequential(*layers), standard(1, width))
+    q = weight_var + bias_var
+    for index in range(0, 2 * depth, 2):
+        moments = result[str(index)]
+        # the average over the layer fluctuates by sqrt(2 / width) a layer: the tolerance is three of these
+        second_moment = (moments.mean.square() + moments.var).mean().item()
+        assert second_moment == pytest.approx(q, rel=0.1), f"layer {index}"
+        q = weight_var * q / 2 + bias_var
+
+
+def test_the_cifar_activation_of_the_paper() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(x) + 0.03 * x
+
+    output = vp.propagate(Net(), standard(1, 1)).output
+    assert output.mean.item() == pytest.approx(0.39894228040143268, abs=1e-14)
+    assert output.var.item() == pytest.approx(0.37174505690810466, abs=1e-13)
+
+
+def test_uniform_and_full_resolution_agree_away_from_the_border() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, dtype=DOUBLE), nn.ReLU(), nn.Conv2d(4, 5, 3, 2, dtype=DOUBLE), nn.Tanh())
+    uniform = vp.propagate(model, standard(1, 3, 1, 1), torch.zeros(1, 3, 12, 12, dtype=DOUBLE))
+    full = vp.propagate(model, standard(1, 3, 12, 12))
+    assert uniform.output.shape == (1, 5, 1, 1) and uniform.output.full == full.output.shape
+    torch.testing.assert_close(uniform.output.dense().mean, full.output.mean)
+    torch.testing.assert_close(uniform.output.dense().var, full.output.var)
+
+
+def test_maximum_is_taken_before_the_activation() -> None:
+    """Spec section 7: k = 4, mu = -1, relu then pool: sd .441 exactly, .419 in this order, .183 in the other."""
+    model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    moments = vp.Moments(torch.full((1, 1, 2, 2), -1.0, dtype=DOUBLE), torch.ones(1, 1, 2, 2, dtype=DOUBLE))
+    for given in (moments, vp.Moments(moments.mean[..., :1, :1], moments.var[..., :1, :1])):
+        output = vp.propagate(model, given, torch.zeros(1, 1, 2, 2, dtype=DOUBLE)).output
+        assert output.std.item() == pytest.approx(0.419, abs=2e-3)
+
+
+def test_results_by_module_and_operation() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.act = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(self.act(self.linear(x)))
+
+    model = Twice()
+    result = vp.propagate(model, standard(1, 4, dtype=torch.float32))
+    first, second = result.calls["linear"]
+    torch.testing.assert_close(result["linear"].mean, (first.mean + second.mean) / 2)
+    assert torch.equal(second.mean, result.output.mean)
+    assert list(result.by_module()) == ["", "linear", "act"]
+    assert [entry.module for entry in result.by_op()["aten.linear.default"]] == ["linear", "linear"]
+    assert "linear #2" in result.table()
+    plain = result.to_dict(values=True)
+    assert len(plain["modules"]["linear"]["calls"][0]["means"][0]) == 4
+    with pytest.raises(KeyError, match="no module 'nowhere'"):
+        result["nowhere"]
+
+
+def test_several_inputs_constants_and_structured_outputs() -> None:
+    def function(a: Tensor, b: Tensor, *, c: Tensor) -> dict[str, Tensor]:
+        return {"sum": a + b, "scaled": a * c}
+
+    example = (torch.zeros(1, 3), torch.zeros(1, 3))
+    model = Function(lambda a, b: function(a, b, c=torch.full((3,), 2.0)))
+    output = vp.propagate(model, (standard(1, 3, dtype=torch.float32), torch.ones(1, 3)), example).output
+    torch.testing.assert_close(output["sum"].mean, torch.ones(1, 3))
+    torch.testing.assert_close(output["scaled"].var, torch.full((1, 3), 4.0))
+    both = vp.propagate(model, (standard(1, 3, dtype=torch.float32),) * 2)
+    torch.testing.assert_close(both.output["sum"].var, torch.full((1, 3), 2.0))
+    assert not both.approximations, "separate inputs are independent"
+
+
+def test_keyword_inputs() -> None:
+    class Model(nn.Module):
+        def forward(self, *, left: Tensor, right: Tensor) -> Tensor:
+            return left - right
+
+    output = vp.propagate(Model(), {"left": standard(1, 2), "right": standard(1, 2)}).output
+    torch.testing.assert_close(output.var, torch.full((1, 2), 2.0, dtype=DOUBLE))
+
+
+def test_shared_ancestors_are_marked() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear(F.relu(x))
+
+    result = vp.propagate(Residual(), standard(1, 4, dtype=torch.float32))
+    (entry,) = result.approximations
+    assert entry.op == "aten.add.Tensor" and "assumes independence" in entry.reasons[0]
+    (entry,) = vp.coverage(Residual(), torch.zeros(1, 4)).approximate
+    assert entry.op == "aten.add.Tensor" and "test_propagate.py" in entry.line
+
+
+def test_missing_rules_are_raised_once_with_stub_and_place() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.sort(x, -1)[0]
+            return torch.sort(x, -1)[0] + torch.fft.rfft(x).real.sum()
+
+    with pytest.raises(vp.MissingRule) as caught:
+        vp.propagate(Model(), standard(1, 4, dtype=torch.float32))
+    message = str(caught.value)
+    assert "aten.sort.default, 2 time(s)" in message
+    assert "aten.fft_rfft.default, 1 time(s)" in message
+    assert "test_propagate.py" in message and "torch.sort(x, -1)[0]" in message
+    assert "@vp.rule(torch.ops.aten.sort)" in message
+    assert {entry.op for entry in vp.coverage(Model(), torch.zeros(1, 4)).missing} >= {"aten.sort.default"}
+
+
+def test_sampling_is_opt_in_and_marked() -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    result = vp.propagate(
+        Function(lambda x: torch.sort(x, -1)[0]), standard(1, 2, dtype=torch.float32), on_missing="sample"
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert result.output.mean[0, 1].item() == pytest.approx(1 / math.sqrt(math.pi), abs=0.1)
+    assert [entry.status for entry in result.by_op()["aten.sort.default"]] == ["sampled"]
+    with pytest.raises(ValueError, match="on_missing"):
+        vp.propagate(nn.ReLU(), standard(1, 2), on_missing="guess")  # type: ignore[arg-type]
+
+
+def test_a_user_adds_an_operation() -> None:
+    @torch.library.custom_op("varprop_test::triple", mutates_args=())
+    def triple(x: Tensor) -> Tensor:
+        return 3 * x
+
+    @triple.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    key = torch.ops.varprop_test.triple
+
+    @vp.rule(key)
+    def triple_rule(x: vp.Moments) -> vp.Moments:
+        return vp.Moments(3 * x.mean, 9 * x.var)
+
+    try:
+        output = vp.propagate(Function(lambda x: torch.ops.varprop_test.triple(x)), standard(1, 2)).output
+        assert (output.var == 9).all()
+        with pytest.raises(ValueError, match="already has a rule"):
+            vp.structural(key)
+    finally:
+        unregister(key)
+
+
+def test_a_module_class_is_kept_as_a_leaf() -> None:
+    class Gate(nn.Module):
+        """Branches on its input, so it could not be traced."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+            return (self.gain * x + offset, x) if x.sum() > 0 else (x, x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.gate, self.last = nn.Linear(3, 3), Gate(), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = self.gate(self.first(x), offset=1.0)
+            return self.last(F.relu(a)) + self.last(b)
+
+    model = Model()
+    with pytest.raises(vp.CaptureError, match=r"branches on the values.*vp.rule\(ThatModule\)"):
+        vp.propagate(model, standard(1, 3, dtype=torch.float32))
+
+    @vp.rule(Gate, approximate="takes the first branch")
+    def gate(module: Gate, x: vp.Moments, offset: float = 0.0) -> tuple[vp.Moments, vp.Moments]:
+        return vp.Moments(module.gain * x.mean + offset, module.gain**2 * x.var), x
+
+    try:
+        result = vp.propagate(model, standard(1, 3, dtype=torch.float32))
+        torch.testing.assert_close(result["gate"].mean, 2 * result["first"].mean + 1)
+        assert "Gate" in result.by_op() and "forward" not in vars(model.gate)
+        assert result.by_op()["Gate"][0].reasons == ("takes the first branch",)
+    finally:
+        unregister(Gate)
+
+
+def test_looking_changes_nothing() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.ReLU(), nn.Flatten(), nn.LSTM(16, 3)
+    )
+    model.train()
+    model[1].eval()
+    seen: list[object] = []
+    model[0].register_forward_hook(lambda *_: None)
+    before = copy.deepcopy(model.state_dict())
+    modes = [module.training for module in model.modules()]
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    attributes = [set(vars(module)) for module in model.modules()]
+    flat = [id(weight) for weight in model[5]._flat_weights]
+    state = torch.get_rng_state()
+    vp.propagate(model, standard(1, 3, 4, 4, dtype=torch.float32))
+    vp.coverage(model, torch.zeros(1, 3, 4, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert modes == [module.training for module in model.modules()]
+    assert hooks == [len(module._forward_hooks) for module in model.modules()]
+    assert attributes == [set(vars(module)) for module in model.modules()]
+    assert flat == [id(weight) for weight in model[5]._flat_weights]
+    assert not seen
+
+
+def test_one_capture_follows_the_parameters() -> None:
+    model = nn.Linear(3, 2)
+    program = vp.capture(model, torch.zeros(1, 3))
+    first = vp.propagate(program, standard(1, 3, dtype=torch.float32)).output
+    with torch.no_grad():
+        model.weight.mul_(2)
+    second = vp.propagate(program, standard(1, 3, dtype=torch.float32)).output
+    torch.testing.assert_close(second.var, 4 * first.var)
+
+
+def test_propagation_is_differentiable_in_the_weights() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)).double()
+    program = vp.capture(model, torch.zeros(1, 3, dtype=DOUBLE))
+
+    def statistics(weight: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.nn.utils.stateless._reparametrize_module(model, {"0.weight": weight}):
+            output = vp.propagate(program, standard(1, 3)).output
+            return output.mean, output.var
+
+    assert torch.autograd.gradcheck(statistics, (model[0].weight.detach().clone().requires_grad_(),))
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "example", "message"),
+    [
+        (nn.Linear(3, 2), standard(1, 4, dtype=torch.float32), None, "could not be run on the example"),
+        (
+            nn.Linear(3, 2),
+            standard(1, 2, dtype=torch.float32),
+            torch.zeros(1, 3),
+            r"moments of shape \(1, 2\).*sees \(1, 3\)",
+        ),
+        (nn.Linear(3, 2), standard(3, dtype=torch.float32), torch.zeros(1, 3), r"moments of shape \(3,\)"),
+        (nn.Linear(3, 2), standard(1, 3), None, r"Input 0 is float64.*parameters are float32.*to\(torch.float32\)"),
+        (nn.Embedding(5, 2), standard(1, 3), torch.zeros(1, 3, dtype=torch.long), r"whole numbers.*vp.Tokens"),
+        (nn.Embedding(5, 2), vp.Tokens.uniform(5), None, "give an `example`"),
+        (nn.ReLU(), (standard(1, 2), standard(1, 2)), torch.zeros(1, 2), r"takes 1 tensor input\(s\), but 2"),
+    ],
+)
+def test_bad_input_gets_one_sentence(model: nn.Module, given: object, example: object, message: str) -> None:
+    with pytest.raises(vp.CaptureError, match=message) as caught:
+        vp.propagate(model, given, example)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_batch_norm_in_training_mode_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with pytest.raises(vp.WrongMode, match=r"'1' is in training mode.*model.eval\(\)"):
+        vp.propagate(model, standard(1, 3, dtype=torch.float32), torch.zeros(2, 3))
+    with pytest.raises(vp.WrongMode):
+        vp.coverage(model, torch.zeros(2, 3))
+
+
+def test_nan_in_a_weight_is_found_at_its_layer() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[0].weight[1, 2] = float("nan")
+    with pytest.raises(vp.VarpropError, match=r"NaN came out of aten.linear.default in module '0'"):
+        vp.propagate(model, standard(1, 3, dtype=torch.float32))
+
+
+class HandWritten(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "rms":
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+        if self.kind == "rms sqrt":
+            return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+        if self.kind == "layer var":
+            return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)
+        if self.kind == "layer":
+            centred = x - x.mean(-1, keepdim=True)
+            return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+        return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5
+
+
+@pytest.mark.parametrize("kind", ["rms", "rms sqrt", "layer var", "layer", "unit"])
+def test_hand_written_normalizations_are_recognised(kind: str) -> None:
+    torch.manual_seed(0)
+    moments = vp.Moments(torch.randn(1, 64, dtype=DOUBLE), torch.rand(1, 64, dtype=DOUBLE))
+    output = vp.propagate(HandWritten(kind), moments).output
+    whole = nn.LayerNorm(64, elementwise_affine=False) if kind.startswith("layer") else nn.RMSNorm(64, eps=1e-5)
+    expected = vp.propagate(whole.double(), moments).output
+    torch.testing.assert_close(output.mean, expected.mean, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(output.var, expected.var, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_counts_in_training_and_not_in_evaluation() -> None:
+    moments = vp.Moments(torch.full((1, 3), 2.0), torch.ones(1, 3))
+    model = nn.Dropout(0.25)
+    torch.testing.assert_close(vp.propagate(model, moments).output.var, torch.full((1, 3), (1 + 0.25 * 4) / 0.75))
+    torch.testing.assert_close(vp.propagate(model.eval(), moments).output.var, torch.ones(1, 3))
+
+
+def test_multihead_attention_module() -> None:
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    moments = standard(1, 5, 16, dtype=torch.float32)
+    output = vp.propagate(Function(lambda x: model(x, x, x, need_weights=False)[0]), moments).output
+    with torch.no_grad():
+        x = torch.randn(8192, 5, 16)
+        drawn = model(x, x, x, need_weights=False)[0]
+    assert (output.std / drawn.std(0) - 1).abs().median() < 0.1
