@@ -1,0 +1,200 @@
+"""Mean and variance of a data set in one streaming pass: what propagation starts from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from .moments import Moments
+
+__all__ = ["input_moments"]
+
+_CHUNK_ELEMENTS = 1 << 20  # 8 MB in float64: bounds the memory of a pass whatever the batch size
+
+
+def input_moments(
+    data: Tensor | Dataset[Any] | Iterable[Any], per: Literal["channel", "element"] = "channel"
+) -> Moments:
+    """Mean and population variance of the input, in float64 over one pass (Chan, Golub & LeVeque 1983).
+
+    An item or batch may be a tensor, or a tuple, list or dict whose first floating tensor is the input.
+    A Dataset yields items; a DataLoader or any other iterable yields batches.
+
+    Args:
+        data: A tensor (N, C, ...), a Dataset (map-style or iterable), a DataLoader, or any batches.
+        per: "channel" gives statistics of shape (1, C, 1, ..., 1), and (1, F) for items of one axis;
+            "element" gives (1, *item shape).
+
+    Returns:
+        Moments with a batch axis of extent 1, on the data's device, in its dtype (float32 for halves).
+
+    Raises:
+        ValueError: On empty data, items whose statistics differ in shape, NaN or infinity (with its place).
+        TypeError: On data without a floating tensor, images of bytes among it.
+    """
+    if per not in ("channel", "element"):
+        raise ValueError(f'per must be "channel" or "element", got {per!r}.')
+    total: _Statistics | None = None
+    with torch.no_grad():
+        for chunk in _chunks(data):
+            part = _statistics(chunk, per)
+            total = part if total is None else total.merged(part, chunk)
+    if total is None:
+        raise ValueError("The data is empty: input_moments needs at least one item.")
+    return total.moments()
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some rows of the stream, and where they stood in it."""
+
+    values: Tensor
+    unit: Literal["item", "batch"]
+    index: int
+    row: int = 0
+
+    def place(self, row: int = 0) -> str:
+        position = self.row + row
+        return f"item {self.index + position}" if self.unit == "item" else f"batch {self.index} (row {position})"
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    """Count, mean and sum of squared deviations in float64, with the batch axis kept."""
+
+    count: int
+    mean: Tensor
+    deviations: Tensor
+    dtype: torch.dtype
+    device: torch.device
+
+    def merged(self, other: _Statistics, chunk: _Chunk) -> _Statistics:
+        if self.mean.shape != other.mean.shape:
+            seen, new = tuple(self.mean.shape[1:]), tuple(other.mean.shape[1:])
+            raise ValueError(
+                f"All items must have one shape to be averaged, but {chunk.place()} gives statistics of "
+                f"shape {new} where those before gave {seen}."
+            )
+        count = self.count + other.count
+        shift = other.mean.to(self.mean.device) - self.mean
+        mean = self.mean + shift * (other.count / count)
+        between = shift.square() * (self.count * (other.count / count))
+        deviations = self.deviations + other.deviations.to(self.mean.device) + between
+        return _Statistics(count, mean, deviations, torch.promote_types(self.dtype, other.dtype), self.device)
+
+    def moments(self) -> Moments:
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        var = self.deviations / self.count
+        return Moments(self.mean.to(self.device, dtype), var.to(self.device, dtype))
+
+
+def _statistics(chunk: _Chunk, per: str) -> _Statistics:
+    values = _in_float64(chunk.values)
+    channels_first = per == "channel" and values.dim() > 1
+    axes = [axis for axis in range(values.dim()) if axis != 1] if channels_first else [0]
+    mean = values.mean(axes, keepdim=True)
+    # The mean is finite exactly if every value is: one look at it spares a pass over the data.
+    if not mean.isfinite().all():
+        raise ValueError(f"The data holds NaN or infinity in {chunk.place(_first_bad_row(values))}.")
+    deviations = (values - mean).square().sum(axes, keepdim=True)
+    count = math.prod(values.shape[axis] for axis in axes)
+    return _Statistics(count, mean, deviations, chunk.values.dtype, chunk.values.device)
+
+
+def _in_float64(values: Tensor) -> Tensor:
+    # Apple's GPUs have no float64.
+    return values.cpu().double() if values.device.type == "mps" else values.double()
+
+
+def _first_bad_row(values: Tensor) -> int:
+    bad_rows = ~values.flatten(1).isfinite().all(1) if values.dim() > 1 else ~values.isfinite()
+    return int(bad_rows.nonzero()[0, 0])
+
+
+def _chunks(data: Tensor | Dataset[Any] | Iterable[Any]) -> Iterator[_Chunk]:
+    if isinstance(data, Tensor):
+        whole = _Chunk(_floating_tensor(data, "the tensor", batched=True), "item", 0)
+        return _split([whole])
+    if isinstance(data, Dataset):
+        return _split(_stacked(_items(data)))
+    if isinstance(data, Iterable):
+        return _split(_batches(data))
+    raise TypeError(
+        f"input_moments takes a tensor, a Dataset, a DataLoader or an iterable of batches, not {type(data).__name__}."
+    )
+
+
+def _items(dataset: Dataset[Any]) -> Iterator[Tensor]:
+    # A map-style dataset need not raise IndexError at its end, so it is not iterated directly.
+    in_order = isinstance(dataset, IterableDataset)
+    items = dataset if in_order else (dataset[i] for i in range(len(dataset)))  # type: ignore[arg-type]
+    for index, item in enumerate(items):  # type: ignore[arg-type]
+        yield _floating_tensor(item, f"item {index}", batched=False)
+
+
+def _stacked(items: Iterator[Tensor]) -> Iterator[_Chunk]:
+    """Items of one shape together, since a merge costs as much for one item as for a thousand."""
+    pending: list[Tensor] = []
+    start = 0
+    for item in items:
+        if pending and (_kind(item) != _kind(pending[0]) or len(pending) * item.numel() >= _CHUNK_ELEMENTS):
+            yield _Chunk(torch.stack(pending), "item", start)
+            start += len(pending)
+            pending = []
+        pending.append(item)
+    if pending:
+        yield _Chunk(torch.stack(pending), "item", start)
+
+
+def _kind(item: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return item.shape, item.dtype, item.device
+
+
+def _batches(batches: Iterable[Any]) -> Iterator[_Chunk]:
+    for index, batch in enumerate(batches):
+        yield _Chunk(_floating_tensor(batch, f"batch {index}", batched=True), "batch", index)
+
+
+def _split(chunks: Iterable[_Chunk]) -> Iterator[_Chunk]:
+    for chunk in chunks:
+        if chunk.values.numel() == 0:
+            continue
+        rows = max(1, _CHUNK_ELEMENTS * len(chunk.values) // chunk.values.numel())
+        for row in range(0, len(chunk.values), rows):
+            yield _Chunk(chunk.values[row : row + rows], chunk.unit, chunk.index, row)
+
+
+def _floating_tensor(item: Any, place: str, *, batched: bool) -> Tensor:
+    for tensor in _tensors(item):
+        if tensor.is_floating_point():
+            return _with_batch_axis(tensor.detach(), place, batched)
+        # Taking the float label that may follow an image of bytes would be a silent mistake.
+        if tensor.dtype == torch.uint8 and tensor.dim() > int(batched):
+            break
+    found = next((str(tensor.dtype) for tensor in _tensors(item)), type(item).__name__)
+    raise TypeError(
+        f"No floating tensor to take moments of in {place} (found {found}): convert the input to float "
+        "first, for instance by ToTensor() or x.float() / 255, exactly as the model will see it."
+    )
+
+
+def _with_batch_axis(tensor: Tensor, place: str, batched: bool) -> Tensor:
+    if batched and tensor.dim() == 0:
+        raise ValueError(f"A batch needs a batch axis, but {place} is a single number.")
+    return tensor
+
+
+def _tensors(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        yield item
+    elif isinstance(item, Mapping):
+        yield from chain.from_iterable(map(_tensors, item.values()))
+    elif isinstance(item, (tuple, list)):
+        yield from chain.from_iterable(map(_tensors, item))
