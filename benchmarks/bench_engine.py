@@ -1,0 +1,72 @@
+"""The engine's cost on ResNet-18, as ratios to one forward pass of one 224 x 224 image, measured in one run.
+
+python benchmarks/bench_engine.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import varprop as vp
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.models import ResNet
+
+
+def seconds(function: Callable[[], Any], repeats: int = 15) -> float:
+    """Median wall time of a call, after two to warm up."""
+    times = []
+    for index in range(repeats + 2):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+        if index < 2:
+            times.clear()
+    return statistics.median(times)
+
+
+@torch.no_grad()
+def measure() -> dict[str, float]:
+    """Times in seconds."""
+    torch.manual_seed(0)
+    model = ResNet(width=64, classes=1000).eval()
+    image, channels = torch.randn(1, 3, 224, 224), torch.zeros(1, 3, 1, 1)
+    start = time.perf_counter()
+    program = vp.capture(model, image)
+    capture = time.perf_counter() - start
+    uniform = vp.Moments(channels, torch.ones_like(channels))
+    return {
+        "forward": seconds(lambda: model(image)),
+        "capture": capture,
+        "propagate, uniform axes": seconds(lambda: vp.propagate(program, uniform)),
+        "forward again": seconds(lambda: model(image)),
+    }
+
+
+def main() -> None:
+    """Print the table; write it as JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    where = parser.parse_args().json
+    times = measure()
+    print(f"ResNet-18, torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}")
+    for name, value in times.items():
+        print(f"{name:<26} {1e3 * value:9.1f} ms   {value / times['forward']:6.2f} x forward")
+    if where:
+        where.write_text(
+            json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), **times}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()
