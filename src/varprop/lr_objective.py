@@ -1,0 +1,216 @@
+"""What a learning rate is worth: the loss of a short training run, as the paper measures it.
+
+Shekhovtsov & Flach 2018: the running mean of the stochastic loss after five epochs, with exponential weights that
+vanish to 0.1 in one epoch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .restore import preserved_rng, preserved_training
+
+Objective = Callable[[float], float]
+Step = Callable[[nn.Module, Optimizer, Any], "Tensor | float"]
+
+
+class RunningMean:
+    """Exponentially weighted mean of a stream whose weights vanish to `remain` in one epoch, bias-corrected.
+
+    After values l_1 ... l_n it is sum q^(n-i) l_i / sum q^(n-i) with q = remain^(1 / steps_per_epoch), so
+    that the first value is its own mean.
+
+    Args:
+        steps_per_epoch: The number of updates in which a weight falls to `remain`.
+        remain: The share of a weight that is left after one epoch.
+    """
+
+    def __init__(self, steps_per_epoch: float, remain: float = 0.1) -> None:
+        if not steps_per_epoch > 0:
+            raise ValueError(f"steps_per_epoch must be positive, got {steps_per_epoch}.")
+        if not 0 < remain < 1:
+            raise ValueError(f"remain must lie between 0 and 1, got {remain}.")
+        self.decay = remain ** (1.0 / steps_per_epoch)
+        self._sum = 0.0
+        self._weight = 0.0
+
+    @property
+    def value(self) -> float:
+        """The mean so far; NaN before the first update."""
+        return self._sum / self._weight if self._weight else math.nan
+
+    def update(self, value: float) -> float:
+        """Take one more value in and return the mean."""
+        self._sum = self.decay * self._sum + float(value)
+        self._weight = self.decay * self._weight + 1.0
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"RunningMean({self.value:.6g}, decay={self.decay:.6g})"
+
+
+def supervised_step(loss_fn: Callable[[Any, Any], Tensor]) -> Step:
+    """The ordinary training step for batches `(input, target)`.
+
+    Args:
+        loss_fn: Called as `loss_fn(model(input), target)`.
+
+    Returns:
+        A step as `training_objective` takes it.
+    """
+
+    def step(model: nn.Module, optimizer: Optimizer, batch: Any) -> Tensor:
+        inputs, target = (part.to(_device_of(model)) for part in batch)
+        optimizer.zero_grad()
+        loss = loss_fn(model(inputs), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def training_objective(
+    model: nn.Module | Callable[[], nn.Module],
+    optimizer: Optimizer | type[Optimizer] | Callable[[nn.Module], Optimizer],
+    data: Iterable[Any],
+    loss_fn: Callable[[Any, Any], Tensor] | None = None,
+    epochs: int = 5,
+    *,
+    step: Step | None = None,
+    steps_per_epoch: int | None = None,
+    schedule: Callable[[int], float] | None = None,
+    loss_limit: float = math.inf,
+) -> Objective:
+    """The paper's objective: the running mean of the stochastic loss after `epochs` epochs, by learning rate.
+
+    Every evaluation starts from the same model, optimizer state and random numbers. Afterwards, also after an
+    exception, a model and optimizer that were passed in are as before to the last bit (parameters, buffers,
+    gradients, modes, optimizer state and rates), and so are the generators of Python, torch, CUDA, numpy and
+    the DataLoader. State that a module keeps elsewhere is not seen: pass a factory for such a model.
+
+    Args:
+        model: A module, or a function that builds one.
+        optimizer: An optimizer of that module, or an optimizer class, or a function from model to optimizer.
+            Its largest group's rate becomes the rate tried; the other groups keep their ratio to it.
+        data: Batches that can be iterated once an epoch: a DataLoader or a list.
+        loss_fn: Called as `loss_fn(model(input), target)` for batches `(input, target)`.
+        epochs: The horizon.
+        step: Instead of `loss_fn`, for any other batch structure, mixed precision or accumulation: makes one
+            training step, called as `step(model, optimizer, batch)`, and returns the loss.
+        steps_per_epoch: The number of batches an epoch, where `len(data)` does not tell.
+        schedule: The rate's factor in each epoch counted from 0; the paper's is `lambda epoch: 0.96**epoch`.
+        loss_limit: A running mean above it counts as divergence.
+
+    Returns:
+        A function from learning rate to loss, infinite as soon as training diverges.
+    """
+    take_step = _chosen_step(loss_fn, step)
+    length = _checked_length(data, steps_per_epoch)
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}.")
+    if isinstance(optimizer, Optimizer) and not isinstance(model, nn.Module):
+        raise TypeError(
+            "A model factory needs an optimizer factory: pass an optimizer class or a function of the model."
+        )
+
+    def objective(lr: float) -> float:
+        with preserved_rng(data):
+            network = model if isinstance(model, nn.Module) else model()
+            with preserved_training(network, optimizer if isinstance(optimizer, Optimizer) else None):
+                active = _built_optimizer(optimizer, network)
+                losses = _training_losses(network, active, data, take_step, _rates(lr, epochs, schedule))
+                return _mean_until_divergence(losses, RunningMean(length), loss_limit)
+
+    return objective
+
+
+def _checked_length(data: Iterable[Any], steps_per_epoch: int | None) -> int:
+    if isinstance(data, Iterator):
+        raise TypeError("data must be iterable once an epoch: pass a DataLoader or a list in place of an iterator.")
+    if steps_per_epoch is None:
+        try:
+            steps_per_epoch = len(data)  # type: ignore[arg-type]
+        except TypeError:
+            raise TypeError("data has no length: say how many batches make an epoch by steps_per_epoch.") from None
+    if steps_per_epoch < 1:
+        raise ValueError("data is empty: the objective needs at least one batch an epoch.")
+    return steps_per_epoch
+
+
+def _chosen_step(loss_fn: Callable[[Any, Any], Tensor] | None, step: Step | None) -> Step:
+    if (loss_fn is None) == (step is None):
+        raise TypeError("Pass either loss_fn, for batches (input, target), or step, for anything else.")
+    return step if step is not None else supervised_step(loss_fn)  # type: ignore[arg-type]
+
+
+def _rates(lr: float, epochs: int, schedule: Callable[[int], float] | None) -> list[float]:
+    return [lr * (schedule(epoch) if schedule else 1.0) for epoch in range(epochs)]
+
+
+def _training_losses(
+    model: nn.Module, optimizer: Optimizer, data: Iterable[Any], step: Step, rates: list[float]
+) -> Iterator[float]:
+    set_rate = rate_setter(optimizer)
+    model.train()
+    for rate in rates:
+        set_rate(rate)
+        for batch in data:
+            yield float(step(model, optimizer, batch))
+
+
+def _mean_until_divergence(losses: Iterator[float], mean: RunningMean, loss_limit: float) -> float:
+    for loss in losses:
+        # Written so that NaN fails it too.
+        if not mean.update(loss) <= loss_limit or not math.isfinite(mean.value):
+            return math.inf
+    return mean.value
+
+
+def _built_optimizer(
+    optimizer: Optimizer | type[Optimizer] | Callable[[nn.Module], Optimizer], model: nn.Module
+) -> Optimizer:
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    built: Callable[..., Optimizer] = optimizer
+    origin = built.func if isinstance(built, functools.partial) else built
+    if isinstance(origin, type) and issubclass(origin, Optimizer):
+        return built(model.parameters())
+    return built(model)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def rate_setter(optimizer: Optimizer) -> Callable[[float], None]:
+    """Scales all groups from their present rates, so that a rate of 0 on the way loses no ratio."""
+    groups = optimizer.param_groups
+    rates = [float(group["lr"]) for group in groups]
+    initial = [float(group["initial_lr"]) if "initial_lr" in group else None for group in groups]
+    largest = max(rates)
+    if not largest > 0:
+        raise ValueError("Every parameter group has learning rate 0, so their ratios are unknown: set them first.")
+
+    def set_rate(lr: float) -> None:
+        for group, rate, start in zip(groups, rates, initial, strict=True):
+            _assign(group, "lr", rate * (lr / largest))
+            if start is not None:
+                _assign(group, "initial_lr", start * (lr / largest))
+
+    return set_rate
+
+
+def _assign(group: dict[str, Any], key: str, rate: float) -> None:
+    # A rate held in a tensor is what a captured CUDA graph reads, so the tensor has to stay the same.
+    if isinstance(group[key], Tensor):
+        group[key].fill_(rate)
+    else:
+        group[key] = rate
