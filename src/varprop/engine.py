@@ -64,8 +64,8 @@ def propagate(
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
-    program = model if isinstance(model, Program) else capture(model, _example(model, input, example))
-    given = dict(zip(program.inputs, _fitted(program, input), strict=True))
+    program = model if isinstance(model, Program) else capture(model, example_for(model, input, example))
+    given = dict(zip(program.inputs, fitted_inputs(program, input), strict=True))
     plan = _plan(program, tuple(node for node, value in given.items() if not isinstance(value, Tensor)))
     if on_missing == "raise":
         require_complete(plan)
@@ -161,7 +161,7 @@ def _dynamic_entry(walk: Walk, node: Node) -> Entry:
     return _entry(node, "approximate" if reasons else "exact", reasons, moments)
 
 
-def _example(model: nn.Module, given: Any, example: Any) -> Any:
+def example_for(model: nn.Module, given: Any, example: Any) -> Any:
     """The example, or the input's own mean in its place where that says enough."""
     if example is not None:
         return example
@@ -191,7 +191,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _fitted(program: Program, given: Any) -> list[Input]:
+def fitted_inputs(program: Program, given: Any) -> list[Input]:
     """The inputs in the order of the graph, with the model's extents and dtype."""
     values = leaves_of(as_arguments(given), (Moments, Tokens, Tensor))
     values = [value for value in values if isinstance(value, (Moments, Tokens, Tensor))]

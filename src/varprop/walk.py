@@ -31,10 +31,12 @@ class Walk:
         env: Value of every node visited: Moments, Tokens, plain tensors, or lists of them.
         notes: Why a node's moments are approximate.
         sampled: Nodes estimated by sampling for want of a rule.
+        annotate: Whether to work out the notes.
     """
 
     plan: Plan
     env: dict[Node, Any]
+    annotate: bool = True
     notes: dict[Node, list[str]] = field(default_factory=dict)
     sampled: set[Node] = field(default_factory=set)
 
@@ -69,7 +71,8 @@ class Walk:
             self.sampled.add(node)
             self.env[node] = self._stamp(node, sample(node.target, *self._arguments(node)))
         else:
-            self._note(node)
+            if self.annotate:
+                self._note(node)
             if not self.plan.inside_cluster(node):
                 self.env[node] = self._stamp(node, self._apply(node))
 

@@ -31,6 +31,18 @@ rows = [
     plain(aten.detach.default, differentiable=False),
     Case(aten._to_copy.default, lambda: (normal(3, 4),), {"dtype": torch.float64}),
     Case(aten.to.dtype, lambda: (normal(3, 4), torch.float64)),
+    plain(aten.nan_to_num.default),
+    plain(aten.special_expit.default),
+    plain(aten.special_ndtr.default),
+    plain(aten.special_log_ndtr.default),
+    plain(aten.asinh.default),
+    plain(aten.sinc.default),
+    *(
+        Case(op.default, lambda: (normal(3, 4, spread=0.02, shift=0.4, scale=0.02),))
+        for op in (aten.acos, aten.asin, aten.erfinv, aten.logit)
+    ),
+    plain(aten.clip.default, -0.5, 2.0),
+    positive(aten.log2.default, mean_error=2e-2, std_error=3e-2),
     plain(aten.relu.default),
     plain(aten.relu6.default),
     plain(aten.abs.default),

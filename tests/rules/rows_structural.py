@@ -65,6 +65,24 @@ rows = [
     on((2, 3, 5, 5), aten.replication_pad2d.default, [1, 2, 0, 1]),
     on((2, 3, 4, 4, 4), aten.replication_pad3d.default, [1, 1, 0, 1, 1, 0]),
     on((2, 3), aten.constant_pad_nd.default, [1, 2], 0.7),
+    on((2, 3), aten.pad.default, [1, 2], "constant", 0.7),
+    on((1, 2, 5), aten.pad.default, [1, 2], "reflect", label="reflect"),
+    on((1, 2, 5), aten.pad.default, [1, 2], "circular", label="circular"),
+    on((2, 3), aten.type_as.default, weight(1)),
+    on((2, 3), aten.rot90.default),
+    on((3,), aten.diag.default),
+    on((2, 3), aten.diag_embed.default),
+    on((3, 3), aten.trace.default),
+    on((2, 3), aten.take_along_dim.default, torch.tensor([[0, 2], [1, 1]]), 1),
+    on((2, 3), aten.masked_select.default, torch.tensor([[True, False, True]] * 2)),
+    Case(
+        aten.scatter_add.default, lambda: (weight(2, 3), 1, torch.tensor([[0, 0], [2, 1]]), normal(2, 2)), draws=4_000
+    ),
+    *(
+        Case(op.default, lambda: ([normal(2, 3), weight(2, 3)],), draws=4_000)
+        for op in (aten.vstack, aten.hstack, aten.dstack, aten.broadcast_tensors)
+    ),
+    Case(aten.meshgrid.indexing, lambda: ([normal(3), normal(2)],), {"indexing": "ij"}, draws=4_000),
     on((2, 5), aten.roll.default, [2], [1]),
     on((2, 5), aten.roll.default, [2], label="flat"),
     Case(aten.cat.default, lambda: ([normal(2, 3), weight(2, 2), normal(2, 1)], 1), draws=4_000),

@@ -45,7 +45,7 @@ def note(op: Any, x: Any, *args: Any) -> str | None:
 
 def tolerance(op: Any) -> dict[str, float]:
     """Rounding, or for maxima the accuracy of their quadrature."""
-    bound = 3e-4 if "max" in str(op) or "min" in str(op) else 1e-9
+    bound = 1e-7 if "max" in str(op) or "min" in str(op) else 1e-9
     return {"rtol": bound, "atol": bound}
 
 

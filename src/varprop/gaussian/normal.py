@@ -112,7 +112,7 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     m = math.sqrt(0.5 * math.pi) * torch.special.erfcx(ROOT_HALF * low)
     r = 0.5 * (torch.sqrt(high * high + 124.0) - high)
     for n in range(30, 1, -1):
-        r = n / (high + r)
+        r = torch.reciprocal(high + r) * n
     c = 1.0 / (high + r)
     h = 1.0 / (high + c)
     near = x < 4.0

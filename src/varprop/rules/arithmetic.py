@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ..gaussian import maximum as gaussian_maximum
+from ..gaussian.activations import sigmoid
 from ..gaussian.closed import lognormal_power
 from ..gaussian.rectifier import step
 from ..moments import Moments
-from ..registry import elementwise
+from ..registry import elementwise, rule
 
 aten = torch.ops.aten
 QUOTIENT = "a random divisor is matched by a log-normal variable: good while its std is below a third of its mean"
@@ -72,6 +73,13 @@ def minimum_independent(a: Any, b: Any) -> Moments:
     """-max(-a, -b)."""
     flipped = maximum_independent(*(moments(-mean_of(x), var_of(x)) for x in (a, b)))
     return Moments(-flipped.mean, flipped.var)
+
+
+@rule(aten.glu)
+def glu(x: Moments, dim: int = -1) -> Moments:
+    """a sigmoid(b) for the two halves of an axis: a product of independent values."""
+    a, b = (Moments(*pair) for pair in zip(x.dense().mean.chunk(2, dim), x.dense().var.chunk(2, dim), strict=True))
+    return mul_independent(a, Moments(*sigmoid(b.mean, b.std)))
 
 
 def where_independent(condition: Any, a: Any, b: Any) -> Moments:
@@ -143,8 +151,10 @@ elementwise(
     affine=lambda a, b, w: a + (b - a) * w if not hasattr(w, "slope") else None,
     independent=lambda a, b, w: add_independent(mul_independent(a, 1 - w), mul_independent(b, w)),
 )
-elementwise(aten.maximum, kinks=(0.0,), compares=True, independent=maximum_independent)
-elementwise(aten.minimum, kinks=(0.0,), compares=True, independent=minimum_independent)
+elementwise(aten.addcdiv, positive=2)
+elementwise(aten.hypot)
+elementwise(aten.maximum, aten.fmax, kinks=(0.0,), compares=True, independent=maximum_independent)
+elementwise(aten.minimum, aten.fmin, kinks=(0.0,), compares=True, independent=minimum_independent)
 elementwise(aten.where, affine=_where_line, independent=where_independent)
 elementwise(
     aten.masked_fill, affine=lambda x, mask, value: _where_line(mask, value, x), independent=masked_fill_independent

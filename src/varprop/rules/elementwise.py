@@ -5,6 +5,7 @@ Without a closed form the moments come from quadrature over panels that end at t
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
 
 # Copies and changes of dtype are the identity.
 elementwise(
-    aten.clone, aten.alias, aten.detach, aten.contiguous, aten._to_copy, aten.to, aten.lift_fresh_copy, aten.positive,
+    aten.clone, aten.nan_to_num, aten.alias, aten.detach, aten.contiguous, aten._to_copy, aten.to,
+    aten.lift_fresh_copy, aten.positive,
     monotone=True, evaluate=_same, affine=_same,
 )  # fmt: skip
 
@@ -37,6 +39,10 @@ elementwise(aten.relu6, kinks=(0.0, 6.0), monotone=True)(activations.relu6)
 elementwise(aten.abs, kinks=(0.0,))(activations.abs)
 elementwise(aten.hardsigmoid, kinks=(-3.0, 3.0), monotone=True)(activations.hardsigmoid)
 elementwise(aten.hardswish, kinks=(-3.0, 3.0))(activations.hardswish)
+elementwise(aten.special_expit, knots=SMOOTH_STEP, monotone=True)(activations.sigmoid)
+elementwise(aten.special_ndtr, aten.special_log_ndtr, knots=GAUSSIAN_STEP, monotone=True)
+elementwise(aten.asinh, knots=(0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0), monotone=True)
+elementwise(aten.acos, aten.asin, aten.erfinv, aten.logit, aten.sinc)
 elementwise(aten.sigmoid, knots=SMOOTH_STEP, monotone=True)(activations.sigmoid)
 elementwise(aten.tanh, knots=HALF_STEP, monotone=True)(activations.tanh)
 elementwise(aten.silu, knots=SMOOTH_STEP)(activations.silu)
@@ -88,7 +94,7 @@ def _bounds(low: Any = None, high: Any = None) -> list[Any]:
     return [bound for bound in (low, high) if bound is not None]
 
 
-@elementwise(aten.clamp, kinks=_bounds, monotone=True)
+@elementwise(aten.clamp, aten.clip, kinks=_bounds, monotone=True)
 def clamp(mean: Tensor, std: Tensor, min: Any = None, max: Any = None) -> Pair:
     """Clamped Gaussian (spec 2.8)."""
     return rectifier.clamp(mean, std, min, max)
@@ -150,9 +156,16 @@ elementwise(aten.sqrt, positive=0, approximate=LOGNORMAL, monotone=True)(
 elementwise(aten.rsqrt, positive=0, approximate=LOGNORMAL)(lambda mean, std: closed.lognormal_power(mean, std, -0.5))
 elementwise(aten.reciprocal, positive=0, approximate=LOGNORMAL)(lambda mean, std: closed.lognormal_power(mean, std, -1))
 elementwise(aten.log, positive=0, approximate=LOGNORMAL, monotone=True)(closed.lognormal_log)
+elementwise(aten.log2, positive=0, approximate=LOGNORMAL, monotone=True)(
+    lambda mean, std: _scaled(closed.lognormal_log(mean, std), 1 / math.log(2))
+)
 elementwise(aten.log1p, positive=0, approximate=LOGNORMAL, monotone=True)(
     lambda mean, std: closed.lognormal_log(1 + mean, std)
 )
+
+
+def _scaled(pair: Pair, factor: float) -> Pair:
+    return factor * pair[0], factor * factor * pair[1]
 
 
 def _is_polynomial(exponent: Any) -> bool:

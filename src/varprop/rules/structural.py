@@ -19,6 +19,10 @@ structural(aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze, a
 structural(aten.expand, aten.repeat, aten.repeat_interleave, aten.tile)
 structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, aten.im2col)
 structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
+structural(aten.vstack, aten.hstack, aten.dstack, aten.broadcast_tensors, aten.meshgrid)
+structural(aten.diag, aten.diag_embed, aten.rot90, aten.take_along_dim, aten.masked_select)
+# Sums of independent elements, each counted once, act on mean and variance alike too.
+structural(aten.scatter_add, aten.trace)
 structural(aten.index, aten.index_select, aten.gather, aten.flip, aten.tril, aten.triu)
 structural(aten.slice_scatter, aten.select_scatter, aten.index_put, aten.copy)
 structural(aten.pixel_shuffle, aten.pixel_unshuffle, aten.channel_shuffle)
@@ -52,6 +56,21 @@ def constant_pad(x: Moments, pad: Sequence[int], value: float = 0.0) -> Moments:
     """The border is constant: it has the value as mean and no variance."""
     x = x.dense()
     return Moments(aten.constant_pad_nd(x.mean, pad, value), aten.constant_pad_nd(x.var, pad, 0.0))
+
+
+@structural(aten.pad)
+def pad(x: Moments, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Moments:
+    """A constant border, or one that repeats elements."""
+    if mode == "constant":
+        return constant_pad(x, pad, value or 0.0)
+    x = x.dense()
+    return Moments(aten.pad(x.mean, pad, mode), aten.pad(x.var, pad, mode))
+
+
+@structural(aten.type_as)
+def type_as(x: Moments, other: Any) -> Moments:
+    """The dtype follows from the graph."""
+    return x
 
 
 @structural(aten.roll)
