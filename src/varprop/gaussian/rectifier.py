@@ -12,6 +12,7 @@ from .normal import (
     Scalar,
     as_tensor,
     cdf,
+    differentiated,
     gauss_legendre,
     in_float64,
     mills,
@@ -86,6 +87,8 @@ def two_slopes(mean: Tensor, std: Tensor, positive: Scalar, negative: Scalar) ->
     two half lines, R the variance of the unit rectifier (Shekhovtsov & Flach, CVWW 2018; moments-spec, 2.6).
     """
     inputs = torch.broadcast_tensors(mean, std, as_tensor(positive, mean), as_tensor(negative, mean))
+    if not differentiated(*inputs):
+        return _TwoSlopes.forward(*inputs)
     result: Moments = _TwoSlopes.apply(*inputs)  # type: ignore[no-untyped-call]
     return result
 
