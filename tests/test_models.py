@@ -115,7 +115,7 @@ def test_torchvision_resnet18() -> None:
     moments = standard(1, 3, 1, 1)
     result = vp.propagate(model, moments, torch.zeros(1, 3, 224, 224))
     draw = lambda n: gaussian(moments, (n, 3, 224, 224), n)  # noqa: E731
-    check(worst_layers(model, result, draw, 32, (2, 3), BEHIND_THE_AVERAGE), std=0.25, mean=0.25)
+    check(worst_layers(model, result, draw, 32, (2, 3), BEHIND_THE_AVERAGE), std=0.35, mean=0.25)
 
 
 @pytest.mark.zoo
@@ -127,4 +127,4 @@ def test_torchvision_vit() -> None:
     nn.init.normal_(model.heads.head.weight, std=0.02)  # torchvision starts it at zero
     moments = standard(1, 3, 32, 32)
     result = vp.propagate(model, moments)
-    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 4096), std=0.2, mean=0.1)
+    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 4096), std=0.2, mean=0.25)
