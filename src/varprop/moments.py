@@ -170,7 +170,8 @@ class Tokens:
     __slots__ = ("full", "probabilities")
 
     def __init__(self, probabilities: Tensor, full: Sequence[int] | None = None) -> None:
-        if probabilities.ndim != 1 or not probabilities.is_floating_point() or bool((probabilities < 0).any()):
+        given = torch.compiler.is_compiling() or _trust.given
+        if not given and not _are_probabilities(probabilities):
             raise ValueError("probabilities must be a vector of non-negative floating numbers, one per token.")
         self.probabilities = probabilities / probabilities.sum()
         self.full = torch.Size(full) if full is not None else None
@@ -182,3 +183,7 @@ class Tokens:
 
     def __repr__(self) -> str:
         return f"Tokens({self.probabilities.numel()} probabilities)"
+
+
+def _are_probabilities(values: Tensor) -> bool:
+    return values.ndim == 1 and values.is_floating_point() and not bool((values < 0).any())

@@ -83,7 +83,7 @@ def standardize(
 @rule(ops.standardize, approximate=_SECOND_ORDER)
 def standardized(x: Moments, dims: Sequence[int], eps: float, center: bool = True) -> Moments:
     """Layer normalization over any axes, without scale and shift; see `standardize`."""
-    return Moments(*standardize(x.mean, x.var, dims, prod(x.full[axis] for axis in dims), eps, center))
+    return Moments(*standardize(x.mean, x.var, dims, prod([x.full[axis] for axis in dims]), eps, center))
 
 
 @rule(ops.rms_normalize, approximate=_SECOND_ORDER)
@@ -95,7 +95,7 @@ def rms_normalized(x: Moments, dims: Sequence[int], eps: float) -> Moments:
 @rule(ops.unit_normalize, approximate=_SECOND_ORDER)
 def unit_normalized(x: Moments, dims: Sequence[int], eps: float) -> Moments:
     """x / |x|, which is x / sqrt(avg x^2) / sqrt n; eps only keeps a zero vector finite."""
-    count = prod(x.full[axis] for axis in dims)
+    count = prod([x.full[axis] for axis in dims])
     scaled = rms_normalized(x, dims, eps**2 / count)
     return Moments(scaled.mean / count**0.5, scaled.var / count)
 
@@ -244,7 +244,7 @@ def vector_norm(
     if ord != 2:
         raise VarpropError(f"There is no rule for the vector norm of order {ord}; only order 2 is known.")
     axes = list(dim or range(x.ndim))
-    times = prod(x.full[axis] for axis in axes) / prod(x.shape[axis] for axis in axes)
+    times = prod([x.full[axis] for axis in axes]) / prod([x.shape[axis] for axis in axes])
     square, noise = x.mean.double().square(), x.var.double()
     power, spread = (square + noise).sum(axes, keepdim), (2 * noise.square() + 4 * square * noise).sum(axes, keepdim)
     return Moments(*root(times * power, times * spread)).to(x.dtype)

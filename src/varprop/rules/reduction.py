@@ -35,7 +35,7 @@ def _axes(x: Moments, dim: Dims) -> list[int]:
 
 def _copies(x: Moments, axes: Sequence[int]) -> int:
     """How many elements each stored one stands for along the axes."""
-    return product(x.full[axis] // x.shape[axis] for axis in axes)
+    return product([x.full[axis] // x.shape[axis] for axis in axes])
 
 
 @rule(aten.sum.dim_IntList)
@@ -56,7 +56,7 @@ def sum_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
 def mean_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = mean E_i, Var = mean Var_i / n of n independent values."""
     axes, x = _axes(x, dim), x.to(dtype or x.dtype)
-    count = product(x.full[axis] for axis in axes)
+    count = product([x.full[axis] for axis in axes])
     return Moments(x.mean.mean(axes, keepdim), x.var.mean(axes, keepdim) / count)
 
 
@@ -168,7 +168,7 @@ def _sample_variance(x: Moments, dim: Dims, correction: float, keepdim: bool) ->
     Provost, Quadratic Forms in Random Variables, 1992).
     """
     axes = _axes(x, dim)
-    count, copies = product(x.full[axis] for axis in axes), _copies(x, axes)
+    count, copies = product([x.full[axis] for axis in axes]), _copies(x, axes)
 
     def total(t: Tensor) -> Tensor:
         return copies * t.sum(axes, keepdim)

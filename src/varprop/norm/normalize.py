@@ -1,0 +1,301 @@
+"""The analytic normalization into a model, out of it again, and as an initialization."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import Program
+from ..engine import capture, example_for, fitted_inputs
+from ..moments import Moments
+from ..node import Node
+from ..restore import preserved_modes
+from .absorb import Absorbed, absorb_, assign_weight_, find_seats, note_of, noted
+from .depth import warn_of_depth
+from .following import batch_norms_after
+from .layers import Normalized, Use, become_normalized_, become_plain_, normalized_class
+from .recurrent import CALLS, NormalizedRecurrent, check_gates, recurrent_class
+from .sites import Only, Site, find_layers, is_site, replace
+from .statistics import Statistics
+
+Init = Literal["project", "preserve"]
+SWEEPS = 300
+
+
+def normalize(
+    model: nn.Module,
+    input: Any,
+    *,
+    example: Any = None,
+    init: Init = "project",
+    only: Only | None = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """Put the paper's normalization after every linear layer: X' = (X - mu) / sigma * scale + shift.
+
+    mu and sigma follow from the parameters by analytic propagation, so they are the same in training and evaluation,
+    do not depend on the batch, need no buffers, and are differentiated through. Every layer keeps its weight and gains
+    `scale` and `shift`; its bias, and a batch norm directly after it, are absorbed. `fold` takes all of it out again.
+
+    Args:
+        model: Any model `torch.export` can trace.
+        input: Moments of the data, as for `propagate`.
+        example: An input that gives the real shape where `input` has uniform axes.
+        init: ``"project"`` sets scale 1 and shift 0; ``"preserve"`` sets them so that the function (in evaluation
+            mode) stays the same.
+        only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
+        inplace: Change the model itself instead of a copy; if that fails it is as before.
+
+    Returns:
+        The normalized model.
+
+    Raises:
+        ValueError: If the model is normalized already, has no layer to normalize, or a layer cannot be normalized (a
+            weight row of zeros, a weight that is not finite); the message names it.
+    """
+    if init not in get_args(Init):
+        raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
+    result = _normalized(copy.deepcopy(model), input, example, init, only)
+    if init == "project":
+        warn_of_depth(result)
+    # the trial on a copy has shown that nothing fails midway
+    return _normalized(model, input, example, init, only) if inplace else result
+
+
+def _normalized(
+    model: nn.Module, given: Any, example: Any, init: Init, only: Only | None, center: bool = True
+) -> nn.Module:
+    _check_model(model, given)
+    example = example_for(model, given, example)
+    chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
+    model = _absorb_batch_norms(model, example, chosen)
+    programs = _programs(model, example)
+    reached = [path for path in _calls(programs[False], chosen).values()]
+    sites = {path: chosen[path] for path in dict.fromkeys(reached)}
+    if not sites:
+        raise ValueError("The model has no linear layer to normalize.")
+    _check_weights(sites)
+    plans = {mode: _statistics(model, program, sites, given) for mode, program in programs.items()}
+    with preserved_modes(model):
+        model.eval()
+        biases = {path: layer.bias for path, layer in sites.items()}
+        for path, layer in sites.items():
+            recurrent = recurrent_class(layer)
+            site = recurrent.from_plain_(layer, center) if recurrent else become_normalized_(layer, center)
+            site.uses = {mode: uses for mode, (uses, _) in ((m, plans[m][path]) for m in plans)}
+            site.statistics = {mode: found for mode, (_, found) in ((m, plans[m][path]) for m in plans)}
+        if init == "preserve":
+            _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in sites.items()})
+    return model
+
+
+def _can_be_normalized(module: nn.Module) -> bool:
+    return (is_site(module) and normalized_class(module) is not None) or recurrent_class(module) is not None
+
+
+def _preserve(sites: dict[str, tuple[Normalized, Tensor | None]]) -> None:
+    """Set every scale and shift to what the layer does now.
+
+    One sweep does it, and a second one finds nothing left to do, unless a layer feeds itself through a later call: its
+    statistics depend on its own scale and shift, and the sweeps approach the point where both agree.
+    """
+    for _ in range(SWEEPS):
+        moved = [path for path, (site, bias) in sites.items() if _set_to_present(path, site, bias)]
+        if not moved:
+            return
+    raise ValueError(
+        f"Layer '{moved[0]}' is called on its own output, and no scale and shift agree with the statistics that follow "
+        f'from them: use init="project", or leave it out with `only`.'
+    )
+
+
+@torch.no_grad()
+def _set_to_present(path: str, site: Normalized, bias: Tensor | None) -> bool:
+    """Set scale and shift of a layer so that it does what it did; whether that changed them beyond rounding."""
+    if isinstance(site, NormalizedRecurrent):
+        return site.set_to_present(path)
+    mean, var = site.output_statistics()
+    scale, shift = (t.to(site.scale.dtype) for t in (var.sqrt(), mean if bias is None else mean + bias))
+    change = torch.maximum((scale - site.scale).abs().max(), (shift - site.shift).abs().max())
+    size = torch.maximum(scale.max(), shift.abs().max())
+    site.scale.copy_(scale)
+    site.shift.copy_(shift)
+    return not bool(size.isfinite() & (change <= 4 * torch.finfo(scale.dtype).eps * size))
+
+
+def _absorb_batch_norms(model: nn.Module, example: Any, sites: dict[str, Site]) -> nn.Module:
+    """Let the layers do the work of the batch norms directly after them."""
+    for path, norm_path in batch_norms_after(model, example).items():
+        if path in sites:
+            layer, norm = sites[path], model.get_submodule(norm_path)
+            note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)  # type: ignore[typeddict-item]
+            absorb_(model, path, layer, norm, keep_bias=True)  # type: ignore[arg-type]
+            model = replace(model, norm, noted(note))
+    return model
+
+
+def _programs(model: nn.Module, example: Any) -> dict[bool, Program]:
+    """The model as it runs in training (key True) and in evaluation: dropout is in one and not in the other."""
+    with preserved_modes(model):
+        evaluation = capture(model.eval(), example)
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        training = capture(model, example)
+    same = _steps(training) == _steps(evaluation)
+    return {False: evaluation, True: evaluation if same else training}
+
+
+def _steps(program: Program) -> list[str]:
+    return [str((node.target, node.args, node.kwargs)) for node in program.nodes]
+
+
+def _calls(program: Program, sites: dict[str, Site]) -> dict[Node, str]:
+    """Every call of a layer, with the layer's path; a layer under several paths is known by its first."""
+    path_of = {layer: path for path, layer in sites.items()}
+    found: dict[Node, str] = {}
+    for node in program.nodes:
+        if node.stack and (_is_linear(node) or str(node.target) in CALLS):
+            layer = _submodule(program.model, node.module)
+            if layer in path_of:
+                found[node] = path_of[layer]
+    return found
+
+
+def _is_linear(node: Node) -> bool:
+    name = str(getattr(node.target, "overloadpacket", ""))
+    return name == "aten.linear" or name.startswith("aten.conv")
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _statistics(
+    model: nn.Module, program: Program, sites: dict[str, Site], given: Any
+) -> dict[str, tuple[list[Use], Statistics]]:
+    calls = _calls(program, sites)
+    inputs = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
+    found = {}
+    for path in sites:
+        own = [node for node, owner in calls.items() if owner == path]
+        statistics = Statistics(model, program, calls, [node.args[0] for node in own], inputs)
+        found[path] = [Use.of(node) for node in own], statistics
+    return found
+
+
+def _check_model(model: nn.Module, given: Any) -> None:
+    done = next((path for path, m in model.named_modules() if isinstance(m, Normalized)), None)
+    if done is not None:
+        raise ValueError(f"The model is normalized already (layer '{done}'); fold it first.")
+    values = given if isinstance(given, (tuple, list)) else given.values() if isinstance(given, dict) else [given]
+    moments = [value for value in values if isinstance(value, Moments)]
+    if moments and len(moments) == len(list(values)) and all(not bool(value.var.any()) for value in moments):
+        raise ValueError("The input's variance is zero everywhere: there is nothing to normalize by.")
+
+
+def _check_weights(sites: dict[str, Any]) -> None:
+    from .sites import weight_norms
+
+    for path, layer in sites.items():
+        if isinstance(layer, nn.RNNBase):
+            check_gates(path, layer)
+            continue
+        if not bool(layer.weight.isfinite().all()):
+            raise ValueError(f"The weight of '{path}' has a value that is not finite.")
+        empty = (weight_norms(layer.weight.detach(), layer) == 0).nonzero().flatten()
+        if len(empty):
+            raise ValueError(f"Output {int(empty[0])} of '{path}' has only zero weights: it cannot be normalized.")
+
+
+def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True) -> nn.Module:
+    """Take the analytic normalization out: plain layers that compute the same, with nothing of varprop in them.
+
+    The bias goes where the original class has a place for it: into the layer's own, or into the batch norm that stood
+    after it, which then does nothing else in evaluation mode. A layer with neither gains a bias, which is warned of.
+
+    Args:
+        model: A normalized model, as it is in evaluation mode.
+        inplace: Change the model itself instead of a copy.
+        keep_batchnorm: Put absorbed batch norms back, so that the state_dict fits the original class; without, they
+            stay away and the layer takes the bias.
+
+    Returns:
+        The plain model.
+
+    Raises:
+        ValueError: If the model is not normalized.
+    """
+    model = model if inplace else copy.deepcopy(model)
+    sites = {path: m for path, m in model.named_modules() if isinstance(m, Normalized)}
+    if not sites:
+        raise ValueError("The model is not normalized: there is nothing to fold.")
+    with preserved_modes(model), torch.no_grad():
+        model.eval()
+        folded: dict[str, Any] = {path: site.folded() for path, site in sites.items()}
+    seats = find_seats(model, sites) if keep_batchnorm else {}  # type: ignore[arg-type]
+    gained, untied = [], []
+    for path, site in sites.items():
+        if isinstance(site, NormalizedRecurrent):
+            gained += [] if site.plain_biases else [path]
+            site.become_plain_(folded[path])
+            continue
+        weight, bias = folded[path]
+        with torch.no_grad():
+            untied += [path] if assign_weight_(model, site, weight) else []  # type: ignore[arg-type]
+        if path in seats and not note_of(seats[path])["bias"]:
+            model = _return_batch_norm(model, seats[path], bias)
+            become_plain_(site, None)
+            continue
+        gains = site.plain_bias is None and bool(bias.any())
+        gained += [path] if gains else []
+        if path in seats:
+            model = _return_batch_norm(model, seats[path], torch.zeros_like(bias))
+        become_plain_(site, bias if gains or site.plain_bias is not None else None)
+    if gained:
+        warnings.warn(f"These layers had no bias and have one now: {', '.join(gained)}.", stacklevel=2)
+    if untied:
+        warnings.warn(f"The weights of these layers are no longer tied to others: {', '.join(untied)}.", stacklevel=2)
+    return model
+
+
+@torch.no_grad()
+def _return_batch_norm(model: nn.Module, seat: nn.Identity, bias: Tensor) -> nn.Module:
+    """Put a batch norm back that adds a bias in evaluation mode and does nothing else."""
+    norm = note_of(seat)["norm"].to(device=bias.device, dtype=bias.dtype)
+    assert norm.running_mean is not None and norm.running_var is not None
+    norm.running_mean.zero_() if norm.affine else norm.running_mean.copy_(-bias)
+    norm.running_var.fill_(1 - norm.eps)
+    if norm.affine:
+        norm.weight.fill_(1)
+        norm.bias.copy_(bias)
+    return replace(model, seat, norm)
+
+
+def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True) -> nn.Module:
+    """Initialize a plain model without data, so that every unit starts with mean 0 and variance 1.
+
+    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them.
+
+    Args:
+        model: The model; its weights and biases are changed.
+        input: Moments of the data, as for `propagate`.
+        example: An input that gives the real shape where `input` has uniform axes.
+        center: Whether to centre every unit by its bias. Without, weights are scaled by the second moment alone and
+            biases are zero: He's rule for any activation and graph, safer in deep chains without skips.
+
+    Returns:
+        The model.
+    """
+    trial = _normalized(copy.deepcopy(model), input, example, "project", None, center)
+    if center:
+        warn_of_depth(trial)
+    return fold(_normalized(model, input, example, "project", None, center), inplace=True)

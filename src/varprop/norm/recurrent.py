@@ -1,0 +1,244 @@
+"""Recurrent layers that normalize their gates: a_t = norm(W_ih x_t + W_hh h_(t-1)).
+
+A gate is N(shift, scale^2) by construction, so the stationary moments of the state h (and of an LSTM's cell) follow
+from scale and shift alone. Both weights of a gate are folded by one factor (moments-spec, 8 and 10):
+mu = W_ih m_x + W_hh m_h, sigma^2 = W_ih^2 (v_x + eps) + W_hh^2 (v_h + eps), W' = W scale / sigma,
+b' = shift - mu scale / sigma. The output does not depend on a factor common to a gate's rows of W_ih and W_hh.
+
+A GRU's candidate tanh(A + r B) has two parts, A = W_in x and B = W_hn h, each normalized by itself, so that its scales
+and shifts have the blocks r, z, A, B. An LSTM's projection stays as it is: it is part of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..gaussian.normal import safe_sqrt
+from ..moments import Moments, trusted
+from ..rules.dropout import dropout as drop
+from .layers import Normalized
+from .plain_recurrent import WithWeights, check_gates, gate_norms, list_weights, suffixes
+from .stationary import CONVERGED, STATES, Pair, distance, fixed_point, gate_statistics, joined, parted
+
+__all__ = ["CALLS", "NormalizedRecurrent", "check_gates", "recurrent_class", "unit_gates_"]
+
+CALLS = {"aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.lstm.input", "aten.gru.input"}
+States = dict[str, list[Pair]]  # of every direction: h, and an LSTM's cell
+
+
+class NormalizedRecurrent(Normalized, nn.RNNBase):
+    """A recurrent layer with analytic normalization of its gates.
+
+    Attributes:
+        weight_ih_l0: As in the plain layer, and so on for all layers and directions; so is weight_hh_l0.
+        scale_l0: Standard deviation of every gate.
+        shift_l0: Mean of every gate.
+    """
+
+    stock: type[nn.RNNBase]
+    plain_biases: dict[str, nn.Parameter]
+
+    @classmethod
+    def from_plain_(cls, layer: nn.RNNBase, center: bool = True) -> NormalizedRecurrent:
+        """Turn a plain layer into a normalized one where it stands."""
+        plain_class = type(layer)
+        cast(Any, layer).__class__ = cls
+        site = cast(NormalizedRecurrent, layer)
+        site.plain_class, site.center = plain_class, center
+        biases = {name: p for name, p in site._parameters.items() if name.startswith("bias_") and p is not None}
+        site.plain_biases = biases  # kept for `become_plain_`, but no parameters of the normalized model
+        for name in biases:
+            delattr(site, name)
+        list_weights(site, bias=False)
+        for suffix in suffixes(site):
+            like = site.part("weight_ih", suffix)
+            size = (4 if site.mode in ("LSTM", "GRU") else 1) * site.hidden_size
+            for name, value in (("scale", 1.0), ("shift", 0.0)):
+                parameter = nn.Parameter(like.new_full((size,), value), requires_grad=like.requires_grad)
+                site.register_parameter(f"{name}_{suffix}", parameter)
+        return site
+
+    @torch.no_grad()
+    def become_plain_(self, folded: dict[str, Tensor]) -> None:
+        """Turn it back into a plain layer with the given parameters, with biases in any case."""
+        known, plain_class = {**self._parameters, **self.plain_biases}, self.plain_class
+        trainable = self._first.requires_grad
+        gates = [f"{name}_{suffix}" for suffix in suffixes(self) for name in ("scale", "shift")]
+        for name in (*gates, "plain_class", "plain_biases", "center", "uses", "statistics"):
+            delattr(self, name)
+        cast(Any, self).__class__ = plain_class
+        for name, value in folded.items():
+            parameter = known.get(name)
+            if parameter is None:
+                parameter = nn.Parameter(value, requires_grad=trainable)
+            parameter.data = value.detach().clone()
+            self._parameters.pop(name, None)  # and to the end, so that all come in torch's order
+            self.register_parameter(name, parameter)
+        list_weights(self, bias=True)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """The plain layer with folded weights, on torch's own kernels."""
+        plain = WithWeights(self, list(self.folded().values()))
+        return cast(Any, self.stock).forward(plain, input, hx)
+
+    def folded(self) -> dict[str, Tensor]:  # type: ignore[override]
+        """All parameters of the plain layer that does the same, by name, in torch's order."""
+        found: dict[str, Tensor] = {}
+        with torch.autocast(self._first.device.type, enabled=False), trusted():
+            states = self.states()
+            for index in range(self.num_layers):
+                x = self._reads(index, states)
+                for suffix in suffixes(self, index):
+                    found.update(self._folded_part(suffix, x, self._recurring(*states[suffix][0])))
+        return found
+
+    def _folded_part(self, suffix: str, x: Moments, h: Moments) -> Iterator[tuple[str, Tensor]]:
+        names = ("weight_ih", "weight_hh", "scale", "shift")
+        w_ih, w_hh, scale, shift = (self.part(name, suffix, self._dtype) for name in names)
+        mean, var = gate_statistics(self.mode, w_ih, w_hh, x, h)
+        rate = scale / safe_sqrt(var)
+        rate_ih, rate_hh = parted(self.mode, rate)
+        bias_ih, bias_hh = parted(self.mode, shift - rate * mean)
+        shared = 2 * self.hidden_size if self.mode == "GRU" else len(bias_hh)  # there bias_ih has it all
+        bias_hh = torch.cat([torch.zeros_like(bias_hh[:shared]), bias_hh[shared:]])
+        parts = {"weight_ih": w_ih * rate_ih[:, None], "weight_hh": w_hh * rate_hh[:, None]}
+        for name, value in {**parts, "bias_ih": bias_ih, "bias_hh": bias_hh}.items():
+            yield f"{name}_{suffix}", value.to(self._first.dtype)
+        if self.proj_size:
+            yield f"weight_hr_{suffix}", self.part("weight_hr", suffix)
+
+    def states(self, dtype: torch.dtype | None = None) -> States:
+        """The stationary moments of h, and of an LSTM's cell, in every layer and direction."""
+        names = suffixes(self)
+        shift, scale = (torch.stack([self.part(p, s, dtype or self._dtype) for s in names]) for p in ("shift", "scale"))
+        found = STATES[self.mode](shift, scale.abs())  # all at once: many small tensors would take longer
+        each = {name: [(mean[i], var[i]) for mean, var in found] for i, name in enumerate(names)}
+        return {name: self._projected(name, states) for name, states in each.items()}
+
+    def _projected(self, suffix: str, states: list[Pair]) -> list[Pair]:
+        (mean, var), *cell = states
+        if self.proj_size:
+            project = self.part("weight_hr", suffix, mean.dtype)
+            mean, var = F.linear(mean, project), F.linear(var, project.square())
+        return [(mean, var), *cell]
+
+    def _reads(self, index: int, states: States) -> Moments:
+        """What enters a layer: the input, a row for each call, or the states of the layer before, after dropout."""
+        like = states["l0"][0][0]
+        if index:
+            before = [states[suffix][0] for suffix in suffixes(self, index - 1)]
+            mean, var = (torch.cat(parts)[None] for parts in zip(*before, strict=True))
+            return self._entering(drop(Moments(mean, var), self.dropout, self.training), like)
+        calls = [self._entering(x, like) for x in self.statistics[self.training]()]
+        means, variances = [x.mean.flatten() for x in calls], [x.var.flatten() for x in calls]
+        return Moments(torch.stack(means), torch.stack(variances))
+
+    def _recurring(self, mean: Tensor, var: Tensor) -> Moments:
+        return self._entering(Moments(mean[None], var[None]), mean)
+
+    def output_moments(self, form: Any) -> list[Moments]:  # type: ignore[override]
+        """What the next layers see: the stationary moments as output, last states, and for an LSTM last cells."""
+        states, last = self.states(), suffixes(self, self.num_layers - 1)
+        mean, var = (torch.cat(parts)[None, None] for parts in zip(*(states[s][0] for s in last), strict=True))
+        found = [Moments(mean, var, form[0].shape)]
+        for pairs, each in zip(zip(*states.values(), strict=True), form[1:], strict=True):
+            mean, var = (torch.stack(parts)[:, None] for parts in zip(*pairs, strict=True))
+            found.append(Moments(mean, var, each.shape))
+        return found
+
+    @torch.no_grad()
+    def set_to_present(self, path: str) -> bool:
+        """Set scale and shift so that the layer does what it did; whether that changed them beyond rounding.
+
+        The statistics of a gate depend on its own scale and shift: solved in float64.
+
+        Raises:
+            ValueError: If the recurrence settles nowhere, as an unstable one does.
+        """
+        moved = False
+        for suffix in suffixes(self):
+            with trusted():
+                step, present = self._preserving(suffix)
+                if distance(step(present), present) <= max(CONVERGED, 2 * torch.finfo(self._first.dtype).eps):
+                    continue
+                gates, moved = fixed_point(step, present), True
+            if gates is None:
+                raise ValueError(
+                    f"The recurrence of '{path}' ({suffix}) has no stationary state that its weights agree with: "
+                    f'use init="project", or leave it out with `only`.'
+                )
+            self.part("shift", suffix).copy_(gates[0])
+            self.part("scale", suffix).copy_(gates[1])
+        return moved
+
+    def _preserving(self, suffix: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """The statistics that follow from those of the gates, to be the same; and the present ones."""
+        names = ("weight_ih", "weight_hh", "shift", "scale")
+        w_ih, w_hh, *present = (self.part(name, suffix, torch.float64) for name in names)
+        biases = [self.plain_biases.get(f"{name}_{suffix}") for name in ("bias_ih", "bias_hh")]
+        bias = joined(self.mode, *(w_ih.new_zeros(len(w_ih)) if b is None else b.double() for b in biases))
+        x = self._reads(int(suffix[1:].removesuffix("_reverse")), self.states(torch.float64))
+
+        def step(gates: Tensor) -> Tensor:
+            state = self._recurring(*self._projected(suffix, STATES[self.mode](*gates))[0])
+            mean, var = gate_statistics(self.mode, w_ih, w_hh, x, state)
+            return torch.stack([mean + bias, var.sqrt()])
+
+        return step, torch.stack(present)
+
+    def part(self, name: str, suffix: str, dtype: torch.dtype | None = None) -> Tensor:
+        """One of the parameters of a layer and direction."""
+        tensor: Tensor = getattr(self, f"{name}_{suffix}")
+        return tensor if dtype is None else tensor.to(dtype)
+
+    @property
+    def _first(self) -> Tensor:
+        return self.part("weight_ih", "l0")
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.promote_types(self._first.dtype, torch.float32)
+
+    def _channel_axis(self, ndim: int) -> int:
+        return ndim - 1
+
+    def flatten_parameters(self) -> None:
+        """Nothing: the kernels read the folded weights."""
+
+
+class NormalizedRNN(NormalizedRecurrent, nn.RNN):
+    """`nn.RNN` with analytic normalization."""
+
+    stock = nn.RNN
+
+
+class NormalizedLSTM(NormalizedRecurrent, nn.LSTM):
+    """`nn.LSTM` with analytic normalization."""
+
+    stock = nn.LSTM
+
+
+class NormalizedGRU(NormalizedRecurrent, nn.GRU):
+    """`nn.GRU` with analytic normalization."""
+
+    stock = nn.GRU
+
+
+def recurrent_class(layer: nn.Module) -> type[NormalizedRecurrent] | None:
+    """The normalized class for a recurrent layer; None for others, and for one with a forward of its own."""
+    kinds: tuple[type[NormalizedRecurrent], ...] = (NormalizedRNN, NormalizedLSTM, NormalizedGRU)
+    return next((k for k in kinds if isinstance(layer, k.stock) and type(layer).forward is k.stock.forward), None)
+
+
+@torch.no_grad()
+def unit_gates_(site: NormalizedRecurrent, suffix: str) -> None:
+    """Scale the weights of every gate to norm 1, those of W_ih and W_hh together; the output stays the same."""
+    norms = gate_norms(site, suffix)
+    rows = parted(site.mode, torch.where(norms > 0, norms, torch.ones_like(norms)))
+    for name, row in zip(("weight_ih", "weight_hh"), rows, strict=True):
+        site.part(name, suffix).div_(row[:, None])

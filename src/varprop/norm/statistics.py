@@ -1,0 +1,150 @@
+"""Mean and variance of what enters a normalized layer, from parameters alone.
+
+Between normalized layers the statistics decouple: what enters a layer depends on the scale and shift of the layers it
+reads from and on the operations between, and on no data (paper, section 2.1).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import Program
+from ..moments import Moments, Tokens
+from ..node import Node, resolve
+from ..plan import make_plan, require_complete
+from ..walk import Walk
+
+
+class Statistics:
+    """The operations between earlier layers and one layer, and how to run them on moments.
+
+    Args:
+        root: The model, in which the earlier layers and other parameters are looked up at every use.
+        program: The captured model.
+        calls: The calls of normalized layers in the program, with the path of each.
+        targets: The nodes whose moments are wanted: what the layer reads, one for each of its calls.
+        inputs: The moments of the model's inputs.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        program: Program,
+        calls: dict[Node, str],
+        targets: list[Node],
+        inputs: dict[Node, Any],
+    ) -> None:
+        between = _needed(targets, set(calls))
+        self.root = root
+        self.nodes = [node for node in program.nodes if node in between and node not in calls]
+        self.targets = targets
+        self.sources = {node: path for node, path in calls.items() if node in between}
+        self.inputs = {node: value for node, value in inputs.items() if node in between}
+        self.state = {node: name for node, name in program.state.items() if node in between}
+        self.constants = {node: value for node, value in program.constants.items() if node in between}
+        self._plan()
+
+    def _plan(self) -> None:
+        program = Program(self.root, self.nodes, [], self.state, self.constants, [], None)
+        random = [*self.sources, *(node for node, value in self.inputs.items() if not isinstance(value, Tensor))]
+        self.plan = make_plan(program, random)
+        require_complete(self.plan)
+
+    def __call__(self) -> list[Moments]:
+        """The moments of every target, as they follow from the present parameters."""
+        sources = {node: _module(self.root, path) for node, path in self.sources.items()}
+        device = next(self.root.parameters()).device
+        env: dict[Node, Any] = {node: _attribute(self.root, name) for node, name in self.state.items()}
+        env.update({node: _to(value, device) for node, value in (self.constants | self.inputs).items()})
+        env.update({node: source.output_moments(node.form) for node, source in sources.items()})
+        walk = Walk(self.plan, env, annotate=False)
+        walk.run()
+        return [_as_moments(walk.value(target)) for target in self.targets]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nodes as a flat list: they refer to each other in chains too long for pickle and deepcopy to follow."""
+        order = [*self.sources, *self.inputs, *self.state, *self.constants, *self.nodes]
+        order += [node for node in self.targets if node not in order]
+        index = {node: position for position, node in enumerate(order)}
+        state = {name: value for name, value in self.__dict__.items() if name != "plan"}
+        for name in ("sources", "inputs", "state", "constants"):
+            state[name] = [(index[node], value) for node, value in state[name].items()]
+        for name in ("nodes", "targets"):
+            state[name] = [index[node] for node in state[name]]
+        computed = set(self.nodes)
+        state["order"] = [_flat(node, index if node in computed else {}) for node in order]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        order: list[Node] = []
+        for flat in state.pop("order"):
+            order.append(_restored(flat, order))
+        for name in ("sources", "inputs", "state", "constants"):
+            state[name] = {order[position]: value for position, value in state[name]}
+        for name in ("nodes", "targets"):
+            state[name] = [order[position] for position in state[name]]
+        self.__dict__.update(state)
+        self._plan()
+
+
+class _Position(int):
+    """A node's place in a flat list."""
+
+
+def _flat(node: Node, index: dict[Node, int]) -> tuple[Any, ...]:
+    if node not in index:  # its value is given, and what it was computed from may come later in the list
+        return node.name, None, (), {}, node.form
+    args, kwargs = resolve((node.args, node.kwargs), lambda operand: _Position(index.get(operand, -1)))
+    overload = isinstance(node.target, torch._ops.OpOverload)
+    return node.name, str(node.target) if overload else node.target, args, kwargs, node.form
+
+
+def _restored(flat: tuple[Any, ...], order: list[Node]) -> Node:
+    name, target, args, kwargs, form = flat
+    target = functools.reduce(getattr, target.split("."), torch.ops) if isinstance(target, str) else target
+    return Node(name, target, _refer(args, order), _refer(kwargs, order), form)
+
+
+def _refer(tree: Any, order: list[Node]) -> Any:
+    if isinstance(tree, _Position):
+        return order[tree] if tree >= 0 else None
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_refer(item, order) for item in tree)
+    return {key: _refer(item, order) for key, item in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _needed(targets: list[Node], calls: set[Node]) -> set[Node]:
+    """All nodes before the targets, not looking beyond the calls of normalized layers."""
+    needed, waiting = set(targets), list(targets)
+    while waiting:
+        node = waiting.pop()
+        if node not in calls:
+            fresh = [operand for operand in node.operands if operand not in needed]
+            needed.update(fresh)
+            waiting.extend(fresh)
+    return needed
+
+
+def _module(root: nn.Module, path: str) -> Any:
+    return functools.reduce(getattr, path.split("."), root) if path else root
+
+
+def _attribute(root: nn.Module, name: str) -> Tensor:
+    tensor: Tensor = functools.reduce(getattr, name.split("."), root)  # type: ignore[assignment]
+    return tensor
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Moments):
+        return Moments(value.mean.to(device), value.var.to(device), value.full)
+    if isinstance(value, Tokens):
+        return Tokens(value.probabilities.to(device), value.full)
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _as_moments(value: Any) -> Moments:
+    return value if isinstance(value, Moments) else Moments(value, torch.zeros_like(value))

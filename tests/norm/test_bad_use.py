@@ -1,0 +1,117 @@
+"""A clear word when it cannot work, and the model is as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from tests.norm.networks import Case, case, kept
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    state, modules = copy.deepcopy(model.state_dict()), list(model.named_modules())
+    classes, modes = [type(m) for _, m in modules], [m.training for _, m in modules]
+    flags = [(name, id(p), p.requires_grad) for name, p in model.named_parameters()]
+    yield
+    assert [(name, id(m)) for name, m in model.named_modules()] == [(name, id(m)) for name, m in modules]
+    assert [type(m) for m in model.modules()] == classes
+    assert [m.training for m in model.modules()] == modes
+    assert [(name, id(p), p.requires_grad) for name, p in model.named_parameters()] == flags
+    after = model.state_dict()
+    assert list(after) == list(state)
+    assert all(torch.equal(state[key].nan_to_num(7), after[key].nan_to_num(7)) for key in state)
+
+
+def zero_row(given: Case) -> None:
+    given.model[3].weight.data[2] = 0
+
+
+def not_a_number(given: Case) -> None:
+    given.model[3].weight.data[1, 0, 0, 0] = float("nan")
+
+
+def infinite(given: Case) -> None:
+    given.model[8].weight.data[1, 0] = float("inf")
+
+
+def no_variance(given: Case) -> None:
+    given.moments = vp.Moments(given.moments.mean, 0 * given.moments.var)
+
+
+def wrong_rank(given: Case) -> None:
+    given.moments = vp.Moments(given.moments.mean.flatten(), given.moments.var.flatten())
+
+
+def wrong_channels(given: Case) -> None:
+    given.moments = vp.Moments(torch.zeros(1, 4, 1, 1).double(), torch.ones(1, 4, 1, 1).double())
+
+
+def no_layer(given: Case) -> None:
+    given.model = nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3)).double()
+
+
+BAD: dict[str, tuple[Callable[[Case], None], str]] = {
+    "zero row": (zero_row, r"Output 2 of '3'"),
+    "nan": (not_a_number, r"weight of '3'.*not finite"),
+    "infinity": (infinite, r"weight of '8'.*not finite"),
+    "no variance": (no_variance, r"variance is zero everywhere"),
+    "wrong rank": (wrong_rank, r"Input 0 has moments of shape"),
+    "wrong channels": (wrong_channels, r"Input 0 has moments of shape"),
+    "no layer": (no_layer, r"no linear layer"),
+}
+
+
+def check_harmless(name: str, inplace: bool) -> None:
+    spoil, message = BAD[name]
+    given = case("own batch norm")
+    spoil(given)
+    given.model.train()
+    with untouched(given.model), pytest.raises((ValueError, vp.VarpropError), match=message):
+        given.normalized(inplace=inplace)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_use_is_said_and_harmless_in_place(name: str) -> None:
+    check_harmless(name, inplace=True)
+
+
+@pytest.mark.parametrize("name", ("zero row", pytest.param("nan", marks=pytest.mark.slow), "no layer"))
+def test_bad_use_is_said_and_harmless_on_a_copy(name: str) -> None:
+    check_harmless(name, inplace=False)
+
+
+def test_a_failed_initialization_changes_nothing() -> None:
+    given = case("own batch norm")
+    zero_row(given)
+    with untouched(given.model), pytest.raises(ValueError, match="Output 2 of '3'"):
+        vp.init_(given.model, given.moments, example=given.inputs)
+
+
+@pytest.mark.parametrize("inplace", (False, True), ids=("copy", "inplace"))
+def test_normalizing_twice(inplace: bool) -> None:
+    given, normalized = kept("mlp")
+    with untouched(normalized), pytest.raises(ValueError, match="normalized already"):
+        vp.normalize(normalized, given.moments, example=given.inputs, inplace=inplace)
+
+
+@pytest.mark.parametrize("inplace", (False, True), ids=("copy", "inplace"))
+def test_folding_a_plain_model(inplace: bool) -> None:
+    model = case("mlp").model
+    with untouched(model), pytest.raises(ValueError, match="nothing to fold"):
+        vp.fold(model, inplace=inplace)
+
+
+def test_an_unknown_path_or_start() -> None:
+    given = case("mlp")
+    with untouched(given.model):
+        with pytest.raises(ValueError, match="init must be"):
+            given.normalized(init="keep")
+        with pytest.raises(ValueError, match="nowhere"):
+            given.normalized(only="nowhere", inplace=True)

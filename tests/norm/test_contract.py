@@ -1,0 +1,277 @@
+"""A normalized model is an ordinary PyTorch model."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import varprop as vp
+from tests.norm.networks import NETWORKS, Case, apart, case, kept, sites, train_a_little
+from varprop.norm.layers import Normalized
+
+COPIED = ("conv", "dense", "reused", "resnet", "two in two out", "dropout")
+
+
+def fresh(name: str = "named parts") -> tuple[Case, nn.Module]:
+    given, normalized = kept(name)
+    return given, train_a_little(copy.deepcopy(normalized))
+
+
+def single(name: str = "named parts") -> tuple[Case, nn.Module]:
+    given = case(name, torch.float32)
+    return given, given.normalized()
+
+
+def test_names_read_naturally() -> None:
+    _, model = fresh()
+    layers = ("features.0", "features.2", "classifier")
+    expected = [f"{layer}.{name}" for layer in layers for name in ("weight", "scale", "shift")]
+    assert [name for name, _ in model.named_parameters()] == expected
+    assert list(model.state_dict()) == expected
+    assert list(model.buffers()) == []
+    assert "normalized" in repr(model) and "Conv2d" in repr(model)
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_a_copy_stands_on_its_own(name: str) -> None:
+    given, model = fresh(name)
+    before, twin = given.run(model), copy.deepcopy(model)
+    assert torch.equal(given.run(twin), before)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.7)
+    assert torch.equal(given.run(twin), before)
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_pickle(name: str) -> None:
+    given, model = fresh(name)
+    assert torch.equal(given.run(pickle.loads(pickle.dumps(model))), given.run(model))
+
+
+def test_a_whole_model_in_a_file(tmp_path: Path) -> None:
+    given, model = fresh()
+    torch.save(model, tmp_path / "model.pt")
+    assert torch.equal(given.run(torch.load(tmp_path / "model.pt", weights_only=False)), given.run(model))
+
+
+def test_a_deep_chain_can_be_copied() -> None:
+    _, model = kept("resnet")
+    assert len(pickle.dumps(model)) < 60 * sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ("conv", "own batch norm"))
+def test_state_dict_into_a_freshly_normalized_model(name: str, tmp_path: Path) -> None:
+    given, model = fresh(name)
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    torch.manual_seed(99)
+    other = case(name)
+    for parameter in other.model.parameters():
+        nn.init.normal_(parameter)
+    resumed = other.normalized()
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True), strict=True)
+    assert torch.equal(given.run(resumed), given.run(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_architecture_compiles_as_one_graph(name: str) -> None:
+    given, model = single(name)
+    torch._dynamo.reset()
+    compiled = torch.compile(model.train(), fullgraph=True, backend="eager")
+    torch.manual_seed(0)
+    ours = given.run(compiled)
+    torch.manual_seed(0)
+    assert apart(ours, given.run(model)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ("named parts", "dropout"))
+def test_compiles_without_a_graph_break(name: str) -> None:
+    given, model = single(name)
+    torch._dynamo.reset()
+    compiled = torch.compile(model.eval(), fullgraph=True, backend="aot_eager")
+    assert apart(given.run(compiled), given.run(model)) <= 1e-5
+    given.run(compiled).square().sum().backward()
+    ours = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    given.run(model).square().sum().backward()
+    for n, p in model.named_parameters():
+        assert (ours[n] - p.grad).abs().max() <= 1e-4 * (1e-3 + p.grad.abs().max()), n
+
+
+def test_no_graph_break_in_training_mode() -> None:
+    given, model = single("dropout")
+    torch._dynamo.reset()
+    assert torch._dynamo.explain(model.train())(*given.inputs).graph_break_count == 0
+
+
+def test_exports() -> None:
+    given, model = fresh("mlp")
+    exported = torch.export.export(model, given.inputs)
+    assert apart(given.run(exported.module()), given.run(model)) <= 1e-12
+
+
+def test_onnx_of_the_folded_model() -> None:
+    if importlib.util.find_spec("onnxscript") is None or importlib.util.find_spec("onnx") is None:
+        pytest.skip("torch.onnx.export needs the packages onnx and onnxscript, which are not installed")
+    given, model = single()
+    folded = vp.fold(model)
+    program = torch.onnx.export(folded, given.inputs, dynamo=True)
+    outputs = program.call_reference(*given.inputs)
+    assert apart(outputs[0], given.run(folded).reshape(outputs[0].shape)) <= 1e-5
+
+
+def test_the_folded_model_is_made_of_stock_operations() -> None:
+    given, model = single()
+    exported = torch.export.export(vp.fold(model), given.inputs)
+    plain = torch.export.export(given.model, given.inputs)
+    assert [str(n.target) for n in exported.graph.nodes] == [str(n.target) for n in plain.graph.nodes]
+
+
+class Dtypes(torch.utils._python_dispatch.TorchDispatchMode):
+    """Collects the dtypes computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        self.seen.update([result.dtype] if isinstance(result, Tensor) else [])
+        return result
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bf16", "fp16"))
+def test_autocast_leaves_the_statistics_in_full_precision(dtype: torch.dtype) -> None:
+    given, model = single()
+    before = [site.output_statistics() for site in sites(model).values()]
+    with torch.autocast("cpu", dtype):
+        with Dtypes() as found:
+            inside = [site.output_statistics() for site in sites(model).values()]
+        outputs = model(*given.inputs)
+    assert not found.seen & {torch.bfloat16, torch.float16}
+    for ours, theirs in zip(inside, before, strict=True):
+        assert all(torch.equal(a, b) and a.dtype == torch.float32 for a, b in zip(ours, theirs, strict=True))
+    assert outputs.dtype == dtype
+    assert apart(outputs.float(), model(*given.inputs)) <= 0.05
+    outputs.float().square().sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bf16", "fp16"))
+@pytest.mark.parametrize("name", ("named parts", "own norms"))
+def test_a_model_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    given, model = single(name)
+    before = given.run(model)
+    model.to(dtype)
+    assert all(t.dtype == torch.float32 for site in sites(model).values() for t in site.output_statistics())
+    outputs = model(*(x.to(dtype) for x in given.inputs))
+    assert outputs.dtype == dtype
+    assert apart(outputs.float().flatten(), before) <= 0.1
+
+
+def test_double_precision_afterwards() -> None:
+    given, model = single()
+    before = given.run(model)
+    outputs = model.double()(*(x.double() for x in given.inputs))
+    assert outputs.dtype == torch.float64
+    assert apart(outputs.flatten(), before.double()) <= 1e-5
+    assert all(t.dtype == torch.float64 for site in sites(model).values() for t in site.output_statistics())
+
+
+def test_grad_scaler() -> None:
+    given, model = single()
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**10), torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = F.cross_entropy(model(*given.inputs).float(), torch.tensor([0, 1, 2, 0]))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", ("named parts", "reused", "resnet"))
+def test_functional_call_replaces_what_statistics_read(name: str) -> None:
+    given, model = fresh(name)
+    before = given.run(model)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1)
+    state = dict(other.named_parameters())
+    assert apart(functional_call(model, state, given.inputs).flatten(), given.run(other)) <= 1e-12
+    assert torch.equal(given.run(model), before)
+
+
+def test_moves_between_devices() -> None:
+    given, model = fresh()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    before = given.run(model)
+    there = copy.deepcopy(model).to("meta")
+    outputs = there(given.inputs[0].to("meta"))
+    assert outputs.device.type == "meta" and outputs.numel() == before.numel()
+    back = there.to_empty(device="cpu")
+    back.load_state_dict(state)
+    assert torch.equal(given.run(back), before)
+
+
+def test_requires_grad_switches_everything() -> None:
+    given, model = fresh()
+    assert not given.run(model.requires_grad_(False)).requires_grad
+    given.run(model.requires_grad_(True)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_channels_last() -> None:
+    given, model = fresh()
+    before = given.run(model)
+    model = model.to(memory_format=torch.channels_last)
+    x = given.inputs[0].contiguous(memory_format=torch.channels_last)
+    features = model.features(x)
+    assert features.is_contiguous(memory_format=torch.channels_last)
+    assert apart(model(x).flatten(), before) <= 1e-12
+
+
+def test_it_is_still_the_layer_people_ask_for() -> None:
+    _, model = fresh()
+    assert isinstance(model.features[0], nn.Conv2d) and isinstance(model.features[0], Normalized)
+    assert isinstance(model.classifier, nn.Linear) and model.classifier.in_features == 4
+
+
+def test_hooks_stay() -> None:
+    given, seen = case("named parts"), []
+    given.model.features[0].register_forward_hook(lambda module, args, output: seen.append(type(module)))
+    normalized = given.normalized(inplace=True)
+    seen.clear()
+    given.run(normalized)
+    given.run(vp.fold(normalized, inplace=True))
+    assert len(seen) == 2 and seen[1] is nn.Conv2d
+
+
+def test_other_batch_sizes_and_resolutions() -> None:
+    _, model = fresh()
+    for shape in ((1, 3, 7, 7), (5, 3, 12, 9)):
+        assert model(torch.randn(shape, dtype=torch.float64)).shape == (shape[0], 3)
+
+
+def test_weights_in_a_buffer() -> None:
+    buffer = io.BytesIO()
+    given, model = fresh()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    other = fresh()[1]
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert torch.equal(given.run(other), given.run(model))

@@ -1,0 +1,93 @@
+"""The scale of a weight and a former bias do not matter: nothing to tune, nothing to decay."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import varprop as vp
+from tests.norm.networks import apart, case, kept, sites
+from varprop.norm.layers import Normalized
+
+NAMES = ("conv", "grouped", pytest.param("identity skip", marks=pytest.mark.slow), "own norms")
+
+
+def rows(values: Tensor, layer: nn.Module) -> Tensor:
+    """Sum over the weights of every output channel."""
+    if not getattr(layer, "transposed", False):
+        return values.flatten(1).sum(1)
+    grouped = values.reshape(layer.groups, -1, *values.shape[1:])
+    return grouped.transpose(1, 2).flatten(2).sum(2).flatten()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_learning_rate_is_lost_to_the_scale_of_a_weight(name: str) -> None:
+    given = case(name, torch.float32)
+    normalized = given.normalized()
+    before, weights = given.run(normalized), {p: s.weight.clone() for p, s in sites(normalized).items()}
+    for exponent in (-6, -3, 3, 6):
+        for path, site in sites(normalized).items():
+            with torch.no_grad():
+                site.weight.copy_(weights[path] * 10.0**exponent)
+            assert apart(given.run(normalized), before) <= 1e-5
+        assert apart(given.run(normalized), before) <= 1e-5  # all of them together
+
+
+@pytest.mark.parametrize("name", ("conv", "grouped", "recalled", "own norms"))
+def test_homogeneity_is_exact(name: str) -> None:
+    given, kept_model = kept(name)
+    normalized = copy.deepcopy(kept_model)
+    before = given.run(normalized)
+    for site in sites(normalized).values():
+        with torch.no_grad():
+            site.weight.mul_(2.0**18)
+    assert torch.equal(given.run(normalized), before)
+
+
+def test_a_former_bias_leaves_no_trace() -> None:
+    given = case("conv", torch.float32)
+    before = given.run(given.normalized())
+    for layer in given.model.modules():
+        if getattr(layer, "bias", None) is not None:
+            nn.init.normal_(layer.bias, 3, 10)
+    assert apart(given.run(given.normalized()), before) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ("mlp", "conv", "grouped", "identity skip", "unet", "recalled", "own norms"))
+def test_steps_go_around_the_sphere(name: str) -> None:
+    given, normalized = kept(name)
+    outputs = given.run(normalized)
+    loss = (outputs * torch.linspace(-1, 1, len(outputs), dtype=outputs.dtype)).sum() + outputs.square().mean()
+    found: dict[str, Normalized] = sites(normalized)
+    gradients = torch.autograd.grad(loss, [site.weight for site in found.values()])
+    for (path, site), gradient in zip(found.items(), gradients, strict=True):
+        along = rows(gradient * site.weight, site).abs()
+        size = rows(gradient.square(), site).sqrt() * rows(site.weight.square(), site).sqrt()
+        assert size.max() > 0, path
+        assert (along <= 1e-12 * torch.maximum(size, size.max())).all(), path
+
+
+def test_unit_norms_change_no_output() -> None:
+    given, kept_model = kept("grouped")
+    normalized = vp.unit_norm_(copy.deepcopy(kept_model))
+    assert apart(given.run(normalized), given.run(kept_model)) <= 1e-12
+    for site in sites(normalized).values():
+        assert (rows(site.weight.square(), site) - 1).abs().max() <= 1e-12
+
+
+def test_no_decay_on_what_has_no_scale() -> None:
+    _, normalized = kept("conv")
+    assert [group["weight_decay"] for group in vp.param_groups(normalized, 0.1)] == [0.0]
+
+
+def test_scales_of_any_sign_have_a_gradient() -> None:
+    given, kept_model = kept("conv")
+    normalized = copy.deepcopy(kept_model)
+    for site in sites(normalized).values():
+        with torch.no_grad():
+            site.scale[0], site.scale[1] = 0, -1.5
+    given.run(normalized).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in normalized.parameters())
