@@ -1,10 +1,13 @@
 """Mean and variance of every unit of a PyTorch model, computed from its weights instead of measured on data."""
 
 from .capture import Program
+from .convert import batch_norm_start, param_groups, reparametrize, unit_norm_
 from .data import input_moments
 from .engine import capture, coverage, propagate
 from .errors import CaptureError, MissingRule, VarpropError, WrongMode
+from .lr import LRSearch, find_lr, training_objective
 from .moments import Moments, Tokens
+from .norm import fold, init_, normalize
 from .registry import elementwise, rule, structural
 from .report import Coverage, Entry, Result
 
@@ -12,6 +15,7 @@ __all__ = [
     "CaptureError",
     "Coverage",
     "Entry",
+    "LRSearch",
     "MissingRule",
     "Moments",
     "Program",
@@ -19,12 +23,21 @@ __all__ = [
     "Tokens",
     "VarpropError",
     "WrongMode",
+    "batch_norm_start",
     "capture",
     "coverage",
     "elementwise",
+    "find_lr",
+    "fold",
+    "init_",
     "input_moments",
+    "normalize",
+    "param_groups",
     "propagate",
+    "reparametrize",
     "rule",
     "structural",
+    "training_objective",
+    "unit_norm_",
 ]
 __version__ = "0.1.0"

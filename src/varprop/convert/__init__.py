@@ -1,0 +1,7 @@
+"""From model to model: other parametrizations of the same function, and what training them asks for."""
+
+from .decay import param_groups, unit_norm_
+from .reparametrize import reparametrize
+from .start import batch_norm_start
+
+__all__ = ["batch_norm_start", "param_groups", "reparametrize", "unit_norm_"]

@@ -1,0 +1,120 @@
+"""Batch norm into a plain model, with the statistics of one batch, and out of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
+
+from ..norm.absorb import Absorbed, absorb_, find_seats, note_of, noted
+from ..norm.following import batch_norms_after
+from ..norm.sites import Only, Site, find_sites, is_site, replace
+from .batched import Batched, new_norm
+from .seats import direct_seats
+from .statistics import Statistics, measured_outputs, pooled, run, set_statistics
+
+
+def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
+    """Let the linear layers do the work of the batch norms directly after them, as in evaluation mode.
+
+    A batch norm put in by `to_batch_norm_` goes with its wrapper; one of the model's own becomes an `nn.Identity`. A
+    layer without bias gains one where it is needed. A batch norm elsewhere (before a layer, after a sum) stays.
+
+    Args:
+        model: Changed in place, weights included; a weight tied to others is untied first, with a warning.
+        example: An input, needed to find out which layers the model's own batch norms follow.
+
+    Returns:
+        The model, which is another module only where the model was itself a wrapped layer.
+    """
+    own = own_batch_norms(model)
+    if own and example is None:
+        raise ValueError(f"Batch norm '{next(iter(own))}' is the model's own: give `example`, to see what it follows.")
+    following = batch_norms_after(model, example) if own else {}
+    pairs = {layer: norm for layer, norm in following.items() if norm in own}
+    _check_free_weights(model, pairs)
+    for layer_path, norm_path in pairs.items():
+        layer, norm = model.get_submodule(layer_path), model.get_submodule(norm_path)
+        assert is_site(layer) and isinstance(norm, _BatchNorm)
+        note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
+        absorb_(model, layer_path, layer, norm, keep_bias=True)
+        model = replace(model, norm, noted(note))
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Batched):
+            absorb_(model, path, module.layer, module.norm, keep_bias=module.had_bias)
+            model = replace(model, module, module.layer)
+    return model
+
+
+def own_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch norms of a model that are not in a `Batched`."""
+    wrapped = {module.norm for module in model.modules() if isinstance(module, Batched)}
+    named = model.named_modules()
+    return {path: m for path, m in named if isinstance(m, _BatchNorm) and m not in wrapped}
+
+
+def _check_free_weights(model: nn.Module, pairs: Mapping[str, str]) -> None:
+    wrapped = {path: m.layer for path, m in model.named_modules() if isinstance(m, Batched)}
+    for path, layer in {**{path: model.get_submodule(path) for path in pairs}, **wrapped}.items():
+        if parametrize.is_parametrized(layer, "weight"):
+            raise ValueError(f"The weight of '{path}' is parametrized and cannot take a factor: remove that first.")
+
+
+def to_batch_norm_(model: nn.Module, batch: Any, only: Only | None = None) -> nn.Module:
+    """Put a batch norm after every linear layer that leaves the function as it is.
+
+    gamma = sqrt(var + eps) and beta = mean + the layer's bias, with the mean and variance of the given batch. The
+    running variance is set to the biased one, where torch would store the unbiased one, so that the function is the
+    same in evaluation mode on every input and in training mode on this batch. (In training mode a layer called several
+    times normalizes each call by itself: for such a layer only evaluation mode is exact.) Statistics are taken in
+    evaluation mode, so without dropout. A layer the batch does not reach stays as it is.
+
+    Args:
+        model: Changed in place; weights are not.
+        batch: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        only: Which layers, as in `find_sites`.
+
+    Returns:
+        The model, which is another module only where the model was itself a linear layer.
+    """
+    layers = find_sites(model, only)
+    seats = find_seats(model, layers)
+    with measured_outputs(layers) as measured, direct_seats(layers, seats) as direct:
+        run(model, batch)
+    for path, found in pooled(measured).items():
+        seat = seats.get(path)
+        if seat is not None and path in direct and note_of(seat)["norm"].affine:
+            model = _reseated(model, layers[path], seat, found)
+        else:
+            model = _wrapped(model, layers[path], found)
+    return model
+
+
+@torch.no_grad()
+def _fill(norm: _BatchNorm, layer: Site, found: Statistics, move_bias: bool) -> None:
+    """Statistics and parameters that undo each other; on request the layer's bias goes over into the norm's."""
+    bias = layer.bias if move_bias else None
+    without = found if bias is None else Statistics(found.count, found.mean - bias, found.var)
+    set_statistics(norm, without)
+    norm.weight.copy_(torch.sqrt(without.var + norm.eps))
+    norm.bias.copy_(found.mean)
+    if bias is not None:
+        norm.bias.requires_grad_(bias.requires_grad)
+        layer.bias = None
+
+
+def _wrapped(model: nn.Module, layer: Site, found: Statistics) -> nn.Module:
+    batched = Batched(layer, new_norm(layer), had_bias=layer.bias is not None)
+    _fill(batched.norm, layer, found, move_bias=True)
+    return replace(model, layer, batched)
+
+
+def _reseated(model: nn.Module, layer: Site, seat: nn.Identity, found: Statistics) -> nn.Module:
+    note = note_of(seat)
+    norm = note["norm"].to(device=layer.weight.device, dtype=layer.weight.dtype)
+    _fill(norm, layer, found, move_bias=not note["bias"])
+    return replace(model, seat, norm)

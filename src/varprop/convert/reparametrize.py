@@ -1,0 +1,108 @@
+"""One function in four forms: plain, weight-normalized, batch-normalized, analytically normalized."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal, get_args
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ..moments import Moments, Tokens
+from .analytic import fold_, normalize_, normalized_sites
+from .batched import Batched
+from .batchnorm import from_batch_norm_, own_batch_norms, to_batch_norm_
+from .statistics import calibrate_
+from .weightnorm import from_weight_norm_, to_weight_norm_
+
+Form = Literal["standard", "weight", "batch", "analytic"]
+
+
+def reparametrize(
+    model: nn.Module,
+    to: Form,
+    *,
+    input: Any = None,
+    example: Any = None,
+    batch: Any = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """Write a model in another parametrization that computes the same, after every linear layer.
+
+    Whatever form the model is in, in part or in whole, it becomes the plain one first:
+
+    - ``"standard"``: plain layers. Batch norms directly after a layer are absorbed into it; the model's own leave an
+      `nn.Identity` behind, to which ``"batch"`` returns. Batch norms elsewhere stay.
+    - ``"weight"``: torch's `weight_norm`, w = g v / |v|, on every layer.
+    - ``"batch"``: torch's batch norm after every layer, in a `Batched` at the layer's path (``fc.layer.weight``,
+      ``fc.norm.weight``), with the statistics of `batch`: the same function in evaluation mode on every input, and in
+      training mode on that batch.
+    - ``"analytic"``: the paper's normalization, by `normalize` with ``init="preserve"``.
+
+    A model that has batch norms means its evaluation mode by default; given a `batch` and a form other than
+    ``"batch"``, it means its training mode on that batch. Layers with tied weights stay tied unless their batch norms
+    scale them apart, which is warned of. Make the optimizer afterwards: parameters are added and removed.
+
+    Args:
+        model: Any model, in any mode; the mode stays.
+        to: The form to write it in.
+        input: For ``"analytic"``, the moments of the input, as for `normalize`.
+        example: An input tensor (or tuple, or dict), to see which layers the model's own batch norms follow; may be
+            left out if there are none, or if `batch` or `input` is given.
+        batch: An input tensor (or tuple, or dict) to take the statistics of batch norms from.
+        inplace: Change the model itself instead of a copy; if that fails it is as before.
+
+    Returns:
+        The model in the new form.
+
+    Raises:
+        ValueError: If statistics are missing, or a layer cannot take the form; the message names it.
+    """
+    _check_arguments(to, input, batch)
+    trial = copy.deepcopy(model)
+    result = _convert(trial, to, input, example, batch)
+    if not inplace:
+        return result
+    if result is not trial:
+        raise ValueError("The model is a single layer, which cannot be replaced in place: use the model returned.")
+    return _convert(model, to, input, example, batch)  # the trial on a copy has shown that nothing fails midway
+
+
+def _check_arguments(to: str, given: Any, batch: Any) -> None:
+    if to not in get_args(Form):
+        raise ValueError(f"`to` must be one of {', '.join(map(repr, get_args(Form)))}, not {to!r}.")
+    if to == "batch" and batch is None:
+        raise ValueError('to="batch" needs `batch`, an input to take the mean and variance of every layer from.')
+    if to == "analytic" and given is None:
+        raise ValueError('to="analytic" needs `input`, the mean and variance of the data (see vp.input_moments).')
+
+
+def _convert(model: nn.Module, to: Form, given: Any, example: Any, batch: Any) -> nn.Module:
+    example = next((value for value in (example, batch, _stand_in(given)) if value is not None), None)
+    model = _standard(model, example, None if to == "batch" else batch)
+    if to == "weight":
+        return to_weight_norm_(model)
+    if to == "batch":
+        return to_batch_norm_(model, batch)
+    return normalize_(model, given, example) if to == "analytic" else model
+
+
+def _standard(model: nn.Module, example: Any, batch: Any) -> nn.Module:
+    model = fold_(model) if normalized_sites(model) else model
+    model = from_weight_norm_(model)
+    if batch is not None:
+        wrapped = {path: m.norm for path, m in model.named_modules() if isinstance(m, Batched)}
+        calibrate_(model, {**own_batch_norms(model), **wrapped}, batch)
+    return from_batch_norm_(model, example)
+
+
+def _stand_in(given: Any) -> Any:
+    """An input of the moments' shape, for want of a real one; none where there is no shape."""
+    leaves = pytree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, (Moments, Tokens)))
+    if given is None or any(isinstance(leaf, Tokens) for leaf in leaves):
+        return None
+
+    def mean(leaf: Any) -> Any:
+        return leaf.mean.detach() if isinstance(leaf, Moments) else leaf
+
+    return pytree.tree_map(mean, given, is_leaf=lambda leaf: isinstance(leaf, Moments))

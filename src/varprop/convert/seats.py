@@ -1,0 +1,39 @@
+"""Whether a batch norm that left its seat still reads the layer it followed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..norm.sites import Site
+
+
+@contextlib.contextmanager
+def direct_seats(layers: Mapping[str, Site], seats: Mapping[str, nn.Identity]) -> Iterator[set[str]]:
+    """Within, tells which seats read their layer's output: the paths noted may be out of date."""
+    latest: dict[str, Tensor] = {}
+    direct, wrong = set[str](), set[str]()
+
+    def note(path: str, output: Tensor) -> None:
+        latest[path] = output
+
+    def compare(path: str, read: Any) -> None:
+        (direct if read is latest.get(path) else wrong).add(path)
+
+    handles = []
+    for path, seat in seats.items():
+        handles += [
+            layers[path].register_forward_hook(
+                lambda _layer, _args, output, path=path: note(path, output), prepend=True
+            ),
+            seat.register_forward_pre_hook(lambda _seat, args, path=path: compare(path, args[0])),
+        ]
+    try:
+        yield direct
+    finally:
+        direct -= wrong
+        for handle in handles:
+            handle.remove()

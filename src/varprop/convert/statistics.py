@@ -1,0 +1,145 @@
+"""Means and variances of the channels in a model, measured on one batch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..capture import as_arguments
+from ..norm.sites import Site
+from ..restore import preserved_modes
+from .batched import channels_second
+
+
+@dataclass
+class Statistics:
+    """Number, mean and (biased) variance of the values of each channel."""
+
+    count: int
+    mean: Tensor
+    var: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> Statistics:
+        """Those of a tensor with channels on axis 1."""
+        axes = [axis for axis in range(values.ndim) if axis != 1]
+        var, mean = torch.var_mean(values, dim=axes, correction=0)
+        return cls(values.numel() // max(values.shape[1], 1), mean, var)
+
+    @classmethod
+    def pooled(cls, parts: Iterable[Statistics]) -> Statistics:
+        """Those of all the parts' values together: for a layer called several times."""
+        first, *others = parts = list(parts)
+        if not others:
+            return first
+        count = sum(part.count for part in parts)
+        mean = torch.stack([part.mean * (part.count / count) for part in parts]).sum(0)
+        spread = [(part.var + (part.mean - mean).square()) * (part.count / count) for part in parts]
+        return cls(count, mean, torch.stack(spread).sum(0))
+
+
+@torch.no_grad()
+def run(model: nn.Module, batch: Any, training: tuple[nn.Module, ...] = ()) -> None:
+    """Run a model on a batch in evaluation mode, but for the modules in `training`."""
+    args, kwargs = as_arguments(batch)
+    with preserved_modes(model):
+        model.eval()
+        for module in training:
+            module.train()
+        model(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def measured_outputs(layers: Mapping[str, Site]) -> Iterator[dict[str, list[Statistics]]]:
+    """Within, every call of a layer adds the statistics of its output."""
+    found: dict[str, list[Statistics]] = {path: [] for path in layers}
+
+    def measure(path: str, output: Tensor) -> None:
+        found[path].append(Statistics.of(channels_second(output, layers[path])))
+
+    handles = [
+        # First of all hooks: what a user's hook makes of the output comes after the batch norm.
+        layer.register_forward_hook(lambda _layer, _args, output, path=path: measure(path, output), prepend=True)
+        for path, layer in layers.items()
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def pooled(measured: Mapping[str, list[Statistics]]) -> dict[str, Statistics]:
+    """One statistics for each layer that was called.
+
+    Raises:
+        ValueError: If a layer has no finite variance on the batch.
+    """
+    found = {path: Statistics.pooled(parts) for path, parts in measured.items() if parts}
+    for path, statistics in found.items():
+        _check(path, statistics)
+    return found
+
+
+def _check(path: str, found: Statistics) -> None:
+    if found.count < 2:
+        raise ValueError(f"The batch gives '{path}' one value per channel, which has no variance: give a larger one.")
+    if not (found.mean.isfinite().all() and found.var.isfinite().all()):
+        raise ValueError(f"The output of '{path}' on the batch is not finite.")
+
+
+@torch.no_grad()
+def set_statistics(norm: _BatchNorm, found: Statistics) -> None:
+    """Make these the running statistics; the variance is the biased one, so that both modes agree on the batch."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    norm.running_mean.copy_(found.mean)
+    norm.running_var.copy_(found.var)
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.fill_(1)
+
+
+def calibrate_(model: nn.Module, norms: Mapping[str, _BatchNorm], batch: Any) -> set[str]:
+    """Give batch norms the statistics of one batch, each measured with all those before it already normalizing by it.
+
+    Afterwards the model does in evaluation mode, on any input, what it did in training mode on this batch. A batch norm
+    called several times gets the statistics of all its calls together.
+
+    Returns:
+        The paths of the batch norms that the batch reached; the others are not changed.
+    """
+    measured: dict[str, list[Statistics]] = {path: [] for path in norms}
+
+    def measure(path: str, values: Tensor) -> None:
+        measured[path].append(Statistics.of(values))
+
+    handles = [
+        norm.register_forward_pre_hook(lambda _norm, args, path=path: measure(path, args[0]))
+        for path, norm in norms.items()
+    ]
+    with preserved_buffers(norms.values()):
+        try:
+            run(model, batch, training=tuple(norms.values()))
+        finally:
+            for handle in handles:
+                handle.remove()
+    found = pooled(measured)
+    for path, statistics in found.items():
+        set_statistics(norms[path], statistics)
+    return set(found)
+
+
+@contextlib.contextmanager
+def preserved_buffers(norms: Iterable[_BatchNorm]) -> Iterator[None]:
+    """Puts back what training mode makes of running statistics."""
+    saved = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in saved:
+            buffer.copy_(value)

@@ -1,0 +1,103 @@
+"""To and from weight normalization, torch's own parametrization: w = g v / |v| for every output channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeGuard
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils.parametrizations import _WeightNorm
+
+from ..norm.sites import Only, Site, find_sites, is_site, output_axis, owners
+
+
+def to_weight_norm_(model: nn.Module, only: Only | None = None) -> nn.Module:
+    """Give every linear layer torch's weight normalization, which leaves the function as it is: g = |w|, v = w.
+
+    Layers with tied weights share g and v. A weight that something else than a linear layer reads as well (an
+    embedding, a transposed twin) stays as it is, and so does a layer that has weight normalization already.
+
+    Args:
+        model: Changed in place.
+        only: Which layers, as in `find_sites`.
+
+    Returns:
+        The model.
+    """
+    layers = {path: m for path, m in find_sites(model, only).items() if not has_weight_norm(m)}
+    _check(layers)
+    held, chosen, twins = owners(model), set(layers.values()), dict[Tensor, nn.Module]()
+    for layer in layers.values():
+        weight = layer.weight
+        if all(owner in chosen and output_axis(owner) == output_axis(layer) for owner, _ in held[weight]):
+            parametrizations.weight_norm(layer, dim=output_axis(layer))
+            layer.train(layer.training)  # torch leaves the new parts in training mode
+            _share(parts_of(layer), parts_of(twins.setdefault(weight, layer)))
+    return model
+
+
+def from_weight_norm_(model: nn.Module) -> nn.Module:
+    """Turn torch's weight normalization back into plain weights; ties stay.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        The model.
+    """
+    plain: dict[Tensor, nn.Parameter] = {}
+    for layer in [m for m in model.modules() if has_weight_norm(m)]:
+        direction = parts_of(layer).get_parameter("original1")
+        parametrize.remove_parametrizations(layer, "weight")
+        # torch leaves a frozen weight behind as a buffer; and each twin with a weight of its own.
+        value = layer.weight.detach()
+        delattr(layer, "weight")
+        layer.weight = plain.setdefault(direction, nn.Parameter(value, requires_grad=direction.requires_grad))
+        _restore_order(layer)
+        _drop_compatibility_hook(layer)
+    return model
+
+
+def has_weight_norm(module: nn.Module) -> TypeGuard[Site]:
+    """Whether a layer's weight is given by torch's weight normalization and nothing else."""
+    if not is_site(module) or not parametrize.is_parametrized(module, "weight"):
+        return False
+    steps = list(parts_of(module))
+    return len(steps) == 1 and isinstance(steps[0], _WeightNorm)
+
+
+def parts_of(layer: nn.Module) -> parametrize.ParametrizationList:
+    """The module that holds g as `original0` and v as `original1`."""
+    return layer.parametrizations.weight  # type: ignore[union-attr, return-value]
+
+
+def _share(parts: parametrize.ParametrizationList, twin: parametrize.ParametrizationList) -> None:
+    parts.original0, parts.original1 = twin.original0, twin.original1
+
+
+def _check(layers: Mapping[str, Site]) -> None:
+    for path, layer in layers.items():
+        if parametrize.is_parametrized(layer, "weight"):
+            raise ValueError(f"The weight of '{path}' is parametrized otherwise: remove that first.")
+        # Not per output channel: torch takes one norm over all groups of a transposed convolution.
+        rows = layer.weight.detach().movedim(output_axis(layer), 0).flatten(1)
+        zero = (rows == 0).all(1).nonzero().flatten().tolist()
+        if zero:
+            raise ValueError(f"Row {zero[0]} of the weight of '{path}' is zero and has no direction to normalize.")
+        if not rows.isfinite().all():
+            raise ValueError(f"The weight of '{path}' is not finite.")
+
+
+def _restore_order(layer: Site) -> None:
+    """Weight before bias again, as optimizers and `state_dict` list them."""
+    if "bias" in layer._parameters:
+        layer._parameters["bias"] = layer._parameters.pop("bias")
+
+
+def _drop_compatibility_hook(layer: nn.Module) -> None:
+    """torch's weight_norm leaves a hook behind that reads old checkpoints and cannot be pickled."""
+    hooks = layer._load_state_dict_pre_hooks
+    for key, hook in list(hooks.items()):
+        if "_weight_norm_compat_hook" in getattr(getattr(hook, "hook", hook), "__qualname__", ""):
+            del hooks[key]

@@ -1,0 +1,144 @@
+"""Batch norm in and out: both modes, statistics, the wrapper as a module among others."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.convert.networks import CALLED_ONCE, close, identical, network, numbers
+from varprop.convert import batch_norm_start, reparametrize
+from varprop.convert.batched import Batched
+from varprop.convert.batchnorm import to_batch_norm_
+from varprop.norm.sites import find_sites
+
+
+@pytest.mark.parametrize("name", CALLED_ONCE)
+def test_training_mode_computes_the_same_on_that_batch(name: str) -> None:
+    model, x = network(name)
+    converted = reparametrize(model, "batch", batch=x).train()
+    assert close(converted(x), model(x), 1e-11)
+
+
+def test_a_layer_called_several_times_gets_the_statistics_of_all_calls() -> None:
+    model, x = network("reused")
+    outputs: list[Tensor] = []
+    model.again.register_forward_hook(lambda _m, _a, out: outputs.append(out))
+    model(x)
+    batch = reparametrize(model, "batch", batch=x)
+    values = torch.cat(outputs) - model.again.bias
+    assert close(batch.again.norm.running_mean, values.mean(0))
+    assert close(batch.again.norm.running_var, values.var(0, correction=0))
+
+
+def test_a_given_batch_stands_for_the_running_statistics() -> None:
+    model, x = network("resnet")
+    trained = copy.deepcopy(model).train()
+    assert close(reparametrize(model, "standard", batch=x)(x), trained(x), 1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:.*no longer tied")
+@pytest.mark.parametrize("name", CALLED_ONCE)
+def test_the_start_is_that_of_a_batch_normalized_model(name: str) -> None:
+    model, x = network(name)
+    state = copy.deepcopy(model)
+    plain = batch_norm_start(model, x, torch.Generator().manual_seed(3))
+    generator = torch.Generator().manual_seed(3)
+    reference = to_batch_norm_(copy.deepcopy(model), x).train()
+    for module in [m for m in reference.modules() if isinstance(m, Batched)]:
+        nn.init.zeros_(module.norm.bias)
+        scale = torch.rand(module.norm.num_features, generator=generator, dtype=torch.float64)
+        module.norm.weight.data.copy_(scale)
+    assert close(plain(x), reference(x), 1e-10)
+    assert identical(model, state)
+    assert type(plain) is type(model)
+    assert not any(isinstance(m, Batched) for m in plain.modules())
+
+
+def test_the_start_gives_every_layer_mean_zero_and_a_std_below_one() -> None:
+    model, x = network("residual")
+    plain = batch_norm_start(model, x)
+    for path, layer in find_sites(plain).items():
+        layer.register_forward_hook(lambda _m, _a, out, path=path: seen.update({path: out}))
+    seen: dict[str, Tensor] = {}
+    plain(x)
+    for out in seen.values():
+        axes = [axis for axis in range(out.ndim) if axis != 1]
+        assert out.mean(axes).abs().max() < 1e-12
+        assert out.std(axes).max() < 1.1
+
+
+def test_the_start_of_a_model_with_batch_norms_elsewhere() -> None:
+    class PreActivation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.b, self.unused = (
+                nn.Linear(5, 6),
+                nn.BatchNorm1d(6),
+                nn.Linear(6, 6),
+                nn.Linear(2, 2),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            return h + self.b(torch.relu(self.norm(h)))
+
+    model, x = PreActivation().double(), numbers(16, 5)
+    plain = batch_norm_start(model, x, torch.Generator().manual_seed(0)).eval()
+    assert isinstance(plain.norm, nn.BatchNorm1d)
+    assert torch.equal(plain.unused.weight, model.unused.weight)
+    assert torch.equal(plain.unused.bias, model.unused.bias)
+    assert plain(x).mean(0).abs().max() < 1e-12  # of both summands
+
+
+def test_only_some_layers() -> None:
+    model, x = network("conv")
+    state = copy.deepcopy(model)
+    to_batch_norm_(model, x, only=["0", "6"])
+    assert [isinstance(model[i], Batched) for i in (0, 2, 6)] == [True, False, True]
+    assert close(model(x), state(x))
+
+
+def test_hooks_keep_their_place_and_their_handles() -> None:
+    model, x = network("mlp")
+    handle = model[2].register_forward_hook(lambda _m, _a, out: out.exp())
+    before = model(x)
+    batch = reparametrize(model, "batch", batch=x, inplace=True)
+    assert close(batch(x), before)
+    assert close(reparametrize(batch, "standard", inplace=True)(x), before)
+    handle.remove()
+    assert not close(model(x), before, 1e-3)
+
+
+def test_the_wrapper_is_an_ordinary_module() -> None:
+    model, x = network("conv")
+    batch = reparametrize(model, "batch", batch=x)
+    assert {"0.layer.weight", "0.norm.weight", "0.norm.running_var"} <= batch.state_dict().keys()
+    assert "0.layer.bias" not in batch.state_dict()
+    for twin in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):
+        assert close(twin(x), model(x))
+        assert close(reparametrize(twin, "standard")(x), model(x))
+    fresh = reparametrize(network("conv")[0], "batch", batch=x + 1)
+    fresh.load_state_dict(batch.state_dict())
+    assert torch.equal(fresh(x), batch(x))
+    assert batch[0].stride == (2, 2)
+    assert close(F.conv2d(x, batch[0].weight, batch[0].bias, 2), model[0](x))
+    with pytest.raises(AttributeError):
+        _ = batch[0].nothing
+
+
+def test_unbatched_inputs_still_work() -> None:
+    model, x = network("conv")
+    front = nn.Sequential(*model[:4])
+    batch = reparametrize(front, "batch", batch=x)
+    assert close(batch(x[0]), front(x[0]))
+
+
+def test_a_transposed_output_size_is_passed_on() -> None:
+    up, x = nn.ConvTranspose2d(3, 2, 3, stride=2).double().eval(), numbers(4, 3, 5, 5)
+    batch = reparametrize(up, "batch", batch=x)
+    assert close(batch(x, output_size=[12, 12]), up(x, output_size=[12, 12]))
