@@ -1,0 +1,150 @@
+"""How deep a plain chain of layers stays in range right after `vp.init_`: random MLPs over Gaussian input.
+
+python benchmarks/safe_depth.py [--width 256] [--depth 100] [--seeds 3] [--samples 8192] [--json FILE]
+
+For every layer: the standard deviation of its units over the samples (median and root mean square over the units) and
+their second moment, in the median over the seeds; and the spread that `varprop.norm.depth` predicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import varprop as vp
+from varprop.norm.depth import predict_spread
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky relu 0.03": lambda: nn.LeakyReLU(0.03),
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+}
+SHOWN = (1, 5, 10, 15, 20, 30, 40, 50, 70, 100)
+RANGE = (0.9, 1.1)
+
+
+def chain(activation: Callable[[], nn.Module], width: int, depth: int, seed: int) -> nn.Sequential:
+    """Linear layers with torch's own random start, an activation after each but the last."""
+    torch.manual_seed(seed)
+    layers = [part for _ in range(depth) for part in (nn.Linear(width, width), activation())]
+    return nn.Sequential(*layers[:-1])
+
+
+@torch.no_grad()
+def measure(net: nn.Sequential, samples: int, seed: int) -> dict[str, list[float]]:
+    """The true statistics of every linear layer's outputs."""
+    x = torch.randn(samples, net[0].in_features, generator=torch.Generator().manual_seed(1000 + seed))
+    found: dict[str, list[float]] = {"median std": [], "rms std": [], "median |mean|": [], "second moment": []}
+    for part in net:
+        x = part(x)
+        if isinstance(part, nn.Linear):
+            wide = x.double()
+            var, mean = torch.var_mean(wide, 0)
+            row = (var.sqrt().median(), var.mean().sqrt(), mean.abs().median(), wide.square().mean())
+            for values, value in zip(found.values(), row, strict=True):
+                values.append(float(value))
+    return found
+
+
+def safe_depth(stds: list[float]) -> int:
+    """The last layer up to which every standard deviation lies in the range."""
+    outside = (layer for layer, std in enumerate(stds) if not RANGE[0] <= std <= RANGE[1])
+    return next(outside, len(stds))
+
+
+def predicted(activation: Callable[[], nn.Module], given: vp.Moments, depth: int) -> list[float]:
+    """What the warning goes by."""
+    model = vp.normalize(chain(activation, given.shape[1], depth, 0), given)
+    spreads = predict_spread(model)
+    return [spreads[str(2 * layer)].std for layer in range(depth)]
+
+
+def study(name: str, center: bool, options: argparse.Namespace) -> dict[str, Any]:
+    """All seeds of one activation; only the layers shown, and the safe depths."""
+    given = vp.Moments(torch.zeros(1, options.width), torch.ones(1, options.width))
+    runs = []
+    for seed in range(options.seeds):
+        net = vp.init_(chain(ACTIVATIONS[name], options.width, options.depth, seed), given, center=center)
+        runs.append(measure(net, options.samples, seed))
+    shown = [layer for layer in SHOWN if layer <= options.depth]
+    table: dict[str, Any] = {
+        what: {layer: rounded(statistics.median(run[what][layer - 1] for run in runs)) for layer in shown}
+        for what in runs[0]
+    }
+    table["second moment, seeds' extremes at any layer"] = [
+        rounded(pick(pick(run["second moment"]) for run in runs)) for pick in (min, max)
+    ]
+    what = "median std" if center else "second moment"
+    tracks = [run[what] if center else [value**0.5 for value in run[what]] for run in runs]
+    table["safe depth of each seed"] = [safe_depth(track) for track in tracks]
+    table["safe depth"] = safe_depth([statistics.median(values) for values in zip(*tracks, strict=True)])
+    if center:
+        spreads = predicted(ACTIVATIONS[name], given, options.depth)
+        table["predicted std"] = {layer: rounded(spreads[layer - 1]) for layer in shown}
+    return table
+
+
+def rounded(value: float | Tensor) -> float:
+    """To four digits, which is more than the seeds agree on."""
+    return float(f"{float(value):.4g}")
+
+
+def show(name: str, center: bool, table: dict[str, Any]) -> None:
+    """One line for what is measured, and one for what is predicted."""
+    whats = ("median std", "rms std", "predicted std") if center else ("second moment",)
+    for what in whats:
+        values = "  ".join(f"{layer}: {value:.3g}" for layer, value in table[what].items())
+        print(f"{name:<16} center={center!s:<5} safe depth {table['safe depth']:>3}  {what:<14} {values}", flush=True)
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option, default in (("width", 256), ("depth", 100), ("seeds", 3), ("samples", 8192)):
+        parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # of the very depth that is studied here
+    start = time.perf_counter()
+    results: dict[str, Any] = {}
+    for center in (True, False):
+        for name in ACTIVATIONS:
+            table = study(name, center, options)
+            show(name, center, table)
+            results.setdefault(f"center={center}", {})[name] = table
+    if options.json:
+        about = {
+            "command": shlex.join(["python", "benchmarks/safe_depth.py", *sys.argv[1:]]),
+            "width, depth, seeds, samples": [options.width, options.depth, options.seeds, options.samples],
+            "range of the safe depth": RANGE,
+            "versions": {"varprop": vp.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            "hardware": f"{cpu()}, {torch.get_num_threads()} thread(s), no GPU",
+            "seconds": round(time.perf_counter() - start),
+        }
+        options.json.write_text(json.dumps({**about, **results}, indent=1) + "\n")
+
+
+def cpu() -> str:
+    """The processor's name where the system tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+if __name__ == "__main__":
+    main()
