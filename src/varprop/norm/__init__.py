@@ -1,7 +1,8 @@
 """The analytic normalization: statistics of a layer from parameters alone, folded into its weights."""
 
 from .depth import DepthWarning
+from .fold import fold, init_
 from .layers import Normalized
-from .normalize import fold, init_, normalize
+from .normalize import normalize
 
 __all__ = ["DepthWarning", "Normalized", "fold", "init_", "normalize"]
