@@ -94,7 +94,7 @@ class Cases(nn.Module):
         return self.norm(self.layer(x.expand(6, 6, 6)))  # "other axis"
 
 
-DIRECT = {"direct", "twice"}
+DIRECT = ("direct", "twice")
 WHICH = [*DIRECT, "read twice", "between", "two norms", "once without", "norm elsewhere", "two layers"]
 
 

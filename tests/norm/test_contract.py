@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import io
 import pickle
 from pathlib import Path
@@ -94,7 +93,7 @@ def test_every_architecture_compiles_as_one_graph(name: str) -> None:
     assert apart(ours, given.run(model)) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ("named parts", "dropout"))
+@pytest.mark.parametrize("name", ("named parts", pytest.param("dropout", marks=pytest.mark.slow)))
 def test_compiles_without_a_graph_break(name: str) -> None:
     given, model = single(name)
     torch._dynamo.reset()
@@ -121,8 +120,6 @@ def test_exports() -> None:
 
 
 def test_onnx_of_the_folded_model() -> None:
-    if importlib.util.find_spec("onnxscript") is None or importlib.util.find_spec("onnx") is None:
-        pytest.skip("torch.onnx.export needs the packages onnx and onnxscript, which are not installed")
     given, model = single()
     folded = vp.fold(model)
     program = torch.onnx.export(folded, given.inputs, dynamo=True)

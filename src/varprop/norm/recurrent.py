@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..gaussian.normal import safe_sqrt
 from ..moments import Moments, trusted
 from ..rules.dropout import dropout as drop
-from .layers import Normalized
+from .layers import Normalized, full_precision
 from .plain_recurrent import WithWeights, check_gates, gate_norms, list_weights, suffixes
 from .stationary import CONVERGED, STATES, Pair, distance, fixed_point, gate_statistics, joined, parted
 
@@ -89,7 +89,7 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
     def folded(self) -> dict[str, Tensor]:  # type: ignore[override]
         """All parameters of the plain layer that does the same, by name, in torch's order."""
         found: dict[str, Tensor] = {}
-        with torch.autocast(self._first.device.type, enabled=False), trusted():
+        with full_precision(self._first.device), trusted():
             states = self.states()
             for index in range(self.num_layers):
                 x = self._reads(index, states)
