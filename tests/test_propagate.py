@@ -82,7 +82,7 @@ def test_uniform_and_full_resolution_agree_away_from_the_border() -> None:
 
 
 def test_maximum_is_taken_before_the_activation() -> None:
-    """Spec section 7: k = 4, mu = -1, relu then pool: sd .441 exactly, .419 in this order, .183 in the other."""
+    """mathematics.md, 7: k = 4, mu = -1, relu then pool: sd .441 exactly, .419 in this order, .183 in the other."""
     model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
     moments = vp.Moments(torch.full((1, 1, 2, 2), -1.0, dtype=DOUBLE), torch.ones(1, 1, 2, 2, dtype=DOUBLE))
     for given in (moments, vp.Moments(moments.mean[..., :1, :1], moments.var[..., :1, :1])):

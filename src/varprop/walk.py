@@ -90,7 +90,7 @@ class Walk:
         return node if node is not start else None
 
     def _maximum_first(self, node: Node, rule: Rule, before: Node) -> Any:
-        """max f(X_i) = f(max X_i) for non-decreasing f (spec section 7): far more accurate in this order."""
+        """max f(X_i) = f(max X_i) for non-decreasing f (mathematics.md, 7): far more accurate in this order."""
         args, kwargs = self._arguments(node)
         pooled = apply(rule, node.target, (self.value(before), *args[1:]), kwargs)
         after = node.args[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from varprop.gaussian import maximum
 
-TABLE = {  # moments-spec, section 7
+TABLE = {  # mathematics.md, section 7
     2: (0.5641895835, 0.6816901138),
     3: (0.8462843753, 0.5594672038),
     4: (1.0293753730, 0.4917152369),

@@ -1,7 +1,7 @@
 """Mean and variance after the activation functions of PyTorch, for a Gaussian input.
 
 Piecewise linear ones are exact; the others are integrated by `quadrature.expectation` to about 1e-12, which
-needs to know where each function bends (KNOTS) and where it has kinks. Formulas: moments-spec, sections 2-4.
+needs to know where each function bends (KNOTS) and where it has kinks. Formulas: mathematics.md, sections 2-4.
 """
 
 import math

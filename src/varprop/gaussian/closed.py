@@ -18,7 +18,7 @@ def power(mean: Tensor, std: Tensor, n: int) -> Moments:
     """f(x) = x^n for an integer n >= 0; exact for Gaussian x.
 
     Raw moments M_j = mean M_{j-1} + (j-1) std^2 M_{j-2}; v = sum_{k>=1} C(n,k)^2 k! std^{2k} M_{n-k}^2, the
-    squared Hermite coefficients of f (Mehler; moments-spec, section 9): every term is positive.
+    squared Hermite coefficients of f (Mehler; mathematics.md, section 9): every term is positive.
     """
     var = std.square()
     raw = [mean.pow(0), mean]

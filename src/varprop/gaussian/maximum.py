@@ -30,7 +30,7 @@ _SHARP = 1e-7  # of the range: an entry of smaller std counts as constant
 
 
 def pair(mean1: Tensor, var1: Tensor, mean2: Tensor, var2: Tensor, cov: Scalar = 0.0) -> Moments:
-    """max(X1, X2) of a Gaussian pair with covariance `cov`; exact (Clark 1961; moments-spec, 7.1).
+    """max(X1, X2) of a Gaussian pair with covariance `cov`; exact (Clark 1961; mathematics.md, 7.1).
 
     As X2 + max(X1 - X2, 0), ordered so that mean1 <= mean2: with theta^2 = var1 + var2 - 2 cov and
     Q = Phi((mean1 - mean2) / theta),  m = mean2 + E D_+,  v = var2 (1 - 2Q) + 2 cov Q + Var D_+,  D = X1 - X2.
@@ -119,7 +119,7 @@ def independent(mean: Tensor, std: Tensor, dim: int) -> Moments:
     """The largest of independent N(mean_i, std_i^2) along `dim`; exact up to quadrature, also with zero std.
 
     E[M - l] = int_l P(M > t) dt and E[(M - l)^2] = int_l 2 (t - l) P(M > t) dt from the lower end
-    l >= max(mean_i - 6.2 std_i), with P(M > t) = 1 - prod Phi_i(t) (moments-spec, section 7). An entry with
+    l >= max(mean_i - 6.2 std_i), with P(M > t) = 1 - prod Phi_i(t) (mathematics.md, section 7). An entry with
     its centre at a distance d above l has a std of at least d / 6.2, so the trapezoidal rule in log(t - l), 128
     nodes, resolves entries of every scale. Entries whose std is below 1e-7 of the range of M count as constant.
     Error measured: 1e-8 of the sd for the mean, 1e-7 for the variance.

@@ -106,7 +106,7 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Below 4 from erfcx with H_{n+1} = n H_{n-1} - x H_n; above, where that cancels, from the downward
     recursion r_n = n / (x + r_{n+1}) of the ratios r_n = H_n / H_{n-1}, all terms of which are positive.
-    Relative error 4e-14 (moments-spec, section 2).
+    Relative error 4e-14 (mathematics.md, section 2).
     """
     low, high = x.clamp(max=4.0), x.clamp(min=4.0)
     m = math.sqrt(0.5 * math.pi) * torch.special.erfcx(ROOT_HALF * low)

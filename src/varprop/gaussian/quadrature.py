@@ -88,7 +88,7 @@ def expectation(
 
     m = sum w f(mean + std z), v = sum w (f - m)^2: 24 Gauss-Legendre nodes on each of max(7, points + 2)
     panels of |z| < 13, bounded by the points given and by bisections of the widest. Nodes and weights are
-    constants to autograd, so that its derivatives are those of Bonnet and Price (moments-spec, 1.1). Where
+    constants to autograd, so that its derivatives are those of Bonnet and Price (mathematics.md, 1.1). Where
     std is below 2e-7 (1 + |mean|) and no kink is near, m - f(mean) and v are scaled down from that std by
     their std^2 law. Relative error of v at best 1e-16 |f| / sqrt v: near a limit of f use `shifted`.
 
@@ -131,7 +131,7 @@ def shifted(
 ) -> Moments:
     """`expectation` of a function that saturates: where `far`, of tail = f - limit, which must not cancel.
 
-    Near a limit other than zero f(x) - m has no digits left; tail(x) has all of them (moments-spec, rule R2).
+    Near a limit other than zero f(x) - m has no digits left; tail(x) has all of them (mathematics.md, rule R2).
     """
     m, v = expectation(lambda x: torch.where(far, tail(x), f(x)), mean, std, breaks=breaks, knots=knots)
     return m + torch.where(far, limit, 0.0).to(m.dtype), v

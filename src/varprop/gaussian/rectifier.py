@@ -25,14 +25,14 @@ _STEEPEST = 1e-3  # below this std the derivatives of step and sign, which grow 
 
 
 def _tail(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """E(Z-x)_+, E(Z-x)_+^2 and Var(Z-x)_+ for x >= 0, to full relative accuracy (moments-spec, 2.1)."""
+    """E(Z-x)_+, E(Z-x)_+^2 and Var(Z-x)_+ for x >= 0, to full relative accuracy (mathematics.md, 2.1)."""
     p = pdf(x)
     _, h1, h2 = mills(x)
     return p * h1, p * h2, p * (h2 - p * h1 * h1)
 
 
 def _half_lines(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean of X_+ and of X_-, and their variances over std^2 (moments-spec, 2.4)."""
+    """Mean of X_+ and of X_-, and their variances over std^2 (mathematics.md, 2.4)."""
     a = ratio(mean, std)
     g, _, r = _tail(a.abs())
     lift = torch.erf(ROOT_HALF * a)
@@ -40,7 +40,7 @@ def _half_lines(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 class _TwoSlopes(torch.autograd.Function):
-    """(2.6), with the derivatives (2.7) of the moments-spec."""
+    """(2.6), with the derivatives (2.7) of the mathematics.md."""
 
     generate_vmap_rule = True
 
@@ -84,7 +84,7 @@ def two_slopes(mean: Tensor, std: Tensor, positive: Scalar, negative: Scalar) ->
     """f(x) = positive x for x > 0, negative x for x < 0; exact for Gaussian x.
 
     m = s G+ - t G-, v = std^2 (s^2 R(a) + t^2 R(-a)) + 2 s t G+ G-, with a = mean/std, G+- the means of the
-    two half lines, R the variance of the unit rectifier (Shekhovtsov & Flach, CVWW 2018; moments-spec, 2.6).
+    two half lines, R the variance of the unit rectifier (Shekhovtsov & Flach, CVWW 2018; mathematics.md, 2.6).
     """
     inputs = torch.broadcast_tensors(mean, std, as_tensor(positive, mean), as_tensor(negative, mean))
     if not differentiated(*inputs):
@@ -116,7 +116,7 @@ def _clamp_wide(std: Tensor, to_low: Tensor, to_high: Tensor) -> Moments:
 
 
 class _Clamp(torch.autograd.Function):
-    """(2.8) of the moments-spec; for bounds, dm/dlow = P(X < low) and dv/dlow = 2 (low - m) P(X < low)."""
+    """(2.8) of the mathematics.md; for bounds, dm/dlow = P(X < low) and dv/dlow = 2 (low - m) P(X < low)."""
 
     generate_vmap_rule = True
 
@@ -158,7 +158,7 @@ def _absent(bound: Scalar | None) -> bool:
 
 @in_float64
 def clamp(mean: Tensor, std: Tensor, low: Scalar | None, high: Scalar | None) -> Moments:
-    """f(x) = min(max(x, low), high), either bound may be None; exact for Gaussian x (moments-spec, 2.8).
+    """f(x) = min(max(x, low), high), either bound may be None; exact for Gaussian x (mathematics.md, 2.8).
 
     A difference of two rectifiers while the interval is at least two std wide, else 16-point Gauss-Legendre
     integrals of P(X > t) over it.

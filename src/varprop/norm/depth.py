@@ -2,7 +2,7 @@
 
 Statistics fixed in advance are open-loop: nothing brings back a sample whose scale is off. After a rectifier a scale
 off by r comes out as q'(r) = (r^2/2 - r/pi + 1/(2 pi)) / (1/2 - 1/(2 pi)), which is marginal at r = 1 and grows by
-pi / (pi - 1) a layer beyond, so that the fluctuations of every finite layer pile up (issue 3).
+pi / (pi - 1) a layer beyond, so that the fluctuations of every finite layer pile up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Layers that normalize themselves: X' = (X - mu) / sigma * scale + shift, with mu and sigma from parameters alone.
 
-The normalization is folded into the weights, so that a layer stays one operation (moments-spec, equation 10.1):
+The normalization is folded into the weights, so that a layer stays one operation (mathematics.md, equation 10.1):
 W' = W scale / sigma, b' = shift - mu scale / sigma.
 """
 

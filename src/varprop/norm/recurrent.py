@@ -1,7 +1,7 @@
 """Recurrent layers that normalize their gates: a_t = norm(W_ih x_t + W_hh h_(t-1)).
 
 A gate is N(shift, scale^2) by construction, so the stationary moments of the state h (and of an LSTM's cell) follow
-from scale and shift alone. Both weights of a gate are folded by one factor (moments-spec, 8 and 10):
+from scale and shift alone. Both weights of a gate are folded by one factor (mathematics.md, 8 and 10):
 mu = W_ih m_x + W_hh m_h, sigma^2 = W_ih^2 (v_x + eps) + W_hh^2 (v_h + eps), W' = W scale / sigma,
 b' = shift - mu scale / sigma. The output does not depend on a factor common to a gate's rows of W_ih and W_hh.
 

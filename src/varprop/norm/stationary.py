@@ -1,6 +1,6 @@
 """The state a recurrent cell settles in when its gates are Gaussian, and the gates that a state gives.
 
-All in the terms of moments-spec, section 8: gates, state and what is fed in count as independent.
+All in the terms of mathematics.md, section 8: gates, state and what is fed in count as independent.
 """
 
 from __future__ import annotations

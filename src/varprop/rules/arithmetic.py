@@ -48,7 +48,7 @@ def sub_independent(a: Any, b: Any, *, alpha: float = 1) -> Moments:
 
 
 def mul_independent(a: Any, b: Any) -> Moments:
-    """m = m1 m2, v = v1 v2 + m1^2 v2 + m2^2 v1: exact for any laws (spec section 8)."""
+    """m = m1 m2, v = v1 v2 + m1^2 v2 + m2^2 v1: exact for any laws (mathematics.md, 8)."""
     m1, m2, v1, v2 = mean_of(a), mean_of(b), var_of(a), var_of(b)
     return moments(m1 * m2, v1 * v2 + m1 * m1 * v2 + m2 * m2 * v1)
 
@@ -64,7 +64,7 @@ def addcmul_independent(base: Any, a: Any, b: Any, *, value: float = 1) -> Momen
 
 
 def maximum_independent(a: Any, b: Any) -> Moments:
-    """Clark's moments of the maximum of two Gaussians (spec 7.1)."""
+    """Clark's moments of the maximum of two Gaussians (mathematics.md, 7.1)."""
     pair = [moments(mean_of(x), var_of(x)) for x in (a, b)]
     return Moments(*gaussian_maximum.pair(pair[0].mean, pair[0].var, pair[1].mean, pair[1].var))
 

@@ -21,7 +21,7 @@ _DROPPED = -1.7580993408473766
 
 @rule(aten.dropout, aten.feature_dropout)
 def dropout(x: Moments, p: float, train: bool = True) -> Moments:
-    """E' = E, Var' = (Var + p E^2) / (1 - p); exact for any distribution (spec, 8).
+    """E' = E, Var' = (Var + p E^2) / (1 - p); exact for any distribution (mathematics.md, 8).
 
     For whole features the same holds of every element (that they drop together is not carried on).
     """

@@ -1,6 +1,6 @@
 """Functions of one random value, a row each: where they bend, whether they rise, and a closed form if there is one.
 
-Without a closed form the moments come from quadrature over panels that end at the points given here (spec section 4).
+Without a closed form the moments come from quadrature over panels that end at the points given here (mathematics.md, 4).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ elementwise(aten.heaviside, jumps=(0.0,), monotone=True)(lambda mean, std, _valu
 
 @elementwise(aten.leaky_relu, kinks=(0.0,))
 def leaky_relu(mean: Tensor, std: Tensor, negative_slope: float = 0.01) -> Pair:
-    """Two slopes (spec 2.6)."""
+    """Two slopes (mathematics.md, 2.6)."""
     return rectifier.two_slopes(mean, std, 1.0, negative_slope)
 
 
@@ -81,7 +81,7 @@ def _channels(weight: Tensor, ndim: int) -> Tensor:
     aten.prelu, kinks=(0.0,), evaluate=lambda x, w: torch.where(x > 0, x, _channels(w, x.ndim - 1) * x)
 )  # the evaluation has one axis more in front
 def prelu(mean: Tensor, std: Tensor, weight: Tensor) -> Pair:
-    """Two slopes (spec 2.6), the lower one learned."""
+    """Two slopes (mathematics.md, 2.6), the lower one learned."""
     return rectifier.two_slopes(mean, std, 1.0, _channels(weight, mean.ndim))
 
 
@@ -96,7 +96,7 @@ def _bounds(low: Any = None, high: Any = None) -> list[Any]:
 
 @elementwise(aten.clamp, aten.clip, kinks=_bounds, monotone=True)
 def clamp(mean: Tensor, std: Tensor, min: Any = None, max: Any = None) -> Pair:
-    """Clamped Gaussian (spec 2.8)."""
+    """Clamped Gaussian (mathematics.md, 2.8)."""
     return rectifier.clamp(mean, std, min, max)
 
 

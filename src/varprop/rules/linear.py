@@ -87,7 +87,7 @@ def conv(
     dilation: Ints = 1,
     groups: int = 1,
 ) -> Moments:
-    """Uncorrelated inputs: E = sum_ij W_ij E[x_ij], Var = sum_ij W_ij^2 Var[x_ij] (moments-spec, 8).
+    """Uncorrelated inputs: E = sum_ij W_ij E[x_ij], Var = sum_ij W_ij^2 Var[x_ij] (mathematics.md, 8).
 
     A uniform axis shrinks to a single window, so that every tap sees the same value: this gives the sums of W
     and of W^2 over the taps in one convolution. With zero padding they are weighted by the share of positions at which
@@ -228,7 +228,7 @@ def bilinear(x: Random, y: Random, weight: Tensor, bias: Tensor | None = None) -
 
 @rule(aten.embedding)
 def embedding(weight: Random, indices: Tensor | Tokens, *_: Any, **__: Any) -> Moments:
-    """Rows of a table; a random one: E = sum_j p_j E_j, Var = sum_j p_j ((E_j - E)^2 + Var_j) (spec, 8)."""
+    """Rows of a table; a random one: E = sum_j p_j E_j, Var = sum_j p_j ((E_j - E)^2 + Var_j) (mathematics.md, 8)."""
     if isinstance(indices, Tensor):
         table = write_out(_lift(weight), 0)
         return Moments(F.embedding(indices, table.mean), F.embedding(indices, table.var))

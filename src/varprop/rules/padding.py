@@ -2,7 +2,7 @@
 
 Near the border some taps fall on zeros, so mean and variance differ from position to position. Their pooled values
 (those of a unit at a random position, which is what batch norm measures) need only the share of positions at which each
-set of taps lies inside: E = mean_p E_p, Var = mean_p Var_p + spread_p E_p (moments-spec, section 8).
+set of taps lies inside: E = mean_p E_p, Var = mean_p Var_p + spread_p E_p (mathematics.md, section 8).
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Moments:
-    """E = sum E_i / d, Var = sum Var_i / d^2 over a window of independent values with divisor d (spec, 7)."""
+    """E = sum E_i / d, Var = sum Var_i / d^2 over a window of independent values with divisor d (mathematics.md, 7)."""
     count, kernel = len(kernel_size), list(kernel_size)
     steps, pads = per_axis(stride or kernel_size, count), per_axis(padding, count)
     copies = 1
@@ -189,7 +189,7 @@ def max_pool(
     dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> Moments:
-    """Maximum of independent Gaussians over a window; on uniform axes of as many equal ones (spec, 7)."""
+    """Maximum of independent Gaussians over a window; on uniform axes of as many equal ones (mathematics.md, 7)."""
     count = len(kernel_size)
     numbers = (per_axis(value, count) for value in (stride or kernel_size, padding, dilation))
     reads: list[Reads] = []
@@ -213,7 +213,7 @@ def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moment
 
 @rule(aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, order_statistic=True)
 def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, None]:
-    """Maximum of independent Gaussians over windows that share the axis evenly (spec, 7)."""
+    """Maximum of independent Gaussians over windows that share the axis evenly (mathematics.md, 7)."""
     count, x = len(output_size), _regular(x, output_size)
     extents = zip(uniform_axes(x, count), x.full[-count:], output_size, strict=True)
     return _maximum(x, [n // m if u else _adaptive_positions(n, m, x.device) for u, n, m in extents]), None

@@ -88,7 +88,7 @@ def _restored(x: Moments, axes: list[int], keepdim: bool) -> Moments:
 
 @rule(aten.amax, order_statistic=True)
 def amax(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
-    """Maximum of independent Gaussians; over uniform axes only, of equal ones (spec, 7)."""
+    """Maximum of independent Gaussians; over uniform axes only, of equal ones (mathematics.md, 7)."""
     axes = _axes(x, dim)
     copies = _copies(x, axes)
     if all(x.shape[axis] == 1 for axis in axes):
