@@ -1,6 +1,6 @@
 """Functions of one random value, a row each: where they bend, whether they rise, and a closed form if there is one.
 
-Without a closed form the moments come from quadrature over panels that end at the points given here (mathematics.md, 4).
+Without a closed form the moments come from quadrature over panels that end at the points given (mathematics.md, 4).
 """
 
 from __future__ import annotations
