@@ -44,7 +44,7 @@ def _coarse(x: Moments, dim: int, *_: Any, **__: Any) -> str | None:
 
 @rule(aten.softmax.int, aten._softmax, approximate=_coarse)
 def softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Moments:
-    """Moments of every probability by one-dimensional integrals (mathematics, 8); exact for independent Gaussians."""
+    """Moments of every probability by integrals over one variable (mathematics.md, 8); exact for independent logits."""
     return _along(exact.softmax, _cast(x, dtype), dim)
 
 
