@@ -23,16 +23,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.models import ResNet
 
 
-def seconds(function: Callable[[], Any], repeats: int = 15) -> float:
-    """Median wall time of a call, after two to warm up."""
-    times = []
-    for index in range(repeats + 2):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-        if index < 2:
-            times.clear()
-    return statistics.median(times)
+def side_by_side(functions: dict[str, Callable[[], Any]], repeats: int = 40) -> dict[str, float]:
+    """Median wall times, the functions called in turn so that whatever else the machine does hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats + 3):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(found[3:]) for name, found in times.items()}
 
 
 @torch.no_grad()
@@ -45,12 +44,8 @@ def measure() -> dict[str, float]:
     program = vp.capture(model, image)
     capture = time.perf_counter() - start
     uniform = vp.Moments(channels, torch.ones_like(channels))
-    return {
-        "forward": seconds(lambda: model(image)),
-        "capture": capture,
-        "propagate, uniform axes": seconds(lambda: vp.propagate(program, uniform)),
-        "forward again": seconds(lambda: model(image)),
-    }
+    times = side_by_side({"forward": lambda: model(image), "propagate": lambda: vp.propagate(program, uniform)})
+    return {**times, "capture": capture}
 
 
 def main() -> None:

@@ -110,10 +110,12 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     low, high = x.clamp(max=4.0), x.clamp(min=4.0)
     m = math.sqrt(0.5 * math.pi) * torch.special.erfcx(ROOT_HALF * low)
-    # 24 steps: the start's error shrinks by about exp(-2 x sqrt(24)), below rounding from x = 4 on
-    r = 0.5 * (torch.sqrt(high * high + 100.0) - high)
-    for n in range(24, 1, -1):
-        r = torch.reciprocal(high + r) * n
+    # 24 steps: the start's error shrinks by about exp(-2 x sqrt(24)), below rounding from x = 4 on. Each step is one
+    # operation on y = x + r.
+    one, y = torch.ones_like(high), 0.5 * (torch.sqrt(high * high + 100.0) + high)
+    for n in range(24, 2, -1):
+        y = torch.addcdiv(high, one, y, value=n)
+    r = 2.0 / y
     c = 1.0 / (high + r)
     h = 1.0 / (high + c)
     near = x < 4.0

@@ -7,9 +7,11 @@ set of taps lies inside: E = mean_p E_p, Var = mean_p Var_p + spread_p E_p (math
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,16 +19,7 @@ from torch import Tensor
 
 from ..moments import Moments
 
-
-@lru_cache(maxsize=256)
-def _patterns(
-    size: int, taps: int, stride: int, padding: tuple[int, int], dilation: int
-) -> tuple[list[list[float]], list[float]]:
-    """The sets of taps inside the image that occur along one axis, and the share of positions of each."""
-    positions = (size + sum(padding) - dilation * (taps - 1) - 1) // stride + 1
-    starts = (position * stride - padding[0] for position in range(positions))
-    inside = Counter(tuple(0 <= start + tap * dilation < size for tap in range(taps)) for start in starts)
-    return [[float(tap) for tap in pattern] for pattern in inside], [count / positions for count in inside.values()]
+BLOCK = 2**18  # weights that stay in the cache
 
 
 def pooled_convolution(
@@ -43,25 +36,44 @@ def pooled_convolution(
     ``weight`` and ``bias`` are constants; ``padding`` gives the zeros before and behind each axis.
     """
     count = weight.ndim - 2
-    mean, var = (_per_tap(w, t, groups) for w, t in ((weight, x.mean), (weight.square(), x.var)))
-    shares = torch.ones((), dtype=weight.dtype, device=weight.device)
-    for axis in range(count):
-        size = x.full[axis - count]
-        rows, share = _patterns(size, weight.shape[axis + 2], stride[axis], padding[axis], dilation[axis])
-        masks = torch.tensor(rows, dtype=weight.dtype, device=weight.device)
-        mean, var = (torch.tensordot(t, masks, dims=([2], [1])) for t in (mean, var))  # the axis of taps moves behind
-        shares = shares[..., None] * torch.tensor(share, dtype=weight.dtype, device=weight.device)
-    axes = list(range(2, mean.ndim))
-    centre = (mean * shares).sum(axes, keepdim=True)
-    spread = ((mean - centre).square() + var) * shares
-    centre = centre if bias is None else centre + bias.view(1, -1, *[1] * count)
-    pooled = spread.sum(axes, keepdim=True)
-    return Moments(centre, pooled) if x.ndim > count + 1 else Moments(centre.squeeze(0), pooled.squeeze(0))
+    axes = tuple(zip(x.full[-count:], weight.shape[2:], stride, padding, dilation, strict=True))
+    masks, shares = (torch.tensor(values, dtype=weight.dtype, device=weight.device) for values in _patterns(axes))
+    mean = _per_tap(weight, x.mean, groups) @ masks  # one column for every set of taps inside
+    var = _per_tap_squared(weight, x.var, groups) @ masks
+    centre = (mean @ shares)[..., None]
+    pooled = ((mean - centre).square() + var) @ shares
+    centre = centre[..., 0] if bias is None else centre[..., 0] + bias
+    shape = (*x.shape[: x.ndim - count - 1], -1, *[1] * count)
+    return Moments(centre.reshape(shape), pooled.reshape(shape))
+
+
+@lru_cache(maxsize=256)
+def _patterns(axes: tuple[tuple[int, int, int, tuple[int, int], int], ...]) -> tuple[list[list[float]], list[float]]:
+    """The sets of taps inside the image that occur (taps x sets), and the share of positions of each."""
+    found = [_along_axis(*axis) for axis in axes]
+    columns = [[float(all(taps)) for taps in product(*sets)] for sets in product(*(list(one) for one in found))]
+    shares = [math.prod(part) for part in product(*(list(one.values()) for one in found))]
+    return [list(row) for row in zip(*columns, strict=True)], shares
+
+
+def _along_axis(size: int, taps: int, stride: int, padding: tuple[int, int], dilation: int) -> dict[Any, float]:
+    positions = (size + sum(padding) - dilation * (taps - 1) - 1) // stride + 1
+    starts = (position * stride - padding[0] for position in range(positions))
+    inside = Counter(tuple(0 <= start + tap * dilation < size for tap in range(taps)) for start in starts)
+    return {taps_inside: count / positions for taps_inside, count in inside.items()}
 
 
 def _per_tap(weight: Tensor, values: Tensor, groups: int) -> Tensor:
-    """sum_i w_oij x_i for every output channel o and tap j, as (batch, o, *taps)."""
+    """sum_i w_oij x_i for every output channel o and tap j, as (batch, o, taps)."""
     rows = weight.flatten(2).unflatten(0, (groups, -1))
     values = values.reshape(-1, groups, 1, 1, weight.shape[1])  # the spatial axes have extent one
-    taps: Tensor = (values @ rows).flatten(1, 3).unflatten(-1, weight.shape[2:])
+    taps: Tensor = (values @ rows).flatten(1, 3)
     return taps
+
+
+def _per_tap_squared(weight: Tensor, values: Tensor, groups: int) -> Tensor:
+    """The same with w², by blocks: the squares of a whole layer would be written to fresh memory and read back."""
+    if groups > 1:
+        return _per_tap(weight.square(), values, groups)
+    channels = max(1, BLOCK // weight[0].numel())
+    return torch.cat([_per_tap(block.square(), values, 1) for block in weight.split(channels)], dim=1)
