@@ -19,6 +19,7 @@ from .plan import Plan
 from .registry import Rule
 from .sampling import sample
 
+SMALL = 2**16
 INDEPENDENCE = "assumes independence of operands that share a random ancestor"
 
 
@@ -184,15 +185,30 @@ def _stand_in(value: Any) -> Any:
 
 
 def _check(walk: Walk) -> None:
-    """One pass over all results, naming the first operation that produced an impossible value."""
+    """One look at all results; if it shows an impossible value, name the first operation that produced one."""
     found = [(node, v) for node, v in walk.env.items() if isinstance(v, Moments)]
-    if not found:
+    if not _any_impossible([v for _, v in found]):
         return
-    bad = torch.stack([(v.mean.isnan().any() | ~(v.var >= 0).all()).detach().cpu() for _, v in found])
-    if bool(bad.any()):
-        node, value = found[int(bad.nonzero()[0])]
-        what = "NaN" if bool(value.mean.isnan().any() | value.var.isnan().any()) else "a negative variance"
-        raise VarpropError(
-            f"{what} came out of {node.target} in module '{node.module}' ({node.line or 'unknown line'}); "
-            f"check the parameters and the input for NaN, infinity or values outside the operation's domain."
-        )
+    node, value = next((node, v) for node, v in found if _any_impossible([v]))
+    what = "NaN" if bool(value.mean.isnan().any() | value.var.isnan().any()) else "a negative variance"
+    raise VarpropError(
+        f"{what} came out of {node.target} in module '{node.module}' ({node.line or 'unknown line'}); "
+        f"check the parameters and the input for NaN, infinity or values outside the operation's domain."
+    )
+
+
+def _any_impossible(values: list[Moments]) -> bool:
+    """Small values are looked at together: a test of each would cost more than its computation did."""
+    small = [v for v in values if v.mean.numel() <= SMALL]
+    groups = [[v] for v in values if v.mean.numel() > SMALL]
+    groups += [[v for v in small if (v.dtype, v.device) == kind] for kind in {(v.dtype, v.device) for v in small}]
+    return any(_impossible(group) for group in groups)
+
+
+def _impossible(group: list[Moments]) -> bool:
+    mean, var = (torch.cat([part.detach().flatten() for part in parts]) for parts in _columns(group))
+    return bool(mean.isnan().any() | ~(var >= 0).all())
+
+
+def _columns(group: list[Moments]) -> tuple[list[Tensor], list[Tensor]]:
+    return [v.mean for v in group], [v.var for v in group]
