@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -61,9 +62,12 @@ class Program:
 
     def tensors(self) -> dict[Node, Any]:
         """The current value of every parameter, buffer and constant."""
-        named: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
-        named.update(self.model.named_buffers(remove_duplicate=False))
-        return {node: named[name] for node, name in self.state.items()} | self.constants
+        return {node: _tensor(self.model, name) for node, name in self.state.items()} | self.constants
+
+
+def _tensor(model: nn.Module, name: str) -> Tensor:
+    tensor: Tensor = functools.reduce(getattr, name.split("."), model)  # type: ignore[assignment]
+    return tensor
 
 
 def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -71,17 +71,20 @@ class Walk:
         elif node in self.plan.missing:
             self.sampled.add(node)
             self.env[node] = self._stamp(node, sample(node.target, *self._arguments(node)))
-        else:
+        elif self.plan.inside_cluster(node):
             if self.annotate:
-                self._note(node)
-            if not self.plan.inside_cluster(node):
-                self.env[node] = self._stamp(node, self._apply(node))
+                self._note(node, lambda: self._kinds(node))
+        else:
+            arguments = self._arguments(node)
+            if self.annotate:
+                self._note(node, lambda: arguments)
+            self.env[node] = self._stamp(node, self._apply(node, *arguments))
 
-    def _apply(self, node: Node) -> Any:
+    def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         rule = self.plan.rules[node]
-        if rule.order_statistic and (chain := self._monotone_chain(node.args[0])):
-            return self._maximum_first(node, rule, chain)
-        return apply(rule, node.target, *self._arguments(node))
+        if rule.order_statistic and (before := self._monotone_chain(node.args[0])):
+            return self._maximum_first(node, rule, before, args, kwargs)
+        return apply(rule, node.target, args, kwargs)
 
     def _monotone_chain(self, node: Any) -> Node | None:
         """The node from which `node` follows by non-decreasing functions without tensor arguments."""
@@ -90,9 +93,8 @@ class Walk:
             node = node.args[0]
         return node if node is not start else None
 
-    def _maximum_first(self, node: Node, rule: Rule, before: Node) -> Any:
+    def _maximum_first(self, node: Node, rule: Rule, before: Node, args: Any, kwargs: Any) -> Any:
         """max f(X_i) = f(max X_i) for non-decreasing f (mathematics.md, 7): far more accurate in this order."""
-        args, kwargs = self._arguments(node)
         pooled = apply(rule, node.target, (self.value(before), *args[1:]), kwargs)
         after = node.args[0]
         assert isinstance(after, Node)
@@ -103,6 +105,14 @@ class Walk:
     def _arguments(self, node: Node) -> tuple[Any, Any]:
         return resolve(node.args, self.value), resolve(node.kwargs, self.value)
 
+    def _kinds(self, node: Node) -> tuple[Any, Any]:
+        """Arguments of a clustered node, of which only matters what is random: each is there as its root."""
+
+        def kind(operand: Node) -> Any:
+            return self.env[self.plan.root.get(operand, operand)]
+
+        return resolve(node.args, kind), resolve(node.kwargs, kind)
+
     def _execute(self, node: Node) -> Any:
         """An operation on constants; of a random argument only the form counts."""
 
@@ -111,13 +121,14 @@ class Walk:
 
         return node.target(*resolve(node.args, fixed), **resolve(node.kwargs, fixed))
 
-    def _note(self, node: Node) -> None:
+    def _note(self, node: Node, arguments: Callable[[], tuple[Any, Any]]) -> None:
         rule = self.plan.rules[node]
+        reason = rule.approximate
+        if callable(reason):
+            args, kwargs = arguments()
+            reason = reason(*args, **kwargs)
         reasons = [INDEPENDENCE] if assumes_independence(self.plan, node, rule) else []
-        if rule.approximate:
-            args, kwargs = self._arguments(node) if callable(rule.approximate) else ((), {})
-            reason = rule.approximate(*args, **kwargs) if callable(rule.approximate) else rule.approximate
-            reasons += [reason] if reason else []
+        reasons += [reason] if reason else []
         if reasons:
             self.notes[node] = reasons
 

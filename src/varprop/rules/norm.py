@@ -177,7 +177,7 @@ def _by_stored(
     if mean is None or var is None:
         raise WrongMode(BATCH)
     shape = _channels(x)
-    scale = (var.double() + eps).rsqrt().to(x.dtype).view(shape)
+    scale = (var.to(x.dtype) + eps).rsqrt().view(shape)
     shifted = (x.mean - mean.to(x.dtype).view(shape)) * scale
     return affine(shifted, (x.var * scale.square()).expand_as(shifted), weight, bias, shape)
 
