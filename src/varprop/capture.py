@@ -62,10 +62,11 @@ class Program:
 
     def tensors(self) -> dict[Node, Any]:
         """The current value of every parameter, buffer and constant."""
-        return {node: _tensor(self.model, name) for node, name in self.state.items()} | self.constants
+        return {node: tensor_at(self.model, name) for node, name in self.state.items()} | self.constants
 
 
-def _tensor(model: nn.Module, name: str) -> Tensor:
+def tensor_at(model: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer by its dotted name."""
     tensor: Tensor = functools.reduce(getattr, name.split("."), model)  # type: ignore[assignment]
     return tensor
 

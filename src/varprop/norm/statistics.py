@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import Program
+from ..capture import Program, tensor_at
 from ..moments import Moments, Tokens
 from ..node import Node, resolve
 from ..plan import make_plan, require_complete
@@ -58,7 +58,7 @@ class Statistics:
         """The moments of every target, as they follow from the present parameters."""
         sources = {node: _module(self.root, path) for node, path in self.sources.items()}
         device = next(self.root.parameters()).device
-        env: dict[Node, Any] = {node: _attribute(self.root, name) for node, name in self.state.items()}
+        env: dict[Node, Any] = {node: tensor_at(self.root, name) for node, name in self.state.items()}
         env.update({node: _to(value, device) for node, value in (self.constants | self.inputs).items()})
         env.update({node: source.output_moments(node.form) for node, source in sources.items()})
         walk = Walk(self.plan, env, annotate=False)
@@ -131,11 +131,6 @@ def _needed(targets: list[Node], calls: set[Node]) -> set[Node]:
 
 def _module(root: nn.Module, path: str) -> Any:
     return functools.reduce(getattr, path.split("."), root) if path else root
-
-
-def _attribute(root: nn.Module, name: str) -> Tensor:
-    tensor: Tensor = functools.reduce(getattr, name.split("."), root)  # type: ignore[assignment]
-    return tensor
 
 
 def _to(value: Any, device: torch.device) -> Any:
