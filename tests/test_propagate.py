@@ -169,6 +169,24 @@ def test_missing_rules_are_raised_once_with_stub_and_place() -> None:
     assert {entry.op for entry in vp.coverage(Model(), torch.zeros(1, 4)).missing} >= {"aten.sort.default"}
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.one_hot(x.argmax(-1), 4) * x,
+        lambda x: x.norm(p=1, dim=-1),
+        lambda x: torch.einsum("bi,bi,bi->b", x, x, x),
+        lambda x: x.gather(1, (x > 0).long()),
+        lambda x: F.grid_sample(x.view(1, 1, 2, 2), x.view(1, 2, 1, 2), align_corners=False),
+    ],
+    ids=["argmax", "norm of order 1", "einsum of three", "random index", "random grid"],
+)
+def test_what_a_rule_cannot_do_is_missing_before_anything_runs(function) -> None:
+    """Neither passed over as a constant nor found out halfway: coverage and propagate agree."""
+    assert vp.coverage(Function(function), torch.zeros(1, 4)).missing
+    with pytest.raises(vp.MissingRule):
+        vp.propagate(Function(function), standard(1, 4, dtype=torch.float32))
+
+
 def test_sampling_is_opt_in_and_marked() -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()

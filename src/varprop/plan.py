@@ -11,8 +11,8 @@ from typing import Any
 from .capture import Program
 from .errors import MissingRule
 from .leaf import Leaf
-from .node import Node
-from .registry import Rule, lookup
+from .node import Form, Node, resolve
+from .registry import RANDOM, Rule, lookup
 
 
 @dataclass
@@ -84,10 +84,27 @@ def _visit(plan: Plan, node: Node) -> None:
     plan.root[node] = roots.pop() if clustered else node
     if node.target is operator.getitem:
         return
-    if rule is None or (rule.kind == "elementwise" and not clustered and rule.independent is None):
+    several = rule is not None and rule.kind == "elementwise" and not clustered
+    if rule is None or (several and rule.independent is None) or not _handles(plan, node, rule):
         plan.missing.append(node)
     else:
         plan.rules[node] = rule
+
+
+def _handles(plan: Plan, node: Node, rule: Rule) -> bool:
+    """Whether a rule knows what to do with a node's arguments; a random index or mask moves nothing predictably."""
+    if rule.kind == "structural":
+        indices: list[Node] = []
+        resolve(node.args[1:], indices.append)
+        return all(not plan.random(index) or _is_floating(index) for index in indices)
+    if rule.handles is None:
+        return True
+    args, kwargs = resolve((node.args, node.kwargs), lambda operand: RANDOM if plan.random(operand) else None)
+    return rule.handles(*args, **kwargs)
+
+
+def _is_floating(node: Node) -> bool:
+    return isinstance(node.form, Form) and node.form.is_floating
 
 
 def require_complete(plan: Plan) -> None:

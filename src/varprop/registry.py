@@ -30,6 +30,7 @@ class Rule:
             numbers; ``constant`` has a result that does not depend on the values of its arguments (``zeros_like``).
         function: The rule itself; for ``elementwise`` the closed form ``(mean, std, *args) -> (mean, var)``.
         approximate: The reason it is not exact, if it is not.
+        handles: Whether the rule knows what to do with its arguments; random ones are `RANDOM`, constant tensors None.
         order_statistic: A maximum, which may be taken before a non-decreasing function instead of after it.
         evaluate: For ``elementwise``, as the rest: computes the operation on values with one more axis in front.
         kinks: Points of the argument where the derivative jumps.
@@ -45,6 +46,7 @@ class Rule:
     kind: Kind
     function: Callable[..., Any] | None = None
     approximate: Reason = None
+    handles: Callable[..., bool] | None = None
     order_statistic: bool = False
     evaluate: Callable[..., Any] | None = None
     kinks: Callable[..., Sequence[Any]] = _none
@@ -58,6 +60,7 @@ class Rule:
     name: str = ""
 
 
+RANDOM = object()  # stands for a random tensor where only that matters
 _rules: dict[Key, Rule] = {}
 
 
@@ -73,7 +76,12 @@ def _register(keys: tuple[Key, ...], rule: Rule) -> None:
         _rules[key] = rule
 
 
-def rule(*ops: Key, approximate: Reason = None, order_statistic: bool = False) -> Callable[[Function], Function]:
+def rule(
+    *ops: Key,
+    approximate: Reason = None,
+    order_statistic: bool = False,
+    handles: Callable[..., bool] | None = None,
+) -> Callable[[Function], Function]:
     """Register a function of Moments for one or several operations or module classes.
 
     The function is called with the operation's own arguments, random tensors replaced by `Moments`. For a module
@@ -84,8 +92,11 @@ def rule(*ops: Key, approximate: Reason = None, order_statistic: bool = False) -
         approximate: Why the result is not exact, if it is not: a sentence, or a function of the same arguments that
             returns a sentence or None.
         order_statistic: Whether the operation is a maximum over elements, which commutes with monotone functions.
+        handles: Tells from the arguments whether the rule applies (tensors are `RANDOM` if random, None if not); where
+            it does not, the operation counts as missing.
     """
-    return _registrar(ops, Rule("rule", approximate=approximate, order_statistic=order_statistic))
+    made = Rule("rule", approximate=approximate, order_statistic=order_statistic, handles=handles)
+    return _registrar(ops, made)
 
 
 def source(*ops: Key) -> Callable[[Function], Function]:

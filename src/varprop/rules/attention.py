@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import VarpropError
 from ..gaussian import softmax as exact
 from ..moments import Moments
 from ..registry import rule
@@ -111,14 +110,17 @@ def tensordot(a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequence[int]) 
     return product(lambda p, q: torch.tensordot(p, q, (list(dims_a), list(dims_b))), _dense(a), _dense(b))
 
 
-@rule(aten.einsum)
-def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | None = None) -> Moments:
-    """One operand: a sum of independent entries. Two: `product`, if every summed index occurs in both."""
+def _is_product(equation: str, operands: Sequence[Value], **_: Any) -> bool:
+    """Whether an einsum has one operand, or two with every summed index in both."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     summed = set(inputs) - set(output + ",.") if arrow else set()
     alone = len(operands) > 1 and any(sum(i in part for part in inputs.split(",")) == 1 for i in summed)
-    if len(operands) > 2 or alone:
-        raise VarpropError(f"There is no rule for einsum '{equation}': write it as products of two operands.")
+    return len(operands) <= 2 and not alone
+
+
+@rule(aten.einsum, handles=_is_product)
+def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | None = None) -> Moments:
+    """One operand: a sum of independent entries. Two: `product`, if every summed index occurs in both."""
     first = _dense(operands[0])
     if len(operands) == 1 and isinstance(first, Moments):
         return Moments(torch.einsum(equation, first.mean), torch.einsum(equation, first.var))

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MissingRule
 from ..moments import Moments
-from ..registry import rule
+from ..registry import RANDOM, rule
 from .axes import uniform_axes, write_out
 
 aten = torch.ops.aten
@@ -116,15 +115,18 @@ for _op in (
     _nearest(_op)
 
 
-@rule(aten.grid_sampler, aten.grid_sampler_2d, aten.grid_sampler_3d)
+def _is_fixed_grid(x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> bool:
+    """A constant grid, bilinear or nearest, with zeros or the border outside."""
+    return grid is not RANDOM and (interpolation_mode, padding_mode) in _GRIDS
+
+
+@rule(aten.grid_sampler, aten.grid_sampler_2d, aten.grid_sampler_3d, handles=_is_fixed_grid)
 def grid_sampler(x: Moments, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Moments:
     """Multilinear (or nearest) sampling at constant positions: E = A E[x], Var = A^2 Var[x].
 
     The variance adds, over the corners of a position's cell, the squared weight times the variance there.
     """
     settings = (interpolation_mode, padding_mode, align_corners)
-    if isinstance(grid, Moments) or (interpolation_mode, padding_mode) not in _GRIDS:
-        raise MissingRule("grid_sampler needs a constant grid, bilinear or nearest, zeros or border padding.")
     x = write_out(x, 0, *range(2, x.ndim))
     mean = torch.grid_sampler(x.mean, grid, *settings)
     if interpolation_mode == _NEAREST:

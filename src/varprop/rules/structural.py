@@ -29,7 +29,7 @@ structural(aten.pixel_shuffle, aten.pixel_unshuffle, aten.channel_shuffle)
 structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)
 structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)
 
-constant(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.fill, aten.argmax, aten.argmin)
+constant(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.fill)
 constant(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.sym_size)
 
 
