@@ -1,8 +1,9 @@
 """Whole models beside Monte Carlo, layer by layer, with stated tolerances.
 
 Each tolerance is the median over a layer's units of |std analytic / std Monte Carlo - 1|, and of the error of the mean
-in standard deviations. They hold at initialization, where units are nearly uncorrelated; the largest errors stem from
-operands that share an ancestor and from values that are far from Gaussian.
+in standard deviations. They were set from what was measured, with some margin, and guard against getting worse. They
+hold at initialization, where units are nearly uncorrelated; the largest errors stem from operands that share an
+ancestor and from values that are far from Gaussian.
 """
 
 from __future__ import annotations
