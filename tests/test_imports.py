@@ -34,6 +34,8 @@ OUTSIDE = {"lab", "cli"}
 
 # What the core may import inside a function, with an error that names the extra; at the top only torch.
 OPTIONAL = {"jinja2", "matplotlib", "numpy", "rich", "scipy", "triton"}
+# Kernels cannot be written without Triton; the package is imported inside functions only.
+KERNELS = Path("norm/kernels")
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,22 @@ def third_party_violations(root):
     facade = list(imports_of(root / "__init__.py", root)) if (root / "__init__.py").exists() else []
     for found in [*core_imports(root), *facade]:
         name = found.module.split(".")[0]
+        if name == "triton" and found.file.is_relative_to(KERNELS):
+            continue
         if name not in at_top and (found.at_top or name not in OPTIONAL):
             where = "at the top" if found.at_top else "inside a function"
             yield f"{found} {where}; the core imports only torch, and {sorted(OPTIONAL)} inside functions"
+
+
+def kernel_violations(root):
+    for found in core_imports(root):
+        inside = found.file.is_relative_to(KERNELS)
+        if (
+            not inside
+            and found.at_top
+            and (found.module.startswith("varprop.norm.kernels") or "kernels" in found.names)
+        ):
+            yield f"{found} at the top; without Triton that fails"
 
 
 def root_violations(root):
@@ -188,7 +203,7 @@ def is_attribute_of_varprop(node):
     return isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("vp", "varprop")
 
 
-CHECKS = [third_party_violations, root_violations, layer_violations, outside_violations]
+CHECKS = [third_party_violations, kernel_violations, root_violations, layer_violations, outside_violations]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.replace("_violations", ""))
@@ -223,6 +238,8 @@ BAD_TREES = {
         {"walk.py": "try:\n    import rich\nexcept ImportError:\n    pass"},
     ),
     "extra in the facade": (third_party_violations, {"__init__.py": "import matplotlib"}),
+    "kernels at the top": (kernel_violations, {"norm/backends.py": "from . import kernels"}),
+    "triton outside the kernels": (third_party_violations, {"norm/layers.py": "import triton"}),
     "root": (root_violations, {"walk.py": "import varprop"}),
     "name from root": (root_violations, {"rules/linear.py": "from varprop import propagate"}),
     "relative name from root": (root_violations, {"rules/linear.py": "from .. import propagate"}),

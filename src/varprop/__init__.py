@@ -7,7 +7,7 @@ from .engine import capture, coverage, propagate
 from .errors import CaptureError, MissingRule, VarpropError, WrongMode
 from .lr import LRSearch, find_lr, training_objective
 from .moments import Moments, Tokens
-from .norm import fold, init_, normalize
+from .norm import fold, init_, normalize, unchanged
 from .registry import elementwise, rule, structural
 from .report import Coverage, Entry, Result
 
@@ -38,6 +38,7 @@ __all__ = [
     "rule",
     "structural",
     "training_objective",
+    "unchanged",
     "unit_norm_",
 ]
 __version__ = "0.1.0"

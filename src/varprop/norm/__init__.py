@@ -4,5 +4,6 @@ from .depth import DepthWarning
 from .fold import fold, init_
 from .layers import Normalized
 from .normalize import normalize
+from .united import unchanged
 
-__all__ = ["DepthWarning", "Normalized", "fold", "init_", "normalize"]
+__all__ = ["DepthWarning", "Normalized", "fold", "init_", "normalize", "unchanged"]

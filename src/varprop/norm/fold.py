@@ -16,6 +16,7 @@ from .layers import Normalized, become_plain_
 from .normalize import normalized_
 from .recurrent import NormalizedRecurrent
 from .sites import replace
+from .united import remove_hooks_
 
 
 def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True) -> nn.Module:
@@ -62,6 +63,7 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
         if path in seats:
             model = _return_batch_norm(model, seats[path], torch.zeros_like(bias))
         become_plain_(site, bias if gains or site.plain_bias is not None else None)
+    remove_hooks_(model)
     if gained:
         warnings.warn(f"These layers had no bias and have one now: {', '.join(gained)}.", stacklevel=2)
     if untied:

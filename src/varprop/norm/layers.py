@@ -20,6 +20,7 @@ from ..node import Form, Node
 from ..registry import lookup
 from .sites import Site, along_outputs
 from .statistics import Statistics
+from .together import Together
 
 EPS = 1e-6
 
@@ -35,6 +36,13 @@ class Use:
     def of(cls, node: Node) -> Use:
         """The use a graph node makes of a layer."""
         return cls(str(node.target.overloadpacket), tuple(node.args[3:]))
+
+    def ungrouped(self) -> Use:
+        """The same use without groups."""
+        place = 5 if self.target == "aten.convolution" else 3
+        if len(self.settings) <= place:
+            return self
+        return Use(self.target, (*self.settings[:place], 1, *self.settings[place + 1 :]))
 
     def outputs(self, x: Moments, weight: Tensor) -> Moments:
         """Moments of the layer's output without bias."""
@@ -61,6 +69,7 @@ class Normalized(nn.Module):
     center: bool
     uses: dict[bool, list[Use]]
     statistics: dict[bool, Statistics]
+    place: dict[bool, tuple[Together, int]] = {}  # noqa: RUF012  replaced, never changed
 
     def output_statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of every output channel before normalization and without bias.
@@ -98,6 +107,27 @@ class Normalized(nn.Module):
         weight = self.weight * along_outputs(rate, self.weight, self)
         return weight.to(self.weight.dtype), (self.shift - rate * mean).to(self.weight.dtype)
 
+    def effective(self) -> tuple[Tensor, Tensor]:
+        """As `folded`, computed with all other layers together where that is possible."""
+        found = self.place.get(self.training)
+        folded = None if found is None else found[0].of(found[1])
+        return self.folded() if folded is None else folded
+
+    def entering_moments(self, x: Moments) -> tuple[Tensor, Tensor]:
+        """Mean and variance of every channel of what enters, as vectors."""
+        with full_precision(self.weight.device), trusted():
+            axis = self._channel_axis(x.ndim)
+            mean, var = self._per_channel(x)
+            size = [x.full[a] if a == axis else 1 for a in range(x.ndim)]
+            return mean.expand(size).flatten(), var.expand(size).flatten()
+
+    def train(self, mode: bool = True) -> Normalized:
+        """As usual; what was kept for evaluation is computed anew after training, however that went."""
+        if mode != self.training:
+            for together, _ in self.place.values():
+                together.forget()
+        return super().train(mode)
+
     def output_moments(self, form: Form) -> Moments:
         """What the next layers see: mean `shift` and variance `scale`^2 in every channel."""
         shape = [1] * len(form.shape)
@@ -118,13 +148,13 @@ class NormalizedLinear(Normalized, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The plain layer with folded weights."""
-        return F.linear(input, *self.folded())
+        return F.linear(input, *self.effective())
 
 
 class _NormalizedConv(Normalized):
     def forward(self, input: Tensor) -> Tensor:
         """The plain layer with folded weights."""
-        output: Tensor = cast(Any, self)._conv_forward(input, *self.folded())
+        output: Tensor = cast(Any, self)._conv_forward(input, *self.effective())
         return output
 
 
@@ -148,7 +178,7 @@ class _NormalizedConvTranspose(Normalized):
             input, output_size, layer.stride, layer.padding, layer.kernel_size, count, layer.dilation
         )
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[count - 1]
-        return function(input, *self.folded(), layer.stride, layer.padding, extra, layer.groups, layer.dilation)
+        return function(input, *self.effective(), layer.stride, layer.padding, extra, layer.groups, layer.dilation)
 
 
 class NormalizedConvTranspose1d(_NormalizedConvTranspose, nn.ConvTranspose1d):
@@ -190,6 +220,7 @@ def become_normalized_(layer: Site, center: bool = True) -> Normalized:
     cast(Any, layer).__class__ = kind
     normalized = cast(Normalized, layer)
     normalized.plain_class, normalized.plain_bias, normalized.center = plain_class, None, center
+    normalized.place = {}
     normalized.__dict__["plain_bias"] = bias  # kept for `become_plain_`, but no parameter of the normalized model
     normalized.register_parameter("bias", None)
     size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
@@ -204,7 +235,7 @@ def become_normalized_(layer: Site, center: bool = True) -> Normalized:
 def become_plain_(layer: Normalized, bias: Tensor | None) -> None:
     """Turn a normalized layer back into a plain one with the weight it has and the given bias."""
     kept, plain_class = layer.__dict__["plain_bias"], layer.plain_class
-    for name in ("scale", "shift", "plain_class", "plain_bias", "center", "uses", "statistics"):
+    for name in ("scale", "shift", "plain_class", "plain_bias", "center", "uses", "statistics", "place"):
         delattr(layer, name)
     if bias is not None:
         parameter = kept if kept is not None else nn.Parameter(torch.empty_like(bias), layer.weight.requires_grad)

@@ -20,6 +20,7 @@ from .layers import Normalized, Use, become_normalized_, normalized_class
 from .recurrent import CALLS, NormalizedRecurrent, check_gates, recurrent_class
 from .sites import Only, Site, find_layers, is_site, replace
 from .statistics import Statistics
+from .united import Captured, fold_together_
 
 Init = Literal["project", "preserve"]
 SWEEPS = 300
@@ -80,6 +81,7 @@ def normalized_(
         raise ValueError("The model has no linear layer to normalize.")
     _check_weights(sites)
     plans = {mode: _statistics(model, program, sites, given) for mode, program in programs.items()}
+    graphs = {id(program): _captured(program, sites, given) for program in programs.values()}
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in sites.items()}
@@ -88,6 +90,7 @@ def normalized_(
             site = recurrent.from_plain_(layer, center) if recurrent else become_normalized_(layer, center)
             site.uses = {mode: uses for mode, (uses, _) in ((m, plans[m][path]) for m in plans)}
             site.statistics = {mode: found for mode, (_, found) in ((m, plans[m][path]) for m in plans)}
+        fold_together_(model, {mode: graphs[id(program)] for mode, program in programs.items()}, cast(Any, sites))
         if init == "preserve":
             _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in sites.items()})
     return model
@@ -177,6 +180,11 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
         return model.get_submodule(path)
     except AttributeError:
         return None
+
+
+def _captured(program: Program, sites: dict[str, Site], given: Any) -> Captured:
+    inputs = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
+    return Captured(program, _calls(program, sites), inputs)
 
 
 def _statistics(

@@ -1,0 +1,138 @@
+"""The layout of a model's normalized layers, from its captured graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..capture import Program
+from ..moments import Moments
+from ..node import Node
+from .layout import Lanes, Layout, Pair, Rows
+from .lowering import Lowering, NotLanes
+from .statistics import Statistics
+from .taps import tap_matrix
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a layout has to know of a layer: how it is called, on what, and the form of its weight."""
+
+    path: str
+    use: Any
+    target: Node  # what it reads
+    shape: tuple[int, ...]
+    groups: int
+    transposed: bool
+
+    @property
+    def outputs(self) -> int:
+        """Number of output channels."""
+        return self.shape[1] * self.groups if self.transposed else self.shape[0]
+
+    @property
+    def channels(self) -> int:
+        """Entering channels of one group."""
+        return self.shape[0] // self.groups if self.transposed else self.shape[1]
+
+    @property
+    def channel_axis(self) -> int:
+        """Where the channels are in what it reads."""
+        ndim = self.target.ndim
+        return ndim - 1 if len(self.shape) == 2 else ndim - len(self.shape) + 1
+
+    def taps(self) -> Tensor | None:
+        """How its taps meet the image."""
+        spatial = tuple(self.target.form.shape[self.channel_axis + 1 :]) if len(self.shape) > 2 else ()
+        return tap_matrix(self.use, tuple(self.shape[2:]), spatial, self.transposed)
+
+
+def fits(site: Site) -> bool:
+    """Whether a layer's statistics have the form a layout describes."""
+    return site.taps() is not None
+
+
+def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, list[int]]:
+    """The layout of the sites, and which of them read something that only a walk can compute (given lanes)."""
+    lowering = Lowering(joint.plan)
+    for site in sites:
+        lanes = lowering.new(site.outputs)
+        for node in (node for node, path in joint.sources.items() if path == site.path):
+            shape = [1] * node.ndim
+            shape[_output_axis(site, node)] = -1
+            lowering.give(node, lanes.view(shape), node.form.shape)
+    sources = len(lowering.level)
+    data = _data(lowering, joint)
+    lowering.run()
+    pooled: list[Pair] = []
+    entering = [_entering(lowering, site, data, sources, pooled) for site in sites]
+    given = [place for place, lanes in enumerate(entering) if lanes is None]
+    for place in given:
+        entering[place] = lowering.new(sites[place].groups * sites[place].channels)
+    steps, number = lowering.steps()
+    mean, var = (torch.cat([pair[k] for pair in (data, *pooled)]) for k in (0, 1))
+    found = [number[lanes] for lanes in entering if lanes is not None]
+    count = sum(len(found[place]) for place in given)
+    return Layout(Lanes(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites)), given
+
+
+def _output_axis(site: Site, node: Node) -> int:
+    return node.ndim - 1 if len(site.shape) == 2 else node.ndim - len(site.shape) + 1
+
+
+def _data(lowering: Lowering, joint: Statistics) -> Pair:
+    """Lanes for the data, which enters with moments that never change."""
+    found = [torch.zeros(0, 2, dtype=torch.float64)]
+    for node, value in joint.inputs.items():
+        if isinstance(value, Moments):
+            lowering.give(node, lowering.new(value.mean.numel()).view(value.shape), value.full)
+            parts = [part.detach().cpu().double().flatten() for part in (value.mean, value.var)]
+            found.append(torch.stack(parts, 1))
+    mean, var = torch.cat(found).unbind(1)
+    return mean, var
+
+
+def _entering(lowering: Lowering, site: Site, data: Pair, first: int, pooled: list[Pair]) -> Tensor | None:
+    """The lane of every channel a site reads; None if it reads something else."""
+    try:
+        numbers = lowering.numbers(site.target)
+    except NotLanes:
+        return None
+    axis, count = site.channel_axis, site.groups * site.channels
+    if numbers.shape[axis] == 1:
+        numbers = numbers.expand([count if a == axis else -1 for a in range(numbers.ndim)])
+    by_channel = numbers.movedim(axis, 0).reshape(count, -1)
+    if by_channel.shape[1] == 1:
+        return by_channel[:, 0]
+    if bool(((by_channel < first) | (by_channel >= first + len(data[0]))).any()):
+        return None
+    pooled.append(_at_random_position(by_channel - first, *data))
+    return lowering.new(len(by_channel))
+
+
+def _at_random_position(places: Tensor, mean: Tensor, var: Tensor) -> Pair:
+    """Moments of data that differ from position to position, for every channel."""
+    centre = mean[places].mean(1, keepdim=True)
+    return centre[:, 0], (var[places] + (mean[places] - centre).square()).mean(1)
+
+
+def _rows(sites: list[Site]) -> tuple[Rows, ...]:
+    rows, row, channel, weight = [], 0, 0, 0
+    for site in sites:
+        taps = site.taps()
+        assert taps is not None
+        made = Rows(site.outputs, site.groups, site.channels, taps, row, channel, weight, site.transposed)
+        row, channel, weight = row + made.outputs, channel + made.groups * made.channels, weight + made.weights
+        rows.append(made)
+    return tuple(rows)
+
+
+def walk_of(joint: Statistics, sites: list[Site], given: list[int]) -> Statistics | None:
+    """The walk that computes what the given lanes stand for."""
+    if not given:
+        return None
+    program = Program(joint.root, joint.nodes, [], joint.state, joint.constants, [], None)
+    return Statistics(joint.root, program, joint.sources, [sites[place].target for place in given], joint.inputs)

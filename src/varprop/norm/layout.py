@@ -1,0 +1,121 @@
+"""Where everything of a normalized network lies, so that all of it can be computed together.
+
+A *lane* is one random number known by mean and variance: a channel of a layer's output or of what follows from it.
+Sources (the outputs of normalized layers, mean `shift`, variance `scale`²) come first, then constants (the data), then
+lanes given from outside, then computed ones, each computed by one element of one `Step`. A *site* is a normalized
+layer: its weight is a matrix of rows (output channels), each meeting channels times taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of random numbers, as it acts on means and variances element by element.
+
+    Attributes:
+        name: Equal for functions that compute the same.
+        moments: Maps (mean, var) of every argument to (mean, var); differentiable by autograd.
+        kernel: How a kernel computes it: a name known to `slopes` and numbers, as ("two_slopes", 1.0, 0.0); None if
+            only `moments` can.
+        arity: Number of random arguments.
+    """
+
+    name: str
+    moments: Callable[..., Pair]
+    kernel: tuple[str | float, ...] | None = None
+    arity: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One function on many lanes: lane `start + j` is the function of lanes `inputs[0][j]`, `inputs[1][j]`, ..."""
+
+    function: Function
+    inputs: tuple[Tensor, ...]  # int64
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The moment pass: which lanes there are and how they follow from each other; steps in order of computation."""
+
+    sources: int
+    constant_mean: Tensor  # float64
+    constant_var: Tensor
+    given: int
+    steps: tuple[Step, ...]
+    entering: Tensor  # int64: the lanes that enter the sites, site after site, channel after channel
+
+    @property
+    def total(self) -> int:
+        """Number of lanes."""
+        return self.sources + len(self.constant_mean) + self.given + sum(step.count for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The weight of one site as rows, and what they meet.
+
+    Row o of group g meets channel i of its group at tap j with weight W[o, i, j]. With m and v the mean and variance
+    (epsilon included) of the entering channels and E the `taps` matrix (taps x columns):
+    A[o, p] = sum_ij W[o,i,j] m_i E[j,p];  mu_o = A[o,0];  var_o = sum_ij W² v_i E[j,0] + sum_{p>0} A[o,p]².
+    Column 0 of E is the share of positions at which a tap lies inside the image; the others, the spread of the means
+    over positions, are missing where all positions are alike.
+
+    Attributes:
+        outputs: Number of rows, all groups together.
+        groups: Number of groups.
+        channels: Entering channels of one group.
+        taps: E, float64.
+        first_row: Place of its rows among the rows of all sites.
+        first_channel: Place of its entering channels (all groups) in `Lanes.entering`.
+        first_weight: Place of its folded weight in the flat buffer, which has the weight's own order in memory.
+        transposed: The weight is (groups * channels, outputs / groups, taps...) instead of
+            (outputs, channels, taps...).
+    """
+
+    outputs: int
+    groups: int
+    channels: int
+    taps: Tensor
+    first_row: int
+    first_channel: int
+    first_weight: int
+    transposed: bool = False
+
+    @property
+    def tap_count(self) -> int:
+        """Number of taps."""
+        return len(self.taps)
+
+    @property
+    def weights(self) -> int:
+        """Number of weights."""
+        return self.outputs * self.channels * self.tap_count
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A whole network."""
+
+    lanes: Lanes
+    rows: tuple[Rows, ...]
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all sites."""
+        return sum(rows.outputs for rows in self.rows)
+
+    @property
+    def weight_count(self) -> int:
+        """Weights of all sites."""
+        return sum(rows.weights for rows in self.rows)

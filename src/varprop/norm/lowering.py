@@ -1,0 +1,324 @@
+"""From the captured graph to lanes: what enters every layer, as functions of single channels.
+
+Between normalized layers most networks only apply functions to every channel, add channels, and move them. Moving is
+followed by letting the operations move the lanes' numbers instead of their values; all else becomes a `Function` of one
+or two lanes. Whatever does not fit (attention, layer norm, parameters between layers) is left to the walk.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..moments import Moments, trusted
+from ..node import Form, Node, resolve
+from ..plan import Plan
+from ..walk import Walk, apply
+from .layout import Function, Pair, Step
+from .recognize import recognized
+
+aten = torch.ops.aten
+NUMBER = 2**40  # lanes are numbered from here while they are moved, so that no constant looks like one
+# Rules of one random argument that, over uniform axes, treat every channel alike.
+CHANNELWISE = {
+    aten.dropout,
+    aten.feature_dropout,
+    aten.native_dropout,
+    aten.alpha_dropout,
+    aten.feature_alpha_dropout,
+    aten.rrelu,
+    aten.avg_pool1d,
+    aten.avg_pool2d,
+    aten.avg_pool3d,
+    aten.adaptive_avg_pool1d,
+    aten.adaptive_avg_pool2d,
+    aten.adaptive_avg_pool3d,
+    aten._adaptive_avg_pool2d,
+    aten._adaptive_avg_pool3d,
+    aten.max_pool1d,
+    aten.max_pool2d,
+    aten.max_pool3d,
+    aten.max_pool1d_with_indices,
+    aten.max_pool2d_with_indices,
+    aten.max_pool3d_with_indices,
+    aten.adaptive_max_pool1d,
+    aten.adaptive_max_pool2d,
+    aten.adaptive_max_pool3d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    aten.upsample_linear1d,
+    aten.upsample_bilinear2d,
+    aten.upsample_trilinear3d,
+    aten.upsample_bicubic2d,
+}
+OVER_AXES = {aten.mean.dim, aten.sum.dim_IntList, aten.amax.default}  # channelwise if those axes are uniform
+
+
+class NotLanes(Exception):
+    """A value that does not consist of lanes."""
+
+
+@dataclass
+class Lowering:
+    """The lanes of a graph's nodes while they are found.
+
+    Attributes:
+        plan: Of the graph between the layers.
+        lanes: For every node visited the numbers of its lanes, as the means (and variances) of a `Moments`; lists for
+            several results. Nodes that are no lanes are missing.
+        level: For every lane, how many steps come before it.
+        raw: Every function applied: with the lanes it reads, and the first lane it makes.
+    """
+
+    plan: Plan
+    lanes: dict[Node, Any] = field(default_factory=dict)
+    level: list[int] = field(default_factory=list)
+    raw: list[tuple[Function, tuple[Tensor, ...], int]] = field(default_factory=list)
+    known: dict[Any, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.walk = Walk(self.plan, {}, annotate=False)
+
+    def new(self, count: int, level: int = 0) -> Tensor:
+        """Fresh lanes."""
+        first = len(self.level)
+        self.level += [level] * count
+        return torch.arange(first, first + count)
+
+    def give(self, node: Node, numbers: Tensor, full: Any) -> None:
+        """Say of which lanes a node consists."""
+        self.lanes[node] = _moving(numbers, full)
+
+    def run(self) -> None:
+        """Visit every node; those that cannot be lowered, and what follows from them, stay out."""
+        with trusted(), torch.no_grad():
+            for node in self.plan.program.nodes:
+                if self.plan.random(node) and not self.plan.inside_cluster(node):
+                    try:
+                        self.lanes[node] = self._visit(node)
+                    except NotLanes:
+                        continue
+
+    def numbers(self, node: Node) -> Tensor:
+        """The lanes of a node in the shape it has (uniform axes of extent 1)."""
+        with trusted(), torch.no_grad():
+            moving: Moments = self._value(node)
+        return (moving.mean - NUMBER).long()
+
+    def _value(self, node: Any) -> Any:
+        if node not in self.lanes:
+            if not isinstance(node, Node) or not self.plan.inside_cluster(node):
+                raise NotLanes
+            self.lanes[node] = self._clustered(node)
+        return self.lanes[node]
+
+    def _visit(self, node: Node) -> Any:
+        rule = self.plan.rules.get(node)
+        if node.target is operator.getitem:
+            return self._value(node.args[0])[node.args[1]]
+        if rule is None:
+            raise NotLanes
+        if rule.kind == "structural":
+            return self._moved(node)
+        self._require_only_random(node)
+        if rule.kind == "elementwise" and rule.independent is not None:
+            return self._combined(node)
+        return self._channelwise(node)
+
+    def _moved(self, node: Node) -> Any:
+        self._require_only_random(node)
+        args, kwargs = resolve(node.args, self._value), resolve(node.kwargs, self._value)
+        return _stamped(apply(self.plan.rules[node], node.target, args, kwargs), node, len(self.level))
+
+    def _require_only_random(self, node: Node) -> None:
+        """Tensors that are not random are parameters or tables, which differ from channel to channel."""
+        if any(not self.plan.random(operand) for operand in node.operands):
+            raise NotLanes
+
+    def _clustered(self, node: Node) -> Moments:
+        root = self.plan.root[node]
+        name = self._expression(node, root)
+        function = recognized(name, self._cluster_moments(node, root), self._values(node, root))
+        return self._applied(function, node, root)
+
+    def _expression(self, node: Any, root: Node) -> str:
+        """The cluster as text, by which equal functions are known."""
+        if node is root:
+            return "x"
+        self._require_only_random(node)
+        args = ", ".join(self._expression(a, root) if isinstance(a, Node) else repr(a) for a in node.args)
+        more = "".join(f", {key}={value!r}" for key, value in node.kwargs.items())
+        return f"{node.target}({args}{more})"
+
+    def _cluster_moments(self, node: Node, root: Node) -> Callable[..., Pair]:
+        def moments(x: Pair) -> Pair:
+            def value(other: Node) -> Moments:
+                return Moments(*x) if other is root else self.walk.clusters.moments(other, value)
+
+            with trusted():
+                found = value(node)
+            return found.mean.reshape(-1), found.var.reshape(-1)
+
+        return moments
+
+    def _values(self, node: Node, root: Node) -> Callable[[Tensor], Tensor]:
+        clusters = self.walk.clusters
+        return lambda x: clusters._evaluate(clusters._path(node, root), root, x)
+
+    def _applied(self, function: Function, node: Node, *arguments: Node) -> Moments:
+        moving = [self._value(argument) for argument in arguments]
+        return self._apply(function, moving, node.form.shape)
+
+    def _apply(self, function: Function, moving: list[Moments], full: Any) -> Moments:
+        """Lanes for a function of lanes; each combination of arguments once."""
+        spread = torch.broadcast_tensors(*(m.mean for m in moving))
+        combinations = torch.stack([(t - NUMBER).long().flatten() for t in spread])
+        distinct, place = torch.unique(combinations, dim=1, return_inverse=True)
+        key = (function.name, *distinct.flatten().tolist())
+        if key not in self.known:
+            level = 1 + max(self.level[lane] for lane in distinct.flatten().tolist())
+            made = self.new(distinct.shape[1], level)
+            self.raw.append((function, tuple(distinct), int(made[0])))
+            self.known[key] = made
+        return _moving(self.known[key][place].view(spread[0].shape), full)
+
+    def _combined(self, node: Node) -> Moments:
+        rule, random = self.plan.rules[node], self.plan.random_operands(node)
+        if len(random) != 2 or list(node.args[:2]) != random:
+            raise NotLanes
+        independent, rest, kwargs = rule.independent, node.args[2:], node.kwargs
+        assert independent is not None
+
+        def moments(x: Pair, y: Pair) -> Pair:
+            with trusted():
+                found = independent(Moments(*x), Moments(*y), *rest, **kwargs)
+            return found.mean, found.var
+
+        name = f"{node.target}(x, y, {rest!r}, {kwargs!r})"
+        return self._applied(recognized(name, moments, None, arity=2), node, *random)
+
+    def _channelwise(self, node: Node) -> Any:
+        rule, (argument, *settings) = self.plan.rules[node], node.args
+        several = isinstance(node.form, (list, tuple))
+        if rule.function is None or self.plan.random_operands(node) != [argument]:
+            raise NotLanes
+        before = self.walk._monotone_chain(argument) if rule.order_statistic else None
+        start = before if before is not None else argument
+        moving = self._value(start)
+        self._require_uniform(node, moving)
+        form, full = (node.form[0] if several else node.form), list(moving.full)
+
+        def pooled(x: Pair) -> Pair:
+            shape = [1] * len(full)
+            shape[_channel_axis(full)] = -1
+            seen = [len(x[0]) if size == -1 else extent for size, extent in zip(shape, full, strict=True)]
+            found = rule.function(Moments(x[0].view(shape), x[1].view(shape), seen), *settings, **node.kwargs)  # type: ignore[misc]
+            found = found[0] if several else found
+            return found.mean.reshape(-1), found.var.reshape(-1)
+
+        spatial = full[_channel_axis(full) + 1 :]
+        name = f"{node.target}(x{spatial}, {settings!r}, {node.kwargs!r})"
+        function = recognized(name, _trusting(pooled), None)
+        if before is not None:
+            after = self._after_maximum(argument, before)
+            function = recognized(
+                f"{after.name} after {name}", _chained(function, after), None, parts=(function, after)
+            )
+        made = self._apply(function, [moving], form.shape)
+        made = _moving((made.mean - NUMBER).long().view(_kept_axes(made.mean, form)), form.shape)
+        return [made] + [None] * (len(node.form) - 1) if several else made
+
+    def _after_maximum(self, argument: Node, before: Node) -> Function:
+        def moments(x: Pair) -> Pair:
+            with trusted():
+                found = self.walk.clusters.moments_from(argument, before, Moments(*x))
+            return found.mean.reshape(-1), found.var.reshape(-1)
+
+        name = self._expression(argument, before)
+        clusters = self.walk.clusters
+        return recognized(name, moments, lambda x: clusters._evaluate(clusters._path(argument, before), before, x))
+
+    def _require_uniform(self, node: Node, moving: Moments) -> None:
+        """The rule mixes positions; lanes stay apart only where all positions of a channel are the same lane."""
+        packet = getattr(node.target, "overloadpacket", node.target)
+        axis = _channel_axis(moving.full)
+        if packet in CHANNELWISE and all(size == 1 for size in moving.shape[axis + 1 :]):
+            return
+        axes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else None
+        alone = moving.mean.numel() == moving.shape[axis] and axis not in [a % moving.ndim for a in axes or [axis]]
+        if node.target not in OVER_AXES or not alone:
+            raise NotLanes
+
+    def steps(self) -> tuple[list[Step], Tensor]:
+        """The functions in order, equal ones of one level together, and the new number of every lane."""
+        made = torch.zeros(len(self.level), dtype=torch.bool)
+        groups: dict[tuple[int, str], list[int]] = {}
+        for place, (function, inputs, first) in enumerate(self.raw):
+            made[first : first + len(inputs[0])] = True
+            groups.setdefault((self.level[first], function.name), []).append(place)
+        number = torch.cumsum(~made, 0) - 1  # those not made keep their order and come first
+        start, steps = int((~made).sum()), []
+        for key in sorted(groups):
+            members = [self.raw[place] for place in groups[key]]
+            for _, inputs, first in members:
+                count = len(inputs[0])
+                number[first : first + count] = torch.arange(start, start + count)
+                start += count
+            function, arity = members[0][0], len(members[0][1])
+            lanes = tuple(torch.cat([inputs[k] for _, inputs, _ in members]) for k in range(arity))
+            steps.append((function, lanes, start - len(lanes[0]), len(lanes[0])))
+        done = [Step(f, tuple(number[lane] for lane in lanes), first, n) for f, lanes, first, n in steps]
+        return done, number
+
+
+def _trusting(moments: Callable[[Pair], Pair]) -> Callable[[Pair], Pair]:
+    def run(x: Pair) -> Pair:
+        with trusted():
+            return moments(x)
+
+    return run
+
+
+def _chained(first: Function, second: Function) -> Callable[[Pair], Pair]:
+    return lambda x: second.moments(first.moments(x))
+
+
+def _channel_axis(full: Any) -> int:
+    """Behind the batch axis where there is one; pooling and interpolation treat it so."""
+    return min(1, len(full) - 1)
+
+
+def _kept_axes(numbers: Tensor, form: Form) -> list[int]:
+    """The shape of a pooled value: axes may have gone (a mean without keepdim)."""
+    if numbers.ndim == len(form.shape):
+        return list(numbers.shape)
+    shape = [1] * len(form.shape)
+    if numbers.numel() > 1:
+        shape[_channel_axis(form.shape)] = numbers.numel()
+    return shape
+
+
+def _moving(numbers: Tensor, full: Any) -> Moments:
+    values = numbers.double() + NUMBER
+    return Moments(values, values, full)
+
+
+def _stamped(value: Any, node: Node, count: int) -> Any:
+    """What an operation made of the numbers, if it only moved them."""
+    if isinstance(value, (list, tuple)):
+        forms = node.form if isinstance(node.form, (list, tuple)) else [node.form] * len(value)
+        return [_checked(v, form.shape, count) for v, form in zip(value, forms, strict=True)]
+    return _checked(value, node.form.shape, count)
+
+
+def _checked(value: Moments, full: Any, count: int) -> Moments:
+    numbers = value.mean - NUMBER
+    if bool(((numbers < 0) | (numbers >= count) | (value.var != value.mean)).any()):
+        raise NotLanes
+    return Moments(value.mean, value.var, full)
