@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ZOO_READY := $(VENV)/.ready-zoo
+KERNELS_READY := $(VENV)/.ready-kernels
 
 # -qq hides pip's notes and warnings and still shows its errors.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
@@ -15,13 +16,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-zoo check format format-check lint types bench clean
+.PHONY: help demo test test-slow test-zoo test-kernels test-gpu test-browser check format format-check lint types bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
-demo: $(READY) ## the moment table of a small network beside a Monte Carlo check
-	@$(BIN)/python examples/demo.py
+demo: $(READY) ## four normalizations from three starts on scikit-learn's digits, with a report to open
+	@$(BIN)/varprop demo
 
 test: $(READY) ## all tests but the slow and the zoo ones
 	@$(PYTEST)
@@ -31,6 +32,19 @@ test-slow: $(READY) ## the slow tests
 
 test-zoo: $(ZOO_READY) ## the tests on torchvision's models (installs torchvision)
 	@$(PYTEST) -m zoo $(NONE_IS_FINE)
+
+test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the CPU (installs triton, 1 GB)
+	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/kernels
+
+test-gpu: ## the kernels and the normalization on CUDA, with the Python that runs make (PYTHON=...)
+	@PYTHONPATH=src:. $(PYTHON) -m pytest -q -m "kernels or gpu" tests/kernels tests/gpu
+	@PYTHONPATH=src:. $(PYTHON) tests/smoke_device.py cuda
+
+test-browser: $(READY) ## the HTML report in headless Chromium (installed by apt where there is none)
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null \
+		|| { apt-get install -qq -y chromium > /dev/null 2>&1 || sudo -n apt-get install -qq -y chromium > /dev/null 2>&1; } \
+		|| echo "No Chromium, and none could be installed: the browser tests will be skipped." >&2
+	@$(PYTEST) -m browser $(NONE_IS_FINE)
 
 check: format-check lint types test ## what has to pass before a change goes in
 
@@ -59,6 +73,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (a few minutes the first time, torch is large)"
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(KERNELS_READY): $(READY)
+	@$(PIP) install -c constraints.txt triton
 	@touch $@
 
 # torchvision comes without its dependencies, so that it can never replace the torch already chosen.

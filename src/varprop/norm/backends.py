@@ -91,17 +91,17 @@ def triton_works() -> bool:
     return os.environ.get("VARPROP_KERNELS", "1") != "0" and importlib.util.find_spec("triton") is not None
 
 
-def _takes_kernels(layout: Layout, weight: Tensor, dtype: torch.dtype) -> bool:
-    if weight.device.type != "cuda" or dtype != torch.float32 or not triton_works():
+def _takes_kernels(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    if weights[0].device.type != "cuda" or dtype != torch.float32 or not triton_works():
         return False
     from . import kernels
 
-    return kernels.supported(layout)
+    return kernels.supported(layout) and kernels.fits(layout, weights)
 
 
 def make_backend(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> Backend:
     """The fastest backend that can do the layout; `dtype` is that of the statistics."""
-    if _takes_kernels(layout, weights[0], dtype):
+    if _takes_kernels(layout, weights, dtype):
         from . import kernels
 
         return kernels.TritonBackend(layout, weights)
@@ -110,7 +110,7 @@ def make_backend(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) 
 
 def kept_forms(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
     """Length and dtype of what `forward` keeps, known without running it."""
-    if _takes_kernels(layout, weights[0], dtype):
+    if _takes_kernels(layout, weights, dtype):
         from . import kernels
 
         return kernels.kept_forms(layout)

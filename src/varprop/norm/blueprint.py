@@ -121,9 +121,11 @@ def _at_random_position(places: Tensor, mean: Tensor, var: Tensor) -> Pair:
 
 def _rows(sites: list[Site]) -> tuple[Rows, ...]:
     rows, row, channel, weight = [], 0, 0, 0
+    known: dict[Any, Tensor] = {}
     for site in sites:
         taps = site.taps()
         assert taps is not None
+        taps = known.setdefault((taps.shape, *taps.flatten().tolist()), taps)  # equal ones are one, to be told by `is`
         made = Rows(site.outputs, site.groups, site.channels, taps, row, channel, weight, site.transposed)
         row, channel, weight = row + made.outputs, channel + made.groups * made.channels, weight + made.weights
         rows.append(made)

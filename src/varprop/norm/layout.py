@@ -75,7 +75,7 @@ class Rows:
         outputs: Number of rows, all groups together.
         groups: Number of groups.
         channels: Entering channels of one group.
-        taps: E, float64.
+        taps: E, float64; one object for all sites that have the same.
         first_row: Place of its rows among the rows of all sites.
         first_channel: Place of its entering channels (all groups) in `Lanes.entering`.
         first_weight: Place of its folded weight in the flat buffer, which has the weight's own order in memory.

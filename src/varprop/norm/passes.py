@@ -155,7 +155,7 @@ def alike(rows: Sequence[Rows], weights: Sequence[Tensor]) -> list[slice]:
     for place in range(1, len(rows)):
         last, own = rows[place - 1], rows[place]
         small = own.weights <= SMALL and not own.transposed and weights[place].is_contiguous()
-        if small and weights[place].shape == weights[place - 1].shape and torch.equal(last.taps, own.taps):
+        if small and weights[place].shape == weights[place - 1].shape and last.taps is own.taps:
             runs[-1] = slice(runs[-1].start, place + 1)
         else:
             runs.append(slice(place, place + 1))
@@ -217,8 +217,8 @@ def rows_forward(
     rows = torch.empty_like(shift_scale)
     matrices = [block.matrix(weights) for block in tables.blocks]
     squares, spread = [matrix * matrix for matrix in matrices], []
-    mean_var = (entering[0].split(tables.channels), entering[1].split(tables.channels))
-    parts = (rows[0].split(tables.rows), rows[1].split(tables.rows))
+    mean_var = (entering[0].split_with_sizes(tables.channels), entering[1].split_with_sizes(tables.channels))
+    parts = (rows[0].split_with_sizes(tables.rows), rows[1].split_with_sizes(tables.rows))
     for block, matrix, square, mean, var, first, second in zip(
         tables.blocks, matrices, squares, *mean_var, *parts, strict=True
     ):
@@ -232,7 +232,7 @@ def rows_forward(
             second += levers[..., 1:].square().sum(-1).view(-1)
     rate = scale * rows[1].rsqrt()
     flat = torch.empty(sum(tables.weights), dtype=dtype, device=scale.device)
-    pieces, rates = flat.split(tables.weights), rate.split(tables.rows)
+    pieces, rates = flat.split_with_sizes(tables.weights), rate.split_with_sizes(tables.rows)
     for block, matrix, piece, own in zip(tables.blocks, matrices, pieces, rates, strict=True):
         target = block.in_order(piece, weights)
         if target is None:
@@ -255,7 +255,7 @@ def rows_backward(
     rows, rate, *more = saved
     squares, spread = more[:count], iter(more[count:])
     matrices = [block.matrix(weights) for block in tables.blocks]
-    pieces = zip(tables.blocks, grad_weight.split(tables.weights), strict=True)
+    pieces = zip(tables.blocks, grad_weight.split_with_sizes(tables.weights), strict=True)
     grads = [_grad_matrix(block, piece, weights) for block, piece in pieces]
     by_rate = torch.cat([(g * w).sum(-1).view(-1) for g, w in zip(grads, matrices, strict=True)])
     by_rate = torch.addcmul(by_rate, grad_bias, rows[0], value=-1)
@@ -263,11 +263,11 @@ def rows_backward(
     beta = by_rate * rate / rows[1] * -0.5  # by its variance
     by_entering = torch.empty_like(entering)
     d_flat = torch.empty(len(grad_weight), dtype=weights[0].dtype, device=entering.device)
-    vectors = (part.split(tables.rows) for part in (rate, alpha, beta))
-    means = (*entering.split(tables.channels, 1),)
-    results = by_entering.split(tables.channels, 1)
+    vectors = (part.split_with_sizes(tables.rows) for part in (rate, alpha, beta))
+    means = entering.split_with_sizes(tables.channels, 1)
+    results = by_entering.split_with_sizes(tables.channels, 1)
     parts = zip(
-        tables.blocks, matrices, squares, grads, *vectors, means, results, d_flat.split(tables.weights), strict=True
+        tables.blocks, matrices, squares, grads, *vectors, means, results, d_flat.split_with_sizes(tables.weights), strict=True
     )
     for block, matrix, square, grad, own_rate, own_alpha, own_beta, (mean, var), result, piece in parts:
         column, by_lever = block.column(own_beta), block.column(own_alpha)

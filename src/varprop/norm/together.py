@@ -153,8 +153,8 @@ class Together:
             if self.repeats and not parameters[0].is_cuda:
                 copies = [p.detach().clone() for p in parameters]
         rows = self.layout.rows
-        weights = zip(weight.split([r.weights for r in rows]), parameters, strict=False)
-        biases = bias.split([r.outputs for r in rows])
+        weights = zip(weight.split_with_sizes([r.weights for r in rows]), parameters, strict=False)
+        biases = bias.split_with_sizes([r.outputs for r in rows])
         layers = [(in_memory_order(piece, w), b) for (piece, w), b in zip(weights, biases, strict=True)]
         return Folded(layers, parameters, versions, dtype, weight.requires_grad, copies)
 
@@ -279,9 +279,9 @@ class _Fold(torch.autograd.Function):
 def by_parameter(found: Gradients, parameters: Any, layout: Layout) -> list[Tensor]:
     """One derivative for each given moment and each parameter, in their order."""
     flat, by_source, d_mean, d_var = found
-    pieces = zip(flat.split([rows.weights for rows in layout.rows]), parameters, strict=False)
+    pieces = zip(flat.split_with_sizes([rows.weights for rows in layout.rows]), parameters, strict=False)
     sizes = [rows.outputs for rows in layout.rows]
-    vectors = by_source.to(parameters[-1].dtype).view(-1).split(sizes * 2)
+    vectors = by_source.to(parameters[-1].dtype).view(-1).split_with_sizes(sizes * 2)
     return [d_mean, d_var, *(in_memory_order(piece, weight) for piece, weight in pieces), *vectors]
 
 
@@ -290,9 +290,9 @@ def _differentiable_backward(ctx: Any, grad_weight: Tensor, grad_bias: Tensor) -
     together: Together = ctx.together
     folded = [layer.folded() for layer in together.layers]
     rows = together.layout.rows
-    pieces = zip(grad_weight.split([r.weights for r in rows]), folded, strict=True)
+    pieces = zip(grad_weight.split_with_sizes([r.weights for r in rows]), folded, strict=True)
     grads = [in_memory_order(piece, weight).to(weight.dtype) for piece, (weight, _) in pieces]
-    biases = [g.to(grads[0].dtype) for g in grad_bias.split([r.outputs for r in rows])]
+    biases = [g.to(grads[0].dtype) for g in grad_bias.split_with_sizes([r.outputs for r in rows])]
     outputs = [weight for weight, _ in folded] + [bias for _, bias in folded]
     wanted = [p for p in ctx.parameters if p.requires_grad]
     found = iter(torch.autograd.grad(outputs, wanted, grads + biases, create_graph=True, allow_unused=True))

@@ -1,0 +1,118 @@
+"""The tables of a layout on a device, built once."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..layout import Layout, Rows
+from . import lane_tables
+from .blocks import (
+    Kind,
+    Launch,
+    Strides,
+    columns,
+    kind_of,
+    launches,
+    site_of,
+    strides_of,
+    with_partials,
+)
+from .lane_tables import LaneTables
+
+
+@dataclass(frozen=True)
+class RowTables:
+    """What the kernels of rows read, for weights that lie in memory in one certain way."""
+
+    forward: tuple[Launch, ...]
+    backward: tuple[Launch, ...]
+    sites: Tensor  # int64, a row of `blocks.Site` each
+    columns: Tensor
+    pointers: Tensor  # int64, of the weights
+    partials: int
+    work: torch.dtype  # of all sums: float32, or float64 if a weight is
+
+
+class Tables:
+    """The device-side tables of a layout.
+
+    Those of the moment pass and of the taps are built at once; those of rows when the weights are first seen, again
+    when one comes with another dtype, order in memory or alignment; their addresses are copied when one has moved.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device | str) -> None:
+        _refuse_capture("built")
+        self.device = torch.device(device)
+        self.layout = layout
+        self.lanes: LaneTables = lane_tables.build(layout.lanes, self.device)
+        share = torch.cat([torch.empty(0, dtype=torch.float64), *(r.taps[:, 0].cpu().double() for r in layout.rows)])
+        spread = [r.taps[:, 1:].cpu().double() for r in layout.rows]
+        covariances = [(e @ e.t()).reshape(-1) for e in spread if e.shape[1]]
+        self.share = share.to(self.device)
+        self.covariance = torch.cat([torch.empty(0, dtype=torch.float64), *covariances]).to(self.device)
+        self.sums = sum(r.outputs * r.tap_count for r in layout.rows if r.taps.shape[1] > 1)
+        self._rows: dict[tuple[tuple[Strides, Kind], ...], RowTables] = {}
+        self._addresses: tuple[int, ...] = ()
+        self._current: RowTables | None = None
+        self._seen: tuple[object, ...] = ()
+        self._captured: dict[tuple[int, ...], Tensor] = {}
+
+    def rows(self, weights: list[Tensor]) -> RowTables:
+        """The tables for these weights, with their present addresses."""
+        addresses = tuple(weight.data_ptr() for weight in weights)
+        seen = tuple((weight.dtype, weight.stride()) for weight in weights)
+        if self._current is not None and addresses == self._addresses and seen == self._seen:
+            if _capturing():  # the graph reads these addresses as long as it lives
+                self._captured[addresses] = self._current.pointers
+            return self._current
+        _refuse_capture("renewed (a weight has moved or changed its layout)")
+        ways = [strides_of(rows, weight) for rows, weight in zip(self.layout.rows, weights, strict=True)]
+        kinds = [kind_of(r, s, w) for r, s, w in zip(self.layout.rows, ways, weights, strict=True)]
+        key = tuple(zip(ways, kinds, strict=True))
+        if key not in self._rows:
+            self._rows[key] = _build_rows(self.layout.rows, ways, kinds, self.device)
+        # A new tensor, not the old one overwritten: a captured graph goes on with the weights it has seen.
+        pointers = torch.tensor(addresses, dtype=torch.int64).to(self.device)
+        self._rows[key] = replace(self._rows[key], pointers=pointers)
+        self._current, self._addresses, self._seen = self._rows[key], addresses, seen
+        return self._current
+
+
+def _build_rows(rows: tuple[Rows, ...], ways: list[Strides], kinds: list[Kind], device: torch.device) -> RowTables:
+    share = covariance = sums = 0
+    sites = []
+    for site, way in zip(rows, ways, strict=True):
+        spreads = site.taps.shape[1] > 1
+        sites.append(site_of(site, way, share, covariance if spreads else -1, sums))
+        share += site.tap_count
+        covariance += site.tap_count**2 if spreads else 0
+        sums += site.outputs * site.tap_count if spreads else 0
+    sites, partials = with_partials(sites, rows, kinds)
+
+    def placed(launch: Launch) -> Launch:
+        return replace(launch, blocks=launch.blocks.to(torch.int32).to(device))
+
+    return RowTables(
+        tuple(placed(launch) for launch in launches(rows, kinds, backward=False)),
+        tuple(placed(launch) for launch in launches(rows, kinds, backward=True)),
+        torch.tensor([astuple(site) for site in sites], dtype=torch.int64).to(device),
+        columns(rows).to(torch.int32).to(device),
+        torch.empty(0, dtype=torch.int64),
+        partials,
+        torch.float64 if any(kind.dtype == torch.float64 for kind in kinds) else torch.float32,
+    )
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _refuse_capture(what: str) -> None:
+    if _capturing():
+        raise RuntimeError(
+            f"The tables of the kernels would have to be {what} while a CUDA graph is captured, which cannot copy from "
+            "the host: run one step before the capture."
+        )

@@ -1,0 +1,100 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+"""The fold of all rows of all sites, grouped into one launch per class of weights.
+
+A program takes a block of rows of one site and walks over its channels and taps in tiles [rows, channels, taps]: once
+for the sums of the row, once more (from the cache) to write. The pass is bound by memory, so a tile has some 4096
+elements, 16 a thread: enough loads in flight, and still several programs on a multiprocessor. `Shapes` in `blocks`
+gives three bodies that share the launch: `CROSS` for many tiny rows that belong to many groups (depthwise
+convolutions), where every row reads its own channels; `NARROW` and `WIDE` for blocks inside one group, whose rows share
+the means they meet, with few or many channels. Where channels lie next to each other in memory they are the tile's last
+axis and, if aligned, move in 16-byte pieces; else the taps are, and nine of them fill nine of sixteen places.
+Sums over rows leave each block as partial sums and are added by a second kernel in a fixed order: no atomics.
+"""
+
+import triton
+import triton.language as tl
+
+BLOCK_FIELDS = tl.constexpr(4)
+SITE_FIELDS = tl.constexpr(15)
+
+
+@triton.jit
+def site(sites, index):
+    """The row of the site table: places in the buffers of all sites as int64, everything inside a site as int32."""
+    here = sites + index * SITE_FIELDS
+    return (
+        tl.load(here),
+        tl.load(here + 1).to(tl.int32),
+        tl.load(here + 2).to(tl.int32),
+        tl.load(here + 3).to(tl.int32),
+        tl.load(here + 4).to(tl.int32),
+        tl.load(here + 5).to(tl.int32),
+        tl.load(here + 6).to(tl.int32),
+        tl.load(here + 7).to(tl.int32),
+        tl.load(here + 8),
+        tl.load(here + 9),
+        tl.load(here + 10),
+        tl.load(here + 11),
+        tl.load(here + 12),
+        tl.load(here + 13),
+        tl.load(here + 14).to(tl.int32),
+    )
+
+
+@triton.jit
+def of_eight(x):
+    """A number known to be a multiple of 8, in a form that shows it: hints on loaded scalars do not reach the loads."""
+    return x // 8 * 8
+
+
+@triton.jit
+def channel_axis(x, INNER: tl.constexpr):
+    """A vector of channels as a tile."""
+    return tl.expand_dims(tl.expand_dims(x, 0), 0) if INNER else tl.expand_dims(tl.expand_dims(x, 0), 2)
+
+
+@triton.jit
+def tap_axis(x, INNER: tl.constexpr):
+    """A vector of taps as a tile."""
+    return tl.expand_dims(tl.expand_dims(x, 0), 2) if INNER else tl.expand_dims(tl.expand_dims(x, 0), 0)
+
+
+@triton.jit
+def row_axis(x):
+    """A vector of rows as a tile."""
+    return tl.expand_dims(tl.expand_dims(x, 1), 1)
+
+
+@triton.jit
+def offsets(channel, tap, channel_stride, tap_stride, INNER: tl.constexpr, STRIDED: tl.constexpr):
+    """Where weights lie relative to the start of their row; an inner stride known to be 1 lets loads be joined."""
+    if INNER:
+        return channel_axis(channel, INNER) + tap_axis(tap * tap_stride, INNER)
+    elif STRIDED:
+        return channel_axis(channel * channel_stride, INNER) + tap_axis(tap * tap_stride, INNER)
+    else:
+        return channel_axis(channel * channel_stride, INNER) + tap_axis(tap, INNER)
+
+
+@triton.jit
+def meet(values, base, channel, inside, INNER: tl.constexpr, CROSS: tl.constexpr):
+    """Means or variances of channels as a tile: the same for all rows, or those of every row's own group."""
+    if CROSS:
+        return tl.load(values + row_axis(base) + channel_axis(channel, INNER), inside, 0.0)
+    else:
+        return tl.load(values + base + channel_axis(channel, INNER), inside, 0.0)
+
+
+@triton.jit
+def rows_of(
+    first, end, per_group, group_stride, row_stride, R: tl.constexpr, CROSS: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """Rows of a block, which of them exist, their group and place in it, and where they start in memory."""
+    row = first + tl.arange(0, R)
+    exists = row < end
+    group = row // per_group if CROSS else first // per_group
+    member = row - group * per_group
+    start = group * group_stride + member * row_stride
+    if ALIGNED:
+        start = of_eight(start)
+    return row, exists, group, member, start

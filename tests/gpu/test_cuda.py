@@ -1,0 +1,220 @@
+"""The normalization on a GPU: right, reproducible, without host synchronisation, captured and compiled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import varprop as vp
+from tests.models import ResNet, UNet
+from varprop.norm.layers import Normalized
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def exact_convolutions() -> Iterator[None]:
+    """cuDNN's reproducible algorithms without TF32, so that what differs is ours."""
+    backends = torch.backends
+    before = backends.cudnn.deterministic, backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
+    backends.cudnn.deterministic, backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = True, False, False
+    yield
+    backends.cudnn.deterministic, backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = before
+
+
+class PaperNet(nn.Sequential):
+    """The paper's CIFAR network, its activation written by hand."""
+
+    def __init__(self, width: int = 24) -> None:
+        plan = [(3, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 2), (3, 1, 2), (3, 2, 2), (1, 1, 2)]
+        layers: list[nn.Module] = []
+        before = 3
+        for kernel, stride, times in plan:
+            layers += [nn.Conv2d(before, width * times, kernel, stride, kernel // 2), Leaky()]
+            before = width * times
+        super().__init__(*layers, nn.Conv2d(before, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LogSoftmax(1))
+
+
+class Leaky(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x) + 0.03 * x
+
+
+class Chain(nn.Sequential):
+    """A plain stack, to see what depth costs."""
+
+    def __init__(self, depth: int = 6) -> None:
+        layers: list[nn.Module] = [nn.Flatten()]
+        for place in range(depth):
+            layers += [nn.Linear(3 * 16 * 16 if not place else 20, 20), nn.Sigmoid()]
+        super().__init__(*layers, nn.Linear(20, 10))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "paper": PaperNet,
+    "resnet": ResNet,
+    "unet": UNet,
+    "sigmoid": Chain,
+    "gelu": lambda: nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.GELU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(16, 9, 3)),
+}
+
+
+def normalized(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(seed)
+    model = MODELS[name]()
+    shape = (8, 3, 16, 16)
+    found = vp.normalize(model, vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1)), example=torch.zeros(shape))
+    with torch.no_grad():
+        for site in sites(found):
+            site.scale.uniform_(0.5, 1.5), site.shift.normal_(0, 0.3)
+    return found.cuda(), torch.randn(shape, device="cuda")
+
+
+def sites(model: nn.Module) -> list[Normalized]:
+    return [m for m in model.modules() if isinstance(m, Normalized)]
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    ours, theirs = ours.double().cpu(), theirs.double().cpu()
+    return float((ours - theirs).norm()) <= tolerance * float(theirs.norm()) + 1e-5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_kernels_agree_with_the_float64_reference(name: str) -> None:
+    model, _ = normalized(name)
+    exact = copy.deepcopy(model).cpu().double()
+    ours, theirs = [s.effective() for s in sites(model)], [s.folded() for s in sites(exact)]
+    backends = [b for s in sites(model) for b in s.place[True][0].backends.values()]
+    assert {type(b).__name__ for b in backends} == {"TritonBackend"}
+    torch.manual_seed(1)
+    grads = [torch.randn_like(part).cpu() / part.numel() ** 0.5 for pair in ours for part in pair]
+    for results in (ours, theirs):
+        flat = [part for pair in results for part in pair]
+        torch.autograd.backward(flat, [g.to(part) for g, part in zip(grads, flat, strict=True)])
+    for pair, other in zip(ours, theirs, strict=True):
+        assert all(close(a, b, 1e-5) for a, b in zip(pair, other, strict=True))
+    for (path, p), q in zip(model.named_parameters(), exact.parameters(), strict=True):
+        assert close(p.grad, q.grad, 1e-5), path
+
+
+def step_of(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, **autocast: Any) -> Callable[[], Tensor]:
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", enabled=bool(autocast), **autocast):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("name", ("paper", "resnet", "sigmoid"))
+def test_no_host_synchronisation_and_reproducible(name: str) -> None:
+    results = []
+    for _ in range(2):
+        model, x = normalized(name)
+        step = step_of(model, x, torch.optim.SGD(model.parameters(), 0.01))
+        step(), step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            losses = [step() for _ in range(3)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        results.append((torch.stack(losses), [p.detach().clone() for p in model.parameters()]))
+    fold = [site.effective()[0] for site in sites(model)]
+    assert all(torch.equal(a, site.effective()[0]) for a, site in zip(fold, sites(model), strict=True))
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(p, q) for p, q in zip(results[0][1], results[1][1], strict=True))
+
+
+@pytest.mark.parametrize("name", ("paper", "resnet", "sigmoid"))
+def test_a_captured_step_trains_like_an_eager_one(name: str) -> None:
+    losses = {}
+    for captured in (False, True):
+        model, x = normalized(name)
+        step = step_of(model, x, torch.optim.SGD(model.parameters(), 0.01))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        if not captured:
+            losses[captured] = [float(step()) for _ in range(5)]
+            continue
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step()
+        losses[captured] = [(graph.replay(), float(loss))[1] for _ in range(5)]
+        assert float(model(x).float().square().mean()) == pytest.approx(float(step()), rel=1e-5)  # eager sees it too
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ("paper",))
+def test_compiled_without_a_graph_break(name: str) -> None:
+    model, x = normalized(name)
+    other = copy.deepcopy(model)
+    compiled = torch.compile(model, fullgraph=True)
+    for network, called in ((model, compiled), (other, other)):
+        called(x).float().square().mean().backward()
+        assert all(p.grad is not None for p in network.parameters())
+    for (path, p), q in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        assert close(p.grad, q[1].grad, 2e-3), path
+
+
+def test_folded_weights_come_in_the_compute_dtype() -> None:
+    model, x = normalized("paper")
+    model = model.to(memory_format=torch.channels_last)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        weight, bias = sites(model)[1].effective()
+        assert weight.dtype == bias.dtype == torch.bfloat16
+        assert weight.is_contiguous(memory_format=torch.channels_last)
+        model(x).float().square().mean().backward()
+    assert all(p.grad.dtype == torch.float32 and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def launches(work: Callable[[], Any]) -> int:
+    work()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def test_launches_do_not_grow_with_depth() -> None:
+    counts = []
+    for depth in (3, 12):
+        torch.manual_seed(0)
+        given = vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1))
+        model = vp.normalize(Chain(depth), given, example=torch.zeros(2, 3, 16, 16)).cuda()
+        plan = sites(model)[0].place[True][0]
+
+        def fold(plan: Any = plan) -> None:
+            plan.forget()
+            folded = plan._present()
+            parts = [part for pair in folded.layers for part in pair]
+            torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
+
+        ones = sum(2 for _ in sites(model))
+        counts.append(launches(fold) - ones)
+    # what is left grows by the gradients that autograd adds to the parameters, three for each layer
+    assert counts[1] - counts[0] <= 3 * 9 + 4, counts
+
+
+def test_a_change_behind_autograd_is_noticed() -> None:
+    model, x = normalized("paper")
+    model.eval()
+    with torch.no_grad():
+        before = model(x)
+        sites(model)[0].weight.data.mul_(-1.0)
+        after = model(x)
+    assert not close(after, before, 1e-2)

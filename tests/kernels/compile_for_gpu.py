@@ -1,0 +1,137 @@
+"""Compiles the kernels for an H100 or H200 without one, and shows what each takes: what the interpreter lets pass, the
+compiler may not.
+
+Run as ``TRITON_INTERPRET=0 python -m tests.kernels.compile_for_gpu [--all]``; it prints a line per kernel and ends with
+an error if one spills registers to memory.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from varprop.norm.kernels import fold_rows, moments, unfold_rows
+from varprop.norm.kernels.blocks import COLUMNS, WARPS, Kind, Launch, shapes_of
+from varprop.norm.kernels.components import BLOCK, BLOCK_INTEGRATED
+from varprop.norm.kernels.launch import _ENTRIES, _GATHER, _PARTIALS, _constants
+from varprop.norm.kernels.opcodes import (
+    ADD,
+    CLAMP,
+    FIRST_INTEGRATED,
+    GELU,
+    LINEAR,
+    MUL,
+    OPERATIONS,
+    SIGMOID,
+    TWO_SLOPES,
+)
+
+INT32 = [
+    "blocks",
+    "programs",
+    "operations",
+    "first",
+    "second",
+    "output",
+    "entry",
+    "entry_lane",
+    "owned",
+    "owned_span",
+    "columns",
+]
+INT64 = ["sites", "pointers"]
+DOUBLE = ["share", "covariance", "numbers", "nodes", "knots", "constant_mean", "constant_var", "slopes"]
+SIZES = ["sources", "constants", "given", "computed"]
+HALF = ["folded", "bias", "grad_folded", "grad_bias"]
+
+
+def type_of(name: str, of_lanes: bool) -> str:
+    """The type of an argument, as triton writes it."""
+    lanes = ("mean", "var", "grad_mean", "grad_var") if of_lanes else ()
+    for names, kind in ((INT32, "*i32"), (INT64, "*i64"), (DOUBLE, "*fp64"), (SIZES, "i32"), (HALF, "*bf16")):
+        if name in names:
+            return kind
+    return "*fp64" if name in lanes else "*fp32"
+
+
+def compile_kernel(label: str, kernel, constants: dict, warps: int, of_lanes: bool = False) -> int:
+    """Compiles one kernel, prints what it takes and returns the bytes it spills."""
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else type_of(name, of_lanes) for name in names}
+    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if signature[name].startswith("*")}
+    source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(made.asm["ptx"])
+        file.flush()
+        command = [str(assembler), "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spilled = (int(re.search(p, told)[1]) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
+    wide = made.asm["ptx"].count("ld.global.v4.b32")
+    print(f"{label:44} {registers:4} registers {spilled:5} spilled {made.metadata.shared:6} shared {wide:4} wide loads")
+    return spilled
+
+
+def row_kernels(every: bool):
+    """Kinds of weights: all that occur in residual networks, or many more."""
+    single, half, double = torch.float32, torch.bfloat16, torch.float64
+    kinds = {
+        "1 tap, aligned": Kind(1, True, True, False, False, single),
+        "9 taps": Kind(16, False, False, False, False, single),
+        "9 taps, channels last": Kind(16, True, True, False, False, single),
+    }
+    if every:
+        kinds |= {
+            "1 tap": Kind(1, True, False, False, False, single),
+            "49 taps": Kind(64, False, False, False, False, single),
+            "121 taps": Kind(64, False, False, True, False, single),
+            "9 taps, strided": Kind(16, False, False, False, True, single),
+            "1 tap, bfloat16": Kind(1, True, True, False, False, half),
+            "9 taps, float64": Kind(16, False, False, False, False, double),
+        }
+    for name, kind in kinds.items():
+        for backward in (False, True):
+            for body in (1, 2, 4) if every else (1, 4):
+                yield name, Launch(kind, shapes_of(kind.taps, backward), torch.empty(0), body), backward
+
+
+def main() -> int:
+    """Compiles everything; returns whether a kernel of float32 weights spills."""
+    every, spilled = "--all" in sys.argv, 0
+    for name, launch, backward in row_kernels(every):
+        kernel = unfold_rows.backward if backward else fold_rows.forward
+        label = f"{'backward' if backward else 'forward'}, {name}, {launch.shapes.of(launch.bodies // 2)}"
+        constants = {name: value for name, value in _constants(launch).items() if name != "num_warps"}
+        bytes_spilled = compile_kernel(label, kernel, constants, WARPS)
+        spilled += bytes_spilled if launch.kind.dtype != torch.float64 else 0
+    sums = {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}
+    spilled += compile_kernel("sums of blocks", unfold_rows.add_partials, sums, 4)
+    pairs = 1 << ADD | 1 << MUL
+    groups = {
+        "rectifiers": 1 << TWO_SLOPES | 1 << LINEAR | pairs,
+        "clamp": 1 << CLAMP,
+        "sigmoid": 1 << SIGMOID,
+        "gelu": 1 << GELU,
+    }
+    for name, codes in groups.items():
+        block = BLOCK_INTEGRATED if codes >> FIRST_INTEGRATED else BLOCK
+        constants = {"OPS": codes, "BLOCK": block, "ENTRIES": _ENTRIES}
+        spilled += compile_kernel(f"moments, {name}", moments.forward, constants, 4, True)
+    if every:
+        constants = {"OPS": (1 << OPERATIONS) - 1, "BLOCK": BLOCK_INTEGRATED, "ENTRIES": _ENTRIES}
+        compile_kernel("moments, all functions", moments.forward, constants, 4, True)
+    back = {"OPS": pairs, "BLOCK": BLOCK, "LANES": _GATHER[0], "ENTRIES": _GATHER[1], "ONTO": True}
+    spilled += compile_kernel("moments backward", moments.backward, back, 4, True)
+    return int(spilled > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
