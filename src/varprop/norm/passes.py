@@ -265,10 +265,8 @@ def rows_backward(
     d_flat = torch.empty(len(grad_weight), dtype=weights[0].dtype, device=entering.device)
     vectors = (part.split_with_sizes(tables.rows) for part in (rate, alpha, beta))
     means = entering.split_with_sizes(tables.channels, 1)
-    results = by_entering.split_with_sizes(tables.channels, 1)
-    parts = zip(
-        tables.blocks, matrices, squares, grads, *vectors, means, results, d_flat.split_with_sizes(tables.weights), strict=True
-    )
+    results, targets = by_entering.split_with_sizes(tables.channels, 1), d_flat.split_with_sizes(tables.weights)
+    parts = zip(tables.blocks, matrices, squares, grads, *vectors, means, results, targets, strict=True)
     for block, matrix, square, grad, own_rate, own_alpha, own_beta, (mean, var), result, piece in parts:
         column, by_lever = block.column(own_beta), block.column(own_alpha)
         if block.taps.shape[1] > 1:
@@ -298,6 +296,11 @@ def in_memory_order(piece: Tensor, weight: Tensor) -> Tensor:
     order = memory_order(weight)
     back = sorted(range(weight.ndim), key=order.__getitem__)
     return piece.view([weight.shape[axis] for axis in order]).permute(back)
+
+
+def flattened(value: Tensor, weight: Tensor) -> Tensor:
+    """The inverse of `in_memory_order`."""
+    return value.reshape(-1) if weight.is_contiguous() else value.permute(memory_order(weight)).reshape(-1)
 
 
 def memory_order(weight: Tensor) -> list[int]:

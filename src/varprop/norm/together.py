@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from .backends import Backend, Gradients, make_backend
 from .blueprint import Site, make_layout, walk_of
 from .layout import Layout, Pair
-from .passes import in_memory_order
+from .passes import flattened, in_memory_order
 from .statistics import Statistics
 
 _numbers = itertools.count()
@@ -143,20 +144,18 @@ class Together:
         return known.has_contents_of(parameters)
 
     def _compute(self, parameters: list[Tensor]) -> Folded:
-        dtype, given = self._dtype(), self._given()
+        dtype, given, count = self._dtype(), self._given(), len(self.layers)
         versions, copies = [], None
         if torch.compiler.is_compiling():
             weight, bias = _traced(self, dtype, given, parameters)
+            parts = parted(weight, bias, parameters, self.layout)
         else:
-            weight, bias = _Fold.apply(self, dtype, *(given or (None, None)), *parameters)  # type: ignore[no-untyped-call]
+            parts = _Fold.apply(self, dtype, *(given or (None, None)), *parameters)  # type: ignore[no-untyped-call]
             versions = [p._version for p in parameters]
             if self.repeats and not parameters[0].is_cuda:
                 copies = [p.detach().clone() for p in parameters]
-        rows = self.layout.rows
-        weights = zip(weight.split_with_sizes([r.weights for r in rows]), parameters, strict=False)
-        biases = bias.split_with_sizes([r.outputs for r in rows])
-        layers = [(in_memory_order(piece, w), b) for (piece, w), b in zip(weights, biases, strict=True)]
-        return Folded(layers, parameters, versions, dtype, weight.requires_grad, copies)
+        layers = list(zip(parts[:count], parts[count:], strict=True))
+        return Folded(layers, parameters, versions, dtype, parts[0].requires_grad, copies)
 
     def _given(self) -> Pair | None:
         """Moments that only the walk can tell, for every channel that reads them."""
@@ -168,11 +167,12 @@ class Together:
 
     def backend(self, weights: list[Tensor]) -> Backend:
         """Who computes, for weights as they lie on their device."""
-        key = (weights[0].device, *((w.dtype, w.stride()) for w in weights))
-        if key not in self.backends:
-            dtype = torch.float64 if weights[0].dtype == torch.float64 else torch.float32
-            self.backends[key] = make_backend(self.layout, weights, dtype)
-        return self.backends[key]
+        first = weights[0]
+        key = (first.device, first.dtype, *[w.stride() for w in weights])
+        found = self.backends.get(key)
+        if found is None:
+            found = self.backends[key] = make_backend(self.layout, weights, _working(first))
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {"joint": self.joint, "sites": self.sites_apart(), "layers": self.layers}
@@ -208,10 +208,10 @@ def _plain_execution() -> bool:
 
 def _alike(parameters: list[Tensor]) -> bool:
     """Plain tensors of one dtype on one device: what a backend can take."""
-    first = parameters[0]
-    return first.device.type in ("cpu", "cuda") and all(
-        p.device == first.device and p.dtype == first.dtype and type(p) in _PLAIN for p in parameters
-    )
+    device, dtype = parameters[0].device, parameters[0].dtype
+    if device.type not in ("cpu", "cuda"):
+        return False
+    return all(type(p) in _PLAIN and p.dtype is dtype and p.device == device for p in parameters)
 
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -226,23 +226,30 @@ def _capturing(parameter: Tensor) -> bool:
     return parameter.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _parted(parameters: Any) -> tuple[list[Tensor], Tensor]:
+def _split(parameters: Any) -> tuple[list[Tensor], Tensor]:
     """The weights, and the shifts and scales of all layers as two rows."""
     count = len(parameters) // 3
     weights = list(parameters[:count])
     return weights, torch.cat(parameters[count:]).to(_working(weights[0])).view(2, -1)
 
 
+def parted(weight: Tensor, bias: Tensor, parameters: Any, layout: Layout) -> list[Tensor]:
+    """The folded weights of all layers and then their biases, from the flat buffers."""
+    pieces = zip(weight.split_with_sizes([r.weights for r in layout.rows]), parameters, strict=False)
+    biases = bias.split_with_sizes([r.outputs for r in layout.rows])
+    return [in_memory_order(piece, w) for piece, w in pieces] + list(biases)
+
+
 def fold_forward(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> Any:
     """Folded weights and biases, flat, and what the backward needs."""
-    weights, shift_scale = _parted(parameters)
+    weights, shift_scale = _split(parameters)
     return together.backend(weights).forward(weights, shift_scale, given, dtype)
 
 
 @torch.no_grad()
 def fold_backward(together: Together, kept: Any, grad_weight: Tensor, grad_bias: Tensor, parameters: Any) -> Gradients:
     """Derivatives by weights, by scales and shifts (flat), and by given moments."""
-    weights, shift_scale = _parted(parameters)
+    weights, shift_scale = _split(parameters)
     return together.backend(weights).backward(weights, shift_scale, kept, grad_weight, grad_bias)
 
 
@@ -262,16 +269,19 @@ class _Fold(torch.autograd.Function):
         weight, bias, kept = fold_forward(together, dtype, given, parameters)
         ctx.together, ctx.kept, ctx.parameters = together, kept, parameters
         ctx.versions = [p._version for p in parameters]
-        return weight, bias
+        return tuple(parted(weight, bias, parameters, together.layout))
 
     @staticmethod
-    def backward(ctx: Any, grad_weight: Tensor, grad_bias: Tensor) -> Any:
-        if [p._version for p in ctx.parameters] != ctx.versions:
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        parameters, layout = ctx.parameters, ctx.together.layout
+        if [p._version for p in parameters] != ctx.versions:
             raise RuntimeError(STALE)
         if torch.is_grad_enabled():  # a derivative of this derivative will be wanted
-            return _differentiable_backward(ctx, grad_weight, grad_bias)
-        found = fold_backward(ctx.together, ctx.kept, grad_weight, grad_bias, ctx.parameters)
-        results = by_parameter(found, ctx.parameters, ctx.together.layout)
+            return _differentiable_backward(ctx, grads)
+        count = len(layout.rows)
+        grad_weight = torch.cat([flattened(g, w) for g, w in zip(grads[:count], parameters, strict=False)])
+        found = fold_backward(ctx.together, ctx.kept, grad_weight, torch.cat(grads[count:]), parameters)
+        results = by_parameter(found, parameters, layout)
         needed = ctx.needs_input_grad[2:]
         return None, None, *(r if need else None for r, need in zip(results, needed, strict=True))
 
@@ -285,17 +295,13 @@ def by_parameter(found: Gradients, parameters: Any, layout: Layout) -> list[Tens
     return [d_mean, d_var, *(in_memory_order(piece, weight) for piece, weight in pieces), *vectors]
 
 
-def _differentiable_backward(ctx: Any, grad_weight: Tensor, grad_bias: Tensor) -> Any:
+def _differentiable_backward(ctx: Any, grads: Sequence[Tensor]) -> Any:
     """The same by autograd through the layers' own formulas, which can be differentiated again."""
-    together: Together = ctx.together
-    folded = [layer.folded() for layer in together.layers]
-    rows = together.layout.rows
-    pieces = zip(grad_weight.split_with_sizes([r.weights for r in rows]), folded, strict=True)
-    grads = [in_memory_order(piece, weight).to(weight.dtype) for piece, (weight, _) in pieces]
-    biases = [g.to(grads[0].dtype) for g in grad_bias.split_with_sizes([r.outputs for r in rows])]
+    folded = [layer.folded() for layer in ctx.together.layers]
     outputs = [weight for weight, _ in folded] + [bias for _, bias in folded]
+    matching = [grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)]
     wanted = [p for p in ctx.parameters if p.requires_grad]
-    found = iter(torch.autograd.grad(outputs, wanted, grads + biases, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=True, allow_unused=True))
     return None, None, None, None, *(next(found) if p.requires_grad else None for p in ctx.parameters)
 
 
