@@ -171,6 +171,28 @@ def test_compiled_without_a_graph_break(name: str) -> None:
         assert close(p.grad, q[1].grad, 2e-3), path
 
 
+@pytest.mark.parametrize("name", ("paper", "sigmoid"))
+def test_replayed_passes_are_those_launched_one_by_one(name: str) -> None:
+    model, x = normalized(name)
+    plan = sites(model)[0].place[True][0]
+    results = []
+    for _ in range(5):  # the first two are launched, the rest replayed
+        model.zero_grad()
+        output = model(x)
+        output.float().square().mean().backward()
+        results.append((output.detach().clone(), [p.grad.clone() for p in model.parameters()]))
+    assert plan.recorded is not None and plan.recorded.back is not None
+    for output, grads in results[1:]:
+        assert torch.equal(output, results[0][0])
+        assert all(torch.equal(a, b) for a, b in zip(grads, results[0][1], strict=True))
+    first = model(x)
+    kept = model(x)
+    with torch.no_grad():
+        sites(model)[0].weight.mul_(-1)
+    changed = model(x)
+    assert torch.equal(first, kept) and not close(changed, kept, 1e-2)
+
+
 def test_folded_weights_come_in_the_compute_dtype() -> None:
     model, x = normalized("paper")
     model = model.to(memory_format=torch.channels_last)

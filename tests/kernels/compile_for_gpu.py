@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from varprop.norm.kernels import fold_rows, moments, unfold_rows
-from varprop.norm.kernels.blocks import COLUMNS, WARPS, Kind, Launch, shapes_of
+from varprop.norm.kernels.blocks import COLUMNS, WARPS, WARPS_BACK, Kind, Launch, shapes_of
 from varprop.norm.kernels.components import BLOCK, BLOCK_INTEGRATED
 from varprop.norm.kernels.launch import _ENTRIES, _GATHER, _PARTIALS, _constants
 from varprop.norm.kernels.opcodes import (
@@ -100,7 +101,9 @@ def row_kernels(every: bool):
     for name, kind in kinds.items():
         for backward in (False, True):
             for body in (1, 2, 4) if every else (1, 4):
-                yield name, Launch(kind, shapes_of(kind.taps, backward), torch.empty(0), body), backward
+                own = replace(kind, taps=1, many=kind.taps > 1) if backward and kind.inner else kind
+                warps = WARPS_BACK if backward and own.taps == 1 else WARPS
+                yield name, Launch(own, shapes_of(own.taps, backward), torch.empty(0), body, warps), backward
 
 
 def main() -> int:
@@ -110,7 +113,7 @@ def main() -> int:
         kernel = unfold_rows.backward if backward else fold_rows.forward
         label = f"{'backward' if backward else 'forward'}, {name}, {launch.shapes.of(launch.bodies // 2)}"
         constants = {name: value for name, value in _constants(launch).items() if name != "num_warps"}
-        bytes_spilled = compile_kernel(label, kernel, constants, WARPS)
+        bytes_spilled = compile_kernel(label, kernel, constants, launch.warps)
         spilled += bytes_spilled if launch.kind.dtype != torch.float64 else 0
     sums = {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}
     spilled += compile_kernel("sums of blocks", unfold_rows.add_partials, sums, 4)

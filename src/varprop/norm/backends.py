@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from . import passes
 from .layout import Layout, Pair
@@ -96,16 +97,18 @@ def _takes_kernels(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype
         return False
     from . import kernels
 
-    return kernels.supported(layout) and kernels.fits(layout, weights)
+    with unset_fake_temporarily():  # the layout is real also where only the form of results is asked for
+        known = kernels.supported(layout)
+    return known and kernels.fits(layout, weights)
 
 
 def make_backend(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> Backend:
     """The fastest backend that can do the layout; `dtype` is that of the statistics."""
-    if _takes_kernels(layout, weights, dtype):
-        from . import kernels
+    if not _takes_kernels(layout, weights, dtype):
+        return TorchBackend(layout, weights, dtype)
+    from . import kernels
 
-        return kernels.TritonBackend(layout, weights)
-    return TorchBackend(layout, weights, dtype)
+    return kernels.TritonBackend(layout, weights)
 
 
 def kept_forms(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:

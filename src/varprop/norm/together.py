@@ -25,6 +25,7 @@ from .backends import Backend, Gradients, make_backend
 from .blueprint import Site, make_layout, walk_of
 from .layout import Layout, Pair
 from .passes import flattened, in_memory_order
+from .recording import LARGEST, PATIENCE, Recording
 from .statistics import Statistics
 
 _numbers = itertools.count()
@@ -78,6 +79,9 @@ class Together:
         self.promised = False  # that the parameters do not change
         self.repeats = False  # the model was seen to run twice with the same parameters
         self.backends: dict[Any, Backend] = {}
+        self.recorded: Recording | None = None
+        self.recorded_key: Any = None
+        self.passes = 0  # with parameters at the same addresses
         self._plan()
 
     def _plan(self) -> None:
@@ -174,6 +178,22 @@ class Together:
             found = self.backends[key] = make_backend(self.layout, weights, _working(first))
         return found
 
+    def recording(self, dtype: torch.dtype, parameters: Any) -> Recording | None:
+        """The fold as a graph to replay, for a small network on CUDA that has run before; None else."""
+        if not parameters[0].is_cuda or self.layout.weight_count > LARGEST or _capturing(parameters[0]):
+            return None
+        stream = torch.cuda.current_stream(parameters[0].device).cuda_stream
+        key = (dtype, stream, *[p.data_ptr() for p in parameters])
+        if key != self.recorded_key:
+            self.recorded_key, self.recorded, self.passes = key, None, 0
+        self.passes += 1
+        if self.recorded is None and self.passes > PATIENCE:
+            self.recorded = Recording(
+                lambda: fold_parts(self, dtype, None, parameters),
+                lambda kept, grads: unfold_parts(self, kept, grads, parameters),
+            )
+        return self.recorded
+
     def __getstate__(self) -> dict[str, Any]:
         return {"joint": self.joint, "sites": self.sites_apart(), "layers": self.layers}
 
@@ -197,12 +217,15 @@ class Together:
         made.active = made.folded = None
         made.depth, made.promised, made.repeats = 0, False, False
         made.backends, made.number = {}, next(_numbers)
+        made.recorded, made.recorded_key, made.passes = None, None, 0
         _known[made.number] = made
         return made
 
 
 def _plain_execution() -> bool:
     """Not under torch.func's transforms nor while exporting, where every operation has to be seen."""
+    if torch.compiler.is_dynamo_compiling():  # which in some versions of torch calls itself exporting as well
+        return True
     return not (torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active())
 
 
@@ -266,24 +289,43 @@ class _Fold(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, together: Together, dtype: torch.dtype, mean: Any, var: Any, *parameters: Tensor) -> Any:
         given = None if mean is None else (mean, var)
-        weight, bias, kept = fold_forward(together, dtype, given, parameters)
-        ctx.together, ctx.kept, ctx.parameters = together, kept, parameters
-        ctx.versions = [p._version for p in parameters]
-        return tuple(parted(weight, bias, parameters, together.layout))
+        ctx.together, ctx.parameters, ctx.versions = together, parameters, [p._version for p in parameters]
+        ctx.recording = together.recording(dtype, parameters) if given is None else None
+        if ctx.recording is not None:
+            return tuple(ctx.recording.folded())
+        parts, ctx.kept = fold_parts(together, dtype, given, parameters)
+        return tuple(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        parameters, layout = ctx.parameters, ctx.together.layout
-        if [p._version for p in parameters] != ctx.versions:
+        if [p._version for p in ctx.parameters] != ctx.versions:
             raise RuntimeError(STALE)
         if torch.is_grad_enabled():  # a derivative of this derivative will be wanted
             return _differentiable_backward(ctx, grads)
-        count = len(layout.rows)
-        grad_weight = torch.cat([flattened(g, w) for g, w in zip(grads[:count], parameters, strict=False)])
-        found = fold_backward(ctx.together, ctx.kept, grad_weight, torch.cat(grads[count:]), parameters)
-        results = by_parameter(found, parameters, layout)
+        if ctx.recording is not None and not _capturing(grads[0]):
+            results = ctx.recording.derivatives(grads)
+        else:
+            kept = ctx.recording.kept if ctx.recording is not None else ctx.kept
+            results = unfold_parts(ctx.together, kept, grads, ctx.parameters)
         needed = ctx.needs_input_grad[2:]
         return None, None, *(r if need else None for r, need in zip(results, needed, strict=True))
+
+
+def fold_parts(
+    together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Folded weights and biases, layer by layer, and what the backward needs."""
+    weight, bias, kept = fold_forward(together, dtype, given, parameters)
+    return parted(weight, bias, parameters, together.layout), kept
+
+
+@torch.no_grad()
+def unfold_parts(together: Together, kept: Any, grads: Sequence[Tensor], parameters: Any) -> list[Tensor]:
+    """Derivatives by given moments and by parameters, from those by the parts."""
+    count = len(together.layout.rows)
+    grad_weight = torch.cat([flattened(g, w) for g, w in zip(grads[:count], parameters, strict=False)])
+    found = fold_backward(together, kept, grad_weight, torch.cat(list(grads[count:])), parameters)
+    return by_parameter(found, parameters, together.layout)
 
 
 def by_parameter(found: Gradients, parameters: Any, layout: Layout) -> list[Tensor]:

@@ -13,6 +13,7 @@ from ..layout import Rows
 
 CROSS, NARROW, WIDE = range(3)
 WARPS = 8
+WARPS_BACK = 4  # of backward tiles without taps: more of them fit on a multiprocessor
 TILE = 2048  # elements, 8 for each of 256 threads; twice that where they are moved in 16-byte pieces
 MOST_TAPS = 64  # of a tile; more are taken in pieces
 FEW_ROWS = 16  # of a group: up to here blocks reach across groups
@@ -72,6 +73,7 @@ class Launch:
     shapes: Shapes
     blocks: Tensor
     bodies: int
+    warps: int = WARPS
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,12 @@ def _tap_stride(weight: Tensor) -> int | None:
     return axes[-1][1] if axes else 1
 
 
-def kind_of(rows: Rows, strides: Strides, weight: Tensor) -> Kind:
+def kind_of(rows: Rows, strides: Strides, weight: Tensor, backward: bool) -> Kind:
     """The launch a site belongs to."""
-    taps = min(MOST_TAPS, 1 << (rows.tap_count - 1).bit_length())
     inner = (strides.channel == 1 or rows.channels == 1) and (strides.tap != 1 or rows.tap_count == 1)
+    # backward, where channels lie side by side, taps are taken one by one: no place of a tile is empty, and no sum
+    # over taps crosses from thread to thread (forward that would mean one sum over channels for every tap)
+    taps = 1 if inner and backward else min(MOST_TAPS, 1 << (rows.tap_count - 1).bit_length())
     steps = (rows.channels, strides.row, strides.group, rows.first_weight, strides.tap if rows.tap_count > 1 else 0)
     aligned = inner and all(step % ALIGNED == 0 for step in steps) and weight.data_ptr() % 16 == 0
     return Kind(taps, inner, aligned, rows.tap_count > taps, not inner and strides.tap != 1, weight.dtype)
@@ -142,7 +146,7 @@ def shapes_of(taps: int, backward: bool) -> Shapes:
     channel that are written and read again: 16 rows times taps make that a tenth of the traffic.
     """
     if taps == 1:
-        return Shapes((64, 32), (32, 64), (8, 512) if backward else (4, 512))
+        return Shapes((64, 32), (32, 64), (16, 128) if backward else (4, 512))
     wide = min(128, TILE // (2 * taps))
     return Shapes((max(1, TILE // (4 * taps)), 4), (max(1, TILE // (16 * taps)), 16), (TILE // (wide * taps), wide))
 
@@ -185,7 +189,7 @@ def launches(layout: tuple[Rows, ...], kinds: list[Kind], backward: bool) -> lis
         table = torch.cat([_blocks(index, layout[index], shapes) for index in members])
         bodies = sum(1 << body for body in set(table[:, 3].tolist()))
         if len(table):
-            result.append(Launch(kind, shapes, table, bodies))
+            result.append(Launch(kind, shapes, table, bodies, WARPS_BACK if backward and kind.taps == 1 else WARPS))
     return result
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..layout import Lanes, Layout
 from . import fold_rows, moments, unfold_rows
-from .blocks import COLUMNS, WARPS, Launch
+from .blocks import COLUMNS, Launch
 from .tables import RowTables, Tables
 
 _TYPES = {
@@ -118,7 +118,7 @@ def _constants(launch: Launch) -> dict[str, object]:
         "NARROW_C": shapes.narrow[1],
         "WIDE_R": shapes.wide[0],
         "WIDE_C": shapes.wide[1],
-        "num_warps": WARPS,
+        "num_warps": launch.warps,
     }
 
 

@@ -70,10 +70,11 @@ class Tables:
             return self._current
         _refuse_capture("renewed (a weight has moved or changed its layout)")
         ways = [strides_of(rows, weight) for rows, weight in zip(self.layout.rows, weights, strict=True)]
-        kinds = [kind_of(r, s, w) for r, s, w in zip(self.layout.rows, ways, weights, strict=True)]
-        key = tuple(zip(ways, kinds, strict=True))
+        sites = list(zip(self.layout.rows, ways, weights, strict=True))
+        there, back = ([kind_of(*site, backward=backward) for site in sites] for backward in (False, True))
+        key = tuple(zip(ways, there, strict=True))
         if key not in self._rows:
-            self._rows[key] = _build_rows(self.layout.rows, ways, kinds, self.device)
+            self._rows[key] = _build_rows(self.layout.rows, ways, there, back, self.device)
         # A new tensor, not the old one overwritten: a captured graph goes on with the weights it has seen.
         pointers = torch.tensor(addresses, dtype=torch.int64).to(self.device)
         self._rows[key] = replace(self._rows[key], pointers=pointers)
@@ -81,7 +82,9 @@ class Tables:
         return self._current
 
 
-def _build_rows(rows: tuple[Rows, ...], ways: list[Strides], kinds: list[Kind], device: torch.device) -> RowTables:
+def _build_rows(
+    rows: tuple[Rows, ...], ways: list[Strides], there: list[Kind], back: list[Kind], device: torch.device
+) -> RowTables:
     share = covariance = sums = 0
     sites = []
     for site, way in zip(rows, ways, strict=True):
@@ -90,19 +93,19 @@ def _build_rows(rows: tuple[Rows, ...], ways: list[Strides], kinds: list[Kind], 
         share += site.tap_count
         covariance += site.tap_count**2 if spreads else 0
         sums += site.outputs * site.tap_count if spreads else 0
-    sites, partials = with_partials(sites, rows, kinds)
+    sites, partials = with_partials(sites, rows, back)
 
     def placed(launch: Launch) -> Launch:
         return replace(launch, blocks=launch.blocks.to(torch.int32).to(device))
 
     return RowTables(
-        tuple(placed(launch) for launch in launches(rows, kinds, backward=False)),
-        tuple(placed(launch) for launch in launches(rows, kinds, backward=True)),
+        tuple(placed(launch) for launch in launches(rows, there, backward=False)),
+        tuple(placed(launch) for launch in launches(rows, back, backward=True)),
         torch.tensor([astuple(site) for site in sites], dtype=torch.int64).to(device),
         columns(rows).to(torch.int32).to(device),
         torch.empty(0, dtype=torch.int64),
         partials,
-        torch.float64 if any(kind.dtype == torch.float64 for kind in kinds) else torch.float32,
+        torch.float64 if any(kind.dtype == torch.float64 for kind in there) else torch.float32,
     )
 
 
