@@ -1,0 +1,220 @@
+"""MNIST, CIFAR-10 and scikit-learn's digits as tensors on a device, read from the official file layouts."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import varprop as vp
+
+NAMES = ("mnist", "cifar10", "digits")
+DATA_VARIABLE = "VARPROP_DATA"
+MNIST_FOLDER = "MNIST/raw"
+CIFAR10_FOLDER = "cifar-10-batches-bin"
+
+_MARKS = {  # by which a data set is recognised
+    "mnist": (MNIST_FOLDER, "train-images-idx3-ubyte"),
+    "cifar10": (CIFAR10_FOLDER, "data_batch_1.bin"),
+}
+_CIFAR10_SHAPE = (3, 32, 32)
+_DIGITS_SEED = 0  # of the one permutation that decides which digits are for testing
+
+
+class DataError(vp.VarpropError):
+    """A data set is missing or its files are damaged; the message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images and labels, whole, on one device.
+
+    Attributes:
+        name: ``mnist``, ``cifar10`` or ``digits``; whatever a data set of one's own is called.
+        train_x: Images (N, C, H, W): bytes, or float32 in [0, 1].
+        train_y: Labels (N), int64.
+        test_x: The official test images.
+        test_y: Their labels.
+        classes: How many there are.
+    """
+
+    name: str
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int
+
+
+def load(name: str, root: Path | str | None = None, device: torch.device | str = "cpu") -> Dataset:
+    """Read a data set and put it on the device.
+
+    Args:
+        name: ``mnist``, ``cifar10`` or ``digits``.
+        root: Where to look first; then `$VARPROP_DATA`, then the cache directory of the user.
+        device: Where the tensors go.
+
+    Raises:
+        DataError: If the files are in none of these places, or not what they should be.
+    """
+    if name == "mnist":
+        parts = _load_mnist(_found("mnist", root))
+    elif name == "cifar10":
+        parts = _load_cifar10(_found("cifar10", root))
+    elif name == "digits":
+        parts = _load_digits()
+    else:
+        raise DataError(f"There is no data set {name!r}; known are {', '.join(NAMES)}.")
+    train_x, train_y, test_x, test_y = (part.to(device) for part in parts)
+    return Dataset(name, train_x, train_y, test_x, test_y, classes=10)
+
+
+def split(dataset: Dataset, seed: int, fraction: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Indices of the training and of the validation part of `train_x`, at random, each in rising order.
+
+    The draw is made on the CPU, so that every device gets the same one.
+    """
+    order = torch.randperm(len(dataset.train_x), generator=torch.Generator().manual_seed(seed))
+    held_out = round(fraction * len(order))
+    device = dataset.train_x.device
+    return order[held_out:].sort().values.to(device), order[:held_out].sort().values.to(device)
+
+
+def cache_folder() -> Path:
+    """Where data lies if nothing else is said: ``$XDG_CACHE_HOME/varprop`` or ``~/.cache/varprop``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "varprop"
+
+
+def default_root(root: Path | str | None = None) -> Path:
+    """The first of: the given folder, `$VARPROP_DATA`, the cache directory. Downloads go there."""
+    return places(root)[0]
+
+
+def places(root: Path | str | None = None) -> list[Path]:
+    """All folders where data is looked for, in order."""
+    named = [root, os.environ.get(DATA_VARIABLE)]
+    return [*(Path(place).expanduser() for place in named if place), cache_folder()]
+
+
+def whereabouts(name: str, root: Path | str | None = None) -> Path | None:
+    """The folder with the files of ``mnist`` or ``cifar10``, None if there is none.
+
+    It is the official place under one of the roots, or such a root itself.
+    """
+    folder, mark = _MARKS[name]
+    candidates = (candidate for place in places(root) for candidate in (place / folder, place))
+    return next((place for place in candidates if _is_file(place / mark) or _is_file(place / f"{mark}.gz")), None)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except PermissionError:  # a folder one may not look into holds nothing
+        return False
+
+
+def _found(name: str, root: Path | str | None) -> Path:
+    folder = whereabouts(name, root)
+    if folder is None:
+        looked = ", ".join(str(place) for place in places(root))
+        raise DataError(
+            f"{name} was not found (looked in {looked}); run `varprop data get {name}`, "
+            f"or say where it is by --root or ${DATA_VARIABLE}."
+        )
+    return folder
+
+
+def _load_mnist(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    train = _idx_pair(folder, "train")
+    test = _idx_pair(folder, "t10k")
+    return *train, *test
+
+
+def _idx_pair(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    images = read_idx(folder / f"{part}-images-idx3-ubyte")
+    labels = read_idx(folder / f"{part}-labels-idx1-ubyte")
+    if images.dim() != 3 or labels.dim() != 1 or len(images) != len(labels):
+        shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
+        raise DataError(f"Images and labels of {part} in {folder} do not fit together: their extents are {shapes}.")
+    return images[:, None], _labels(labels, folder)
+
+
+def read_idx(path: Path) -> Tensor:
+    """A file of bytes in IDX form, plain or, with ``.gz`` after its name, compressed.
+
+    Raises:
+        DataError: If it is missing, or its header and its length do not fit.
+    """
+    content = _bytes_of(path)
+    axes = content[3] if len(content) > 3 else 0
+    start = 4 + 4 * axes
+    if content[:3] != b"\0\0\x08" or axes == 0 or len(content) < start:
+        raise _damaged(path, "it does not begin like an IDX file of bytes")
+    extents = struct.unpack(f">{axes}I", content[4:start])
+    if len(content) != start + math.prod(extents):
+        raise _damaged(path, f"its header promises {math.prod(extents)} bytes, it has {len(content) - start}")
+    return _tensor(content)[start:].view(extents)
+
+
+def _bytes_of(path: Path) -> bytes:
+    packed = path.with_name(f"{path.name}.gz")
+    try:
+        return path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing; run `varprop data get` for this data set again.") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _damaged(packed, f"it cannot be decompressed ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"{path} is damaged: {why}; delete it and run `varprop data get` for this data set again.")
+
+
+def _tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _labels(values: Tensor, place: Path) -> Tensor:
+    if len(values) and int(values.max()) > 9:
+        raise DataError(f"The labels in {place} go up to {int(values.max())}; ten classes, 0 to 9, were expected.")
+    return values.long()
+
+
+def _load_cifar10(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    train = [_cifar10_batch(folder / f"data_batch_{number}.bin") for number in range(1, 6)]
+    images, labels = zip(*train, strict=True)
+    return torch.cat(images), torch.cat(labels), *_cifar10_batch(folder / "test_batch.bin")
+
+
+def _cifar10_batch(path: Path) -> tuple[Tensor, Tensor]:
+    """Records of a label byte and the red, green and blue planes."""
+    content = _bytes_of(path)
+    record = 1 + math.prod(_CIFAR10_SHAPE)
+    if not content or len(content) % record:
+        raise _damaged(path, f"its length {len(content)} is not a multiple of {record} bytes")
+    records = _tensor(content).view(-1, record)
+    return records[:, 1:].reshape(-1, *_CIFAR10_SHAPE), _labels(records[:, 0], path)
+
+
+def _load_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """1797 images of 8 x 8 with values 0 to 16; the last fifth of a fixed permutation is for testing."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError("The digits come with scikit-learn: pip install 'varprop[lab]'.") from error
+    values, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(_DIGITS_SEED))
+    images = torch.as_tensor(values, dtype=torch.float32).div(16).view(-1, 1, 8, 8)[order]
+    targets = torch.as_tensor(labels, dtype=torch.int64)[order]
+    test = len(order) // 5
+    return images[:-test], targets[:-test], images[-test:], targets[-test:]

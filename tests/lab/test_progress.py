@@ -1,0 +1,104 @@
+import io
+import re
+
+import pytest
+
+from varprop.lab import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_terminal_gets_a_bar_with_rate_and_remaining_time(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    stream = Terminal()
+    with progress.show(10, "mnist", stream=stream) as bar:
+        bar.advance(4, "epoch 2, loss [0.5]")
+        bar.advance(6)
+    shown = stream.getvalue()
+    assert "mnist" in shown and "100%" in shown and "/s" in shown and "left" in shown
+    assert "epoch 2, loss [0.5]" in shown
+
+
+def test_on_a_narrow_terminal_only_the_text_is_cut(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    with progress.show(1000, "noisy-cifar10", stream=stream) as bar:
+        bar.advance(500, "a long text " * 10)
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).strip().splitlines()[-1]
+    assert re.search(r"noisy-cifar10 .* 50% +\S+/s +\d:\d\d:\d\d left +-?[\d:-]+ a long", last)
+    assert len(last) <= 80
+
+
+def test_elsewhere_at_most_one_line_in_ten_seconds():
+    clock, stream = Clock(), io.StringIO()
+    bar = progress._Plain(1000, "mnist", 0, stream, clock)
+    for _ in range(100):
+        clock.now += 0.5
+        bar.advance(2, "training")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 5
+    assert lines[-1] == "mnist:  20 % (200/1000), 4/s, 0:50 gone, 3:20 left, training"
+
+
+def test_the_last_line_always_comes_even_when_it_ends_in_an_error():
+    stream = io.StringIO()
+    with pytest.raises(RuntimeError), progress.show(3, "mnist", stream=stream) as bar:
+        bar.advance(1)
+        raise RuntimeError
+    assert stream.getvalue().startswith("mnist:  33 % (1/3)")
+
+
+def test_what_was_done_before_does_not_count_in_the_rate():
+    clock, stream = Clock(), io.StringIO()
+    bar = progress._Plain(100, "resumed", 50, stream, clock)
+    clock.now = 20.0
+    bar.advance(10)
+    assert stream.getvalue() == "resumed:  60 % (60/100), 30/min, 0:20 gone, 1:20 left\n"
+
+
+def test_nothing_to_do_divides_by_nothing():
+    stream = io.StringIO()
+    with progress.show(0, "empty", stream=stream):
+        pass
+    assert stream.getvalue().startswith("empty:   0 % (0/0), 0/s")
+
+
+def test_without_rich_a_terminal_gets_plain_lines(monkeypatch):
+    monkeypatch.setattr(progress, "_has_rich", lambda: False)
+    stream = Terminal()
+    with progress.show(1, "plain", stream=stream) as bar:
+        bar.advance(1)
+    assert stream.getvalue().startswith("plain: 100 % (1/1)")
+
+
+def test_by_default_it_goes_to_standard_error(capsys):
+    with progress.show(1, "here") as bar:
+        bar.advance(1)
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("here: 100 %")
+
+
+def test_silent_says_nothing(capsys):
+    with progress.silent() as bar:
+        bar.advance(5, "x")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_long_times_have_hours():
+    assert [progress._clock(s) for s in (59.6, 3599, 3600, 7325)] == ["1:00", "59:59", "1:00:00", "2:02:05"]
+
+
+def test_rates_from_slow_to_fast():
+    assert [progress._rate(r) for r in (0, 0.1, 1.234, 12345)] == ["0/s", "6/min", "1.23/s", "12,345/s"]
