@@ -1,0 +1,76 @@
+"""How a run was made: command, settings, versions, hardware and the state of the sources."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .protocol import Experiment
+
+_PACKAGES = ("varprop", "torch", "numpy", "scipy", "scikit-learn", "triton")
+
+
+def describe(experiment: Experiment, device: torch.device, command: str | None) -> dict[str, Any]:
+    """Everything that a result depends on, as plain values."""
+    return {
+        "experiment": experiment.name,
+        "command": command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "configuration": experiment.configuration(),
+        "seeds": list(experiment.seeds),
+        "lr_max": list(experiment.lr_max),
+        "versions": versions(),
+        "hardware": hardware(device),
+        "git": git_state(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": 0.0,
+        "finished": False,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that matter, where they are installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {**found, "torch": torch.__version__}
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The machine."""
+    found: dict[str, Any] = {
+        "device": device.type,
+        "machine": platform.machine(),
+        "cpu_threads": torch.get_num_threads(),
+    }
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def git_state() -> dict[str, Any]:
+    """The commit of the sources and whether they differ from it; empty outside a repository."""
+    folder = Path(__file__).parent
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,78 @@
+"""Adam for many networks at once, each with a learning rate of its own, and what else happens to weights in a step."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import varprop as vp
+
+BETAS = (0.9, 0.999)
+EPS = 1e-8
+
+
+@dataclass(frozen=True)
+class AdamState:
+    """The running means of gradients and of their squares, one row a network."""
+
+    mean: Tensor
+    square: Tensor
+
+    @classmethod
+    def like(cls, parameters: Tensor) -> AdamState:
+        """The state before the first step."""
+        return cls(torch.zeros_like(parameters), torch.zeros_like(parameters))
+
+    def reset_(self) -> None:
+        """Back to before the first step."""
+        self.mean.zero_()
+        self.square.zero_()
+
+
+def adam_(parameters: Tensor, gradients: Tensor, state: AdamState, rates: Tensor, step: Tensor) -> None:
+    """One step of Adam (Kingma & Ba 2015) in place, the same for every row as `torch.optim.Adam` makes it.
+
+    Args:
+        parameters: One row a network.
+        gradients: Of the same shape.
+        state: Changed in place.
+        rates: One learning rate a network.
+        step: The number of this step, from 1, as a float64 tensor: nothing here waits for the device.
+    """
+    first, second = BETAS
+    state.mean.lerp_(gradients, 1 - first)
+    state.square.mul_(second).addcmul_(gradients, gradients, value=1 - second)
+    size = (rates / (1 - first**step)).to(parameters.dtype)
+    root = (1 - second**step).sqrt().to(parameters.dtype)
+    parameters.sub_((state.mean / (state.square.sqrt() / root).add_(EPS)).mul_(size[:, None]))
+
+
+def decaying_names(model: nn.Module) -> list[str]:
+    """The weights that decay in the variant with decay: all with several axes but the lengths of weight norm."""
+    return [n for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith(".original0")]
+
+
+def invariant_names(model: nn.Module) -> list[str]:
+    """The weights whose scale does not matter, as `vp.unit_norm_` knows them: it is asked on a copy."""
+    longer = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in longer.parameters():
+            parameter.mul_(3)
+    before = {name: parameter.detach().clone() for name, parameter in longer.named_parameters()}
+    vp.unit_norm_(longer)
+    return [name for name, parameter in longer.named_parameters() if not torch.equal(parameter, before[name])]
+
+
+def project_(weight: Tensor, chosen: Tensor) -> None:
+    """Scale each output channel of stacked weights to norm 1, in the networks chosen.
+
+    Args:
+        weight: One axis for the networks, then that of the outputs, then the others; changed in place.
+        chosen: A boolean for every network.
+    """
+    norms = torch.linalg.vector_norm(weight.flatten(2), dim=2)
+    factor = torch.where(chosen[:, None] & (norms > 0), norms, torch.ones_like(norms))
+    weight.div_(factor.reshape(*factor.shape, *[1] * (weight.ndim - 2)))

@@ -1,0 +1,139 @@
+import math
+
+import pytest
+import torch
+
+import varprop as vp
+from varprop.lab import batches
+from varprop.lab.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
+from varprop.lab.trainer import load_
+from varprop.lab.training import Training
+
+from . import tiny
+
+
+def cell(method="standard", start="none", **others):
+    return Cell("tiny", method, start, 0, batch_size=16, **others)
+
+
+def tick(steps):
+    assert steps > 0
+
+
+class Epochs:
+    """Iterated once an epoch, as a DataLoader is, with the batches of the epoch whose turn it is."""
+
+    def __init__(self, source):
+        self.source, self.next = source, 0
+
+    def __len__(self):
+        return self.source.steps
+
+    def __iter__(self):
+        self.next += 1
+        for images, labels in self.source.chunks(self.next - 1):
+            yield from zip(images.double(), labels, strict=True)
+
+
+def test_the_objective_is_that_of_the_library():
+    material = tiny.material()
+    training = Training(material, cell())
+    training.reset([3e-2])
+    for number in range(3):
+        training.epoch(number, tick)
+    model = material.starts([cell()])[cell()].model
+    objective = vp.training_objective(
+        model,
+        torch.optim.Adam,
+        Epochs(material.source(0, 16)),
+        torch.nn.functional.cross_entropy,
+        epochs=3,
+        schedule=lambda epoch: 0.96**epoch,
+    )
+    assert training.losses()[0] == pytest.approx(objective(3e-2), rel=1e-12)
+
+
+def test_training_again_gives_the_same_to_the_last_bit():
+    training = Training(tiny.material(), cell("batch"))
+
+    def losses():
+        training.reset([1e-2])
+        training.epoch(0, tick)
+        training.epoch(1, tick)
+        return training.losses()
+
+    assert losses() == losses()
+
+
+def test_training_goes_on_from_a_kept_state():
+    training = Training(tiny.material(), cell("batch", "bn"))
+    training.reset([1e-2])
+    training.epoch(0, tick)
+    kept = {name: tensor.clone() for name, tensor in training.state().items()}
+    training.epoch(1, tick)
+    wanted = training.losses(), training.curves(1)
+    load_(training, [1e-2], kept)
+    training.epoch(1, tick)
+    assert (training.losses(), training.curves(1)) == wanted
+
+
+def test_it_learns_and_says_what_it_measures():
+    training = Training(tiny.material(dtype=torch.float32), cell("analytic", "ap2"))
+    training.reset([3e-2])
+    for number in range(6):
+        training.epoch(number, tick)
+    curve = training.curves(5)[0]
+    assert set(curve) == {TRAIN_LOSS, VALID_LOSS, VALID_ACCURACY}
+    assert curve[TRAIN_LOSS] < 0.8 * math.log(3)
+    loss, accuracy = training.test()[0]
+    assert loss < math.log(3) and accuracy > 0.5
+
+
+def test_batch_norm_is_measured_on_the_training_set_in_evaluation_mode():
+    training = Training(tiny.material(), cell("batch"))
+    training.reset([1e-2])
+    training.epoch(0, tick)
+    curve = training.curves(0)[0]
+    images, labels = zip(*training.source.chunks(0, batches.MEASURE), strict=True)
+    x, y = torch.cat(images).flatten(0, 1).double(), torch.cat(labels).flatten()
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(training.model.eval()(x), y)
+    assert curve[TRAIN_EVAL_LOSS] == pytest.approx(float(expected), rel=1e-12)
+    assert curve[TRAIN_EVAL_LOSS] != pytest.approx(curve[TRAIN_LOSS], rel=1e-3)
+
+
+def test_divergence_is_a_loss_that_is_not_finite():
+    training = Training(tiny.material(dtype=torch.float32), cell())
+    training.reset([1e30])
+    training.epoch(0, tick)
+    assert not math.isfinite(training.losses()[0])
+    training.reset([1e-3])
+    training.epoch(0, tick)
+    assert math.isfinite(training.losses()[0])
+
+
+def test_batches_do_not_depend_on_anything_but_seed_and_epoch():
+    source = tiny.material().source(0, 16)
+    first, again = (list(source.chunks(2)) for _ in range(2))
+    other = list(source.chunks(3))
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0][1], other[0][1])
+
+
+def test_an_epoch_holds_every_training_image_and_fills_its_last_batch_up():
+    material = tiny.material()
+    source = material.source(0, 16)
+    order = source._order(0).flatten()
+    count = len(source.indices)
+    assert source.steps == math.ceil(count / 16)
+    assert sorted(order[:count].tolist()) == list(range(count))
+    assert torch.equal(order[count:], order[: len(order) - count])
+
+
+def test_images_for_evaluation_keep_the_noise_and_nothing_else():
+    material = tiny.material()
+    images, _ = material.validation(0)
+    plain = material.dataset.train_x[material.split(0)[1]].float() / 255
+    difference = images - plain
+    assert difference.var() == pytest.approx(0.05, rel=0.2)
+    assert abs(float(difference.mean())) < 0.05

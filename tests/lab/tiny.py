@@ -1,0 +1,58 @@
+"""A data set, networks and experiments small enough for tests."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from varprop.lab.augment import Augmentation
+from varprop.lab.datasets import Dataset
+from varprop.lab.material import Material
+from varprop.lab.protocol import Experiment, Protocol
+
+SIDE, CLASSES = 6, 3
+
+
+def dataset(train=90, test=30, channels=1):
+    """Blobs of brightness at a place that depends on the class, in bytes."""
+    generator = torch.Generator().manual_seed(0)
+
+    def part(count):
+        labels = torch.randint(0, CLASSES, (count,), generator=generator)
+        images = torch.randint(0, 120, (count, channels, SIDE, SIDE), generator=generator)
+        for image, label in zip(images, labels, strict=True):
+            image[:, 2 * int(label) : 2 * int(label) + 2] += 100
+        return images.to(torch.uint8), labels
+
+    return Dataset("tiny", *part(train), *part(test), classes=CLASSES)
+
+
+def network():
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(SIDE * SIDE, 5),
+        nn.Sigmoid(),
+        nn.Linear(5, 5),
+        nn.ReLU(),
+        nn.Linear(5, 5),
+        nn.ReLU(),
+        nn.Linear(5, CLASSES),
+    )
+
+
+def experiment(**changes):
+    protocol = Protocol(epochs=3, search_epochs=1, evaluations=3, checkpoint_epochs=1)
+    base = Experiment(
+        "tiny",
+        "tiny",
+        "tiny",
+        Augmentation(shift=1, flip=True, noise_variance=0.05),
+        starts=("ap2",),
+        batch_sizes=(16,),
+        protocol=protocol,
+    )
+    return replace(base, **changes)
+
+
+def material(dtype=torch.float64, factory=network, data=None, **changes):
+    return Material(experiment(**changes), data or dataset(), factory, dtype)
