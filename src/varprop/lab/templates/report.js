@@ -1,0 +1,326 @@
+(function () {
+  "use strict";
+  const SVG = "http://www.w3.org/2000/svg";
+  const W = 380, H = 268, LEFT = 56, RIGHT = 12, TOP = 26, BOTTOM = 40;
+  const DASH = { solid: "", dashed: "7 4", dashdot: "9 3 2 3", dotted: "2 3" };
+  const figures = JSON.parse(document.getElementById("data").textContent);
+  const tooltip = document.getElementById("tooltip");
+
+  function element(parent, name, attributes, text) {
+    const node = document.createElementNS(SVG, name);
+    for (const key in attributes) if (attributes[key] !== "") node.setAttribute(key, attributes[key]);
+    if (text !== undefined) node.textContent = text;
+    parent.appendChild(node);
+    return node;
+  }
+  function html(parent, name, className, text) {
+    const node = document.createElement(name);
+    if (className) node.className = className;
+    if (text !== undefined) node.textContent = text;
+    parent.appendChild(node);
+    return node;
+  }
+  function format(value) {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(2).replace(/\.?0+e/, "e");
+    return String(Number(value.toPrecision(4)));
+  }
+  const isNumber = (value, log) => value !== null && value !== undefined && (!log || value > 0);
+  const colours = (series) => `--c:${series.colour};--d:${series.dark_colour}`;
+
+  // Scales and ticks
+
+  function extent(values, log) {
+    let low = Infinity, high = -Infinity;
+    for (const value of values) if (isNumber(value, log)) { low = Math.min(low, value); high = Math.max(high, value); }
+    if (low > high) return log ? [0.1, 1] : [0, 1];
+    if (low === high) return log ? [low / 2, high * 2] : [low - 0.5, high + 0.5];
+    const room = (log ? Math.log(high / low) : high - low) * 0.04;
+    return log ? [low / Math.exp(room), high * Math.exp(room)] : [low - room, high + room];
+  }
+  function scale(domain, range, log) {
+    const map = log ? Math.log : (value) => value;
+    const [from, to] = [map(domain[0]), map(domain[1])];
+    return (value) => range[0] + (map(value) - from) / (to - from) * (range[1] - range[0]);
+  }
+  function ticks([low, high], log, whole) {
+    return log ? logTicks(low, high) : linearTicks(low, high, whole);
+  }
+  function logTicks(low, high) {
+    const decades = Math.log10(high / low), found = [];
+    const steps = decades < 1 ? [1, 2, 3, 5, 7] : decades < 2.5 ? [1, 2, 5] : [1];
+    const every = Math.max(1, Math.ceil(decades / 6));
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
+      for (const step of steps) {
+        const value = step * Math.pow(10, power);
+        if (value >= low && value <= high && power % every === 0) found.push(Number(value.toPrecision(1)));
+      }
+    return found;
+  }
+  function linearTicks(low, high, whole) {
+    const rough = (high - low) / 6.7, unit = Math.pow(10, Math.floor(Math.log10(rough)));
+    let step = [1, 2, 5, 10].find((factor) => factor * unit >= rough) * unit;
+    if (whole) step = Math.max(1, Math.round(step));
+    const found = [];
+    for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step)
+      found.push(Number(value.toPrecision(10)));
+    return found;
+  }
+
+  // One figure: its controls and its panels, drawn again whenever something changes
+
+  function start(box) {
+    const figure = figures[box.dataset.figure];
+    if (!figure) return;
+    const state = { figure, box, log: figure.y_log, hidden: new Set(), panels: null };
+    addControls(state);
+    state.panels = html(box, "div", "panels" + (figure.panels.length === 1 ? " single" : ""));
+    draw(state);
+  }
+  function allSeries(figure) {
+    const found = new Map();
+    for (const panel of figure.panels) for (const series of panel.series) if (!found.has(series.label)) found.set(series.label, series);
+    return [...found.values()].sort((a, b) => a.rank - b.rank);
+  }
+  function addControls(state) {
+    const controls = html(state.box, "div", "controls");
+    for (const series of allSeries(state.figure)) addLegendButton(state, controls, series);
+    const values = state.figure.panels.flatMap((panel) => panel.series.flatMap((series) => series.y));
+    if (values.every((value) => value === null || value > 0)) addAxisButton(state, controls);
+  }
+  function addLegendButton(state, controls, series) {
+    const button = html(controls, "button");
+    button.type = "button";
+    button.setAttribute("aria-pressed", "true");
+    button.title = "hide or show " + series.label;
+    swatch(button, series);
+    button.append(series.label);
+    button.addEventListener("click", () => {
+      const shown = button.getAttribute("aria-pressed") === "true";
+      button.setAttribute("aria-pressed", String(!shown));
+      if (shown) state.hidden.add(series.label); else state.hidden.delete(series.label);
+      draw(state);
+    });
+  }
+  function addAxisButton(state, controls) {
+    const button = html(controls, "button", "axis");
+    button.type = "button";
+    const say = () => { button.textContent = state.log ? "linear axis" : "log axis"; };
+    button.addEventListener("click", () => { state.log = !state.log; say(); draw(state); });
+    say();
+  }
+  function swatch(parent, series) {
+    const svg = element(parent, "svg", { width: 26, height: 12, viewBox: "0 0 26 12", "aria-hidden": "true", style: colours(series) });
+    element(svg, "path", { class: "c-line", d: "M1 6H25", "stroke-dasharray": DASH[series.dash] });
+    if (series.dash !== "dashed") marker(svg, series, 13, 6, 3.2);
+  }
+  function draw(state) {
+    const { figure, log, hidden } = state;
+    const shown = figure.panels.flatMap((panel) => panel.series).filter((series) => !hidden.has(series.label));
+    const base = shown.length ? shown : figure.panels.flatMap((panel) => panel.series);
+    const domains = {
+      x: extent([...base.flatMap((series) => series.x), ...figure.panels.flatMap((panel) => panel.bounds)], figure.x_log),
+      y: extent(base.flatMap((series) => [...series.y, ...series.low, ...series.high]), log),
+    };
+    state.panels.replaceChildren();
+    for (const panel of figure.panels) drawPanel(state, panel, domains);
+  }
+  function drawPanel(state, panel, domains) {
+    const { figure, log, hidden } = state;
+    const svg = element(state.panels, "svg", { viewBox: `0 0 ${W} ${H}`, tabindex: 0, role: "img" });
+    const shown = panel.series.filter((series) => !hidden.has(series.label));
+    svg.setAttribute("aria-label", `${figure.title}, ${panel.title}: ${shown.map((series) => series.label).join(", ") || "no data"}`);
+    const x = scale(domains.x, [LEFT, W - RIGHT], figure.x_log), y = scale(domains.y, [H - BOTTOM, TOP], log);
+    drawAxes(svg, figure, panel, domains, x, y, log);
+    for (const bound of panel.bounds) element(svg, "path", { class: "bound", d: `M${x(bound)} ${TOP}V${H - BOTTOM}` });
+    const view = { svg, x, y, log, figure, panel, shown };
+    for (const series of shown) if (series.low.length) drawBand(view, series);
+    for (const series of shown) drawSeries(view, series);
+    for (const series of shown) for (const mark of series.marks) drawMark(view, series, mark);
+    if (!panel.series.length)
+      element(svg, "text", { class: "note", x: (LEFT + W - RIGHT) / 2, y: (TOP + H - BOTTOM) / 2, "text-anchor": "middle" }, "no data");
+    addCursor(view);
+  }
+  function drawAxes(svg, figure, panel, domains, x, y, log) {
+    for (const value of xTicks(figure, panel, domains)) {
+      element(svg, "path", { class: "grid", d: `M${x(value)} ${TOP}V${H - BOTTOM}` });
+      element(svg, "text", { class: "tick", x: x(value), y: H - BOTTOM + 14, "text-anchor": "middle" }, tickText(value, figure.x_log));
+    }
+    for (const value of ticks(domains.y, log, false)) {
+      element(svg, "path", { class: "grid", d: `M${LEFT} ${y(value)}H${W - RIGHT}` });
+      element(svg, "text", { class: "tick", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, tickText(value, log));
+    }
+    element(svg, "path", { class: "frame", d: `M${LEFT} ${TOP}V${H - BOTTOM}H${W - RIGHT}` });
+    const missing = panel.series.length && panel.missing.length ? `  (no data: ${panel.missing.join(", ")})` : "";
+    element(svg, "text", { class: "title", x: (LEFT + W - RIGHT) / 2, y: 15, "text-anchor": "middle" }, panel.title + missing);
+    element(svg, "text", { x: (LEFT + W - RIGHT) / 2, y: H - 8, "text-anchor": "middle" }, figure.x_label);
+    const middle = (TOP + H - BOTTOM) / 2;
+    element(svg, "text", { x: 12, y: middle, transform: `rotate(-90 12 ${middle})`, "text-anchor": "middle" }, figure.y_label);
+  }
+  function xTicks(figure, panel, domains) {
+    if (figure.x_label === "batch size") return [...new Set(panel.series.flatMap((series) => series.x))];
+    return ticks(domains.x, figure.x_log, figure.x_label === "epoch");
+  }
+  function tickText(value, log) {
+    return log && (value < 1e-3 || value >= 1e5) ? value.toExponential(0) : String(value);
+  }
+
+  // What is in a panel
+
+  function drawSeries(view, series) {
+    const points = positions(view, series);
+    const group = element(view.svg, "g", { style: colours(series), class: "series" });
+    element(group, "path", { class: series.points ? "c-thin" : "c-line", d: line(points), "stroke-dasharray": series.points ? "" : DASH[series.dash] });
+    if (series.points || points.length <= 3)
+      for (const point of points) if (point) marker(group, series, point[0], point[1], 2.6);
+  }
+  function positions({ x, y, log }, series) {
+    return series.x.map((at, index) => isNumber(series.y[index], log) ? [x(at), y(series.y[index])] : null);
+  }
+  function line(points) {
+    let path = "", pen = "M";
+    for (const point of points) {
+      if (point) path += `${pen}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
+      pen = point ? "L" : "M";
+    }
+    return path;
+  }
+  function drawBand({ svg, x, y, log }, series) {
+    const whole = series.x.map((at, i) => [at, series.low[i], series.high[i]]).filter((edge) => isNumber(edge[1], log) && isNumber(edge[2], log));
+    if (whole.length < 2) return;
+    const upper = whole.map((edge) => `${x(edge[0]).toFixed(1)} ${y(edge[2]).toFixed(1)}`);
+    const lower = whole.map((edge) => `${x(edge[0]).toFixed(1)} ${y(edge[1]).toFixed(1)}`).reverse();
+    element(svg, "path", { class: "c-band", style: colours(series), d: `M${upper.join("L")}L${lower.join("L")}Z` });
+  }
+  function marker(parent, series, cx, cy, size) {
+    const look = series.open_marker ? "c-open" : "c-dot";
+    const at = (dx, dy) => `${(cx + dx * size).toFixed(1)} ${(cy + dy * size).toFixed(1)}`;
+    const shapes = {
+      s: `M${at(-1, -1)}L${at(1, -1)}L${at(1, 1)}L${at(-1, 1)}Z`,
+      "^": `M${at(0, -1.2)}L${at(1.15, 0.9)}L${at(-1.15, 0.9)}Z`,
+      v: `M${at(0, 1.2)}L${at(1.15, -0.9)}L${at(-1.15, -0.9)}Z`,
+      D: `M${at(0, -1.35)}L${at(1.35, 0)}L${at(0, 1.35)}L${at(-1.35, 0)}Z`,
+    };
+    if (!series.marker) return;
+    if (shapes[series.marker]) element(parent, "path", { class: look, d: shapes[series.marker] });
+    else element(parent, "circle", { class: look, cx, cy, r: size * 1.1 });
+  }
+  function drawMark({ svg, x, y, log }, series, mark) {
+    const cx = x(mark.x), cy = isNumber(mark.y, log) ? y(mark.y) : TOP + 5;
+    const group = element(svg, "g", { style: colours(series) });
+    element(group, "title", {}, `${series.label}: ${mark.kind}`);
+    if (mark.kind === "diverged") element(group, "path", { class: "c-cross", d: `M${cx - 4} ${cy - 4}l8 8m0 -8l-8 8` });
+    if (mark.kind === "chosen") element(group, "circle", { class: "c-ring", cx, cy, r: 5.5 });
+    if (mark.kind === "at bound") element(group, "path", { class: "c-star", d: star(cx, cy, 7) });
+  }
+  function star(cx, cy, size) {
+    const corners = [];
+    for (let corner = 0; corner < 10; corner++) {
+      const angle = Math.PI * (corner / 5 - 0.5), radius = corner % 2 ? size * 0.42 : size;
+      corners.push(`${(cx + radius * Math.cos(angle)).toFixed(1)} ${(cy + radius * Math.sin(angle)).toFixed(1)}`);
+    }
+    return `M${corners.join("L")}Z`;
+  }
+
+  // Values under the pointer, or under the arrow keys
+
+  function addCursor(view) {
+    const cursor = element(view.svg, "g", { class: "hover" });
+    const places = [...new Set(view.shown.flatMap((series) => series.x))].sort((a, b) => a - b);
+    let index = -1;
+    const hide = () => { cursor.replaceChildren(); tooltip.hidden = true; };
+    const show = (place) => {
+      index = place;
+      cursor.replaceChildren();
+      const anchor = view.shown.some((series) => series.points) ? null : places[index];
+      if (anchor !== null) showColumn(view, cursor, anchor);
+    };
+    const move = (event) => {
+      if (!places.length) return;
+      const box = view.svg.getBoundingClientRect();
+      const at = [(event.clientX - box.left) * W / box.width, (event.clientY - box.top) * H / box.height];
+      if (view.shown.some((series) => series.points)) { cursor.replaceChildren(); showPoint(view, cursor, at); }
+      else show(nearest(places.map((place) => view.x(place)), at[0]));
+    };
+    view.svg.addEventListener("pointermove", move);
+    view.svg.addEventListener("pointerdown", move);
+    view.svg.addEventListener("pointerleave", hide);
+    view.svg.addEventListener("blur", hide);
+    view.svg.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (event.key === "Escape") hide();
+      if (!step || !places.length) return;
+      event.preventDefault();
+      show(Math.min(places.length - 1, Math.max(0, index + step)));
+    });
+  }
+  function nearest(values, wanted) {
+    let best = 0;
+    values.forEach((value, index) => { if (Math.abs(value - wanted) < Math.abs(values[best] - wanted)) best = index; });
+    return best;
+  }
+  function showColumn(view, cursor, place) {
+    element(cursor, "path", { class: "cursor", d: `M${view.x(place)} ${TOP}V${H - BOTTOM}` });
+    const rows = [];
+    for (const series of view.shown) {
+      const index = series.x.indexOf(place);
+      if (index < 0 || !isNumber(series.y[index], view.log)) continue;
+      const dot = element(cursor, "g", { style: colours(series) });
+      element(dot, "circle", { class: "c-dot", cx: view.x(place), cy: view.y(series.y[index]), r: 3.5 });
+      rows.push([series, format(series.y[index]), bandText(series, index)]);
+    }
+    say(view, `${view.panel.title}, ${view.figure.x_label} ${format(place)}`, rows, view.x(place), TOP);
+  }
+  function bandText(series, index) {
+    if (!series.low.length || (series.seeds < 2 && series.seeds > 0)) return "";
+    return `${format(series.low[index])} to ${format(series.high[index])}`;
+  }
+  function showPoint(view, cursor, [px, py]) {
+    let best = null;
+    for (const series of view.shown)
+      positions(view, series).forEach((point, index) => {
+        const distance = point ? Math.hypot(point[0] - px, point[1] - py) : Infinity;
+        if (distance < (best ? best.distance : 40)) best = { series, index, point, distance };
+      });
+    if (!best) { tooltip.hidden = true; return; }
+    element(cursor, "circle", { class: "c-ring", style: colours(best.series), cx: best.point[0], cy: best.point[1], r: 8 });
+    const { series, index } = best;
+    say(view, `${view.panel.title}, ${view.figure.x_label} ${format(series.x[index])}`, [[series, format(series.y[index]), ""]], best.point[0], best.point[1]);
+  }
+  function say(view, title, rows, px, py) {
+    tooltip.replaceChildren();
+    html(tooltip, "b", "", title);
+    for (const [series, value, band] of rows) {
+      const row = html(tooltip, "div");
+      swatch(row, series);
+      row.append(`${series.label}: ${value} `);
+      html(row, "i", "", band);
+    }
+    tooltip.hidden = false;
+    const box = view.svg.getBoundingClientRect();
+    const left = box.left + px * box.width / W, room = document.documentElement.clientWidth;
+    const place = left + 14 + tooltip.offsetWidth < room ? left + 14 : Math.max(4, left - 14 - tooltip.offsetWidth);
+    tooltip.style.left = `${place + window.scrollX}px`;
+    tooltip.style.top = `${box.top + py * box.height / H + window.scrollY + 8}px`;
+  }
+
+  // Tables
+
+  function sortable(table) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
+      const direction = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
+      for (const other of heads) other.setAttribute("aria-sort", "none");
+      head.setAttribute("aria-sort", direction);
+      const sign = direction === "ascending" ? 1 : -1;
+      const key = (row) => Number(row.cells[column].dataset.key.replace("inf", "Infinity"));
+      table.tBodies[0].append(...[...table.tBodies[0].rows].sort((a, b) => sign * compare(key(a), key(b))));
+    }));
+  }
+  const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+
+  document.querySelectorAll(".plot").forEach(start);
+  document.querySelectorAll("table.sortable").forEach(sortable);
+  document.documentElement.dataset.ready = "yes";
+})();
