@@ -1,0 +1,112 @@
+"""The fold of all weights alone, against the time the memory needs for the bytes that cannot be avoided.
+
+The fold is reached through the model: the layers know the object that folds them together.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .record import Roofline, first_line
+from .timing import Function, interleaved, timed, wait
+from .training import Network, autocast, capture_stream, clean
+
+COPY = 2**30  # bytes, far beyond any cache
+TINY_COPY = 2**22
+GRAPH = (
+    "mean over replays of a CUDA graph of the fold alone, joining the gradients of all layers included, nothing "
+    "subtracted; what one replay leaves in the L2 cache serves the next"
+)
+CLOCK = "wall time of the fold alone, called from Python, nothing subtracted"
+
+
+def measure(network: Network, rounds: int, seconds: float, tiny: bool = False) -> Roofline:
+    """Measure the fold of a normalized network, and a copy beside it.
+
+    Args:
+        network: With the analytic normalization.
+        rounds: As for `interleaved`.
+        seconds: Likewise.
+        tiny: Copy little.
+    """
+    device, precision = network.device, network.case.compiled
+    folding = folding_of(network)
+    forward, backward = pieces(folding, precision, device)
+    count = sum(layer.weight.numel() for layer in folding.layers)
+    read, written = 4, 2 if precision == "bf16" else 4
+    how, functions = without_launches({"forward": forward, "backward": backward}, device)
+    times = interleaved(functions, rounds, seconds, device)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    bandwidth = copy_bandwidth(device, TINY_COPY if tiny or device.type == "cpu" else COPY)
+    folding.forget()
+    return Roofline(count, bandwidth, count * (read + written), count * (read + written + 4), **medians, how=how)
+
+
+def folding_of(network: Network) -> Any:
+    """What folds the layers of a network together in training."""
+    places = (getattr(module, "place", None) for module in network.model.modules())
+    return next(place for place in places if place)[True][0]
+
+
+def pieces(folding: Any, precision: str, device: torch.device) -> tuple[Function, Function]:
+    """The fold, and its derivative by all parameters for given derivatives by the folded weights and biases."""
+    parameters = [getattr(layer, name) for layer in folding.layers for name in ("weight", "shift", "scale")]
+
+    def forward() -> list[Tensor]:
+        folding.forget()
+        with autocast(precision, device):
+            return [tensor for pair in folding._present().layers for tensor in pair]
+
+    kept: list[Any] = []
+
+    def backward() -> Any:
+        if not kept:  # on the stream on which it will be captured
+            outputs = forward()
+            kept.extend([outputs, [torch.ones_like(output) for output in outputs]])
+        return torch.autograd.grad(kept[0], parameters, kept[1], retain_graph=True)
+
+    return forward, backward
+
+
+def without_launches(functions: dict[str, Function], device: torch.device) -> tuple[str, dict[str, Function]]:
+    """On a GPU the functions as CUDA graphs, where that can be done; and how they are measured then."""
+    if device.type != "cuda":
+        return CLOCK, functions
+    try:
+        return GRAPH, {name: replayed(function, device) for name, function in functions.items()}
+    except RuntimeError as error:
+        return f"{CLOCK} (no CUDA graph of it could be made: {first_line(error)})", functions
+
+
+def replayed(function: Function, device: torch.device) -> Function:
+    """The function as a CUDA graph."""
+    stream = capture_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    wait(device)
+    clean()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        kept = function()
+
+    def replay() -> Any:
+        graph.replay()
+        return kept
+
+    return replay
+
+
+def copy_bandwidth(device: torch.device, size: int) -> float:
+    """Bytes read and written a second when one large tensor is copied to another."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    for _ in range(3):
+        target.copy_(source)
+    seconds = statistics.median(timed(lambda: target.copy_(source), 10, device) for _ in range(5))
+    return 2 * size / seconds

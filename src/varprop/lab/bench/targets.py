@@ -1,0 +1,71 @@
+"""How small the overhead has to be, and whether it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .record import Record
+
+
+@dataclass(frozen=True)
+class Target:
+    """The largest ratio of the analytic normalization to another variant in the same run.
+
+    Attributes:
+        quantity: ``time`` or ``memory``.
+        base: The other variant.
+    """
+
+    device: str
+    case: str
+    mode: str
+    limit: float
+    quantity: str = "time"
+    base: str = "none"
+
+
+TARGETS = (
+    Target("cuda", "cifar", "captured", 1.03),
+    Target("cuda", "cifar", "eager", 1.15),
+    Target("cuda", "resnet50", "compiled", 1.03),
+    Target("cuda", "resnet50", "compiled", 1.03, "memory"),
+    Target("cuda", "resnet50", "eager", 1.08),
+    Target("cpu", "cifar", "eager", 1.06),
+    Target("cpu", "mlp", "eager", 1.60),
+    Target("cpu", "mlp", "eager", 1.00, base="batch"),
+)
+FOLDED = 1.00
+
+
+def judge(record: Record, device: str) -> list[dict[str, Any]]:
+    """Every target of the device with what was measured; values are compared as they are printed, at two decimals."""
+    found = [
+        judged(words(target), value(record, target), target.limit) for target in TARGETS if target.device == device
+    ]
+    for inference in record.inferences:
+        text = f"{inference.case} folded inference, time to the plain model"
+        found.append(judged(text, inference.ratio, FOLDED))
+        text = f"{inference.case} folded inference, bits differ (1) or not (0)"
+        found.append(judged(text, 0.0 if inference.identical else 1.0, 0.0))
+    return found
+
+
+def words(target: Target) -> str:
+    """A target as text."""
+    return f"{target.case} {target.mode}, {target.quantity} to {target.base}"
+
+
+def value(record: Record, target: Target) -> float | None:
+    """What was measured of a target."""
+    cell = record.cell(target.case, target.mode, "analytic")
+    if cell is None:
+        return None
+    measured = record.time_ratio if target.quantity == "time" else record.memory_ratio
+    return measured(cell, target.base)
+
+
+def judged(text: str, measured: float | None, limit: float) -> dict[str, Any]:
+    """One line of the table."""
+    verdict = "not measured" if measured is None else "pass" if round(measured, 2) <= limit else "miss"
+    return {"target": text, "limit": limit, "measured": measured, "verdict": verdict}
