@@ -1,0 +1,87 @@
+"""``varprop compare``: the same comparison for a model of one's own."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .errors import stoppable
+from .options import (
+    Device,
+    DeviceOption,
+    EpochsOption,
+    OutOption,
+    RateOption,
+    ResumeOption,
+    RootOption,
+    SeedsOption,
+    TensorboardOption,
+    TimeOption,
+    chosen,
+    command_line,
+    event_folder,
+    listed,
+)
+from .reproduce import CONTINUE
+
+METHODS = ("standard", "weight", "batch", "analytic")
+INITS = ("none", "bn", "ap2", "orthogonal")
+
+
+def compare(
+    dataset: Annotated[
+        str,
+        typer.Option(
+            help="mnist, cifar10, digits, or path.py:function, which returns training images (N, C, H, W), training "
+            "labels, test images and test labels."
+        ),
+    ],
+    model: Annotated[str, typer.Option(help="path.py:function, which returns the plain model, an nn.Module.")],
+    methods: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(METHODS),
+    inits: Annotated[str, typer.Option(help="Starting points, separated by commas; also orthogonal.")] = "none,bn,ap2",
+    shift: Annotated[int, typer.Option(min=0, help="Random offsets of the images, in pixels.")] = 0,
+    flip: Annotated[bool, typer.Option("--flip", help="Mirror half of the images.")] = False,
+    noise: Annotated[float, typer.Option(min=0.0, help="Variance of the noise on pixels in [0, 1].")] = 0.0,
+    batch_size: Annotated[int, typer.Option(min=2, help="Samples in a step.")] = 128,
+    one_at_a_time: Annotated[
+        bool, typer.Option("--one-at-a-time", help="Train cell by cell: for models too large for an ensemble.")
+    ] = False,
+    device: DeviceOption = Device.auto,
+    seeds: SeedsOption = None,
+    epochs: EpochsOption = None,
+    lr_max: RateOption = None,
+    root: RootOption = None,
+    out: OutOption = Path("runs"),
+    resume: ResumeOption = False,
+    tensorboard: TensorboardOption = False,
+    max_seconds: TimeOption = math.inf,
+) -> None:
+    """Compare normalizations of your own model: equal starts, and a learning rate found for each."""
+    from varprop.lab import compare as comparison
+    from varprop.lab.augment import Augmentation
+
+    from . import results
+
+    given: dict[str, Any] = {"seeds": seeds, "epochs": epochs, "lr_max": tuple(lr_max) if lr_max else None}
+    with stoppable(CONTINUE):
+        outcomes = comparison.compare(
+            out,
+            dataset,
+            model,
+            tuple(listed(methods, METHODS, "--methods")),
+            tuple(listed(inits, INITS, "--inits")),
+            augmentation=Augmentation(shift, flip, noise),
+            batch_size=batch_size,
+            together=not one_at_a_time,
+            device=chosen(device),
+            root=root,
+            resume=resume,
+            tensorboard=event_folder(out, tensorboard),
+            max_seconds=max_seconds,
+            command=command_line(),
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        results.show(outcomes, out, ["compare"])

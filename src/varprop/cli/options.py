@@ -1,0 +1,91 @@
+"""Options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import varprop as vp
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute; auto takes a GPU if there is one.")]
+SeedsOption = Annotated[
+    int | None, typer.Option("--seeds", min=1, help="Runs of each cell, with seeds 0, 1, ...; one by default.")
+]
+EpochsOption = Annotated[
+    int | None, typer.Option("--epochs", min=1, help="Epochs of training, instead of the experiment's own.")
+]
+RateOption = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--lr-max",
+        min=1e-5,
+        max=10.0,
+        help="Upper bound of the learning rate search, instead of 1e-2; several times for several bounds.",
+    ),
+]
+RootOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--root", file_okay=False, help="Folder of the data; otherwise $VARPROP_DATA or the user's cache directory."
+    ),
+]
+OutOption = Annotated[Path, typer.Option("--out", file_okay=False, help="Folder of the results.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder of the results.")]
+TensorboardOption = Annotated[
+    bool, typer.Option("--tensorboard", help="Write event files to OUT/tensorboard as well (extra `tracking`).")
+]
+TimeOption = Annotated[
+    float,
+    typer.Option("--max-seconds", min=0.0, help="Stop at the next piece after this time; --resume goes on from there."),
+]
+
+
+def chosen(device: Device) -> str:
+    """The device to use, `auto` resolved.
+
+    Raises:
+        VarpropError: If there is no GPU where one was asked for.
+    """
+    import torch
+
+    there = torch.cuda.is_available()
+    if device is Device.cuda and not there:
+        raise vp.VarpropError(f"torch {torch.__version__} sees no CUDA device; use --device cpu.")
+    return "cuda" if there and device is not Device.cpu else "cpu"
+
+
+def event_folder(out: Path, wanted: bool) -> Path | None:
+    """Where TensorBoard finds the curves; None if it is not wanted."""
+    return out / "tensorboard" if wanted else None
+
+
+def command_line() -> str:
+    """What the user typed, for the record of the run."""
+    return shlex.join(["varprop", *sys.argv[1:]])
+
+
+def listed(text: str, known: tuple[str, ...], option: str) -> list[str]:
+    """Names separated by commas, each of them known, in the order given.
+
+    Raises:
+        VarpropError: On an unknown name, with those that are known.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise vp.VarpropError(f"{option} takes names out of {','.join(known)}, not {text!r}.")
+    return list(dict.fromkeys(names))

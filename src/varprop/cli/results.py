@@ -1,0 +1,90 @@
+"""What a command ends with: a small table, the verdicts if they were asked for, and the path of the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from varprop.lab.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
+from varprop.lab.style import method_label, method_rank, rate, start_label, start_rank
+
+HEADINGS = ("experiment", "start", "method", "lr", "training loss", "validation", "test")
+
+
+def show(outcomes: Sequence[Outcome], out: Path, experiments: Sequence[str]) -> None:
+    """Print the table, write the report on everything in the folder, and say where it is.
+
+    Args:
+        outcomes: For the table.
+        out: The folder of the results.
+        experiments: Names the report must mention.
+    """
+    from varprop.lab import report
+
+    table(outcomes)
+    page = report.write(out, experiments)
+    if "claims" in experiments:
+        verdicts(out / "claims.json")
+    typer.echo(f"Report: {page.resolve()}")
+
+
+def table(outcomes: Sequence[Outcome]) -> None:
+    """Print a row for every start and method: learning rate, final loss and accuracies, averaged over seeds."""
+    if not outcomes:
+        return
+    rows = [_row(group) for group in _groups(outcomes)]
+    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
+    for row in (HEADINGS, *rows):
+        typer.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    if any(outcome.search.at_bound for outcome in outcomes):
+        typer.echo("* the best rate lies next to the bound of the search, which --lr-max widens")
+
+
+def verdicts(file: Path) -> None:
+    """Print each claim of the paper with its verdict; the numbers are in the report."""
+    for claim in json.loads(file.read_text("utf-8"))["claims"]:
+        typer.echo(f"{claim['verdict']:<14}  {claim['claim']}")
+
+
+def _groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Outcomes that differ in nothing but the seed."""
+    groups: dict[tuple[object, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        cell = outcome.cell
+        order = (cell.experiment, cell.lr_max, cell.batch_size, start_rank(cell.start), cell.start)
+        groups.setdefault((*order, method_rank(cell.method, cell.variant), cell.method), []).append(outcome)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _row(group: list[Outcome]) -> tuple[str, ...]:
+    cell = group[0].cell
+    small = f", batch {cell.batch_size}" if cell.batch_size != 128 else ""
+    return (
+        cell.experiment,
+        start_label(cell.start) + small,
+        method_label(cell.method, cell.variant),
+        _rates(group),
+        _mean(group, TRAIN_LOSS, "{:.4g}"),
+        _mean(group, VALID_ACCURACY, "{:.2%}"),
+        _diverged(group) or f"{sum(outcome.test_accuracy for outcome in group) / len(group):.2%}",
+    )
+
+
+def _rates(group: list[Outcome]) -> str:
+    """The range of the learning rates over the seeds; a star where one lies next to the bound of the search."""
+    rates = sorted(outcome.search.lr for outcome in group)
+    span = rate(rates[0]) if rate(rates[0]) == rate(rates[-1]) else f"{rate(rates[0])}..{rate(rates[-1])}"
+    return f"{span}*" if any(outcome.search.at_bound for outcome in group) else span
+
+
+def _mean(group: list[Outcome], curve: str, form: str) -> str:
+    ends = [outcome.curves[curve][-1] for outcome in group if outcome.curves.get(curve)]
+    return form.format(sum(ends) / len(ends)) if ends else "-"
+
+
+def _diverged(group: list[Outcome]) -> str:
+    count = sum(outcome.diverged for outcome in group)
+    return f"{count} of {len(group)} diverged" if count else ""

@@ -1,0 +1,353 @@
+import gzip
+import hashlib
+import math
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import pytest
+import torch
+
+import varprop as vp
+import varprop.lab
+from varprop.cli import compare, doctor, results
+from varprop.cli.main import main
+from varprop.lab import download
+from varprop.lab.augment import Augmentation
+from varprop.lab.protocol import EXPERIMENTS
+from varprop.lab.records import METHODS, Cell, Outcome, Search, Start
+
+from .lab.loopback import Site, serving
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+@pytest.fixture
+def varprop_command(capsys, monkeypatch):
+    """Runs the command line in this process: exit status, standard output, standard error."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["varprop", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+def outcome(method="analytic", start="ap2", seed=0, accuracy=0.5, **changes):
+    cell = Cell("digits", method, start, seed)
+    curves = {"train_loss": [2.0, 0.25 + 0.1 * seed], "valid_accuracy": [0.4, 0.9]}
+    search = Search(1e-2, 0.3, [(1e-2, 0.3)], at_bound=True)
+    return replace(Outcome(cell, search, curves, 0.1, accuracy, False, 0.0, 1.0), **changes)
+
+
+@pytest.fixture
+def lab(monkeypatch, tmp_path):
+    """Stands in for the parts that train and report; keeps what they were called with."""
+    calls = {}
+
+    def stand_in(name, function, result):
+        def called(*args, **kwargs):
+            calls[f"{name}.{function}"] = (args, kwargs)
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        module = ModuleType(f"varprop.lab.{name}")
+        setattr(module, function, called)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(varprop.lab, name, module, raising=False)
+
+    def install(error=None):
+        stand_in("runner", "reproduce", error or {"digits": [outcome()]})
+        stand_in("compare", "compare", error or [outcome()])
+        stand_in("report", "write", tmp_path / "report.html")
+        return calls
+
+    return install
+
+
+def test_version_and_help(varprop_command):
+    code, out, _ = varprop_command("--version")
+    assert code == 0 and out == f"varprop {vp.__version__}\n"
+    code, out, _ = varprop_command("--help")
+    assert code == 0 and all(name in out for name in ("demo", "reproduce", "compare", "doctor", "data", "--debug"))
+    assert varprop_command()[0] == 2
+
+
+def test_the_installed_command_is_this_one():
+    module, function = PROJECT["scripts"]["varprop"].split(":")
+    assert getattr(import_module(module), function) is main
+
+
+def test_doctor(varprop_command, monkeypatch, tmp_path):
+    monkeypatch.setenv("VARPROP_DATA", str(tmp_path / "data"))
+    code, out, _ = varprop_command("doctor")
+    assert code == 0 and f"torch {torch.__version__}" in out and str(tmp_path / "data") in out
+    assert "mnist: missing: varprop data get mnist" in out
+    monkeypatch.setattr(doctor, "_version", lambda package: None if package == "pyarrow" else "1.0")
+    assert "tracking: pyarrow missing: pip install 'varprop[tracking]'" in varprop_command("doctor")[1]
+
+
+def test_doctor_knows_the_extras():
+    extras = PROJECT["optional-dependencies"]
+    assert {name: list(packages) for name, packages in doctor.EXTRAS.items()} == {
+        name: extras[name] for name in doctor.EXTRAS
+    }
+
+
+# --- reproduce, demo, compare ---
+
+
+def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
+    calls = lab()
+    options = shlex.split(
+        "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume --tensorboard "
+        "--max-seconds 60 --out"
+    )
+    code, out, err = varprop_command("reproduce", "mnist", "naive", *options, tmp_path)
+    assert (code, err) == (0, "")
+    args, given = calls["runner.reproduce"]
+    assert args == (["mnist", "naive"], tmp_path)
+    assert given.pop("command").startswith("varprop ")
+    assert given == {
+        "device": "cpu",
+        "seeds": 3,
+        "epochs": 2,
+        "lr_max": (0.1, 0.01),
+        "root": Path("data"),
+        "resume": True,
+        "tensorboard": tmp_path / "tensorboard",
+        "max_seconds": 60.0,
+    }
+    assert calls["report.write"][0] == (tmp_path, ["mnist", "naive"])
+    assert "AP2" in out and out.endswith(f"Report: {tmp_path / 'report.html'}\n")
+
+
+def test_reproduce_leaves_the_protocol_alone_by_default(varprop_command, lab):
+    calls = lab()
+    assert varprop_command("reproduce", "mnist")[0] == 0
+    given = calls["runner.reproduce"][1]
+    unset = ("seeds", "epochs", "lr_max", "root", "tensorboard")
+    assert all(given[name] is None for name in unset) and given["resume"] is False and given["max_seconds"] == math.inf
+    assert given["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_all_is_written_out_and_what_needs_no_training_is_left_to_the_report(varprop_command, lab, tmp_path):
+    calls = lab()
+    (tmp_path / "claims.json").write_text('{"claims": [{"verdict": "holds", "claim": "Water is wet"}]}')
+    code, out, _ = varprop_command("reproduce", "mnist", "all", "--out", tmp_path)
+    trained, reported = calls["runner.reproduce"][0][0], calls["report.write"][0][1]
+    assert code == 0 and trained[0] == "mnist"
+    assert set(trained) == EXPERIMENTS.keys() - {"digits"} and len(trained) == len(set(trained))
+    assert set(reported) == {*trained, "relu", "claims"}
+    assert "holds           Water is wet" in out
+
+
+def test_reproduce_names_what_it_knows(varprop_command, lab):
+    calls = lab()
+    code, _, err = varprop_command("reproduce", "mnist", "imagenet")
+    assert code == 1 and "no experiment 'imagenet'" in err and "noisy-cifar10" in err and "claims" in err and not calls
+
+
+def test_compare_hands_everything_on(varprop_command, lab, tmp_path):
+    calls = lab()
+    given = shlex.split(
+        "--dataset digits --model net.py:make --methods analytic,batch --inits none,orthogonal --shift 1 --flip "
+        "--noise 0.1 --batch-size 32 --one-at-a-time --epochs 3 --device cpu --out"
+    )
+    assert varprop_command("compare", *given, tmp_path)[0] == 0
+    args, handed = calls["compare.compare"]
+    assert args == (tmp_path, "digits", "net.py:make", ("analytic", "batch"), ("none", "orthogonal"))
+    assert handed["augmentation"] == Augmentation(1, True, 0.1)
+    assert handed["batch_size"] == 32 and handed["together"] is False and handed["epochs"] == 3
+    assert "seeds" not in handed and "lr_max" not in handed
+
+
+@pytest.mark.parametrize(("option", "value"), [("--methods", "layer"), ("--methods", ","), ("--inits", "ap2,x")])
+def test_compare_names_what_it_knows(varprop_command, lab, option, value):
+    calls = lab()
+    code, _, err = varprop_command("compare", "--dataset", "digits", "--model", "net.py:make", option, value)
+    assert code == 1 and option in err and repr(value) in err and not calls
+
+
+def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, lab, tmp_path):
+    calls = lab()
+    for expected in ("demo", "demo-2", "demo-3"):
+        code, out, _ = varprop_command("demo", "--out", tmp_path / "demo")
+        assert code == 0 and "Report:" in out
+        assert calls["runner.reproduce"][0] == (["digits"], tmp_path / expected)
+        (tmp_path / expected).mkdir()
+    assert varprop_command("demo", "--out", tmp_path / "demo", "--resume")[0] == 0
+    assert calls["runner.reproduce"][0][1] == tmp_path / "demo"
+
+
+def test_methods_and_inits_are_those_of_the_lab():
+    assert compare.METHODS == METHODS and get_args(Start) == compare.INITS
+
+
+# --- with the real lab ---
+
+MODEL = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Tanh(), nn.Linear(10, 10), nn.LogSoftmax(1))
+"""
+
+
+@pytest.mark.slow
+def test_compare_for_real_and_resume(varprop_command, tmp_path):
+    (tmp_path / "net.py").write_text(MODEL)
+    asked = ["compare", "--dataset", "digits", "--model", f"{tmp_path / 'net.py'}:make", "--methods", "analytic,batch"]
+    asked += ["--inits", "ap2", "--epochs", "1", "--device", "cpu", "--out", tmp_path / "out"]
+    code, out, err = varprop_command(*asked)
+    assert code == 0, err
+    assert [line.split()[4] for line in out.splitlines()[1:3]] == ["BN", "AP2"]
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+    code, _, err = varprop_command(*asked)
+    assert code == 1 and "--resume" in err and err.count("\n") == 1
+    assert varprop_command(*asked, "--resume")[1] == out
+
+
+def test_a_missing_data_set_names_the_command(varprop_command, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("VARPROP_DATA", raising=False)
+    code, _, err = varprop_command("reproduce", "mnist", "--device", "cpu", "--out", tmp_path / "out")
+    assert code == 1 and "`varprop data get mnist`" in err and err.count("\n") == 1
+
+
+# --- errors ---
+
+
+def test_an_error_is_one_sentence(varprop_command, lab):
+    lab(vp.VarpropError("The disk is full of sand; empty it."))
+    assert varprop_command("reproduce", "mnist") == (1, "", "varprop: The disk is full of sand; empty it.\n")
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "reproduce", "mnist"), ("reproduce", "mnist", "--debug")])
+def test_debug_anywhere_shows_the_traceback(varprop_command, lab, arguments):
+    lab(vp.VarpropError("sand"))
+    code, _, err = varprop_command(*arguments)
+    assert code == 1 and "Traceback" in err and "VarpropError: sand" in err
+
+
+def test_an_unexpected_error_is_one_sentence_too(varprop_command, lab):
+    lab(KeyError("lost"))
+    code, _, err = varprop_command("reproduce", "mnist")
+    assert code == 1 and err.count("\n") == 1 and "KeyError: 'lost'" in err and "--debug" in err
+
+
+def test_an_error_of_the_system_names_the_file(varprop_command, lab):
+    lab(PermissionError(13, "Permission denied", "/locked"))
+    assert varprop_command("reproduce", "mnist")[2] == "varprop: /locked: Permission denied.\n"
+
+
+def test_a_missing_package_names_the_extra(varprop_command, lab):
+    lab(ModuleNotFoundError("No module named 'scipy'", name="scipy"))
+    assert varprop_command("reproduce", "mnist")[2] == "varprop: scipy is missing: pip install 'varprop[lab]'.\n"
+
+
+def test_control_c_says_how_to_go_on(varprop_command, lab):
+    lab(KeyboardInterrupt())
+    code, _, err = varprop_command("reproduce", "mnist")
+    assert code == 130 and "--resume" in err and "Traceback" not in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_one_sentence(varprop_command, lab):
+    lab()
+    code, _, err = varprop_command("reproduce", "mnist", "--device", "cuda")
+    assert code == 1 and "sees no CUDA device; use --device cpu" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("reproduce",),
+        ("reproduce", "mnist", "--seeds", "0"),
+        ("reproduce", "mnist", "--epochs", "x"),
+        ("reproduce", "mnist", "--lr-max", "0"),
+        ("reproduce", "mnist", "--device", "tpu"),
+        ("compare", "--dataset", "digits"),
+        ("frobnicate",),
+    ],
+)
+def test_wrong_use_exits_with_two(varprop_command, lab, arguments):
+    calls = lab()
+    code, _, err = varprop_command(*arguments)
+    assert code == 2 and "Usage" in err and not calls
+
+
+def test_without_typer_one_sentence_names_the_extra():
+    script = "import sys; sys.modules['typer'] = None; from varprop.cli.main import main; main(['doctor'])"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (1, "varprop: The command line needs typer: pip install 'varprop[lab]'.\n")
+
+
+def test_the_shell_completes_names():
+    words = {"_VARPROP_COMPLETE": "complete_bash", "COMP_WORDS": "varprop reproduce noisy", "COMP_CWORD": "2"}
+    command = [sys.executable, "-m", "varprop.cli"]
+    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **words})
+    assert run.stdout.split() == ["noisy-mnist", "noisy-cifar10"]
+
+
+# --- data get ---
+
+
+@pytest.fixture
+def small_mnist(monkeypatch):
+    """A server with one small file of MNIST; also the place where `varprop data get` looks."""
+    content = b"\0\0\x08\x01\0\0\0\x01\x07"
+    with serving(Site({"/labels.gz": gzip.compress(content)})) as site:
+        archive = replace(
+            download.ARCHIVES["mnist"][1],
+            urls=(f"{site.url}/labels.gz",),
+            contents={"train-labels-idx1-ubyte": hashlib.sha256(content).hexdigest()},
+        )
+        monkeypatch.setattr(download, "ARCHIVES", {"mnist": (archive,)})
+        yield content
+
+
+def test_data_get_with_root_and_variable(varprop_command, small_mnist, tmp_path, monkeypatch):
+    code, out, _ = varprop_command("data", "get", "mnist", "--root", tmp_path / "given")
+    assert code == 0 and f"mnist is in {tmp_path / 'given'}" in out
+    assert (tmp_path / "given/MNIST/raw/train-labels-idx1-ubyte").read_bytes() == small_mnist
+    monkeypatch.setenv("VARPROP_DATA", str(tmp_path / "variable"))
+    assert varprop_command("data", "get", "mnist", "mnist")[0] == 0
+    assert (tmp_path / "variable/MNIST/raw/train-labels-idx1-ubyte").exists()
+    assert "already in" in varprop_command("data", "get", "mnist")[1]
+
+
+def test_data_get_unknown_name(varprop_command):
+    code, _, err = varprop_command("data", "get", "svhn")
+    assert code == 1 and err == "varprop: There is no data set 'svhn' to fetch; known are mnist, cifar10.\n"
+
+
+# --- the small table ---
+
+
+def test_the_table_averages_seeds_and_keeps_the_order_of_the_paper(capsys):
+    results.table([outcome("analytic"), outcome("batch", seed=1), outcome("batch"), outcome("standard", start="none")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["experiment", "start", "method", "lr", "training", "loss", "validation", "test"]
+    assert [line.split()[4] for line in lines[1:]] == ["Standard", "BN", "AP2", "lies"]
+    assert lines[-1] == "* the best rate lies next to the bound of the search, which --lr-max widens"
+    assert lines[2].split()[5:] == ["0.01*", "0.3", "90.00%", "50.00%"]
+
+
+def test_the_table_shows_what_diverged(capsys):
+    results.table([outcome(curves={}, diverged=True), outcome(seed=1)])
+    row = capsys.readouterr().out.splitlines()[1]
+    assert row.endswith("0.35           90.00%      1 of 2 diverged")
+    results.table([outcome(curves={}, diverged=True)])
+    assert capsys.readouterr().out.splitlines()[1].split()[6:] == ["-", "-", "1", "of", "1", "diverged"]
