@@ -99,7 +99,7 @@ def run(
         show(_total_steps(material, store), experiment.name) as bar,
         _logger(tensorboard, experiment.name) as log,
     ):
-        bar.advance(0, "building the starts")
+        bar.advance(0, f"{len(experiment.cells())} cells")
         around = Surroundings(store, experiment.protocol, experiment.search, bar.advance, log, deadline)
         finished = _run_all(material, around)
     seconds = noted["seconds"] + time.monotonic() - started

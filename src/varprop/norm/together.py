@@ -137,12 +137,14 @@ class Together:
         return self.folded
 
     def _is_current(self, parameters: list[Tensor]) -> bool:
-        known = self.folded
-        if known is None or not known.suits(self._dtype()) or not known.is_of(parameters):
+        known, sure = self.folded, self.promised or _inside_backward()
+        if known is None or (parameters[0].is_cuda and not sure):
+            return False
+        if not known.suits(self._dtype()) or not known.is_of(parameters):
             return False
         if self.walk is not None and known.differentiable:
             return False  # a walk's autograd graph serves one backward pass only
-        if self.promised or _inside_backward():
+        if sure:
             return True
         self.repeats = True
         return known.has_contents_of(parameters)
