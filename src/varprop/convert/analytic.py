@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from ..norm import Normalized, fold, normalize
+from ..norm import Normalized, fold
+from ..norm.normalize import normalized_
 
 
 def normalized_sites(model: nn.Module) -> dict[str, Normalized]:
@@ -15,8 +16,8 @@ def normalized_sites(model: nn.Module) -> dict[str, Normalized]:
 
 
 def normalize_(model: nn.Module, given: Any, example: Any) -> nn.Module:
-    """Put the analytic normalization in, in place, with the function as it is."""
-    return normalize(model, given, example=example, init="preserve", inplace=True)
+    """Put the analytic normalization in, in place, with the function as it is; a failure leaves the model half done."""
+    return normalized_(model, given, example, "preserve", None)
 
 
 def fold_(model: nn.Module) -> nn.Module:

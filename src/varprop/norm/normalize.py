@@ -145,6 +145,8 @@ def _programs(model: nn.Module, example: Any) -> dict[bool, Program]:
     """The model as it runs in training (key True) and in evaluation: dropout is in one and not in the other."""
     with preserved_modes(model):
         evaluation = capture(model.eval(), example)
+        if all(_ignores_mode(module) for module in model.modules()):
+            return {False: evaluation, True: evaluation}
         model.train()
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -152,6 +154,28 @@ def _programs(model: nn.Module, example: Any) -> dict[bool, Program]:
         training = capture(model, example)
     same = _steps(training) == _steps(evaluation)
     return {False: evaluation, True: evaluation if same else training}
+
+
+def _ignores_mode(module: nn.Module) -> bool:
+    """Whether a module is one of torch's own that do the same in both modes, so that one capture serves."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    package, _, family = type(module).__module__.rpartition(".")
+    return package == "torch.nn.modules" and family in _WITHOUT_MODE and not isinstance(module, _WITH_MODE)
+
+
+_WITHOUT_MODE = {
+    "activation",
+    "container",
+    "conv",
+    "flatten",
+    "linear",
+    "normalization",
+    "padding",
+    "pooling",
+    "upsampling",
+}
+_WITH_MODE = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 def _steps(program: Program) -> list[str]:

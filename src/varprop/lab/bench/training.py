@@ -63,6 +63,7 @@ class Network:
 
 def network(case: Case, variant: str, images: Tensor, labels: Tensor) -> Network:
     """Built on the device of the batch."""
+    clean()  # what others left behind must not be counted as freed by this one
     before = allocated(images.device)
     model = build(case, variant, images.device)
     clean()
