@@ -74,6 +74,7 @@ def _fold(
     met = group * channels
     mu = tl.zeros([R], ACC)
     spread = tl.zeros([R], ACC)
+    whole = tl.zeros([R, TAPS], ACC)  # the sums of all taps, where a tile holds them all
     for t in range(0, taps if MANY else TAPS, TAPS):
         tap = t + tl.arange(0, TAPS)
         tap_ok = tap < taps
@@ -96,10 +97,25 @@ def _fold(
         e = tl.expand_dims(tl.load(share + first_share + tap, tap_ok, 0.0).to(ACC), 0)
         mu += tl.sum(a * e, 1)
         spread += tl.sum(b * e, 1)
+        if MANY:
+            if first_covariance >= 0:
+                saved = tl.expand_dims(row * taps, 1) + tl.expand_dims(tap, 0)
+                tl.store(tap_sums + saved, a, tl.expand_dims(exists, 1) & tl.expand_dims(tap_ok, 0))
+        else:
+            whole = a
+    if not MANY:
         if first_covariance >= 0:
+            tap = tl.arange(0, TAPS)
+            tap_ok = tap < taps
+            both = tl.expand_dims(tap_ok, 1) & tl.expand_dims(tap_ok, 0)
+            square = tl.expand_dims(tap * taps, 1) + tl.expand_dims(tap, 0)
+            form = tl.load(covariance + first_covariance + square, both, 0.0)
+            whole64 = whole.to(tl.float64)
+            d = tl.sum(tl.expand_dims(whole64, 2) * tl.expand_dims(form, 0), 1)
+            spread += tl.sum(whole64 * d, 1).to(ACC)
             saved = tl.expand_dims(row * taps, 1) + tl.expand_dims(tap, 0)
-            tl.store(tap_sums + saved, a, tl.expand_dims(exists, 1) & tl.expand_dims(tap_ok, 0))
-    if first_covariance >= 0:
+            tl.store(tap_spread + saved, d.to(ACC), tl.expand_dims(exists, 1) & tl.expand_dims(tap_ok, 0))
+    elif first_covariance >= 0:
         tl.debug_barrier()
         for t in range(0, taps if MANY else TAPS, TAPS):
             tap = t + tl.arange(0, TAPS)
