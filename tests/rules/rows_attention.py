@@ -56,10 +56,6 @@ rows = [
     Case(aten.addmv.default, lambda: (normal(3), normal(3, 4), normal(4))),
     Case(aten.outer.default, lambda: (normal(3), uniform((1,), (4,)))),
     Case(aten.tensordot.default, lambda: (normal(2, 3, 4), normal(4, 5, 3), [2, 1], [0, 2])),
-    Case(aten.einsum.default, lambda: ("bij,bkj->bik", [normal(2, 3, 4), normal(2, 5, 4)])),
-    Case(aten.einsum.default, lambda: ("...hd, hde -> ...he", [normal(2, 3, 4), weight(3, 4, 2)]), label="constant"),
-    Case(aten.einsum.default, lambda: ("bij,j", [uniform((2, 1, 1), (2, 3, 4)), normal(4)]), label="uniform"),
-    Case(aten.einsum.default, lambda: ("bii->b", [normal(2, 3, 3)]), label="one"),
     Case(
         aten.scaled_dot_product_attention.default,
         lambda: (normal(2, 3, 16), normal(2, 5, 16), normal(2, 5, 4)),

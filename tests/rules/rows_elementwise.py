@@ -92,6 +92,8 @@ rows = [
     positive(aten.rsqrt.default, mean_error=2e-2, std_error=4e-2),
     positive(aten.reciprocal.default, mean_error=2e-2, std_error=5e-2),
     positive(aten.log.default, mean_error=2e-2, std_error=3e-2),
+    positive(aten.log10.default, mean_error=2e-2, std_error=3e-2),
+    plain(aten.float_power.Tensor_Scalar, 2),
     positive(aten.log1p.default, mean_error=2e-2, std_error=3e-2),
     plain(aten.pow.Tensor_Scalar, 3, label="cube"),
     plain(aten.pow.Tensor_Scalar, 2, label="square"),

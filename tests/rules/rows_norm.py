@@ -150,5 +150,6 @@ rows = [
         std_error=0.04,
         label="uniform",
     ),
+    Case(aten.linalg_vector_norm.default, lambda: (normal(4, 5), 1, [-1], True), label="sum"),
     Case(aten.linalg_vector_norm.default, lambda: (normal(4, 5),), mean_error=0.02, std_error=0.04, label="all"),
 ]

@@ -42,6 +42,14 @@ rows = [
         lambda: (normal(1, 2, 4, 3), grid(1, 3, 2, 2), 1, 0, False),
         label="nearest",
     ),
+    # a place with a std of 0.2 pixels
+    Case(
+        aten.grid_sampler.default,
+        lambda: (normal(1, 2, 8, 8), normal(1, 4, 4, 2, spread=0.4, scale=0.05), 0, 0, False),
+        mean_error=0.06,
+        std_error=0.07,
+        label="random-place",
+    ),
     Case(aten.grid_sampler_2d.default, lambda: (normal(1, 2, 4, 3), grid(1, 3, 2, 2), 0, 0, True)),
     Case(aten.grid_sampler_3d.default, lambda: (normal(1, 1, 3, 4, 3), grid(1, 2, 2, 2, 3), 0, 0, False)),
     Case(aten.col2im.default, lambda: (normal(2, 8, 8), [4, 5], [2, 2], [1, 1], [0, 0], [2, 1])),

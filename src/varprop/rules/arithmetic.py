@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from ..gaussian import maximum as gaussian_maximum
+from ..gaussian import softmax as gaussian_softmax
 from ..gaussian.activations import sigmoid
 from ..gaussian.closed import lognormal_power
 from ..gaussian.rectifier import step
 from ..moments import Moments
 from ..registry import elementwise, rule
+from .norm import root
 
 aten = torch.ops.aten
+LENGTH = "the sum of two random squares is taken as a Gamma variable (std error up to 7 %)"
 QUOTIENT = "a random divisor is matched by a log-normal variable: good while its std is below a third of its mean"
 
 
@@ -73,6 +76,24 @@ def minimum_independent(a: Any, b: Any) -> Moments:
     """-max(-a, -b)."""
     flipped = maximum_independent(*(moments(-mean_of(x), var_of(x)) for x in (a, b)))
     return Moments(-flipped.mean, flipped.var)
+
+
+def hypot_independent(a: Any, b: Any) -> Moments:
+    """The `root` of a^2 + b^2, whose mean and variance are known exactly."""
+    (m1, v1), (m2, v2) = ((mean_of(x) * mean_of(x), var_of(x)) for x in (a, b))
+    return moments(*root(m1 + v1 + m2 + v2, 2 * (v1 * v1 + v2 * v2) + 4 * (m1 * v1 + m2 * v2)))
+
+
+def logaddexp_independent(a: Any, b: Any) -> Moments:
+    """log(exp a + exp b) by the integrals of `gaussian.softmax`; exact for Gaussians."""
+    pairs = [torch.broadcast_tensors(*two) for two in ((mean_of(a), mean_of(b)), _variances(a, b))]
+    mean, var = (torch.stack(torch.broadcast_tensors(*pair), -1) for pair in pairs)
+    return Moments(*gaussian_softmax.logsumexp(mean, var, -1))
+
+
+def _variances(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    both = [moments(mean_of(x), var_of(x)).var for x in (a, b)]
+    return both[0], both[1]
 
 
 @rule(aten.glu)
@@ -139,6 +160,7 @@ elementwise(
 elementwise(aten.mul, affine=lambda a, b: a * b, independent=mul_independent)
 elementwise(
     aten.div,
+    aten.true_divide,
     affine=lambda a, b, rounding_mode=None: a / b if hasattr(a, "slope") else None,
     independent=div_independent,
     positive=1,
@@ -152,9 +174,14 @@ elementwise(
     independent=lambda a, b, w: add_independent(mul_independent(a, 1 - w), mul_independent(b, w)),
 )
 elementwise(aten.addcdiv, positive=2)
-elementwise(aten.hypot)
-elementwise(aten.maximum, aten.fmax, kinks=(0.0,), compares=True, independent=maximum_independent)
-elementwise(aten.minimum, aten.fmin, kinks=(0.0,), compares=True, independent=minimum_independent)
+elementwise(
+    aten.hypot,
+    independent=hypot_independent,
+    approximate=lambda a, b: LENGTH if isinstance(a, Moments) and isinstance(b, Moments) else None,
+)
+elementwise(aten.logaddexp, knots=(0.0, -9.0, 9.0, -40.0, 40.0), compares=True, independent=logaddexp_independent)
+elementwise(aten.maximum, aten.fmax, aten.max.other, kinks=(0.0,), compares=True, independent=maximum_independent)
+elementwise(aten.minimum, aten.fmin, aten.min.other, kinks=(0.0,), compares=True, independent=minimum_independent)
 elementwise(aten.where, affine=_where_line, independent=where_independent)
 elementwise(
     aten.masked_fill, affine=lambda x, mask, value: _where_line(mask, value, x), independent=masked_fill_independent

@@ -110,23 +110,6 @@ def tensordot(a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequence[int]) 
     return product(lambda p, q: torch.tensordot(p, q, (list(dims_a), list(dims_b))), _dense(a), _dense(b))
 
 
-def _is_product(equation: str, operands: Sequence[Value], **_: Any) -> bool:
-    """Whether an einsum has one operand, or two with every summed index in both."""
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    summed = set(inputs) - set(output + ",.") if arrow else set()
-    alone = len(operands) > 1 and any(sum(i in part for part in inputs.split(",")) == 1 for i in summed)
-    return len(operands) <= 2 and not alone
-
-
-@rule(aten.einsum, handles=_is_product)
-def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | None = None) -> Moments:
-    """One operand: a sum of independent entries. Two: `product`, if every summed index occurs in both."""
-    first = _dense(operands[0])
-    if len(operands) == 1 and isinstance(first, Moments):
-        return Moments(torch.einsum(equation, first.mean), torch.einsum(equation, first.var))
-    return product(lambda p, q: torch.einsum(equation, p, q), first, _dense(operands[1]))
-
-
 def _repeated(x: Moments, heads: int) -> Moments:
     """Keys or values of grouped-query attention, one a query head."""
     if x.shape[-3] in (1, heads):

@@ -159,6 +159,9 @@ elementwise(aten.log, positive=0, approximate=LOGNORMAL, monotone=True)(closed.l
 elementwise(aten.log2, positive=0, approximate=LOGNORMAL, monotone=True)(
     lambda mean, std: _scaled(closed.lognormal_log(mean, std), 1 / math.log(2))
 )
+elementwise(aten.log10, positive=0, approximate=LOGNORMAL, monotone=True)(
+    lambda mean, std: _scaled(closed.lognormal_log(mean, std), 1 / math.log(10))
+)
 elementwise(aten.log1p, positive=0, approximate=LOGNORMAL, monotone=True)(
     lambda mean, std: closed.lognormal_log(1 + mean, std)
 )
@@ -174,6 +177,7 @@ def _is_polynomial(exponent: Any) -> bool:
 
 @elementwise(
     aten.pow,
+    aten.float_power.Tensor_Scalar,
     positive=lambda base, exponent: None if _is_polynomial(exponent) or not hasattr(base, "op") else 0,
     approximate=lambda base, exponent: None if _is_polynomial(exponent) or isinstance(base, float) else LOGNORMAL,
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..moments import Moments
-from ..registry import RANDOM, rule
+from ..registry import rule
 from .axes import uniform_axes, write_out
 
 aten = torch.ops.aten
@@ -18,6 +19,18 @@ aten = torch.ops.aten
 _ZEROS, _BORDER, _NEAREST = 0, 1, 1
 _GRIDS = [(mode, padding) for mode in (0, _NEAREST) for padding in (_ZEROS, _BORDER)]
 
+# Nodes and weights of the five-point Gauss-Hermite rule for a standard normal variable.
+_HERMITE = (
+    (0.0, 8 / 15),
+    (-1.355626179974266, 0.22207592200561264),
+    (1.355626179974266, 0.22207592200561264),
+    (-2.8569700138728056, 0.011257411327720689),
+    (2.8569700138728056, 0.011257411327720689),
+)
+PLACE = (
+    "a random place is averaged over five points an axis of its distribution (std error 1 %, at worst 7 %, for a place "
+    "with a std of 0.2 pixels; 9 %, at worst 32 %, for 0.8; 16 %, at worst 58 %, for 2.4)"
+)
 POOLED = "on uniform axes the variance is the average over the positions between the samples"
 
 
@@ -115,14 +128,37 @@ for _op in (
     _nearest(_op)
 
 
-def _is_fixed_grid(x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> bool:
-    """A constant grid, bilinear or nearest, with zeros or the border outside."""
-    return grid is not RANDOM and (interpolation_mode, padding_mode) in _GRIDS
+def _is_grid(x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> bool:
+    """Bilinear or nearest, with zeros or the border outside."""
+    return (interpolation_mode, padding_mode) in _GRIDS
 
 
-@rule(aten.grid_sampler, aten.grid_sampler_2d, aten.grid_sampler_3d, handles=_is_fixed_grid)
-def grid_sampler(x: Moments, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Moments:
-    """Multilinear (or nearest) sampling at constant positions: E = A E[x], Var = A^2 Var[x].
+def _random_place(x: Any, grid: Any, *_: Any, **__: Any) -> str | None:
+    return PLACE if isinstance(grid, Moments) else None
+
+
+@rule(aten.grid_sampler, aten.grid_sampler_2d, aten.grid_sampler_3d, handles=_is_grid, approximate=_random_place)
+def grid_sampler(
+    x: Tensor | Moments, grid: Tensor | Moments, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Moments:
+    """Sampling at constant places, or the average of that over the points of a random place's distribution.
+
+    With P the place: E = E[E[y | P]], Var = E[Var[y | P]] + Var[E[y | P]].
+    """
+    x = x if isinstance(x, Moments) else Moments(x, torch.zeros_like(x))
+    settings = (interpolation_mode, padding_mode, align_corners)
+    if isinstance(grid, Tensor):
+        return _sampled(x, grid, *settings)
+    grid, found = grid.dense(), []
+    for points in product(_HERMITE, repeat=grid.shape[-1]):
+        shift = torch.tensor([z for z, _ in points], dtype=x.dtype, device=x.device)
+        found.append((prod(w for _, w in points), _sampled(x, grid.mean + grid.std * shift, *settings)))
+    mean = sum((w * y.mean for w, y in found), torch.zeros_like(found[0][1].mean))
+    return Moments(mean, sum((w * (y.var + (y.mean - mean).square()) for w, y in found), torch.zeros_like(mean)))
+
+
+def _sampled(x: Moments, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Moments:
+    """Multilinear (or nearest) sampling at constant places: E = A E[x], Var = A^2 Var[x].
 
     The variance adds, over the corners of a position's cell, the squared weight times the variance there.
     """

@@ -31,6 +31,7 @@ structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3
 
 constant(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.fill)
 constant(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.sym_size)
+constant(aten.isnan, aten.isinf, aten.isfinite)  # a Gaussian value is finite
 
 
 @structural(aten.cat)

@@ -1,0 +1,72 @@
+"""Distances and angles between random vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..moments import Moments
+from ..registry import rule
+from .arithmetic import moments, mul_independent, sub_independent
+from .norm import rms_normalized, root
+from .reduction import sum_dim
+
+aten = torch.ops.aten
+Value = Tensor | Moments
+GAMMA = "the squared distance is taken as a Gamma variable (std error up to 7 %, from 8 values on 4 %)"
+COSINE = (
+    "entries of a normalized vector count as independent (std error 0.5 %, at worst 4 %, over 64 values; 2 %, at worst "
+    "40 %, over 16; over 4 it is useless where the means exceed the spread)"
+)
+
+
+def _dense(x: Value) -> Moments:
+    return x.dense() if isinstance(x, Moments) else moments(x, 0.0)
+
+
+def _length(gap: Moments, keepdim: bool = False) -> Moments:
+    """Euclidean length along the last axis, as `norm.vector_norm`: the `root` of the sum of squares."""
+    square, noise = gap.mean.double().square(), gap.var.double()
+    power, spread = (square + noise).sum(-1, keepdim), (2 * noise.square() + 4 * square * noise).sum(-1, keepdim)
+    return Moments(*root(power, spread)).to(gap.dtype)
+
+
+def _euclidean(x: Any, y: Any, p: float = 2.0, *_: Any, **__: Any) -> bool:
+    return p == 2
+
+
+@rule(aten.cdist, handles=_euclidean, approximate=GAMMA)
+def cdist(x: Value, y: Value, p: float = 2.0, compute_mode: int | None = None) -> Moments:
+    """|x_i - y_j| for all pairs of rows; of one value's own rows, zero from each to itself."""
+    a, b = _dense(x), _dense(y)
+    rows = Moments(a.mean.unsqueeze(-2), a.var.unsqueeze(-2))
+    columns = Moments(b.mean.unsqueeze(-3), b.var.unsqueeze(-3))
+    gap = sub_independent(rows, columns)
+    if x is y:
+        apart = 1 - torch.eye(a.shape[-2], dtype=gap.dtype, device=gap.device).unsqueeze(-1)
+        gap = Moments(gap.mean * apart, gap.var * apart)
+    return _length(gap)
+
+
+@rule(aten.pairwise_distance, handles=_euclidean, approximate=GAMMA)
+def pairwise_distance(x: Value, y: Value, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Moments:
+    """|x - y + eps| along the last axis."""
+    gap = sub_independent(_dense(x), _dense(y))
+    return _length(Moments(gap.mean + eps, gap.var), keepdim)
+
+
+def _unit(x: Value, dim: int, eps: float) -> Value:
+    if isinstance(x, Tensor):
+        length: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
+        return x / length.clamp_min(eps)
+    count = x.full[dim]
+    scaled = rms_normalized(x.dense(), [dim], eps**2 / count)
+    return Moments(scaled.mean / count**0.5, scaled.var / count)
+
+
+@rule(aten.cosine_similarity, approximate=COSINE)
+def cosine_similarity(x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Moments:
+    """The product of both vectors brought to length one, summed."""
+    return sum_dim(mul_independent(_unit(x, dim, eps), _unit(y, dim, eps)), dim)

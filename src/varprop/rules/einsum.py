@@ -1,0 +1,126 @@
+"""Einsum of any number of operands, as sums within one operand and products of two."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..gaussian import closed
+from ..moments import Moments
+from ..registry import rule
+from .attention import product
+
+aten = torch.ops.aten
+Value = Tensor | Moments
+Term = tuple[str, Value]  # the indices of an operand, a letter an axis, and the operand
+TWICE = "one value given twice under different indices counts as two independent ones"
+CHAIN = (
+    "entries of a product, which share factors, count as independent in the next product (std error 1 %, at worst 5 %, "
+    "for sums of 16 terms; 4 %, at worst 16 %, for sums of 4)"
+)
+
+
+def _letters(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
+    """Every operand's indices and the result's, with an ellipsis spelled out and a result left out made explicit."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    parts = inputs.split(",")
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    extra = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
+    most = free[: max([0, *(n for part, n in zip(parts, extra, strict=True) if "..." in part)])]
+    parts = [
+        part.replace("...", "".join(most[len(most) - n :])) if "..." in part else part
+        for part, n in zip(parts, extra, strict=True)
+    ]
+    if arrow:
+        return parts, output.replace("...", "".join(most))
+    joined = "".join(parts)
+    return parts, "".join(most + sorted(i for i in set(joined) - set(most) if joined.count(i) == 1))
+
+
+def _once(letters: str, keep: set[str]) -> str:
+    """The indices an operand keeps, each once."""
+    return "".join(i for i in dict.fromkeys(letters) if i in keep)
+
+
+def _alone(term: Term, keep: set[str]) -> Term:
+    """Diagonals taken, and indices that occur nowhere else summed: sums of independent entries."""
+    letters, value = term
+    kept = _once(letters, keep)
+    if kept == letters:
+        return term
+    equation = f"{letters}->{kept}"
+    if isinstance(value, Tensor):
+        return kept, torch.einsum(equation, value)
+    return kept, Moments(torch.einsum(equation, value.mean), torch.einsum(equation, value.var))
+
+
+def _joined(a: Term, b: Term, keep: set[str]) -> Term:
+    """Two operands multiplied, and summed over what no other operand needs."""
+    kept = _once(a[0] + b[0], keep)
+    equation = f"{a[0]},{b[0]}->{kept}"
+    if isinstance(a[1], Tensor) and isinstance(b[1], Tensor):
+        return kept, torch.einsum(equation, a[1], b[1])
+    return kept, product(lambda p, q: torch.einsum(equation, p, q), a[1], b[1])
+
+
+def _next_pair(terms: list[Term]) -> tuple[int, int]:
+    """Two operands with a common index, constants before random ones: what is known is multiplied exactly."""
+    pairs = [(i, j) for j in range(len(terms)) for i in range(j)]
+
+    def order(pair: tuple[int, int]) -> tuple[int, bool]:
+        (a, x), (b, y) = (terms[i] for i in pair)
+        return isinstance(x, Moments) + isinstance(y, Moments), not set(a) & set(b)
+
+    return min(pairs, key=lambda pair: (order(pair)[1], order(pair)[0]))
+
+
+def _powers(parts: Sequence[str], operands: Sequence[Value]) -> list[Term]:
+    """The operands, one given several times under the same indices as its power."""
+    counts = Counter((part, id(x)) for part, x in zip(parts, operands, strict=True))
+    terms: list[Term] = []
+    for (part, key), count in counts.items():
+        x = next(x for x in operands if id(x) == key)
+        if isinstance(x, Tensor):
+            terms.append((part, x**count))
+        else:
+            dense = x.dense()
+            terms.append((part, dense if count == 1 else Moments(*closed.power(dense.mean, dense.std, count))))
+    return terms
+
+
+def _is_chain(equation: str, operands: Sequence[Value], **_: Any) -> str | None:
+    """An operand given twice, or three and more of which constants alone do not leave a single product."""
+    parts = equation.replace(" ", "").partition("->")[0].split(",")
+    different = {(part, id(x)): x for part, x in zip(parts, operands, strict=True)}
+    random = [id(x) for x in different.values() if isinstance(x, Moments)]
+    if len(set(random)) < len(random):
+        return TWICE
+    constants = [part for (part, _), x in different.items() if not isinstance(x, Moments)]
+    connected = len(constants) < 2 or bool(set.intersection(*(set(part) for part in constants)))
+    return CHAIN if len(different) > 2 and (len(random) > 1 or not connected) else None
+
+
+@rule(aten.einsum, approximate=_is_chain)
+def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | None = None) -> Moments:
+    """Sums of an operand's own indices, then `product` of two operands after another.
+
+    Exact for one and two operands, for more if all but one are constants that multiply out first, and for powers of
+    Gaussians: operands that are the same value under the same indices.
+    """
+    parts, output = _letters(equation, [x.ndim for x in operands])
+    terms = _powers(parts, operands)
+    for i in range(len(terms)):
+        terms[i] = _alone(terms[i], set(output).union(*(t[0] for k, t in enumerate(terms) if k != i)))
+    while len(terms) > 1:
+        i, j = _next_pair(terms)
+        others = [term for k, term in enumerate(terms) if k not in (i, j)]
+        terms = [*others, _joined(terms[i], terms[j], set(output).union(*(t[0] for t in others)))]
+    ((letters, value),) = terms
+    assert isinstance(value, Moments)
+    order = [letters.index(i) for i in output]
+    return Moments(value.mean.permute(order), value.var.permute(order))

@@ -1,0 +1,171 @@
+"""Losses as a model may return them: a function of every element, or of every row of logits, and a reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..gaussian import activations, closed
+from ..gaussian import softmax as exact
+from ..gaussian.quadrature import expectation
+from ..moments import Moments
+from ..registry import RANDOM, rule
+from .arithmetic import add_independent, moments, mul_independent, sub_independent
+from .axes import write_out
+from .reduction import mean_all, sum_all
+
+aten = torch.ops.aten
+Value = Tensor | Moments
+MEAN, SUM = 1, 2
+BEND = (0.0, -9.0, 9.0, -40.0, 40.0)  # of the logistic function
+
+
+def reduced(loss: Moments, reduction: int) -> Moments:
+    """Every element, their average or their sum, the elements independent."""
+    loss = loss.dense()
+    return mean_all(loss) if reduction == MEAN else sum_all(loss) if reduction == SUM else loss
+
+
+def _gap(x: Value, y: Value) -> Moments:
+    """x - y at the extents the model sees."""
+    return sub_independent(*(v.dense() if isinstance(v, Moments) else v for v in (x, y)))
+
+
+@rule(aten.mse_loss)
+def mse_loss(x: Value, y: Value, reduction: int = MEAN) -> Moments:
+    """(x - y)^2; exact for Gaussians."""
+    gap = _gap(x, y)
+    return reduced(Moments(*closed.power(gap.mean, gap.std, 2)), reduction)
+
+
+@rule(aten.l1_loss)
+def l1_loss(x: Value, y: Value, reduction: int = MEAN) -> Moments:
+    """|x - y|; exact for Gaussians."""
+    gap = _gap(x, y)
+    return reduced(Moments(*activations.abs(gap.mean, gap.std)), reduction)
+
+
+def _of_gap(f: Callable[[Tensor], Tensor], x: Value, y: Value, kinks: tuple[float, ...], reduction: int) -> Moments:
+    gap = _gap(x, y)
+    return reduced(Moments(*expectation(f, gap.mean, gap.std, breaks=kinks)), reduction)
+
+
+@rule(aten.smooth_l1_loss)
+def smooth_l1_loss(x: Value, y: Value, reduction: int = MEAN, beta: float = 1.0) -> Moments:
+    """(x - y)^2 / 2 beta within beta, |x - y| - beta / 2 beyond; by quadrature."""
+    return _of_gap(
+        lambda d: torch.where(d.abs() < beta, d.square() / (2 * beta or 1), d.abs() - beta / 2),
+        x, y, (-beta, beta), reduction,
+    )  # fmt: skip
+
+
+@rule(aten.huber_loss)
+def huber_loss(x: Value, y: Value, reduction: int = MEAN, delta: float = 1.0) -> Moments:
+    """(x - y)^2 / 2 within delta, delta (|x - y| - delta / 2) beyond; by quadrature."""
+    return _of_gap(
+        lambda d: torch.where(d.abs() < delta, d.square() / 2, delta * (d.abs() - delta / 2)),
+        x, y, (-delta, delta), reduction,
+    )  # fmt: skip
+
+
+def _known_target(x: Any, target: Any, *_: Any, **__: Any) -> bool:
+    return x is RANDOM and target is not RANDOM
+
+
+@rule(aten.soft_margin_loss, handles=_known_target)
+def soft_margin_loss(x: Moments, target: Tensor, reduction: int = MEAN) -> Moments:
+    """log(1 + exp(-t x)) for a constant target; exact for Gaussians."""
+    x = x.dense()
+    return reduced(Moments(*activations.softplus(-target * x.mean, target.abs() * x.std)), reduction)
+
+
+@rule(aten.binary_cross_entropy_with_logits, handles=_known_target)
+def binary_cross_entropy_with_logits(
+    x: Moments, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
+) -> Moments:
+    """w [(1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))] for a constant target; by quadrature."""
+    x, wide = x.dense(), target.double()
+    factor = 1 + (pos_weight.double() - 1) * wide if pos_weight is not None else torch.ones_like(wide)
+
+    def loss(z: Tensor) -> Tensor:
+        return (1 - wide) * z + factor * torch.nn.functional.softplus(-z, threshold=50)
+
+    mean, var = expectation(loss, x.mean, x.std, knots=BEND)
+    result = Moments(mean, var)
+    return reduced(result if weight is None else mul_independent(result, weight), reduction)
+
+
+@rule(aten.kl_div, handles=_known_target)
+def kl_div(x: Moments, target: Tensor, reduction: int = MEAN, *, log_target: bool = False) -> Moments:
+    """t (log t - x): affine in x for a constant target; exact."""
+    share = target.exp() if log_target else target
+    entropy = share * target if log_target else torch.xlogy(target, target)
+    return reduced(add_independent(entropy, mul_independent(x.dense(), share), alpha=-1), reduction)
+
+
+def _target(target: Tensor, classes: int, ignore: int, like: Tensor) -> Tensor:
+    """Probabilities of the classes along axis 1: given as they are, or one for the class named, none if ignored."""
+    if target.is_floating_point():
+        return target.to(like.dtype)
+    known = (target != ignore).to(like.dtype)
+    named = torch.nn.functional.one_hot(target.clamp(0, classes - 1), classes).to(like.dtype) * known[..., None]
+    return named.movedim(-1, min(1, named.ndim - 1))
+
+
+def _by_class(weight: Tensor | None, q: Tensor, axis: int) -> Tensor:
+    weight = torch.ones(q.shape[axis], dtype=q.dtype, device=q.device) if weight is None else weight.to(q.dtype)
+    return weight.view(-1, *[1] * (q.ndim - 1 - axis))
+
+
+def _averaged(loss: Moments, total: Tensor, reduction: int) -> Moments:
+    """The mean divides by the weights of the classes seen."""
+    if reduction != MEAN:
+        return reduced(loss, reduction)
+    whole = sum_all(loss)
+    return Moments(whole.mean / total, whole.var / total.square())
+
+
+@rule(aten.cross_entropy_loss, handles=_known_target)
+def cross_entropy_loss(
+    x: Moments,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Moments:
+    """sum_c q_c (LSE(x) - x_c) for constant weights q; exact for independent Gaussian logits.
+
+    With Q = sum q, p = E softmax(x) and Stein's lemma, Var = Q^2 Var LSE + sum_c q_c^2 Var x_c - 2 Q sum_c q_c p_c Var
+    x_c.
+    """
+    axis, x = min(1, x.ndim - 1), x.dense()
+    named = _target(target, x.shape[axis], ignore_index, x.mean)
+    scale = _by_class(weight, named, axis)
+    smooth = (1 - label_smoothing) * named + label_smoothing / x.shape[axis] * named.sum(axis, keepdim=True)
+    loss = _cross_entropy(x, smooth * scale, axis)
+    samples = x.mean.numel() / x.shape[axis]
+    total = torch.full_like(scale[..., 0], samples) if target.is_floating_point() else (named * scale).sum()
+    return _averaged(loss, total.flatten()[0], reduction)
+
+
+def _cross_entropy(x: Moments, q: Tensor, axis: int) -> Moments:
+    mean, var = exact.logsumexp(x.mean, x.var, axis)
+    share, _ = exact.softmax(x.mean, x.var, axis)
+    total = q.sum(axis)
+    spread = total.square() * var + (q.square() * x.var).sum(axis) - 2 * total * (q * share * x.var).sum(axis)
+    return Moments(total * mean - (q * x.mean).sum(axis), spread.clamp_min(0.0))
+
+
+@rule(aten.nll_loss, aten.nll_loss_nd, aten.nll_loss2d, handles=_known_target)
+def nll_loss(
+    x: Moments, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN, ignore_index: int = -100
+) -> Moments:
+    """-w_t x_t for the class t named by a constant target: one element a sample, exact."""
+    axis, x = min(1, x.ndim - 1), write_out(x, *range(x.ndim))
+    named = _target(target, x.shape[axis], ignore_index, x.mean)
+    q = named * _by_class(weight, named, axis)
+    return _averaged(moments(-(q * x.mean).sum(axis), (q.square() * x.var).sum(axis)), q.sum(), reduction)

@@ -1,0 +1,100 @@
+"""Further products of matrices and vectors, and running products and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..moments import Moments
+from ..registry import rule
+from .arithmetic import add_independent, mul_independent, sub_independent
+from .attention import matmul, product
+from .axes import write_out
+from .einsum import CHAIN
+
+aten = torch.ops.aten
+Value = Tensor | Moments
+
+
+def _dense(x: Value) -> Value:
+    return x.dense() if isinstance(x, Moments) else x
+
+
+@rule(aten.inner)
+def inner(a: Value, b: Value) -> Moments:
+    """Products of all pairs of rows; exact for independent entries."""
+    return product(lambda p, q: torch.einsum("...i,...i->...", p, q) if p.ndim < 2 else p @ q.mT, _dense(a), _dense(b))
+
+
+@rule(aten.kron)
+def kron(a: Value, b: Value) -> Moments:
+    """Products of every entry of one with every entry of the other; exact for independent entries."""
+    return product(torch.kron, _dense(a), _dense(b))
+
+
+@rule(aten.addr)
+def addr(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
+    """beta base + alpha a b'; exact for independent entries."""
+    return add_independent(mul_independent(base, beta), product(torch.outer, _dense(a), _dense(b)), alpha=alpha)
+
+
+@rule(aten.addbmm)
+def addbmm(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
+    """beta base + alpha sum_n a_n b_n; exact for independent entries."""
+    total = product(lambda p, q: torch.einsum("nij,njk->ik", p, q), _dense(a), _dense(b))
+    return add_independent(mul_independent(base, beta), total, alpha=alpha)
+
+
+def _chain(matrices: Sequence[Value]) -> str | None:
+    return CHAIN if len(matrices) > 2 else None
+
+
+def _joined(a: Value, b: Value) -> Value:
+    return a @ b if isinstance(a, Tensor) and isinstance(b, Tensor) else matmul(a, b)
+
+
+@rule(aten.linalg_multi_dot, aten.chain_matmul, approximate=_chain)
+def multi_dot(matrices: Sequence[Value]) -> Any:
+    """Successive products; exact for two matrices of independent entries."""
+    return reduce(_joined, (_dense(x) for x in matrices))
+
+
+@rule(aten.linalg_cross)
+def cross(a: Value, b: Value, *, dim: int = -1) -> Moments:
+    """a_j b_k - a_k b_j; exact for independent entries."""
+    a, b = _dense(a), _dense(b)
+    terms = [mul_independent(_rolled(a, -s, dim), _rolled(b, s, dim)) for s in (1, -1)]
+    return sub_independent(*terms)
+
+
+def _rolled(x: Value, shift: int, dim: int) -> Value:
+    if isinstance(x, Tensor):
+        return x.roll(shift, dim)
+    return Moments(x.mean.roll(shift, dim), x.var.roll(shift, dim))
+
+
+@rule(aten.cumprod)
+def cumprod(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
+    """E = running products of E_i, Var by v <- v (m_i^2 + v_i) + m^2 v_i; exact for independent values."""
+    x = write_out(x, dim).to(dtype or x.dtype)
+    steps = [Moments(*pair) for pair in zip(x.mean.unbind(dim), x.var.unbind(dim), strict=True)]
+    found = [steps[0]]
+    for step in steps[1:]:
+        found.append(mul_independent(found[-1], step))
+    return Moments(torch.stack([s.mean for s in found], dim), torch.stack([s.var for s in found], dim))
+
+
+def _plain_difference(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> bool:
+    return n == 1
+
+
+@rule(aten.diff, handles=_plain_difference)
+def diff(x: Moments, n: int = 1, dim: int = -1, prepend: None = None, append: None = None) -> Moments:
+    """Differences of neighbours: means subtract, variances add."""
+    x, count = x.dense(), x.full[dim] - 1
+    later, earlier = (Moments(x.mean.narrow(dim, k, count), x.var.narrow(dim, k, count)) for k in (1, 0))
+    return sub_independent(later, earlier)

@@ -1,0 +1,112 @@
+"""Rounding to whole numbers, and what it leaves over."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..gaussian.normal import cdf, in_float64, pdf, ratio
+from ..registry import elementwise
+
+aten = torch.ops.aten
+Pair = tuple[Tensor, Tensor]
+_WIDE = 0.5  # std from which three harmonics describe the remainder to 1e-30
+_NEAR = range(-5, 7)  # the steps within 10 std of a narrower Gaussian, counted from the one below its mean
+_RESOLVED = range(-4, 5)
+APPROXIMATE = f"exact alone; in a longer expression only the steps from {_RESOLVED[0]} to {_RESOLVED[-1]} are resolved"
+
+
+def _steps(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Moments of floor(X) as a sum of steps at whole numbers, and Cov(X, floor X) / std; for narrow Gaussians.
+
+    With p_j = P(X >= j): E = sum p_j, Var = sum_j p_j [(1 - p_j) + 2 sum_{i<j} (1 - p_i)], all terms positive;
+    Cov(X, floor X) = std sum phi((j - mean) / std) by Stein's lemma.
+    """
+    base = mean.detach().floor()
+    count, var, density, missed = base + _NEAR[0] - 1, *(torch.zeros_like(mean) for _ in range(3))
+    for k in _NEAR:
+        gap = mean - (base + k)
+        a = ratio(gap, std)
+        above = torch.where(std > 0, cdf(a), (gap >= 0).to(a.dtype))
+        below = torch.where(std > 0, cdf(-a), (gap < 0).to(a.dtype))
+        count, var, density = count + above, var + above * (below + 2 * missed), density + pdf(a)
+        missed = missed + below
+    return count, var, density
+
+
+def _harmonics(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the remainder R = X - floor X: E R, Var R and Cov(X, R) / std^2, by its Fourier series; for wide Gaussians.
+
+    R = 1/2 - sum sin(2 pi k X) / (pi k), R^2 = 1/3 + sum [cos(2 pi k X) / (pi k)^2 - sin(2 pi k X) / (pi k)], of which
+    the Gaussian damps every term by exp(-2 (pi k std)^2); Cov(X, R) = std^2 E R' by Stein's lemma.
+    """
+    first, second, slope = torch.full_like(mean, 0.5), torch.full_like(mean, 1 / 3), torch.zeros_like(mean)
+    for k in (1, 2, 3):
+        damping = torch.exp(-2 * (math.pi * k * std).square())
+        wave = damping * torch.sin(2 * math.pi * k * mean) / (math.pi * k)
+        tide = damping * torch.cos(2 * math.pi * k * mean)
+        first, second, slope = first - wave, second + tide / (math.pi * k) ** 2 - wave, slope - 2 * tide
+    return first, second - first.square(), slope
+
+
+@in_float64
+def floor_moments(mean: Tensor, std: Tensor) -> Pair:
+    """floor X of a Gaussian; exact."""
+    wide = std > _WIDE
+    count, var, _ = _steps(mean, std.clamp_max(_WIDE))
+    first, spread, slope = _harmonics(mean, std.clamp_min(_WIDE))
+    whole = (std.square() * (1 - 2 * slope) + spread).clamp_min(0)
+    return torch.where(wide, mean - first, count), torch.where(wide, whole, var)
+
+
+@in_float64
+def remainder_moments(mean: Tensor, std: Tensor, divisor: float) -> Pair:
+    """X - d floor(X / d) of a Gaussian; exact."""
+    mean, std = mean / divisor, std / abs(divisor)
+    wide, narrow = std > _WIDE, std.clamp_max(_WIDE)
+    count, var, density = _steps(mean, narrow)
+    first, spread, _ = _harmonics(mean, std.clamp_min(_WIDE))
+    var = (narrow.square() + var - 2 * narrow * density).clamp_min(0)
+    return divisor * torch.where(wide, first, mean - count), divisor**2 * torch.where(wide, spread, var)
+
+
+@elementwise(aten.floor, jumps=_RESOLVED, monotone=True, approximate=APPROXIMATE)
+def floor(mean: Tensor, std: Tensor) -> Pair:
+    """The next whole number below."""
+    return floor_moments(mean, std)
+
+
+@elementwise(aten.ceil, jumps=_RESOLVED, monotone=True, approximate=APPROXIMATE)
+def ceil(mean: Tensor, std: Tensor) -> Pair:
+    """-floor(-x)."""
+    below, var = floor_moments(-mean, std)
+    return -below, var
+
+
+@elementwise(aten.round.default, jumps=[k + 0.5 for k in _RESOLVED], monotone=True, approximate=APPROXIMATE)
+def round_half(mean: Tensor, std: Tensor) -> Pair:
+    """floor(x + 1/2): halves, which torch rounds to even numbers, have probability zero."""
+    whole, var = floor_moments(mean + 0.5, std)
+    return torch.where(std > 0, whole, mean.round()), var
+
+
+def _multiples(divisor: Any) -> list[Any]:
+    return [k * divisor for k in _RESOLVED]
+
+
+@elementwise(aten.remainder.Scalar, jumps=_multiples, approximate=APPROXIMATE)
+def remainder(mean: Tensor, std: Tensor, divisor: float) -> Pair:
+    """What floor(x / d) leaves over."""
+    return remainder_moments(mean, std, divisor)
+
+
+@elementwise(
+    aten.floor_divide.Scalar, aten.floor_divide.default, jumps=_multiples, monotone=False, approximate=APPROXIMATE
+)
+def floor_divide(mean: Tensor, std: Tensor, divisor: float | Tensor) -> Pair:
+    """floor(x / d)."""
+    size = divisor.abs() if isinstance(divisor, Tensor) else abs(divisor)
+    return floor_moments(mean / divisor, std / size)
