@@ -24,6 +24,7 @@ LAYERS = [
     {"engine"},
     {"norm"},
     {"convert"},
+    {"inspection"},
 ]
 LAYER_OF = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 KNOW_NO_RULES = {"capture", "patterns"}

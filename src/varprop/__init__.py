@@ -5,6 +5,7 @@ from .convert import batch_norm_start, param_groups, reparametrize, unit_norm_
 from .data import input_moments
 from .engine import capture, coverage, propagate
 from .errors import CaptureError, MissingRule, VarpropError, WrongMode
+from .inspection import Report, inspect
 from .lr import LRSearch, find_lr, training_objective
 from .moments import Moments, Tokens
 from .norm import fold, init_, normalize, unchanged
@@ -19,6 +20,7 @@ __all__ = [
     "MissingRule",
     "Moments",
     "Program",
+    "Report",
     "Result",
     "Tokens",
     "VarpropError",
@@ -31,6 +33,7 @@ __all__ = [
     "fold",
     "init_",
     "input_moments",
+    "inspect",
     "normalize",
     "param_groups",
     "propagate",

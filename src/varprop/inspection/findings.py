@@ -1,0 +1,209 @@
+"""What is wrong with a network, in plain words, the worst first, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from .rows import Row
+
+Severity = Literal["error", "warning", "note"]
+ORDER: dict[str, int] = {"error": 0, "warning": 1, "note": 2}
+
+INIT = "initialize by vp.init_(model, moments)"
+NORMALIZE = "or train with vp.normalize(model, moments)"
+NUMBER = ".3g"
+NAMED = 4  # layers that one finding names
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing worth knowing.
+
+    Attributes:
+        severity: ``error``, ``warning`` or ``note``.
+        kind: What it is about, for programs: growth, decay, saturated, dead, always_on, shift, gradient, ...
+        where: Label of the row it was found at.
+        text: A sentence.
+        advice: What to do about it.
+        value: The number behind it.
+    """
+
+    severity: Severity
+    kind: str
+    where: str
+    text: str
+    advice: str
+    value: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.where}: {self.text} -> {self.advice}."
+
+
+def findings(rows: list[Row], gradient_ratio: float | None) -> tuple[Finding, ...]:
+    """All findings, errors first, in the order of the network within a severity."""
+    layers = [row for row in rows if row.leaf and not row.moves]
+    # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
+    weighted = [row for row in layers if row.weighted] or layers
+    found: list[Finding] = [*_size(weighted), *_gradient(weighted, gradient_ratio), *_shift(weighted)]
+    for row in layers:
+        found += [*_saturation(row), *_rectifier(row), *_constant(row), *_disagreement(row)]
+    found = [*_merged(found), *_approximations(layers)]
+    return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
+
+
+def _merged(found: list[Finding]) -> list[Finding]:
+    """Findings with notes and warnings of one kind, where there are several, told as one."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.severity, finding.kind), []).append(finding)
+    return [one for (severity, _), group in groups.items() for one in (group if severity == "error" else _one(group))]
+
+
+def _one(group: list[Finding]) -> list[Finding]:
+    worst = max(group, key=lambda finding: finding.value)
+    if len(group) == 1:
+        return group
+    others = f" (the most of {len(group)} such layers: {', '.join(finding.where for finding in group[:NAMED])}"
+    text = worst.text + others + (", ...)" if len(group) > NAMED else ")")
+    return [replace(worst, text=text)]
+
+
+def _graded(value: float, warning: float, error: float) -> Severity | None:
+    return "error" if value >= error else "warning" if value >= warning else None
+
+
+def _size(rows: list[Row]) -> list[Finding]:
+    """Growth and decay of the standard deviation: where each begins, and how far it goes."""
+    known = [row for row in rows if row.growth is not None]
+    grown = _extreme(known, lambda row: row.growth or 0.0, 10.0, 1000.0)
+    shrunk = _extreme([row for row in known if row.growth], lambda row: 1 / (row.growth or 1.0), 20.0, 1000.0)
+    found = []
+    for kind, verb, far in (("growth", "grown", grown), ("decay", "shrunk", shrunk)):
+        if far:
+            severity, first, worst = far
+            text = f"std has {verb} to {first.growth:{NUMBER}} times that of the input"
+            text += f", and reaches {worst.growth:{NUMBER}} times at {worst.label}" if worst is not first else ""
+            found.append(Finding(severity, kind, first.label, text, f"{INIT}, {NORMALIZE}", worst.growth or 0.0))
+    return found
+
+
+def _extreme(
+    rows: list[Row], value: Callable[[Row], float], warning: float, error: float
+) -> tuple[Severity, Row, Row] | None:
+    """The severity of the worst row, the first one beyond the threshold, and the worst."""
+    beyond = [row for row in rows if value(row) >= warning]
+    if not beyond:
+        return None
+    worst = max(beyond, key=value)
+    return _graded(value(worst), warning, error) or "warning", beyond[0], worst
+
+
+def _shift(rows: list[Row]) -> list[Finding]:
+    """Units that are nearly constant: their mean square is almost all mean."""
+    far = _extreme(rows, lambda row: 1 / max(1 - row.numbers["shift"], 1e-30), 100.0, 10000.0)
+    if not far:
+        return []
+    severity, first, worst = far
+    text = f"{_exact_percent(first.numbers['shift'])} of the mean square is a constant: the units hardly vary"
+    text += f" ({_exact_percent(worst.numbers['shift'])} at {worst.label})" if worst is not first else ""
+    return [Finding(severity, "shift", first.label, text, f"{INIT}, {NORMALIZE}", worst.numbers["shift"])]
+
+
+def _gradient(rows: list[Row], ratio: float | None) -> list[Finding]:
+    if not ratio:
+        return []
+    kind = "explode" if ratio > 1 else "vanish"
+    severity = _graded(max(ratio, 1 / ratio), 100.0, 10000.0)
+    if severity is None:
+        return []
+    with_gradient = [row for row in rows if "gradient" in row.numbers]
+    last = with_gradient[-1].label
+    text = f"gradients {kind}: at the first layer they are {ratio:{NUMBER}} times those at the last ({last})"
+    return [Finding(severity, kind, with_gradient[0].label, text, f"{INIT}, {NORMALIZE}", ratio)]
+
+
+def _saturation(row: Row) -> list[Finding]:
+    share = row.numbers.get("saturated", 0.0)
+    severity = _graded(share, 0.1, 0.5)
+    if severity is None:
+        return []
+    size = f"std has {_change(row.growth)} the input; " if row.growth is not None else ""
+    text = (
+        f"{size}outputs of {share:.0%} of its units saturate (in the flat part {row.numbers['flat']:.0%} of the time)"
+    )
+    advice = f"make its input smaller: {INIT}, {NORMALIZE}"
+    return [Finding(severity, "saturated", row.label, text, advice, share)]
+
+
+def _change(growth: float) -> str:
+    return f"grown to {growth:{NUMBER}} times" if growth > 1 else f"shrunk to {growth:{NUMBER}} times"
+
+
+def _rectifier(row: Row) -> list[Finding]:
+    found = []
+    dead, always = row.numbers.get("dead", 0.0), row.numbers.get("always_on", 0.0)
+    if dead:
+        text = f"{_at_least(dead)} of its units are dead: they are on less than once in a thousand times"
+        advice = f"raise the biases before it, {INIT}, {NORMALIZE}"
+        found.append(Finding(_graded(dead, 0.05, 0.5) or "note", "dead", row.label, text, advice, dead))
+    if always:
+        text = f"{_at_least(always)} of its units are always on: for them the rectifier does nothing"
+        advice = f"lower the biases before it, {INIT}"
+        severity: Severity = "warning" if always >= 0.5 else "note"
+        found.append(Finding(severity, "always_on", row.label, text, advice, always))
+    return found
+
+
+def _at_least(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
+
+
+def _exact_percent(share: float) -> str:
+    """Close to the whole the digits that count are those after the nines."""
+    missing = (1 - share) * 100
+    return f"{100 - missing:.6g} %" if missing > 1e-4 else "all"
+
+
+def _constant(row: Row) -> list[Finding]:
+    if row.std.least > 0 or "dead" in row.numbers:
+        return []
+    whole = row.std.most == 0
+    text = "none of its units varies" if whole else "some of its units do not vary at all"
+    advice = "look for rows of zeros in its weights, or for units before it that are dead"
+    return [Finding("error" if whole else "warning", "constant", row.label, text, advice, row.std.least)]
+
+
+def _disagreement(row: Row) -> list[Finding]:
+    """The measured std tells a different story than the analytic one."""
+    seen = row.measured.get("std")
+    own = row.numbers["std"]
+    if not seen or not seen["value"] or not own or row.kind != "module":
+        return []
+    ratio = own / seen["value"]
+    if 2 / 3 < ratio < 3 / 2 or abs(own - seen["value"]) < 4 * seen["error"]:
+        return []
+    text = (
+        f"the analytic std is {ratio:{NUMBER}} times the measured one ({seen['value']:{NUMBER}} +- {seen['error']:.1g})"
+    )
+    return [Finding("note", "disagreement", row.label, text, "trust the measured numbers of this layer", ratio)]
+
+
+def _approximations(rows: list[Row]) -> list[Finding]:
+    back = [row for row in rows if row.gradient_reason]
+    sampled = [row for row in rows if row.status == "sampled"]
+    found = []
+    if back:
+        text = f"{back[-1].gradient_reason} ({len(back)} place(s)): gradient scales before it are approximate"
+        advice = 'compare with check="gaussian"'
+        found.append(Finding("note", "backward", back[-1].label, text, advice, float(len(back))))
+    if sampled:
+        text = f"{len(sampled)} operation(s) without a rule were estimated by sampling"
+        advice = "write a rule with @vp.rule"
+        found.append(Finding("note", "sampled", sampled[0].label, text, advice, float(len(sampled))))
+    return found

@@ -1,0 +1,96 @@
+"""Where the rows of a report stand in the graph."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Literal
+
+from ..moments import Moments
+from ..node import Node
+from ..outputs import module_outputs
+from ..walk import Walk
+from .bends import Bend, bend_of
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row stands in the graph: its result, its own nodes, and what it reads."""
+
+    path: str
+    kind: Literal["module", "operation"]
+    name: str
+    call: int
+    depth: int
+    leaf: bool
+    output: Node
+    nodes: tuple[Node, ...]
+
+
+def places(walk: Walk) -> list[Place]:
+    """Module calls and operations with random results in the order of execution, containers first."""
+    program, counted = walk.plan.program, [n for n in walk.plan.program.nodes if _counts(walk, n)]
+    inside: dict[str, list[Node]] = {}
+    for node in program.nodes:
+        for call in node.stack:
+            inside.setdefault(call.key, []).append(node)
+    numbering = _calls(walk, inside)
+    found: list[Place] = []
+    seen: set[str] = set()
+    for node in counted:
+        for depth, call in enumerate(node.stack):
+            if call.key not in seen and call.key in numbering:
+                seen.add(call.key)
+                index, output = numbering[call.key]
+                name = call.class_name.rpartition(".")[2]
+                leaf = call is node.stack[-1] and _is_single(walk, inside[call.key])
+                found.append(Place(call.path, "module", name, index, depth, leaf, output, tuple(inside[call.key])))
+        if not node.stack or not _is_single(walk, inside[node.stack[-1].key]):
+            index = numbering.get(node.stack[-1].key, (0, node))[0] if node.stack else 0
+            found.append(Place(node.module, "operation", op_name(node), index, len(node.stack), True, node, (node,)))
+    return found
+
+
+def _counts(walk: Walk, node: Node) -> bool:
+    return walk.plan.random(node) and node.target is not operator.getitem and first_moments(walk, node) is not None
+
+
+def _is_single(walk: Walk, nodes: list[Node]) -> bool:
+    return sum(_counts(walk, node) for node in nodes) == 1
+
+
+def _calls(walk: Walk, inside: dict[str, list[Node]]) -> dict[str, tuple[int, Node]]:
+    """Which call of its module each key is, and its output, where that is random."""
+    outputs = module_outputs(walk.plan.program)
+    path_of = {call.key: call.path for nodes in inside.values() for node in nodes for call in node.stack}
+    index_of: dict[str, int] = {}
+    calls: dict[str, tuple[int, Node]] = {}
+    for key in inside:
+        index = index_of.get(path_of[key], 0)
+        index_of[path_of[key]] = index + 1
+        output = outputs[path_of[key]].outputs[index]
+        if walk.plan.random(output) and first_moments(walk, output) is not None:
+            calls[key] = index, output
+    return calls
+
+
+def op_name(node: Node) -> str:
+    """The operation without its namespace and overload."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return str(packet).split(".")[-1] if packet else getattr(node.target, "__name__", str(node.target))
+
+
+def first_moments(walk: Walk, node: Node) -> Moments | None:
+    """The moments of a node's (first) result."""
+    value = walk.value(node)
+    value = value[0] if isinstance(value, list) and value else value
+    return value if isinstance(value, Moments) else None
+
+
+def bend_at(walk: Walk, place: Place) -> tuple[Bend, Node] | None:
+    """The flat parts of the activation that makes a place's result, and its argument."""
+    bend = bend_of(place.output)
+    if not place.leaf or bend is None:
+        return None
+    argument = place.output.args[0]
+    return (bend, argument) if isinstance(argument, Node) and walk.plan.random(argument) else None

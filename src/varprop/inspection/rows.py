@@ -1,0 +1,232 @@
+"""One row a module call or operation: everything that is known of its result."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..moments import Moments
+from ..node import Node
+from ..plan import rule_of
+from ..walk import Walk
+from .backward import Gradients
+from .bends import limits_of
+from .places import Place, bend_at, first_moments, op_name
+from .slopes import squared_slope
+from .summary import Spread, Statistics, numbers, spread_of
+
+COPIES = {"alias", "clone", "contiguous", "detach", "_to_copy", "to", "lift_fresh_copy"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Statistics of the result of one module call or operation.
+
+    Attributes:
+        path: Dotted path of the module (of the innermost one for an operation); empty for the model itself.
+        kind: ``module`` or ``operation``.
+        name: Class of the module, or the operation.
+        op: The operation that makes the result.
+        moves: Whether that only moves elements.
+        call: Which call of the module it is, from 0.
+        depth: Depth in the tree of modules.
+        leaf: Whether no other row lies inside it.
+        line: The user's source line.
+        extents: Extents of the result; `uniform` tells along which axes one unit stands for all.
+        uniform: For every axis whether it is uniform.
+        mean: Means over the units.
+        std: Standard deviations over the units.
+        numbers: The layer's numbers: ``mean``, ``std`` (root mean square), ``shift`` (share of the mean square that is
+            constant), ``flat``, ``saturated``, ``dead``, ``always_on`` (where they apply), ``gradient``.
+        growth: std over that of the model's input.
+        gradient_total: Root mean square over channels of the gradient summed over positions, E[sum g^2]^(1/2), which
+            can be compared between layers of different resolution; ``numbers["gradient"]`` is that of a single element.
+        gain: E[f'^2]^(1/2) of an activation, std out / std in otherwise.
+        status: ``exact``, ``approximate`` or ``sampled``.
+        reasons: Why not exact, forward.
+        gradient_status: ``exact`` or ``approximate``; empty without gradient.
+        gradient_reason: Why the step back through the row's own operation is approximate.
+        ranges: Low and high end of every channel, mean -+ k std.
+        measured: The same numbers from data, each with its standard error.
+        node: Name of the graph node.
+    """
+
+    path: str
+    kind: Literal["module", "operation"]
+    name: str
+    op: str
+    moves: bool
+    call: int
+    depth: int
+    leaf: bool
+    line: str
+    extents: tuple[int, ...]
+    uniform: tuple[bool, ...]
+    mean: Spread
+    std: Spread
+    numbers: dict[str, float]
+    growth: float | None
+    gradient_total: float | None
+    gain: float | None
+    status: str
+    reasons: tuple[str, ...]
+    gradient_status: str
+    gradient_reason: str
+    ranges: dict[str, Any] = field(repr=False)
+    node: str
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether it is a single linear layer or convolution."""
+        return self.leaf and self.op.startswith(("linear", "conv", "addmm", "bilinear"))
+
+    @property
+    def label(self) -> str:
+        """How a person would call it."""
+        name = self.path or "(model)"
+        name += f" #{self.call + 1}" if self.call else ""
+        return name if self.kind == "module" else f"{name} [{self.name}]"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        lists = {name: list(plain[name]) for name in ("extents", "uniform", "reasons")}
+        return plain | lists | {"label": self.label, "mean": self.mean.to_dict(), "std": self.std.to_dict()}
+
+
+def statistics(walk: Walk, gradients: Gradients, place: Place) -> Statistics:
+    """What propagation says of a place's units."""
+    moments = first_moments(walk, place.output)
+    assert moments is not None
+    gradient = gradients.square(place.output, 0, moments)
+    flat = on = linear = None
+    if bent := bend_at(walk, place):
+        bend, argument = bent[0], first_moments(walk, bent[1])
+        assert argument is not None
+        flat = bend.probability_flat(argument) if bend.saturates else None
+        on, linear = bend.probabilities_above(argument) if bend.rectifier is not None else (None, None)
+    return Statistics(moments.mean, moments.var, flat, on, linear, gradient)
+
+
+def make_row(walk: Walk, gradients: Gradients, place: Place, k: float, measured: dict[str, dict[str, float]]) -> Row:
+    """Everything about one place."""
+    found, moments = statistics(walk, gradients, place), first_moments(walk, place.output)
+    assert moments is not None
+    layer, before = numbers(found), _rms(_inputs(walk, walk.plan.program.inputs))
+    notes = [note for node in place.nodes for note in walk.notes.get(node, ())]
+    sampled = any(node in walk.sampled for node in place.nodes)
+    tainted = (place.output, 0) in gradients.tainted
+    return Row(
+        path=place.path,
+        kind=place.kind,
+        name=place.name,
+        op=op_name(_maker(place.output)),
+        moves=_only_moves(_maker(place.output)),
+        call=place.call,
+        depth=place.depth,
+        leaf=place.leaf,
+        line=place.output.line,
+        extents=tuple(moments.full),
+        uniform=tuple(full != own for full, own in zip(moments.full, moments.shape, strict=True)),
+        mean=spread_of(moments.mean),
+        std=spread_of(moments.std),
+        numbers=layer,
+        growth=layer["std"] / before if before else None,
+        gradient_total=layer["gradient"] * _positions(walk, moments, place) ** 0.5 if "gradient" in layer else None,
+        gain=_gain(walk, gradients, place, layer["std"]),
+        status="sampled" if sampled else "approximate" if notes else "exact",
+        reasons=tuple(dict.fromkeys(notes)),
+        gradient_status="" if found.gradient is None else "approximate" if tainted else "exact",
+        gradient_reason="; ".join(dict.fromkeys(gradients.notes[n] for n in place.nodes if n in gradients.notes)),
+        ranges=_ranges(moments, place, k),
+        measured=measured,
+        node=place.output.name,
+    )
+
+
+def _maker(node: Node) -> Node:
+    """The operation whose result, or one of whose results, a node is."""
+    return _maker(node.args[0]) if node.target is operator.getitem else node
+
+
+def _only_moves(node: Node) -> bool:
+    rule = rule_of(node) if node.target is not None else None
+    return rule is not None and (rule.kind == "structural" or op_name(node) in COPIES)
+
+
+def _gain(walk: Walk, gradients: Gradients, place: Place, after: float) -> float | None:
+    own = set(place.nodes)
+    read = dict.fromkeys(o for node in place.nodes for o in node.operands if o not in own and walk.plan.random(o))
+    if len(read) == 1 and (slope := _function_slope(walk, gradients, next(iter(read)), place.output)) is not None:
+        return float(slope.mean().sqrt())
+    before = _rms(_inputs(walk, list(read)))
+    return after / before if before else None
+
+
+def _function_slope(walk: Walk, gradients: Gradients, start: Node, end: Node) -> Tensor | None:
+    """E[(d end / d start)^2] where one is a function of the other, element by element."""
+    root = walk.plan.root.get(end)
+    if root is None or root is end or walk.plan.root.get(start) is not root:
+        return None
+    if start is root and end in gradients.slopes:
+        return gradients.slopes[end]
+    x, shape = first_moments(walk, root), walk.value(end).shape
+    return (
+        squared_slope(walk.clusters, end, start, root, Moments(x.mean.expand(shape), x.var.expand(shape)))
+        if x
+        else None
+    )
+
+
+def _inputs(walk: Walk, nodes: list[Node]) -> list[Moments]:
+    values = (first_moments(walk, node) for node in nodes if walk.plan.random(node))
+    return [value for value in values if value is not None]
+
+
+def _rms(values: list[Moments]) -> float:
+    variances = [float(value.var.double().mean()) for value in values]
+    return (sum(variances) / len(variances)) ** 0.5 if variances else 0.0
+
+
+def _ranges(moments: Moments, place: Place, k: float) -> dict[str, Any]:
+    """Ends of mean -+ k std for every channel, within what the operation can give."""
+    least, most = limits_of(place.output)
+    low = (moments.mean - k * moments.std).clamp(least, most)
+    high = (moments.mean + k * moments.std).clamp(least, most)
+    axis = _channel_axis(moments, place)
+    return {"axis": axis, "k": k, "low": _ends(low, axis, torch.amin), "high": _ends(high, axis, torch.amax)}
+
+
+def _channel_axis(moments: Moments, place: Place) -> int:
+    """Sequences carry their channels last, unless an operation on channels in second place made them."""
+    last = moments.ndim == 3 and not _has_channels_second(place.output)
+    return moments.ndim - 1 if last or moments.ndim < 2 else 1
+
+
+def _has_channels_second(node: Node) -> bool:
+    """Whether a convolution or the like made the node, functions of one value after it left aside."""
+    rule = rule_of(node) if node.target is not None else None
+    while node.operands and (node.target is operator.getitem or (rule is not None and rule.kind == "elementwise")):
+        node = node.operands[0]
+        rule = rule_of(node) if node.target is not None else None
+    return node.target is not None and any(word in op_name(node) for word in ("conv", "pool", "batch_norm"))
+
+
+def _positions(walk: Walk, moments: Moments, place: Place) -> float:
+    """Elements of one channel in one sample; the batch need not be the first axis inside a model."""
+    inputs = [node.form.shape for node in walk.plan.program.inputs if len(node.form.shape)]
+    batch = inputs[0][0] if inputs else 1
+    return max(1.0, math.prod(moments.full) / (moments.full[_channel_axis(moments, place)] * batch))
+
+
+def _ends(values: Tensor, axis: int, extreme: Callable[..., Tensor]) -> list[float]:
+    others = [other for other in range(values.ndim) if other != axis]
+    ends = extreme(values.detach(), others) if others else values.detach()
+    return [float(end) for end in ends.flatten()]

@@ -1,0 +1,205 @@
+"""Gradient scales against closed forms and against autograd on random inputs."""
+
+import math
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import varprop as vp
+
+
+def normal_cdf(z):
+    return 0.5 * torch.erfc(-z / math.sqrt(2))
+
+
+def unit(*shape):
+    return vp.Moments(torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64))
+
+
+def rms(square):
+    return float(square.mean().sqrt())
+
+
+def test_linear_layers_transpose_their_squared_weights():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).double()
+    report = vp.inspect(model, unit(1, 5))
+    expected = torch.ones(3, dtype=torch.float64) @ model[1].weight.detach().square()
+    assert report["0"].numbers["gradient"] == pytest.approx(rms(expected), rel=1e-12)
+    assert report["1"].numbers["gradient"] == 1.0
+    assert report["0"].gradient_status == "exact"
+    assert report.gradient_ratio == pytest.approx(rms(expected), rel=1e-12)
+
+
+def test_a_rectifier_passes_the_gradients_of_what_is_on():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    moments = unit(1, 4)
+    before = vp.propagate(model, moments)["0"]
+    on = normal_cdf(before.mean / before.std).detach()
+    after = torch.ones(2, dtype=torch.float64) @ model[2].weight.detach().square()
+    report = vp.inspect(model, moments)
+    assert report["0"].numbers["gradient"] == pytest.approx(rms(on * after), rel=1e-10)
+    assert report["1"].gain == pytest.approx(rms(on), rel=1e-10)
+
+
+class Written(nn.Module):
+    """A rectifier by hand, whose two terms share their argument."""
+
+    def forward(self, x):
+        return F.relu(x) + 0.5 * x
+
+
+def test_terms_of_a_hand_written_function_add_before_they_are_squared():
+    moments = vp.Moments(torch.tensor([[0.3, -1.0]]).double(), torch.tensor([[1.0, 4.0]]).double())
+    on = normal_cdf(moments.mean / moments.std)
+    report = vp.inspect(nn.Sequential(nn.Identity(), Scale(), Written()), moments)
+    expected = 1.5**2 * on + 0.5**2 * (1 - on)
+    assert report["1"].numbers["gradient"] == pytest.approx(rms(expected), rel=1e-9)
+
+
+def test_the_gain_of_an_activation_is_its_own():
+    model = nn.Sequential(Scale(), nn.ReLU(), nn.Dropout(), Written()).eval()
+    moments = vp.Moments(torch.tensor([[0.3, -1.0]]).double(), torch.tensor([[1.0, 4.0]]).double())
+    on = normal_cdf(moments.mean / moments.std)
+    report = vp.inspect(model, moments)
+    assert report["1"].gain == pytest.approx(rms(on), rel=1e-9)
+    assert report["2"].gain == pytest.approx(1.0)
+    # of a rectified value it is 1.5 where that is positive, and 0.5 at zero
+    assert report["3"].gain == pytest.approx(rms(1.5**2 * on + 0.5**2 * (1 - on)), rel=1e-9)
+
+
+def test_totals_do_not_depend_on_where_the_batch_axis_is():
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.last(self.first(x.transpose(0, 1)).transpose(0, 1))
+
+    torch.manual_seed(0)
+    model = Turned().double()
+    report = vp.inspect(model, unit(1, 1, 4), example=torch.zeros(2, 9, 4, dtype=torch.float64))
+    assert report["first"].gradient_total == pytest.approx(3 * report["first"].numbers["gradient"])
+    assert report["last"].gradient_total == pytest.approx(3.0)
+
+
+class Scale(nn.Module):
+    """Keeps what follows from being a function of the input itself: a linear layer with the identity."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("eye", torch.eye(2, dtype=torch.float64))
+
+    def forward(self, x):
+        return F.linear(x, self.eye)
+
+
+def test_a_smooth_function_has_its_mean_squared_slope():
+    moments = vp.Moments(torch.tensor([[0.4]]).double(), torch.tensor([[2.0]]).double())
+    report = vp.inspect(nn.Sequential(nn.Tanh()), moments)
+    x = 0.4 + math.sqrt(2.0) * torch.linspace(-10, 10, 200_001, dtype=torch.float64)
+    density = torch.exp(-((x - 0.4) ** 2) / 4) / math.sqrt(4 * math.pi)
+    expected = torch.trapezoid(density * (1 - x.tanh() ** 2) ** 2, x)
+    assert report["0"].gain == pytest.approx(math.sqrt(expected), rel=1e-8)
+
+
+def test_uniform_axes_and_full_ones_agree():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, stride=2), nn.GELU(), nn.Conv2d(4, 3, 2), nn.AvgPool2d(2)).double()
+    example = torch.zeros(1, 2, 11, 11, dtype=torch.float64)
+    uniform = vp.inspect(model, unit(1, 2, 1, 1), example=example)
+    full = vp.inspect(model, unit(1, 2, 11, 11))
+    for path in "0123":
+        assert uniform[path].numbers["gradient"] == pytest.approx(full[path].numbers["gradient"], rel=1e-9)
+
+
+def test_broadcast_constants_are_summed_in_squares():
+    class Broadcast(nn.Module):
+        def forward(self, x):
+            return F.linear(x, torch.ones(1, 2, dtype=torch.float64)) * torch.tensor([1.0, 2.0, 3.0]).double()
+
+    report = vp.inspect(Broadcast(), unit(1, 2))
+    assert report["(model) [linear]"].numbers["gradient"] == pytest.approx(math.sqrt(14), rel=1e-12)
+
+
+class Residual(nn.Module):
+    """Two branches, of which one is a product with a gate."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.inner, self.gate, self.head = (nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(x + torch.tanh(self.inner(x)) * torch.sigmoid(self.gate(x)))
+
+
+def measured_gradients(model, x, paths):
+    kept = {}
+    for path in paths:
+        module = model.get_submodule(path)
+        module.register_forward_hook(lambda _m, _i, out, path=path: kept.setdefault(path, out))
+    out = model(x)
+    found = torch.autograd.grad(out, list(kept.values()), torch.randn_like(out))
+    return {path: rms(g.square()) for path, g in zip(kept, found, strict=True)}
+
+
+NETWORKS = {
+    "tanh": lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)),
+    "residual": Residual,
+    "dropout": lambda: nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.SiLU(), nn.Linear(64, 64)).train(),
+    "batch norm": lambda: nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ELU(), nn.Linear(64, 64)).eval(),
+    "layer norm": lambda: nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64)),
+}
+
+
+@pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS.keys())
+def test_gradient_scales_agree_with_autograd(make):
+    torch.manual_seed(0)
+    model = make().double()
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=1.5 / 8)
+    report = vp.inspect(model, unit(1, 64))
+    paths = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    measured = measured_gradients(model, torch.randn(2000, 64, dtype=torch.float64), paths)
+    for path in paths:
+        assert report[path].numbers["gradient"] == pytest.approx(measured[path], rel=0.1), path
+
+
+def test_steps_without_a_backward_rule_are_marked():
+    report = vp.inspect(
+        nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1), nn.Linear(8, 8)), vp.Moments(*torch.ones(2, 1, 8))
+    )
+    assert report["0"].gradient_status == "approximate"
+    assert report["2"].gradient_status == report["1"].gradient_status == "exact"
+    assert "softmax" in report["1"].gradient_reason
+    assert [f.kind for f in report.findings if f.severity == "note"] == ["backward"]
+
+
+def test_equal_gradients_behind_an_average_are_marked():
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(2, 2))
+    report = vp.inspect(model.double(), unit(1, 1, 1), example=torch.zeros(1, 1, 18, dtype=torch.float64))
+    assert report["0"].numbers["gradient"] == pytest.approx(report["1"].numbers["gradient"] / 16, rel=1e-12)
+    assert report["0"].gradient_status == "approximate" and "average" in report["1"].gradient_reason
+    assert report["1"].gradient_status == "exact"
+
+
+def test_a_maximum_keeps_the_total_of_a_channel():
+    report = vp.inspect(nn.Sequential(nn.Conv1d(1, 2, 1), nn.MaxPool1d(4)), unit(1, 1, 1).to(torch.float32),
+                        example=torch.zeros(1, 1, 16))  # fmt: skip
+    assert report["0"].numbers["gradient"] == pytest.approx(0.5, rel=1e-6)
+    assert report["0"].gradient_total == pytest.approx(report["1"].gradient_total, rel=1e-6)
+
+
+def test_exploding_gradients_stay_finite():
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(12)]
+    for layer in layers:
+        nn.init.constant_(layer.weight, 1e5)
+    report = vp.inspect(nn.Sequential(*layers[:3]), vp.Moments(torch.zeros(1, 4), torch.full((1, 4), 1e-20)))
+    assert report.gradient_ratio == pytest.approx((2e5) ** 2, rel=1e-5)
+    assert {"explode", "growth"} <= {finding.kind for finding in report.errors}
