@@ -63,14 +63,15 @@ class Report:
         # in a file or a pipe nothing is folded to the width of a terminal
         console = console if console.is_terminal else Console(file=file or sys.stdout, width=200)
         console.print(self._heading(), markup=False, highlight=False)
-        console.print(rich_table(list(self.rows), self.findings))
         for finding in self.findings:
             console.print(str(finding), style=STYLES[finding.severity], markup=False, highlight=False)
+        console.print()
+        console.print(rich_table(list(self.rows), self.findings))
 
     def text(self) -> str:
         """The same as plain text."""
         findings = [str(finding) for finding in self.findings] or ["Nothing to worry about was found."]
-        return "\n".join([self._heading(), plain(list(self.rows)), *findings])
+        return "\n".join([self._heading(), *findings, "", plain(list(self.rows))])
 
     def _heading(self) -> str:
         ratio = f"; gradient first to last: {self.gradient_ratio:.3g}" if self.gradient_ratio is not None else ""

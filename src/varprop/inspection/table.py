@@ -79,13 +79,13 @@ def rich_table(rows: list[Row], findings: tuple[Finding, ...]) -> Any:
 
 
 def html_table(rows: list[Row], findings: tuple[Finding, ...]) -> str:
-    """The table and the findings for a notebook."""
+    """The findings and the table for a notebook."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADER)
     body = "".join("<tr>" + "".join(_cell(text) for text in cells(row)) + "</tr>" for row in shown(rows))
     found = "".join(
         f"<li><b>{f.severity}</b> {html.escape(f'{f.where}: {f.text}; {f.advice}.')}</li>" for f in findings
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><ul>{found}</ul>"
+    return f"<ul>{found}</ul><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(text: str) -> str:
