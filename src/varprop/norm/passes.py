@@ -39,12 +39,14 @@ class Block:
         shape: Of the matrix.
         taps: E of `layout.Rows`, on the device.
         transposed: Of the layers.
+        inner: The channels of a tap lie side by side in memory (channels_last), and so they do in the matrix.
     """
 
     sites: slice
     shape: tuple[int, int, int]
     taps: Tensor
     transposed: bool
+    inner: bool
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -59,6 +61,8 @@ class Block:
 
     def as_matrix(self, weight: Tensor) -> Tensor:
         """Weights as they lie in a layer, as its matrix."""
+        if self.inner:
+            return weight.movedim(1, -1).reshape(self.shape)
         if not self.transposed:
             return weight.reshape(self.shape)
         groups, rows, _ = self.shape
@@ -66,7 +70,7 @@ class Block:
 
     def in_order(self, piece: Tensor, weights: Sequence[Tensor]) -> Tensor | None:
         """A flat buffer seen as the matrix, if it lies in memory as the matrix does."""
-        plain = not self.transposed and weights[self.sites.start].is_contiguous()
+        plain = self.inner or (not self.transposed and weights[self.sites.start].is_contiguous())
         return piece.view(self.shape) if plain else None
 
     def put(self, matrix: Tensor, piece: Tensor, weights: Sequence[Tensor]) -> None:
@@ -81,6 +85,9 @@ class Block:
         """What every entry of a row meets: a channel's number times a tap's, as (groups, entries, columns)."""
         if self.taps.numel() == 1:
             return own.view(self.shape[0], self.shape[2], 1)
+        if self.inner:
+            met = own.view(self.shape[0], 1, -1, 1) * self.taps[:, columns].unsqueeze(1)
+            return met.view(self.shape[0], self.shape[2], -1)
         return (own.view(-1, 1, 1) * self.taps[:, columns]).view(self.shape[0], self.shape[2], -1)
 
     def per_channel(self, by_met: Tensor, columns: slice) -> Tensor:
@@ -88,6 +95,10 @@ class Block:
         if self.taps.numel() == 1:
             return by_met.view(-1)
         taps = self.taps[:, columns]
+        if self.inner:
+            return (
+                (by_met.reshape(self.shape[0], len(taps), -1, taps.shape[1]) * taps.unsqueeze(1)).sum((1, 3)).view(-1)
+            )
         return (by_met.reshape(-1, *taps.shape) * taps).sum((1, 2))
 
     def column(self, own: Tensor) -> Tensor:
@@ -125,7 +136,7 @@ def make_tables(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -
         Run(step.function, tuple(_index(i, device) for i in step.inputs), slice(step.start, step.start + step.count))
         for step in lanes.steps
     ]
-    blocks = [_block(layout.rows, group, device, dtype) for group in alike(layout.rows, weights)]
+    blocks = [_block(layout.rows, group, weights, dtype) for group in alike(layout.rows, weights)]
     rows, channels, sizes = (list(part) for part in zip(*(block.sizes for block in blocks), strict=True))
     return Tables(
         lanes.sources,
@@ -162,11 +173,13 @@ def alike(rows: Sequence[Rows], weights: Sequence[Tensor]) -> list[slice]:
     return runs
 
 
-def _block(rows: Sequence[Rows], sites: slice, device: torch.device, dtype: torch.dtype) -> Block:
-    first = rows[sites.start]
+def _block(rows: Sequence[Rows], sites: slice, weights: Sequence[Tensor], dtype: torch.dtype) -> Block:
+    first, weight = rows[sites.start], weights[sites.start]
     groups = (sites.stop - sites.start) * first.groups
     shape = (groups, first.outputs // first.groups, first.channels * first.tap_count)
-    return Block(sites, shape, first.taps.to(device, dtype), first.transposed)
+    last = [0, *range(2, weight.ndim), 1]
+    inner = not first.transposed and not weight.is_contiguous() and memory_order(weight) == last
+    return Block(sites, shape, first.taps.to(weight.device, dtype), first.transposed, inner)
 
 
 def moments_forward(tables: Tables, shift_scale: Tensor, given: Pair | None) -> tuple[Tensor, list[Tensor]]:
