@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gaussian.activations import SELU_ALPHA, SELU_SCALE
 from .layout import Function, Pair
 from .slopes import slopes
 
@@ -23,7 +24,7 @@ NAMED: dict[str, str] = {
     "hardswish": "hardswish",
     "hardsigmoid": "hardsigmoid",
 }
-SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1.0)
+SELU = (SELU_ALPHA, SELU_SCALE, 1.0)
 
 
 def recognized(

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .backends import Backend, Gradients, make_backend
+from .backends import Backend, Gradients, TorchBackend, make_backend
 from .blueprint import Site, make_layout, walk_of
 from .layout import Layout, Pair
 from .passes import flattened, in_memory_order
@@ -177,7 +177,7 @@ class Together:
         key = (first.device, first.dtype, *[w.stride() for w in weights])
         found = self.backends.get(key)
         if found is None:
-            found = self.backends[key] = make_backend(self.layout, weights, _working(first))
+            found = self.backends[key] = make_backend(self.layout, weights, working(first))
         return found
 
     def recording(self, dtype: torch.dtype, parameters: Any) -> Recording | None:
@@ -189,6 +189,8 @@ class Together:
         if key != self.recorded_key:
             self.recorded_key, self.recorded, self.passes = key, None, 0
         self.passes += 1
+        if isinstance(self.backend(list(parameters[: len(self.layers)])), TorchBackend):
+            return None  # functions without a kernel may copy from the host, which a graph cannot
         if self.recorded is None and self.passes > PATIENCE:
             self.recorded = Recording(
                 lambda: fold_parts(self, dtype, None, parameters),
@@ -255,7 +257,7 @@ def _split(parameters: Any) -> tuple[list[Tensor], Tensor]:
     """The weights, and the shifts and scales of all layers as two rows."""
     count = len(parameters) // 3
     weights = list(parameters[:count])
-    return weights, torch.cat(parameters[count:]).to(_working(weights[0])).view(2, -1)
+    return weights, torch.cat(parameters[count:]).to(working(weights[0])).view(2, -1)
 
 
 def parted(weight: Tensor, bias: Tensor, parameters: Any, layout: Layout) -> list[Tensor]:
@@ -278,7 +280,8 @@ def fold_backward(together: Together, kept: Any, grad_weight: Tensor, grad_bias:
     return together.backend(weights).backward(weights, shift_scale, kept, grad_weight, grad_bias)
 
 
-def _working(weight: Tensor) -> torch.dtype:
+def working(weight: Tensor) -> torch.dtype:
+    """The dtype of a weight's statistics."""
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 

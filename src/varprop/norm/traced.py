@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .backends import kept_forms
 from .layout import Pair
-from .together import by_parameter, fold_backward, fold_forward, known
+from .together import by_parameter, fold_backward, fold_forward, known, working
 
 
 def traced_fold(number: int, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> Pair:
@@ -52,13 +52,9 @@ def _(
     parameters: list[Tensor], anchors: list[Tensor], given: list[Tensor], number: int, dtype: torch.dtype
 ) -> list[Tensor]:
     layout, like = known(number).layout, parameters[0]
-    forms = kept_forms(layout, parameters[: len(parameters) // 3], _working(like))
+    forms = kept_forms(layout, parameters[: len(parameters) // 3], working(like))
     results = [(layout.weight_count, dtype), (layout.row_count, dtype), *forms]
     return [like.new_empty(size, dtype=kind) for size, kind in results]
-
-
-def _working(like: Tensor) -> torch.dtype:
-    return torch.float64 if like.dtype == torch.float64 else torch.float32
 
 
 @torch.library.custom_op("varprop::fold_backward", mutates_args=())
@@ -84,7 +80,7 @@ def _(
 ) -> list[Tensor]:
     layout, like = known(number).layout, parameters[0]
     given = [like.new_empty(layout.lanes.given, dtype=torch.float64) for _ in range(2)]
-    by_source = like.new_empty(2, layout.row_count, dtype=_working(like))
+    by_source = like.new_empty(2, layout.row_count, dtype=working(like))
     return [like.new_empty(layout.weight_count), by_source, *given]
 
 
