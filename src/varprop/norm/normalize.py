@@ -80,8 +80,9 @@ def normalized_(
     if not sites:
         raise ValueError("The model has no linear layer to normalize.")
     _check_weights(sites)
-    plans = {mode: _statistics(model, program, sites, given) for mode, program in programs.items()}
-    graphs = {id(program): _captured(program, sites, given) for program in programs.values()}
+    by_program = {id(program): _captured(program, sites, given) for program in programs.values()}
+    graphs = {mode: by_program[id(program)] for mode, program in programs.items()}
+    plans = {mode: _statistics(model, graph, sites) for mode, graph in graphs.items()}
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in sites.items()}
@@ -90,7 +91,7 @@ def normalized_(
             site = recurrent.from_plain_(layer, center) if recurrent else become_normalized_(layer, center)
             site.uses = {mode: uses for mode, (uses, _) in ((m, plans[m][path]) for m in plans)}
             site.statistics = {mode: found for mode, (_, found) in ((m, plans[m][path]) for m in plans)}
-        fold_together_(model, {mode: graphs[id(program)] for mode, program in programs.items()}, cast(Any, sites))
+        fold_together_(model, graphs, cast(Any, sites))
         if init == "preserve":
             _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in sites.items()})
     return model
@@ -211,15 +212,12 @@ def _captured(program: Program, sites: dict[str, Site], given: Any) -> Captured:
     return Captured(program, _calls(program, sites), inputs)
 
 
-def _statistics(
-    model: nn.Module, program: Program, sites: dict[str, Site], given: Any
-) -> dict[str, tuple[list[Use], Statistics]]:
-    calls = _calls(program, sites)
-    inputs = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
+def _statistics(model: nn.Module, graph: Captured, sites: dict[str, Site]) -> dict[str, tuple[list[Use], Statistics]]:
     found = {}
     for path in sites:
-        own = [node for node, owner in calls.items() if owner == path]
-        statistics = Statistics(model, program, calls, [node.args[0] for node in own], inputs)
+        own = [node for node, owner in graph.calls.items() if owner == path]
+        targets = [node.args[0] for node in own]
+        statistics = Statistics(model, graph.program, graph.calls, targets, graph.inputs)
         found[path] = [Use.of(node) for node in own], statistics
     return found
 

@@ -12,7 +12,7 @@ from torch import nn
 from ..capture import Program
 from ..node import Node
 from .blueprint import Site, fits
-from .layers import CLASSES, Normalized
+from .layers import CLASSES, Normalized, Use
 from .statistics import Statistics
 from .together import Folding, Together
 
@@ -82,10 +82,10 @@ def _site(graph: Captured, path: str, layer: Normalized) -> Site | None:
     calls = [node for node, owner in graph.calls.items() if owner == path]
     if len(calls) != 1 or not layer.center or not isinstance(layer, tuple(CLASSES.values())):
         return None
-    target = calls[0].args[0]
-    (use,) = layer.uses[False] if len(layer.uses[False]) == 1 else layer.uses[True]
     transposed = bool(getattr(layer, "transposed", False))
-    return Site(path, use, target, tuple(layer.weight.shape), getattr(layer, "groups", 1), transposed)
+    return Site(
+        path, Use.of(calls[0]), calls[0].args[0], tuple(layer.weight.shape), getattr(layer, "groups", 1), transposed
+    )
 
 
 def remove_hooks_(model: nn.Module) -> None:
