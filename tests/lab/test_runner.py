@@ -1,3 +1,4 @@
+import contextlib
 import math
 import os
 import signal
@@ -243,3 +244,27 @@ def test_what_cannot_be_compared_is_refused(own, tmp_path, data, model, method, 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(CompareError, match=r"There is no file .*none\.py"):
         compare(tmp_path, "digits", f"{tmp_path}/none.py:model", show=quiet)
+
+
+def test_several_processes_find_the_same_numbers(finished, tmp_path):
+    alone = run(tmp_path / "alone", starts=("none", "bn"), together=False)
+    experiment = tiny.experiment(methods=QUICK, starts=("none", "bn"), together=False)
+    counted = []
+
+    class Counter:
+        def advance(self, steps=1, text=""):
+            counted.append(steps)
+
+    options = {"dataset": tiny.dataset(), "factory": tiny.network, "jobs": 2}
+    show = lambda total, title: contextlib.nullcontext(Counter())  # noqa: E731
+    apart = runner.run(experiment, tmp_path / "apart", "cpu", show=show, **options)
+    assert numbers(apart) == numbers(alone)
+    assert sum(counted) == 4 * (3 + 3) * 6  # cells, epochs of searches and of the final training, steps
+
+
+def test_several_processes_stop_in_time_and_go_on(tmp_path):
+    experiment = tiny.experiment(methods=QUICK, starts=("bn",), together=False)
+    options = {"dataset": tiny.dataset(), "factory": tiny.network, "jobs": 2, "show": quiet}
+    assert runner.run(experiment, tmp_path, "cpu", max_seconds=0.0, **options) == []
+    later = runner.run(experiment, tmp_path, "cpu", True, **options)
+    assert numbers(later) == numbers(run(tmp_path / "alone", together=False))

@@ -52,6 +52,13 @@ TimeOption = Annotated[
     float,
     typer.Option("--max-seconds", min=0.0, help="Stop at the next piece after this time; --resume goes on from there."),
 ]
+JobsOption = Annotated[
+    int,
+    typer.Option("--jobs", min=1, help="Train so many networks at once, each in a process of its own (noisy-cifar10)."),
+]
+CompileOption = Annotated[
+    bool | None, typer.Option("--compile", help="Compile the network on a GPU (noisy-cifar10).", show_default=False)
+]
 
 
 def chosen(device: Device) -> str:

@@ -13,9 +13,11 @@ import varprop as vp
 
 from .errors import stoppable
 from .options import (
+    CompileOption,
     Device,
     DeviceOption,
     EpochsOption,
+    JobsOption,
     OutOption,
     RateOption,
     ResumeOption,
@@ -69,6 +71,8 @@ def reproduce(
     resume: ResumeOption = False,
     tensorboard: TensorboardOption = False,
     max_seconds: TimeOption = math.inf,
+    jobs: JobsOption = 1,
+    compiled: CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
     from varprop.lab import runner
@@ -88,6 +92,8 @@ def reproduce(
             resume=resume,
             tensorboard=event_folder(out, tensorboard),
             max_seconds=max_seconds,
+            jobs=jobs,
+            compiled=compiled,
             command=command_line(),
         )
         results.show([outcome for outcomes in found.values() for outcome in outcomes], out, wanted)

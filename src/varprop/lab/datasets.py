@@ -7,7 +7,7 @@ import math
 import os
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -74,6 +74,12 @@ def load(name: str, root: Path | str | None = None, device: torch.device | str =
         raise DataError(f"There is no data set {name!r}; known are {', '.join(NAMES)}.")
     train_x, train_y, test_x, test_y = (part.to(device) for part in parts)
     return Dataset(name, train_x, train_y, test_x, test_y, classes=10)
+
+
+def on_device(dataset: Dataset, device: torch.device) -> Dataset:
+    """The same data set there."""
+    names = ("train_x", "train_y", "test_x", "test_y")
+    return replace(dataset, **{name: getattr(dataset, name).to(device) for name in names})
 
 
 def split(dataset: Dataset, seed: int, fraction: float = 0.1) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,15 @@ import varprop as vp
 
 from . import datasets, manifest, progress
 from .datasets import Dataset
-from .ensemble import Ensemble
 from .material import Material
 from .models import Factory
 from .protocol import EXPERIMENTS, Experiment
 from .records import Cell, Outcome
-from .squad import Log, OutOfTime, Plan, Surroundings, run_squad
+from .settings import reproducible
+from .squad import Log, OutOfTime, Surroundings
+from .squads import run_one, squads
 from .store import Store
-from .trainer import Trainer
-from .training import Training
+from .workers import Errand, run_apart
 
 Show = Callable[[int, str], contextlib.AbstractContextManager[progress.Progress]]
 
@@ -63,6 +61,7 @@ def run(
     dataset: Dataset | None = None,
     factory: Factory | None = None,
     max_seconds: float = math.inf,
+    jobs: int = 1,
     show: Show = progress.show,
     tensorboard: Path | None = None,
     command: str | None = None,
@@ -78,6 +77,7 @@ def run(
         dataset: Instead of the one the experiment names.
         factory: Instead of the model the experiment names.
         max_seconds: Stop after the piece that is under way then, with everything kept; every run does one at least.
+        jobs: So many cells at once, each in a process of its own, where cells are not trained together anyway.
         show: Shows progress: `progress.show`, or anything like it.
         tensorboard: A folder for its event files; none are written by default.
         command: What the user called, for the manifest.
@@ -88,20 +88,26 @@ def run(
     Raises:
         RunError: If the folder holds results and `resume` was not given, or results of other settings.
     """
+    if jobs > 1 and tensorboard is not None:
+        raise RunError("Event files can be written by one process only: leave out --tensorboard or --jobs.")
     deadline, place = time.monotonic() + max_seconds, chosen_device(device)
     store = Store(Path(out) / experiment.name)
     noted = _manifest(store, experiment, place, resume, command)
-    data = datasets.load(experiment.dataset, root, place) if dataset is None else on_device(dataset, place)
+    data = datasets.load(experiment.dataset, root, place) if dataset is None else datasets.on_device(dataset, place)
     material = Material(experiment, data, factory or experiment.model)
     started = time.monotonic()
     with (
-        _settings(experiment, place),
+        reproducible(experiment, place),
         show(_total_steps(material, store), experiment.name) as bar,
         _logger(tensorboard, experiment.name) as log,
     ):
         bar.advance(0, f"{len(experiment.cells())} cells")
         around = Surroundings(store, experiment.protocol, experiment.search, bar.advance, log, deadline)
-        finished = _run_all(material, around)
+        if jobs > 1 and not experiment.together:
+            errand = Errand(experiment, store.folder, material.dataset, material.factory, deadline)
+            finished = run_apart(errand, _missing(experiment, store), jobs, bar.advance)
+        else:
+            finished = _run_all(material, around)
     seconds = noted["seconds"] + time.monotonic() - started
     store.write_manifest({**noted, "seconds": seconds, "finished": finished})
     wanted = {cell.key for cell in experiment.cells()}
@@ -119,12 +125,6 @@ def chosen_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise RunError("There is no GPU that PyTorch can use; choose --device cpu.")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
-
-
-def on_device(dataset: Dataset, device: torch.device) -> Dataset:
-    """The same data set there."""
-    names = ("train_x", "train_y", "test_x", "test_y")
-    return replace(dataset, **{name: getattr(dataset, name).to(device) for name in names})
 
 
 def _manifest(
@@ -159,55 +159,24 @@ def _plain(values: Any) -> Any:
 def _total_steps(material: Material, store: Store) -> int:
     experiment, protocol = material.experiment, material.experiment.protocol
     epochs = protocol.epochs + (protocol.evaluations * protocol.search_epochs if experiment.search else 0)
-    squads = _squads(experiment, [cell for cell in experiment.cells() if not store.has(cell)])
-    return sum(epochs * material.source(cells[0].seed, cells[0].batch_size).steps for cells in squads.values())
-
-
-def _squads(experiment: Experiment, cells: list[Cell]) -> dict[str, list[Cell]]:
-    """Which cells run together, by the name of their files."""
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(f"b{cell.batch_size}" if experiment.together else cell.key, []).append(cell)
-    return found
+    first = [cells[0] for cells in _missing(experiment, store).values()]
+    return sum(epochs * material.source(cell.seed, cell.batch_size).steps for cell in first)
 
 
 def _run_all(material: Material, around: Surroundings) -> bool:
-    """Run every cell that is missing; whether the time was enough."""
-    experiment, store = material.experiment, around.store
+    """Run every cell that is missing, one squad after the other; whether the time was enough."""
     try:
-        while missing := _squads(experiment, [cell for cell in experiment.cells() if not store.has(cell)]):
-            name, cells = next(iter(missing.items()))
-            plan = Plan.kept(store, name) or Plan(name, cells)
-            plan.keep(store)
-            run_squad(plan, _trainer(material, plan.cells), around)
-            if not all(store.has(cell) for cell in experiment.cells()):
+        while missing := _missing(material.experiment, around.store):
+            run_one(material, around, *next(iter(missing.items())))
+            if _missing(material.experiment, around.store):
                 around.check_time()
     except OutOfTime:
         return False
     return True
 
 
-def _trainer(material: Material, cells: list[Cell]) -> Trainer:
-    return Ensemble(material, cells) if material.experiment.together else Training(material, cells[0])
-
-
-@contextlib.contextmanager
-def _settings(experiment: Experiment, device: torch.device) -> Iterator[None]:
-    """One thread where operations are too small for several; the same numbers every time."""
-    threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    if device.type == "cpu" and experiment.together:
-        torch.set_num_threads(1)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+def _missing(experiment: Experiment, store: Store) -> dict[str, list[Cell]]:
+    return squads(experiment, [cell for cell in experiment.cells() if not store.has(cell)])
 
 
 @contextlib.contextmanager
