@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 from tests.norm.networks import NETWORKS, Case, case, sites, train_a_little
-from varprop.norm import together
+from varprop.norm import autograd_node
 from varprop.norm.layers import Normalized
 from varprop.norm.layout import Function
 from varprop.norm.slopes import CURVES, DOUBLE, KERNELS, SINGLE, slopes
@@ -50,6 +52,17 @@ def mlp(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor]:
     return vp.normalize(model, vp.Moments(torch.zeros(1, 5, dtype=dtype), torch.ones(1, 5, dtype=dtype))), x
 
 
+PASSES = ("1", "0")  # compiled where there is a compiler, and in torch
+
+
+@contextlib.contextmanager
+def passes(native: str) -> Iterator[None]:
+    """Who computes the passes of models that run here for the first time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VARPROP_NATIVE", native)
+        yield
+
+
 def close(ours: Tensor, theirs: Tensor, tolerance: float, floor: float = 1e-9) -> bool:
     return float((ours.double() - theirs.double()).norm()) <= tolerance * float(theirs.double().norm()) + floor
 
@@ -62,11 +75,15 @@ def test_values_and_gradients_are_those_of_single_layers(name: str, training: bo
     found = case(name)
     model = train_a_little(found.normalized()).train(training)
     alone = apart_(copy.deepcopy(model))
-    assert close(run(found, model), run(found, alone), 1e-11)
-    ours, theirs = gradients(found, model), gradients(found, alone)
-    assert ours.keys() == theirs.keys()
-    for key in theirs:
-        assert close(ours[key], theirs[key], 1e-9), key
+    expected, theirs = run(found, alone).detach(), gradients(found, alone)
+    for native in PASSES:
+        with passes(native):
+            own = copy.deepcopy(model)
+            assert close(run(found, own), expected, 1e-11)
+            ours = gradients(found, own)
+        assert ours.keys() == theirs.keys()
+        for key in theirs:
+            assert close(ours[key], theirs[key], 1e-9), key
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -119,6 +136,12 @@ def test_single_precision_agrees_with_the_reference(
     with torch.no_grad():
         for site in sites(model).values():
             site.scale.uniform_(0.3, 2.0), site.shift.normal_()
+    for native in PASSES:
+        with passes(native):
+            agrees_with_the_reference(copy.deepcopy(model))
+
+
+def agrees_with_the_reference(model: nn.Module) -> None:
     exact = copy.deepcopy(model).double()
     ours = [site.effective() for site in sites(model).values()]
     theirs = [site.folded() for site in sites(exact).values()]
@@ -174,13 +197,13 @@ class Counter:
     """Counts how often the passes run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, inner = 0, together.fold_forward
+        self.count, inner = 0, autograd_node.fold_parts
 
         def counted(*args: Any) -> Any:
             self.count += 1
             return inner(*args)
 
-        monkeypatch.setattr(together, "fold_forward", counted)
+        monkeypatch.setattr(autograd_node, "fold_parts", counted)
 
 
 def test_folded_once_for_all_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,26 @@ def _half_lines(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     return mean.relu() + std * g, (-mean).relu() + std * g, r + lift.relu(), r + (-lift).relu()
 
 
+def _of_half_lines(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s: Scalar, t: Scalar) -> Moments:
+    """(2.6) of mathematics.md: slope s on the half line above zero, t on the one below."""
+    above, below, var_above, var_below = lines
+    spread = s * s * var_above + t * t * var_below
+    return s * above - t * below, (std.square() * spread + 2.0 * s * t * above * below).clamp(min=0.0)
+
+
+def two_slopes_and_derivatives(
+    mean: Tensor, std: Tensor, s: Scalar, t: Scalar
+) -> tuple[Moments, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Mean m and variance v after two slopes; dm/dmean, dm/dstd, dv/dmean, dv/dstd (mathematics.md, 2.6 and 2.7)."""
+    lines = above, below, _, _ = _half_lines(mean, std)
+    m, v = _of_half_lines(lines, std, s, t)
+    a = ratio(mean, std)
+    p, up, down, d = pdf(a), cdf(a), cdf(-a), s - t
+    v_mean = 2.0 * d * (s * above * down + t * below * up)
+    v_std = 2.0 * std * (s * s * up + t * t * down) - 2.0 * m * d * p
+    return (m, v), (s * up + t * down, d * p, v_mean, v_std)
+
+
 class _TwoSlopes(torch.autograd.Function):
     """(2.6), with the derivatives (2.7) of the mathematics.md."""
 
@@ -46,12 +66,7 @@ class _TwoSlopes(torch.autograd.Function):
 
     @staticmethod
     def forward(mean: Tensor, std: Tensor, positive: Tensor, negative: Tensor) -> Moments:
-        above, below, var_above, var_below = _half_lines(mean, std)
-        spread = positive.square() * var_above + negative.square() * var_below
-        return (
-            positive * above - negative * below,
-            (std.square() * spread + 2.0 * positive * negative * above * below).clamp(min=0.0),
-        )
+        return _of_half_lines(_half_lines(mean, std), std, positive, negative)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Moments) -> None:
@@ -60,19 +75,10 @@ class _TwoSlopes(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_m: Tensor, grad_v: Tensor) -> tuple[Tensor | None, ...]:
         mean, std, s, t = ctx.saved_tensors
-        above, below, var_above, var_below = _half_lines(mean, std)
-        a = ratio(mean, std)
-        p, up, down, d = pdf(a), cdf(a), cdf(-a), s - t
-        m = s * above - t * below
-        v_mean = 2.0 * d * (s * above * down + t * below * up)
-        v_std = 2.0 * std * (s * s * up + t * t * down) - 2.0 * m * d * p
-        grads: list[Tensor | None] = [
-            grad_m * (s * up + t * down) + grad_v * v_mean,
-            grad_m * d * p + grad_v * v_std,
-            None,
-            None,
-        ]
+        _, (m_mean, m_std, v_mean, v_std) = two_slopes_and_derivatives(mean, std, s, t)
+        grads: list[Tensor | None] = [grad_m * m_mean + grad_v * v_mean, grad_m * m_std + grad_v * v_std, None, None]
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+            above, below, var_above, var_below = _half_lines(mean, std)
             both, var = 2.0 * above * below, 2.0 * std.square()
             grads[2] = grad_m * above + grad_v * (s * var * var_above + t * both)
             grads[3] = -grad_m * below + grad_v * (t * var * var_below + s * both)

@@ -1,4 +1,7 @@
-"""Who computes the two passes: plain torch anywhere, Triton kernels on CUDA. One interface, chosen by what there is."""
+"""Who computes the two passes: plain torch anywhere, Triton kernels on CUDA. One interface, chosen by what there is.
+
+Small networks in eager mode on the CPU have compiled code instead (`native`), which takes the parameters one by one.
+"""
 
 from __future__ import annotations
 

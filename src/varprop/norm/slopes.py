@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..gaussian.normal import ROOT_HALF, ROOT_TWO_PI, cdf, constant, gauss_legendre, pdf, ratio
-from ..gaussian.rectifier import _half_lines
+from ..gaussian.normal import ROOT_HALF, ROOT_TWO_PI, constant, gauss_legendre, pdf
+from ..gaussian.rectifier import two_slopes_and_derivatives
 from .layout import Function, Pair
 
 # Mean and variance as two rows, and for every argument their derivatives: [of mean or var, by mean or var, lane].
@@ -84,18 +84,11 @@ def _maximum(x: Pair, lift: float, share: float) -> Slopes:
 
 
 def _two_slopes(x: Pair, s: float, t: float) -> Slopes:
-    """(2.6) with the derivatives (2.7) of mathematics.md."""
     mean, var = x
     std = var.sqrt()
-    above, below, var_above, var_below = _half_lines(mean, std)
-    a = ratio(mean, std)
-    p, up, down, d = pdf(a), cdf(a), cdf(-a), s - t
-    m = s * above - t * below
-    v = (var * (s * s * var_above + t * t * var_below) + 2.0 * s * t * above * below).clamp(min=0.0)
+    moments, (m_mean, m_std, v_mean, v_std) = two_slopes_and_derivatives(mean, std, s, t)
     per_std = 0.5 / std.clamp(min=LEAST_STD)
-    v_mean = 2.0 * d * (s * above * down + t * below * up)
-    v_var = per_std * (2.0 * std * (s * s * up + t * t * down) - 2.0 * d * m * p)
-    return torch.stack([m, v]), [_square(s * up + t * down, per_std * d * p, v_mean, v_var)]
+    return torch.stack(moments), [_square(m_mean, per_std * m_std, v_mean, per_std * v_std)]
 
 
 def _add(x: Pair, y: Pair, alpha: float) -> Slopes:
@@ -166,7 +159,7 @@ def _grid_size(std: Tensor, narrow: float, nodes: int) -> int | None:
 
 
 @functools.cache
-def _grid(count: int) -> tuple[Tensor, Tensor]:
+def grid(count: int) -> tuple[Tensor, Tensor]:
     """Equidistant nodes as a column; their weights, and the weights times half the nodes, as rows."""
     with torch.inference_mode(False):
         z = torch.linspace(-WINDOW, WINDOW, count, dtype=torch.float64)
@@ -176,7 +169,7 @@ def _grid(count: int) -> tuple[Tensor, Tensor]:
 
 
 def _on_grid(mean: Tensor, std: Tensor, curve: Callable[[Tensor], Pair], count: int) -> Slopes:
-    z, weights = _grid(count)
+    z, weights = grid(count)
     f, slope = curve(torch.addcmul(mean, std, z))
     m = weights[0] @ f
     f = f - m

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .autograd_node import by_parameter, fold_backward, fold_forward, working
 from .backends import kept_forms
 from .layout import Pair
-from .together import by_parameter, fold_backward, fold_forward, known, working
+from .together import known
 
 
 def traced_fold(number: int, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> Pair:
