@@ -34,7 +34,7 @@ RULES_AND_ABOVE = {"rules", "plan", "clusters", "walk", "report", "engine", "nor
 OUTSIDE = {"lab", "cli"}
 
 # What the core may import inside a function, with an error that names the extra; at the top only torch.
-OPTIONAL = {"jinja2", "matplotlib", "numpy", "rich", "scipy", "triton"}
+OPTIONAL = {"jinja2", "matplotlib", "numpy", "pandas", "rich", "scipy", "triton"}
 # Kernels cannot be written without Triton; the package is imported inside functions only.
 KERNELS = Path("norm/kernels")
 

@@ -5,15 +5,16 @@ from .convert import batch_norm_start, param_groups, reparametrize, unit_norm_
 from .data import input_moments
 from .engine import capture, coverage, propagate
 from .errors import CaptureError, MissingRule, VarpropError, WrongMode
-from .inspection import Report, inspect
+from .inspection import Comparison, Report, inspect
 from .lr import LRSearch, find_lr, training_objective
 from .moments import Moments, Tokens
-from .norm import fold, init_, normalize, unchanged
+from .norm import describe_native, fold, init_, normalize, unchanged
 from .registry import elementwise, rule, structural
 from .report import Coverage, Entry, Result
 
 __all__ = [
     "CaptureError",
+    "Comparison",
     "Coverage",
     "Entry",
     "LRSearch",
@@ -28,6 +29,7 @@ __all__ = [
     "batch_norm_start",
     "capture",
     "coverage",
+    "describe_native",
     "elementwise",
     "find_lr",
     "fold",

@@ -107,36 +107,47 @@ class Clusters:
 
     def _integrate(self, node: Node, root: Node, moments: Moments) -> Moments:
         """Moments of `node` as a function of `root` alone, which has the given moments."""
-        path = self._path(node, root)
+        path = self.path(node, root)
         ndim = max([moments.ndim, *(p.ndim for p in path)])
         mean, std = (_lead(t, ndim).to(working_dtype(t.device)) for t in (moments.mean, moments.std))
 
         def function(x: Tensor) -> Tensor:
-            return self._evaluate(path, root, x).to(x.dtype)
+            return self.evaluate(path, root, x).to(x.dtype)
 
-        if any(self._needs_positive(p, root) for p in path):
+        if self.needs_positive(path, root):
             return _over_lognormal(function, mean, std)
-        return Moments(*expectation(function, mean, std, **self._points(path, root, mean, std)))
+        return Moments(*expectation(function, mean, std, **self.points(path, root, mean, std)))
 
-    def _path(self, node: Node, root: Node) -> list[Node]:
+    def path(self, node: Node, root: Node) -> list[Node]:
+        """The nodes from a root (left out) to a node that is a function of it, in the order of execution."""
         needed = {node}
         for other in reversed(self.plan.program.nodes):
             if other in needed and other is not root:
                 needed.update(operand for operand in self.plan.random_operands(other) if operand is not root)
         return [other for other in self.plan.program.nodes if other in needed]
 
-    def _evaluate(self, path: list[Node], root: Node, x: Tensor) -> Tensor:
+    def values(self, path: list[Node], root: Node, x: Tensor) -> dict[Node, Any]:
+        """What every node of a path is where the root has the value x."""
         local = {root: x}
         for node in path:
             args, kwargs = self._arguments(node, local.__getitem__)
             local[node] = (self.plan.rules[node].evaluate or node.target)(*args, **kwargs)
-        return local[path[-1]]
+        return local
+
+    def evaluate(self, path: list[Node], root: Node, x: Tensor) -> Tensor:
+        """What the last node of a path is where the root has the value x."""
+        found: Tensor = self.values(path, root, x)[path[-1]]
+        return found
 
     def _arguments(self, node: Node, random: Callable[[Node], Any]) -> tuple[Any, Any]:
         def value(operand: Node) -> Any:
             return random(operand) if self.plan.random(operand) else self.env[operand]
 
         return resolve(node.args, value), resolve(node.kwargs, value)
+
+    def needs_positive(self, path: list[Node], root: Node) -> bool:
+        """Whether a function on the path makes sense only where the root is of one sign."""
+        return any(self._needs_positive(node, root) for node in path)
 
     def _needs_positive(self, node: Node, root: Node) -> bool:
         argument = self._positive_argument(node)
@@ -155,7 +166,7 @@ class Clusters:
         base, line = self.line(node)
         return line if base is root else None
 
-    def _points(self, path: list[Node], root: Node, mean: Tensor, std: Tensor) -> dict[str, list[Any]]:
+    def points(self, path: list[Node], root: Node, mean: Tensor, std: Tensor) -> dict[str, list[Any]]:
         """Where the composed function bends or jumps, in the root's coordinate."""
         points: dict[str, list[Any]] = {"breaks": [], "jumps": [], "knots": []}
         for node in path:
@@ -183,7 +194,7 @@ class Clusters:
             return [_solve(line, t, mean)]
 
         def argument(x: Tensor) -> Tensor:
-            args, _ = self._arguments(node, lambda p: x if p is root else self._evaluate(self._path(p, root), root, x))
+            args, _ = self._arguments(node, lambda p: x if p is root else self.evaluate(self.path(p, root), root, x))
             difference: Tensor = (args[0] - args[1] if rule.compares else args[0]) - t
             return difference
 

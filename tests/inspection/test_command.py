@@ -1,6 +1,9 @@
 """`varprop inspect` from outside: results, exit codes, and one sentence for every mistake."""
 
+import io
 import json
+import struct
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -8,6 +11,7 @@ import pytest
 import torch
 import torch.nn as nn
 
+from varprop.cli.inspect_packages import needed
 from varprop.cli.main import main
 
 MODELS = """
@@ -116,6 +120,156 @@ def test_weights_are_loaded(run, models, tmp_path):
     assert row["numbers"]["std"] == pytest.approx((8 * 0.25) ** 0.5)
 
 
+def test_saved_tensors_are_data(run, models, tmp_path):
+    torch.manual_seed(0)
+    values = torch.randn(40, 8) * 3 + 1
+    torch.save(values, tmp_path / "inputs.pt")
+    (tmp_path / "folder").mkdir()
+    for index, row in enumerate(values):
+        torch.save(row, tmp_path / "folder" / f"{index:02}.pt")
+    for place in ("inputs.pt", "folder"):
+        options = ["--input-shape", "8", "--data", tmp_path / place, "--check", "--samples", "16", "--json", "-"]
+        _, out, _ = run(f"{models}:good", *options)
+        (described,), check = (json.loads(out)[name] for name in ("inputs", "check"))
+        assert described["mean"] == pytest.approx(float(values.mean()), rel=1e-4) and check == "data"
+
+
+def test_a_numpy_file_is_data(run, models, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    numpy.save(tmp_path / "inputs.npy", numpy.arange(24, dtype="float32").reshape(3, 8))
+    _, out, _ = run(f"{models}:good", "--input-shape", "8", "--data", tmp_path / "inputs.npy", "--json", "-")
+    assert json.loads(out)["inputs"][0]["mean"] == pytest.approx(11.5)
+
+
+def test_digits_are_data(run, models):
+    pytest.importorskip("sklearn")
+    options = ["--input-shape", "1,8,8", "--data", "digits", "--check", "--samples", "16", "--json", "-"]
+    _, out, _ = run("torch.nn:Flatten", *options)
+    described, check = json.loads(out)["inputs"][0], json.loads(out)["check"]
+    assert check == "data" and 0.2 < described["mean"] < 0.4
+
+
+def test_mnist_is_data(run, tmp_path):
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for part, count in (("train", 6), ("t10k", 2)):
+        images = bytes(range(4)) * (count * 28 * 28 // 4)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + images)
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + bytes(count))
+    _, out, err = run(
+        "torch.nn:Flatten", "--input-shape", "1,28,28", "--data", "mnist", "--root", tmp_path, "--json", "-"
+    )
+    assert json.loads(out)["inputs"][0]["mean"] == pytest.approx(1.5 / 255, rel=1e-4), err
+
+
+def test_several_inputs(run, models):
+    options = ["--input-shape", "4", "--input-shape", "4", "--std", "2", "--check", "--json", "-"]
+    _, out, _ = run(f"{models}:TwoInputs", *options)
+    result = json.loads(out)
+    assert [given["std"] for given in result["inputs"]] == pytest.approx([2.0, 2.0])
+    total = result["rows"][0]
+    assert total["numbers"]["std"] == pytest.approx(8**0.5)
+    assert total["measured"]["std"]["value"] == pytest.approx(8**0.5, rel=0.2)
+
+
+def test_quantization_is_written_beside_the_rest(run, models, tmp_path):
+    file = tmp_path / "ranges.json"
+    code, out, _ = run(f"{models}:good", "--input-shape", "8", "--quantization", file, "--bits", "4", "--json", "-")
+    assert code == 0 and json.loads(out)["model"] == "Sequential"
+    found = json.loads(file.read_text())
+    assert found["bits"] == 4 and [layer["weight"] for layer in found["layers"]] == ["0.weight", "2.weight"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("ranges")] == ["ranges.json"]
+
+
+def test_progress_is_shown_on_a_terminal_and_not_in_a_pipe(run, models, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    arguments = [f"{models}:good", "--input-shape", "8", "--check", "--samples", "32", "--json", "-"]
+    assert "inspect" not in run(*arguments)[2]
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    code, out, _ = run(*arguments)
+    assert code == 0 and json.loads(out)["check"] == "gaussian"
+    assert "inspect" in terminal.getvalue() and "running data" in terminal.getvalue()
+
+
+def completed(capfd, monkeypatch, arguments, **environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code or 0, capfd.readouterr().out
+
+
+def test_the_shell_completes_commands_and_options(capfd, monkeypatch):
+    asked = {"_VARPROP_COMPLETE": "complete_bash", "COMP_CWORD": "1", "COMP_WORDS": "varprop ins"}
+    assert completed(capfd, monkeypatch, [], **asked)[1].split() == ["inspect"]
+    asked |= {"COMP_CWORD": "2", "COMP_WORDS": "varprop inspect --quan"}
+    assert completed(capfd, monkeypatch, [], **asked)[1].split() == ["--quantization"]
+
+
+def test_the_shell_is_told_how_to_complete(capfd, monkeypatch):
+    code, out = completed(
+        capfd, monkeypatch, ["--show-completion", "bash"], _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
+    )
+    assert code == 0 and "_VARPROP_COMPLETE=complete_bash" in out
+
+
+def in_a_process(*arguments):
+    command = [sys.executable, "-m", "varprop.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+def test_the_doctor_names_what_targets_need(capfd):
+    with pytest.raises(SystemExit):
+        main(["doctor"])
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("models")]
+    assert all(name in line for name in ("torchvision", "timm", "transformers", "safetensors", "pillow"))
+
+
+@pytest.mark.zoo
+def test_torchvision_beside_a_cpu_build_of_torch(models):
+    """In a process of its own: here somebody may have prepared the import."""
+    found = in_a_process("inspect", "torchvision:squeezenet1_1", "--input-shape", "3,64,64", "--json", "-")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["model"] == "SqueezeNet"
+    unknown = in_a_process("inspect", "torchvision:resnet51")
+    assert unknown.returncode == 2 and "Did you mean" in unknown.stderr and "resnet50" in unknown.stderr
+
+
+def test_a_missing_package_is_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
+    code, _, err = run("torchvision:resnet18")
+    assert code == 2 and err == "varprop: This needs torchvision: pip install torchvision.\n"
+
+
+def test_half_an_import_of_torchvision_is_begun_again(monkeypatch, tmp_path):
+    """A package that fails as torchvision does beside a CPU build, until its operators are declared."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from . import counted\n"
+        "counted.tried.append(1)\n"
+        "import builtins\n"
+        "if not getattr(builtins, '_declared_operators', []):\n"
+        "    raise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
+    (package / "counted.py").write_text("tried = []\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    declared = []
+    monkeypatch.setattr("builtins._declared_operators", declared, raising=False)
+    monkeypatch.setattr(torch.library, "define", lambda name, schema: declared.append(name))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert needed("torchvision").counted.tried == [1]
+    assert declared == ["torchvision::nms", "torchvision::qnms"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+
+
 def test_a_class_in_a_package(run):
     code, out, _ = run("torch.nn:ReLU", "--input-shape", "4", "--json", "-")
     assert code == 0 and json.loads(out)["model"] == "ReLU"
@@ -132,7 +286,20 @@ MISTAKES = {
     "shape of letters": (["{models}:good", "--input-shape", "a,b"], "whole numbers"),
     "empty shape": (["{models}:good", "--input-shape", "0"], "1 and more"),
     "wrong shape": (["{models}:good", "--input-shape", "7"], "does not take inputs of shape (7,)"),
-    "several inputs": (["{models}:TwoInputs", "--input-shape", "4"], "takes 2 inputs (a, b)"),
+    "several inputs": (["{models}:TwoInputs", "--input-shape", "4"], "takes 2 inputs (a, b): give --input-shape once"),
+    "unfit inputs": (["{models}:TwoInputs", "--input-shape", "4", "--input-shape", "3"], "shape (4,) and (3,)"),
+    "data for several": (
+        ["{models}:TwoInputs", "--input-shape", "4", "--input-shape", "4", "--data", "digits"],
+        "--data is for one input",
+    ),
+    "no data file": (
+        ["{models}:good", "--input-shape", "8", "--data", "none.pt"],
+        "no file none.pt with data",
+    ),
+    "unreadable data": (["{models}:good", "--input-shape", "8", "--data", "{text}"], "cannot be read as a tensor"),
+    "unfit data": (["{models}:good", "--input-shape", "8", "--data", "{tensor}"], "holds a tensor of shape (5, 7)"),
+    "unreadable pictures": (["{models}:picture", "--input-shape", "3,6,6", "--data", "{pictures}"], "as a picture"),
+    "no folder": (["{models}:good", "--input-shape", "8", "--quantization", "{empty}/no/q.json"], "There is no folder"),
     "no weights": (["{models}:good", "--input-shape", "8", "--weights", "none.pt"], "There is no file none.pt"),
     "weights of text": (["{models}:good", "--input-shape", "8", "--weights", "{models}"], "cannot be read as weights"),
     "means of letters": (["{models}:good", "--input-shape", "8", "--mean", "x"], "--mean takes numbers"),
@@ -147,17 +314,23 @@ MISTAKES = {
 @pytest.mark.parametrize(("arguments", "words"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_every_mistake_gets_one_sentence(run, models, tmp_path, monkeypatch, arguments, words):
     monkeypatch.setitem(sys.modules, "timm", None)
-    (tmp_path / "empty").mkdir()
-    places = {"models": models, "empty": tmp_path / "empty"}
+    for folder in ("empty", "pictures"):
+        (tmp_path / folder).mkdir()
+    for index in range(2):
+        (tmp_path / "pictures" / f"{index}.png").write_text("no picture")
+    (tmp_path / "text.npy").write_text("no tensor")
+    torch.save(torch.zeros(5, 7), tmp_path / "tensor.pt")
+    names = {"models": models, "text": "text.npy", "tensor": "tensor.pt", "empty": "empty", "pictures": "pictures"}
+    places = {name: tmp_path / place for name, place in names.items()}
     code, out, err = run(*(argument.format(**places) for argument in arguments))
-    assert code == 1 and words in err and "Traceback" not in err
+    assert code == 2 and words in err and "Traceback" not in err
     assert len(err.strip().splitlines()) == 1
     assert out in ("", "noise on standard output\n")
 
 
 def test_debug_shows_the_traceback(run, models):
     code, _, err = run(f"{models}:raises", "--input-shape", "8", "--debug")
-    assert code == 1 and "Traceback" in err
+    assert code == 2 and "Traceback" in err
 
 
 @pytest.mark.parametrize(
@@ -174,13 +347,13 @@ def test_debug_shows_the_traceback(run, models):
 def test_weights_that_do_not_fit(run, models, tmp_path, layers, words):
     torch.save(nn.Sequential(*layers).state_dict(), tmp_path / "weights.pt")
     code, _, err = run(f"{models}:good", "--input-shape", "8", "--weights", tmp_path / "weights.pt")
-    assert code == 1 and words in err
+    assert code == 2 and words in err
 
 
 def test_weights_that_run_code_are_refused(run, models, tmp_path):
     torch.save(nn.Linear(8, 16), tmp_path / "module.pt")
     code, _, err = run(f"{models}:good", "--input-shape", "8", "--weights", tmp_path / "module.pt")
-    assert code == 1 and "cannot be read as weights" in err
+    assert code == 2 and "could run code" in err
 
 
 class Words(nn.Module):
@@ -196,17 +369,23 @@ class Words(nn.Module):
         return (self.head(self.table(input_ids)),)
 
 
-def test_a_transformers_configuration(run, monkeypatch):
-    config = SimpleNamespace(vocab_size=13)
+def test_a_transformers_configuration(run, monkeypatch, tmp_path):
+    config, folders = SimpleNamespace(vocab_size=13), []
+
+    def from_folder(name, local_files_only):
+        folders.append(name)
+        return config if local_files_only else None
+
     package = SimpleNamespace(
-        AutoConfig=SimpleNamespace(for_model=lambda name: config),
+        AutoConfig=SimpleNamespace(for_model=lambda name: config, from_pretrained=from_folder),
         AutoModel=SimpleNamespace(from_config=lambda given: Words() if given is config else None),
     )
     monkeypatch.setitem(sys.modules, "transformers", package)
     code, out, _ = run("hf:words", "--input-shape", "7", "--json", "-")
     assert code == 0 and json.loads(out)["inputs"][0]["extents"] == [1, 7]
+    assert run(f"hf:{tmp_path}", "--json", "-")[0] == 0 and folders == [str(tmp_path)]
     code, _, err = run("hf:words", "--data", "digits")
-    assert code == 1 and "takes tokens" in err
+    assert code == 2 and "takes tokens" in err
 
 
 def test_a_timm_model_brings_its_shape(run, monkeypatch):
@@ -215,8 +394,11 @@ def test_a_timm_model_brings_its_shape(run, monkeypatch):
         model.default_cfg = {"input_size": (3, 9, 9)}
         return model
 
-    package = SimpleNamespace(is_model=lambda name: name == "small", create_model=create_model)
+    package = SimpleNamespace(
+        is_model=lambda name: name == "small", create_model=create_model, list_models=lambda: ["small"]
+    )
     monkeypatch.setitem(sys.modules, "timm", package)
     code, out, _ = run("timm:small", "--json", "-")
     assert code == 0 and json.loads(out)["inputs"][0]["extents"] == [1, 3, 9, 9]
-    assert "timm has no model 'large'" in run("timm:large")[2]
+    code, _, err = run("timm:smal")
+    assert code == 2 and err == "varprop: timm has no model 'smal'. Did you mean small?\n"

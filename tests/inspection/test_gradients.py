@@ -181,12 +181,132 @@ def test_steps_without_a_backward_rule_are_marked():
     assert [f.kind for f in report.findings if f.severity == "note"] == ["backward"]
 
 
-def test_equal_gradients_behind_an_average_are_marked():
-    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(2, 2))
-    report = vp.inspect(model.double(), unit(1, 1, 1), example=torch.zeros(1, 1, 18, dtype=torch.float64))
-    assert report["0"].numbers["gradient"] == pytest.approx(report["1"].numbers["gradient"] / 16, rel=1e-12)
+def test_an_average_gives_all_positions_one_gradient():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 4, 1), nn.Conv1d(4, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten()).double()
+    report = vp.inspect(model, unit(1, 1, 1), example=torch.zeros(1, 1, 18, dtype=torch.float64))
+    assert report["1"].numbers["gradient"] == pytest.approx(1 / 16, rel=1e-12)
+    # where all three taps meet they add up: 14 of 18 places, and 1 or 2 of them at the ends
+    taps = model[1].weight.detach()
+    ends = [taps[..., :1], taps[..., :2], taps[..., 1:], taps[..., 2:]]
+    squares = 14 * taps.sum(-1).square() + sum(part.sum(-1).square() for part in ends)
+    expected = (squares.sum(0) / 18 / 16**2).mean().sqrt()
+    assert report["0"].numbers["gradient"] == pytest.approx(float(expected), rel=1e-10)
+    assert report["0"].gradient_status == "exact" and report["2"].gradient_reason == ""
+
+
+def test_equal_gradients_within_a_window_are_marked():
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AvgPool1d(4), nn.Flatten(), nn.Linear(8, 2)).double()
+    report = vp.inspect(model, unit(1, 1, 1), example=torch.zeros(1, 1, 18, dtype=torch.float64))
     assert report["0"].gradient_status == "approximate" and "average" in report["1"].gradient_reason
     assert report["1"].gradient_status == "exact"
+
+
+class Gate(nn.Module):
+    """Scales channels by a function of their averages."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.pool, self.inner, self.outer = nn.AdaptiveAvgPool2d(1), *(nn.Conv2d(channels, channels, 1) for _ in "ab")
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.outer(torch.relu(self.inner(self.pool(x)))))
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in "ab")
+
+    def forward(self, x):
+        return x + self.second(torch.relu(self.first(x)))
+
+
+def pooled(*layers):
+    return nn.Sequential(
+        nn.Conv2d(3, 24, 3), nn.ReLU(), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 24)
+    )
+
+
+def conv(size=3, **settings):
+    return nn.Conv2d(24, 24, size, **settings)
+
+
+# With the largest relative error of the gradient of a layer: 0.2 where a step is known to be approximate (operands that
+# share an ancestor, positions pooled). Without the common part the first layers come out up to 2.5 times too low.
+AVERAGED = {
+    "chain": (lambda: pooled(conv(), nn.ReLU(), conv(), nn.ReLU()), 0.06),
+    "padded": (lambda: pooled(conv(padding=1), nn.ReLU(), conv(padding=1), nn.ReLU()), 0.06),
+    "strided": (lambda: pooled(conv(padding=1, stride=2), nn.ReLU(), conv(5, padding=2, stride=2), nn.ReLU()), 0.06),
+    "dilated, grouped": (lambda: pooled(conv(dilation=2, groups=4), nn.ReLU(), conv(groups=24)), 0.06),
+    "transposed": (lambda: pooled(nn.ConvTranspose2d(24, 24, 3, stride=2, groups=2), nn.ReLU(), conv()), 0.2),
+    "maximum": (lambda: pooled(conv(), nn.ReLU(), nn.MaxPool2d(2), conv(), nn.ReLU()), 0.06),
+    "window": (lambda: pooled(conv(), nn.ReLU(), nn.AvgPool2d(2), conv(), nn.ReLU()), 0.06),
+    "overlapping window": (lambda: pooled(nn.AvgPool2d(3, 1, 1), conv(), nn.ReLU()), 0.2),
+    "batch norm, dropout": (
+        lambda: pooled(conv(), nn.BatchNorm2d(24), nn.SiLU(), nn.Dropout(0.3), conv(), nn.SiLU()),
+        0.06,
+    ),
+    "residual": (lambda: pooled(Block(24), nn.ReLU(), Block(24), nn.ReLU()), 0.2),
+    "gate": (lambda: pooled(conv(), nn.ReLU(), Gate(24), conv(), nn.ReLU(), Gate(24)), 0.2),
+    "enlarged": (lambda: pooled(conv(), nn.Upsample(scale_factor=2), conv(), nn.ReLU()), 0.2),
+}
+
+
+@pytest.mark.parametrize(("make", "error"), AVERAGED.values(), ids=AVERAGED.keys())
+def test_gradients_before_an_average_agree_with_autograd(make, error):
+    torch.manual_seed(0)
+    model = make().double().eval()
+    layers = {path: m for path, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear, nn.ConvTranspose2d))}
+    for layer in layers.values():
+        nn.init.kaiming_normal_(layer.weight)
+    for layer in (m for m in model.modules() if isinstance(m, nn.Dropout)):
+        layer.train()
+    report = vp.inspect(model, unit(1, 3, 1, 1), example=torch.zeros(1, 3, 14, 14, dtype=torch.float64))
+    measured = measured_gradients(model, torch.randn(200, 3, 14, 14, dtype=torch.float64), layers)
+    for path in layers:
+        assert report[path].numbers["gradient"] == pytest.approx(measured[path], rel=error), path
+
+
+class Attention(nn.Module):
+    """Self-attention in four heads with a residual sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x):
+        parts = (layer(x).unflatten(-1, (4, 8)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        return x + self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(-2))
+
+
+class Tokens(nn.Module):
+    """Two layers of attention, and the average of the tokens if wanted."""
+
+    def __init__(self, averaged):
+        super().__init__()
+        self.first, self.second, self.head, self.averaged = Attention(), Attention(), nn.Linear(32, 16), averaged
+
+    def forward(self, x):
+        x = self.second(self.first(x))
+        return self.head(x.mean(1) if self.averaged else x)
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_gradients_of_attention_agree_with_autograd(averaged, tokens):
+    torch.manual_seed(0)
+    model = Tokens(averaged).double()
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+    for layer in layers.values():
+        nn.init.normal_(layer.weight, std=32**-0.5)
+    report = vp.inspect(model, unit(1, tokens, 32), example=torch.zeros(1, 12, 32, dtype=torch.float64))
+    measured = measured_gradients(model, torch.randn(400, 12, 32, dtype=torch.float64), layers)
+    for path in layers:  # queries and keys by more, values by less
+        assert report[path].numbers["gradient"] == pytest.approx(measured[path], rel=0.3), path
+    assert report["first.value"].gradient_status == "approximate"
 
 
 def test_a_maximum_keeps_the_total_of_a_channel():

@@ -96,6 +96,18 @@ def test_operations_that_only_move_are_rows_but_not_shown():
     assert not any(f"[{row.op}]" in report.text() for row in report.rows if row.moves)
 
 
+def test_casts_to_whole_numbers_and_products_with_oneself_are_marked():
+    class Odd(nn.Module):
+        def forward(self, x):
+            return (x @ x).long().float() + x.float()
+
+    report = vp.inspect(Odd(), vp.Moments(torch.zeros(3, 3), torch.ones(3, 3)))
+    (product,) = [row for row in report.rows if row.op == "matmul"]
+    assert product.status == "approximate" and "independence" in product.reasons[0]
+    casts = [row for row in report.rows if row.op == "_to_copy"]
+    assert any("whole numbers" in reason for row in casts for reason in row.reasons)
+
+
 def test_a_good_network_raises_no_alarm():
     for activation in (nn.ReLU, nn.Tanh, nn.GELU):
         model = mlp(activation)
@@ -183,6 +195,40 @@ def test_ranges_are_per_channel_and_within_what_can_be():
     assert max(report["2"].ranges["high"]) <= 1.0
     sequence = vp.inspect(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), unit(1, 1, 4), example=torch.zeros(1, 9, 4))
     assert [len(sequence[path].ranges["low"]) for path in "01"] == [6, 6]
+    last = vp.inspect(nn.Sequential(nn.Linear(4, 6), nn.GELU()), unit(1, 1, 1, 4), example=torch.zeros(1, 9, 9, 4))
+    assert [(last[path].ranges["axis"], len(last[path].ranges["low"])) for path in "01"] == [(3, 6), (3, 6)]
+
+
+def test_ranges_know_the_bounds_of_clamps():
+    model = nn.Sequential(nn.Hardtanh(-0.5, 2.0))
+    ranges = vp.inspect(model, vp.Moments(torch.zeros(1, 3), torch.full((1, 3), 100.0)))["0"].ranges
+    assert (ranges["low"], ranges["high"]) == ([-0.5] * 3, [2.0] * 3)
+
+
+def test_progress_counts_every_step():
+    seen = []
+    vp.inspect(
+        mlp(nn.ReLU),
+        unit(1, 32),
+        example=torch.zeros(4, 32),
+        check="gaussian",
+        samples=10,
+        progress=lambda *step: seen.append(step),
+    )
+    assert [done for _, done, _ in seen] == list(range(6)) and {total for *_, total in seen} == {6}
+    assert [text for text, *_ in seen][-3:] == ["running data"] * 3
+
+
+def test_several_inputs_go_in_as_a_tuple():
+    class Two(nn.Module):
+        def forward(self, x, y):
+            return x + 2 * y
+
+    report = vp.inspect(Two(), (unit(1, 4), unit(1, 4)), check="gaussian", samples=200)
+    row = report["(model)"]
+    assert row.numbers["std"] == pytest.approx(5**0.5)
+    assert row.measured["std"]["value"] == pytest.approx(5**0.5, rel=0.15)
+    assert len(report.inputs) == 2
 
 
 def test_measured_numbers_agree_within_their_errors():

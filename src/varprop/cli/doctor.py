@@ -9,11 +9,14 @@ from importlib.util import find_spec
 
 import typer
 
+import varprop as vp
+
 EXTRAS = {
     "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy", "typer"),
     "report": ("jinja2", "matplotlib", "rich"),
     "tracking": ("pyarrow", "tensorboard"),
 }
+FOR_MODELS = ("torchvision", "timm", "transformers", "safetensors", "pillow", "pandas")
 
 
 def doctor() -> None:
@@ -22,6 +25,7 @@ def doctor() -> None:
         ("versions", _versions()),
         ("devices", _devices()),
         ("extras", [_extra(name, packages) for name, packages in EXTRAS.items()]),
+        ("models", [_optional()]),
         ("data", _data()),
     ):
         for line in lines:
@@ -42,7 +46,7 @@ def _versions() -> list[str]:
 def _devices() -> list[str]:
     import torch
 
-    cores = f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()}"
+    cores = f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()}; {vp.describe_native()}"
     if not torch.cuda.is_available():
         return [cores, "cuda: none that torch can use"]
     return [cores, *(_gpu(index) for index in range(torch.cuda.device_count()))]
@@ -60,6 +64,11 @@ def _extra(name: str, packages: tuple[str, ...]) -> str:
     if missing:
         return f"{name}: {', '.join(missing)} missing: pip install 'varprop[{name}]'"
     return f"{name}: {', '.join(f'{package} {_version(package)}' for package in packages)}"
+
+
+def _optional() -> str:
+    """Packages that `inspect` uses where a target or its data asks for them."""
+    return ", ".join(f"{package} {_version(package) or '(not installed)'}" for package in FOR_MODELS)
 
 
 def _version(package: str) -> str | None:

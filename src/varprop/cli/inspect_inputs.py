@@ -1,4 +1,4 @@
-"""Inputs as the command line describes them: moments, data sets, folders of pictures."""
+"""Inputs as the command line describes them: moments, data sets, folders of pictures or tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import varprop as vp
 
-from .inspect_targets import needed
+from .inspect_files import SAVED, saved_inputs
+from .inspect_packages import needed
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 MOST = 1024  # inputs taken from a data set
@@ -21,6 +22,14 @@ def numbers(text: str, option: str, kind: type[Any]) -> list[Any]:
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
         raise vp.VarpropError(f"{option} takes {what} separated by commas, not {text!r}.") from None
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """Extents separated by commas."""
+    shape = tuple(numbers(text, "--input-shape", int))
+    if any(extent < 1 for extent in shape):
+        raise vp.VarpropError(f"--input-shape takes extents of 1 and more, not {text!r}.")
+    return shape
 
 
 def per_channel(text: str | None, option: str, shape: tuple[int, ...]) -> Any:
@@ -55,13 +64,21 @@ def standardized(inputs: Any, mean: Any, std: Any) -> Any:
 
 
 def data_of(name: str, shape: tuple[int, ...], root: Path | None) -> Any:
-    """Inputs in [0, 1], as the model would take them."""
-    if Path(name).is_dir():
-        return _pictures(Path(name), shape)
+    """Inputs as the model would take them: pictures in [0, 1], saved tensors as they are."""
+    place = Path(name).expanduser()
+    if place.is_dir():
+        return _folder(place, shape)
+    if place.suffix.lower() in SAVED:
+        if not place.is_file():
+            raise vp.VarpropError(f"There is no file {place} with data.")
+        return saved_inputs([place], shape, MOST)
     from varprop.lab import datasets
 
     if name not in ("mnist", "cifar10", "digits"):
-        raise vp.VarpropError(f"--data is a folder of pictures, or mnist, cifar10 or digits; there is no {name!r}.")
+        raise vp.VarpropError(
+            f"--data is a folder of pictures or tensors, a .pt or .npy file, or mnist, cifar10 or digits; there is no "
+            f"{name!r}."
+        )
     images = datasets.load(name, root).train_x[:MOST]
     images = images.float() / 255 if not images.is_floating_point() else images
     if images[0].numel() != math.prod(shape):
@@ -69,15 +86,23 @@ def data_of(name: str, shape: tuple[int, ...], root: Path | None) -> Any:
     return images.reshape(len(images), *shape)
 
 
-def _pictures(folder: Path, shape: tuple[int, ...]) -> Any:
+def _folder(folder: Path, shape: tuple[int, ...]) -> Any:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    pictures = [file for file in files if file.suffix.lower() in PICTURES]
+    saved = [file for file in files if file.suffix.lower() in SAVED]
+    if saved and not pictures:
+        return saved_inputs(saved, shape, MOST)
+    return _pictures(folder, pictures[:MOST], shape)
+
+
+def _pictures(folder: Path, files: list[Path], shape: tuple[int, ...]) -> Any:
     import torch
 
+    if len(files) < 2:
+        raise vp.VarpropError(f"{folder} holds {len(files)} pictures; two are needed at least.")
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise vp.VarpropError(f"Pictures have 1 or 3 channels, height and width; the model takes {shape}.")
     pillow = needed("PIL.Image")
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in PICTURES)[:MOST]
-    if len(files) < 2:
-        raise vp.VarpropError(f"{folder} holds {len(files)} pictures; two are needed at least.")
     mode, size = ("L" if shape[0] == 1 else "RGB"), (shape[2], shape[1])
 
     def one(file: Path) -> Any:

@@ -6,14 +6,17 @@ import contextlib
 import importlib
 import importlib.util
 import inspect as signatures
+import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import varprop as vp
+
+from .inspect_packages import needed, no_such_model
 
 
 @dataclass(frozen=True)
@@ -90,25 +93,17 @@ def _package_module(name: str) -> ModuleType:
         sys.path.remove("")
 
 
-def needed(package: str) -> Any:
-    """An optional package, or one sentence on how to get it."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise vp.VarpropError(f"This needs {package}: pip install {package}.") from error
-
-
 def _torchvision(name: str) -> Target:
     models = needed("torchvision.models")
     if name not in models.list_models():
-        raise vp.VarpropError(f"torchvision has no model {name!r}.")
+        raise no_such_model("torchvision", name, models.list_models())
     return Target(models.get_model(name, weights=None), (3, 224, 224))
 
 
 def _timm(name: str) -> Target:
     timm = needed("timm")
     if not timm.is_model(name):
-        raise vp.VarpropError(f"timm has no model {name!r}.")
+        raise no_such_model("timm", name, timm.list_models())
     model = timm.create_model(name, pretrained=False)
     return Target(model, tuple(getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))))
 
@@ -164,32 +159,51 @@ def _read_weights(file: Path) -> dict[str, Any]:
 def _read(file: Path, reader: Callable[[str], Any]) -> Any:
     try:
         return reader(str(file))
-    except Exception as error:
+    except vp.VarpropError:
+        raise
+    except pickle.UnpicklingError as error:
+        if not any(word in str(error) for word in ("Unsupported global", "Unsupported class")):
+            raise _unreadable(file, error) from error
         raise vp.VarpropError(
-            f"{file} cannot be read as weights ({type(error).__name__}): give a safetensors file, or a state_dict "
-            f"saved by torch.save."
+            f"{file} holds Python objects besides tensors, and reading those could run code: save model.state_dict() "
+            f"instead, or a safetensors file."
         ) from error
+    except Exception as error:
+        raise _unreadable(file, error) from error
 
 
-def check_single_input(model: Any, target: str) -> None:
-    """Refuse a model that takes several inputs."""
+def _unreadable(file: Path, error: Exception) -> vp.VarpropError:
+    return vp.VarpropError(
+        f"{file} cannot be read as weights ({type(error).__name__}): give a safetensors file, or a state_dict saved by "
+        f"torch.save."
+    )
+
+
+def required_inputs(model: Any) -> list[str]:
+    """Names of the inputs that a model cannot do without."""
     parameters = signatures.signature(model.forward).parameters.values()
     usual = (signatures.Parameter.POSITIONAL_ONLY, signatures.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p.name for p in parameters if p.default is p.empty and p.kind in usual]
-    if len(required) > 1:
+    return [p.name for p in parameters if p.default is p.empty and p.kind in usual]
+
+
+def check_inputs(model: Any, target: str, given: int) -> None:
+    """Refuse a model that takes more inputs than shapes were given."""
+    required = required_inputs(model)
+    if len(required) > given:
         raise vp.VarpropError(
-            f"{target} takes {len(required)} inputs ({', '.join(required)}), and the command line gives one: name a "
-            f"factory that wraps it, or call vp.inspect with a tuple of moments."
+            f"{target} takes {len(required)} inputs ({', '.join(required)}): give --input-shape once for each, in this "
+            f"order, or name a factory that wraps it."
         )
 
 
-def check_runs(model: Any, example: Any, target: str) -> None:
-    """Refuse a model that does not take the example."""
+def check_runs(model: Any, examples: Sequence[Any], target: str) -> None:
+    """Refuse a model that does not take the examples."""
     import torch
 
     try:
         with torch.no_grad():
-            model(example)
+            model(*examples)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise vp.VarpropError(f"{target} does not take inputs of shape {tuple(example.shape[1:])}: {reason}") from error
+        shapes = " and ".join(str(tuple(example.shape[1:])) for example in examples)
+        raise vp.VarpropError(f"{target} does not take inputs of shape {shapes}: {reason}") from error

@@ -28,8 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             traceback.print_exc()
         else:
             print(sentence(error), file=sys.stderr)
-        sys.exit(130 if isinstance(error, Stopped) else 1)
+        sys.exit(130 if isinstance(error, Stopped) else _status(given))
     sys.exit(0)
+
+
+def _status(given: Sequence[str]) -> int:
+    """Of a failure: with `inspect` 1 means that the model has errors, so that failing is 2."""
+    command = next((argument for argument in given if not argument.startswith("-")), "")
+    return 2 if command == "inspect" else 1
 
 
 def _app() -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """A look inside a network without data: statistics, gradients and findings, layer by layer."""
 
+from .compare import Comparison
 from .report import Report
 from .run import inspect
 
-__all__ = ["Report", "inspect"]
+__all__ = ["Comparison", "Report", "inspect"]

@@ -107,6 +107,14 @@ _LIMITS: dict[Any, tuple[float, float]] = {
     aten._softmax: (0.0, 1.0), aten.softplus: (0.0, math.inf), aten.exp: (0.0, math.inf),
 }  # fmt: skip
 
+_CLAMPS: dict[Any, Callable[..., tuple[Any, Any]]] = {
+    aten.hardtanh: lambda low=-1.0, high=1.0: (low, high),
+    aten.clamp: lambda min=None, max=None: (min, max),
+    aten.clip: lambda min=None, max=None: (min, max),
+    aten.clamp_min: lambda low: (low, None),
+    aten.clamp_max: lambda high: (None, high),
+}
+
 
 def bend_of(node: Node) -> Bend | None:
     """The flat parts of a node's operation, if it is an activation that has any."""
@@ -116,4 +124,12 @@ def bend_of(node: Node) -> Bend | None:
 
 def limits_of(node: Node) -> tuple[float, float]:
     """Bounds of the values a node can take, as far as its operation tells."""
-    return _LIMITS.get(getattr(node.target, "overloadpacket", None), (-math.inf, math.inf))
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet in _CLAMPS:
+        return _clamped(*_CLAMPS[packet](*node.args[1:], **node.kwargs))
+    return _LIMITS.get(packet, (-math.inf, math.inf))
+
+
+def _clamped(low: Any = None, high: Any = None) -> tuple[float, float]:
+    least, most = (bound if isinstance(bound, (int, float)) else None for bound in (low, high))
+    return -math.inf if least is None else float(least), math.inf if most is None else float(most)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from .rows import Row
+from .thresholds import ALWAYS_ON, CONSTANT, DEAD, GRADIENT, GROWN, SATURATED, SHRUNK
 
 Severity = Literal["error", "warning", "note"]
 ORDER: dict[str, int] = {"error": 0, "warning": 1, "note": 2}
@@ -45,14 +46,22 @@ class Finding:
         return f"{self.severity}: {self.where}: {self.text} -> {self.advice}."
 
 
-def findings(rows: list[Row], gradient_ratio: float | None) -> tuple[Finding, ...]:
-    """All findings, errors first, in the order of the network within a severity."""
+def findings(rows: list[Row], gradient_ratio: float | None, unsettled: int = 0) -> tuple[Finding, ...]:
+    """All findings, errors first, in the order of the network within a severity.
+
+    Args:
+        rows: Of the report.
+        gradient_ratio: Gradient at the first layer over that at the last.
+        unsettled: How many batch norms have seen no data: in training they would rescale what grows or shrinks, so
+            that this is no error yet.
+    """
     layers = [row for row in rows if row.leaf and not row.moves]
     # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
     weighted = [row for row in layers if row.weighted] or layers
-    found: list[Finding] = [*_size(weighted), *_gradient(weighted, gradient_ratio), *_shift(weighted)]
+    scale = [*_size(weighted), *_gradient(weighted, gradient_ratio), *_shift(weighted)]
+    found: list[Finding] = [*_unsettled(scale, unsettled), *_softened(scale, unsettled), *_constant(layers, weighted)]
     for row in layers:
-        found += [*_saturation(row), *_rectifier(row), *_constant(row), *_disagreement(row)]
+        found += [*_saturation(row), *_softened(_rectifier(row), row.unsettled), *_disagreement(row)]
     found = [*_merged(found), *_approximations(layers)]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
 
@@ -74,6 +83,22 @@ def _one(group: list[Finding]) -> list[Finding]:
     return [replace(worst, text=text)]
 
 
+def _softened(found: list[Finding], soften: int | bool) -> list[Finding]:
+    """Errors as warnings where a batch norm has yet to see the data it will divide by."""
+    return [replace(one, severity="warning") if soften and one.severity == "error" else one for one in found]
+
+
+def _unsettled(found: list[Finding], count: int) -> list[Finding]:
+    if not count:
+        return []
+    text = (
+        f"{count} batch norm(s) have seen no data yet (mean 0, variance 1) and change nothing here; in training they "
+        f"rescale what grows or shrinks"
+    )
+    advice = "send data through in training mode before judging the scales, or replace them by vp.normalize"
+    return [Finding("warning" if found else "note", "unsettled", "(model)", text, advice, float(count))]
+
+
 def _graded(value: float, warning: float, error: float) -> Severity | None:
     return "error" if value >= error else "warning" if value >= warning else None
 
@@ -81,8 +106,8 @@ def _graded(value: float, warning: float, error: float) -> Severity | None:
 def _size(rows: list[Row]) -> list[Finding]:
     """Growth and decay of the standard deviation: where each begins, and how far it goes."""
     known = [row for row in rows if row.growth is not None]
-    grown = _extreme(known, lambda row: row.growth or 0.0, 10.0, 1000.0)
-    shrunk = _extreme([row for row in known if row.growth], lambda row: 1 / (row.growth or 1.0), 20.0, 1000.0)
+    grown = _extreme(known, lambda row: row.growth or 0.0, *GROWN)
+    shrunk = _extreme([row for row in known if row.growth], lambda row: 1 / (row.growth or 1.0), *SHRUNK)
     found = []
     for kind, verb, far in (("growth", "grown", grown), ("decay", "shrunk", shrunk)):
         if far:
@@ -106,7 +131,7 @@ def _extreme(
 
 def _shift(rows: list[Row]) -> list[Finding]:
     """Units that are nearly constant: their mean square is almost all mean."""
-    far = _extreme(rows, lambda row: 1 / max(1 - row.numbers["shift"], 1e-30), 100.0, 10000.0)
+    far = _extreme(rows, lambda row: 1 / max(1 - row.numbers["shift"], 1e-30), *CONSTANT)
     if not far:
         return []
     severity, first, worst = far
@@ -119,7 +144,7 @@ def _gradient(rows: list[Row], ratio: float | None) -> list[Finding]:
     if not ratio:
         return []
     kind = "explode" if ratio > 1 else "vanish"
-    severity = _graded(max(ratio, 1 / ratio), 100.0, 10000.0)
+    severity = _graded(max(ratio, 1 / ratio), *GRADIENT)
     if severity is None:
         return []
     with_gradient = [row for row in rows if "gradient" in row.numbers]
@@ -130,7 +155,7 @@ def _gradient(rows: list[Row], ratio: float | None) -> list[Finding]:
 
 def _saturation(row: Row) -> list[Finding]:
     share = row.numbers.get("saturated", 0.0)
-    severity = _graded(share, 0.1, 0.5)
+    severity = _graded(share, *SATURATED)
     if severity is None:
         return []
     size = f"std has {_change(row.growth)} the input; " if row.growth is not None else ""
@@ -151,11 +176,11 @@ def _rectifier(row: Row) -> list[Finding]:
     if dead:
         text = f"{_at_least(dead)} of its units are dead: they are on less than once in a thousand times"
         advice = f"raise the biases before it, {INIT}, {NORMALIZE}"
-        found.append(Finding(_graded(dead, 0.05, 0.5) or "note", "dead", row.label, text, advice, dead))
+        found.append(Finding(_graded(dead, *DEAD) or "note", "dead", row.label, text, advice, dead))
     if always:
         text = f"{_at_least(always)} of its units are always on: for them the rectifier does nothing"
         advice = f"lower the biases before it, {INIT}"
-        severity: Severity = "warning" if always >= 0.5 else "note"
+        severity: Severity = "warning" if always >= ALWAYS_ON else "note"
         found.append(Finding(severity, "always_on", row.label, text, advice, always))
     return found
 
@@ -170,13 +195,39 @@ def _exact_percent(share: float) -> str:
     return f"{100 - missing:.6g} %" if missing > 1e-4 else "all"
 
 
-def _constant(row: Row) -> list[Finding]:
-    if row.std.least > 0 or "dead" in row.numbers:
-        return []
-    whole = row.std.most == 0
-    text = "none of its units varies" if whole else "some of its units do not vary at all"
+def _constant(rows: list[Row], weighted: list[Row]) -> list[Finding]:
+    """Units that do not vary: whole layers, and single channels of layers with weights."""
+    whole = [row for row in rows if row.std.most == 0 and "dead" not in row.numbers]
+    some = [row for row in weighted if 0 < row.constant < 1]
     advice = "look for rows of zeros in its weights, or for units before it that are dead"
-    return [Finding("error" if whole else "warning", "constant", row.label, text, advice, row.std.least)]
+    found = [
+        Finding(
+            "warning",
+            "constant",
+            row.label,
+            f"{_at_least(row.constant)} of its units do not vary",
+            advice,
+            row.constant,
+        )
+        for row in some
+    ]
+    return found + ([_nothing_varies(whole[0], rows, weighted)] if whole else [])
+
+
+def _some_vary(row: Row) -> Finding:
+    text = f"{_at_least(row.constant)} of its units do not vary at all"
+    advice = "look for rows of zeros in its weights, or for units before it that are dead"
+    return Finding("warning", "constant", row.label, text, advice, row.constant)
+
+
+def _nothing_varies(row: Row, rows: list[Row], weighted: list[Row]) -> Finding:
+    """Bad where the output is constant with it; a last layer or a branch may start at zero on purpose."""
+    if row.label == weighted[-1].label:
+        text = "none of its units varies: the output starts at zero, and nothing before it gets a gradient at first"
+        return Finding("note", "constant", row.label, text, "leave it if that is on purpose", 1.0)
+    severity: Severity = "error" if rows[-1].std.most == 0 else "warning"
+    advice = "look for zeros in its weights, or for a layer before it that is dead"
+    return Finding(severity, "constant", row.label, "none of its units varies", advice, 1.0)
 
 
 def _disagreement(row: Row) -> list[Finding]:

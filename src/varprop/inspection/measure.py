@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,9 @@ class Sums:
         self.totals[place, what] = values if known is None else known + values
 
 
-def measure(walk: Walk, places: list[Place], data: Any, samples: int, seed: int) -> list[dict[str, dict[str, float]]]:
+def measure(
+    walk: Walk, places: list[Place], data: Any, samples: int, seed: int, ran: Callable[[], None]
+) -> list[dict[str, dict[str, float]]]:
     """Every place's numbers from data, as value and standard error.
 
     Args:
@@ -43,21 +45,24 @@ def measure(walk: Walk, places: list[Place], data: Any, samples: int, seed: int)
         data: ``"gaussian"``, a tensor of inputs, or batches (a loader).
         samples: How many inputs at most.
         seed: Of the random draws.
+        ran: Called after every run.
     """
-    batch = _batch_extent(walk.plan.program)
+    batch = batch_extent(walk.plan.program)
     runs = math.ceil(samples / batch)
     groups = [Sums() for _ in range(GROUPS)]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for index, inputs in enumerate(_inputs(walk, data, runs, batch)):
             _run(walk, places, inputs, groups[index % GROUPS])
+            ran()
     used = [group for group in groups if group.runs]
     if len(used) < 2:
         raise VarpropError(f"`check` needs at least two inputs of the example's batch extent {batch}.")
     return [_estimates(index, used) for index in range(len(places))]
 
 
-def _batch_extent(program: Program) -> int:
+def batch_extent(program: Program) -> int:
+    """How many inputs one run of the graph takes."""
     shape = program.inputs[0].form.shape
     return int(shape[0]) if len(shape) else 1
 

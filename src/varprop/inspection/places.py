@@ -26,6 +26,17 @@ class Place:
     output: Node
     nodes: tuple[Node, ...]
 
+    @property
+    def label(self) -> str:
+        """How a person would call it."""
+        return label(self.path, self.call, "" if self.kind == "module" else self.name)
+
+
+def label(path: str, call: int, operation: str) -> str:
+    """A module's path with the number of its call, and the operation in it if it is one."""
+    name = (path or "(model)") + (f" #{call + 1}" if call else "")
+    return f"{name} [{operation}]" if operation else name
+
 
 def places(walk: Walk) -> list[Place]:
     """Module calls and operations with random results in the order of execution, containers first."""

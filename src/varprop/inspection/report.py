@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import VarpropError
+from ..walk import Walk
+from .compare import Comparison, compare
 from .findings import Finding
+from .page import render, write
+from .page_notebook import report_html
+from .page_report import report_page
+from .page_text import finite_json
+from .places import Place
+from .quantization import quantization
 from .rows import Row
-from .table import STYLES, html_table, plain, rich_table
+from .table import STYLES, plain, rich_table
 
 FORMAT = 1  # of to_dict
+Source = tuple[Walk, tuple[Place, ...]]
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Report:
         inputs: Extents, mean and std of every random input.
         gradient_ratio: Gradient at the first layer over that at the last, both summed over positions.
         check: What the numbers were compared with: ``""``, ``"gaussian"`` or ``"data"``.
+        source: What the report was made from; None in a copy that was saved and loaded.
     """
 
     model: str
@@ -39,6 +46,7 @@ class Report:
     inputs: tuple[dict[str, Any], ...]
     gradient_ratio: float | None
     check: str = ""
+    source: Source | None = field(default=None, repr=False, compare=False)
 
     def __getitem__(self, path: str) -> Row:
         """The row of a module's first call, or that of a label."""
@@ -93,10 +101,33 @@ class Report:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The dict as JSON text, also written to a file if a path is given; what is not finite becomes null."""
-        text = json.dumps(_finite(self.to_dict()), indent=1, allow_nan=False)
+        text = finite_json(self.to_dict())
         if path is not None:
             Path(path).write_text(text + "\n", "utf-8")
         return text
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """One HTML page with nothing outside it, also written to a file if a path is given.
+
+        Raises:
+            VarpropError: If the file cannot be written.
+        """
+        text = render(report_page(self))
+        if path is not None:
+            write(text, path)
+        return text
+
+    def compare(self, after: Report, names: tuple[str, str] = ("before", "after")) -> Comparison:
+        """This state of a model beside a later one.
+
+        Args:
+            after: The report of the later state.
+            names: What to call this state and the later one.
+
+        Raises:
+            VarpropError: If the reports have no layer in common.
+        """
+        return compare(self, after, names)
 
     def to_dataframe(self) -> Any:
         """One line a row, as a pandas DataFrame.
@@ -105,13 +136,39 @@ class Report:
             VarpropError: If pandas is not installed.
         """
         try:
-            pandas = importlib.import_module("pandas")
+            import pandas  # type: ignore[import-untyped, unused-ignore]
         except ImportError as error:
             raise VarpropError("to_dataframe needs pandas: pip install pandas.") from error
         return pandas.DataFrame([flat(row) for row in self.rows])
 
     def _repr_html_(self) -> str:
-        return html_table(list(self.rows), self.findings)
+        return report_html(self)
+
+    def quantization(self, bits: int = 8, *, k: float = 4.0, per_channel: bool = True) -> dict[str, Any]:
+        """What a quantized copy of the model needs, from the weights alone, ready for JSON.
+
+        Weights are rounded to whole multiples of their scale, symmetrically. Where W_q are those of a layer, its mean
+        output is off by ``shift`` = (W_q - W) E[x]; add ``correction`` to its bias (or, times the slope of a batch norm
+        behind it, to that one's) and it is not.
+
+        Args:
+            bits: Of the weights.
+            k: Half width of the activation ranges, in standard deviations.
+            per_channel: One scale for every output channel, or one for the whole layer.
+
+        Returns:
+            ``inputs`` and ``activations`` with the range (``low``, ``high``), ``mean`` and ``std`` of every channel,
+            and ``layers`` with the name of the ``weight``, its ``scale``, ``shift`` and ``correction`` by channel.
+
+        Raises:
+            VarpropError: If the weights have changed since, or the report was saved and loaded.
+        """
+        if self.source is None:
+            raise VarpropError("This report was saved and loaded, without the model it is about: inspect again.")
+        return {"model": self.model} | quantization(*self.source, bits, k, per_channel)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "source": None}
 
     def __repr__(self) -> str:
         return self.text()
@@ -125,12 +182,3 @@ def flat(row: Row) -> dict[str, Any]:
     measured = {f"measured_{key}": seen["value"] for key, seen in nested["measured"].items()}
     errors = {f"measured_{key}_error": seen["error"] for key, seen in nested["measured"].items()}
     return {**plain_row, **row.numbers, **flattened, **measured, **errors}
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,8 +15,9 @@ from ..node import Node
 from ..plan import rule_of
 from ..walk import Walk
 from .backward import Gradients
-from .bends import limits_of
-from .places import Place, bend_at, first_moments, op_name
+from .caveats import caveats, follows_unsettled
+from .channels import channel_axis, over_channels, ranges
+from .places import Place, bend_at, first_moments, label, op_name
 from .slopes import squared_slope
 from .summary import Spread, Statistics, numbers, spread_of
 
@@ -55,6 +55,9 @@ class Row:
         ranges: Low and high end of every channel, mean -+ k std.
         measured: The same numbers from data, each with its standard error.
         node: Name of the graph node.
+        constant: Share of the channels that do not vary at any position.
+        unsettled: Whether it follows a batch norm that has seen no data (mean 0, variance 1, shift 0), or belongs to a
+            gate behind such ones.
     """
 
     path: str
@@ -81,6 +84,8 @@ class Row:
     ranges: dict[str, Any] = field(repr=False)
     node: str
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    constant: float = 0.0
+    unsettled: bool = False
 
     @property
     def weighted(self) -> bool:
@@ -90,9 +95,7 @@ class Row:
     @property
     def label(self) -> str:
         """How a person would call it."""
-        name = self.path or "(model)"
-        name += f" #{self.call + 1}" if self.call else ""
-        return name if self.kind == "module" else f"{name} [{self.name}]"
+        return label(self.path, self.call, "" if self.kind == "module" else self.name)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -120,7 +123,7 @@ def make_row(walk: Walk, gradients: Gradients, place: Place, k: float, measured:
     found, moments = statistics(walk, gradients, place), first_moments(walk, place.output)
     assert moments is not None
     layer, before = numbers(found), _rms(_inputs(walk, walk.plan.program.inputs))
-    notes = [note for node in place.nodes for note in walk.notes.get(node, ())]
+    notes = [note for node in place.nodes for note in caveats(walk, node)]
     sampled = any(node in walk.sampled for node in place.nodes)
     tainted = (place.output, 0) in gradients.tainted
     return Row(
@@ -145,10 +148,17 @@ def make_row(walk: Walk, gradients: Gradients, place: Place, k: float, measured:
         reasons=tuple(dict.fromkeys(notes)),
         gradient_status="" if found.gradient is None else "approximate" if tainted else "exact",
         gradient_reason="; ".join(dict.fromkeys(gradients.notes[n] for n in place.nodes if n in gradients.notes)),
-        ranges=_ranges(moments, place, k),
+        ranges=ranges(moments, place.output, k),
         measured=measured,
         node=place.output.name,
+        constant=_constant_share(moments, place.output),
+        unsettled=follows_unsettled(walk, place.output),
     )
+
+
+def _constant_share(moments: Moments, node: Node) -> float:
+    most = over_channels(moments.var, channel_axis(moments, node), torch.amax)
+    return float((most == 0).double().mean())
 
 
 def _maker(node: Node) -> Node:
@@ -175,14 +185,11 @@ def _function_slope(walk: Walk, gradients: Gradients, start: Node, end: Node) ->
     root = walk.plan.root.get(end)
     if root is None or root is end or walk.plan.root.get(start) is not root:
         return None
-    if start is root and end in gradients.slopes:
-        return gradients.slopes[end]
     x, shape = first_moments(walk, root), walk.value(end).shape
-    return (
-        squared_slope(walk.clusters, end, start, root, Moments(x.mean.expand(shape), x.var.expand(shape)))
-        if x
-        else None
-    )
+    if x is None:
+        return None
+    wide = Moments(x.mean.expand(shape), x.var.expand(shape))
+    return squared_slope(walk.clusters, end, start, root, wide, gradients.slopes)
 
 
 def _inputs(walk: Walk, nodes: list[Node]) -> list[Moments]:
@@ -195,38 +202,8 @@ def _rms(values: list[Moments]) -> float:
     return (sum(variances) / len(variances)) ** 0.5 if variances else 0.0
 
 
-def _ranges(moments: Moments, place: Place, k: float) -> dict[str, Any]:
-    """Ends of mean -+ k std for every channel, within what the operation can give."""
-    least, most = limits_of(place.output)
-    low = (moments.mean - k * moments.std).clamp(least, most)
-    high = (moments.mean + k * moments.std).clamp(least, most)
-    axis = _channel_axis(moments, place)
-    return {"axis": axis, "k": k, "low": _ends(low, axis, torch.amin), "high": _ends(high, axis, torch.amax)}
-
-
-def _channel_axis(moments: Moments, place: Place) -> int:
-    """Sequences carry their channels last, unless an operation on channels in second place made them."""
-    last = moments.ndim == 3 and not _has_channels_second(place.output)
-    return moments.ndim - 1 if last or moments.ndim < 2 else 1
-
-
-def _has_channels_second(node: Node) -> bool:
-    """Whether a convolution or the like made the node, functions of one value after it left aside."""
-    rule = rule_of(node) if node.target is not None else None
-    while node.operands and (node.target is operator.getitem or (rule is not None and rule.kind == "elementwise")):
-        node = node.operands[0]
-        rule = rule_of(node) if node.target is not None else None
-    return node.target is not None and any(word in op_name(node) for word in ("conv", "pool", "batch_norm"))
-
-
 def _positions(walk: Walk, moments: Moments, place: Place) -> float:
     """Elements of one channel in one sample; the batch need not be the first axis inside a model."""
     inputs = [node.form.shape for node in walk.plan.program.inputs if len(node.form.shape)]
     batch = inputs[0][0] if inputs else 1
-    return max(1.0, math.prod(moments.full) / (moments.full[_channel_axis(moments, place)] * batch))
-
-
-def _ends(values: Tensor, axis: int, extreme: Callable[..., Tensor]) -> list[float]:
-    others = [other for other in range(values.ndim) if other != axis]
-    ends = extreme(values.detach(), others) if others else values.detach()
-    return [float(end) for end in ends.flatten()]
+    return max(1.0, math.prod(moments.full) / (moments.full[channel_axis(moments, place.output)] * batch))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ..capture import Program
 from ..engine import capture, example_for, fitted_inputs
@@ -14,11 +18,15 @@ from ..node import Node
 from ..plan import make_plan, require_complete
 from ..walk import Walk
 from .backward import gradients
+from .caveats import unsettled
 from .findings import findings
-from .measure import measure
+from .measure import batch_extent, measure
 from .places import first_moments, places
 from .report import Report
 from .rows import Row, make_row
+
+Progress = Callable[[str, int, int], None]
+STEPS = 3  # capture, propagation, gradients
 
 
 def inspect(
@@ -31,6 +39,7 @@ def inspect(
     seed: int = 0,
     k: float = 4.0,
     on_missing: Literal["raise", "sample"] = "sample",
+    progress: Progress | None = None,
 ) -> Report:
     """See inside a network without data: statistics of every layer, gradients, and what is wrong with it.
 
@@ -44,6 +53,7 @@ def inspect(
         seed: Of the random draws of `check`.
         k: Half width of the activation ranges, in standard deviations.
         on_missing: As for `propagate`.
+        progress: Called with what is being done, the number of steps done and of all steps.
 
     Returns:
         Rows, findings, and their forms for people and programs.
@@ -54,10 +64,18 @@ def inspect(
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
-    program = model if isinstance(model, Program) else capture(model, example_for(model, input, example))
+    example = None if isinstance(model, Program) else example_for(model, input, example)
+    runs = 0 if check is None else math.ceil(samples / _batch_extent(model, example))
+    step = _counted(progress or (lambda text, done, total: None), STEPS + runs)
+    step("capturing the graph")
+    program = model if isinstance(model, Program) else capture(model, example)
+    step("propagating moments")
     walk = _walked(program, input, on_missing)
+    step("following gradients back")
     back, found = gradients(walk), places(walk)
-    measured = measure(walk, found, check, samples, seed) if check is not None else [{} for _ in found]
+    measured: list[dict[str, dict[str, float]]] = [{} for _ in found]
+    if check is not None:
+        measured = measure(walk, found, check, samples, seed, lambda: step("running data"))
     with torch.no_grad():
         rows = [make_row(walk, back, place, k, seen) for place, seen in zip(found, measured, strict=True)]
     ratio = _gradient_ratio(rows)
@@ -65,11 +83,26 @@ def inspect(
         type(program.model).__name__,
         sum(parameter.numel() for parameter in program.model.parameters()),
         tuple(rows),
-        findings(rows, ratio),
+        findings(rows, ratio, unsettled(walk)),
         tuple(_described(walk, node) for node in program.inputs),
         ratio,
         "" if check is None else "gaussian" if isinstance(check, str) else "data",
+        (walk, tuple(found)),
     )
+
+
+def _counted(progress: Progress, total: int) -> Callable[[str], None]:
+    """Counts the steps as they are reported."""
+    counter = itertools.count()
+    return lambda text: progress(text, next(counter), total)
+
+
+def _batch_extent(model: nn.Module | Program, example: Any) -> int:
+    """How many inputs one run takes."""
+    if isinstance(model, Program):
+        return batch_extent(model)
+    first = next((leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor)), None)
+    return int(first.shape[0]) if first is not None and first.ndim else 1
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +16,18 @@ from ..node import Node
 aten = torch.ops.aten
 
 
-def squared_slope(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments) -> Tensor | None:
-    """E[(d end / d start)^2] for the cluster's root distributed as `x`, or None where the root must be positive.
+Pair = tuple[Tensor, Tensor]
+Known = dict[tuple[Node, Node], Pair]
+
+
+def squared_slope(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments, known: Known) -> Tensor | None:
+    """E[(d end / d start)^2]; see `slopes`."""
+    found = slopes(clusters, end, start, root, x, known)
+    return None if found is None else found[1]
+
+
+def slopes(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments, known: Known) -> Pair | None:
+    """E[f'] and E[f'^2] of f' = d end / d start for the cluster's root distributed as `x`.
 
     Args:
         clusters: The elementwise part of a walk.
@@ -26,36 +35,48 @@ def squared_slope(clusters: Clusters, end: Node, start: Node, root: Node, x: Mom
         start: The root, or a node between it and `end`.
         root: The root.
         x: The root's moments, written out to the extents of `end`.
+        known: What was worked out before, for the same root and moments.
+
+    Returns:
+        Both, or None where the root must be positive.
     """
+    base, line = clusters.line(end)
+    if clusters.line(start)[0] is base and start is not base:  # both are lines of the same node
+        return _known(clusters, end, start, root, x, known)
+    slope = torch.as_tensor(line.slope, dtype=working_dtype(x.device), device=x.device)
+    one = torch.ones(x.shape, dtype=slope.dtype, device=x.device)
+    curved = (one, one) if base is start else _known(clusters, base, start, root, x, known)
+    return None if curved is None else (slope * curved[0], slope.square() * curved[1])
+
+
+def _known(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments, known: Known) -> Pair | None:
+    found = known.get((end, start))
+    if found is not None and found[0].shape == x.shape:
+        return found
+    found = _integrated(clusters, end, start, root, x)
+    if found is not None:
+        known[end, start] = found
+    return found
+
+
+def _integrated(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments) -> Pair | None:
     mean, std = (t.to(working_dtype(t.device)) for t in (x.mean, x.std))
-    if start is root and (closed := _closed(clusters, end, root, mean, std)) is not None:
-        return closed
-    path = clusters._path(end, root)
-    if any(clusters._needs_positive(node, root) for node in path):
+    if start is root and getattr(end.target, "overloadpacket", None) is aten.relu and end.args[0] is root:
+        return (on := cdf(ratio(mean, std))), on
+    path = clusters.path(end, root)
+    if clusters.needs_positive(path, root):
         return None
-    points = clusters._points(path, root, mean, std)
+    points = clusters.points(path, root, mean, std)
     slope = _slope(clusters, path, root, start)
     # at a kink of the function its slope jumps
     first, spread = expectation(slope, mean, std, breaks=[*points["breaks"], *points["jumps"]], knots=points["knots"])
-    return first.square() + spread
-
-
-def _closed(clusters: Clusters, end: Node, root: Node, mean: Tensor, std: Tensor) -> Tensor | None:
-    base, line = clusters.line(end)
-    if base is root:
-        return torch.as_tensor(line.slope, dtype=mean.dtype, device=mean.device).square().expand(mean.shape)
-    if getattr(end.target, "overloadpacket", None) is aten.relu and end.args[0] is root:
-        return cdf(ratio(mean, std))
-    return None
+    return first, first.square() + spread
 
 
 def _slope(clusters: Clusters, path: list[Node], root: Node, start: Node) -> Callable[[Tensor], Tensor]:
     def slope(x: Tensor) -> Tensor:
         with torch.enable_grad():
-            local: dict[Node, Any] = {root: x.detach().requires_grad_()}
-            for node in path:
-                args, kwargs = clusters._arguments(node, local.__getitem__)
-                local[node] = (clusters.plan.rules[node].evaluate or node.target)(*args, **kwargs)
+            local = clusters.values(path, root, x.detach().requires_grad_())
             end = local[path[-1]]
             if not end.requires_grad or not local[start].requires_grad:
                 return torch.zeros_like(x)

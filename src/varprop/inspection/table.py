@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 from .findings import Finding
@@ -76,17 +75,3 @@ def rich_table(rows: list[Row], findings: tuple[Finding, ...]) -> Any:
     for row in shown(rows):
         table.add_row(*map(escape, cells(row)), style=STYLES.get(worst.get(row.label, ""), ""))
     return table
-
-
-def html_table(rows: list[Row], findings: tuple[Finding, ...]) -> str:
-    """The findings and the table for a notebook."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADER)
-    body = "".join("<tr>" + "".join(_cell(text) for text in cells(row)) + "</tr>" for row in shown(rows))
-    found = "".join(
-        f"<li><b>{f.severity}</b> {html.escape(f'{f.where}: {f.text}; {f.advice}.')}</li>" for f in findings
-    )
-    return f"<ul>{found}</ul><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(text: str) -> str:
-    return f'<td style="text-align:left;white-space:pre">{html.escape(text)}</td>'

@@ -3,7 +3,8 @@
 from .depth import DepthWarning
 from .fold import fold, init_
 from .layers import Normalized
+from .native import describe_native
 from .normalize import normalize
 from .united import unchanged
 
-__all__ = ["DepthWarning", "Normalized", "fold", "init_", "normalize", "unchanged"]
+__all__ = ["DepthWarning", "Normalized", "describe_native", "fold", "init_", "normalize", "unchanged"]

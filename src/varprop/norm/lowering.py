@@ -169,7 +169,7 @@ class Lowering:
 
     def _values(self, node: Node, root: Node) -> Callable[[Tensor], Tensor]:
         clusters = self.walk.clusters
-        return lambda x: clusters._evaluate(clusters._path(node, root), root, x)
+        return lambda x: clusters.evaluate(clusters.path(node, root), root, x)
 
     def _applied(self, function: Function, node: Node, *arguments: Node) -> Moments:
         moving = [self._value(argument) for argument in arguments]
@@ -242,7 +242,7 @@ class Lowering:
 
         name = self._expression(argument, before)
         clusters = self.walk.clusters
-        return recognized(name, moments, lambda x: clusters._evaluate(clusters._path(argument, before), before, x))
+        return recognized(name, moments, lambda x: clusters.evaluate(clusters.path(argument, before), before, x))
 
     def _require_uniform(self, node: Node, moving: Moments) -> None:
         """The rule mixes positions; lanes stay apart only where all positions of a channel are the same lane."""

@@ -1,0 +1,52 @@
+"""Packages that a target or its data may need, imported when they do."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import varprop as vp
+
+INSTALLED_AS = {"PIL": "pillow"}
+OPERATORS = ("nms", "qnms")
+
+
+def needed(package: str) -> Any:
+    """An optional package, or one sentence on how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        name = (error.name or package).partition(".")[0]
+        raise vp.VarpropError(f"This needs {name}: pip install {INSTALLED_AS.get(name, name)}.") from error
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        _declare_operators()
+        _forget(package.partition(".")[0], "torchvision")
+        return importlib.import_module(package)
+
+
+def _declare_operators() -> None:
+    """Beside a CPU build of torch torchvision's own operators do not load; declared they do not stop its import."""
+    import torch
+
+    for name in OPERATORS:
+        with contextlib.suppress(RuntimeError):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _forget(*packages: str) -> None:
+    """Half imported modules would be taken for whole ones."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[name]
+
+
+def no_such_model(package: str, name: str, known: Iterable[str]) -> vp.VarpropError:
+    """One sentence, with names that look alike."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    meant = f" Did you mean {' or '.join(near)}?" if near else ""
+    return vp.VarpropError(f"{package} has no model {name!r}.{meant}")

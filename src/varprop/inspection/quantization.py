@@ -1,0 +1,186 @@
+"""What a quantized network needs to know: ranges of activations, and the shift that rounded weights bring.
+
+A layer y = W x + b with rounded weights W_q is off by (W_q - W) x, whose mean (W_q - W) E[x] does not go away by
+averaging: taken off the bias it is gone (Nagel et al., Data-Free Quantization, 2019). But rounding also changes the
+spread of what enters a rectifier, hence the mean of what leaves it, to the same order. So the rounded network is
+propagated too, layer by layer with the corrections so far, and what its means are off by is the next correction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import VarpropError
+from ..moments import Moments, trusted
+from ..node import Node
+from ..registry import Rule
+from ..walk import Walk, apply
+from .channels import channel_axis, over_channels, ranges
+from .places import Place, first_moments
+
+aten = torch.ops.aten
+FORMAT = 1  # of the dict
+BITS = range(2, 17)
+FORWARD = {aten.linear, aten.conv1d, aten.conv2d, aten.conv3d}
+TRANSPOSED = {aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d}
+GROUPS = 6  # where a transposed convolution keeps its number of groups
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Weights and their rounded form, by output channel: ``rows`` = whole numbers times ``scale``."""
+
+    weight: Tensor
+    scale: Tensor
+    rows: Tensor
+    groups: int | None
+
+    def value(self) -> Tensor:
+        """The rounded weights in their own shape and dtype."""
+        if self.groups is None:
+            return self.rows.view(self.weight.shape).to(self.weight.dtype)
+        inputs, rest = self.weight.shape[0] // self.groups, self.weight.shape[2:]
+        split = self.rows.view(self.groups, -1, inputs, *rest)
+        return split.transpose(1, 2).flatten(0, 1).to(self.weight.dtype)
+
+    def error(self) -> float:
+        """Root mean square of what rounding changes."""
+        return float((self.value() - self.weight).double().square().mean().sqrt())
+
+
+def quantization(walk: Walk, places: Sequence[Place], bits: int, k: float, per_channel: bool) -> dict[str, Any]:
+    """Ranges of every activation, and scale, shift and correction of every layer with weights.
+
+    Args:
+        walk: A finished walk.
+        places: The places of its report.
+        bits: Of the weights, which are rounded to ``-(2^(bits-1) - 1) ... 2^(bits-1) - 1`` times their scale.
+        k: Half width of the ranges, in standard deviations.
+        per_channel: One scale for every output channel, or one for the whole layer.
+    """
+    if bits not in BITS:
+        raise ValueError(f"bits must be a whole number from {BITS[0]} to {BITS[-1]}, not {bits!r}.")
+    if not k > 0:
+        raise ValueError(f"k must be positive, not {k!r}.")
+    single = [place for place in places if place.leaf]
+    with torch.no_grad(), trusted():
+        found = _corrections(walk, bits, per_channel)
+        return {
+            "format": FORMAT,
+            "bits": bits,
+            "k": k,
+            "per_channel": per_channel,
+            "inputs": [_input(walk, node, k) for node in walk.plan.program.inputs if walk.plan.random(node)],
+            "activations": [_activation(walk, place, k) for place in single],
+            "layers": [{"label": one.label} | found[one.output] for one in single if one.output in found],
+        }
+
+
+def _input(walk: Walk, node: Node, k: float) -> dict[str, Any]:
+    moments = first_moments(walk, node)
+    return {"label": node.name} | ({} if moments is None else _statistics(moments, node, k))
+
+
+def _activation(walk: Walk, place: Place, k: float) -> dict[str, Any]:
+    moments = first_moments(walk, place.output)
+    assert moments is not None
+    return {"label": place.label, "node": place.output.name} | _statistics(moments, place.output, k)
+
+
+def _statistics(moments: Moments, node: Node, k: float) -> dict[str, Any]:
+    """Ends of the range, mean and std of every channel."""
+    axis = channel_axis(moments, node)
+    mean = over_channels(moments.mean.double(), axis, torch.mean)
+    square = over_channels(moments.mean.double().square() + moments.var.double(), axis, torch.mean)
+    found = ranges(moments, node, k)
+    std = (square - mean.square()).clamp_min(0).sqrt()
+    return {"axis": axis, "low": found["low"], "high": found["high"], "mean": mean.tolist(), "std": std.tolist()}
+
+
+def _corrections(walk: Walk, bits: int, per_channel: bool) -> dict[Node, dict[str, Any]]:
+    """What is to be said of every layer with constant weights, from a walk through the rounded network."""
+    found: dict[Node, dict[str, Any]] = {}
+    rules = {
+        node: Rule("rule", function=_rounded_rule(walk, node, rule, bits, per_channel, found))
+        for node, rule in walk.plan.rules.items()
+        if _is_layer(walk, node)
+    }
+    program = walk.plan.program
+    given = {node: walk.env[node] for node in program.inputs}
+    Walk(replace(walk.plan, rules=walk.plan.rules | rules), {**program.tensors(), **given}, annotate=False).run()
+    return found
+
+
+def _is_layer(walk: Walk, node: Node) -> bool:
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet in FORWARD | TRANSPOSED and walk.plan.random(node.args[0]) and not walk.plan.random(node.args[1])
+
+
+def _rounded_rule(
+    walk: Walk, node: Node, rule: Rule, bits: int, per_channel: bool, found: dict[Node, dict[str, Any]]
+) -> Callable[..., Moments]:
+    """A layer with rounded weights whose mean output is brought back to what it was."""
+
+    def function(x: Moments, weight: Tensor, bias: Any = None, *settings: Any, **named: Any) -> Moments:
+        before, own = walk.value(node), walk.value(node.args[0])
+        _refuse_changes(walk, node, before, apply(rule, node.target, (own, weight, bias, *settings), named))
+        rounded = _rounded(node, weight.detach(), settings, bits, per_channel)
+        after = apply(rule, node.target, (x, rounded.value(), bias, *settings), named)
+        alone = apply(rule, node.target, (own, rounded.value(), bias, *settings), named)
+        axis = _output_axis(node, weight, after.mean)
+        shift, total = (_by_channel(other.mean - before.mean, axis) for other in (alone, after))
+        found[node] = _described(walk, node, rounded, shift, -total)
+        return Moments(after.mean - total.view(_along(axis, after.mean.ndim)).to(after.dtype), after.var)
+
+    return function
+
+
+def _described(walk: Walk, node: Node, rounded: Rounded, shift: Tensor, correction: Tensor) -> dict[str, Any]:
+    names = walk.plan.program.state
+    return {
+        "weight": names.get(node.args[1], ""),
+        "bias": names.get(node.args[2], "") if len(node.args) > 2 else "",
+        "scale": rounded.scale.flatten().tolist(),
+        "weight_error": rounded.error(),
+        "shift": shift.tolist(),
+        "correction": correction.tolist(),
+    }
+
+
+def _rounded(node: Node, weight: Tensor, settings: Sequence[Any], bits: int, per_channel: bool) -> Rounded:
+    """The step between two weights is such that the largest takes the largest whole number."""
+    groups, rows = None, weight
+    if getattr(node.target, "overloadpacket", None) in TRANSPOSED:
+        # (in, out / groups, ...): the outputs of a group lie along the second axis
+        groups = settings[GROUPS - 3] if len(settings) > GROUPS - 3 else 1
+        rows = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    rows = rows.flatten(1).double()
+    largest = rows.abs().amax(1, keepdim=True) if per_channel else rows.abs().max().view(1, 1)
+    scale = torch.where(largest > 0, largest, 1.0) / (2 ** (bits - 1) - 1)
+    return Rounded(weight, scale, (rows / scale).round() * scale, groups)
+
+
+def _output_axis(node: Node, weight: Tensor, mean: Tensor) -> int:
+    linear = getattr(node.target, "overloadpacket", None) is aten.linear
+    return mean.ndim - 1 if linear else mean.ndim - (weight.ndim - 1)
+
+
+def _by_channel(values: Tensor, axis: int) -> Tensor:
+    return over_channels(values.double(), axis, torch.mean)
+
+
+def _along(axis: int, ndim: int) -> list[int]:
+    return [-1 if other == axis else 1 for other in range(ndim)]
+
+
+def _refuse_changes(walk: Walk, node: Node, before: Moments, now: Moments) -> None:
+    """The means belong to the weights as they were."""
+    if not torch.allclose(now.mean, before.mean, rtol=1e-4, atol=1e-6):
+        raise VarpropError(
+            f"The weights in {node.module or 'the model'} have changed since the report was made: inspect again."
+        )

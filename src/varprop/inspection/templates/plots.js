@@ -1,0 +1,105 @@
+// The data of the page, and what all plots have in common
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const ROWS = DATA.rows.map(([label, name, group, layer, weighted, end], index) => ({ label, name, group, layer, weighted, end, index }));
+const SVG = "http://www.w3.org/2000/svg";
+const LEFT = 54, RIGHT = 10, TOP = 10, BOTTOM = 40;
+const state = { show: "layers", picked: -1, charts: [] };
+const tooltip = document.getElementById("tooltip");
+
+function element(parent, name, attributes, text) {
+  const node = document.createElementNS(SVG, name);
+  for (const key in attributes) node.setAttribute(key, attributes[key]);
+  if (text !== undefined) node.textContent = text;
+  parent.appendChild(node);
+  return node;
+}
+function html(parent, name, className, text) {
+  const node = document.createElement(name);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  parent.appendChild(node);
+  return node;
+}
+const one = (value) => value.toFixed(1);
+
+// shares of units are known of activations, which have no weights
+function plottedRows(figure) {
+  const chosen = ROWS.filter(state.show === "weighted" && !figure.percent ? (row) => row.weighted : (row) => row.layer);
+  return chosen.length ? chosen : ROWS;
+}
+
+// Legends
+
+function addLegend(box, figure) {
+  const list = html(box, "ul", "legend");
+  const banded = figure.series.filter(({ low }) => low.length).pop();
+  for (const series of figure.series) {
+    const name = figure.kind === "scatter" ? "a layer" : series.name;
+    addKey(list, series, name + (series.error.length ? " ± standard error" : ""), series.marker ? "dots" : "line");
+  }
+  if (banded) addKey(list, banded, "middle half of units", "band");
+  if (banded && banded.least.length) addKey(list, banded, "all units", "outer");
+  if (figure.kind === "scatter") addKey(list, { look: "before", dashed: true }, "equal", "line");
+}
+function addKey(list, series, text, look) {
+  const item = html(list, "li");
+  swatch(item, series, look);
+  item.append(text);
+}
+function swatch(parent, series, look) {
+  const svg = element(parent, "svg", { width: 20, height: 10, "aria-hidden": "true", class: series.look });
+  if (look === "dots") element(svg, "path", { class: "dots", d: mark(series.marker, 10, 5, 3.5) });
+  else if (look === "line") element(svg, "path", { class: "line" + (series.dashed ? " dashed" : ""), d: "M0 5H20" });
+  else element(svg, "rect", { class: look, width: 20, height: 10 });
+}
+function mark(shape, x, y, size) {
+  if (shape === "triangle") return `M${one(x)} ${one(y - size * 1.15)}l${one(size * 1.1)} ${one(size * 2)}h${one(-size * 2.2)}z`;
+  if (shape === "square") return `M${one(x - size * 0.9)} ${one(y - size * 0.9)}h${one(size * 1.8)}v${one(size * 1.8)}h${one(-size * 1.8)}z`;
+  return `M${one(x - size)} ${one(y)}a${size} ${size} 0 1 0 ${size * 2} 0a${size} ${size} 0 1 0 ${-size * 2} 0`;
+}
+
+// A chart: the frame common to all plots
+
+function startChart(box) {
+  const figure = DATA.figures[box.dataset.figure];
+  addLegend(box, figure);
+  const svg = element(box, "svg", { class: "chart", tabindex: 0, role: "img", "aria-label": `${figure.title}: ${figure.label}` });
+  const chart = { box, figure, svg, draw: figure.kind === "scatter" ? drawScatter : drawDepth, width: 0 };
+  state.charts.push(chart);
+  addPointer(chart);
+  new ResizeObserver(() => { if (Math.round(box.clientWidth) !== chart.width) redraw(chart); }).observe(box);
+  redraw(chart);
+}
+function redraw(chart) {
+  chart.width = Math.max(220, Math.round(chart.box.clientWidth));
+  chart.height = chart.figure.kind === "scatter" ? Math.min(340, chart.width) : 270;
+  chart.svg.setAttribute("height", chart.height);
+  chart.svg.setAttribute("viewBox", `0 0 ${chart.width} ${chart.height}`);
+  chart.svg.replaceChildren();
+  chart.draw(chart);
+  chart.cursor = element(chart.svg, "g", { "pointer-events": "none" });
+}
+function drawValueAxis(chart, axis) {
+  const bottom = chart.height - BOTTOM, y = (value) => bottom - axis.at(value) * (bottom - TOP);
+  const written = [];
+  for (const tick of axis.ticks) {
+    if (written.some((other) => Math.abs(other - y(tick)) < 13)) continue;
+    element(chart.svg, "path", { class: "grid", d: `M${LEFT} ${one(y(tick))}H${chart.width - RIGHT}` });
+    element(chart.svg, "text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, tickText(tick));
+    written.push(y(tick));
+  }
+  const middle = (TOP + bottom) / 2;
+  const label = chart.figure.label + (axis.log ? ", log axis" : "");
+  element(chart.svg, "text", { class: "label", x: 11, y: middle, transform: `rotate(-90 11 ${middle})`, "text-anchor": "middle" },
+    chart.figure.kind === "scatter" ? "analytic" : label);
+  return y;
+}
+function drawFrame(chart) {
+  element(chart.svg, "path", { class: "frame", d: `M${LEFT} ${TOP}V${chart.height - BOTTOM}H${chart.width - RIGHT}` });
+}
+function clip(chart) {
+  const id = `clip-${chart.figure.id}`, holder = element(chart.svg, "clipPath", { id });
+  element(holder, "rect", { x: LEFT, y: TOP, width: chart.width - LEFT - RIGHT, height: chart.height - TOP - BOTTOM });
+  return element(chart.svg, "g", { "clip-path": `url(#${id})` });
+}

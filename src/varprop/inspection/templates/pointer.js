@@ -1,0 +1,85 @@
+// What lies under the pointer or the arrow keys: one cursor for all plots
+
+function addPointer(chart) {
+  const { svg } = chart;
+  const find = (event) => {
+    const box = svg.getBoundingClientRect();
+    return nearest(chart, event.clientX - box.left, event.clientY - box.top);
+  };
+  const move = (event) => { const position = find(event); if (position >= 0) point(chart, position); else leave(); };
+  svg.addEventListener("pointermove", move);
+  svg.addEventListener("pointerdown", move);
+  svg.addEventListener("pointerleave", leave);
+  svg.addEventListener("blur", leave);
+  svg.addEventListener("click", (event) => { const position = find(event); if (position >= 0) pick(chart.rows[position].index); });
+  svg.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (event.key === "Escape") leave();
+    if (event.key === "Enter" && chart.at >= 0) pick(chart.rows[chart.at].index);
+    if (!step || !chart.rows.length) return;
+    event.preventDefault();
+    point(chart, Math.min(chart.rows.length - 1, Math.max(0, (chart.at === undefined ? -1 : chart.at) + step)));
+  });
+}
+function nearest(chart, x, y) {
+  if (chart.figure.kind === "scatter") {
+    let best = -1, least = 30;
+    chart.points.forEach((at, position) => {
+      const distance = Math.hypot(at.x - x, at.y - y);
+      if (distance < least) [best, least] = [position, distance];
+    });
+    return best < 0 ? -1 : chart.rows.findIndex(({ index }) => index === chart.points[best].index);
+  }
+  const last = chart.rows.length - 1;
+  const position = last ? Math.round((x - chart.x(0)) / (chart.x(last) - chart.x(0)) * last) : 0;
+  return Math.min(last, Math.max(0, position));
+}
+function point(chart, position) {
+  chart.at = position;
+  const row = chart.rows[position];
+  for (const other of state.charts) drawCursor(other, row);
+  say(chart, row);
+}
+function drawCursor(chart, row) {
+  chart.cursor.replaceChildren();
+  if (chart.figure.kind === "scatter") {
+    const at = chart.points.find(({ index }) => index === row.index);
+    if (at) element(element(chart.cursor, "g", { class: "main" }), "circle", { class: "at", cx: at.x, cy: at.y, r: 4.5 });
+    return;
+  }
+  const position = chart.rows.indexOf(row);
+  if (position < 0) return;
+  element(chart.cursor, "path", { class: "cursor", d: `M${one(chart.x(position))} ${TOP}V${chart.height - BOTTOM}` });
+  for (const series of chart.figure.series) {
+    const at = place(chart, series.y[row.index]);
+    if (at) element(element(chart.cursor, "g", { class: series.look }), "circle", { class: "at", cx: chart.x(position), cy: at.y, r: 3.5 });
+  }
+}
+function leave() {
+  tooltip.hidden = true;
+  for (const chart of state.charts) { chart.cursor.replaceChildren(); chart.at = undefined; }
+}
+function say(chart, row) {
+  tooltip.replaceChildren();
+  html(tooltip, "b", "", row.label);
+  html(tooltip, "i", "", row.name);
+  for (const series of chart.figure.series) sayValue(chart, series, row.index);
+  tooltip.hidden = false;
+  const box = chart.svg.getBoundingClientRect(), room = document.documentElement.clientWidth;
+  const spot = chart.figure.kind === "scatter" ? chart.points.find(({ index }) => index === row.index) : { x: chart.x(chart.rows.indexOf(row)), y: TOP };
+  const left = box.left + spot.x + 14, width = tooltip.offsetWidth;
+  tooltip.style.left = `${left + width < room - 4 ? left : Math.max(4, left - 28 - width)}px`;
+  const above = box.top + (chart.figure.kind === "scatter" ? spot.y - 12 : 0) - tooltip.offsetHeight;
+  tooltip.style.top = `${above > 4 ? above : box.bottom}px`;
+}
+function sayValue(chart, series, index) {
+  const unit = chart.figure.percent ? " %" : "", value = series.y[index];
+  if (value === null || value === undefined) return;
+  const line = html(tooltip, "div");
+  swatch(line, series, series.marker ? "dots" : "line");
+  const scatter = chart.figure.kind === "scatter";
+  line.append(scatter ? `analytic ${format(value)}, measured ${format(series.x[index])}` : `${series.name} ${format(value)}${unit}`);
+  const error = series.error[index];
+  if (isNumber(error)) html(line, "i", "", `± ${format(error, 1)}`);
+  if (series.low.length) html(tooltip, "i", "range", `half of its units ${format(series.low[index])} to ${format(series.high[index])}`);
+}
