@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn as nn
 
@@ -111,11 +112,15 @@ def test_data_brought_to_a_mean_and_std(run, models, tmp_path):
     assert (described["mean"], described["std"]) == pytest.approx((1.0, 3.0), rel=1e-4)
 
 
-def test_weights_are_loaded(run, models, tmp_path):
+@pytest.mark.parametrize("name", ("weights.pt", "weights.safetensors"))
+def test_weights_are_loaded(run, models, tmp_path, name):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     nn.init.constant_(model[0].weight, 0.5)
-    torch.save({"state_dict": model.state_dict()}, tmp_path / "weights.pt")
-    _, out, _ = run(f"{models}:good", "--input-shape", "8", "--weights", tmp_path / "weights.pt", "--json", "-")
+    if name.endswith("safetensors"):
+        safetensors.torch.save_file(model.state_dict(), tmp_path / name)
+    else:
+        torch.save({"state_dict": model.state_dict()}, tmp_path / name)
+    _, out, _ = run(f"{models}:good", "--input-shape", "8", "--weights", tmp_path / name, "--json", "-")
     row = next(row for row in json.loads(out)["rows"] if row["label"] == "0")
     assert row["numbers"]["std"] == pytest.approx((8 * 0.25) ** 0.5)
 
