@@ -18,11 +18,18 @@ from .protocol import Experiment
 _PACKAGES = ("varprop", "torch", "numpy", "scipy", "scikit-learn", "triton")
 
 
+def _command() -> str:
+    """What was called, without the folder of the interpreter or script."""
+    program = Path(sys.argv[0]).name
+    called = ["python", "-m", "varprop.lab"] if program == "__main__.py" else [program]
+    return shlex.join([*called, *sys.argv[1:]])
+
+
 def describe(experiment: Experiment, device: torch.device, command: str | None) -> dict[str, Any]:
     """Everything that a result depends on, as plain values."""
     return {
         "experiment": experiment.name,
-        "command": command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command or _command(),
         "configuration": experiment.configuration(),
         "seeds": list(experiment.seeds),
         "lr_max": list(experiment.lr_max),

@@ -140,7 +140,7 @@ def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     state = f"{git.get('commit', 'unknown')}{', with local changes' if git.get('dirty') else ''}" if git else "unknown"
     known = {
         "Command": manifest.get("command"),
-        "Hardware": manifest.get("hardware"),
+        "Hardware": machine(manifest.get("hardware")),
         "Versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value is not None),
         "Git": state,
         "Started": manifest.get("started"),
@@ -148,6 +148,15 @@ def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         "Configuration": ", ".join(flat(part(manifest, "configuration"))),
     }
     return [(name, str(value)) for name, value in known.items() if value not in (None, "")]
+
+
+def machine(hardware: object) -> object:
+    """What it ran on, in words."""
+    if not isinstance(hardware, dict):
+        return hardware
+    names = {"gpu": "", "cuda": "CUDA ", "machine": "", "cpu_threads": ""}
+    parts = [f"{prefix}{hardware[name]}" for name, prefix in names.items() if hardware.get(name)]
+    return ", ".join(parts) + (" threads" if hardware.get("cpu_threads") else "")
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> Iterator[str]:

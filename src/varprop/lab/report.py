@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import docs as documents
 from . import figures, page, tables, verdicts
-from .gather import Run, gather
+from .gather import WITHOUT_CELLS, Run, gather
 from .store import write_atomically
 
 BENCHMARK = "normalization.json"
@@ -46,7 +46,7 @@ def write_docs(out: Path, docs: Path) -> Path:
     Returns:
         The path of ``docs/results/experiments.md``.
     """
-    runs = [run for run in gather(Path(out)) if run.outcomes or run.experiment == "relu"]
+    runs = [run for run in gather(Path(out), list(WITHOUT_CELLS)) if run.outcomes or run.experiment in WITHOUT_CELLS]
     return documents.write(runs, verdicts.judge(runs, benchmarks(Path(out))), Path(docs) / "results")
 
 
