@@ -39,11 +39,9 @@ class Plan:
         return node in self.sources
 
     def shares_ancestor(self, node: Node) -> bool:
-        """Whether two random operands of a node depend on a common source; one that is read twice does."""
-        read: list[Node] = []
-        resolve((node.args, node.kwargs), read.append)
+        """Whether two random operands of a node depend on a common source."""
         seen: set[Node] = set()
-        for operand in (operand for operand in read if operand in self.sources):
+        for operand in self.random_operands(node):
             if seen & self.sources[operand]:
                 return True
             seen |= self.sources[operand]

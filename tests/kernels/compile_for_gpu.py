@@ -18,10 +18,10 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from varprop.norm.kernels import fold_rows, moments, unfold_rows
+from varprop.norm.kernels import fold_rows, fold_whole, moments, unfold_rows, unfold_whole
 from varprop.norm.kernels.blocks import COLUMNS, WARPS, WARPS_BACK, Kind, Launch, shapes_of
 from varprop.norm.kernels.components import BLOCK, BLOCK_INTEGRATED
-from varprop.norm.kernels.launch import _ENTRIES, _GATHER, _PARTIALS, _constants
+from varprop.norm.kernels.launch import _ENTRIES, _GATHER, _PARTIALS, _constants, _whole_constants
 from varprop.norm.kernels.opcodes import (
     ADD,
     CLAMP,
@@ -33,6 +33,8 @@ from varprop.norm.kernels.opcodes import (
     SIGMOID,
     TWO_SLOPES,
 )
+from varprop.norm.kernels.whole import LARGEST, WholeLaunch, tile_of, warps_of
+from varprop.norm.layout import Rows
 
 INT32 = [
     "blocks",
@@ -81,7 +83,7 @@ def compile_kernel(label: str, kernel, constants: dict, warps: int, of_lanes: bo
     return spilled
 
 
-def row_kernels(every: bool):
+def kinds_of(every: bool) -> dict[str, Kind]:
     """Kinds of weights: all that occur in residual networks, or many more."""
     single, half, double = torch.float32, torch.bfloat16, torch.float64
     kinds = {
@@ -98,12 +100,28 @@ def row_kernels(every: bool):
             "1 tap, bfloat16": Kind(1, True, True, False, False, half),
             "9 taps, float64": Kind(16, False, False, False, False, double),
         }
-    for name, kind in kinds.items():
+    return kinds
+
+
+def row_kernels(every: bool):
+    """Launches of tiles, several to a row."""
+    for name, kind in kinds_of(every).items():
         for backward in (False, True):
             for body in (1, 2, 4) if every else (1, 4):
                 own = replace(kind, taps=1, many=kind.taps > 1) if backward and kind.inner else kind
                 warps = WARPS_BACK if backward and own.taps == 1 else WARPS
                 yield name, Launch(own, shapes_of(own.taps, backward), torch.empty(0), body, warps), backward
+
+
+def whole_kernels(every: bool):
+    """The same kinds with tiles of whole rows, the largest among them."""
+    for name, kind in kinds_of(every).items():
+        if not kind.many:
+            sites = [Rows(64, 1, LARGEST // kind.taps >> n, torch.ones(kind.taps, 1), 0, 0, 0) for n in (0, 1, 3)]
+            tiles = [tile for rows in sites if (tile := tile_of(rows)) is not None]
+            for warps in {warps_of(kind, tile) for tile in tiles}:
+                own = tuple(tile for tile in tiles if warps_of(kind, tile) == warps)
+                yield name, WholeLaunch(kind, own, torch.empty(0), warps)
 
 
 def main() -> int:
@@ -115,6 +133,15 @@ def main() -> int:
         constants = {name: value for name, value in _constants(launch).items() if name != "num_warps"}
         bytes_spilled = compile_kernel(label, kernel, constants, launch.warps)
         spilled += bytes_spilled if launch.kind.dtype != torch.float64 else 0
+    for name, launch in whole_kernels(every):
+        for backward in (False, True):
+            kernel = unfold_whole.backward if backward else fold_whole.forward
+            constants = {
+                name: value for name, value in _whole_constants(launch, backward).items() if name != "num_warps"
+            }
+            label = f"{'backward' if backward else 'forward'}, {name}, whole rows, {launch.warps} warps"
+            bytes_spilled = compile_kernel(label, kernel, constants, launch.warps)
+            spilled += bytes_spilled if launch.kind.dtype != torch.float64 else 0
     sums = {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}
     spilled += compile_kernel("sums of blocks", unfold_rows.add_partials, sums, 4)
     pairs = 1 << ADD | 1 << MUL

@@ -177,11 +177,11 @@ def site_of(rows: Rows, strides: Strides, first_share: int, first_covariance: in
     )
 
 
-def launches(layout: tuple[Rows, ...], kinds: list[Kind], backward: bool) -> list[Launch]:
-    """All blocks of all sites by kind, those of the longest rows first."""
+def launches(layout: tuple[Rows, ...], kinds: list[Kind], chosen: list[int], backward: bool) -> list[Launch]:
+    """All blocks of the chosen sites by kind, those of the longest rows first."""
     sites: dict[Kind, list[int]] = defaultdict(list)
-    for index, kind in enumerate(kinds):
-        sites[kind].append(index)
+    for index in chosen:
+        sites[kinds[index]].append(index)
     result = []
     for kind, members in sites.items():
         shapes = shapes_of(kind.taps, backward)
@@ -193,10 +193,9 @@ def launches(layout: tuple[Rows, ...], kinds: list[Kind], backward: bool) -> lis
     return result
 
 
-def _blocks(index: int, rows: Rows, shapes: Shapes) -> Tensor:
-    """Site, first row, end of rows and body of every block of a site."""
-    body = body_of(rows, shapes)
-    step, span = shapes.of(body)[0], rows.outputs if body == CROSS else rows.outputs // rows.groups
+def blocks_of(index: int, rows: Rows, step: int, body: int, across: bool) -> Tensor:
+    """Site, first row, end of rows and body of every block of `step` rows of a site, across its groups or not."""
+    span = rows.outputs if across else rows.outputs // rows.groups
     groups = torch.arange(0, rows.outputs, max(1, span))
     starts = torch.arange(0, span, step)
     first = (groups[:, None] + starts).reshape(-1)
@@ -204,13 +203,22 @@ def _blocks(index: int, rows: Rows, shapes: Shapes) -> Tensor:
     return torch.stack([torch.full_like(first, index), first, end, torch.full_like(first, body)], 1)
 
 
-def with_partials(sites: list[Site], layout: tuple[Rows, ...], kinds: list[Kind]) -> tuple[list[Site], int]:
-    """The site table with places for the partial sums over rows, and their total."""
+def _blocks(index: int, rows: Rows, shapes: Shapes) -> Tensor:
+    body = body_of(rows, shapes)
+    return blocks_of(index, rows, shapes.of(body)[0], body, body == CROSS)
+
+
+def partials_of(rows: Rows, kind: Kind) -> int:
+    """Blocks that leave partial sums over rows, in every group; every row does where blocks reach across groups."""
+    shapes = shapes_of(kind.taps, backward=True)
+    body, per_group = body_of(rows, shapes), rows.outputs // rows.groups
+    return per_group if body == CROSS else -(-per_group // shapes.of(body)[0])
+
+
+def with_partials(sites: list[Site], layout: tuple[Rows, ...], counts: list[int]) -> tuple[list[Site], int]:
+    """The site table with places for so many partial sums over rows in each group, and their total."""
     place, result = 0, []
-    for site, rows, kind in zip(sites, layout, kinds, strict=True):
-        shapes = shapes_of(kind.taps, backward=True)
-        body = body_of(rows, shapes)
-        count = site.per_group if body == CROSS else -(-site.per_group // shapes.of(body)[0])
+    for site, rows, count in zip(sites, layout, counts, strict=True):
         result.append(replace(site, first_partial=place, partials=count))
         place += rows.groups * count * rows.channels
     return result, place

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from .tiles import BLOCK_FIELDS, channel_axis, meet, of_eight, offsets, row_axis, rows_of, site, tap_axis
+from .tiles import BLOCK_FIELDS, between_taps, channel_axis, meet, of_eight, offsets, row_axis, rows_of, site, tap_axis
 
 
 @triton.jit
@@ -105,16 +105,7 @@ def _fold(
             whole = a
     if not MANY:
         if first_covariance >= 0:
-            tap = tl.arange(0, TAPS)
-            tap_ok = tap < taps
-            both = tl.expand_dims(tap_ok, 1) & tl.expand_dims(tap_ok, 0)
-            square = tl.expand_dims(tap * taps, 1) + tl.expand_dims(tap, 0)
-            form = tl.load(covariance + first_covariance + square, both, 0.0)
-            whole64 = whole.to(tl.float64)
-            d = tl.sum(tl.expand_dims(whole64, 2) * tl.expand_dims(form, 0), 1)
-            spread += tl.sum(whole64 * d, 1).to(ACC)
-            saved = tl.expand_dims(row * taps, 1) + tl.expand_dims(tap, 0)
-            tl.store(tap_spread + saved, d.to(ACC), tl.expand_dims(exists, 1) & tl.expand_dims(tap_ok, 0))
+            spread += between_taps(whole, covariance + first_covariance, tap_spread, row, exists, taps, TAPS, ACC)
     elif first_covariance >= 0:
         tl.debug_barrier()
         for t in range(0, taps if MANY else TAPS, TAPS):

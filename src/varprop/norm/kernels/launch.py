@@ -10,9 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layout import Lanes, Layout
-from . import fold_rows, moments, unfold_rows
-from .blocks import COLUMNS, Launch
+from . import fold_rows, fold_whole, moments, unfold_rows, unfold_whole
+from .blocks import COLUMNS, Kind, Launch
 from .tables import RowTables, Tables
+from .whole import WholeLaunch
 
 _TYPES = {
     torch.float32: tl.float32,
@@ -100,17 +101,30 @@ def moments_backward_onto(
     return by_source, d_given[0], d_given[1]
 
 
-def _constants(launch: Launch) -> dict[str, object]:
-    """What a launch compiles into the kernel."""
-    kind, shapes = launch.kind, launch.shapes
+def _common_constants(kind: Kind) -> dict[str, object]:
     return {
         "WEIGHT": _TYPES[kind.dtype],
         "ACC": tl.float64 if kind.dtype == torch.float64 else tl.float32,
         "TAPS": kind.taps,
         "INNER": kind.inner,
         "ALIGNED": kind.aligned,
-        "MANY": kind.many,
         "STRIDED": kind.strided,
+    }
+
+
+def _whole_constants(launch: WholeLaunch, backward: bool) -> dict[str, object]:
+    """What a launch for whole rows compiles into the kernel."""
+    tiles = [(t.rows, t.channels, t.rounds) if backward else (t.rows, t.channels) for t in launch.tiles]
+    shapes = tuple(number for tile in tiles for number in tile)
+    return {**_common_constants(launch.kind), "BODIES": len(tiles), "SHAPES": shapes, "num_warps": launch.warps}
+
+
+def _constants(launch: Launch) -> dict[str, object]:
+    """What a launch compiles into the kernel."""
+    kind, shapes = launch.kind, launch.shapes
+    return {
+        **_common_constants(kind),
+        "MANY": kind.many,
         "BODIES": launch.bodies,
         "CROSS_R": shapes.cross[0],
         "CROSS_C": shapes.cross[1],
@@ -160,6 +174,11 @@ def rows_forward(
                 launch.blocks, t.sites, t.pointers, tables.share, tables.covariance, *inputs, folded, bias,
                 stats, stats[layout.row_count :], sums, spread, **_constants(launch),
             )  # fmt: skip
+        for whole in t.whole_forward:
+            fold_whole.forward[(len(whole.blocks),)](
+                whole.blocks, t.sites, t.pointers, tables.share, tables.covariance, *inputs, folded, bias,
+                stats, stats[layout.row_count :], spread, **_whole_constants(whole, backward=False),
+            )  # fmt: skip
     return folded, bias, [stats, spread]
 
 
@@ -181,13 +200,17 @@ def rows_backward(
     of_entering = torch.empty(2, len(layout.lanes.entering), dtype=torch.float32, device=device)
     partial = torch.empty(2, t.partials, dtype=t.work, device=device)
     grad_bias = _flat(grad_bias)
+    arguments = (
+        t.sites, t.pointers, tables.share, _flat(scale), _flat(mean), _flat(var),
+        saved[0], saved[0][layout.row_count :], saved[1], _flat(grad_weight), grad_bias, d_weight, d_scale,
+        partial[0], partial[1],
+    )  # fmt: skip
     with _on(device):
         for launch in t.backward:
-            unfold_rows.backward[(len(launch.blocks),)](
-                launch.blocks, t.sites, t.pointers, tables.share, _flat(scale), _flat(mean), _flat(var),
-                saved[0], saved[0][layout.row_count :], saved[1], _flat(grad_weight), grad_bias, d_weight, d_scale,
-                partial[0], partial[1], **_constants(launch),
-            )  # fmt: skip
+            unfold_rows.backward[(len(launch.blocks),)](launch.blocks, *arguments, **_constants(launch))
+        for whole in t.whole_backward:
+            constants = _whole_constants(whole, backward=True)
+            unfold_whole.backward[(len(whole.blocks),)](whole.blocks, *arguments, **constants)
         _add_partials(t, partial, of_entering)
     return d_weight, d_scale, grad_bias.float(), of_entering[0], of_entering[1]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..layout import Layout, Rows
-from . import lane_tables
+from . import lane_tables, whole
 from .blocks import (
     Kind,
     Launch,
@@ -16,11 +17,13 @@ from .blocks import (
     columns,
     kind_of,
     launches,
+    partials_of,
     site_of,
     strides_of,
     with_partials,
 )
 from .lane_tables import LaneTables
+from .whole import WholeLaunch
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class RowTables:
 
     forward: tuple[Launch, ...]
     backward: tuple[Launch, ...]
+    whole_forward: tuple[WholeLaunch, ...]
+    whole_backward: tuple[WholeLaunch, ...]
     sites: Tensor  # int64, a row of `blocks.Site` each
     columns: Tensor
     pointers: Tensor  # int64, of the weights
@@ -93,20 +98,28 @@ def _build_rows(
         share += site.tap_count
         covariance += site.tap_count**2 if spreads else 0
         sums += site.outputs * site.tap_count if spreads else 0
-    sites, partials = with_partials(sites, rows, back)
-
-    def placed(launch: Launch) -> Launch:
-        return replace(launch, blocks=launch.blocks.to(torch.int32).to(device))
-
+    tiles = {index: tile for index, site in enumerate(rows) if (tile := whole.tile_of(site)) is not None}
+    others = [index for index in range(len(rows)) if index not in tiles]
+    counts = [
+        whole.partials_of(site, tiles[index]) if index in tiles else partials_of(site, back[index])
+        for index, site in enumerate(rows)
+    ]
+    sites, partials = with_partials(sites, rows, counts)
     return RowTables(
-        tuple(placed(launch) for launch in launches(rows, there, backward=False)),
-        tuple(placed(launch) for launch in launches(rows, back, backward=True)),
+        _placed(launches(rows, there, others, backward=False), device),
+        _placed(launches(rows, back, others, backward=True), device),
+        _placed(whole.launches(rows, there, tiles, backward=False), device),
+        _placed(whole.launches(rows, there, tiles, backward=True), device),
         torch.tensor([astuple(site) for site in sites], dtype=torch.int64).to(device),
         columns(rows).to(torch.int32).to(device),
         torch.empty(0, dtype=torch.int64),
         partials,
         torch.float64 if any(kind.dtype == torch.float64 for kind in there) else torch.float32,
     )
+
+
+def _placed(found: list[Any], device: torch.device) -> tuple[Any, ...]:
+    return tuple(replace(launch, blocks=launch.blocks.to(torch.int32).to(device)) for launch in found)
 
 
 def _capturing() -> bool:

@@ -9,6 +9,9 @@ convolutions), where every row reads its own channels; `NARROW` and `WIDE` for b
 the means they meet, with few or many channels. Where channels lie next to each other in memory they are the tile's last
 axis and, if aligned, move in 16-byte pieces; else the taps are, and nine of them fill nine of sixteen places.
 Sums over rows leave each block as partial sums and are added by a second kernel in a fixed order: no atomics.
+
+Rows that fit whole into a tile, which is most of them, have kernels of their own that read nothing twice (`fold_whole`,
+`unfold_whole`, shapes in `whole`).
 """
 
 import triton
@@ -83,6 +86,21 @@ def meet(values, base, channel, inside, INNER: tl.constexpr, CROSS: tl.constexpr
         return tl.load(values + row_axis(base) + channel_axis(channel, INNER), inside, 0.0)
     else:
         return tl.load(values + base + channel_axis(channel, INNER), inside, 0.0)
+
+
+@triton.jit
+def between_taps(sums, covariance, saved, row, exists, taps, TAPS: tl.constexpr, ACC: tl.constexpr):
+    """What the common part of the taps adds to the variance of rows; the products are saved for the backward."""
+    tap = tl.arange(0, TAPS)
+    tap_ok = tap < taps
+    both = tl.expand_dims(tap_ok, 1) & tl.expand_dims(tap_ok, 0)
+    square = tl.expand_dims(tap * taps, 1) + tl.expand_dims(tap, 0)
+    form = tl.load(covariance + square, both, 0.0)
+    whole = sums.to(tl.float64)
+    d = tl.sum(tl.expand_dims(whole, 2) * tl.expand_dims(form, 0), 1)
+    place = tl.expand_dims(row * taps, 1) + tl.expand_dims(tap, 0)
+    tl.store(saved + place, d.to(ACC), tl.expand_dims(exists, 1) & tl.expand_dims(tap_ok, 0))
+    return tl.sum(whole * d, 1).to(ACC)
 
 
 @triton.jit
