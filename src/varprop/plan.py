@@ -47,6 +47,13 @@ class Plan:
             seen |= self.sources[operand]
         return False
 
+    def reads_one_twice(self, node: Node) -> bool:
+        """Whether a random operand is read at two places, as in ``x @ x``."""
+        read: list[Node] = []
+        resolve((node.args, node.kwargs), read.append)
+        random = [operand for operand in read if operand in self.sources]
+        return len(random) > len(set(random))
+
     def random_operands(self, node: Node) -> list[Node]:
         """The distinct random nodes a node reads."""
         return [operand for operand in node.operands if operand in self.sources]

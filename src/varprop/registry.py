@@ -38,6 +38,7 @@ class Rule:
         knots: Points where a smooth function changes its character, such as the ends of its bend.
         monotone: Never decreases.
         compares: Kinks and jumps are points of the difference of the first two arguments.
+        repeats: Two arguments that are one are treated as that, not as independent.
         positive: Index of an argument for which only positive values make sense (logarithm, root, divisor).
         affine: Maps affine arguments to an affine result, or None where the result is curved.
         independent: The rule for several independent random arguments.
@@ -54,6 +55,7 @@ class Rule:
     knots: Callable[..., Sequence[Any]] = _none
     monotone: bool = False
     compares: bool = False
+    repeats: bool = False
     positive: int | Callable[..., int | None] | None = None
     affine: Callable[..., Any] | None = None
     independent: Callable[..., Any] | None = None
@@ -81,6 +83,7 @@ def rule(
     approximate: Reason = None,
     order_statistic: bool = False,
     handles: Callable[..., bool] | None = None,
+    repeats: bool = False,
 ) -> Callable[[Function], Function]:
     """Register a function of Moments for one or several operations or module classes.
 
@@ -94,8 +97,10 @@ def rule(
         order_statistic: Whether the operation is a maximum over elements, which commutes with monotone functions.
         handles: Tells from the arguments whether the rule applies (tensors are `RANDOM` if random, None if not); where
             it does not, the operation counts as missing.
+        repeats: Whether the rule knows what to do with two arguments that are one, as in ``x @ x``; otherwise it is said
+            to take them as independent.
     """
-    made = Rule("rule", approximate=approximate, order_statistic=order_statistic, handles=handles)
+    made = Rule("rule", approximate=approximate, order_statistic=order_statistic, handles=handles, repeats=repeats)
     return _registrar(ops, made)
 
 

@@ -150,7 +150,7 @@ def _fit(value: Any, form: Any) -> Any:
 def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:
     """Whether a rule combines operands as independent that are not known to be."""
     combines = rule.kind == "rule" or (rule.kind == "elementwise" and not plan.inside_cluster(node))
-    return combines and plan.shares_ancestor(node)
+    return combines and (plan.shares_ancestor(node) or (plan.reads_one_twice(node) and not rule.repeats))
 
 
 def apply(rule: Rule, target: Any, args: Any, kwargs: Any) -> Any:

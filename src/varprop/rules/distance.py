@@ -37,7 +37,7 @@ def _euclidean(x: Any, y: Any, p: float = 2.0, *_: Any, **__: Any) -> bool:
     return p == 2
 
 
-@rule(aten.cdist, handles=_euclidean, approximate=GAMMA)
+@rule(aten.cdist, handles=_euclidean, approximate=GAMMA, repeats=True)
 def cdist(x: Value, y: Value, p: float = 2.0, compute_mode: int | None = None) -> Moments:
     """|x_i - y_j| for all pairs of rows; of one value's own rows, zero from each to itself."""
     a, b = _dense(x), _dense(y)
