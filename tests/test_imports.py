@@ -232,7 +232,7 @@ def test_importing_varprop_imports_no_extra():
 
 BAD_TREES = {
     "numpy at the top": (third_party_violations, {"walk.py": "import numpy as np"}),
-    "unlisted package in a function": (third_party_violations, {"walk.py": "def f():\n    import pandas"}),
+    "unlisted package in a function": (third_party_violations, {"walk.py": "def f():\n    import requests"}),
     "extra at the top of a class": (third_party_violations, {"walk.py": "class A:\n    import scipy.stats"}),
     "extra behind try": (
         third_party_violations,
