@@ -205,13 +205,14 @@ class Together:
         if key != self.recorded_key:
             self.recorded_key, self.recorded, self.passes = key, None, 0
         self.passes += 1
-        if isinstance(self.backend(list(parameters[: len(self.layers)])), TorchBackend):
+        if self.recorded is not None or self.passes <= PATIENCE:
+            return self.recorded
+        if isinstance(self.backend(parameters[: len(self.layers)]), TorchBackend):
             return None  # functions without a kernel may copy from the host, which a graph cannot
-        if self.recorded is None and self.passes > PATIENCE:
-            self.recorded = Recording(
-                lambda: fold_parts(self, dtype, None, parameters),
-                lambda kept, grads: unfold_parts(self, kept, grads, parameters),
-            )
+        self.recorded = Recording(
+            lambda: fold_parts(self, dtype, None, parameters),
+            lambda kept, grads: unfold_parts(self, kept, grads, parameters),
+        )
         return self.recorded
 
     def __getstate__(self) -> dict[str, Any]:
