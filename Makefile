@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ZOO_READY := $(VENV)/.ready-zoo
+ZOO_VENV := .venv-zoo
+ZOO_VENV_READY := $(ZOO_VENV)/.ready
 KERNELS_READY := $(VENV)/.ready-kernels
 
 # -qq hides pip's notes and warnings and still shows its errors.
@@ -16,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-zoo test-kernels test-gpu test-browser check format format-check lint types bench clean
+.PHONY: help demo test test-slow test-zoo zoo test-kernels test-gpu test-browser check format format-check lint types bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -32,6 +34,10 @@ test-slow: $(READY) ## the slow tests
 
 test-zoo: $(ZOO_READY) ## the tests on torchvision's models (installs torchvision)
 	@$(PYTEST) -m zoo $(NONE_IS_FINE)
+
+zoo: $(ZOO_VENV_READY) ## the sweep over 254 public models, for docs/zoo.md (2 GB in .venv-zoo, an hour or two; resumes)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo sweep
+	@PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo table
 
 test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the CPU (installs triton, 1 GB)
 	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/kernels
@@ -82,4 +88,12 @@ $(KERNELS_READY): $(READY)
 # torchvision comes without its dependencies, so that it can never replace the torch already chosen.
 $(ZOO_READY): $(READY)
 	@$(PIP) install -c constraints.txt --no-deps torchvision pillow numpy
+	@touch $@
+
+# torch by name and version, so that no collection can bring another.
+$(ZOO_VENV_READY): constraints.txt constraints-zoo.txt
+	@$(ZOO_VENV)/bin/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(ZOO_VENV)
+	@$(ZOO_VENV)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt -c constraints-zoo.txt \
+		torch==2.13.0 numpy scipy torchvision timm transformers segmentation-models-pytorch monai einops \
+		diffusers torch-geometric
 	@touch $@

@@ -167,7 +167,12 @@ def _line(node: fx.Node) -> str:
 
 
 def _check_mode(program: Program) -> None:
+    """Batch statistics of the input are refused; those of weights (weight standardization) are constants."""
+    fed = set(program.inputs)
     for node in program.nodes:
+        if fed.isdisjoint(node.operands):
+            continue
+        fed.add(node)
         if getattr(node.target, "overloadpacket", None) in _BATCH_STATISTICS:
             raise WrongMode(
                 f"Batch norm '{node.module}' is in training mode, where its statistics are those of a batch; "

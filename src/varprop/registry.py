@@ -97,8 +97,8 @@ def rule(
         order_statistic: Whether the operation is a maximum over elements, which commutes with monotone functions.
         handles: Tells from the arguments whether the rule applies (tensors are `RANDOM` if random, None if not); where
             it does not, the operation counts as missing.
-        repeats: Whether the rule knows what to do with two arguments that are one, as in ``x @ x``; otherwise it is said
-            to take them as independent.
+        repeats: Whether the rule knows what to do with two arguments that are one, as in ``x @ x``; otherwise it is
+            said to take them as independent.
     """
     made = Rule("rule", approximate=approximate, order_statistic=order_statistic, handles=handles, repeats=repeats)
     return _registrar(ops, made)

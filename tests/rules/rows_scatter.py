@@ -34,4 +34,11 @@ rows = [
         {"include_self": False},
         label="without-self",
     ),
+    Case(aten.scatter_reduce.two, lambda: (normal(2, 3), 1, places(), normal(2, 3), "amax"), label="amax"),
+    Case(
+        aten.scatter_reduce.two,
+        lambda: (weight(2, 3), 1, places(), normal(2, 4), "amin"),
+        {"include_self": False},
+        label="amin-without-self",
+    ),
 ]

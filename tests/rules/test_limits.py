@@ -30,7 +30,7 @@ def zeros(x: Tensor) -> Tensor:
     [
         lambda x: torch.linalg.vector_norm(x, 3, -1),
         lambda x: F.grid_sample(x.view(1, 1, 2, 2), x.view(1, 2, 1, 2), mode="bicubic", align_corners=False),
-        lambda x: x.scatter_reduce(1, zeros(x), x, "amax"),
+        lambda x: x.scatter_reduce(1, zeros(x), x, "prod"),
         lambda x: x.index_fill(1, (x > 0).long()[0], 1.0),
         lambda x: torch.diff(x, 2),
         lambda x: torch.cdist(x, 2 * x, 1.0),

@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     losses,
     matrices,
     norm,
+    ordering,
     pooling,
     recurrent,
     reduction,

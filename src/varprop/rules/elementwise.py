@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import ops
 from ..gaussian import activations, closed, rectifier
 from ..registry import elementwise
+from .gelu import gelu as gelu_of_many
 
 aten = torch.ops.aten
 Pair = tuple[Tensor, Tensor]
@@ -112,7 +113,7 @@ elementwise(aten.clamp_max, kinks=_bounds, monotone=True)(
 @elementwise(aten.gelu, knots=GAUSSIAN_STEP)
 def gelu(mean: Tensor, std: Tensor, *, approximate: str = "none") -> Pair:
     """x Phi(x), or its approximation by tanh."""
-    return (activations.gelu_tanh if approximate == "tanh" else activations.gelu)(mean, std)
+    return (activations.gelu_tanh if approximate == "tanh" else gelu_of_many)(mean, std)
 
 
 @elementwise(aten.elu, kinks=(0.0,), knots=(-36.0,))

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..moments import Moments
+from ..moments import Moments, Tokens, compact
 from ..registry import constant, structural
 
 aten = torch.ops.aten
 
-# A view of a uniform axis may need a copy, which only reshape makes.
-structural(aten.view, aten._unsafe_view, aten.reshape, evaluate=torch.reshape)
 structural(aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze, aten.movedim, aten.swapaxes)
 structural(aten.expand, aten.repeat, aten.repeat_interleave, aten.tile)
 structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, aten.im2col)
@@ -32,6 +30,15 @@ structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3
 constant(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.fill)
 constant(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.sym_size)
 constant(aten.isnan, aten.isinf, aten.isfinite)  # a Gaussian value is finite
+
+
+@structural(aten.view, aten._unsafe_view, aten.reshape)
+def view(x: Moments | Tokens, shape: Sequence[int]) -> Moments | Tokens:
+    """The same elements in other extents; a view of a uniform axis may need a copy, which only reshape makes."""
+    if isinstance(x, Tokens):
+        return Tokens(x.probabilities, torch.empty(x.full or (), device="meta").reshape(shape).shape)
+    x = x.dense()
+    return compact(torch.reshape(x.mean, shape), torch.reshape(x.var, shape))
 
 
 @structural(aten.cat)

@@ -1,0 +1,156 @@
+"""The committed results: a golden file that tells one review from the next, and a page to read."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from .causes import GOOD, said
+from .models import GROUPS, ROOT
+
+GOLDEN, TIMES, PAGE = (ROOT / "docs" / name for name in ("results/zoo.json", "results/zoo_times.json", "zoo.md"))
+Record = dict[str, Any]
+CLASSIFICATION = "torchvision, classification"
+REST = "torchvision, other"  # segmentation, video, optical flow
+OTHER = ("deeplab", "fcn", "lraspp", "mc3", "mvit", "r2plus1d", "r3d", "raft", "s3d", "swin3d")
+INTRODUCTION = """# The zoo
+
+{total} public models with random weights, in evaluation mode: does every operation on the path of the random input have
+a rule, and how near are the standard deviations to Monte Carlo? Made by
+
+```
+make zoo                                   # a .venv-zoo with all packages, the sweep, and this page
+python -m benchmarks.zoo sweep MODEL ...   # some models, with whatever is installed
+python -m benchmarks.zoo table             # this page and docs/results/zoo.json from what has been measured
+```
+
+on {machine}, with {versions}. The sweep resumes: results are kept model by
+model, and those below come from several sittings, with limits of 75 to 240 seconds a model.
+
+*End to end*: captured and propagated without sampling. *Error*: the median over a model's layers of
+|std analytic / std Monte Carlo - 1|, both as root mean squares over a layer's units, for a standard normal input (or
+tokens of equal probability), {samples} samples. Inputs are small where the architecture allows it. Models of
+transformers, diffusers, monai and PyTorch Geometric are small ones of their architecture, plain vision transformers of
+timm have 4 blocks, all others the size they were published with. Exact, approximate and missing count operations;
+seconds are those of capture and of propagation.
+"""
+
+
+def golden(records: Iterable[Record]) -> list[Record]:
+    """What has to be the same each time, a short record a model."""
+    return [_kept(record) for record in records]
+
+
+def _kept(record: Record) -> Record:
+    kept = {key: record[key] for key in ("model", "status", "parameters", "input") if key in record}
+    kept |= {key: record[key] for key in ("exact", "approximate", "missing", "error", "layers") if record.get(key)}
+    error = record.get("median_error")
+    if error is not None:
+        kept |= {"median_error": round(error, 3), "good_layers": record["good_layers"]}
+        kept |= {"why": said(record["cause"])} if error > GOOD else {}
+    return kept
+
+
+def write(records: list[Record]) -> None:
+    """The golden file, the times, and the page."""
+    short = golden(records)
+    GOLDEN.write_text("[\n" + ",\n".join(json.dumps(record) for record in short) + "\n]\n")
+    times = {record["model"]: _times(record) for record in records if "capture_s" in record}
+    TIMES.write_text("{\n" + ",\n".join(f'"{name}": {json.dumps(found)}' for name, found in times.items()) + "\n}\n")
+    samples = next((record["samples"] for record in records if "samples" in record), 0)
+    PAGE.write_text(page(short, times, samples))
+
+
+def _times(record: Record) -> list[float]:
+    return [round(record[key], 1) for key in ("capture_s", "propagate_s") if key in record]
+
+
+def page(records: list[Record], times: dict[str, list[float]], samples: int) -> str:
+    """The page in markdown."""
+    head = INTRODUCTION.format(total=len(records), machine=_machine(), versions=_versions(), samples=samples)
+    parts = [head, _groups(records, times), "## Not end to end", _failures(records), "## Error above 10 %"]
+    return "\n".join([*parts, _large(records), "## All models", _models(records, times)])
+
+
+def _machine() -> str:
+    return f"{platform.machine()}, one CPU thread, Python {platform.python_version()}"
+
+
+def _versions() -> str:
+    packages = ["torch", *(package for package, _ in GROUPS.values() if package != "torch")]
+    names = [package.replace("_", "-") for package in packages if importlib.util.find_spec(package)]
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+def kind(record: Record) -> str:
+    """The group a model is counted in."""
+    group, _, name = record["model"].partition("/")
+    if group != "torchvision":
+        return group
+    return REST if name.startswith(OTHER) else CLASSIFICATION
+
+
+def _groups(records: list[Record], times: dict[str, list[float]]) -> str:
+    groups = dict.fromkeys(map(kind, records))
+    rows = [_group(name, [record for record in records if kind(record) == name], times) for name in groups]
+    head = ["group", "models", "end to end", "error <= 10 %", "median error", "propagation, median s"]
+    return _table(head, [*rows, _group("all", records, times)])
+
+
+def _group(name: str, records: list[Record], times: dict[str, list[float]]) -> list[str]:
+    done = [record for record in records if record["status"] == "done"]
+    errors = [record["median_error"] for record in done if "median_error" in record]
+    good = sum(error <= GOOD for error in errors)
+    seconds = [times[record["model"]][-1] for record in done if record["model"] in times]
+    middle = [f"{statistics.median(errors):.1%}", f"{statistics.median(seconds):.1f}"] if errors else ["", ""]
+    return [name, str(len(records)), _share(len(done), len(records)), _share(good, len(records)), *middle]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} ({part / whole:.0%})"
+
+
+def _failures(records: list[Record]) -> str:
+    failed = [record for record in records if record["status"] != "done"]
+    rows = [[record["model"], record["status"], record.get("error") or _missing(record)] for record in failed]
+    return _table(["model", "what", "why"], rows) if rows else "None.\n"
+
+
+def _missing(record: Record) -> str:
+    return ", ".join(f"{op} x{count}" for op, count in record.get("missing", {}).items())
+
+
+def _large(records: list[Record]) -> str:
+    far = [record for record in records if "why" in record]
+    return _table(["model", "error", "why"], [[r["model"], f"{r['median_error']:.0%}", r["why"]] for r in far])
+
+
+def _models(records: list[Record], times: dict[str, list[float]]) -> str:
+    head = [
+        "model",
+        "input",
+        "parameters, M",
+        "exact",
+        "approximate",
+        "missing",
+        "capture, propagate s",
+        "layers",
+        "error",
+    ]
+    rows = []
+    for record in records:
+        cells = [record["model"], record.get("input", ""), f"{record.get('parameters', 0) / 1e6:.1f}"]
+        cells += [str(record.get(key, "")) for key in ("exact", "approximate")] + [_missing(record)]
+        cells += [", ".join(map(str, times.get(record["model"], []))), str(record.get("layers", ""))]
+        rows.append([*cells, f"{record['median_error']:.1%}" if "median_error" in record else record["status"]])
+    return _table(head, rows)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines) + "\n"

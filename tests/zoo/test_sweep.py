@@ -1,0 +1,69 @@
+"""The sweep over public models: its journal, and what becomes of models that fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.zoo import models, sweep
+from benchmarks.zoo.sweep import Settings, journal, run
+
+SMALL, OTHER = "basic/paper_mnist_mlp", "basic/nn_mha"
+
+
+def settings(folder: Path, **more: Any) -> Settings:
+    return Settings(**{"journal": folder / "zoo.jsonl", "samples": 4} | more)
+
+
+def test_a_small_model_is_measured(tmp_path: Path) -> None:
+    (record,) = sweep.sweep([SMALL], settings(tmp_path, samples=16))
+    assert record["status"] == "done" and record["missing"] == {} and record["exact"] == 14
+    assert record["layers"] == 15 and record["input"] == "784"
+    assert 0 < record["median_error"] < 0.1  # 0.035 measured
+    assert journal(tmp_path / "zoo.jsonl")[SMALL]["median_error"] == record["median_error"]
+
+
+def test_models_already_measured_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(sweep, "run", lambda name, _: asked.append(name) or {"model": name, "status": "crash"})
+    sweep.sweep([SMALL], settings(tmp_path))
+    assert [record["model"] for record in sweep.sweep([SMALL, OTHER], settings(tmp_path))] == [SMALL, OTHER]
+    sweep.sweep([SMALL], settings(tmp_path, again=True))
+    assert asked == [SMALL, OTHER, SMALL]
+
+
+def test_failures_are_results(tmp_path: Path) -> None:
+    crashed = run("basic/no_such_model", settings(tmp_path))
+    assert crashed["status"] == "crash" and "no_such_model" in crashed["error"]
+    stuck = run(SMALL, settings(tmp_path, limit=0.01))
+    assert stuck["status"] == "too long" and "0.01 s" in stuck["error"]
+
+
+def test_a_model_that_takes_too_much_memory_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(sweep, "study", lambda *_: torch.zeros(2**32))
+    assert run(SMALL, settings(tmp_path, memory=1.0))["status"] == "crash"
+
+
+def test_operations_alone_are_counted_without_samples(tmp_path: Path) -> None:
+    record = run(SMALL, settings(tmp_path, samples=0))
+    assert record["status"] == "counted" and "median_error" not in record
+
+
+def test_groups_without_their_package_get_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(models.GROUPS, "timm", ("no_such_package", models.GROUPS["timm"][1]))
+    assert models.present([SMALL, "timm/vit", "own/net"]) == [SMALL]
+    assert capsys.readouterr().out.splitlines() == [
+        "timm: left out, no_such_package is not installed.",
+        "own: left out, there is no builder for it here.",
+    ]
+
+
+@pytest.mark.zoo
+def test_optical_flow_has_a_rule_for_every_operation(tmp_path: Path) -> None:
+    record = run("torchvision/raft_small", settings(tmp_path, samples=0))
+    assert record["missing"] == {} and record["exact"] > 900

@@ -1,0 +1,59 @@
+"""What the committed page says of the records."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.zoo.causes import cause, said
+from benchmarks.zoo.table import golden, page
+
+LAYERS = [("", "Net", 0.5), ("a", "Linear", 1.01), ("pool", "AvgPool2d", 0.7), ("b", "Linear", 0.6)]
+
+
+def record(**more: Any) -> dict[str, Any]:
+    done = {
+        "model": "basic/net",
+        "status": "done",
+        "parameters": 2_000_000,
+        "input": "3x8x8",
+        "exact": 4,
+        "missing": {},
+    }
+    measured = {"approximate": 0, "capture_s": 1.234, "propagate_s": 0.5, "samples": 8, "layers": 4, "good_layers": 1}
+    return done | measured | {"median_error": 0.35123, "cause": found(), "ratios": LAYERS} | more
+
+
+def found() -> dict[str, Any] | None:
+    entries = [("a", "aten.linear.default"), ("pool", "aten.avg_pool2d.default"), ("b", "aten.linear.default")]
+    return cause(SimpleNamespace(entries=[SimpleNamespace(module=m, op=op) for m, op in entries]), LAYERS)
+
+
+def test_the_cause_is_what_came_between_the_last_good_and_the_first_bad_layer() -> None:
+    assert found() == {"layer": "pool", "ratio": 0.7, "ops": ["avg_pool2d"]}
+    assert said(found()) == "average over values that are correlated (from pool on)"
+    assert said({"layer": "b", "ratio": 0.8, "ops": ["conv2d", "add", "relu"]}).startswith("rectifier over a skip")
+    assert said({"layer": "b", "ratio": 0.8, "ops": ["relu", "conv2d"]}).startswith("inputs of linear layers")
+    assert said({"layer": "b", "ratio": 2.0, "ops": ["frobnicate"]}) == "frobnicate (from b on)"
+
+
+def test_the_golden_record_holds_no_times_and_the_reason_only_where_it_is_needed() -> None:
+    (kept,) = golden([record()])
+    assert kept["median_error"] == 0.351 and "pool" in kept["why"]
+    assert not {"capture_s", "propagate_s", "ratios", "cause"} & kept.keys()
+    assert "why" not in golden([record(median_error=0.05)])[0]
+
+
+def test_the_page_counts_and_names_failures() -> None:
+    bad = {
+        "model": "basic/other",
+        "status": "missing",
+        "exact": 1,
+        "approximate": 0,
+        "missing": {"aten.foo.default": 2},
+    }
+    text = page(golden([record(), bad]), {"basic/net": [1.2, 0.5]}, 8)
+    assert "| basic | 2 | 1 (50%) | 0 (0%) | 35.1% | 0.5 |" in text
+    assert "| basic/other | missing | aten.foo.default x2 |" in text
+    assert "| basic/net | 35% | average over values that are correlated (from pool on) |" in text
+    assert "| basic/net | 3x8x8 | 2.0 | 4 |  |  | 1.2, 0.5 | 4 | 35.1% |" in text
