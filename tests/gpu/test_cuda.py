@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from tests.models import ResNet, UNet
+from varprop.lab.cudagraph import replayed
 from varprop.norm.layers import Normalized
 
 pytestmark = [
@@ -169,6 +170,37 @@ def test_compiled_without_a_graph_break(name: str) -> None:
         assert all(p.grad is not None for p in network.parameters())
     for (path, p), q in zip(model.named_parameters(), other.named_parameters(), strict=True):
         assert close(p.grad, q[1].grad, 2e-3), path
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+def test_a_captured_step_on_ever_new_batches_trains_like_an_eager_one(compiled: bool) -> None:
+    torch.manual_seed(1)
+    batches = [torch.randn(8, 3, 16, 16, device="cuda").to(memory_format=torch.channels_last) for _ in range(12)]
+    targets = [(x.mean((1, 2, 3)) > 0).long() for x in batches]
+    losses = {}
+    for captured in (False, True):
+        model = normalized("paper")[0].to(memory_format=torch.channels_last)
+        optimizer = torch.optim.Adam(model.parameters(), torch.tensor(1e-3, device="cuda"), capturable=True)
+        network = torch.compile(model) if compiled and captured else model
+        found = torch.zeros((), device="cuda")
+
+        def step(x: Tensor, y: Tensor, network: Any = network, optimizer: Any = optimizer, found: Any = found) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                scores = network(x)
+            loss = nn.functional.nll_loss(scores.float(), y)
+            loss.backward()
+            optimizer.step()
+            found.copy_(loss.detach())
+
+        start = copy.deepcopy(model.state_dict())
+        run = replayed(step, batches[0], targets[0]) if captured else step
+        model.load_state_dict(start)
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+        losses[captured] = [(run(x, y), float(found))[1] for x, y in zip(batches, targets, strict=True)]
+    assert losses[True] == pytest.approx(losses[False], rel=0.05)
 
 
 @pytest.mark.parametrize("name", ("paper", "sigmoid"))
