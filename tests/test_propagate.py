@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -146,6 +147,17 @@ def test_a_value_multiplied_by_itself_is_marked() -> None:
     assert entry.op == "aten.matmul.default" and "assumes independence" in entry.reasons[0]
     (entry,) = vp.coverage(Gram(), torch.zeros(3, 3)).approximate
     assert "assumes independence" in entry.reasons[0]
+
+
+@pytest.mark.parametrize(("function", "marked"), [(lambda x: x.long(), True), (lambda x: (x > 0).long(), False)])
+def test_a_cast_to_whole_numbers_is_marked(function: Callable[[Tensor], Tensor], marked: bool) -> None:
+    class Cast(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x) * 2.0
+
+    entries = vp.propagate(Cast(), standard(1, 4)).approximations
+    assert any("whole numbers" in reason for entry in entries for reason in entry.reasons) == marked
+    assert bool(vp.coverage(Cast(), torch.zeros(1, 4)).approximate) == marked
 
 
 def test_shared_ancestors_are_marked() -> None:

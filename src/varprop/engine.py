@@ -18,7 +18,7 @@ from .outputs import module_outputs
 from .plan import Plan, make_plan, require_complete
 from .registry import module_classes
 from .report import Coverage, Entry, Result, Status
-from .walk import INDEPENDENCE, Walk, assumes_independence
+from .walk import Walk, general_reasons
 
 Input = Moments | Tokens | Tensor
 
@@ -102,7 +102,7 @@ def _static_entry(plan: Plan, node: Node) -> Entry:
     if node in plan.missing:
         return _entry(node, "missing", ())
     rule = plan.rules[node]
-    reasons = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
+    reasons = general_reasons(plan, node, rule)
     reason = rule.approximate(*_forms(plan, node)) if callable(rule.approximate) else rule.approximate
     reasons += [reason] if reason else []
     return _entry(node, "approximate" if reasons else "exact", tuple(reasons))

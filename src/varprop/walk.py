@@ -21,6 +21,8 @@ from .sampling import sample
 
 SMALL = 2**16
 INDEPENDENCE = "assumes independence of operands that share a random ancestor"
+TRUNCATION = "a cast to whole numbers cuts the fraction off, but is taken as a copy"
+CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
 
 
 @dataclass
@@ -127,8 +129,7 @@ class Walk:
         if callable(reason):
             args, kwargs = arguments()
             reason = reason(*args, **kwargs)
-        reasons = [INDEPENDENCE] if assumes_independence(self.plan, node, rule) else []
-        reasons += [reason] if reason else []
+        reasons = general_reasons(self.plan, node, rule) + ([reason] if reason else [])
         if reasons:
             self.notes[node] = reasons
 
@@ -145,6 +146,22 @@ def _fit(value: Any, form: Any) -> Any:
     # a comparison gives probabilities, not truth values, and half precision is too coarse for variances
     dtype = form.dtype if form.dtype in (torch.float32, torch.float64) else value.dtype
     return Moments(value.mean.to(dtype), value.var.to(dtype), form.shape)
+
+
+def general_reasons(plan: Plan, node: Node, rule: Rule) -> list[str]:
+    """Why a result is approximate, apart from what its rule says of itself."""
+    found = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
+    return [*found, TRUNCATION] if _truncates(node) else found
+
+
+def _truncates(node: Node) -> bool:
+    """Whether a node casts random floating point numbers to whole ones; truth values are whole already."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet not in CASTS or not node.operands:
+        return False
+    before, after = node.operands[0].form, node.form
+    whole = isinstance(after, Form) and not (after.is_floating or after.dtype.is_complex or after.dtype is torch.bool)
+    return whole and isinstance(before, Form) and before.is_floating
 
 
 def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:

@@ -15,11 +15,11 @@ from ..node import Node
 from ..plan import rule_of
 from ..walk import Walk
 from .backward import Gradients
-from .caveats import caveats, follows_unsettled
 from .channels import channel_axis, over_channels, ranges
 from .places import Place, bend_at, first_moments, label, op_name
 from .slopes import squared_slope
 from .summary import Spread, Statistics, numbers, spread_of
+from .unsettled import follows_unsettled
 
 COPIES = {"alias", "clone", "contiguous", "detach", "_to_copy", "to", "lift_fresh_copy"}
 
@@ -123,7 +123,7 @@ def make_row(walk: Walk, gradients: Gradients, place: Place, k: float, measured:
     found, moments = statistics(walk, gradients, place), first_moments(walk, place.output)
     assert moments is not None
     layer, before = numbers(found), _rms(_inputs(walk, walk.plan.program.inputs))
-    notes = [note for node in place.nodes for note in caveats(walk, node)]
+    notes = [note for node in place.nodes for note in walk.notes.get(node, ())]
     sampled = any(node in walk.sampled for node in place.nodes)
     tainted = (place.output, 0) in gradients.tainted
     return Row(

@@ -18,12 +18,12 @@ from ..node import Node
 from ..plan import make_plan, require_complete
 from ..walk import Walk
 from .backward import gradients
-from .caveats import unsettled
 from .findings import findings
 from .measure import batch_extent, measure
 from .places import first_moments, places
 from .report import Report
 from .rows import Row, make_row
+from .unsettled import unsettled
 
 Progress = Callable[[str, int, int], None]
 STEPS = 3  # capture, propagation, gradients

@@ -1,34 +1,16 @@
-"""What to know of a row beyond what the rules say of themselves."""
+"""Batch norms that have seen no data, and what follows them."""
 
 from __future__ import annotations
 
 import torch
 
-from ..node import Form, Node
+from ..node import Node
 from ..walk import Walk
 from .channels import maker
 from .places import op_name
 
 aten = torch.ops.aten
-CASTS = {"_to_copy", "to"}
 BATCH_NORMS = {aten._native_batch_norm_legit_no_training, aten.batch_norm}
-TRUNCATED = "a cast to whole numbers cuts the fraction off, but is taken as a copy"
-
-
-def caveats(walk: Walk, node: Node) -> list[str]:
-    """Reasons why the moments of a node are approximate."""
-    found = list(walk.notes.get(node, ()))
-    if _truncates(walk, node):
-        found.append(TRUNCATED)
-    return found
-
-
-def _truncates(walk: Walk, node: Node) -> bool:
-    if not walk.plan.random(node) or node.target is None or op_name(node) not in CASTS:
-        return False
-    before, after = node.operands[0].form, node.form
-    whole = isinstance(after, Form) and not (after.is_floating or after.dtype.is_complex or after.dtype is torch.bool)
-    return whole and isinstance(before, Form) and before.is_floating
 
 
 def is_unsettled(walk: Walk, node: Node) -> bool:
