@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import quopri
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +10,9 @@ import torch.nn as nn
 
 import varprop as vp
 
-from ...lab.browser import chromium
+from ...chromium import SIZES, count, keep
 
 pytestmark = pytest.mark.browser
-SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
 
 
 class Block(nn.Module):
@@ -45,16 +42,6 @@ def inspected(model, check=None):
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    path = chromium.find()
-    if path is None:
-        pytest.skip("no chromium, chromium-browser, google-chrome or chrome on the PATH")
-    running = chromium.Browser(path, tmp_path_factory.mktemp("profile"))
-    yield running
-    running.close()
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pages")
 
@@ -71,10 +58,6 @@ def comparison(folder):
     vp.init_(model, vp.Moments(torch.zeros(1, 12), torch.ones(1, 12)))
     before.compare(inspected(model), ("default", "vp.init_")).to_html(folder / "diff.html")
     return (folder / "diff.html").as_uri()
-
-
-def count(browser, selector):
-    return browser.run(f"document.querySelectorAll({selector!r}).length")
 
 
 def labels(browser):
@@ -97,14 +80,6 @@ def press(browser, key):
     text = "\r" if key == "Enter" else ""
     browser.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, text=text, windowsVirtualKeyCode=13)
     browser.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
-
-
-def keep(browser, name):
-    """Pictures to look at, where a folder for them is given."""
-    if "VARPROP_SCREENSHOTS" in os.environ:
-        place = Path(os.environ["VARPROP_SCREENSHOTS"])
-        place.mkdir(parents=True, exist_ok=True)
-        browser.screenshot(place / f"inspector-{name}.png")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from varprop.lab import figures, report
 
+from ...chromium import SIZES, count, keep
 from .. import synthetic
-from . import chromium
 
 pytestmark = pytest.mark.browser
-SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
 FIRST = '#headline [data-figure="e-mnist-training"]'
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    path = chromium.find()
-    if path is None:
-        pytest.skip("no chromium, chromium-browser, google-chrome or chrome on the PATH")
-    running = chromium.Browser(path, tmp_path_factory.mktemp("profile"))
-    yield running
-    running.close()
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +20,6 @@ def address(tmp_path_factory):
         patch.setattr(figures, "draw", lambda *_: None)
         page = report.write(synthetic.write(out, synthetic.everything()), ["relu", "nothing"])
     return page.as_uri()
-
-
-def count(browser, selector):
-    return browser.run(f"document.querySelectorAll({selector!r}).length")
-
-
-def keep(browser, name):
-    """Pictures to look at, where a folder for them is given."""
-    if "VARPROP_SCREENSHOTS" in os.environ:
-        folder = Path(os.environ["VARPROP_SCREENSHOTS"])
-        folder.mkdir(parents=True, exist_ok=True)
-        browser.screenshot(folder / f"{name}.png")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -10,6 +10,7 @@ import select
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
@@ -153,3 +154,19 @@ class Browser:
 
 def is_error(event):
     return event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error"
+
+
+SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
+
+
+def count(browser: Browser, selector: str) -> int:
+    """How many elements of the page there are."""
+    return browser.run(f"document.querySelectorAll({selector!r}).length")
+
+
+def keep(browser: Browser, name: str) -> None:
+    """A picture to look at, where a folder for them is given."""
+    if "VARPROP_SCREENSHOTS" in os.environ:
+        folder = Path(os.environ["VARPROP_SCREENSHOTS"])
+        folder.mkdir(parents=True, exist_ok=True)
+        browser.screenshot(folder / f"{name}.png")
