@@ -161,16 +161,22 @@ def _index(lanes: Tensor, device: torch.device) -> Index:
 
 
 def alike(rows: Sequence[Rows], weights: Sequence[Tensor]) -> list[slice]:
-    """Runs of neighbouring sites of one shape, small enough that stacking them saves more than it costs."""
+    """Runs of neighbouring sites of one form, small enough that stacking them saves more than it costs."""
     runs = [slice(0, 1)]
     for place in range(1, len(rows)):
-        last, own = rows[place - 1], rows[place]
-        small = own.weights <= SMALL and not own.transposed and weights[place].is_contiguous()
-        if small and weights[place].shape == weights[place - 1].shape and last.taps is own.taps:
+        last, own = (_form(rows[k], weights[k]) for k in (place - 1, place))
+        if own is not None and own == last and rows[place].taps is rows[place - 1].taps:
             runs[-1] = slice(runs[-1].start, place + 1)
         else:
             runs.append(slice(place, place + 1))
     return runs
+
+
+def _form(rows: Rows, weight: Tensor) -> tuple[int, ...] | None:
+    """What sites must share to be stacked; None if this one cannot be. The weight's shape does not tell the groups."""
+    if rows.weights > SMALL or rows.transposed or not weight.is_contiguous():
+        return None
+    return rows.groups, *weight.shape
 
 
 def _block(rows: Sequence[Rows], sites: slice, weights: Sequence[Tensor], dtype: torch.dtype) -> Block:
