@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .gaussian.normal import working_dtype
 from .gaussian.quadrature import expectation
+from .gaussian.skip import relu_of_sum
 from .moments import Moments
 from .node import Node, resolve
 from .plan import Plan
@@ -84,6 +85,8 @@ class Clusters:
         base, line = self.line(node)
         if base is not node:
             return through_line(value(base), line)
+        if node in self.plan.skips:
+            return after_skip(*(value(term) for term in self.plan.skips[node]))
         rule, root, argument = self.plan.rules[node], self.plan.root[node], self._only_argument(node)
         if rule.function is not None and argument is not None and self.line(argument)[0] is root:
             return self._closed_form(node, value(argument))
@@ -209,6 +212,11 @@ class Clusters:
             return None
         result = lines[0] - lines[1] if rule.compares else lines[0]
         return result if isinstance(result, Line) else None
+
+
+def after_skip(rectified: Moments, other: Moments) -> Moments:
+    """The rectifier of a sum with a rectified term."""
+    return Moments(*relu_of_sum(rectified.mean, rectified.var, other.mean, other.var))
 
 
 def through_line(x: Moments, line: Line) -> Moments:

@@ -8,11 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from .capture import Program
 from .errors import MissingRule
 from .leaf import Leaf
 from .node import Form, Node, resolve
 from .registry import RANDOM, Rule, lookup
+
+aten = torch.ops.aten
 
 
 @dataclass
@@ -26,6 +30,8 @@ class Plan:
             cluster of elementwise operations with one random source is thus one function of one variable.
         rules: The rule of every random node that is computed.
         missing: Random nodes without a rule.
+        skips: For a rectifier of a sum with one rectified term, as at the end of a residual block: that term and the
+            other.
     """
 
     program: Program
@@ -33,6 +39,7 @@ class Plan:
     root: dict[Node, Node] = field(default_factory=dict)
     rules: dict[Node, Rule] = field(default_factory=dict)
     missing: list[Node] = field(default_factory=list)
+    skips: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
 
     def random(self, node: Any) -> bool:
         """Whether a node's value is random."""
@@ -96,6 +103,23 @@ def _visit(plan: Plan, node: Node) -> None:
         plan.missing.append(node)
     else:
         plan.rules[node] = rule
+        if clustered and (terms := _skip(plan, node)) is not None:
+            plan.skips[node] = terms
+
+
+def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:
+    """The rectified term and the other, if a node is the rectifier of a sum of two that has exactly one."""
+    total = node.args[0]
+    if not (_is(node, aten.relu) and _is(total, aten.add)) or plan.inside_cluster(total) or total.kwargs:
+        return None
+    terms = list(total.args[:2])
+    if len(plan.random_operands(total)) != 2 or _is(terms[0], aten.relu) == _is(terms[1], aten.relu):
+        return None
+    return (terms[0], terms[1]) if _is(terms[0], aten.relu) else (terms[1], terms[0])
+
+
+def _is(node: Any, packet: Any) -> bool:
+    return isinstance(node, Node) and getattr(node.target, "overloadpacket", None) is packet
 
 
 def _handles(plan: Plan, node: Node, rule: Rule) -> bool:

@@ -8,6 +8,7 @@ from varprop.gaussian import activations as act
 from varprop.gaussian.normal import safe_sqrt
 from varprop.gaussian.rectifier import clamp, two_slopes
 from varprop.norm.layout import Function
+from varprop.norm.lowering import AFTER_SKIP
 
 
 def of_std(rule: Callable, *numbers) -> Callable:
@@ -71,3 +72,4 @@ MUL = Function(
     ("mul",),
     2,
 )
+SKIP = AFTER_SKIP

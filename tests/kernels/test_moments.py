@@ -11,7 +11,7 @@ from varprop.norm import kernels
 from varprop.norm.kernels.components import labels, templates
 from varprop.norm.layout import Layout
 
-from .functions import ADD, DROPOUT, MAX_RELU, MUL, RELU, SIGMOID, SUBTRACT
+from .functions import ADD, DROPOUT, MAX_RELU, MUL, RELU, SIGMOID, SKIP, SUBTRACT
 from .reference import chain, error, run_lanes
 
 pytestmark = pytest.mark.kernels
@@ -59,6 +59,16 @@ def test_residual_chain(device):
         (RELU, [numbers(50, 10)]),  # 60
     ]
     check(chain(30, links, [*numbers(40, 10), *numbers(60, 10), *numbers(40, 10)]), device)
+
+
+def test_skip_connections(device):
+    """As above, but every sum has a rectified term, and its rectifier knows it."""
+    links = [
+        (RELU, [numbers(0, 10)]),  # 30
+        (SKIP, [numbers(30, 10), numbers(10, 10)]),  # 40
+        (SKIP, [numbers(40, 10), numbers(20, 10)]),  # 50
+    ]
+    check(chain(30, links, [*numbers(50, 10), *numbers(30, 10), *numbers(40, 10)]), device)
 
 
 def test_concatenation_and_shuffled_channels(device):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.kernels.functions import ADD, DROPOUT, MAX_RELU, MUL, RELU, RULES, SIGMOID, SUBTRACT, function
+from tests.kernels.functions import ADD, DROPOUT, MAX_RELU, MUL, RELU, RULES, SIGMOID, SKIP, SUBTRACT, function
 from tests.kernels.reference import Shape, chain
 from tests.norm.native_cases import around, backend_of, by_native, check, grads_of, needs_compiler, rows_of, vectors_of
 from varprop.norm import native
@@ -128,6 +128,15 @@ GRAPHS = {
         ],
         [*numbers(40, 10), *numbers(60, 10), *numbers(40, 10)],
     ),
+    "skips": chain(
+        30,
+        [
+            (RELU, [numbers(0, 10)]),
+            (SKIP, [numbers(30, 10), numbers(10, 10)]),
+            (SKIP, [numbers(40, 10), numbers(20, 10)]),
+        ],
+        [*numbers(50, 10), *numbers(40, 10), *numbers(30, 10)],
+    ),
     "shuffled": chain(
         6, [(RELU, [[3, 1, 0]]), (DROPOUT, [[2, 5]]), (MAX_RELU, [[6, 9]])], [8, 0, 10, 6, 4, 9, 7, 11, 6]
     ),
@@ -156,7 +165,7 @@ def graphs(draw: Any) -> Lanes:
     """Any functions of any earlier lanes."""
     sources, constants, given_lanes = draw(st.integers(1, 8)), draw(st.integers(0, 2)), draw(st.integers(0, 2))
     known, links = sources + constants + given_lanes, []
-    functions = [RELU, MAX_RELU, DROPOUT, SIGMOID, ADD, SUBTRACT, MUL]
+    functions = [RELU, MAX_RELU, DROPOUT, SIGMOID, ADD, SUBTRACT, MUL, SKIP]
     for link in draw(st.lists(st.sampled_from(functions), max_size=5)):
         count = draw(st.integers(1, 6))
         pick = st.lists(st.integers(0, known - 1), min_size=count, max_size=count)

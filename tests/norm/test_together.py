@@ -20,6 +20,7 @@ from tests.norm.networks import NETWORKS, Case, case, sites, train_a_little
 from varprop.norm import autograd_node
 from varprop.norm.layers import Normalized
 from varprop.norm.layout import Function
+from varprop.norm.lowering import AFTER_SKIP
 from varprop.norm.slopes import CURVES, DOUBLE, KERNELS, SINGLE, slopes
 
 # Between their layers lies what only a walk can follow: embeddings, layer norm, parameters, a layer called twice.
@@ -215,7 +216,20 @@ def test_slopes_are_the_derivatives(kernel: tuple[Any, ...], widest: float, node
 
 @pytest.mark.parametrize("name", sorted(KERNELS[DOUBLE]))
 def test_every_kernel_is_tested(name: str) -> None:
-    assert name in {kernel[0] for kernel in KERNEL_CASES} | {"add", "mul"}
+    assert name in {kernel[0] for kernel in KERNEL_CASES} | {"add", "mul", "skip"}
+
+
+def test_slopes_behind_a_skip_are_the_derivatives() -> None:
+    torch.manual_seed(0)
+    mean, other_mean = torch.rand(500, dtype=torch.float64) * 3, torch.randn(500, dtype=torch.float64)
+    var, other_var = (0.01 + torch.rand(500, dtype=torch.float64) * 2 for _ in range(2))
+    found, derivatives = slopes(AFTER_SKIP, [(mean, var), (other_mean, other_var)])
+    leaves = [t.clone().requires_grad_() for t in (mean, var, other_mean, other_var)]
+    expected = AFTER_SKIP.moments(leaves[:2], leaves[2:])
+    for row, moment in enumerate(expected):
+        torch.testing.assert_close(found[row], moment)
+        by = torch.autograd.grad(moment.sum(), leaves, retain_graph=True)
+        torch.testing.assert_close(torch.cat([part[row] for part in derivatives]), torch.stack(by))
 
 
 class Counter:

@@ -24,7 +24,7 @@ from ..walk import Walk, apply
 from .attending import NEARLY_UNIFORM, fits, through_attention
 from .common import Flow
 from .places import first_moments
-from .slopes import Known, slopes, squared_slope
+from .slopes import Known, behind_skips, slopes, squared_slope
 from .steps import LINEAR, multiplicity, packet, through_linear
 
 aten = torch.ops.aten
@@ -63,7 +63,7 @@ class Gradients:
 @torch.no_grad()
 def gradients(walk: Walk) -> Gradients:
     """Follow a gradient of variance 1 at every output back through a finished walk."""
-    found, flowing = Gradients(), dict[Part, Flow]()
+    found, flowing = Gradients(slopes=behind_skips(walk.clusters)), dict[Part, Flow]()
     for out in walk.plan.program.outputs:
         if isinstance(out, Node) and isinstance(moments := walk.env.get(out), Moments):
             ones = torch.ones(moments.shape, dtype=torch.float64, device=moments.device)

@@ -17,7 +17,7 @@ from ..walk import Walk
 from .backward import Gradients
 from .channels import channel_axis, over_channels, ranges
 from .places import Place, bend_at, first_moments, label, op_name
-from .slopes import squared_slope
+from .slopes import chance_on, squared_slope
 from .summary import Spread, Statistics, numbers, spread_of
 from .unsettled import follows_unsettled
 
@@ -115,6 +115,8 @@ def statistics(walk: Walk, gradients: Gradients, place: Place) -> Statistics:
         assert argument is not None
         flat = bend.probability_flat(argument) if bend.saturates else None
         on, linear = bend.probabilities_above(argument) if bend.rectifier is not None else (None, None)
+    if place.output in walk.plan.skips:
+        on = linear = chance_on(walk.clusters, place.output)
     return Statistics(moments.mean, moments.var, flat, on, linear, gradient)
 
 

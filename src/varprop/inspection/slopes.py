@@ -10,6 +10,7 @@ from torch import Tensor
 from ..clusters import Clusters
 from ..gaussian.normal import cdf, ratio, working_dtype
 from ..gaussian.quadrature import expectation
+from ..gaussian.skip import positive_sum
 from ..moments import Moments
 from ..node import Node
 
@@ -18,6 +19,18 @@ aten = torch.ops.aten
 
 Pair = tuple[Tensor, Tensor]
 Known = dict[tuple[Node, Node], Pair]
+
+
+def chance_on(clusters: Clusters, node: Node) -> Tensor:
+    """How often a rectifier behind a skip connection is on (`Plan.skips`)."""
+    rectified, other = (clusters.env[term] for term in clusters.plan.skips[node])
+    return positive_sum(rectified.mean, rectified.var, other.mean, other.var)
+
+
+def behind_skips(clusters: Clusters) -> Known:
+    """The slopes of all such rectifiers of a finished walk."""
+    found = {(node, clusters.plan.root[node]): chance_on(clusters, node).double() for node in clusters.plan.skips}
+    return {key: (on, on) for key, on in found.items()}
 
 
 def squared_slope(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments, known: Known) -> Tensor | None:

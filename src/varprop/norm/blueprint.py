@@ -72,7 +72,7 @@ def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, list[int]
     given = [place for place, lanes in enumerate(entering) if lanes is None]
     for place in given:
         entering[place] = lowering.new(sites[place].groups * sites[place].channels)
-    steps, number = lowering.steps()
+    steps, number = lowering.steps([lanes for lanes in entering if lanes is not None])
     mean, var = (torch.cat([pair[k] for pair in (data, *pooled)]) for k in (0, 1))
     found = [number[lanes] for lanes in entering if lanes is not None]
     count = sum(len(found[place]) for place in given)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gaussian.skip import FALL, SKEW, SPLIT, relu_of_sum
 from ..moments import Moments, trusted
 from ..node import Form, Node, resolve
 from ..plan import Plan
@@ -57,6 +58,9 @@ CHANNELWISE = {
     aten.upsample_trilinear3d,
     aten.upsample_bicubic2d,
 }
+AFTER_SKIP = Function(
+    "relu(x + y), x rectified", lambda x, y: relu_of_sum(*x, *y), ("skip", SKEW, FALL, SPLIT), arity=2
+)
 OVER_AXES = {aten.mean.dim, aten.sum.dim_IntList, aten.amax.default}  # channelwise if those axes are uniform
 
 
@@ -142,6 +146,8 @@ class Lowering:
             raise NotLanes
 
     def _clustered(self, node: Node) -> Moments:
+        if node in self.plan.skips:
+            return self._applied(AFTER_SKIP, node, *self.plan.skips[node])
         root = self.plan.root[node]
         name = self._expression(node, root)
         function = recognized(name, self._cluster_moments(node, root), self._values(node, root))
@@ -255,13 +261,20 @@ class Lowering:
         if node.target not in OVER_AXES or not alone:
             raise NotLanes
 
-    def steps(self) -> tuple[list[Step], Tensor]:
-        """The functions in order, equal ones of one level together, and the new number of every lane."""
-        made = torch.zeros(len(self.level), dtype=torch.bool)
+    def steps(self, entering: list[Tensor]) -> tuple[list[Step], Tensor]:
+        """The functions that lead to lanes that enter a site, in order, and the new number of every lane.
+
+        Equal functions of one level are together.
+        """
+        needed, made = (torch.zeros(len(self.level), dtype=torch.bool) for _ in range(2))
+        needed[torch.cat(entering)] = True
         groups: dict[tuple[int, str], list[int]] = {}
-        for place, (function, inputs, first) in enumerate(self.raw):
-            made[first : first + len(inputs[0])] = True
-            groups.setdefault((self.level[first], function.name), []).append(place)
+        for place, (function, inputs, first) in reversed(list(enumerate(self.raw))):
+            own = slice(first, first + len(inputs[0]))
+            made[own] = True
+            if bool(needed[own].any()):
+                needed[torch.cat(inputs)] = True
+                groups.setdefault((self.level[first], function.name), []).insert(0, place)
         number = torch.cumsum(~made, 0) - 1  # those not made keep their order and come first
         start, steps = int((~made).sum()), []
         for key in sorted(groups):

@@ -18,12 +18,9 @@ from torch import Tensor
 
 from ..gaussian.normal import ROOT_HALF, ROOT_TWO_PI, constant, gauss_legendre, pdf
 from ..gaussian.rectifier import two_slopes_and_derivatives
-from .layout import Function, Pair
+from .layout import LEAST_STD, Function, Pair, Slopes
+from .skip import after_skip
 
-# Mean and variance as two rows, and for every argument their derivatives: [of mean or var, by mean or var, lane].
-Slopes = tuple[Tensor, list[Tensor]]
-
-LEAST_STD = 1e-12  # below it the derivative of the standard deviation is held
 WINDOW = 8.5  # standard deviations; what lies beyond weighs 2e-17
 SINGLE, DOUBLE = 16, 20  # nodes for each half of a panel: relative error of the variance 4e-9 and 5e-11
 _LEGENDRE = {nodes: gauss_legendre(nodes) for nodes in (SINGLE, DOUBLE)}
@@ -277,6 +274,7 @@ def _kernels(nodes: int) -> dict[str, Callable[..., Slopes]]:
         "compose": _compose(nodes),
         "two_slopes": _two_slopes,
         "add": _add,
+        "skip": after_skip,
         "mul": _mul,
         **{name: _quadrature(*of, nodes) for name, of in CURVES.items()},
     }

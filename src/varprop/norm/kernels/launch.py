@@ -21,7 +21,7 @@ _TYPES = {
     torch.float16: tl.float16,
     torch.float64: tl.float64,
 }
-SLOPES = 7  # derivatives kept of every computed lane
+SLOPES = 8  # derivatives kept of every computed lane
 _ENTRIES = 1024  # entering lanes a program hands out at a time
 _GATHER = (128, 8)  # lanes and entries of each whose gradients a program adds at a time
 _PARTIALS = 16  # rows of partial sums added at a time

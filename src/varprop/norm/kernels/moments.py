@@ -12,14 +12,14 @@ sites through a table of entries sorted by program and lane, which the backward 
 import triton
 import triton.language as tl
 
-from .opcodes import ADD, MUL
+from .opcodes import PAIRS
 from .operations import one_argument, two_arguments
 
 EPS = tl.constexpr(1e-6)
 PROGRAM_FIELDS = tl.constexpr(9)
-_ADD = tl.constexpr(ADD)
-_MUL = tl.constexpr(MUL)
-_HAS_PAIRS = tl.constexpr(1 << ADD | 1 << MUL)
+_FIRST_PAIR = tl.constexpr(PAIRS[0])
+_LAST_PAIR = tl.constexpr(PAIRS[-1])
+_HAS_PAIRS = tl.constexpr(sum(1 << code for code in PAIRS))
 
 
 @triton.jit
@@ -90,23 +90,23 @@ def forward(
             v1 = _read_var(scale, constant_var, given_var, var, lane, mask, sources, constants, given)
             target = tl.load(output + place, mask, 0) - sources - constants - given
             if _HAS_PAIRS & OPS:
-                if (code == _ADD) | (code == _MUL):
+                if (code >= _FIRST_PAIR) & (code <= _LAST_PAIR):
                     other = tl.load(second + place, mask, 0)
                     m2 = _read(shift, constant_mean, given_mean, mean, other, mask, sources, constants, given)
                     v2 = _read_var(scale, constant_var, given_var, var, other, mask, sources, constants, given)
-                    alpha = tl.load(numbers + 8 * n + 6)
-                    m, v, a, b, c, d, e, f = two_arguments(code, alpha, m1, v1, m2, v2, OPS)
+                    m, v, a, b, c, d, e, f, g, h = two_arguments(code, numbers + 8 * n, m1, v1, m2, v2, OPS)
                     tl.store(mean + target, m, mask)
                     tl.store(var + target, v, mask)
                     tl.store(slopes + target, a, mask)
-                    tl.store(slopes + computed + target, tl.zeros_like(m), mask)
-                    tl.store(slopes + 2 * computed + target, b, mask)
-                    tl.store(slopes + 3 * computed + target, c, mask)
-                    tl.store(slopes + 4 * computed + target, d, mask)
-                    tl.store(slopes + 5 * computed + target, e, mask)
-                    tl.store(slopes + 6 * computed + target, f, mask)
+                    tl.store(slopes + computed + target, b, mask)
+                    tl.store(slopes + 2 * computed + target, c, mask)
+                    tl.store(slopes + 3 * computed + target, d, mask)
+                    tl.store(slopes + 4 * computed + target, e, mask)
+                    tl.store(slopes + 5 * computed + target, f, mask)
+                    tl.store(slopes + 6 * computed + target, g, mask)
+                    tl.store(slopes + 7 * computed + target, h, mask)
             if ~_HAS_PAIRS & OPS:
-                if (code != _ADD) & (code != _MUL):
+                if (code < _FIRST_PAIR) | (code > _LAST_PAIR):
                     m, v, a, b, c, d = one_argument(code, numbers + 8 * n, nodes, knots, m1, v1, OPS)
                     tl.store(mean + target, m, mask)
                     tl.store(var + target, v, mask)
@@ -211,14 +211,16 @@ def backward(
             add_var = dm * mv + dv * vv
             _accumulate(grad_mean, grad_var, lane, add_mean, add_var, mask, sources, constants)
             if _HAS_PAIRS & OPS:
-                if (code == _ADD) | (code == _MUL):
+                if (code >= _FIRST_PAIR) & (code <= _LAST_PAIR):
                     tl.debug_barrier()  # both arguments may be one lane
                     other = tl.load(second + place, mask, 0)
-                    mm2 = tl.load(saved + 4 * computed, mask, 0.0)
-                    vm2 = tl.load(saved + 5 * computed, mask, 0.0)
-                    vv2 = tl.load(saved + 6 * computed, mask, 0.0)
-                    more_mean = dm * mm2 + dv * vm2
-                    _accumulate(grad_mean, grad_var, other, more_mean, dv * vv2, mask, sources, constants)
+                    mm = tl.load(saved + 4 * computed, mask, 0.0)
+                    mv = tl.load(saved + 5 * computed, mask, 0.0)
+                    vm = tl.load(saved + 6 * computed, mask, 0.0)
+                    vv = tl.load(saved + 7 * computed, mask, 0.0)
+                    add_mean = dm * mm + dv * vm
+                    add_var = dm * mv + dv * vv
+                    _accumulate(grad_mean, grad_var, other, add_mean, add_var, mask, sources, constants)
             tl.debug_barrier()
     for start in range(own_begin, own_end, LANES):
         row = start + tl.arange(0, LANES)

@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-LINEAR, TWO_SLOPES, CLAMP, ADD, MUL = range(5)
-SIGMOID, NORMAL_CDF, SILU, GELU, GELU_TANH, SOFTPLUS, ELU, MISH, HARDSWISH = range(5, 14)
+LINEAR, TWO_SLOPES, CLAMP, ADD, MUL, SKIP = range(6)
+SIGMOID, NORMAL_CDF, SILU, GELU, GELU_TANH, SOFTPLUS, ELU, MISH, HARDSWISH = range(6, 15)
+PAIRS = (ADD, MUL, SKIP)  # of two arguments
 FIRST_INTEGRATED = SIGMOID
-OPERATIONS = 14
+OPERATIONS = 15
 PANELS = 6  # at most five knots
 
 _LOGISTIC = (-45.0, -9.0, 0.0, 9.0, 45.0)
@@ -55,7 +56,7 @@ class Instruction:
     @property
     def arity(self) -> int:
         """Number of random arguments."""
-        return 2 if self.code in (ADD, MUL) else 1
+        return 2 if self.code in PAIRS else 1
 
 
 def _linear(mean: float, constant: float, var: float, squared_mean: float) -> Instruction:
@@ -107,6 +108,7 @@ _BUILDERS: dict[str, Callable[..., Instruction]] = {
     "hardsigmoid": lambda: Instruction(CLAMP, shift=3.0, gain=1.0 / 6.0, first=0.0, second=6.0),
     "add": lambda alpha: Instruction(ADD, first=alpha),
     "mul": lambda: Instruction(MUL),
+    "skip": lambda skew, fall, split: Instruction(SKIP, rate=split, first=skew, second=fall),
 }
 
 
@@ -116,7 +118,7 @@ def known(kernel: Sequence[str | float | None] | None) -> bool:
         return False
     if kernel[0] == "compose":
         inner = kernel[4] if len(kernel) > 4 else None
-        return kernel[1] == "maximum" and inner in _BUILDERS and inner not in ("maximum", "add", "mul")
+        return kernel[1] == "maximum" and inner in _BUILDERS and inner not in ("maximum", "add", "mul", "skip")
     return kernel[0] in _BUILDERS
 
 

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from .gauss import clamp, two_slopes
-from .opcodes import CLAMP, FIRST_INTEGRATED, LINEAR, MUL, TWO_SLOPES
+from .opcodes import CLAMP, FIRST_INTEGRATED, LINEAR, MUL, SKIP, TWO_SLOPES
 from .quadrature import integrated
+from .skip import after_skip
 
 _FIRST_INTEGRATED = tl.constexpr(FIRST_INTEGRATED)
 _HAS_INTEGRATED = tl.constexpr(-1 << FIRST_INTEGRATED)
@@ -19,6 +20,8 @@ _CLAMP = tl.constexpr(CLAMP)
 _HAS_CLAMP = tl.constexpr(1 << CLAMP)
 _MUL = tl.constexpr(MUL)
 _HAS_MUL = tl.constexpr(1 << MUL)
+_SKIP = tl.constexpr(SKIP)
+_HAS_SKIP = tl.constexpr(1 << SKIP)
 _HAS_CURVES = tl.constexpr(-1 << FIRST_INTEGRATED | 1 << TWO_SLOPES | 1 << CLAMP)
 _SMALLEST_STD = tl.constexpr(1e-12)
 
@@ -81,15 +84,18 @@ def one_argument(code, numbers, nodes, knots, mean, var, OPS: tl.constexpr):
 
 
 @triton.jit
-def two_arguments(code, alpha, m1, v1, m2, v2, OPS: tl.constexpr):
-    """Mean and variance of a sum m1 + alpha m2 or a product, and the derivatives that are not zero or one."""
+def two_arguments(code, numbers, m1, v1, m2, v2, OPS: tl.constexpr):
+    """Mean and variance of a function of two arguments, and both by mean and by variance of either."""
+    alpha = tl.load(numbers + 6)
+    zero = tl.zeros_like(m1)
     m = m1 + alpha * m2
     v = v1 + alpha * alpha * v2
-    zero = tl.zeros_like(m1)
     mm1 = zero + 1.0
+    mv1 = zero
     vm1 = zero
     vv1 = zero + 1.0
     mm2 = zero + alpha
+    mv2 = zero
     vm2 = zero
     vv2 = zero + alpha * alpha
     if _HAS_MUL & OPS:
@@ -102,4 +108,7 @@ def two_arguments(code, alpha, m1, v1, m2, v2, OPS: tl.constexpr):
             mm2 = m1
             vm2 = 2.0 * m2 * v1
             vv2 = v1 + m1 * m1
-    return m, v, mm1, vm1, vv1, mm2, vm2, vv2
+    if _HAS_SKIP & OPS:
+        if code == _SKIP:
+            m, v, mm1, mv1, vm1, vv1, mm2, mv2, vm2, vv2 = after_skip(numbers, m1, v1, m2, v2)
+    return m, v, mm1, mv1, vm1, vv1, mm2, mv2, vm2, vv2

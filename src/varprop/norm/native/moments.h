@@ -10,6 +10,8 @@
 #define TINY 1.4916681462400413e-154 /* root of the smallest normal number */
 #define WINDOW 8.5
 #define FAR 50.0
+#define LEAST_RATIO 1e-3 /* of mean and std of a rectified variable, as in gaussian/skip.py */
+#define MOST_RATIO 50.0
 
 typedef struct {
     double mean, var, mean_mean, mean_var, var_mean, var_var; /* of the result, and of what by what */
@@ -131,17 +133,55 @@ static void put(double *slopes, Result r) {
     slopes[0] = r.mean_mean, slopes[1] = r.mean_var, slopes[2] = r.var_mean, slopes[3] = r.var_var;
 }
 
-static void pairs(const Step *step, double *mean, double *var, double *slopes) {
+/* max(0, x + y), x rectified, as skip.py computes it; pairs are numbers of the mean and of the variance. */
+static void after_skip(const Step *step, double m1, double v1, double m2, double v2, double *moments, double *slopes) {
+    double skew = step->a, fall = step->b, split = step->c, std = sqrt(v1), held = std < LEAST_STD ? LEAST_STD : std;
+    double r = within(m1 / held, LEAST_RATIO, MOST_RATIO), free = r > LEAST_RATIO && r < MOST_RATIO, cube = r * r * r;
+    double between = 1.0 / (1.0 + split * cube * r), between_r = -4.0 * split * cube * between * between;
+    double root = sqrt(between), root_r = 0.5 * between_r / root;
+    double d = 0.5 * skew * exp(-fall * r * r) / (r * between * root);
+    double d_r = d * (6.0 * split * cube * between - 2.0 * fall * r - 1.0 / r);
+    double hypotenuse = sqrt(1.0 + d * d), e = d + hypotenuse, e_r = d_r * e / hypotenuse;
+    double share = 1.0 / (1.0 + e * e), share_r = -2.0 * e * e_r * share * share, rest = 1.0 - share;
+    double down = root / e, up = root * e, down_r = (root_r - down * e_r) / e, up_r = root_r * e + root * e_r;
+    double inside = v2 + (1.0 - between) * v1;
+    Result low = two_slopes(m1 + m2 - down * std, inside, 1.0, 0.0);
+    Result high = two_slopes(m1 + m2 + up * std, inside, 1.0, 0.0);
+    double gap = high.mean - low.mean, wider = high.var - low.var, lean = 2.0 * share * rest * gap;
+    moments[0] = low.mean + share * gap;
+    moments[1] = low.var + share * wider + share * rest * gap * gap;
+    double by_lower[2] = {rest * low.mean_mean, rest * low.var_mean - lean * low.mean_mean};
+    double by_upper[2] = {share * high.mean_mean, share * high.var_mean + lean * high.mean_mean};
+    double by_inside[2] = {rest * low.mean_var + share * high.mean_var,
+                           rest * low.var_var + share * high.var_var + lean * (high.mean_var - low.mean_var)};
+    double by_share[2] = {gap, wider + (rest - share) * gap * gap};
+    for (int k = 0; k < 2; k++, slopes += 2) {
+        double by_mean = by_lower[k] + by_upper[k];
+        double by_r = (by_upper[k] * up_r - by_lower[k] * down_r - by_inside[k] * between_r * std) * std;
+        by_r = (by_r + by_share[k] * share_r) * free / held;
+        double by_std = by_upper[k] * up - by_lower[k] * down + by_inside[k] * 2.0 * (1.0 - between) * std - by_r * r;
+        slopes[0] = by_mean + by_r, slopes[1] = 0.5 / held * by_std, slopes[4] = by_mean, slopes[5] = by_inside[k];
+    }
+}
+
+static void add_or_multiply(const Step *step, double m1, double v1, double m2, double v2, double *moments,
+                            double *slopes) {
     double alpha = step->a, square = alpha * alpha;
+    int add = step->code == ADD;
+    moments[0] = add ? m1 + alpha * m2 : m1 * m2;
+    moments[1] = add ? v1 + square * v2 : v1 * (v2 + m2 * m2) + m1 * m1 * v2;
+    put(slopes, add ? (Result){0, 0, 1.0, 0.0, 0.0, 1.0} : (Result){0, 0, m2, 0.0, 2.0 * m1 * v2, v2 + m2 * m2});
+    put(slopes + 4,
+        add ? (Result){0, 0, alpha, 0.0, 0.0, square} : (Result){0, 0, m1, 0.0, 2.0 * m2 * v1, v1 + m1 * m1});
+}
+
+static void pairs(const Step *step, double *mean, double *var, double *slopes) {
     for (int64_t k = 0; k < step->count; k++, slopes += 8) {
-        int64_t x = step->first[k], y = step->second[k], to = step->start + k;
-        double m1 = mean[x], v1 = var[x], m2 = mean[y], v2 = var[y];
-        int add = step->code == ADD;
-        mean[to] = add ? m1 + alpha * m2 : m1 * m2;
-        var[to] = add ? v1 + square * v2 : v1 * (v2 + m2 * m2) + m1 * m1 * v2;
-        put(slopes, add ? (Result){0, 0, 1.0, 0.0, 0.0, 1.0} : (Result){0, 0, m2, 0.0, 2.0 * m1 * v2, v2 + m2 * m2});
-        put(slopes + 4,
-            add ? (Result){0, 0, alpha, 0.0, 0.0, square} : (Result){0, 0, m1, 0.0, 2.0 * m2 * v1, v1 + m1 * m1});
+        int64_t x = step->first[k], y = step->second[k];
+        double moments[2];
+        (step->code == SKIP ? after_skip : add_or_multiply)(step, mean[x], var[x], mean[y], var[y], moments, slopes);
+        mean[step->start + k] = moments[0];
+        var[step->start + k] = moments[1];
     }
 }
 

@@ -8,7 +8,7 @@ from ctypes import c_double, c_int64
 KNOTS, GRIDS, LONGEST_RULE = 5, 3, 256
 # In the order of `enum Code`.
 _CURVES = ("sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "elu", "mish", "erf", "hardswish")
-CODES = ("linear", "dropout", "two_slopes", "add", "mul", *_CURVES, "hardsigmoid", "clamp")
+CODES = ("linear", "dropout", "two_slopes", "add", "mul", "skip", *_CURVES, "hardsigmoid", "clamp")
 Pointer = ctypes.c_void_p
 
 

@@ -103,7 +103,7 @@ def encoded(kernel: Sequence[Any] | None) -> Encoded | None:
     return _of_name(kernel[0], kernel[1:])
 
 
-_OF_TWO = ("add", "mul")
+_OF_TWO = ("add", "mul", "skip")
 
 
 def _of_name(name: str, numbers: Sequence[float], lift: float = 0.0, share: float = 1.0) -> Encoded | None:
