@@ -32,6 +32,10 @@ def bad():
 def picture():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
 
+def padded():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+
 def raises():
     raise RuntimeError("this cannot be built\\nand more")
 
@@ -90,6 +94,20 @@ def test_mean_and_std_describe_the_input(run, models):
     _, out, _ = run(f"{models}:picture", *options)
     (described,) = json.loads(out)["inputs"]
     assert described["mean"] == pytest.approx(0.2) and described["std"] == pytest.approx(2.0)
+
+
+def test_positions_are_kept_apart(run, models, tmp_path):
+    """A border of zeros halves the variance in the corners; a picture's mean is another at every pixel."""
+    options = ["--input-shape", "3,6,6", "--json", "-", "--positions"]
+    row = next(r for r in json.loads(run(f"{models}:padded", *options, "--std", "2")[1])["rows"] if r["label"] == "0")
+    assert row["uniform"] == [False] * 4 and row["extents"] == [1, 4, 6, 6]
+    assert row["std"]["most"] > 1.3 * row["std"]["least"]
+    torch.save(torch.randn(50, 3, 6, 6) + 10 * torch.rand(3, 6, 6), tmp_path / "data.pt")
+    together, apart = (
+        json.loads(run(f"{models}:padded", *options[: 4 + more], "--data", tmp_path / "data.pt")[1])["inputs"][0]["std"]
+        for more in (0, 1)
+    )
+    assert together > 2 and apart == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_folder_of_pictures_is_measured(run, models, tmp_path):
@@ -391,6 +409,8 @@ def test_a_transformers_configuration(run, monkeypatch, tmp_path):
     assert run(f"hf:{tmp_path}", "--json", "-")[0] == 0 and folders == [str(tmp_path)]
     code, _, err = run("hf:words", "--data", "digits")
     assert code == 2 and "takes tokens" in err
+    code, _, err = run("hf:words", "--positions")
+    assert code == 2 and err == "varprop: hf:words takes tokens, and --positions is for images: leave it out.\n"
 
 
 def test_a_timm_model_brings_its_shape(run, monkeypatch):

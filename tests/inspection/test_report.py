@@ -266,6 +266,22 @@ def test_data_far_from_the_assumptions_is_noted():
     report = vp.inspect(model, vp.input_moments(column), check=column)  # fully correlated: std is sqrt(32) times larger
     (found,) = [finding for finding in report.findings if finding.kind == "disagreement"]
     assert found.value == pytest.approx(1 / math.sqrt(32), rel=0.05)
+    assert found.advice == "trust the measured numbers of this layer"
+
+
+def test_positions_apart_agree_behind_an_average_where_positions_alike_do_not():
+    """Borders count as noise while positions are alike, and an average does not bring it down as fast as it should."""
+    torch.manual_seed(0)
+    convolutions = [nn.Conv2d(3, 16, 3, padding=1), *(nn.Conv2d(16, 16, 3, padding=1) for _ in range(4))]
+    model = nn.Sequential(*(m for c in convolutions for m in (c, nn.ReLU())), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    example = torch.zeros(8, 3, 8, 8)
+    alike, apart = (
+        vp.inspect(model, unit(1, 3, extent, extent), example=example, check="gaussian", samples=800)
+        for extent in (1, 8)
+    )
+    (found,) = [finding for finding in alike.findings if finding.kind == "disagreement"]
+    assert "--positions" in found.advice and found.where == "10"
+    assert not [finding for finding in apart.findings if finding.kind == "disagreement"]
 
 
 @pytest.mark.parametrize(

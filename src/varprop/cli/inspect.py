@@ -35,6 +35,7 @@ class Given:
     check: bool
     samples: int
     root: Path | None
+    positions: bool
 
 
 def inspect(
@@ -68,6 +69,14 @@ def inspect(
         bool, typer.Option("--check", help="Measure the same numbers on the data, or on Gaussian inputs without it.")
     ] = False,
     samples: Annotated[int, typer.Option(min=16, help="How many inputs --check runs.")] = 64,
+    positions: Annotated[
+        bool,
+        typer.Option(
+            "--positions",
+            help="Follow every position of an image by itself instead of one for all: right at borders and behind "
+            "averages too, but slower.",
+        ),
+    ] = False,
     against: Annotated[
         str | None,
         typer.Option(
@@ -99,7 +108,7 @@ def inspect(
         found = load(target)
         if weights is not None:
             load_weights(found.model, weights)
-        given = Given(mean, std, data, check, samples, root)
+        given = Given(mean, std, data, check, samples, root, positions)
         inputs = _inputs(found, target, _shapes(input_shape, found, target), given)
         report = _inspected(found.model, inputs, samples)
         other = None
@@ -181,7 +190,10 @@ def _inputs(found: Target, target: str, shapes: list[tuple[int, ...]], given: Gi
     inputs = None
     if given.data is not None:
         inputs = standardized(data_of(given.data, shape, given.root).to(dtype), mean, std)
-    moments = gaussian(shape, mean, std, dtype) if inputs is None else vp.input_moments(inputs)
+    if inputs is None:
+        moments = gaussian(shape, mean, std, dtype, given.positions)
+    else:
+        moments = vp.input_moments(inputs, "element" if given.positions else "channel")
     check = None if not given.check else "gaussian" if inputs is None else inputs
     available = given.samples if inputs is None else min(given.samples, len(inputs))
     return Inputs(moments, torch.zeros(_batch(available, given), *shape, dtype=dtype), check)
@@ -198,10 +210,8 @@ def _several(shapes: list[tuple[int, ...]], given: Given, dtype: Any) -> Inputs:
     if given.data is not None:
         raise vp.VarpropError("--data is for one input, and several shapes were given: leave it out.")
     batch = _batch(given.samples, given)
-    moments = tuple(
-        gaussian(shape, per_channel(given.mean, "--mean", shape), per_channel(given.std, "--std", shape), dtype)
-        for shape in shapes
-    )
+    values = [(per_channel(given.mean, "--mean", shape), per_channel(given.std, "--std", shape)) for shape in shapes]
+    moments = tuple(gaussian(shape, *own, dtype, given.positions) for shape, own in zip(shapes, values, strict=True))
     examples = tuple(torch.zeros(batch, *shape, dtype=dtype) for shape in shapes)
     return Inputs(moments, examples, "gaussian" if given.check else None)
 
@@ -211,6 +221,8 @@ def _over_tokens(found: Target, target: str, shape: tuple[int, ...], given: Give
 
     if given.data is not None or given.mean is not None or given.std is not None:
         raise vp.VarpropError(f"{target} takes tokens, all equally likely: leave out --data, --mean and --std.")
+    if given.positions:
+        raise vp.VarpropError(f"{target} takes tokens, and --positions is for images: leave it out.")
     example = torch.zeros(1, *shape, dtype=torch.long)
     check_runs(found.model, [example], target)
     return Inputs(vp.Tokens.uniform(found.tokens or 1), example, "gaussian" if given.check else None)

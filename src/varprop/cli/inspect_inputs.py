@@ -46,11 +46,12 @@ def per_channel(text: str | None, option: str, shape: tuple[int, ...]) -> Any:
     return values.view(1, -1, *[1] * (len(shape) - 1))
 
 
-def gaussian(shape: tuple[int, ...], mean: Any, std: Any, dtype: Any) -> vp.Moments:
-    """Moments of the input without data: mean 0 and std 1 unless given."""
+def gaussian(shape: tuple[int, ...], mean: Any, std: Any, dtype: Any, positions: bool = False) -> vp.Moments:
+    """Moments of the input without data, mean 0 and std 1 unless given; for every position, or one for all."""
     import torch
 
-    nothing, one = torch.zeros(1, *[1] * len(shape)), torch.ones(1, *[1] * len(shape))
+    stored = shape if positions else [1] * len(shape)
+    nothing, one = torch.zeros(1, *stored), torch.ones(1, *stored)
     first, spread = torch.broadcast_tensors(nothing if mean is None else mean, one if std is None else std)
     return vp.Moments(first.to(dtype), spread.square().to(dtype))
 

@@ -60,8 +60,9 @@ def findings(rows: list[Row], gradient_ratio: float | None, unsettled: int = 0) 
     weighted = [row for row in layers if row.weighted] or layers
     scale = [*_size(weighted), *_gradient(weighted, gradient_ratio), *_shift(weighted)]
     found: list[Finding] = [*_unsettled(scale, unsettled), *_softened(scale, unsettled), *_constant(layers, weighted)]
+    alike = any(any(row.uniform[2:]) for row in rows)
     for row in layers:
-        found += [*_saturation(row), *_softened(_rectifier(row), row.unsettled), *_disagreement(row)]
+        found += [*_saturation(row), *_softened(_rectifier(row), row.unsettled), *_disagreement(row, alike)]
     found = [*_merged(found), *_approximations(layers)]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
 
@@ -230,8 +231,8 @@ def _nothing_varies(row: Row, rows: list[Row], weighted: list[Row]) -> Finding:
     return Finding(severity, "constant", row.label, "none of its units varies", advice, 1.0)
 
 
-def _disagreement(row: Row) -> list[Finding]:
-    """The measured std tells a different story than the analytic one."""
+def _disagreement(row: Row, alike: bool) -> list[Finding]:
+    """The measured std tells a different story than the analytic one; `alike`: positions were taken as such."""
     seen = row.measured.get("std")
     own = row.numbers["std"]
     if not seen or not seen["value"] or not own or row.kind != "module":
@@ -242,7 +243,10 @@ def _disagreement(row: Row) -> list[Finding]:
     text = (
         f"the analytic std is {ratio:{NUMBER}} times the measured one ({seen['value']:{NUMBER}} +- {seen['error']:.1g})"
     )
-    return [Finding("note", "disagreement", row.label, text, "trust the measured numbers of this layer", ratio)]
+    advice = "trust the measured numbers of this layer"
+    if alike:
+        advice += ", or keep positions apart: moments of every element, --positions on the command line"
+    return [Finding("note", "disagreement", row.label, text, advice, ratio)]
 
 
 def _approximations(rows: list[Row]) -> list[Finding]:
