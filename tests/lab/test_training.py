@@ -1,7 +1,9 @@
+import copy
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import varprop as vp
 from varprop.lab import batches
@@ -137,3 +139,44 @@ def test_images_for_evaluation_keep_the_noise_and_nothing_else():
     difference = images - plain
     assert difference.var() == pytest.approx(0.05, rel=0.2)
     assert abs(float(difference.mean())) < 0.05
+
+
+def as_it_is(step, images, labels):
+    return lambda x, y: step(x, y)
+
+
+def with_old_inputs(step, images, labels):
+    return lambda x, y: step(images, labels)
+
+
+def with_old_parameters(step, images, labels):
+    trainer = step.__self__
+    model = copy.deepcopy(trainer.model)
+
+    def wrong(x, y):
+        step(x, y)
+        trainer.running.reset_()
+        trainer.running.update(F.cross_entropy(model(x), y).detach())
+
+    return wrong
+
+
+@pytest.mark.parametrize("method", ("standard", "batch", "analytic"))
+@pytest.mark.parametrize("wrong", (with_old_inputs, with_old_parameters))
+def test_a_captured_step_that_computes_something_else_is_refused(monkeypatch, method, wrong):
+    monkeypatch.setattr("varprop.lab.training.replayed", wrong)
+    with pytest.raises(RuntimeError, match=f"The training step of {method}.* does not compute what the model does"):
+        Training(tiny.material(), cell(method, "ap2"))
+
+
+@pytest.mark.parametrize("method", ("standard", "batch", "analytic"))
+def test_trying_a_captured_step_leaves_no_trace(monkeypatch, method):
+    plain = Training(tiny.material(), cell(method, "ap2"))
+    monkeypatch.setattr("varprop.lab.training.replayed", as_it_is)
+    tried = Training(tiny.material(), cell(method, "ap2"))
+    for trainer in (plain, tried):
+        trainer.reset([1e-2])
+        trainer.epoch(0, tick)
+    assert plain.losses() == tried.losses()
+    for name, tensor in plain.state().items():
+        assert torch.equal(tensor, tried.state()[name]), name

@@ -24,6 +24,9 @@ from .running import RunningLoss
 from .starts import Started
 from .trainer import Tick
 
+_TRIAL = 3e-2  # learning rate of the step that a captured one is tried with: large, so that the loss changes much
+_LIMITS = {False: 1e-3, True: 2e-2}  # of the difference of losses, in single and in half precision
+
 
 class Training:
     """One cell as a `Trainer`.
@@ -50,6 +53,8 @@ class Training:
         self.base_rate = 0.0
         images, labels = next(self.source.chunks(0))
         self._step = replayed(self._one_step, self._placed(images[0]), labels[0])
+        if self._step != self._one_step:
+            self._require_the_same_function(images[-1], labels[-1])
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
@@ -94,6 +99,30 @@ class Training:
         if self.cell.variant == UNIT_NORM:
             vp.unit_norm_(self.model)
         self.running.update(loss.detach())
+
+    def _require_the_same_function(self, images: Tensor, labels: Tensor) -> None:
+        """What is compiled and captured must follow inputs and parameters as the model does, after a step too.
+
+        Raises:
+            RuntimeError: If it does not: nothing that it trained could be believed.
+        """
+        self.reset([_TRIAL])
+        for rate in (_TRIAL, 0.0):
+            self._set_rate(rate)
+            before = [self._plain_loss(images, labels) for _ in range(2)]
+            self.running.reset_()
+            self._step(self._placed(images), labels)
+            found, limit = self.losses()[0], _LIMITS[self.precision.half] * (1 + abs(before[0]))
+            if before[0] == before[1] and not abs(found - before[0]) <= limit:  # a model may draw random numbers
+                raise RuntimeError(
+                    f"The training step of {self.cell.key} does not compute what the model does: "
+                    f"its loss is {found:.6g} instead of {before[0]:.6g}."
+                )
+        self.reset([0.0])
+
+    @torch.no_grad()
+    def _plain_loss(self, images: Tensor, labels: Tensor) -> float:
+        return float(F.cross_entropy(self._scores(self.model, images), labels))
 
     @torch.no_grad()
     def reset(self, rates: list[float]) -> None:
