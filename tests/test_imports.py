@@ -19,6 +19,7 @@ LAYERS = [
     {"capture", "data", "lr", "lr_objective", "registry", "sampling"},
     {"outputs", "plan", "rules"},
     {"clusters"},
+    {"branches"},
     {"walk"},
     {"report"},
     {"engine"},

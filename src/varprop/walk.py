@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .branches import Branches
 from .clusters import Clusters
 from .errors import VarpropError
 from .leaf import Leaf
@@ -45,6 +46,7 @@ class Walk:
 
     def __post_init__(self) -> None:
         self.clusters = Clusters(self.plan, self.env)
+        self.branches = Branches(self.clusters)
 
     def value(self, node: Node) -> Any:
         """The value of a node, computing it first if it lies inside a cluster."""
@@ -76,6 +78,8 @@ class Walk:
         elif self.plan.inside_cluster(node):
             if self.annotate:
                 self._note(node, lambda: self._kinds(node))
+        elif (joined := self.branches.moments(node)) is not None:
+            self.env[node] = self._stamp(node, joined)
         else:
             arguments = self._arguments(node)
             if self.annotate:
