@@ -23,13 +23,12 @@ from varprop.norm.kernels.blocks import COLUMNS, WARPS, WARPS_BACK, Kind, Launch
 from varprop.norm.kernels.components import BLOCK, BLOCK_INTEGRATED
 from varprop.norm.kernels.launch import _ENTRIES, _GATHER, _PARTIALS, _constants, _whole_constants
 from varprop.norm.kernels.opcodes import (
-    ADD,
     CLAMP,
     FIRST_INTEGRATED,
     GELU,
     LINEAR,
-    MUL,
     OPERATIONS,
+    PAIRS,
     SIGMOID,
     TWO_SLOPES,
 )
@@ -144,7 +143,7 @@ def main() -> int:
             spilled += bytes_spilled if launch.kind.dtype != torch.float64 else 0
     sums = {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}
     spilled += compile_kernel("sums of blocks", unfold_rows.add_partials, sums, 4)
-    pairs = 1 << ADD | 1 << MUL
+    pairs = sum(1 << code for code in PAIRS)
     groups = {
         "rectifiers": 1 << TWO_SLOPES | 1 << LINEAR | pairs,
         "clamp": 1 << CLAMP,
