@@ -23,8 +23,15 @@ class Normal:
     def drawn(self) -> Tensor:
         return torch.randn(self.shape)
 
-    def moments(self) -> vp.Moments:
+    @property
+    def has_positions(self) -> bool:
+        """Whether it is an image, or several."""
+        return len(self.shape) > 3
+
+    def moments(self, apart: bool = False) -> vp.Moments:
+        """Of every element where positions are to be kept apart, else of every channel."""
         stored = [n if axis == self.channels and len(self.shape) > 2 else 1 for axis, n in enumerate(self.shape)]
+        stored = [1, *self.shape[1:]] if apart and self.has_positions else stored
         return vp.Moments(torch.zeros(stored), torch.ones(stored))
 
     def __str__(self) -> str:
@@ -41,7 +48,9 @@ class Words:
     def drawn(self) -> Tensor:
         return torch.randint(self.vocabulary, (1, self.length))
 
-    def moments(self) -> vp.Tokens:
+    has_positions = False
+
+    def moments(self, apart: bool = False) -> vp.Tokens:
         return vp.Tokens.uniform(self.vocabulary)
 
     def __str__(self) -> str:
@@ -63,9 +72,14 @@ def drawn(inputs: Inputs) -> Any:
     return per_input(inputs, lambda kind: kind.drawn())
 
 
-def moments(inputs: Inputs) -> Any:
-    """The moments of the same."""
-    return per_input(inputs, lambda kind: kind.moments())
+def moments(inputs: Inputs, apart: bool = False) -> Any:
+    """The moments of the same, with positions alike or each by itself."""
+    return per_input(inputs, lambda kind: kind.moments(apart))
+
+
+def has_positions(inputs: Inputs) -> bool:
+    """Whether there is an image among them."""
+    return any(isinstance(leaf, KINDS) and leaf.has_positions for leaf in pytree.tree_leaves(inputs))
 
 
 def described(inputs: Inputs) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,40 +15,53 @@ from torch.utils import _pytree as pytree
 import varprop as vp
 
 from .causes import GOOD, Layer, cause
-from .inputs import Inputs, described, drawn, moments
+from .inputs import Inputs, described, drawn, has_positions, moments
 from .models import ROOT, build
 
+Record = dict[str, Any]
 
-def study(model_name: str, samples: int) -> dict[str, Any]:
-    """Everything about one model (without samples only its operations); what fails is said under `error`."""
+
+def study(model_name: str, samples: int) -> Iterator[Record]:
+    """Everything about one model (without samples only its operations); what fails is said under `error`.
+
+    Where the positions of an image taken as alike leave more than `GOOD`, a second record follows, with every position
+    by itself.
+    """
     model, inputs = build(model_name)
     size = sum(p.numel() for p in model.parameters())
-    record: dict[str, Any] = {"model": model_name, "parameters": size, "input": described(inputs)}
+    record: Record = {"model": model_name, "parameters": size, "input": described(inputs)}
     try:
         with torch.no_grad():
-            return record | measure(model, inputs, samples)
+            for found in measure(model, inputs, samples):
+                yield record | found
     except vp.VarpropError as error:
         first = str(error).splitlines()[0].replace(f"{ROOT}/", "")
-        return record | {"status": type(error).__name__, "error": first}
+        yield record | {"status": type(error).__name__, "error": first}
 
 
-def measure(model: nn.Module, inputs: Inputs, samples: int) -> dict[str, Any]:
+def measure(model: nn.Module, inputs: Inputs, samples: int) -> Iterator[Record]:
     """Times, counts of operations, and the distance from Monte Carlo."""
     example = drawn(inputs)
     program, capture = timed(lambda: vp.capture(model, example))
     counted = vp.coverage(program, example)
-    record: dict[str, Any] = {
+    record: Record = {
         "exact": len(counted.exact),
         "approximate": len(counted.approximate),
         "missing": dict(Counter(entry.op for entry in counted.missing)),
         "capture_s": capture,
     }
     if counted.missing or not samples:
-        return record | {"status": "missing" if counted.missing else "counted"}
+        yield record | {"status": "missing" if counted.missing else "counted"}
+        return
     result, seconds = timed(lambda: vp.propagate(program, moments(inputs)))
-    layers = layer_ratios(model, result, inputs, samples)
-    found = {"status": "done", "propagate_s": seconds, "samples": samples, "cause": cause(result, layers)}
-    return record | found | summary(layers)
+    sums = monte_carlo(model, result, inputs, samples)
+    record |= {"status": "done", "propagate_s": seconds, "samples": samples}
+    record |= summary(result, ratios(result, {path: result[path] for path in sums}, sums))
+    yield record
+    if record["median_error"] is not None and record["median_error"] > GOOD and has_positions(inputs):
+        apart, seconds = timed(lambda: vp.propagate(program, moments(inputs, apart=True)))
+        pooled = {path: at_a_random_position(apart[path], result[path].shape) for path in sums}
+        yield record | {"apart": {"propagate_s": seconds} | summary(apart, ratios(apart, pooled, sums))}
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
@@ -57,19 +70,20 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return function(), time.perf_counter() - start
 
 
-def summary(layers: list[Layer]) -> dict[str, Any]:
-    """The median error over layers, how many are good, and every ratio."""
+def summary(result: vp.Result, layers: list[Layer]) -> Record:
+    """The median error over layers, how many are good, every ratio, and where it goes wrong."""
     errors = [abs(ratio - 1) for *_, ratio in layers]
     return {
         "layers": len(layers),
         "good_layers": sum(error <= GOOD for error in errors),
         "median_error": statistics.median(errors) if errors else None,
         "ratios": layers,
+        "cause": cause(result, layers),
     }
 
 
-def layer_ratios(model: nn.Module, result: vp.Result, inputs: Inputs, samples: int) -> list[Layer]:
-    """Path, class and std analytic / std Monte Carlo of every module called once, in the order of execution."""
+def monte_carlo(model: nn.Module, result: vp.Result, inputs: Inputs, samples: int) -> dict[str, list[Tensor]]:
+    """Count, sum and sum of squares of every module called once, over samples and uniform axes, as they are called."""
     torch.manual_seed(1)
     sums: dict[str, list[Tensor]] = {}
     modules = named_once(model)
@@ -80,8 +94,22 @@ def layer_ratios(model: nn.Module, result: vp.Result, inputs: Inputs, samples: i
         model(**example) if isinstance(example, dict) else model(*example)
     for hook in hooks:
         hook.remove()
-    found = [(path, result.classes[path], std_ratio(result[path], *sums[path])) for path in paths if path in sums]
-    return [(path, kind, ratio) for path, kind, ratio in found if ratio is not None]
+    return {path: sums[path] for path in paths if path in sums}
+
+
+def ratios(result: vp.Result, found: dict[str, vp.Moments], sums: dict[str, list[Tensor]]) -> list[Layer]:
+    """Path, class and std analytic / std Monte Carlo, where there is enough to tell."""
+    all_of_them = [(path, result.classes[path], std_ratio(found[path], *sums[path])) for path in sums]
+    return [(path, kind, ratio) for path, kind, ratio in all_of_them if ratio is not None]
+
+
+def at_a_random_position(found: vp.Moments, stored: torch.Size) -> vp.Moments:
+    """Moments with some axes pooled to extent 1: of an element drawn along them, which adds the spread of the means."""
+    axes = [axis for axis, extent in enumerate(stored) if extent == 1]
+    mean, var = (part.double() for part in (found.dense().mean, found.dense().var))
+    centre = mean.mean(axes, keepdim=True) if axes else mean
+    spread = var + (mean - centre).square()
+    return vp.Moments(centre, spread.mean(axes, keepdim=True) if axes else spread)
 
 
 def named_once(model: nn.Module) -> dict[str, nn.Module]:

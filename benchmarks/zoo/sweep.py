@@ -38,7 +38,7 @@ class Settings:
 
     journal: Path
     samples: int = 24
-    limit: float = 180.0
+    limit: float = 300.0
     memory: float = 8.0
     again: bool = False
 
@@ -77,19 +77,27 @@ def run(name: str, settings: Settings) -> dict[str, Any]:
     here, there = multiprocessing.Pipe(duplex=False)
     # forked, so that packages imported by one model need not be imported again for the next
     process = multiprocessing.get_context("fork").Process(target=_work, args=(name, settings, there))
-    start = time.perf_counter()
+    start, found = time.perf_counter(), {}
     process.start()
     there.close()
     try:
-        if not here.poll(settings.limit):
-            return {"model": name, "status": "too long", "error": f"not finished within {settings.limit:g} s"}
-        return here.recv() | {"total_s": time.perf_counter() - start}
+        while here.poll(max(0.0, start + settings.limit - time.perf_counter())):
+            found = _newer(found, here.recv()) | {"total_s": time.perf_counter() - start}
+        late = {"error": f"not finished within {settings.limit:g} s"}
+        return found | {"apart": late} if found else {"model": name, "status": "too long"} | late
     except EOFError:
         process.join()
-        return {"model": name, "status": "crash", "error": f"ended with code {process.exitcode}"}
+        return found or {"model": name, "status": "crash", "error": f"ended with code {process.exitcode}"}
     finally:
         process.kill()
         process.join()
+
+
+def _newer(found: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """A later record of a model; if the second half of its study failed, the first half stays."""
+    if found and record["status"] != "done":
+        return found | {"apart": {"error": record.get("error", record["status"])}}
+    return record
 
 
 def _work(name: str, settings: Settings, answer: Connection) -> None:
@@ -97,7 +105,8 @@ def _work(name: str, settings: Settings, answer: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + int(settings.memory * GIB),) * 2)
     gc.disable()  # tracing makes objects by the million, and the process ends soon
     try:
-        answer.send(study(name, settings.samples))
+        for record in study(name, settings.samples):
+            answer.send(record)
     except Exception as error:
         what = str(error).strip().splitlines() or [""]
         answer.send({"model": name, "status": "crash", "error": f"{type(error).__name__}: {what[0][:200]}"})
@@ -106,6 +115,7 @@ def _work(name: str, settings: Settings, answer: Connection) -> None:
 def line(record: dict[str, Any]) -> str:
     """One line for the terminal."""
     said = record.get("error") or f"{record.get('exact')} exact, {record.get('approximate')} approximate"
-    missing, median = record.get("missing"), record.get("median_error")
+    missing, median, apart = record.get("missing"), record.get("median_error"), record.get("apart", {})
     said += f", missing {missing}" if missing else f", median error {median:.1%}" if median is not None else ""
+    said += f", positions apart {apart['median_error']:.1%}" if "median_error" in apart else ""
     return f"{record['model']:<44} {record['status']:<8} {record.get('total_s', 0):5.1f} s  {said}"

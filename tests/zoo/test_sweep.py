@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,24 @@ def test_failures_are_results(tmp_path: Path) -> None:
     assert crashed["status"] == "crash" and "no_such_model" in crashed["error"]
     stuck = run(SMALL, settings(tmp_path, limit=0.01))
     assert stuck["status"] == "too long" and "0.01 s" in stuck["error"]
+
+
+def test_a_second_half_that_fails_does_not_cost_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = {"model": SMALL, "status": "done", "median_error": 0.3}
+
+    def fails(*_: Any) -> Iterator[dict[str, Any]]:
+        yield done
+        raise ValueError("too large")
+
+    def hangs(*_: Any) -> Iterator[dict[str, Any]]:
+        yield done
+        time.sleep(60)
+
+    monkeypatch.setattr(sweep, "study", fails)
+    assert run(SMALL, settings(tmp_path)).items() >= (done | {"apart": {"error": "ValueError: too large"}}).items()
+    monkeypatch.setattr(sweep, "study", hangs)
+    late = {"error": "not finished within 1 s"}
+    assert run(SMALL, settings(tmp_path, limit=1.0)).items() >= (done | {"apart": late}).items()
 
 
 def test_a_model_that_takes_too_much_memory_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,21 @@ def test_the_page_counts_and_names_failures() -> None:
         "missing": {"aten.foo.default": 2},
     }
     text = page(golden([record(), bad]), {"basic/net": [1.2, 0.5]}, 8)
-    assert "| basic | 2 | 1 (50%) | 0 (0%) | 35.1% | 0.5 |" in text
+    assert "| basic | 2 | 1 (50%) | 0 (0%) | 0 (0%) | 35.1% | 0.5 |" in text
     assert "| basic/other | missing | aten.foo.default x2 |" in text
     assert "| basic/net | 35% | average over values that are correlated (from pool on) |" in text
     assert "| basic/net | 3x8x8 | 2.0 | 4 |  |  | 1.2, 0.5 | 4 | 35.1% |" in text
+
+
+def test_positions_apart_count_where_they_were_measured() -> None:
+    both = record(apart={"propagate_s": 2.0, "median_error": 0.02, "good_layers": 4, "cause": None})
+    (kept,) = golden([both])
+    assert kept["median_error"] == 0.351 and kept["apart_error"] == 0.02 and "why" not in kept
+    text = page([kept], {"basic/net": [1.2, 0.5, 2.0]}, 8)
+    assert "| basic | 1 | 1 (100%) | 0 (0%) | 1 (100%) | 2.0% | 0.5 |" in text
+    assert "| basic/net | 35.1% | 2.0% |" in text and "| 1.2, 0.5, 2.0 | 4 | 2.0% |" in text
+
+
+def test_positions_apart_that_failed_are_said() -> None:
+    (kept,) = golden([record(apart={"error": "not finished within 5 s"})])
+    assert kept["why"].endswith("(from pool on); positions apart: not finished within 5 s")
