@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-zoo zoo test-kernels test-gpu test-browser check format format-check lint types bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-gpu test-browser check format format-check lint types bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -31,6 +31,9 @@ test: $(READY) ## all tests but the slow and the zoo ones
 
 test-slow: $(READY) ## the slow tests
 	@$(PYTEST) -m "slow and not zoo" $(NONE_IS_FINE)
+
+fuzz: $(READY) ## the tests that draw their examples, with new ones each time; a failure prints how to repeat it
+	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m "hypothesis and not kernels"
 
 test-zoo: $(ZOO_READY) ## the tests on torchvision's models (installs torchvision)
 	@$(PYTEST) -m zoo $(NONE_IS_FINE)
