@@ -18,7 +18,8 @@ from torch import Tensor
 from .clusters import Clusters
 from .moments import Moments
 from .node import Node
-from .registry import lookup
+from .rules.axes import per_axis
+from .rules.linear import border, conv
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.conv1d, aten.conv2d, aten.conv3d)
@@ -49,15 +50,16 @@ class Branches:
         self.clusters, self.plan, self.env = clusters, clusters.plan, clusters.env
         self.known: dict[Node, Forms] = {}
 
-    def moments(self, node: Node) -> Moments | None:
-        """Moments of a sum as one convolution; None if it is none."""
-        if _packet(node) not in SIGNS or len(self.plan.random_operands(node)) != 2:
+    def moments(self, node: Node) -> tuple[Moments, str | None] | None:
+        """Moments of a sum as one convolution, and why they are approximate if they are; None if it is none."""
+        if node.packet not in SIGNS or len(self.plan.random_operands(node)) != 2:
             return None
         for source, branches in self.forms(node).items():
             if source is not node and any(branch.conv for branch in branches):
-                merged = self._merged(source, branches)
-                if merged is not None:
-                    return merged
+                whole = _whole(branches, self.env)
+                if whole is not None:
+                    given = (self.env[source], *whole.arguments)
+                    return conv(*given), border(*given)
         return None
 
     def forms(self, node: Node) -> Forms:
@@ -75,18 +77,18 @@ class Branches:
             return self._batch_norm(node)
         if node not in self.plan.rules or not random:
             return {}
-        if _packet(node) in CONVOLUTIONS and random == [node.args[0]] and not node.kwargs:
+        if node.packet in CONVOLUTIONS and random == [node.args[0]] and not node.kwargs:
             return {random[0]: (Branch(node),)}
-        if _packet(node) in SIGNS and len(random) == 2 and not node.kwargs:
+        if node.packet in SIGNS and len(random) == 2 and not node.kwargs:
             first, second = (self.forms(operand) for operand in node.args[:2])
-            sign = SIGNS[_packet(node)]
+            sign = SIGNS[node.packet]
             return {x: first[x] + _behind({x: second[x]}, sign, 0.0)[x] for x in first if x in second}
         return {}
 
     def _batch_norm(self, node: Node) -> Forms:
         """Of a getitem: the first result of a batch norm in evaluation is affine in every channel."""
         norm, index = node.args
-        if index != 0 or _packet(norm) is not aten._native_batch_norm_legit_no_training or norm not in self.plan.rules:
+        if index != 0 or norm.packet is not aten._native_batch_norm_legit_no_training or norm not in self.plan.rules:
             return {}
         if self.plan.random_operands(norm) != [norm.args[0]]:
             return {}
@@ -97,52 +99,52 @@ class Branches:
             self.forms(norm.args[0]), scale.view(shape), ((0.0 if bias is None else bias) - mean * scale).view(shape)
         )
 
-    def _merged(self, source: Node, branches: Sequence[Branch]) -> Moments | None:
-        x = self.env.get(source)
-        kernels = [_Kernel.of(branch, self.env) for branch in branches if branch.conv is not None]
-        if not isinstance(x, Moments) or any(kernel is None for kernel in kernels):
+
+def _whole(branches: Sequence[Branch], env: dict[Node, Any]) -> _Kernel | None:
+    """All branches as one convolution; None if their kernels do not fit each other."""
+    own = [None if branch.conv is None else _Kernel.of(branch.conv, env) for branch in branches]
+    largest = max((kernel for kernel in own if kernel is not None), key=lambda k: k.weight[0, 0].numel(), default=None)
+    if largest is None:
+        return None
+    weight, bias = torch.zeros_like(largest.weight), torch.zeros_like(largest.bias)
+    for branch, kernel in zip(branches, own, strict=True):
+        kernel = largest.identity() if branch.conv is None else kernel
+        fitted = None if kernel is None else kernel.fitted(largest)
+        scale, offset = (_per_channel(value, largest) for value in (branch.scale, branch.offset))
+        if kernel is None or fitted is None or scale is None or offset is None:
             return None
-        whole = max((k for k in kernels if k), key=lambda kernel: kernel.weight[0, 0].numel())
-        weight, bias = torch.zeros_like(whole.weight), torch.zeros_like(whole.weight[:, 0].flatten(1)[:, 0])
-        for branch in branches:
-            kernel = whole.identity() if branch.conv is None else _Kernel.of(branch, self.env)
-            fitted = None if kernel is None else kernel.fitted(whole)
-            scale, offset = (_per_channel(value, whole) for value in (branch.scale, branch.offset))
-            if kernel is None or fitted is None or scale is None or offset is None:
-                return None
-            weight = weight + fitted * scale.view(-1, *[1] * (weight.ndim - 1))
-            bias = bias + kernel.bias * scale + offset
-        function = lookup(whole.target)
-        assert function is not None and function.function is not None
-        found: Moments = function.function(x, weight, bias, whole.stride, whole.padding, whole.dilation, whole.groups)
-        return found
+        weight = weight + fitted * scale.view(-1, *[1] * (weight.ndim - 1))
+        bias = bias + kernel.bias * scale + offset
+    return replace(largest, weight=weight, bias=bias)
 
 
 @dataclass(frozen=True)
 class _Kernel:
     """The weights of a convolution, with everything written out."""
 
-    target: Any
     weight: Tensor
     bias: Tensor
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
     groups: int
 
     @classmethod
-    def of(cls, branch: Branch, env: dict[Node, Any]) -> _Kernel | None:
-        """Of a branch; None for what cannot be written so, as padding="same"."""
-        assert branch.conv is not None
-        _, weight, *rest = branch.conv.args
+    def of(cls, node: Node, env: dict[Node, Any]) -> _Kernel | None:
+        """Of a convolution; None for what cannot be written so, as padding="same"."""
+        _, weight, *rest = node.args
         bias, stride, padding, dilation, groups = [*rest, *DEFAULTS[len(rest) :]]
         values = env[weight]
         if isinstance(padding, str) or not isinstance(values, Tensor):
             return None
-        count = values.ndim - 2
-        added = values.new_zeros(values.shape[0]) if bias is None else env[bias]
-        steps, zeros, gaps = (_per_axis(setting, count) for setting in (stride, padding, dilation))
-        return cls(branch.conv.target, values, added, steps, zeros, gaps, groups)
+        added = values.new_zeros(len(values)) if bias is None else env[bias]
+        steps, zeros, gaps = (per_axis(setting, values.ndim - 2) for setting in (stride, padding, dilation))
+        return cls(values, added, steps, zeros, gaps, groups)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """What a convolution is called with, after its input."""
+        return self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
 
     def identity(self) -> _Kernel | None:
         """The convolution that changes nothing, in as many groups; None if there is none."""
@@ -150,8 +152,8 @@ class _Kernel:
         if outputs != inputs * self.groups or any(step != 1 for step in self.stride):
             return None
         ones = torch.eye(inputs, dtype=self.weight.dtype, device=self.weight.device).repeat(self.groups, 1)
-        nothing = (0,) * len(sizes)
-        return replace(self, weight=ones.view(outputs, inputs, *[1] * len(sizes)), bias=0 * self.bias, padding=nothing)
+        single = ones.view(outputs, inputs, *[1] * len(sizes))
+        return replace(self, weight=single, bias=torch.zeros_like(self.bias), padding=[0] * len(sizes))
 
     def fitted(self, whole: _Kernel) -> Tensor | None:
         """The weights at their place in a larger kernel; None if they have none there."""
@@ -186,12 +188,3 @@ def _per_channel(value: Any, whole: _Kernel) -> Tensor | None:
         return given.reshape(1).expand(outputs)
     alone = given.ndim > axes and given.shape[-axes - 1] == outputs == given.numel()
     return given.reshape(-1) if alone else None
-
-
-def _per_axis(setting: Any, count: int) -> tuple[int, ...]:
-    values = [setting] if isinstance(setting, int) else list(setting)
-    return tuple(values * count if len(values) == 1 else values)
-
-
-def _packet(node: Any) -> Any:
-    return getattr(node.target, "overloadpacket", None) if isinstance(node, Node) else None

@@ -73,6 +73,11 @@ class Node:
         return self.stack[-1].path if self.stack else ""
 
     @property
+    def packet(self) -> Any:
+        """Its operation whatever the overload; None for what is none of torch's."""
+        return getattr(self.target, "overloadpacket", None)
+
+    @property
     def ndim(self) -> int:
         """Number of axes of its tensor."""
         return len(self.form.shape) if isinstance(self.form, Form) else 0

@@ -119,7 +119,7 @@ def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:
 
 
 def _is(node: Any, packet: Any) -> bool:
-    return isinstance(node, Node) and getattr(node.target, "overloadpacket", None) is packet
+    return isinstance(node, Node) and node.packet is packet
 
 
 def _handles(plan: Plan, node: Node, rule: Rule) -> bool:

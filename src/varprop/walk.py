@@ -79,7 +79,10 @@ class Walk:
             if self.annotate:
                 self._note(node, lambda: self._kinds(node))
         elif (joined := self.branches.moments(node)) is not None:
-            self.env[node] = self._stamp(node, joined)
+            moments, reason = joined
+            self.env[node] = self._stamp(node, moments)
+            if reason is not None and self.annotate:
+                self.notes[node] = [reason]
         else:
             arguments = self._arguments(node)
             if self.annotate:
@@ -160,7 +163,7 @@ def general_reasons(plan: Plan, node: Node, rule: Rule) -> list[str]:
 
 def _truncates(node: Node) -> bool:
     """Whether a node casts random floating point numbers to whole ones; truth values are whole already."""
-    packet = getattr(node.target, "overloadpacket", None)
+    packet = node.packet
     if packet not in CASTS or not node.operands:
         return False
     before, after = node.operands[0].form, node.form

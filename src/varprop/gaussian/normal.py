@@ -16,6 +16,7 @@ ROOT_HALF = math.sqrt(0.5)
 ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
 # Beyond 39 standard deviations the float64 density is zero; ratios are cut here so that none overflows.
 FAR = 50.0
+LEAST_STD = 1e-12  # below it the derivative of the standard deviation is held
 BLOCK = 1 << 12  # elements whose temporaries stay in the cache of a processor
 BATCH = {"cpu": 1 << 15, "other": 1 << 22}  # values held at a time: a cache full, or enough to fill a GPU
 
@@ -140,7 +141,7 @@ class _SafeSqrt(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (root,) = ctx.saved_tensors
-        floor = max(1e-12, torch.finfo(root.dtype).tiny)
+        floor = max(LEAST_STD, torch.finfo(root.dtype).tiny)
         slope: Tensor = grad / (2.0 * root.clamp(min=floor))
         return slope
 

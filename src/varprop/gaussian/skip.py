@@ -10,12 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .normal import Moments, cdf, promote, ratio, safe_sqrt
+from .normal import LEAST_STD, Moments, cdf, promote, ratio, safe_sqrt
 from .rectifier import two_slopes
 
 SKEW, FALL, SPLIT = 1.4, 0.42, 0.1  # skewness = SKEW exp(-FALL r²) / r; variance between the two = 1 / (1 + SPLIT r⁴)
 LEAST_RATIO, MOST_RATIO = 1e-3, 50.0
-LEAST_STD = 1e-12
 
 
 def mixture(mean: Tensor, var: Tensor, other_mean: Tensor, other_var: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -118,13 +118,13 @@ _CLAMPS: dict[Any, Callable[..., tuple[Any, Any]]] = {
 
 def bend_of(node: Node) -> Bend | None:
     """The flat parts of a node's operation, if it is an activation that has any."""
-    made = _BENDS.get(getattr(node.target, "overloadpacket", None))
+    made = _BENDS.get(node.packet)
     return made(*node.args[1:], **node.kwargs) if made else None
 
 
 def limits_of(node: Node) -> tuple[float, float]:
     """Bounds of the values a node can take, as far as its operation tells."""
-    packet = getattr(node.target, "overloadpacket", None)
+    packet = node.packet
     if packet in _CLAMPS:
         return _clamped(*_CLAMPS[packet](*node.args[1:], **node.kwargs))
     return _LIMITS.get(packet, (-math.inf, math.inf))

@@ -32,7 +32,7 @@ from .table import extents
 if TYPE_CHECKING:
     from .report import Report
 
-LEAD = "Expected statistics of every layer, computed from the weights and two numbers per input channel."
+LEAD = "Expected statistics of every layer, computed from the weights and the mean and variance of the input."
 CHECKED = {"gaussian": "Gaussian inputs", "data": "data"}
 COLUMNS = (
     Column("class", "class of the module, or the operation", False),

@@ -87,7 +87,7 @@ def _calls(walk: Walk, inside: dict[str, list[Node]]) -> dict[str, tuple[int, No
 
 def op_name(node: Node) -> str:
     """The operation without its namespace and overload."""
-    packet = getattr(node.target, "overloadpacket", None)
+    packet = node.packet
     return str(packet).split(".")[-1] if packet else getattr(node.target, "__name__", str(node.target))
 
 

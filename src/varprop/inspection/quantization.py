@@ -117,7 +117,7 @@ def _corrections(walk: Walk, bits: int, per_channel: bool) -> dict[Node, dict[st
 
 
 def _is_layer(walk: Walk, node: Node) -> bool:
-    packet = getattr(node.target, "overloadpacket", None)
+    packet = node.packet
     return packet in FORWARD | TRANSPOSED and walk.plan.random(node.args[0]) and not walk.plan.random(node.args[1])
 
 
@@ -155,7 +155,7 @@ def _described(walk: Walk, node: Node, rounded: Rounded, shift: Tensor, correcti
 def _rounded(node: Node, weight: Tensor, settings: Sequence[Any], bits: int, per_channel: bool) -> Rounded:
     """The step between two weights is such that the largest takes the largest whole number."""
     groups, rows = None, weight
-    if getattr(node.target, "overloadpacket", None) in TRANSPOSED:
+    if node.packet in TRANSPOSED:
         # (in, out / groups, ...): the outputs of a group lie along the second axis
         groups = settings[GROUPS - 3] if len(settings) > GROUPS - 3 else 1
         rows = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
@@ -166,7 +166,7 @@ def _rounded(node: Node, weight: Tensor, settings: Sequence[Any], bits: int, per
 
 
 def _output_axis(node: Node, weight: Tensor, mean: Tensor) -> int:
-    linear = getattr(node.target, "overloadpacket", None) is aten.linear
+    linear = node.packet is aten.linear
     return mean.ndim - 1 if linear else mean.ndim - (weight.ndim - 1)
 
 

@@ -74,7 +74,7 @@ def _known(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments, k
 
 def _integrated(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments) -> Pair | None:
     mean, std = (t.to(working_dtype(t.device)) for t in (x.mean, x.std))
-    if start is root and getattr(end.target, "overloadpacket", None) is aten.relu and end.args[0] is root:
+    if start is root and end.packet is aten.relu and end.args[0] is root:
         return (on := cdf(ratio(mean, std))), on
     path = clusters.path(end, root)
     if clusters.needs_positive(path, root):

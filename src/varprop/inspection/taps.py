@@ -19,7 +19,7 @@ GROUPS, DILATION = 6, 7  # arguments of a transposed convolution; of the others 
 
 def through_taps(node: Node, args: Sequence[Any], result: Moments, common: Tensor) -> Flow | None:
     """Back through a convolution or a window of an average; None if its weights are random."""
-    x, packet = args[0], getattr(node.target, "overloadpacket", None)
+    x, packet = args[0], node.packet
     if packet in WINDOWS:
         return _through_windows(args, result, common)
     weight = args[1]

@@ -15,7 +15,7 @@ BATCH_NORMS = {aten._native_batch_norm_legit_no_training, aten.batch_norm}
 
 def is_unsettled(walk: Walk, node: Node) -> bool:
     """Whether a node is a batch norm that has seen no data: statistics and shift as they were made."""
-    if getattr(node.target, "overloadpacket", None) not in BATCH_NORMS:
+    if node.packet not in BATCH_NORMS:
         return False
     _, bias, mean, var = (walk.env.get(a) if isinstance(a, Node) else None for a in node.args[1:5])
     same = mean is not None and var is not None and bool((mean == 0).all() & (var == 1).all())

@@ -24,7 +24,7 @@ from .running import RunningLoss
 from .starts import Started
 from .trainer import Tick
 
-_TRIAL = 3e-2  # learning rate of the step that a captured one is tried with: large, so that the loss changes much
+_TRIAL, _STEPS = 1e-3, 10  # rate and number of the steps a captured one is tried with: the loss changes, nothing bursts
 _LIMITS = {False: 1e-3, True: 2e-2}  # of the difference of losses, in single and in half precision
 
 
@@ -107,18 +107,24 @@ class Training:
             RuntimeError: If it does not: nothing that it trained could be believed.
         """
         self.reset([_TRIAL])
-        for rate in (_TRIAL, 0.0):
-            self._set_rate(rate)
-            before = [self._plain_loss(images, labels) for _ in range(2)]
-            self.running.reset_()
+        self._compare(images, labels)
+        self._set_rate(_TRIAL)
+        for _ in range(_STEPS):
             self._step(self._placed(images), labels)
-            found, limit = self.losses()[0], _LIMITS[self.precision.half] * (1 + abs(before[0]))
-            if before[0] == before[1] and not abs(found - before[0]) <= limit:  # a model may draw random numbers
-                raise RuntimeError(
-                    f"The training step of {self.cell.key} does not compute what the model does: "
-                    f"its loss is {found:.6g} instead of {before[0]:.6g}."
-                )
+        self._compare(images, labels)
         self.reset([0.0])
+
+    def _compare(self, images: Tensor, labels: Tensor) -> None:
+        plain = [self._plain_loss(images, labels) for _ in range(2)]
+        self._set_rate(0.0)
+        self.running.reset_()
+        self._step(self._placed(images), labels)
+        found, limit = self.losses()[0], _LIMITS[self.precision.half] * (1 + abs(plain[0]))
+        if plain[0] == plain[1] and not abs(found - plain[0]) <= limit:  # a model may draw random numbers
+            raise RuntimeError(
+                f"The training step of {self.cell.key} does not compute what the model does: "
+                f"its loss is {found:.6g} instead of {plain[0]:.6g}."
+            )
 
     @torch.no_grad()
     def _plain_loss(self, images: Tensor, labels: Tensor) -> float:

@@ -58,11 +58,11 @@ def _calls(program: Program) -> Iterator[Pair]:
     """Every call of a linear layer with the batch norm directly after it, and the other calls of batch norms."""
     paired = set()
     for node in program.nodes:
-        if _packet(node) in _LINEAR:
+        if node.packet in _LINEAR:
             reader = _direct_reader(program, node)
             paired.add(reader)
             yield _module(program, node), None if reader is None else _module(program, reader)
-        elif _packet(node) is _BATCH_NORM and node not in paired:
+        elif node.packet is _BATCH_NORM and node not in paired:
             yield None, _module(program, node)
 
 
@@ -72,7 +72,7 @@ def _direct_reader(program: Program, call: Node) -> Node | None:
         return None
     (reader,) = call.users
     layer = _module(program, call)
-    if _packet(reader) is not _BATCH_NORM or not isinstance(_module(program, reader), _BatchNorm):
+    if reader.packet is not _BATCH_NORM or not isinstance(_module(program, reader), _BatchNorm):
         return None
     if layer is None or not is_site(layer) or not _channels_agree(call, layer):
         return None
@@ -99,7 +99,3 @@ def _module(program: Program, node: Node) -> nn.Module | None:
         return program.model.get_submodule(node.module)
     except AttributeError:
         return None
-
-
-def _packet(node: Node) -> Any:
-    return getattr(node.target, "overloadpacket", None)

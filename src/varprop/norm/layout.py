@@ -16,7 +16,6 @@ from torch import Tensor
 Pair = tuple[Tensor, Tensor]
 # Mean and variance as two rows, and for every argument their derivatives: [of mean or var, by mean or var, lane].
 Slopes = tuple[Tensor, list[Tensor]]
-LEAST_STD = 1e-12  # below it the derivative of the standard deviation is held
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..gaussian.normal import LEAST_STD
 from ..gaussian.rectifier import two_slopes_and_derivatives
 from ..gaussian.skip import LEAST_RATIO, MOST_RATIO
-from .layout import LEAST_STD, Pair, Slopes
+from .layout import Pair, Slopes
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..gaussian.normal import ROOT_HALF, ROOT_TWO_PI, constant, gauss_legendre, pdf
+from ..gaussian.normal import LEAST_STD, ROOT_HALF, ROOT_TWO_PI, constant, gauss_legendre, pdf
 from ..gaussian.rectifier import two_slopes_and_derivatives
-from .layout import LEAST_STD, Function, Pair, Slopes
+from .layout import Function, Pair, Slopes
 from .skip import after_skip
 
 WINDOW = 8.5  # standard deviations; what lies beyond weighs 2e-17

@@ -66,9 +66,10 @@ def _zeros(weight: Random, padding: Ints | str, dilation: Ints) -> list[tuple[in
     return [(pad, pad) for pad in per_axis(0 if isinstance(padding, str) else padding, count)]
 
 
-def _border(
+def border(
     x: Random, weight: Random, bias: Any = None, stride: Ints = 1, padding: Ints | str = 0, dilation: Ints = 1, *_: Any
 ) -> str | None:
+    """Why a convolution over uniform axes is approximate, if zeros around them make it so."""
     count = weight.ndim - 2
     axes = uniform_axes(x, count)
     if not any(same and any(pad) for same, pad in zip(axes, _zeros(weight, padding, dilation), strict=True)):
@@ -77,7 +78,7 @@ def _border(
     return POOLED if all(axes) and fixed else BORDER
 
 
-@rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=_border)
+@rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=border)
 def conv(
     x: Random,
     weight: Random,
@@ -95,7 +96,7 @@ def conv(
     """
     count = weight.ndim - 2
     fixed = isinstance(weight, Tensor) and not isinstance(bias, Moments)
-    if fixed and _border(x, weight, bias, stride, padding, dilation) == POOLED:
+    if fixed and border(x, weight, bias, stride, padding, dilation) == POOLED:
         steps, zeros, gaps = per_axis(stride, count), _zeros(weight, padding, dilation), per_axis(dilation, count)
         return pooled_convolution(write_out(_lift(x), -count - 1), weight, bias, steps, zeros, gaps, groups)
     uniform, x = uniform_axes(x, count), write_out(_lift(x), -count - 1)
@@ -187,7 +188,7 @@ def _convolution_reason(
 ) -> str | None:
     if transposed:
         return _pools_phases(x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _border(x, weight, bias, stride, padding, dilation)
+    return border(x, weight, bias, stride, padding, dilation)
 
 
 @rule(aten.convolution, approximate=_convolution_reason)

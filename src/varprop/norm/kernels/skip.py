@@ -4,8 +4,8 @@
 import triton
 import triton.language as tl
 
+from ...gaussian.normal import LEAST_STD
 from ...gaussian.skip import LEAST_RATIO, MOST_RATIO
-from ..layout import LEAST_STD
 from .gauss import two_slopes
 
 _LEAST_RATIO = tl.constexpr(LEAST_RATIO)
