@@ -189,6 +189,62 @@ def test_relu_agrees_with_the_formula_of_the_paper():
     assert sorted(series.y[-1] for series in linear) == pytest.approx([exact.x[-1] - 3, exact.x[-1], exact.x[-1] + 3])
 
 
+def labels_of(figure):
+    return [label for label, _ in figures.legend_entries(figure)]
+
+
+def test_the_legend_says_how_many_seeds_where_lines_differ_in_them():
+    one = {("standard", "none"), ("standard", "bn"), ("standard", "ap2")}
+    two = {("batch", "ap2")}
+    kept = [
+        o
+        for o in MNIST.outcomes
+        if o.cell.seed < (1 if (pair := (o.cell.method, o.cell.start)) in one else 2 if pair in two else 3)
+    ]
+    labels = labels_of(figure_named(Run("mnist", kept), "validation-accuracy"))
+    assert labels == ["Standard (1 seed)", "WN (3 seeds)", "BN (2 to 3 seeds)", "AP2 (3 seeds)"]
+    assert labels_of(figure_named(MNIST, "validation-accuracy")) == ["Standard", "WN", "BN", "AP2"]
+
+
+def axis_of(low, high, figure):
+    """An empty pair of axes of that height, scaled and labelled as the figure's."""
+    axis = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    if figure.y_log:
+        axis.set_yscale("log")
+    if figures.is_accuracy(figure):
+        figures.stretch_accuracies(axis)
+    axis.set_ylim(low, high)
+    figures.set_ticks(axis, figure)
+    return axis
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.52, 2.1), (0.21, 2.2), (0.7, 2.05), (1.04, 2.3), (0.004, 2.3)])
+def test_a_loss_can_be_read_off_at_three_places_or_more(low, high):
+    ticks = axis_of(low, high, figure_named(MNIST, "training")).get_yticks()
+    inside = [tick for tick in ticks if low <= tick <= high]
+    assert 3 <= len(inside) <= 9
+    assert min(inside) / low < 2.6
+
+
+@pytest.mark.parametrize(("low", "high"), [(25, 75), (20, 97.4), (65, 98.2), (69, 88), (96.5, 100.2), (5, 100.1)])
+def test_an_accuracy_is_stretched_by_its_error_and_can_be_read_off(low, high):
+    axis = axis_of(low, high, figure_named(MNIST, "validation-accuracy"))
+    places = axis.transAxes.inverted().transform(axis.transData.transform([(0, tick) for tick in axis.get_yticks()]))
+    heights = [height for _, height in places]
+    assert 3 <= len(heights) <= 10
+    assert all(after - before > 0.1 for before, after in itertools.pairwise(heights))
+    assert axis.get_ylim() == pytest.approx((low, high))
+
+
+def test_equal_ratios_of_the_error_are_equal_steps_of_the_axis():
+    axis = axis_of(20, 97, figure_named(MNIST, "validation-accuracy"))
+    errors = (64, 32, 16, 8, 4)
+    heights = [axis.transData.transform((0, figures.PERFECT - error))[1] for error in errors]
+    steps = [after - before for before, after in itertools.pairwise(heights)]
+    assert steps == pytest.approx([steps[0]] * 4)
+    assert steps[0] > 0
+
+
 def test_files_are_png_and_svg_and_the_same_every_time(tmp_path):
     figure = figure_named(Run("mine", synthetic.grid("mine", seeds=(0,), starts=("bn",))), "learning-rate")
     figures.draw(figure, tmp_path / "one", "Mine")

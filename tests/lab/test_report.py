@@ -203,6 +203,18 @@ def test_documentation_has_commands_numbers_figures_and_tables(tmp_path, drawn):
     assert {"mnist/training", "naive/naive-training"} <= set(pictures)
 
 
+def test_documentation_says_which_sitting_a_fact_is_about(tmp_path, drawn):
+    out = synthetic.write(tmp_path / "out", synthetic.grid("mnist"))
+    resumed = {**synthetic.manifest("mnist"), "command": "varprop one && varprop two --resume"}
+    (out / "mnist" / "manifest.json").write_text(json.dumps(resumed))
+    text = report.write_docs(out, tmp_path / "docs").read_text("utf-8")
+    assert "- Sitting 1: `varprop one`\n- Sitting 2: `varprop two --resume`\n" in text
+    assert "- Git, last sitting (not kept of the others): 0123456789abcdef\n" in text
+    assert "- Started, first sitting: 2026" in text
+    assert "- Time, all sittings: 83.2 s" in text
+    assert "- Command:" not in text
+
+
 def test_documentation_is_the_same_every_time(tmp_path, drawn):
     out = synthetic.write(tmp_path / "out", synthetic.grid("mnist"))
     first = report.write_docs(out, tmp_path / "docs").read_bytes()

@@ -113,3 +113,29 @@ def test_gathering_shows_the_missing_and_skips_what_is_no_experiment(tmp_path):
     missing = [f"no finished cell of {method} from none" for method in ("standard", "weight", "batch", "analytic")]
     assert [problem.split(" (")[0] for problem in runs[0].problems] == missing
     assert gather(tmp_path / "nowhere") == []
+
+
+def test_gathering_names_the_seeds_that_are_missing(tmp_path):
+    outcomes = [o for o in synthetic.grid("mnist") if o.cell.method != "weight" or o.cell.seed == 0]
+    lost = next(o for o in outcomes if (o.cell.method, o.cell.start, o.cell.seed) == ("batch", "ap2", 2))
+    synthetic.write(tmp_path, [o for o in outcomes if o is not lost])
+    assert read_run(tmp_path / "mnist").problems == [
+        "no finished cell of weight with seed 1, 2 from none, bn, ap2 (batch 128, lr at most 0.01)",
+        "no finished cell of batch with seed 2 from ap2 (batch 128, lr at most 0.01)",
+    ]
+
+
+def test_a_seed_asked_for_and_never_finished_is_missing(tmp_path):
+    synthetic.write(tmp_path, synthetic.grid("mine", seeds=(0,), starts=("bn",), methods=("batch",)))
+    manifest = tmp_path / "mine" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "seeds": [0, 1]}))
+    (problem,) = read_run(tmp_path / "mine").problems
+    assert problem.startswith("no finished cell of batch with seed 1 from bn")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "seeds": "many"}))
+    assert read_run(tmp_path / "mine").problems == []
+
+
+def test_no_commit_is_given_for_the_cells_of_several_sittings(tmp_path):
+    resumed = {**synthetic.manifest("mnist"), "command": "varprop reproduce mnist && varprop reproduce mnist --resume"}
+    tables.write(Run("mnist", OUTCOMES, resumed), tmp_path)
+    assert {(row["commit"], row["dirty"], row["torch"]) for row in read(tmp_path / "runs.csv")} == {("", "", "2.13.0")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from . import figures, tables, verdicts
@@ -24,6 +25,14 @@ HEADER = """# Experiments
 Written by `varprop.lab.report.write_docs` from the records of the runs; every number here comes from them. The method:
 "How (Not) to Make a Comparison" and "Experiments" in the paper.
 """
+# The manifest of a run that was resumed keeps the last state, the first hour and the sum of the seconds.
+SITTING = {
+    "Hardware": ", last sitting",
+    "Versions": ", last sitting",
+    "Git": ", last sitting (not kept of the others)",
+    "Started": ", first sitting",
+    "Time": ", all sittings",
+}
 SUMMARY = """| start | method | learning rates | training loss | validation error | test error |
 |---|---|---|---|---|---|
 """
@@ -69,11 +78,21 @@ def address(figure: str) -> str:
 
 def section(run: Run, shown: Sequence[Figure]) -> str:
     """One experiment: how it was run, what came out, what it looks like."""
-    known = facts(run.manifest)
-    how = "".join(f"- {name}: {code(value) if name == 'Command' else plain(value)}\n" for name, value in known)
+    how = "".join(how_it_was_run(run.manifest))
     problems = "".join(f"- missing: {plain(problem)}\n" for problem in run.problems)
     pictures = "".join(picture(run.experiment, figure) for figure in shown)
     return f"## {plain(experiment_label(run.experiment))}\n\n{how}{problems}\n{''.join(summaries(run))}{pictures}"
+
+
+def how_it_was_run(manifest: dict[str, Any]) -> Iterator[str]:
+    """A line for each fact; of a run in several sittings, which of them each is about."""
+    sittings = tables.commands(manifest)
+    several = len(sittings) > 1
+    for name, value in facts(manifest):
+        if name == "Command":
+            yield from (f"- {f'Sitting {i}' if several else name}: {code(c)}\n" for i, c in enumerate(sittings, 1))
+        else:
+            yield f"- {name}{SITTING.get(name, '') * several}: {plain(value)}\n"
 
 
 def code(text: str) -> str:

@@ -12,46 +12,21 @@ from typing import Any
 from .extras import need
 from .gather import Run
 from .layout import figures_of
-from .panels import Figure, Mark, Panel, Series
+from .panels import ACCURACY_LABEL, Figure, Mark, Panel, Series, seed_counts
 from .store import write_atomically
-from .style import experiment_label
+from .style import LEGEND_MARKS, LINESTYLES, LOOK, MARKS, experiment_label
 
 Axis = Any  # matplotlib's Axes, which is imported only to draw
 PANEL_WIDTH, PANEL_HEIGHT = 3.0, 2.5  # inches; three panels then read well over the width of a page
-LOOK = {
-    "font.size": 9.5,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e3e5e8",
-    "grid.linewidth": 0.6,
-    "axes.edgecolor": "#80868b",
-    "xtick.color": "#3c4043",
-    "ytick.color": "#3c4043",
-    "lines.linewidth": 1.6,
-    "legend.frameon": False,
-    "figure.dpi": 100,
-    "savefig.dpi": 150,
-    "svg.hashsalt": "varprop",  # the same figure gives the same bytes
-    "svg.fonttype": "path",
-}
-LINESTYLES: dict[str, Any] = {
-    "solid": "-",
-    "dashed": (0, (4, 2)),
-    "dashdot": (0, (6, 2, 1.5, 2)),
-    "dotted": (0, (1.2, 1.6)),
-}
-MARKS: dict[str, dict[str, Any]] = {
-    "diverged": {"marker": "x", "s": 34, "linewidths": 1.6},
-    "chosen": {"marker": "o", "s": 60, "linewidths": 1.5},
-    "at bound": {"marker": "*", "s": 110, "linewidths": 0.7},
-}
-LEGEND_MARKS: dict[str, dict[str, Any]] = {
-    "chosen": {"marker": "o", "mfc": "none", "ms": 9},
-    "at bound": {"marker": "*", "ms": 11},
-    "diverged": {"marker": "x", "ms": 7, "mew": 1.6},
-}
+PERFECT = 100.5  # percent; a little more than is possible, so that 100 % has a place on the axis
+ACCURACIES = (90, 50, 99, 70, 97, 80, 95, 98, 30, 60, 75, 96, 94, 92, 85, 40, 20, 10, 99.5, 100)  # the best first
+LOG_STEPS = (  # up to which ratio of the axis' ends, and the ticks of a decade
+    (3.0, (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)),
+    (6.0, (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)),
+    (20.0, (1.0, 2.0, 3.0, 5.0)),
+    (300.0, (1.0, 2.0, 5.0)),
+    (math.inf, (1.0,)),
+)
 
 
 def write(run: Run, folder: Path) -> list[Figure]:
@@ -112,6 +87,8 @@ def draw_panel(panel: Panel, axis: Axis, figure: Figure) -> None:
         axis.set_xscale("log")
     if figure.y_log and any(has_positive(series) for series in panel.series):
         axis.set_yscale("log")
+    if is_accuracy(figure):
+        stretch_accuracies(axis)
     for index, series in enumerate(panel.series):
         draw_series(series, axis, index)
     for bound in panel.bounds:
@@ -174,15 +151,30 @@ def label_axes(axes: list[Axis], figure: Figure, columns: int) -> None:
         if index >= len(figure.panels):
             axis.set_visible(False)
         if index % columns == 0:
-            axis.set_ylabel(figure.y_label)
+            axis.set_ylabel(figure.y_label + "\n(stretched: log of the error)" * is_accuracy(figure))
         if index + columns >= len(figure.panels):
             axis.set_xlabel(figure.x_label)
             axis.tick_params(labelbottom=True)
     set_ticks(axes[0], figure)
 
 
+def is_accuracy(figure: Figure) -> bool:
+    """Whether the vertical axis is an accuracy in percent."""
+    return figure.y_label == ACCURACY_LABEL
+
+
+def stretch_accuracies(axis: Axis) -> None:
+    """Scales an axis by the logarithm of the error: 96 and 97 % are about as far apart as 60 and 70 %."""
+    numpy = need("numpy", "A figure")
+
+    def forward(accuracy: Any) -> Any:
+        return -numpy.log10(numpy.maximum(PERFECT - accuracy, 1e-3))
+
+    axis.set_yscale("function", functions=(forward, lambda place: PERFECT - 10.0**-place))
+
+
 def set_ticks(axis: Axis, figure: Figure) -> None:
-    """Whole epochs, the batch sizes run, and plain numbers on a logarithmic axis; shared by all panels."""
+    """Whole epochs, the batch sizes run, and plain numbers on a stretched axis; shared by all panels."""
     if figure.x_label == "epoch":
         axis.xaxis.set_major_locator(need("matplotlib.ticker", "A figure").MaxNLocator(nbins=6, integer=True))
     if figure.x_label == "batch size":
@@ -191,23 +183,39 @@ def set_ticks(axis: Axis, figure: Figure) -> None:
         axis.set_xticks([], minor=True)
     if axis.get_yscale() == "log":
         plain_log_ticks(axis)
+    if is_accuracy(figure):
+        low, high = axis.get_ylim()
+        axis.set_yticks(accuracy_ticks(low, min(high, 100.0)))
+        axis.set_ylim(low, high)
 
 
 def plain_log_ticks(axis: Axis) -> None:
     """0.1, 0.2, 0.5 rather than powers, and the steps between decades only where there are few decades."""
     ticker = need("matplotlib.ticker", "A figure")
     low, high = axis.get_ylim()
-    steps = (1.0, 2.0, 3.0, 5.0, 7.0) if high / low < 10 else (1.0, 2.0, 5.0) if high / low < 300 else (1.0,)
+    steps = next(steps for ratio, steps in LOG_STEPS if high / low < ratio)
     axis.yaxis.set_major_locator(ticker.LogLocator(subs=steps, numticks=12))
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def accuracy_ticks(low: float, high: float) -> list[float]:
+    """Round accuracies between two, none nearer to another than a ninth of the stretched axis."""
+    apart = math.log(max(PERFECT - low, 1e-3) / max(PERFECT - high, 1e-3)) / 9
+    chosen: list[float] = []
+    for value in ACCURACIES:
+        gaps = [abs(math.log((PERFECT - value) / (PERFECT - other))) for other in chosen]
+        if low <= value <= high and min(gaps, default=math.inf) >= apart:
+            chosen.append(float(value))
+    return sorted(chosen)
 
 
 def legend_entries(figure: Figure) -> list[tuple[str, dict[str, Any]]]:
     """Labels and looks: the lines in their order, then the marks that occur."""
     every = sorted((s for panel in figure.panels for s in panel.series), key=lambda s: s.rank)
     kinds = {mark.kind for s in every for mark in s.marks}
-    lines = {s.label: line_look(s) for s in every}
+    seeds = seed_counts(every)
+    lines = {s.label + seeds.get(s.label, ""): line_look(s) for s in every}
     marks = {kind: {"color": "#3c4043", "ls": "", **look} for kind, look in LEGEND_MARKS.items() if kind in kinds}
     return [*lines.items(), *marks.items()]
 

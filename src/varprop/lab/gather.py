@@ -60,7 +60,7 @@ def read_run(folder: Path) -> Run:
     outcomes = [outcome for file in sorted((folder / "cells").glob("*.json")) for outcome in read_cell(file, problems)]
     outcomes.sort(key=cell_rank)
     if folder.name not in WITHOUT_CELLS:
-        problems += missing_cells(folder.name, outcomes, manifest)
+        problems += missing_cells(folder.name, outcomes, manifest) + missing_seeds(outcomes, manifest)
     return Run(folder.name, outcomes, manifest, problems)
 
 
@@ -131,6 +131,28 @@ def missing_cells(experiment: str, outcomes: list[Outcome], manifest: dict[str, 
         for method in methods
         if (bound, batch, start, method) not in have
     ]
+
+
+def missing_seeds(outcomes: list[Outcome], manifest: dict[str, Any]) -> list[str]:
+    """Which seeds a method lacks from starts where it has others."""
+    expected = expected_seeds(outcomes, manifest)
+    have: dict[tuple[float, int, str, str, str], set[int]] = {}
+    for cell in (o.cell for o in outcomes):
+        key = (cell.lr_max, cell.batch_size, cell.method, cell.variant, cell.start)
+        have.setdefault(key, set()).add(cell.seed)
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for (bound, batch, method, variant, start), seeds in have.items():
+        if lost := ", ".join(map(str, sorted(expected - seeds))):
+            what = f"{method}{f' ({variant})' * bool(variant)} with seed {lost}"
+            lacking.setdefault((what, f"(batch {batch}, lr at most {bound:g})"), []).append(start)
+    return [f"no finished cell of {what} from {', '.join(starts)} {where}" for (what, where), starts in lacking.items()]
+
+
+def expected_seeds(outcomes: list[Outcome], manifest: dict[str, Any]) -> set[int]:
+    """Those asked for in the last command, and those found."""
+    asked = manifest.get("seeds")
+    asked = asked if isinstance(asked, list) else []
+    return {seed for seed in asked if isinstance(seed, int)} | {o.cell.seed for o in outcomes}
 
 
 def expected_grid(experiment: str, outcomes: list[Outcome], manifest: dict[str, Any]) -> tuple[list[str], list[str]]:

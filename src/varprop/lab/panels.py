@@ -111,11 +111,12 @@ class Curve:
     note: str = ""
 
 
+ACCURACY_LABEL = "validation accuracy, %"
 BN_NOTE = " Dashed: the loss of BN on the training set in evaluation mode."
 CURVES = (
     Curve("training", "Training loss", "running training loss", (TRAIN_LOSS, TRAIN_EVAL_LOSS), note=BN_NOTE),
     Curve("validation-loss", "Validation loss", "validation loss", (VALID_LOSS,), headline=False),
-    Curve("validation-accuracy", "Validation accuracy", "validation accuracy, %", (VALID_ACCURACY,), False, 100.0),
+    Curve("validation-accuracy", "Validation accuracy", ACCURACY_LABEL, (VALID_ACCURACY,), False, 100.0),
 )
 
 
@@ -231,3 +232,19 @@ def last_values(runs: Sequence[Outcome], curve: Curve) -> list[float]:
     """The last value of each run that came to its end."""
     ends = [run.curves.get(curve.curves[0], []) for run in runs if not run.diverged]
     return [curve.factor * end[-1] for end in ends if end and math.isfinite(end[-1])]
+
+
+def seed_counts(every: Sequence[Series]) -> dict[str, str]:
+    """How many seeds each line has, as text after its label; nothing where all have the same."""
+    counts: dict[str, set[int]] = {}
+    for series in every:
+        counts.setdefault(series.label, set()).add(series.seeds)
+    if len(set().union(*counts.values())) < 2:
+        return {}
+    return {label: f" ({seeds_of_line(min(found), max(found))})" for label, found in counts.items()}
+
+
+def seeds_of_line(fewest: int, most: int) -> str:
+    """``1 seed``, ``3 seeds``, or ``2 to 3 seeds`` where panels differ."""
+    number = f"{most}" if fewest == most else f"{fewest} to {most}"
+    return f"{number} seed{'s' * (most != 1)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 METHOD_LABELS = {"standard": "Standard", "weight": "WN", "batch": "BN", "analytic": "AP2"}
 START_LABELS = {"none": "init = None", "bn": "init = BN", "ap2": "init = AP2", "orthogonal": "init = orthogonal"}
@@ -33,6 +34,42 @@ OTHER_COLOUR = ("#8a7a00", "#e6d44a")
 
 METHOD_MARKERS = {"standard": "s", "weight": "^", "batch": "o", "analytic": "D"}
 DASHES = {"": "solid", "decay": "dashdot", "unit-norm": "dotted"}
+
+# What matplotlib is told.
+LOOK = {
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e5e8",
+    "grid.linewidth": 0.6,
+    "axes.edgecolor": "#80868b",
+    "xtick.color": "#3c4043",
+    "ytick.color": "#3c4043",
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "figure.dpi": 100,
+    "savefig.dpi": 150,
+    "svg.hashsalt": "varprop",  # the same figure gives the same bytes
+    "svg.fonttype": "path",
+}
+LINESTYLES: dict[str, Any] = {
+    "solid": "-",
+    "dashed": (0, (4, 2)),
+    "dashdot": (0, (6, 2, 1.5, 2)),
+    "dotted": (0, (1.2, 1.6)),
+}
+MARKS: dict[str, dict[str, Any]] = {
+    "diverged": {"marker": "x", "s": 34, "linewidths": 1.6},
+    "chosen": {"marker": "o", "s": 60, "linewidths": 1.5},
+    "at bound": {"marker": "*", "s": 110, "linewidths": 0.7},
+}
+LEGEND_MARKS: dict[str, dict[str, Any]] = {
+    "chosen": {"marker": "o", "mfc": "none", "ms": 9},
+    "at bound": {"marker": "*", "ms": 11},
+    "diverged": {"marker": "x", "ms": 7, "mew": 1.6},
+}
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,17 @@ def last(outcome: Outcome, name: str) -> float | None:
 
 
 def source_row(manifest: dict[str, Any]) -> Row:
-    """Versions, hardware and git state, None where unknown."""
-    versions, git = part(manifest, "versions"), part(manifest, "git")
+    """Versions, hardware and git state, None where unknown: the git state of several sittings is that of the last."""
+    versions = part(manifest, "versions")
+    git = part(manifest, "git") if len(commands(manifest)) < 2 else {}
     known = {**versions, **git, "hardware": manifest.get("hardware"), "started": manifest.get("started")}
     return {name: known.get(name) for name in SOURCE}
+
+
+def commands(manifest: dict[str, Any]) -> list[str]:
+    """The commands of a run, one for each sitting that had its own; none where they are unknown."""
+    command = manifest.get("command")
+    return command.split(" && ") if isinstance(command, str) and command else []
 
 
 def part(manifest: dict[str, Any], name: str) -> dict[str, Any]:
