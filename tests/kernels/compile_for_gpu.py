@@ -32,7 +32,7 @@ from varprop.norm.kernels.opcodes import (
     SIGMOID,
     TWO_SLOPES,
 )
-from varprop.norm.kernels.whole import LARGEST, WholeLaunch, tile_of, warps_of
+from varprop.norm.kernels.whole import BY_TAPS, WholeLaunch, body_of, warps_of
 from varprop.norm.layout import Rows
 
 INT32 = [
@@ -48,7 +48,7 @@ INT32 = [
     "owned_span",
     "columns",
 ]
-INT64 = ["sites", "pointers"]
+INT64 = ["sites", "pointers", "records"]
 DOUBLE = ["share", "covariance", "numbers", "nodes", "knots", "constant_mean", "constant_var", "slopes"]
 SIZES = ["sources", "constants", "given", "computed"]
 HALF = ["folded", "bias", "grad_folded", "grad_bias"]
@@ -113,14 +113,19 @@ def row_kernels(every: bool):
 
 
 def whole_kernels(every: bool):
-    """The same kinds with tiles of whole rows, the largest among them."""
+    """Blocks of whole rows: of each kind the longest and shorter ones, there and back."""
+    none = [torch.empty(0)] * 3
     for name, kind in kinds_of(every).items():
-        if not kind.many:
-            sites = [Rows(64, 1, LARGEST // kind.taps >> n, torch.ones(kind.taps, 1), 0, 0, 0) for n in (0, 1, 3)]
-            tiles = [tile for rows in sites if (tile := tile_of(rows)) is not None]
-            for warps in {warps_of(kind, tile) for tile in tiles}:
-                own = tuple(tile for tile in tiles if warps_of(kind, tile) == warps)
-                yield name, WholeLaunch(kind, own, torch.empty(0), warps)
+        taps = 9 if kind.taps == 16 else kind.taps
+        spread = 1 if taps == 1 else 9
+        for backward in (False, True):
+            sites = [
+                Rows(64, 1, BY_TAPS[1] // taps >> n, torch.ones(taps, spread), 0, 0, 0) for n in (0, 1, 2, 3, 4, 6)
+            ]
+            found = [body_of(rows, kind, backward) for rows in sites]
+            for body in dict.fromkeys(body for body in found if body is not None):
+                label = f"{name}, {body.rows} x {body.channels}, {warps_of(body)} warps"
+                yield label, WholeLaunch(kind.dtype, warps_of(body), (body,), *none), backward
 
 
 def main() -> int:
@@ -132,15 +137,13 @@ def main() -> int:
         constants = {name: value for name, value in _constants(launch).items() if name != "num_warps"}
         bytes_spilled = compile_kernel(label, kernel, constants, launch.warps)
         spilled += bytes_spilled if launch.kind.dtype != torch.float64 else 0
-    for name, launch in whole_kernels(every):
-        for backward in (False, True):
-            kernel = unfold_whole.backward if backward else fold_whole.forward
-            constants = {
-                name: value for name, value in _whole_constants(launch, backward).items() if name != "num_warps"
-            }
-            label = f"{'backward' if backward else 'forward'}, {name}, whole rows, {launch.warps} warps"
-            bytes_spilled = compile_kernel(label, kernel, constants, launch.warps)
-            spilled += bytes_spilled if launch.kind.dtype != torch.float64 else 0
+    for name, launch, backward in whole_kernels(every):
+        kernel = unfold_whole.backward if backward else fold_whole.forward
+        constants = _whole_constants(launch)
+        warps = constants.pop("num_warps")
+        label = f"{'backward' if backward else 'forward'}, {name}, whole rows"
+        bytes_spilled = compile_kernel(label, kernel, constants, warps)
+        spilled += bytes_spilled if launch.dtype != torch.float64 else 0
     sums = {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}
     spilled += compile_kernel("sums of blocks", unfold_rows.add_partials, sums, 4)
     pairs = sum(1 << code for code in PAIRS)

@@ -1,9 +1,8 @@
 """Triton kernels that fold a whole normalized network in a handful of launches.
 
-Forward: one launch for the moments of all lanes, whatever the depth, and one for the rows of each class of weights (tap
-count, order in memory, alignment, dtype): two or three for a residual network. Backward: the same and one that adds
-partial sums. No host synchronisation, no atomics: results are bitwise reproducible and everything can be captured in a
-CUDA graph once the tables exist.
+Forward: one launch for the moments of all lanes, whatever the depth, and one for all rows; few more where some rows are
+very long, or have many taps. Backward: the same and one that adds partial sums. No host synchronisation, no atomics:
+results are bitwise reproducible and everything can be captured in a CUDA graph once the tables exist.
 """
 
 from .backend import TritonBackend, fits, kept_forms, supported

@@ -18,7 +18,7 @@ TILE = 2048  # elements, 8 for each of 256 threads; twice that where they are mo
 MOST_TAPS = 64  # of a tile; more are taken in pieces
 FEW_ROWS = 16  # of a group: up to here blocks reach across groups
 ALIGNED = 8  # elements: 16 bytes in bfloat16
-COLUMNS = 128  # channels whose partial sums a program adds
+COLUMNS = 32  # channels whose partial sums a program adds
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,27 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""The fold of rows that fit whole into a tile: each weight is read once and stays in registers until it is written."""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
+"""The fold of rows that fit whole into registers: each weight is read once and stays there until it is written."""
 
 import triton
 import triton.language as tl
 
-from .tiles import BLOCK_FIELDS, between_taps, channel_axis, meet, of_eight, offsets, row_axis, rows_of, site, tap_axis
+from .tiles import (
+    RECORD_FIELDS,
+    SHAPE_FIELDS,
+    across,
+    between_taps,
+    channel_axis,
+    common_part,
+    down,
+    offsets,
+    record_of,
+    row_axis,
+    tap_axis,
+)
 
 
 @triton.jit
-def _fold(
-    block,
-    sites,
-    pointers,
+def _fold_by_taps(
+    record,
     share,
     covariance,
     scale,
@@ -26,68 +36,123 @@ def _fold(
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
     TAPS: tl.constexpr,
-    INNER: tl.constexpr,
     ALIGNED: tl.constexpr,
+    SPREAD: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+):
+    """Channels lie side by side: a tile [rows, channels] for every tap."""
+    weight, place, first, rows, channels, row_stride, _, tap_stride, _, entering, shares, form, sums_at, _ = record_of(
+        record, WEIGHT, ALIGNED
+    )
+    row = tl.arange(0, R)
+    exists = row < rows
+    channel = tl.arange(0, C)
+    known = channel < channels
+    inside = down(exists) & across(known)
+    at = down(row * row_stride) + across(channel)
+    s = tl.load(scale + first + row, exists, 0.0).to(ACC)
+    offset = tl.load(shift + first + row, exists, 0.0).to(ACC)
+    m = across(tl.load(mean + entering + channel, known, 0.0))
+    v = across(tl.load(var + entering + channel, known, 0.0))
+    tiles = ()
+    sums = ()
+    weighted = tl.zeros([R, C], ACC)
+    squares = tl.zeros([R, C], ACC)
+    mu = tl.zeros([R], ACC)
+    for t in tl.static_range(TAPS):
+        w = tl.load(weight + at + t * tap_stride, inside, 0.0).to(ACC)
+        e = tl.load(share + shares + t).to(ACC)
+        tiles = tiles + (w,)  # noqa: RUF005 - what triton understands
+        squares += w * w * e
+        if SPREAD:
+            a = tl.sum(w * m, 1)
+            mu += a * e
+            sums = sums + (a,)  # noqa: RUF005
+        else:
+            weighted += w * e
+    spread = tl.sum(squares * v, 1)
+    if SPREAD:
+        added, products = common_part(sums, covariance + form, TAPS, ACC)
+        spread += added
+        for t in tl.static_range(TAPS):
+            tl.store(tap_spread + sums_at + row * TAPS + t, products[t], exists)
+    else:
+        mu = tl.sum(weighted * m, 1)
+    k = s / tl.sqrt(tl.where(exists, spread, 1.0))
+    tl.store(row_mean + first + row, mu, exists)
+    tl.store(row_var + first + row, spread, exists)
+    tl.store(bias + first + row, (offset - mu * k).to(bias.dtype.element_ty), exists)
+    for t in tl.static_range(TAPS):
+        tl.store(folded + place + at + t * tap_stride, (tiles[t] * down(k)).to(folded.dtype.element_ty), inside)
+
+
+@triton.jit
+def _fold_across_taps(
+    record,
+    share,
+    covariance,
+    scale,
+    shift,
+    mean,
+    var,
+    folded,
+    bias,
+    row_mean,
+    row_var,
+    tap_spread,
+    WEIGHT: tl.constexpr,
+    ACC: tl.constexpr,
+    TAPS: tl.constexpr,
     STRIDED: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ):
-    CHANNELS: tl.constexpr = 2 if INNER else 1
-    index = tl.load(block).to(tl.int64)
+    """Taps lie side by side: one tile [rows, channels, taps]."""
     (
-        first_row,
-        per_group,
+        weight,
+        place,
+        first,
+        rows,
         channels,
-        taps,
-        group_stride,
         row_stride,
         channel_stride,
         tap_stride,
-        first_channel,
-        first_weight,
-        first_share,
-        first_covariance,
-        first_sum,
+        taps,
+        entering,
+        shares,
+        form,
+        sums_at,
         _,
-        _,
-    ) = site(sites, index)
-    weight = tl.load(pointers + index).to(tl.pointer_type(WEIGHT))
-    if ALIGNED:
-        weight = tl.multiple_of(weight, 16)
-        first_weight = of_eight(first_weight)
-        channels = of_eight(channels)
-        tap_stride = of_eight(tap_stride)
-    first = tl.load(block + 1)
-    end = tl.load(block + 2)
-    row, exists, group, _, start = rows_of(first, end, per_group, group_stride, row_stride, R, False, ALIGNED)
+    ) = record_of(record, WEIGHT, False)
+    row = tl.arange(0, R)
+    exists = row < rows
     channel = tl.arange(0, C)
     tap = tl.arange(0, TAPS)
-    known = channel_axis(channel < channels, INNER)
-    inside = known & row_axis(exists) & tap_axis(tap < taps, INNER)
-    at = row_axis(start) + offsets(channel, tap, channel_stride, tap_stride, INNER, STRIDED)
+    known = channel_axis(channel < channels, False)
+    inside = known & row_axis(exists) & tap_axis(tap < taps, False)
+    at = row_axis(row * row_stride) + offsets(channel, tap, channel_stride, tap_stride, False, STRIDED)
+    s = tl.load(scale + first + row, exists, 0.0).to(ACC)
+    offset = tl.load(shift + first + row, exists, 0.0).to(ACC)
     w = tl.load(weight + at, inside, 0.0).to(ACC)
-    m = meet(mean + first_channel, group * channels, channel, known, INNER, False)
-    v = meet(var + first_channel, group * channels, channel, known, INNER, False)
-    e = tl.expand_dims(tl.load(share + first_share + tap, tap < taps, 0.0).to(ACC), 0)
-    sums = tl.sum(w * m, CHANNELS)
+    m = tl.load(mean + entering + channel_axis(channel, False), known, 0.0)
+    v = tl.load(var + entering + channel_axis(channel, False), known, 0.0)
+    e = across(tl.load(share + shares + tap, tap < taps, 0.0).to(ACC))
+    sums = tl.sum(w * m, 1)
     mu = tl.sum(sums * e, 1)
-    spread = tl.sum(tl.sum(w * w * v, CHANNELS) * e, 1)
-    if first_covariance >= 0:
-        saved = tap_spread + first_sum
-        spread += between_taps(sums, covariance + first_covariance, saved, row, exists, taps, TAPS, ACC)
-    k = tl.load(scale + first_row + row, exists, 0.0).to(ACC) / tl.sqrt(tl.where(exists, spread, 1.0))
-    offset = tl.load(shift + first_row + row, exists, 0.0).to(ACC)
-    tl.store(row_mean + first_row + row, mu, exists)
-    tl.store(row_var + first_row + row, spread, exists)
-    tl.store(bias + first_row + row, (offset - mu * k).to(bias.dtype.element_ty), exists)
-    tl.store(folded + first_weight + at, (w * row_axis(k)).to(folded.dtype.element_ty), inside)
+    spread = tl.sum(tl.sum(w * w * v, 1) * e, 1)
+    if form >= 0:
+        spread += between_taps(sums, covariance + form, tap_spread + sums_at, row, exists, taps, TAPS, ACC)
+    k = s / tl.sqrt(tl.where(exists, spread, 1.0))
+    tl.store(row_mean + first + row, mu, exists)
+    tl.store(row_var + first + row, spread, exists)
+    tl.store(bias + first + row, (offset - mu * k).to(bias.dtype.element_ty), exists)
+    tl.store(folded + place + at, (w * row_axis(k)).to(folded.dtype.element_ty), inside)
 
 
 @triton.jit
 def forward(
-    blocks,
-    sites,
-    pointers,
+    records,
     share,
     covariance,
     scale,
@@ -101,19 +166,23 @@ def forward(
     tap_spread,
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
-    TAPS: tl.constexpr,
-    INNER: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    STRIDED: tl.constexpr,
     BODIES: tl.constexpr,
     SHAPES: tl.constexpr,
 ):
-    """Folds the rows of one block; rows and channels of the tile of body n are entries 2n and 2n + 1 of SHAPES."""
-    block = blocks + tl.program_id(0) * BLOCK_FIELDS
-    body = tl.load(block + 3)
+    """Folds the rows of one block; SHAPES has the fields of `whole.Body`, body after body."""
+    record = records + tl.program_id(0) * RECORD_FIELDS
+    body = tl.load(record + RECORD_FIELDS - 1)
     for n in tl.static_range(BODIES):
         if body == n:
-            _fold(
-                block, sites, pointers, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var,
-                tap_spread, WEIGHT, ACC, TAPS, INNER, ALIGNED, STRIDED, SHAPES[2 * n], SHAPES[2 * n + 1],
-            )  # fmt: skip
+            if SHAPES[SHAPE_FIELDS * n]:
+                _fold_by_taps(
+                    record, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_spread,
+                    WEIGHT, ACC, SHAPES[SHAPE_FIELDS * n + 1], SHAPES[SHAPE_FIELDS * n + 2],
+                    SHAPES[SHAPE_FIELDS * n + 3], SHAPES[SHAPE_FIELDS * n + 4], SHAPES[SHAPE_FIELDS * n + 5],
+                )  # fmt: skip
+            else:
+                _fold_across_taps(
+                    record, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_spread,
+                    WEIGHT, ACC, SHAPES[SHAPE_FIELDS * n + 1], SHAPES[SHAPE_FIELDS * n + 3],
+                    SHAPES[SHAPE_FIELDS * n + 4], SHAPES[SHAPE_FIELDS * n + 5],
+                )  # fmt: skip

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layout import Lanes, Layout
-from . import fold_rows, fold_whole, moments, unfold_rows, unfold_whole
-from .blocks import COLUMNS, Kind, Launch
+from . import fold_rows, fold_whole, moments, unfold_rows, unfold_whole, whole
+from .blocks import COLUMNS, Launch
 from .tables import RowTables, Tables
 from .whole import WholeLaunch
 
@@ -24,7 +24,7 @@ _TYPES = {
 SLOPES = 8  # derivatives kept of every computed lane
 _ENTRIES = 1024  # entering lanes a program hands out at a time
 _GATHER = (128, 8)  # lanes and entries of each whose gradients a program adds at a time
-_PARTIALS = 16  # rows of partial sums added at a time
+_PARTIALS = 64  # rows of partial sums added at a time
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -101,29 +101,25 @@ def moments_backward_onto(
     return by_source, d_given[0], d_given[1]
 
 
-def _common_constants(kind: Kind) -> dict[str, object]:
-    return {
-        "WEIGHT": _TYPES[kind.dtype],
-        "ACC": tl.float64 if kind.dtype == torch.float64 else tl.float32,
-        "TAPS": kind.taps,
-        "INNER": kind.inner,
-        "ALIGNED": kind.aligned,
-        "STRIDED": kind.strided,
-    }
+def _types(dtype: torch.dtype) -> dict[str, object]:
+    return {"WEIGHT": _TYPES[dtype], "ACC": tl.float64 if dtype == torch.float64 else tl.float32}
 
 
-def _whole_constants(launch: WholeLaunch, backward: bool) -> dict[str, object]:
+def _whole_constants(launch: WholeLaunch) -> dict[str, object]:
     """What a launch for whole rows compiles into the kernel."""
-    tiles = [(t.rows, t.channels, t.rounds) if backward else (t.rows, t.channels) for t in launch.tiles]
-    shapes = tuple(number for tile in tiles for number in tile)
-    return {**_common_constants(launch.kind), "BODIES": len(tiles), "SHAPES": shapes, "num_warps": launch.warps}
+    shapes = whole.shapes(launch.bodies)
+    return {**_types(launch.dtype), "BODIES": len(launch.bodies), "SHAPES": shapes, "num_warps": launch.warps}
 
 
 def _constants(launch: Launch) -> dict[str, object]:
     """What a launch compiles into the kernel."""
     kind, shapes = launch.kind, launch.shapes
     return {
-        **_common_constants(kind),
+        **_types(kind.dtype),
+        "TAPS": kind.taps,
+        "INNER": kind.inner,
+        "ALIGNED": kind.aligned,
+        "STRIDED": kind.strided,
         "MANY": kind.many,
         "BODIES": launch.bodies,
         "CROSS_R": shapes.cross[0],
@@ -174,10 +170,10 @@ def rows_forward(
                 launch.blocks, t.sites, t.pointers, tables.share, tables.covariance, *inputs, folded, bias,
                 stats, stats[layout.row_count :], sums, spread, **_constants(launch),
             )  # fmt: skip
-        for whole in t.whole_forward:
-            fold_whole.forward[(len(whole.blocks),)](
-                whole.blocks, t.sites, t.pointers, tables.share, tables.covariance, *inputs, folded, bias,
-                stats, stats[layout.row_count :], spread, **_whole_constants(whole, backward=False),
+        for rows in t.whole_forward:
+            fold_whole.forward[(len(rows.records),)](
+                rows.records, tables.share, tables.covariance, *inputs, folded, bias,
+                stats, stats[layout.row_count :], spread, **_whole_constants(rows),
             )  # fmt: skip
     return folded, bias, [stats, spread]
 
@@ -201,16 +197,17 @@ def rows_backward(
     partial = torch.empty(2, t.partials, dtype=t.work, device=device)
     grad_bias = _flat(grad_bias)
     arguments = (
-        t.sites, t.pointers, tables.share, _flat(scale), _flat(mean), _flat(var),
+        tables.share, _flat(scale), _flat(mean), _flat(var),
         saved[0], saved[0][layout.row_count :], saved[1], _flat(grad_weight), grad_bias, d_weight, d_scale,
         partial[0], partial[1],
     )  # fmt: skip
     with _on(device):
         for launch in t.backward:
-            unfold_rows.backward[(len(launch.blocks),)](launch.blocks, *arguments, **_constants(launch))
-        for whole in t.whole_backward:
-            constants = _whole_constants(whole, backward=True)
-            unfold_whole.backward[(len(whole.blocks),)](whole.blocks, *arguments, **constants)
+            unfold_rows.backward[(len(launch.blocks),)](
+                launch.blocks, t.sites, t.pointers, *arguments, **_constants(launch)
+            )
+        for rows in t.whole_backward:
+            unfold_whole.backward[(len(rows.records),)](rows.records, *arguments, **_whole_constants(rows))
         _add_partials(t, partial, of_entering)
     return d_weight, d_scale, grad_bias.float(), of_entering[0], of_entering[1]
 

@@ -41,6 +41,20 @@ def _read_var(scale, b, c, d, lane, mask, sources, constants, given):
     return root * root + _read(scale, b, c, d, lane, mask & (lane >= sources), sources, constants, given)
 
 
+@triton.jit
+def _operands(operations, first, second, output, n, there, component, mask):
+    """Code of operation n, and the lanes it reads and writes."""
+    code = tl.load(operations + 2 * n, there, 0)
+    place = tl.load(operations + 2 * n + 1, there, 0) + component
+    known = mask & there
+    return (
+        code,
+        tl.load(first + place, known, 0),
+        tl.load(second + place, known, 0),
+        tl.load(output + place, known, 0),
+    )
+
+
 _SIZES = ["sources", "constants", "given", "computed"]
 
 
@@ -82,16 +96,16 @@ def forward(
     component = tl.load(here + 2) + tl.arange(0, BLOCK)
     mask = component < tl.load(here + 3)
     if OPS:
+        after = _operands(operations, first, second, output, begin, begin < end, component, mask)
         for n in range(begin, end):
-            code = tl.load(operations + 2 * n)
-            place = tl.load(operations + 2 * n + 1) + component
-            lane = tl.load(first + place, mask, 0)
+            code, lane, other, target = after
+            # before this one is computed, so that nobody has to wait for it
+            after = _operands(operations, first, second, output, n + 1, n + 1 < end, component, mask)
             m1 = _read(shift, constant_mean, given_mean, mean, lane, mask, sources, constants, given)
             v1 = _read_var(scale, constant_var, given_var, var, lane, mask, sources, constants, given)
-            target = tl.load(output + place, mask, 0) - sources - constants - given
+            target -= sources + constants + given
             if _HAS_PAIRS & OPS:
                 if (code >= _FIRST_PAIR) & (code <= _LAST_PAIR):
-                    other = tl.load(second + place, mask, 0)
                     m2 = _read(shift, constant_mean, given_mean, mean, other, mask, sources, constants, given)
                     v2 = _read_var(scale, constant_var, given_var, var, other, mask, sources, constants, given)
                     m, v, a, b, c, d, e, f, g, h = two_arguments(code, numbers + 8 * n, m1, v1, m2, v2, OPS)
@@ -194,11 +208,11 @@ def backward(
         tl.store(grad_var + lane, v, inside)
     tl.debug_barrier()
     if OPS:
+        after = _operands(operations, first, second, output, end - 1, begin < end, component, mask)
         for back in range(begin, end):
             n = begin + end - 1 - back
-            code = tl.load(operations + 2 * n)
-            place = tl.load(operations + 2 * n + 1) + component
-            target = tl.load(output + place, mask, 0)
+            code, lane, other, target = after
+            after = _operands(operations, first, second, output, n - 1, n > begin, component, mask)
             dm = tl.load(grad_mean + target, mask, 0.0)
             dv = tl.load(grad_var + target, mask, 0.0)
             saved = slopes + target - sources - constants - given
@@ -206,14 +220,12 @@ def backward(
             mv = tl.load(saved + computed, mask, 0.0)
             vm = tl.load(saved + 2 * computed, mask, 0.0)
             vv = tl.load(saved + 3 * computed, mask, 0.0)
-            lane = tl.load(first + place, mask, 0)
             add_mean = dm * mm + dv * vm
             add_var = dm * mv + dv * vv
             _accumulate(grad_mean, grad_var, lane, add_mean, add_var, mask, sources, constants)
             if _HAS_PAIRS & OPS:
                 if (code >= _FIRST_PAIR) & (code <= _LAST_PAIR):
                     tl.debug_barrier()  # both arguments may be one lane
-                    other = tl.load(second + place, mask, 0)
                     mm = tl.load(saved + 4 * computed, mask, 0.0)
                     mv = tl.load(saved + 5 * computed, mask, 0.0)
                     vm = tl.load(saved + 6 * computed, mask, 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +62,7 @@ class Tables:
         self._addresses: tuple[int, ...] = ()
         self._current: RowTables | None = None
         self._seen: tuple[object, ...] = ()
-        self._captured: dict[tuple[int, ...], Tensor] = {}
+        self._captured: dict[tuple[int, ...], RowTables] = {}
 
     def rows(self, weights: list[Tensor]) -> RowTables:
         """The tables for these weights, with their present addresses."""
@@ -71,7 +70,7 @@ class Tables:
         seen = tuple((weight.dtype, weight.stride()) for weight in weights)
         if self._current is not None and addresses == self._addresses and seen == self._seen:
             if _capturing():  # the graph reads these addresses as long as it lives
-                self._captured[addresses] = self._current.pointers
+                self._captured[addresses] = self._current
             return self._current
         _refuse_capture("renewed (a weight has moved or changed its layout)")
         ways = [strides_of(rows, weight) for rows, weight in zip(self.layout.rows, weights, strict=True)]
@@ -80,9 +79,7 @@ class Tables:
         key = tuple(zip(ways, there, strict=True))
         if key not in self._rows:
             self._rows[key] = _build_rows(self.layout.rows, ways, there, back, self.device)
-        # A new tensor, not the old one overwritten: a captured graph goes on with the weights it has seen.
-        pointers = torch.tensor(addresses, dtype=torch.int64).to(self.device)
-        self._rows[key] = replace(self._rows[key], pointers=pointers)
+        self._rows[key] = _at(self._rows[key], torch.tensor(addresses, dtype=torch.int64), self.device)
         self._current, self._addresses, self._seen = self._rows[key], addresses, seen
         return self._current
 
@@ -98,18 +95,18 @@ def _build_rows(
         share += site.tap_count
         covariance += site.tap_count**2 if spreads else 0
         sums += site.outputs * site.tap_count if spreads else 0
-    tiles = {index: tile for index, site in enumerate(rows) if (tile := whole.tile_of(site)) is not None}
-    others = [index for index in range(len(rows)) if index not in tiles]
+    bodies, bodies_back = (whole.bodies_of(rows, there, backward) for backward in (False, True))
+    others, others_back = ([i for i in range(len(rows)) if i not in known] for known in (bodies, bodies_back))
     counts = [
-        whole.partials_of(site, tiles[index]) if index in tiles else partials_of(site, back[index])
+        whole.partials_of(site, bodies_back[index]) if index in bodies_back else partials_of(site, back[index])
         for index, site in enumerate(rows)
     ]
     sites, partials = with_partials(sites, rows, counts)
     return RowTables(
         _placed(launches(rows, there, others, backward=False), device),
-        _placed(launches(rows, back, others, backward=True), device),
-        _placed(whole.launches(rows, there, tiles, backward=False), device),
-        _placed(whole.launches(rows, there, tiles, backward=True), device),
+        _placed(launches(rows, back, others_back, backward=True), device),
+        tuple(whole.launches(rows, there, sites, bodies, backward=False)),
+        tuple(whole.launches(rows, there, sites, bodies_back, backward=True)),
         torch.tensor([astuple(site) for site in sites], dtype=torch.int64).to(device),
         columns(rows).to(torch.int32).to(device),
         torch.empty(0, dtype=torch.int64),
@@ -118,7 +115,17 @@ def _build_rows(
     )
 
 
-def _placed(found: list[Any], device: torch.device) -> tuple[Any, ...]:
+def _at(tables: RowTables, addresses: Tensor, device: torch.device) -> RowTables:
+    """The tables for weights at these addresses: new ones, since a captured graph goes on with those it has seen."""
+    return replace(
+        tables,
+        whole_forward=tuple(launch.at(addresses, device) for launch in tables.whole_forward),
+        whole_backward=tuple(launch.at(addresses, device) for launch in tables.whole_backward),
+        pointers=addresses.to(device),
+    )
+
+
+def _placed(found: list[Launch], device: torch.device) -> tuple[Launch, ...]:
     return tuple(replace(launch, blocks=launch.blocks.to(torch.int32).to(device)) for launch in found)
 
 

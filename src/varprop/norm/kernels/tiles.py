@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
 """The fold of all rows of all sites, grouped into one launch per class of weights.
 
 A program takes a block of rows of one site and walks over its channels and taps in tiles [rows, channels, taps]: once
@@ -10,8 +10,10 @@ the means they meet, with few or many channels. Where channels lie next to each 
 axis and, if aligned, move in 16-byte pieces; else the taps are, and nine of them fill nine of sixteen places.
 Sums over rows leave each block as partial sums and are added by a second kernel in a fixed order: no atomics.
 
-Rows that fit whole into a tile, which is most of them, have kernels of their own that read nothing twice (`fold_whole`,
-`unfold_whole`, shapes in `whole`).
+Rows that fit whole into the registers of a block, which is most of them, have kernels of their own that read nothing
+twice (`fold_whole`, `unfold_whole`, shapes in `whole`). What bounds those is how many bytes are on their way at a time:
+blocks are small, so that several on a multiprocessor wait in turns; all that a block has to know lies in one record, so
+that its weights are asked for after one wait; and each tap has a tile of its own, so that no place of a tile is empty.
 """
 
 import triton
@@ -19,6 +21,8 @@ import triton.language as tl
 
 BLOCK_FIELDS = tl.constexpr(4)
 SITE_FIELDS = tl.constexpr(15)
+RECORD_FIELDS = tl.constexpr(16)  # of a block of whole rows, as `record_of` reads them
+SHAPE_FIELDS = tl.constexpr(7)  # of a tile of whole rows, see `whole.Body`
 
 
 @triton.jit
@@ -48,6 +52,64 @@ def site(sites, index):
 def of_eight(x):
     """A number known to be a multiple of 8, in a form that shows it: hints on loaded scalars do not reach the loads."""
     return x // 8 * 8
+
+
+@triton.jit
+def record_of(here, WEIGHT: tl.constexpr, ALIGNED: tl.constexpr):
+    """All that a block of whole rows has to know, from one line of memory; a weight's address comes first."""
+    weight = tl.load(here).to(tl.pointer_type(WEIGHT))
+    place = tl.load(here + 1)
+    channels = tl.load(here + 4).to(tl.int32)
+    row_stride = tl.load(here + 5).to(tl.int32)
+    tap_stride = tl.load(here + 7).to(tl.int32)
+    if ALIGNED:
+        weight = tl.multiple_of(weight, 16)
+        place = of_eight(place)
+        channels = of_eight(channels)
+        row_stride = of_eight(row_stride)
+        tap_stride = of_eight(tap_stride)
+    return (
+        weight,
+        place,
+        tl.load(here + 2),  # first row
+        tl.load(here + 3).to(tl.int32),  # rows
+        channels,
+        row_stride,
+        tl.load(here + 6).to(tl.int32),  # channel stride
+        tap_stride,
+        tl.load(here + 8).to(tl.int32),  # taps
+        tl.load(here + 9),  # first entering channel
+        tl.load(here + 10),  # first share
+        tl.load(here + 11),  # first number of the covariance, or -1
+        tl.load(here + 12),  # first sum over channels
+        tl.load(here + 13),  # first partial sum
+    )
+
+
+@triton.jit
+def across(x):
+    """A vector as the only row of a tile."""
+    return tl.expand_dims(x, 0)
+
+
+@triton.jit
+def down(x):
+    """A vector as the only column of a tile."""
+    return tl.expand_dims(x, 1)
+
+
+@triton.jit
+def common_part(sums, covariance, TAPS: tl.constexpr, ACC: tl.constexpr):
+    """What the common part of the taps adds to the variance of rows, and its matrix times the sums of each tap."""
+    products = ()
+    added = sums[0].to(tl.float64) * 0.0
+    for t in tl.static_range(TAPS):
+        d = sums[0].to(tl.float64) * tl.load(covariance + t)
+        for n in tl.static_range(1, TAPS):
+            d += sums[n].to(tl.float64) * tl.load(covariance + n * TAPS + t)
+        added += sums[t].to(tl.float64) * d
+        products = products + (d.to(ACC),)  # noqa: RUF005 - what triton understands
+    return added.to(ACC), products
 
 
 @triton.jit

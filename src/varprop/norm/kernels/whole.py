@@ -1,28 +1,49 @@
-"""Rows that fit whole into a tile: which, in tiles of what shape, and how many tiles a block takes."""
+"""Rows that fit whole into the registers of a block: which, in tiles of what shape, and all that their blocks read."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..layout import Rows
-from .blocks import FEW_ROWS, MOST_TAPS, Kind, blocks_of
+from .blocks import FEW_ROWS, Kind, Site, blocks_of
 
-LARGEST = 8192  # elements of a tile
-TILE = 4096  # elements, where rows are shorter than that; larger ones are launched apart, with more threads
-LEAST_CHANNELS = 16
+WARPS, WARPS_LONG = 4, 16  # of a block: several blocks on a multiprocessor wait for memory in turns
+TILE, TILE_BACK = 4096, 2048  # elements of a tile, 32 or 16 for each of 128 threads
+MOST_ROWS = 16  # of a tile with several taps, where every row keeps a number for each
+OF_A_TAP = 512  # at least, where every tap has a tile of its own: 16 bytes for each thread
+# Elements of a row: beyond the first it takes more warps, beyond the second it does not fit.
+BY_TAPS = 5120, 10240
+ACROSS_TAPS = 1024, 4096  # where taps lie side by side every element needs an address of its own
+WIDE = 1024  # channels: beyond, too few rows would share what is known of them
+MOST_TAPS = 16  # of a row whose channels lie side by side, written out one by one; else of a tile
+LEAST_CHANNELS = 16  # of a tile that has its taps side by side
 SUMMED = 16  # weights whose sum leaves a block as one number, at least: it is written and read again
-WARPS, WARPS_LARGE = 8, 16  # 16 elements for each thread: enough loads in flight, and room for several blocks
 CROSS_CHANNELS = 32  # of groups of few rows: blocks reach across groups there, which these kernels do not
 
 
 @dataclass(frozen=True)
-class Tile:
-    """Rows and channels of a tile, and how many of them a block takes one after the other in the backward."""
+class Body:
+    """The tile of some blocks, in the order in which kernels read it.
 
+    Attributes:
+        inner: Whether channels lie side by side: a tile for each tap, else one for all.
+        taps: Of a row; where taps lie side by side, the next power of two.
+        aligned: Whether channels can be moved in pieces of 16 bytes.
+        special: Where channels lie side by side, whether the means of positions differ; else whether neither channels
+            nor taps do.
+        rows: Of a tile.
+        channels: Of a tile.
+        rounds: Tiles that a block takes one after the other in the backward.
+    """
+
+    inner: bool
+    taps: int
+    aligned: bool
+    special: bool
     rows: int
     channels: int
     rounds: int
@@ -30,56 +51,131 @@ class Tile:
 
 @dataclass(frozen=True)
 class WholeLaunch:
-    """One launch for rows of one kind: per block its site, first and last row, and tile."""
+    """One launch: for every block a record of 16 numbers; the weight it belongs to and how far into that it begins."""
 
-    kind: Kind
-    tiles: tuple[Tile, ...]
-    blocks: Tensor
+    dtype: torch.dtype
     warps: int
+    bodies: tuple[Body, ...]
+    records: Tensor
+    weights: Tensor
+    starts: Tensor
+
+    def at(self, addresses: Tensor, device: torch.device) -> WholeLaunch:
+        """The launch for weights at these addresses."""
+        records = self.records.cpu().clone()
+        records[:, 0] = addresses[self.weights] + self.starts
+        return replace(self, records=records.to(device))
 
 
 def _power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def tile_of(rows: Rows) -> Tile | None:
+def body_of(rows: Rows, kind: Kind, backward: bool) -> Body | None:
     """The tile for the rows of a site; None where they do not fit, or are many tiny ones in many groups."""
-    taps, channels = _power(rows.tap_count), max(LEAST_CHANNELS, _power(rows.channels))
+    tile = TILE_BACK if backward else TILE
     per_group = rows.outputs // rows.groups
     tiny = per_group <= FEW_ROWS and rows.groups > 1 and rows.channels <= CROSS_CHANNELS
-    if not rows.weights or taps > MOST_TAPS or taps * channels > LARGEST or tiny:
+    if not rows.weights or tiny:
         return None
+    body = _by_taps(rows, kind, tile) if kind.inner else _across_taps(rows, kind, tile)
+    if body.taps > MOST_TAPS or body.taps * body.channels > _limits(body)[1]:
+        return None
+    return replace(body, rounds=-(-SUMMED // (body.rows * rows.tap_count)))
+
+
+def bodies_of(layout: tuple[Rows, ...], kinds: list[Kind], backward: bool) -> dict[int, Body]:
+    """The tiles of all sites that have one."""
+    found = {index: body_of(rows, kinds[index], backward) for index, rows in enumerate(layout)}
+    return {index: body for index, body in found.items() if body is not None}
+
+
+def _by_taps(rows: Rows, kind: Kind, tile: int) -> Body:
+    taps, channels = rows.tap_count, _power(rows.channels)
+    count = max(OF_A_TAP, tile * (1 if channels <= WIDE else 4) // _power(taps)) // channels
+    count = _at_most(count if taps == 1 else min(count, MOST_ROWS), rows)
+    return Body(True, taps, kind.aligned, rows.taps.shape[1] > 1, count, channels, 1)
+
+
+def _across_taps(rows: Rows, kind: Kind, tile: int) -> Body:
+    taps, channels = _power(rows.tap_count), max(LEAST_CHANNELS, _power(rows.channels))
     # between taps there are products of all with all, in a tile of their own
-    count = max(1, min(TILE // (taps * channels), LARGEST // taps**2, _power(per_group)))
-    return Tile(count, channels, -(-SUMMED // (count * rows.tap_count)))
+    count = _at_most(min(tile // (taps * channels), tile // taps**2) // 4, rows)
+    return Body(False, taps, False, kind.strided, count, channels, 1)
 
 
-def launches(layout: tuple[Rows, ...], kinds: list[Kind], tiles: dict[int, Tile], backward: bool) -> list[WholeLaunch]:
-    """All blocks of the sites that have a tile, by kind, those of the longest rows first."""
-    sites: dict[tuple[Kind, int], list[tuple[int, Tile]]] = defaultdict(list)
-    for index, tile in tiles.items():
-        kind = replace(kinds[index], taps=_power(layout[index].tap_count), many=False)
-        sites[kind, warps_of(kind, tile)].append((index, tile))
-    return [_launch(layout, *key, members, backward) for key, members in sites.items()]
+def _at_most(count: int, rows: Rows) -> int:
+    return max(1, min(count, _power(rows.outputs // rows.groups)))
 
 
-def warps_of(kind: Kind, tile: Tile) -> int:
-    """The warps of a block; where taps are the last axis, many warps leave too few registers."""
-    return WARPS_LARGE if kind.inner and tile.rows * tile.channels * kind.taps > TILE else WARPS
+def warps_of(body: Body) -> int:
+    """The warps of a block."""
+    short = body.taps * body.channels <= _limits(body)[0] and body.channels <= WIDE
+    return WARPS if short else WARPS_LONG
 
 
-def _launch(
-    layout: tuple[Rows, ...], kind: Kind, warps: int, members: list[tuple[int, Tile]], backward: bool
-) -> WholeLaunch:
-    members = sorted(members, key=lambda member: -layout[member[0]].channels * layout[member[0]].tap_count)
-    tiles = tuple(dict.fromkeys(tile for _, tile in members))
-    blocks = [
-        blocks_of(index, layout[index], tile.rows * (tile.rounds if backward else 1), tiles.index(tile), False)
-        for index, tile in members
-    ]
-    return WholeLaunch(kind, tiles, torch.cat(blocks), warps)
+def _limits(body: Body) -> tuple[int, int]:
+    return BY_TAPS if body.inner else ACROSS_TAPS
 
 
-def partials_of(rows: Rows, tile: Tile) -> int:
+def launches(
+    layout: tuple[Rows, ...], kinds: list[Kind], sites: list[Site], bodies: dict[int, Body], backward: bool
+) -> list[WholeLaunch]:
+    """All blocks of the sites that have a body, by dtype and number of warps, those with most to do first."""
+    members: dict[tuple[torch.dtype, int], list[int]] = defaultdict(list)
+    for index in sorted(bodies, key=lambda index: -_work(bodies[index], backward)):
+        members[kinds[index].dtype, warps_of(bodies[index])].append(index)
+    made = []
+    for (dtype, warps), chosen in members.items():
+        known = tuple(dict.fromkeys(bodies[index] for index in chosen))
+        parts = [_records(index, layout[index], sites[index], bodies[index], known, backward) for index in chosen]
+        records, size = torch.cat(parts), torch.empty(0, dtype=dtype).element_size()
+        made.append(WholeLaunch(dtype, warps, known, records[:, 1:], records[:, 0], size * records[:, 1]))
+    return made
+
+
+def _work(body: Body, backward: bool) -> int:
+    return body.taps * body.rows * body.channels * (body.rounds if backward else 1)
+
+
+def _records(index: int, rows: Rows, site: Site, body: Body, bodies: tuple[Body, ...], backward: bool) -> Tensor:
+    """For every block of a site: which that is, and the 16 numbers as `tiles.record_of` reads them.
+
+    In the place of the address is the distance from the weight's beginning.
+    """
+    span = body.rows * (body.rounds if backward else 1)
+    blocks = blocks_of(index, rows, span, 0, False)
+    first, end = blocks[:, 1], blocks[:, 2]
+    group = first // site.per_group
+    start = group * site.group_stride + (first - group * site.per_group) * site.row_stride
+    line = group * site.partials + (first - group * site.per_group) // (body.rows * body.rounds)
+    columns = (
+        blocks[:, 0],
+        start,
+        site.first_weight + start,
+        site.first_row + first,
+        end - first,
+        site.channels,
+        site.row_stride,
+        site.channel_stride,
+        site.tap_stride,
+        site.taps,
+        site.first_channel + group * site.channels,
+        site.first_share,
+        site.first_covariance,
+        site.first_sum + first * site.taps,
+        site.first_partial + line * site.channels,
+        0,
+        bodies.index(body),
+    )
+    return torch.stack([torch.as_tensor(column).expand(len(blocks)) for column in columns], 1)
+
+
+def shapes(bodies: tuple[Body, ...]) -> tuple[int, ...]:
+    """All numbers of all bodies, as a kernel reads them."""
+    return tuple(int(number) for body in bodies for number in astuple(body))
+
+
+def partials_of(rows: Rows, body: Body) -> int:
     """Blocks that leave sums, in every group."""
-    return -(-(rows.outputs // rows.groups) // (tile.rows * tile.rounds))
+    return -(-(rows.outputs // rows.groups) // (body.rows * body.rounds))
