@@ -209,10 +209,14 @@ def test_documentation_says_which_sitting_a_fact_is_about(tmp_path, drawn):
     (out / "mnist" / "manifest.json").write_text(json.dumps(resumed))
     text = report.write_docs(out, tmp_path / "docs").read_text("utf-8")
     assert "- Sitting 1: `varprop one`\n- Sitting 2: `varprop two --resume`\n" in text
-    assert "- Git, last sitting (not kept of the others): 0123456789abcdef\n" in text
+    assert "- Git, last sitting: 0123456789abcdef\n" in text
     assert "- Started, first sitting: 2026" in text
     assert "- Time, all sittings: 83.2 s" in text
     assert "- Command:" not in text
+    sittings = [{"command": "varprop one", "git": {"commit": "abc", "dirty": True}}, {"command": "varprop one"}]
+    (out / "mnist" / "manifest.json").write_text(json.dumps({**resumed, "sittings": sittings}))
+    text = report.write_docs(out, tmp_path / "docs").read_text("utf-8")
+    assert "- Sitting 1: `varprop one`, git abc, with local changes\n- Sitting 2: `varprop one`\n" in text
 
 
 def test_documentation_is_the_same_every_time(tmp_path, drawn):

@@ -76,6 +76,14 @@ def test_one_at_a_time_finds_the_same_rates(finished, tmp_path):
         assert one.curves[TRAIN_LOSS] == pytest.approx(other.curves[TRAIN_LOSS], rel=1e-3)
 
 
+def test_the_manifest_of_a_resumed_run_knows_every_sitting(tmp_path):
+    run(tmp_path, seeds=(0,))
+    run(tmp_path, resume=True, seeds=(0, 1))
+    manifest = Store(tmp_path / "tiny").manifest()
+    first, second = manifest["sittings"]
+    assert first["started"] == manifest["started"] and {"command", "git", "started"} == second.keys()
+
+
 def test_a_folder_with_results_is_refused_without_resume(finished):
     with pytest.raises(runner.RunError, match="go on with --resume"):
         run(finished[0])

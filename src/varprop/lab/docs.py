@@ -12,7 +12,7 @@ from . import figures, tables, verdicts
 from .gather import Run
 from .layout import figures_of, setting_of, setting_text
 from .measures import Measure, final, final_error
-from .page import facts
+from .page import facts, state_of
 from .panels import Figure
 from .records import TRAIN_LOSS, Outcome
 from .spread import Sample
@@ -29,7 +29,7 @@ Written by `varprop.lab.report.write_docs` from the records of the runs; every n
 SITTING = {
     "Hardware": ", last sitting",
     "Versions": ", last sitting",
-    "Git": ", last sitting (not kept of the others)",
+    "Git": ", last sitting",
     "Started": ", first sitting",
     "Time": ", all sittings",
 }
@@ -86,13 +86,21 @@ def section(run: Run, shown: Sequence[Figure]) -> str:
 
 def how_it_was_run(manifest: dict[str, Any]) -> Iterator[str]:
     """A line for each fact; of a run in several sittings, which of them each is about."""
-    sittings = tables.commands(manifest)
+    sittings = tables.sittings(manifest)
     several = len(sittings) > 1
     for name, value in facts(manifest):
-        if name == "Command":
-            yield from (f"- {f'Sitting {i}' if several else name}: {code(c)}\n" for i, c in enumerate(sittings, 1))
+        if name == "Command" and several:
+            yield from (f"- Sitting {i}: {made_by(sitting)}\n" for i, sitting in enumerate(sittings, 1))
+        elif name == "Command":
+            yield f"- {name}: {code(value)}\n"
         else:
             yield f"- {name}{SITTING.get(name, '') * several}: {plain(value)}\n"
+
+
+def made_by(sitting: dict[str, Any]) -> str:
+    """The command of a sitting, and the sources it ran."""
+    git = sitting.get("git")
+    return code(str(sitting.get("command"))) + (f", git {plain(state_of(git))}" if isinstance(git, dict) else "")
 
 
 def code(text: str) -> str:

@@ -136,18 +136,24 @@ def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """How it was run."""
     if not manifest:
         return []
-    versions, git = part(manifest, "versions"), part(manifest, "git")
-    state = f"{git.get('commit', 'unknown')}{', with local changes' if git.get('dirty') else ''}" if git else "unknown"
+    versions = part(manifest, "versions")
     known = {
         "Command": manifest.get("command"),
         "Hardware": machine(manifest.get("hardware")),
         "Versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value is not None),
-        "Git": state,
+        "Git": state_of(part(manifest, "git")),
         "Started": manifest.get("started"),
         "Time": duration(manifest.get("seconds")),
         "Configuration": ", ".join(flat(part(manifest, "configuration"))),
     }
     return [(name, str(value)) for name, value in known.items() if value not in (None, "")]
+
+
+def state_of(git: dict[str, Any]) -> str:
+    """The commit, and whether the sources differed from it."""
+    if not git:
+        return "unknown"
+    return f"{git.get('commit', 'unknown')}{', with local changes' if git.get('dirty') else ''}"
 
 
 def machine(hardware: object) -> object:

@@ -142,9 +142,7 @@ def _manifest(
             f"{store.folder} was made with other settings ({', '.join(names)}): repeat them, or choose another --out."
         )
     if before:
-        now = {**now, "started": before["started"], "seconds": before["seconds"]}
-        if before["command"] != now["command"]:
-            now["command"] = f"{before['command']} && {now['command']}"
+        now = manifest.resumed(now, before)
     store.write_manifest(now)
     return now
 

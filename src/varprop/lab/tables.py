@@ -73,17 +73,20 @@ def last(outcome: Outcome, name: str) -> float | None:
 
 
 def source_row(manifest: dict[str, Any]) -> Row:
-    """Versions, hardware and git state, None where unknown: the git state of several sittings is that of the last."""
+    """Versions, hardware and git state, None where unknown: cells of several sittings come from any of them."""
     versions = part(manifest, "versions")
-    git = part(manifest, "git") if len(commands(manifest)) < 2 else {}
+    git = part(manifest, "git") if len(sittings(manifest)) < 2 else {}
     known = {**versions, **git, "hardware": manifest.get("hardware"), "started": manifest.get("started")}
     return {name: known.get(name) for name in SOURCE}
 
 
-def commands(manifest: dict[str, Any]) -> list[str]:
-    """The commands of a run, one for each sitting that had its own; none where they are unknown."""
+def sittings(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The commands of a run that was made in pieces, each with its git state where that was kept."""
+    kept = manifest.get("sittings")
+    if isinstance(kept, list):
+        return [sitting for sitting in kept if isinstance(sitting, dict)]
     command = manifest.get("command")
-    return command.split(" && ") if isinstance(command, str) and command else []
+    return [{"command": one} for one in command.split(" && ")] if isinstance(command, str) and command else []
 
 
 def part(manifest: dict[str, Any], name: str) -> dict[str, Any]:
