@@ -11,7 +11,7 @@ from torch import nn
 
 import varprop as vp
 from varprop.cli.main import main as command_line
-from varprop.lab.bench import chart, plan, roofline, run, session, table, targets, timing, training, variants
+from varprop.lab.bench import chart, markdown, plan, roofline, run, session, table, targets, timing, training, variants
 from varprop.lab.bench.__main__ import main, names, parser
 from varprop.lab.bench.models import Recipe
 from varprop.lab.bench.record import Cell, Inference, Record, first_line
@@ -198,6 +198,16 @@ def test_tables_and_chart(measured, capsys, monkeypatch):
     assert chart.draw(record, out) is None
     monkeypatch.undo()
     assert chart.draw(record, out).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_has_all_tables_and_the_file_can_be_read_again(measured):
+    record, out, _ = measured
+    again = Record.read(out / "normalization.json")
+    assert json.dumps(again.to_dict()) == json.dumps(record.to_dict())
+    text = markdown.write(again, out).read_text("utf-8")
+    assert f"- Command: `{record.manifest['command']}`" in text
+    assert all(f"## {found.heading}" in text for found in table.tables(record) if found.rows)
+    assert "| variant | step ms |" in text and "| analytic norm |" in text
 
 
 def test_one_failure_leaves_the_others(monkeypatch, tmp_path):

@@ -18,17 +18,17 @@ from .protocol import Experiment
 _PACKAGES = ("varprop", "torch", "numpy", "scipy", "scikit-learn", "triton")
 
 
-def _command() -> str:
-    """What was called, without the folder of the interpreter or script."""
+def command_line(module: str = "varprop.lab") -> str:
+    """What was called, without the folder of the interpreter or script; a module if one was run."""
     program = Path(sys.argv[0]).name
-    called = ["python", "-m", "varprop.lab"] if program == "__main__.py" else [program]
+    called = ["python", "-m", module] if program == "__main__.py" else [program]
     return shlex.join([*called, *sys.argv[1:]])
 
 
 def describe(experiment: Experiment, device: torch.device, command: str | None) -> dict[str, Any]:
     """Everything that a result depends on, as plain values."""
     sitting = {
-        "command": command or _command(),
+        "command": command or command_line(),
         "git": git_state(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

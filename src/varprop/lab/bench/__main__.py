@@ -10,7 +10,7 @@ from typing import Any
 
 import varprop as vp
 
-from . import chart, table
+from . import chart, markdown, table
 from .plan import CASES, MODES, STEP
 from .record import FILE
 from .run import run
@@ -70,7 +70,7 @@ def measure(options: Options) -> None:
     record = run(options, say=lambda text: print(text, flush=True))
     print()
     table.show(record)
-    print(f"\nResults: {options.out / FILE}")
+    print(f"\nResults: {options.out / FILE}, {markdown.write(record, options.out)}")
     drawn = chart.draw(record, options.out)
     print(f"Chart: {drawn}" if drawn else "No chart: it needs matplotlib (pip install 'varprop[lab]') and results.")
 

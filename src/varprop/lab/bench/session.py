@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -132,7 +130,7 @@ def begin(options: Options, device: torch.device, say: Callable[[str], None]) ->
     rounds = options.rounds or (GPU_ROUNDS if on_gpu else CPU_ROUNDS)
     limit = options.max_seconds or (GPU_BUDGET if on_gpu else math.inf)
     described: dict[str, Any] = {
-        "command": options.command or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": options.command or manifest.command_line("varprop.lab.bench"),
         "hardware": {**manifest.hardware(device), "load": load()},
         "versions": manifest.versions(),
         "git": manifest.git_state(),
