@@ -14,6 +14,7 @@ import varprop as vp
 from tests.models import ResNet, UNet
 from varprop.lab.cudagraph import replayed
 from varprop.norm.layers import Normalized
+from varprop.norm.recording import PATIENCE, SETS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -208,12 +209,13 @@ def test_replayed_passes_are_those_launched_one_by_one(name: str) -> None:
     model, x = normalized(name)
     plan = sites(model)[0].place[True][0]
     results = []
-    for _ in range(5):  # the first two are launched, the rest replayed
+    for _ in range(PATIENCE + 3):  # the first are launched, the rest replayed
         model.zero_grad()
         output = model(x)
         output.float().square().mean().backward()
         results.append((output.detach().clone(), [p.grad.clone() for p in model.parameters()]))
-    assert plan.recorded is not None and plan.recorded.back is not None
+    (recording,) = plan.recorders[False].recordings
+    assert len(recording.backs) == 1
     for output, grads in results[1:]:
         assert torch.equal(output, results[0][0])
         assert all(torch.equal(a, b) for a, b in zip(grads, results[0][1], strict=True))
@@ -223,6 +225,64 @@ def test_replayed_passes_are_those_launched_one_by_one(name: str) -> None:
         sites(model)[0].weight.mul_(-1)
     changed = model(x)
     assert torch.equal(first, kept) and not close(changed, kept, 1e-2)
+
+
+def steps_of(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, passes: int) -> Iterator[list[Tensor]]:
+    """Gradients of some steps of several passes each."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(PATIENCE + 3):
+        optimizer.zero_grad(set_to_none=True)
+        for part in range(passes):
+            call(x + 0.1 * step + part).float().square().mean().backward()
+        yield [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+@pytest.mark.parametrize("passes", (1, 2, 3))
+def test_replayed_training_is_that_of_launched_kernels(passes: int, compiled: bool) -> None:
+    model, x = normalized("paper")
+    other = copy.deepcopy(model)
+    plan, launched = (sites(network)[0].place[True][0] for network in (model, other))
+    launched.recordable = False
+    calls = [torch.compile(network, fullgraph=True) if compiled else network for network in (model, other)]
+    for ours, theirs in zip(
+        *(steps_of(m, c, x, passes) for m, c in zip((model, other), calls, strict=True)), strict=True
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    (recording,) = plan.recorders[compiled].recordings
+    assert len(recording.backs) == min(passes, SETS)
+    assert not launched.recorders[compiled].recordings
+
+
+def test_results_that_somebody_holds_are_not_written_again() -> None:
+    model, x = normalized("paper")
+    held, before = [], []
+    for step in range(PATIENCE + 5):
+        model.zero_grad()
+        model(x + step).float().square().mean().backward()
+        held.append([*sites(model)[0].effective(), *(p.grad for p in model.parameters())])
+        before.append([tensor.detach().clone() for tensor in held[-1]])
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.01)
+    assert len(sites(model)[0].place[True][0].recorders[False].recordings) == SETS
+    for ours, theirs in zip(held, before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("mode", ("reduce-overhead", "max-autotune-no-cudagraphs"))
+def test_other_modes_of_the_compiler(mode: str) -> None:
+    model, x = normalized("paper")
+    other = copy.deepcopy(model)
+    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    for step in range(PATIENCE + 4):
+        for network, call in ((model, compiled), (other, other)):
+            network.zero_grad(set_to_none=True)
+            torch.compiler.cudagraph_mark_step_begin()
+            call(x + step).float().square().mean().backward()
+        for (path, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
+            assert close(p.grad, q.grad, 2e-3), path
 
 
 def test_folded_weights_come_in_the_compute_dtype() -> None:

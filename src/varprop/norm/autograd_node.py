@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from .backends import Gradients
-from .execution import capturing
-from .layout import Layout, Pair
+from .layout import Pair
 from .native import Kept
 from .passes import flattened, in_memory_order
+from .recording import Results, handed_out
 
 if TYPE_CHECKING:
     from .together import Together
@@ -30,10 +30,11 @@ def _split(parameters: Any) -> tuple[list[Tensor], Tensor]:
     return weights, torch.cat(parameters[count:]).to(working(weights[0])).view(2, -1)
 
 
-def parted(weight: Tensor, bias: Tensor, parameters: Any, layout: Layout) -> list[Tensor]:
+def parted(weight: Tensor, bias: Tensor, parameters: Any) -> list[Tensor]:
     """The folded weights of all layers and then their biases, from the flat buffers."""
-    pieces = zip(weight.split_with_sizes([r.weights for r in layout.rows]), parameters, strict=False)
-    biases = bias.split_with_sizes([r.outputs for r in layout.rows])
+    count = len(parameters) // 3
+    pieces = zip(weight.split_with_sizes([w.numel() for w in parameters[:count]]), parameters, strict=False)
+    biases = bias.split_with_sizes([shift.numel() for shift in parameters[count : 2 * count]])
     return [in_memory_order(piece, w) for piece, w in pieces] + list(biases)
 
 
@@ -62,13 +63,15 @@ class Fold(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, together: Together, dtype: torch.dtype, mean: Any, var: Any, *parameters: Tensor) -> Any:
+    def forward(
+        ctx: Any, together: Together, dtype: torch.dtype, versions: list[int], mean: Any, var: Any, *parameters: Tensor
+    ) -> Any:
         """Folded weights of all layers, then their biases."""
         given = None if mean is None else (mean, var)
-        ctx.together, ctx.parameters, ctx.versions = together, parameters, [p._version for p in parameters]
+        ctx.together, ctx.parameters, ctx.versions = together, parameters, versions
         ctx.recording = together.recording(dtype, parameters) if given is None else None
         if ctx.recording is not None:
-            return tuple(ctx.recording.folded())
+            return tuple(handed_out(ctx.recording.folded().parts))
         parts, ctx.kept = fold_parts(together, dtype, given, parameters)
         return tuple(parts)
 
@@ -79,13 +82,22 @@ class Fold(torch.autograd.Function):
             raise RuntimeError(STALE)
         if torch.is_grad_enabled():  # a derivative of this derivative will be wanted
             return _differentiable_backward(ctx, grads)
-        if ctx.recording is not None and not capturing(grads[0]):
-            results = ctx.recording.derivatives(grads)
-        else:
-            kept = ctx.recording.kept if ctx.recording is not None else ctx.kept
-            results = unfold_parts(ctx.together, kept, grads, ctx.parameters)
-        needed = ctx.needs_input_grad[2:]
-        return None, None, *(r if need else None for r, need in zip(results, needed, strict=True))
+        found = zip(_derivatives(ctx, grads), ctx.needs_input_grad[3:], strict=True)
+        return None, None, None, *[result if needed else None for result, needed in found]
+
+
+def _derivatives(ctx: Any, grads: Sequence[Tensor]) -> list[Tensor]:
+    together, parameters, recording = ctx.together, ctx.parameters, ctx.recording
+    if recording is None:
+        return unfold_parts(together, ctx.kept, grads, parameters)
+    replayed = together.replayed_back(recording, grads, parameters)
+    if replayed is None:
+        return unfold_parts(together, recording.kept, grads, parameters)
+    return handed_out(replayed.parts)
+
+
+# `Function.apply` without what it does for torch.func, whose transforms never meet this node, argument by argument
+apply_fold: Any = super(torch.autograd.Function, Fold).apply
 
 
 def fold_parts(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> tuple[list[Tensor], Any]:
@@ -94,7 +106,7 @@ def fold_parts(together: Together, dtype: torch.dtype, given: Pair | None, param
     if native is not None:
         return native.fold(parameters, given, dtype)
     weight, bias, kept = fold_forward(together, dtype, given, parameters)
-    return parted(weight, bias, parameters, together.layout), kept
+    return parted(weight, bias, parameters), kept
 
 
 def unfold_parts(together: Together, kept: Any, grads: Sequence[Tensor], parameters: Any) -> list[Tensor]:
@@ -104,15 +116,49 @@ def unfold_parts(together: Together, kept: Any, grads: Sequence[Tensor], paramet
     count = len(together.layout.rows)
     grad_weight = torch.cat([flattened(g, w) for g, w in zip(grads[:count], parameters, strict=False)])
     found = fold_backward(together, kept, grad_weight, torch.cat(list(grads[count:])), parameters)
-    return by_parameter(found, parameters, together.layout)
+    return by_parameter(found, parameters)
 
 
-def by_parameter(found: Gradients, parameters: Any, layout: Layout) -> list[Tensor]:
+def fold_flat(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> list[Tensor]:
+    """Folded weights and biases and all that is kept, each in a flat buffer of its own."""
+    weight, bias, kept = fold_forward(together, dtype, given, parameters)
+    return _apart([weight, bias, *(part.flatten() for part in kept)])
+
+
+def unfold_flat(together: Together, kept: Any, grad_weight: Tensor, grad_bias: Tensor, parameters: Any) -> list[Tensor]:
+    """As `fold_backward`, each result in a buffer of its own."""
+    return _apart(list(fold_backward(together, kept, grad_weight, grad_bias, parameters)))
+
+
+def _apart(results: list[Tensor]) -> list[Tensor]:
+    """Copies of those results that share memory with an earlier one."""
+    seen: set[int] = set()
+    found = []
+    for result in results:
+        place = result.untyped_storage().data_ptr()
+        found.append(result.clone() if place in seen else result)
+        seen.add(place)
+    return found
+
+
+def fold_to_record(together: Together, dtype: torch.dtype, parameters: Any) -> Results:
+    """The fold in both forms."""
+    flat = fold_flat(together, dtype, None, parameters)
+    return flat, parted(flat[0], flat[1], parameters)
+
+
+def unfold_to_record(together: Together, parameters: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
+    """The way back in both forms."""
+    flat = unfold_flat(together, kept, grad_weight, grad_bias, parameters)
+    return flat, by_parameter((flat[0], flat[1], flat[2], flat[3]), parameters)
+
+
+def by_parameter(found: Gradients, parameters: Any) -> list[Tensor]:
     """One derivative for each given moment and each parameter, in their order."""
     flat, by_source, d_mean, d_var = found
-    pieces = zip(flat.split_with_sizes([rows.weights for rows in layout.rows]), parameters, strict=False)
-    sizes = [rows.outputs for rows in layout.rows]
-    vectors = by_source.to(parameters[-1].dtype).view(-1).split_with_sizes(sizes * 2)
+    count = len(parameters) // 3
+    pieces = zip(flat.split_with_sizes([w.numel() for w in parameters[:count]]), parameters, strict=False)
+    vectors = by_source.to(parameters[-1].dtype).view(-1).split_with_sizes([v.numel() for v in parameters[count:]])
     return [d_mean, d_var, *(in_memory_order(piece, weight) for piece, weight in pieces), *vectors]
 
 
@@ -123,4 +169,4 @@ def _differentiable_backward(ctx: Any, grads: Sequence[Tensor]) -> Any:
     matching = [grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)]
     wanted = [p for p in ctx.parameters if p.requires_grad]
     found = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=True, allow_unused=True))
-    return None, None, None, None, *(next(found) if p.requires_grad else None for p in ctx.parameters)
+    return None, None, None, None, None, *(next(found) if p.requires_grad else None for p in ctx.parameters)

@@ -20,7 +20,7 @@ def alike(parameters: list[Tensor]) -> bool:
         return all([type(p) in _PLAIN and p.dtype is dtype and p.is_cpu for p in parameters])
     if device.type != "cuda":
         return False
-    return all(type(p) in _PLAIN and p.dtype is dtype and p.device == device for p in parameters)
+    return all([type(p) in _PLAIN and p.dtype is dtype and p.device == device for p in parameters])
 
 
 def computing_dtype(device: str, own: torch.dtype) -> torch.dtype:

@@ -1,58 +1,163 @@
-"""Small networks on CUDA in eager mode: the fold recorded once and replayed, since starting its kernels takes longest.
+"""The fold on CUDA recorded once and replayed: starting its kernels one by one takes longer than running them.
 
-A dozen launches from Python cost more than the arithmetic of a network of a few million weights. Recorded as CUDA
-graphs, the way there and the way back are one launch each. A graph works on buffers of its own; results are copied out
-of them, so that whoever holds the results of an earlier pass keeps them.
+Recorded as CUDA graphs, the way there and the way back are one launch each. A graph writes to buffers of its own, and
+these are handed out as they are. They are written again only when nobody holds them any more, which the number of users
+of their memory tells: a copy for every pass would cost as much as the launches that are saved. While somebody does (an
+earlier pass that waits for its backward, gradients that are being accumulated), a second set of buffers serves; while
+both are held, the kernels are launched as if nothing had been recorded.
+
+One stream serves all passes of a recording, so that what it does in its order needs no care. Another stream that reads
+results has to be waited for before they are let go of, as with any CUDA graph: `record_stream` keeps memory from being
+freed, not from being written again.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+# how many hold the storage at an address; where torch does not tell, nothing is recorded
+_users: Any = getattr(torch._C, "_storage_Use_Count", None)
 
-LARGEST = 2**22  # weights: beyond, copies cost more than launches, and the GPU is busy while they are made
-PATIENCE = 2  # passes before anything is recorded: those of a trial need no graph
+LARGEST = 2**26  # weights: beyond, buffers that stay are too much memory, and launches too little of the time
+PATIENCE = 3  # passes before anything is recorded: a trial, or what comes before a capture by the user, needs no graph
+SETS = 2  # of buffers
 
-Fold = Callable[[], tuple[list[Tensor], list[Tensor]]]  # folded parts, and what the way back needs
-Unfold = Callable[[list[Tensor], list[Tensor]], list[Tensor]]  # derivatives, from what was kept and those of the parts
+Results = tuple[list[Tensor], list[Tensor]]  # in flat buffers, and their pieces by layer or by parameter
+Unfold = Callable[[list[Tensor], Tensor, Tensor], Results]
+
+
+class Replay:
+    """Work recorded as a graph.
+
+    Args:
+        work: Computes its results from what lies at the same addresses each time.
+
+    Attributes:
+        flat: The buffers that it writes.
+        parts: Pieces of them.
+    """
+
+    def __init__(self, work: Callable[[], Results]) -> None:
+        with torch.inference_mode(False), torch.no_grad():  # buffers may later be part of an autograd graph
+            self.graph, (self.flat, self.parts) = _recorded(work)
+        storages = (tensor.untyped_storage() for tensor in (*self.flat, *self.parts))
+        self.storages = {storage._cdata: storage for storage in storages}  # held, so that their addresses stay good
+        self.own = [(address, _users(address)) for address in self.storages]
+
+    def is_free(self) -> bool:
+        """Whether nobody holds a result of an earlier run."""
+        return all([_users(address) == count for address, count in self.own])
+
+    def run(self) -> None:
+        """Write the results anew."""
+        self.graph.replay()
 
 
 class Recording:
-    """A fold at certain addresses.
+    """A fold and its way back, with one set of buffers for what is folded.
 
     Args:
-        fold: Computes the folded parts of the present parameters, which stay where they are.
-        unfold: The way back.
+        key: What it holds for: addresses, layouts, dtypes, a stream.
+        fold: Folded weights, biases, and what is kept for the way back, flat; the folded parts of all layers.
     """
 
-    def __init__(self, fold: Fold, unfold: Unfold) -> None:
-        self.unfold = unfold
-        self.there, (self.parts, self.kept) = _recorded(fold)
-        self.copier = Copier(self.parts)
-        self.back: torch.cuda.CUDAGraph | None = None
-        self.grads: list[Tensor] = []
-        self.results: Copier | None = None
+    def __init__(self, key: Any, fold: Callable[[], Results]) -> None:
+        self.key, self.there = key, Replay(fold)
+        self.weight, self.bias, *self.kept = self.there.flat
+        self.grads: Results | None = None  # by folded weights and biases
+        self.backs: list[Replay] = []
 
-    def folded(self) -> list[Tensor]:
-        """The folded parts for the parameters as they are now."""
-        self.there.replay()
-        return self.copier.copies()
+    def folded(self) -> Replay:
+        """The fold of the parameters as they are now."""
+        self.there.run()
+        return self.there
 
-    def derivatives(self, grads: Sequence[Tensor]) -> list[Tensor]:
-        """Derivatives by the parameters, from those by the parts."""
-        if self.back is None or self.results is None:
-            self.grads = [torch.empty_like(part) for part in self.parts]
-            torch._foreach_copy_(self.grads, list(grads))
-            self.back, results = _recorded(lambda: self.unfold(self.kept, self.grads))
-            self.results = Copier(results)
-        torch._foreach_copy_(self.grads, list(grads))
-        self.back.replay()
-        return self.results.copies()
+    def derivatives(self, grads: Sequence[Tensor], flat: bool, unfold: Unfold) -> Replay | None:
+        """Derivatives by the parameters; None if all buffers for them are held.
+
+        Args:
+            grads: By the folded parts.
+            flat: They are not: they are by the flat buffers of folded weights and biases.
+            unfold: From what was kept and the flat derivatives.
+        """
+        back = next((back for back in self.backs if back.is_free()), None)
+        if back is None and len(self.backs) == SETS:
+            return None
+        self.grads = self.grads or self._buffers_for_grads()
+        torch._foreach_copy_(self.grads[0 if flat else 1], list(grads))
+        if back is None:
+            by_weight, by_bias = self.grads[0]
+            back = Replay(lambda: unfold(self.kept, by_weight, by_bias))
+            self.backs.append(back)
+        back.run()
+        return back
+
+    def _buffers_for_grads(self) -> Results:
+        flat = [torch.empty_like(self.weight), torch.empty_like(self.bias)]
+        count = len(self.there.parts) // 2
+        by_weight = [_at_the_same_place(part, self.weight, flat[0]) for part in self.there.parts[:count]]
+        return flat, by_weight + [_at_the_same_place(part, self.bias, flat[1]) for part in self.there.parts[count:]]
+
+
+class Recorder:
+    """The recordings of a fold that runs in one way, at the addresses where it ran last."""
+
+    def __init__(self) -> None:
+        self.key: Any = None
+        self.passes = 0  # at the same addresses
+        self.recordings: list[Recording] = []
+
+    def recording(self, key: Any, make: Callable[[], Recording | None]) -> Recording | None:
+        """One whose buffers nobody holds; None where the kernels are to be launched."""
+        if key != self.key:
+            self.key, self.passes, self.recordings = key, 0, []
+        self.passes += 1
+        found = next((recording for recording in self.recordings if recording.there.is_free()), None)
+        if found is None and self.passes > PATIENCE and len(self.recordings) < SETS:
+            found = make()
+            self.recordings += [] if found is None else [found]
+        return found
+
+    def recording_with(self, kept: Sequence[Tensor]) -> Recording | None:
+        """The one that wrote what was kept; None if none did."""
+        first = kept[0].data_ptr()
+        return next((recording for recording in self.recordings if recording.kept[0].data_ptr() == first), None)
+
+
+def _at_the_same_place(part: Tensor, home: Tensor, other: Tensor) -> Tensor:
+    """What lies in another buffer where a part lies in its own."""
+    return other.as_strided(part.shape, part.stride(), part.storage_offset() - home.storage_offset())
+
+
+def handed_out(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same memory as tensors of their own, which count as its users."""
+    return [tensor.detach() for tensor in tensors]
+
+
+def stream_to_record(parameter: Tensor) -> int | None:
+    """The current stream; None where work cannot be recorded: it would have to run on the current device."""
+    if _users is None or not parameter.is_cuda or torch.cuda.is_current_stream_capturing():
+        return None
+    if parameter.get_device() != torch.cuda.current_device():
+        return None
+    return int(torch.cuda.current_stream(parameter.device).cuda_stream)
+
+
+def graph_trees_run(parameter: Tensor) -> bool:
+    """Whether torch.compile's own CUDA graphs are in use: they take the memory of all that is computed for theirs."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None:
+        return False
+    try:
+        return trees.get_manager(parameter.get_device(), create_if_none_exists=False) is not None
+    except AssertionError:  # in a thread that has none, some versions of torch refuse to look
+        return False
 
 
 def _recorded(work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
@@ -60,30 +165,3 @@ def _recorded(work: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         results = work()
     return graph, results
-
-
-class Copier:
-    """Copies tensors that are parts of a few buffers: the buffers are copied, and parts taken at the same places.
-
-    One launch for each buffer, and far less work on the host than an allocation for each part.
-    """
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        buffers = {_home(t): _whole(t) for t in tensors}
-        self.buffers, homes = list(buffers.values()), list(buffers)
-        self.parts = [(homes.index(_home(t)), t.shape, t.stride(), t.storage_offset()) for t in tensors]
-
-    def copies(self) -> list[Tensor]:
-        """What the tensors hold now, apart from them."""
-        fresh = [buffer.clone() for buffer in self.buffers]
-        return [fresh[index].as_strided(size, stride, start) for index, size, stride, start in self.parts]
-
-
-def _home(tensor: Tensor) -> tuple[int, torch.dtype]:
-    return tensor.untyped_storage().data_ptr(), tensor.dtype
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """The buffer that a tensor is a part of."""
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor.as_strided((count,), (1,), 0)

@@ -12,6 +12,7 @@ costs as much as folding, everything is folded anew, unless the user promises th
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -21,13 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .autograd_node import Fold, fold_parts, parted, unfold_parts, working
+from .autograd_node import apply_fold, fold_to_record, parted, unfold_to_record, working
 from .backends import Backend, TorchBackend, make_backend
 from .blueprint import Site, make_layout, walk_of
 from .execution import alike, capturing, computing_dtype, inside_backward, plain_execution
 from .layout import Pair
 from .native import NativeBackend, make_native
-from .recording import LARGEST, PATIENCE, Recording
+from .recording import LARGEST, Recorder, Recording, Replay, graph_trees_run, stream_to_record
 from .statistics import Statistics
 
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
@@ -90,9 +91,8 @@ class Together:
         self.repeats = False  # the model was seen to run twice with the same parameters
         self.backends: dict[Any, Backend] = {}
         self.natives: dict[Any, NativeBackend | None] = {}
-        self.recorded: Recording | None = None
-        self.recorded_key: Any = None
-        self.passes = 0  # with parameters at the same addresses
+        self.recorders = {compiled: Recorder() for compiled in (False, True)}
+        self.recordable = self.layout.weight_count <= LARGEST
 
     def begin(self) -> None:
         """Before a module that holds layers runs: make the folded weights ready for all of them."""
@@ -157,13 +157,14 @@ class Together:
     def _compute(self, parameters: list[Tensor]) -> Folded:
         device, own, count = parameters[0].device.type, parameters[0].dtype, len(self.layers)
         dtype, given = computing_dtype(device, own), self._given()
-        versions, copies = [], None
+        versions: list[int] = []
+        copies = None
         if torch.compiler.is_compiling():
             weight, bias = _traced(self, dtype, given, parameters)
-            parts = parted(weight, bias, parameters, self.layout)
+            parts = parted(weight, bias, parameters)
         else:
-            parts = Fold.apply(self, dtype, *(given or (None, None)), *parameters)  # type: ignore[no-untyped-call]
             versions = [p._version for p in parameters]
+            parts = apply_fold(self, dtype, versions, *(given or (None, None)), *parameters)
             if self.repeats and not parameters[0].is_cuda:
                 copies = [p.detach().clone() for p in parameters]
         layers = list(zip(parts[:count], parts[count:], strict=True))
@@ -196,24 +197,31 @@ class Together:
             found = self.natives[key] = make_native(self.layout, parameters, working(parameters[0]))
             return found
 
-    def recording(self, dtype: torch.dtype, parameters: Any) -> Recording | None:
-        """The fold as a graph to replay, for a small network on CUDA that has run before; None else."""
-        if not parameters[0].is_cuda or self.layout.weight_count > LARGEST or capturing(parameters[0]):
+    def recording(self, dtype: torch.dtype, parameters: Any, compiled: bool = False) -> Recording | None:
+        """The fold as a graph to replay, where it can be recorded and has run before; None else."""
+        key = self._recording_key(dtype, parameters, compiled)
+        return None if key is None else self.recorders[compiled].recording(key, lambda: self._record(key, parameters))
+
+    def replayed_back(
+        self, recording: Recording | None, grads: Sequence[Tensor], parameters: Any, compiled: bool = False
+    ) -> Replay | None:
+        """The way back replayed, from derivatives by the parts, by flat buffers if compiled; None if it cannot be."""
+        if recording is None or recording.key != self._recording_key(recording.key[0], parameters, compiled):
             return None
-        stream = torch.cuda.current_stream(parameters[0].device).cuda_stream
-        key = (dtype, stream, *[p.data_ptr() for p in parameters])
-        if key != self.recorded_key:
-            self.recorded_key, self.recorded, self.passes = key, None, 0
-        self.passes += 1
-        if self.recorded is not None or self.passes <= PATIENCE:
-            return self.recorded
+        return recording.derivatives(grads, compiled, functools.partial(unfold_to_record, self, parameters))
+
+    def _recording_key(self, dtype: torch.dtype, parameters: Any, compiled: bool) -> Any:
+        """What a recording depends on; None where nothing can be recorded."""
+        stream = stream_to_record(parameters[0]) if self.recordable else None
+        if stream is None or (compiled and graph_trees_run(parameters[0])):
+            return None
+        addresses, strides = map(Tensor.data_ptr, parameters), map(Tensor.stride, parameters[: len(self.layers)])
+        return dtype, parameters[0].dtype, stream, *addresses, *strides
+
+    def _record(self, key: Any, parameters: Any) -> Recording | None:
         if isinstance(self.backend(parameters[: len(self.layers)]), TorchBackend):
             return None  # functions without a kernel may copy from the host, which a graph cannot
-        self.recorded = Recording(
-            lambda: fold_parts(self, dtype, None, parameters),
-            lambda kept, grads: unfold_parts(self, kept, grads, parameters),
-        )
-        return self.recorded
+        return Recording(key, functools.partial(fold_to_record, self, key[0], parameters))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"joint": self.joint, "sites": self.sites_apart(), "layers": self.layers}

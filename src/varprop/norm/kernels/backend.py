@@ -76,5 +76,5 @@ class TritonBackend:
             layout, tables, list(weights), [stats, spread], scale, mean, var, grad_weight, grad_bias
         )
         direct = (grad_bias, d_scale)
-        by_lanes = moments_backward_onto(layout.lanes, tables, [slopes], scale, d_mean, d_var, direct)
-        return d_weight, *by_lanes
+        by_source, *by_given = moments_backward_onto(layout.lanes, tables, [slopes], scale, d_mean, d_var, direct)
+        return d_weight, by_source, by_given[0].double(), by_given[1].double()  # in the dtype of what was given
