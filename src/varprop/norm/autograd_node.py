@@ -23,13 +23,6 @@ STALE = (
 )
 
 
-def _split(parameters: Any) -> tuple[list[Tensor], Tensor]:
-    """The weights, and the shifts and scales of all layers as two rows."""
-    count = len(parameters) // 3
-    weights = list(parameters[:count])
-    return weights, torch.cat(parameters[count:]).to(working(weights[0])).view(2, -1)
-
-
 def parted(weight: Tensor, bias: Tensor, parameters: Any) -> list[Tensor]:
     """The folded weights of all layers and then their biases, from the flat buffers."""
     count = len(parameters) // 3
@@ -39,16 +32,20 @@ def parted(weight: Tensor, bias: Tensor, parameters: Any) -> list[Tensor]:
 
 
 def fold_forward(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> Any:
-    """Folded weights and biases, flat, and what the backward needs."""
-    weights, shift_scale = _split(parameters)
-    return together.backend(weights).forward(weights, shift_scale, given, dtype)
+    """Folded weights and biases, flat, and what the backward needs: first shifts and scales of all layers, two rows."""
+    count = len(parameters) // 3
+    weights = list(parameters[:count])
+    shift_scale = torch.cat(parameters[count:]).to(working(weights[0])).view(2, -1)
+    weight, bias, kept = together.backend(weights).forward(weights, shift_scale, given, dtype)
+    return weight, bias, [shift_scale, *kept]
 
 
 @torch.no_grad()
 def fold_backward(together: Together, kept: Any, grad_weight: Tensor, grad_bias: Tensor, parameters: Any) -> Gradients:
     """Derivatives by weights, by scales and shifts (flat), and by given moments."""
-    weights, shift_scale = _split(parameters)
-    return together.backend(weights).backward(weights, shift_scale, kept, grad_weight, grad_bias)
+    weights = list(parameters[: len(parameters) // 3])
+    shift_scale, *others = kept
+    return together.backend(weights).backward(weights, shift_scale.view(2, -1), others, grad_weight, grad_bias)
 
 
 def working(weight: Tensor) -> torch.dtype:
@@ -113,21 +110,13 @@ def unfold_parts(together: Together, kept: Any, grads: Sequence[Tensor], paramet
     """Derivatives by given moments and by parameters, from those by the parts."""
     if isinstance(kept, Kept):
         return kept.backend.unfold(parameters, kept, grads)
-    count = len(together.layout.rows)
-    grad_weight = torch.cat([flattened(g, w) for g, w in zip(grads[:count], parameters, strict=False)])
-    found = fold_backward(together, kept, grad_weight, torch.cat(list(grads[count:])), parameters)
-    return by_parameter(found, parameters)
+    return by_parameter(unfold_flat(together, kept, grads, parameters), parameters)
 
 
 def fold_flat(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> list[Tensor]:
     """Folded weights and biases and all that is kept, each in a flat buffer of its own."""
     weight, bias, kept = fold_forward(together, dtype, given, parameters)
     return _apart([weight, bias, *(part.flatten() for part in kept)])
-
-
-def unfold_flat(together: Together, kept: Any, grad_weight: Tensor, grad_bias: Tensor, parameters: Any) -> list[Tensor]:
-    """As `fold_backward`, each result in a buffer of its own."""
-    return _apart(list(fold_backward(together, kept, grad_weight, grad_bias, parameters)))
 
 
 def _apart(results: list[Tensor]) -> list[Tensor]:
@@ -147,13 +136,20 @@ def fold_to_record(together: Together, dtype: torch.dtype, parameters: Any) -> R
     return flat, parted(flat[0], flat[1], parameters)
 
 
+def unfold_flat(together: Together, kept: Any, grads: Sequence[Tensor], parameters: Any) -> list[Tensor]:
+    """Derivatives by weights, by scales and shifts, and by given moments, each in a flat buffer of its own."""
+    count = len(together.layout.rows)
+    grad_weight = torch.cat([flattened(g, w) for g, w in zip(grads[:count], parameters, strict=False)])
+    return _apart(list(fold_backward(together, kept, grad_weight, torch.cat(list(grads[count:])), parameters)))
+
+
 def unfold_to_record(together: Together, parameters: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
     """The way back in both forms."""
-    flat = unfold_flat(together, kept, grad_weight, grad_bias, parameters)
-    return flat, by_parameter((flat[0], flat[1], flat[2], flat[3]), parameters)
+    flat = _apart(list(fold_backward(together, kept, grad_weight, grad_bias, parameters)))
+    return flat, by_parameter(flat, parameters)
 
 
-def by_parameter(found: Gradients, parameters: Any) -> list[Tensor]:
+def by_parameter(found: Sequence[Tensor], parameters: Any) -> list[Tensor]:
     """One derivative for each given moment and each parameter, in their order."""
     flat, by_source, d_mean, d_var = found
     count = len(parameters) // 3

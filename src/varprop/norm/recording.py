@@ -78,19 +78,18 @@ class Recording:
         self.there.run()
         return self.there
 
-    def derivatives(self, grads: Sequence[Tensor], flat: bool, unfold: Unfold) -> Replay | None:
+    def derivatives(self, grads: Sequence[Tensor], unfold: Unfold) -> Replay | None:
         """Derivatives by the parameters; None if all buffers for them are held.
 
         Args:
             grads: By the folded parts.
-            flat: They are not: they are by the flat buffers of folded weights and biases.
             unfold: From what was kept and the flat derivatives.
         """
         back = next((back for back in self.backs if back.is_free()), None)
         if back is None and len(self.backs) == SETS:
             return None
         self.grads = self.grads or self._buffers_for_grads()
-        torch._foreach_copy_(self.grads[0 if flat else 1], list(grads))
+        torch._foreach_copy_(self.grads[1], list(grads))
         if back is None:
             by_weight, by_bias = self.grads[0]
             back = Replay(lambda: unfold(self.kept, by_weight, by_bias))

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .autograd_node import apply_fold, fold_to_record, parted, unfold_to_record, working
+from .autograd_node import apply_fold, fold_to_record, unfold_to_record, working
 from .backends import Backend, TorchBackend, make_backend
 from .blueprint import Site, make_layout, walk_of
 from .execution import alike, capturing, computing_dtype, inside_backward, plain_execution
@@ -160,8 +160,7 @@ class Together:
         versions: list[int] = []
         copies = None
         if torch.compiler.is_compiling():
-            weight, bias = _traced(self, dtype, given, parameters)
-            parts = parted(weight, bias, parameters)
+            parts = _traced(self, dtype, given, parameters)
         else:
             versions = [p._version for p in parameters]
             parts = apply_fold(self, dtype, versions, *(given or (None, None)), *parameters)
@@ -205,10 +204,10 @@ class Together:
     def replayed_back(
         self, recording: Recording | None, grads: Sequence[Tensor], parameters: Any, compiled: bool = False
     ) -> Replay | None:
-        """The way back replayed, from derivatives by the parts, by flat buffers if compiled; None if it cannot be."""
+        """The way back replayed, from derivatives by the parts; None if it cannot be."""
         if recording is None or recording.key != self._recording_key(recording.key[0], parameters, compiled):
             return None
-        return recording.derivatives(grads, compiled, functools.partial(unfold_to_record, self, parameters))
+        return recording.derivatives(grads, functools.partial(unfold_to_record, self, parameters))
 
     def _recording_key(self, dtype: torch.dtype, parameters: Any, compiled: bool) -> Any:
         """What a recording depends on; None where nothing can be recorded."""
@@ -247,7 +246,7 @@ class Together:
         return made
 
 
-def _traced(together: Together, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> Pair:
+def _traced(together: Together, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
     from .traced import traced_fold
 
     return traced_fold(together.number, dtype, given, parameters)

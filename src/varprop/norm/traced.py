@@ -7,13 +7,13 @@ anchor, a view of its first element, which is used for nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .autograd_node import by_parameter, fold_flat, unfold_flat, working
+from .autograd_node import by_parameter, fold_flat, parted, unfold_flat, working
 from .backends import kept_forms
 from .layout import Pair
 from .recording import handed_out
@@ -23,13 +23,42 @@ from .together import known
 _library = torch.library.Library("varprop", "FRAGMENT")
 
 
-def traced_fold(number: int, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> Pair:
-    """Folded weights and biases of the layers known by a number."""
-    results = torch.ops.varprop.fold(parameters, _anchors(parameters), list(given or ()), number, dtype)
-    return results[0], results[1]
+def traced_fold(number: int, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
+    """Folded weights of the layers known by a number, then their biases."""
+    apply: Any = _TracedFold.apply
+    return list(apply(number, dtype, *(given or (None, None)), *_each_its_own(parameters)))
 
 
-def _anchors(parameters: list[Tensor]) -> list[Tensor]:
+def _each_its_own(parameters: list[Tensor]) -> list[Tensor]:
+    """The same tensors, and a view of each that comes again (tied weights), which Dynamo asks for."""
+    seen: set[Tensor] = set()
+    found = []
+    for parameter in parameters:
+        found.append(parameter.view_as(parameter) if parameter in seen else parameter)
+        seen.add(parameter)
+    return found
+
+
+class _TracedFold(torch.autograd.Function):
+    """The fold with its way back from the derivatives of all parts, which autograd would first copy into one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, number: int, dtype: torch.dtype, mean: Any, var: Any, *parameters: Tensor) -> Any:
+        given = [] if mean is None else [mean, var]
+        weight, bias, *kept = torch.ops.varprop.fold(list(parameters), _anchors(parameters), given, number, dtype)
+        ctx.number, ctx.count = number, len(parameters)
+        ctx.save_for_backward(*parameters, *kept)
+        return tuple(parted(weight, bias, parameters))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        saved = ctx.saved_tensors
+        parameters, kept = list(saved[: ctx.count]), list(saved[ctx.count :])
+        found = torch.ops.varprop.fold_backward(list(grads), kept, parameters, _anchors(parameters), ctx.number)
+        return None, None, *by_parameter(found, parameters)
+
+
+def _anchors(parameters: Sequence[Tensor]) -> list[Tensor]:
     return [weight.detach().as_strided((1,), (1,)) for weight in parameters[: len(parameters) // 3]]
 
 
@@ -56,7 +85,8 @@ def _fold_form(
 ) -> list[Tensor]:
     layout, like = known(number).layout, parameters[0]
     forms = kept_forms(layout, parameters[: len(parameters) // 3], working(like))
-    results = [(layout.weight_count, dtype), (layout.row_count, dtype), *forms]
+    vectors = 2 * layout.row_count, working(like)
+    results = [(layout.weight_count, dtype), (layout.row_count, dtype), vectors, *forms]
     return [like.new_empty(size, dtype=kind) for size, kind in results]
 
 
@@ -67,7 +97,7 @@ def _fold_backward(
     recording = together.recorders[True].recording_with(kept)
     replayed = together.replayed_back(recording, grads, parameters, compiled=True)
     if replayed is None:
-        return unfold_flat(together, kept, grads[0], grads[1], parameters)
+        return unfold_flat(together, kept, grads, parameters)
     return handed_out(replayed.flat)
 
 
@@ -80,22 +110,6 @@ def _fold_backward_form(
     return [like.new_empty(layout.weight_count), by_source, *given]
 
 
-def _setup(ctx: Any, inputs: Any, output: list[Tensor]) -> None:
-    parameters, _, given, ctx.number, _ = inputs
-    ctx.count, ctx.given = len(parameters), len(given)
-    ctx.save_for_backward(*parameters, *output)
-
-
-def _backward(ctx: Any, grads: list[Tensor | None]) -> Any:
-    saved = ctx.saved_tensors
-    parameters, (weight, bias, *kept) = list(saved[: ctx.count]), saved[ctx.count :]
-    pairs = zip(grads, (weight, bias), strict=False)
-    by_parts = [torch.zeros_like(t) if g is None else g for g, t in pairs]
-    found = torch.ops.varprop.fold_backward(by_parts, kept, parameters, _anchors(parameters), ctx.number)
-    d_mean, d_var, *by = by_parameter(tuple(found), parameters)
-    return by, [None] * (ctx.count // 3), [d_mean, d_var][: ctx.given], None, None
-
-
 _define(
     "fold(Tensor[] parameters, Tensor[] anchors, Tensor[] given, int number, ScalarType dtype) -> Tensor[]",
     _fold,
@@ -106,4 +120,3 @@ _define(
     _fold_backward,
     _fold_backward_form,
 )
-torch.library.register_autograd("varprop::fold", _backward, setup_context=_setup, lib=_library)
