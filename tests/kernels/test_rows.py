@@ -37,7 +37,7 @@ def grads_of(layout, dtype, seed=1):
 
 
 def by_kernels(layout, weights, dtype, device):
-    """Folded weights and biases, then the gradients of weights, scale, shift, mean and var."""
+    """Folded weights and biases, then the gradients of weights, scale, mean and var."""
     scale, shift, mean, var = (x.to(device) for x in vectors_of(layout))
     weights = [weight.to(device) for weight in weights]
     tables = kernels.Tables(layout, device)
@@ -56,7 +56,8 @@ def by_autograd(layout, weights, dtype):
     parts = zip(layout.rows, folded, weights, strict=True)
     loss = (bias * grad_bias).sum() + sum((like_memory(flat, r, w) * f).sum() for r, f, w in parts)
     loss.backward()
-    return folded, bias, [leaf.grad for leaf in leaves], *(x.grad for x in vectors)
+    scale, _, mean, var = vectors  # that of the shift is that of the bias
+    return folded, bias, [leaf.grad for leaf in leaves], scale.grad, mean.grad, var.grad
 
 
 def check(shapes, device, dtype=torch.float32, seed=0):

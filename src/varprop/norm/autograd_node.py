@@ -138,9 +138,10 @@ def fold_to_record(together: Together, dtype: torch.dtype, parameters: Any) -> R
 
 def unfold_flat(together: Together, kept: Any, grads: Sequence[Tensor], parameters: Any) -> list[Tensor]:
     """Derivatives by weights, by scales and shifts, and by given moments, each in a flat buffer of its own."""
-    count = len(together.layout.rows)
-    grad_weight = torch.cat([flattened(g, w) for g, w in zip(grads[:count], parameters, strict=False)])
-    return _apart(list(fold_backward(together, kept, grad_weight, torch.cat(list(grads[count:])), parameters)))
+    count, sizes = len(together.layout.rows), (together.layout.weight_count, together.layout.row_count)
+    by_weight = [flattened(g, w) for g, w in zip(grads[:count], parameters, strict=False)]
+    grad_weight, grad_bias = torch.cat([*by_weight, *grads[count:]]).split_with_sizes(sizes)
+    return _apart(list(fold_backward(together, kept, grad_weight, grad_bias, parameters)))
 
 
 def unfold_to_record(together: Together, parameters: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:

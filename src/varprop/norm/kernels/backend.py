@@ -72,7 +72,7 @@ class TritonBackend:
         """Derivatives by weights (flat), by shifts and scales (two rows), by given means and by given variances."""
         layout, tables, scale = self.layout, self.tables, shift_scale[1]
         mean, var, stats, spread, slopes = kept
-        d_weight, d_scale, _, d_mean, d_var = rows_backward(
+        d_weight, d_scale, d_mean, d_var = rows_backward(
             layout, tables, list(weights), [stats, spread], scale, mean, var, grad_weight, grad_bias
         )
         direct = (grad_bias, d_scale)

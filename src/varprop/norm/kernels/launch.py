@@ -188,8 +188,8 @@ def rows_backward(
     var: Tensor,
     grad_weight: Tensor,
     grad_bias: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of weights (flat, in their dtype and order in memory), scale, shift, entering mean and variance."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of weights (flat, in their dtype and order in memory), scale, entering mean and variance."""
     t, device = tables.rows(weights), tables.device
     d_weight = torch.empty(layout.weight_count, dtype=_common(weights), device=device)
     d_scale = torch.empty(layout.row_count, dtype=torch.float32, device=device)
@@ -209,7 +209,7 @@ def rows_backward(
         for rows in t.whole_backward:
             unfold_whole.backward[(len(rows.records),)](rows.records, *arguments, **_whole_constants(rows))
         _add_partials(t, partial, of_entering)
-    return d_weight, d_scale, grad_bias.float(), of_entering[0], of_entering[1]
+    return d_weight, d_scale, of_entering[0], of_entering[1]
 
 
 def _add_partials(t: RowTables, partial: Tensor, result: Tensor) -> None:
