@@ -147,9 +147,10 @@ class Training:
         self._set_rate(self.base_rate * self.protocol.decay**number)
         self.model.train()
         for images, labels in self.source.chunks(number):
-            for x, y in zip(images, labels, strict=True):
-                self._step(self._placed(x), y)
-            tick(len(images))
+            placed = self._placed(images.flatten(0, 1)).unflatten(0, labels.shape)  # of all steps at once
+            for x, y in zip(placed, labels, strict=True):
+                self._step(x, y)
+            tick(len(labels))
 
     def _set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:

@@ -21,7 +21,7 @@ from .variants import build
 
 Step = Callable[[], Tensor]  # returns the loss
 LR = 1e-7  # nothing is learned: what is timed must not depend on how training goes
-WARM_UP = 3
+WARM_UP, SETTLE = 3, 6  # steps before a capture; steps after which all that is recorded when repeated is
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def make_step(network: Network, mode: str, backend: str) -> tuple[Step, int]:
 
 def _warm(step: Step, network: Network) -> Step:
     """The step itself after a few runs, the last of which is watched."""
-    for _ in range(WARM_UP):
+    for _ in range(SETTLE):
         step()
     reset_peak(network.device)
     step()
