@@ -70,7 +70,8 @@ def measure(options: Options) -> None:
     record = run(options, say=lambda text: print(text, flush=True))
     print()
     table.show(record)
-    print(f"\nResults: {options.out / FILE}, {markdown.write(record, options.out)}")
+    page = markdown.write(record, options.out)
+    print(f"\nResults: {options.out / FILE}, {page}")
     drawn = chart.draw(record, options.out)
     print(f"Chart: {drawn}" if drawn else "No chart: it needs matplotlib (pip install 'varprop[lab]') and results.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..page import duration, machine, state_of
+from ..page import facts
 from ..store import write_atomically
 from .record import FILE, Record
 from .table import LEFT, Table, tables
@@ -30,19 +30,9 @@ def page(record: Record) -> str:
 
 
 def how(record: Record) -> str:
-    """Command, machine and versions, a line each."""
-    known = record.manifest
-    versions = ", ".join(f"{name} {value}" for name, value in known.get("versions", {}).items())
-    facts = {
-        "Command": f"`{known.get('command')}`",
-        "Hardware": machine(known.get("hardware")),
-        "Versions": versions,
-        "Git": state_of(known.get("git") or {}),
-        "Started": known.get("started"),
-        "Time": duration(known.get("seconds")),
-    }
-    lines = [f"- {name}: {value}" for name, value in facts.items() if value]
-    return "\n".join(lines) + f"\n\n{known.get('step', '')}"
+    """Command, machine and versions, a line each, and what a step is."""
+    lines = [f"- {name}: {f'`{value}`' if name == 'Command' else value}" for name, value in facts(record.manifest)]
+    return "\n".join(lines) + f"\n\n{record.manifest['step']}"
 
 
 def as_markdown(table: Table) -> str:

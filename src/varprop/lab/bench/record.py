@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..store import write_atomically
 from .timing import quartiles, ratio
 
 FILE = "normalization.json"
-T = TypeVar("T")
 METHODS = {"none": "standard", "weight": "weight", "batch": "batch", "analytic": "analytic"}  # as the lab names them
 
 
@@ -149,16 +148,6 @@ class Record:
             "notes": self.notes,
         }
 
-    @classmethod
-    def read(cls, path: Path) -> Record:
-        """The record that `write` left."""
-        data = json.loads(path.read_text("utf-8"))
-        inferences = [_made(Inference, one) for one in data.pop("inference")]
-        line, cells = data.pop("roofline"), [_made(Cell, one) for one in data.pop("cells")]
-        notes, targets = data.pop("notes"), data.pop("targets")
-        data.pop("models")
-        return cls(data, cells, inferences, None if line is None else _made(Roofline, line), notes, targets)
-
     def models(self) -> dict[str, dict[str, float]]:
         """Seconds of a step by case, mode and method."""
         found: dict[str, dict[str, float]] = {}
@@ -173,12 +162,6 @@ class Record:
         content = json.dumps(self.to_dict(), indent=1)
         write_atomically(path, f"{content}\n".encode(), then="make room and run the command again")
         return path
-
-
-def _made(kind: type[T], values: dict[str, Any]) -> T:
-    """An object of its own fields: what was computed from them is computed again."""
-    own = {f.name: values[f.name] for f in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()})
 
 
 def roofline_dict(found: Roofline) -> dict[str, Any]:

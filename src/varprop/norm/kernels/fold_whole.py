@@ -20,19 +20,19 @@ from .tiles import (
 
 
 @triton.jit
+def _rates(mu, spread, s, offset, bias, row_mean, row_var, row, exists):
+    """What the weights of each row are multiplied by; its mean, variance and bias are written."""
+    k = s / tl.sqrt(tl.where(exists, spread, 1.0))
+    tl.store(row_mean + row, mu, exists)
+    tl.store(row_var + row, spread, exists)
+    tl.store(bias + row, (offset - mu * k).to(bias.dtype.element_ty), exists)
+    return k
+
+
+@triton.jit
 def _fold_by_taps(
     record,
-    share,
-    covariance,
-    scale,
-    shift,
-    mean,
-    var,
-    folded,
-    bias,
-    row_mean,
-    row_var,
-    tap_spread,
+    buffers,
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
     TAPS: tl.constexpr,
@@ -42,6 +42,7 @@ def _fold_by_taps(
     C: tl.constexpr,
 ):
     """Channels lie side by side: a tile [rows, channels] for every tap."""
+    share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_spread = buffers
     weight, place, first, rows, channels, row_stride, _, tap_stride, _, entering, shares, form, sums_at, _ = record_of(
         record, WEIGHT, ALIGNED
     )
@@ -79,10 +80,7 @@ def _fold_by_taps(
             tl.store(tap_spread + sums_at + row * TAPS + t, products[t], exists)
     else:
         mu = tl.sum(weighted * m, 1)
-    k = s / tl.sqrt(tl.where(exists, spread, 1.0))
-    tl.store(row_mean + first + row, mu, exists)
-    tl.store(row_var + first + row, spread, exists)
-    tl.store(bias + first + row, (offset - mu * k).to(bias.dtype.element_ty), exists)
+    k = _rates(mu, spread, s, offset, bias + first, row_mean + first, row_var + first, row, exists)
     for t in tl.static_range(TAPS):
         tl.store(folded + place + at + t * tap_stride, (tiles[t] * down(k)).to(folded.dtype.element_ty), inside)
 
@@ -90,17 +88,7 @@ def _fold_by_taps(
 @triton.jit
 def _fold_across_taps(
     record,
-    share,
-    covariance,
-    scale,
-    shift,
-    mean,
-    var,
-    folded,
-    bias,
-    row_mean,
-    row_var,
-    tap_spread,
+    buffers,
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
     TAPS: tl.constexpr,
@@ -109,6 +97,7 @@ def _fold_across_taps(
     C: tl.constexpr,
 ):
     """Taps lie side by side: one tile [rows, channels, taps]."""
+    share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_spread = buffers
     (
         weight,
         place,
@@ -143,10 +132,7 @@ def _fold_across_taps(
     spread = tl.sum(tl.sum(w * w * v, 1) * e, 1)
     if form >= 0:
         spread += between_taps(sums, covariance + form, tap_spread + sums_at, row, exists, taps, TAPS, ACC)
-    k = s / tl.sqrt(tl.where(exists, spread, 1.0))
-    tl.store(row_mean + first + row, mu, exists)
-    tl.store(row_var + first + row, spread, exists)
-    tl.store(bias + first + row, (offset - mu * k).to(bias.dtype.element_ty), exists)
+    k = _rates(mu, spread, s, offset, bias + first, row_mean + first, row_var + first, row, exists)
     tl.store(folded + place + at, (w * row_axis(k)).to(folded.dtype.element_ty), inside)
 
 
@@ -172,17 +158,29 @@ def forward(
     """Folds the rows of one block; SHAPES has the fields of `whole.Body`, body after body."""
     record = records + tl.program_id(0) * RECORD_FIELDS
     body = tl.load(record + RECORD_FIELDS - 1)
+    buffers = (share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_spread)
     for n in tl.static_range(BODIES):
         if body == n:
             if SHAPES[SHAPE_FIELDS * n]:
                 _fold_by_taps(
-                    record, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_spread,
-                    WEIGHT, ACC, SHAPES[SHAPE_FIELDS * n + 1], SHAPES[SHAPE_FIELDS * n + 2],
-                    SHAPES[SHAPE_FIELDS * n + 3], SHAPES[SHAPE_FIELDS * n + 4], SHAPES[SHAPE_FIELDS * n + 5],
-                )  # fmt: skip
+                    record,
+                    buffers,
+                    WEIGHT,
+                    ACC,
+                    SHAPES[SHAPE_FIELDS * n + 1],
+                    SHAPES[SHAPE_FIELDS * n + 2],
+                    SHAPES[SHAPE_FIELDS * n + 3],
+                    SHAPES[SHAPE_FIELDS * n + 4],
+                    SHAPES[SHAPE_FIELDS * n + 5],
+                )
             else:
                 _fold_across_taps(
-                    record, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_spread,
-                    WEIGHT, ACC, SHAPES[SHAPE_FIELDS * n + 1], SHAPES[SHAPE_FIELDS * n + 3],
-                    SHAPES[SHAPE_FIELDS * n + 4], SHAPES[SHAPE_FIELDS * n + 5],
-                )  # fmt: skip
+                    record,
+                    buffers,
+                    WEIGHT,
+                    ACC,
+                    SHAPES[SHAPE_FIELDS * n + 1],
+                    SHAPES[SHAPE_FIELDS * n + 3],
+                    SHAPES[SHAPE_FIELDS * n + 4],
+                    SHAPES[SHAPE_FIELDS * n + 5],
+                )

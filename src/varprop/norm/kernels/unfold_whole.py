@@ -34,19 +34,7 @@ def _by_sums(dot, mu, spread, s, db, grad_scale, row, exists):
 @triton.jit
 def _unfold_by_taps(
     record,
-    share,
-    scale,
-    mean,
-    var,
-    row_mean,
-    row_var,
-    tap_spread,
-    grad_folded,
-    grad_bias,
-    grad_weight,
-    grad_scale,
-    partial_mean,
-    partial_var,
+    buffers,
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
     TAPS: tl.constexpr,
@@ -57,6 +45,21 @@ def _unfold_by_taps(
     ROUNDS: tl.constexpr,
 ):
     """Channels lie side by side: a tile [rows, channels] for every tap."""
+    (
+        share,
+        scale,
+        mean,
+        var,
+        row_mean,
+        row_var,
+        tap_spread,
+        grad_folded,
+        grad_bias,
+        grad_weight,
+        grad_scale,
+        partial_mean,
+        partial_var,
+    ) = buffers
     weight, place, first, rows, channels, row_stride, _, tap_stride, _, entering, shares, _, sums_at, line = record_of(
         record, WEIGHT, ALIGNED
     )
@@ -108,19 +111,7 @@ def _unfold_by_taps(
 @triton.jit
 def _unfold_across_taps(
     record,
-    share,
-    scale,
-    mean,
-    var,
-    row_mean,
-    row_var,
-    tap_spread,
-    grad_folded,
-    grad_bias,
-    grad_weight,
-    grad_scale,
-    partial_mean,
-    partial_var,
+    buffers,
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
     TAPS: tl.constexpr,
@@ -130,6 +121,21 @@ def _unfold_across_taps(
     ROUNDS: tl.constexpr,
 ):
     """Taps lie side by side: one tile [rows, channels, taps]."""
+    (
+        share,
+        scale,
+        mean,
+        var,
+        row_mean,
+        row_var,
+        tap_spread,
+        grad_folded,
+        grad_bias,
+        grad_weight,
+        grad_scale,
+        partial_mean,
+        partial_var,
+    ) = buffers
     (
         weight,
         place,
@@ -204,19 +210,45 @@ def backward(
     """Gradients of one block; SHAPES has the fields of `whole.Body`, body after body."""
     record = records + tl.program_id(0) * RECORD_FIELDS
     body = tl.load(record + RECORD_FIELDS - 1)
+    buffers = (
+        share,
+        scale,
+        mean,
+        var,
+        row_mean,
+        row_var,
+        tap_spread,
+        grad_folded,
+        grad_bias,
+        grad_weight,
+        grad_scale,
+        partial_mean,
+        partial_var,
+    )
     for n in tl.static_range(BODIES):
         if body == n:
             if SHAPES[SHAPE_FIELDS * n]:
                 _unfold_by_taps(
-                    record, share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias,
-                    grad_weight, grad_scale, partial_mean, partial_var, WEIGHT, ACC, SHAPES[SHAPE_FIELDS * n + 1],
-                    SHAPES[SHAPE_FIELDS * n + 2], SHAPES[SHAPE_FIELDS * n + 3], SHAPES[SHAPE_FIELDS * n + 4],
-                    SHAPES[SHAPE_FIELDS * n + 5], SHAPES[SHAPE_FIELDS * n + 6],
-                )  # fmt: skip
+                    record,
+                    buffers,
+                    WEIGHT,
+                    ACC,
+                    SHAPES[SHAPE_FIELDS * n + 1],
+                    SHAPES[SHAPE_FIELDS * n + 2],
+                    SHAPES[SHAPE_FIELDS * n + 3],
+                    SHAPES[SHAPE_FIELDS * n + 4],
+                    SHAPES[SHAPE_FIELDS * n + 5],
+                    SHAPES[SHAPE_FIELDS * n + 6],
+                )
             else:
                 _unfold_across_taps(
-                    record, share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias,
-                    grad_weight, grad_scale, partial_mean, partial_var, WEIGHT, ACC, SHAPES[SHAPE_FIELDS * n + 1],
-                    SHAPES[SHAPE_FIELDS * n + 3], SHAPES[SHAPE_FIELDS * n + 4], SHAPES[SHAPE_FIELDS * n + 5],
+                    record,
+                    buffers,
+                    WEIGHT,
+                    ACC,
+                    SHAPES[SHAPE_FIELDS * n + 1],
+                    SHAPES[SHAPE_FIELDS * n + 3],
+                    SHAPES[SHAPE_FIELDS * n + 4],
+                    SHAPES[SHAPE_FIELDS * n + 5],
                     SHAPES[SHAPE_FIELDS * n + 6],
-                )  # fmt: skip
+                )
