@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.func import functional_call
 
 import varprop as vp
@@ -111,6 +113,22 @@ def test_no_graph_break_in_training_mode() -> None:
     given, model = single("dropout")
     torch._dynamo.reset()
     assert torch._dynamo.explain(model.train())(*given.inputs).graph_break_count == 0
+
+
+def test_a_compiled_step_copies_no_derivative() -> None:
+    given, model = single("conv")
+    backward: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _inputs: object) -> object:
+        backward.append(graph)
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=keep)
+    compiled = torch.compile(model.to(memory_format=torch.channels_last), fullgraph=True, backend=backend)
+    given.run(compiled).square().sum().backward()
+    (fold,) = [node for node in backward[0].graph.nodes if "fold_backward" in str(node.target)]
+    assert not [node for node in fold.all_input_nodes if node.target is torch.ops.aten.clone.default]
 
 
 def test_exports() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .backends import Gradients
 from .layout import Pair
 from .native import Kept
-from .passes import flattened, in_memory_order
+from .passes import Form, flattened, form_in_memory, in_memory_form
 from .recording import Results, handed_out
 
 if TYPE_CHECKING:
@@ -23,12 +23,21 @@ STALE = (
 )
 
 
+def forms_of(parameters: Any) -> list[Form]:
+    """How the weights lie in memory."""
+    return [form_in_memory(weight) for weight in parameters[: len(parameters) // 3]]
+
+
 def parted(weight: Tensor, bias: Tensor, parameters: Any) -> list[Tensor]:
     """The folded weights of all layers and then their biases, from the flat buffers."""
     count = len(parameters) // 3
-    pieces = zip(weight.split_with_sizes([w.numel() for w in parameters[:count]]), parameters, strict=False)
     biases = bias.split_with_sizes([shift.numel() for shift in parameters[count : 2 * count]])
-    return [in_memory_order(piece, w) for piece, w in pieces] + list(biases)
+    return _weights(weight, parameters, forms_of(parameters)) + list(biases)
+
+
+def _weights(flat: Tensor, parameters: Any, forms: Sequence[Form]) -> list[Tensor]:
+    pieces = flat.split_with_sizes([weight.numel() for weight in parameters[: len(forms)]])
+    return [in_memory_form(piece, form) for piece, form in zip(pieces, forms, strict=True)]
 
 
 def fold_forward(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> Any:
@@ -110,7 +119,7 @@ def unfold_parts(together: Together, kept: Any, grads: Sequence[Tensor], paramet
     """Derivatives by given moments and by parameters, from those by the parts."""
     if isinstance(kept, Kept):
         return kept.backend.unfold(parameters, kept, grads)
-    return by_parameter(unfold_flat(together, kept, grads, parameters), parameters)
+    return by_parameter(unfold_flat(together, kept, grads, parameters), parameters, forms_of(parameters))
 
 
 def fold_flat(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> list[Tensor]:
@@ -147,16 +156,15 @@ def unfold_flat(together: Together, kept: Any, grads: Sequence[Tensor], paramete
 def unfold_to_record(together: Together, parameters: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
     """The way back in both forms."""
     flat = _apart(list(fold_backward(together, kept, grad_weight, grad_bias, parameters)))
-    return flat, by_parameter(flat, parameters)
+    return flat, by_parameter(flat, parameters, forms_of(parameters))
 
 
-def by_parameter(found: Sequence[Tensor], parameters: Any) -> list[Tensor]:
-    """One derivative for each given moment and each parameter, in their order."""
+def by_parameter(found: Sequence[Tensor], parameters: Any, forms: Sequence[Form]) -> list[Tensor]:
+    """One derivative for each given moment and each parameter, in their order, the weights in the forms given."""
     flat, by_source, d_mean, d_var = found
-    count = len(parameters) // 3
-    pieces = zip(flat.split_with_sizes([w.numel() for w in parameters[:count]]), parameters, strict=False)
-    vectors = by_source.to(parameters[-1].dtype).view(-1).split_with_sizes([v.numel() for v in parameters[count:]])
-    return [d_mean, d_var, *(in_memory_order(piece, weight) for piece, weight in pieces), *vectors]
+    sizes = [vector.numel() for vector in parameters[len(forms) :]]
+    vectors = by_source.to(parameters[-1].dtype).view(-1).split_with_sizes(sizes)
+    return [d_mean, d_var, *_weights(flat, parameters, forms), *vectors]
 
 
 def _differentiable_backward(ctx: Any, grads: Sequence[Tensor]) -> Any:

@@ -19,6 +19,7 @@ from .slopes import DOUBLE, SINGLE, slopes
 EPS = 1e-6  # goes with the variance of what enters, so that a row of any scale has the same normalization
 SMALL = 2**14  # weights: matrices below this are stacked with their like
 Index = Tensor | slice
+Form = tuple[list[int], list[int] | None]  # sizes in the order of memory; how to permute them back, if at all
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Block:
         if self.transposed:
             groups, rows, _ = self.shape
             matrix = matrix.reshape(groups, rows, -1, len(self.taps)).transpose(1, 2)
-        in_memory_order(piece, weight).copy_(matrix.reshape(weight.shape))
+        in_memory_form(piece, form_in_memory(weight)).copy_(matrix.reshape(weight.shape))
 
     def met(self, own: Tensor, columns: slice) -> Tensor:
         """What every entry of a row meets: a channel's number times a tap's, as (groups, entries, columns)."""
@@ -305,20 +306,27 @@ def rows_backward(
 def _grad_matrix(block: Block, piece: Tensor, weights: Sequence[Tensor]) -> Tensor:
     piece = piece.to(weights[0].dtype)
     found = block.in_order(piece, weights)
-    return block.as_matrix(in_memory_order(piece, weights[block.sites.start])) if found is None else found
+    if found is not None:
+        return found
+    return block.as_matrix(in_memory_form(piece, form_in_memory(weights[block.sites.start])))
 
 
-def in_memory_order(piece: Tensor, weight: Tensor) -> Tensor:
-    """A flat buffer seen with the shape of a weight and its order in memory."""
+def form_in_memory(weight: Tensor) -> Form:
+    """How a weight lies in memory."""
     if weight.is_contiguous():
-        return piece.view(weight.shape)
+        return list(weight.shape), None
     order = memory_order(weight)
-    back = sorted(range(weight.ndim), key=order.__getitem__)
-    return piece.view([weight.shape[axis] for axis in order]).permute(back)
+    return [weight.shape[axis] for axis in order], sorted(range(weight.ndim), key=order.__getitem__)
+
+
+def in_memory_form(piece: Tensor, form: Form) -> Tensor:
+    """A flat buffer seen as a weight that lies like that."""
+    sizes, back = form
+    return piece.view(sizes) if back is None else piece.view(sizes).permute(back)
 
 
 def flattened(value: Tensor, weight: Tensor) -> Tensor:
-    """The inverse of `in_memory_order`."""
+    """A value with the shape of a weight as a flat buffer in the order of the weight in memory."""
     return value.reshape(-1) if weight.is_contiguous() else value.permute(memory_order(weight)).reshape(-1)
 
 

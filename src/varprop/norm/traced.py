@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd_node import by_parameter, fold_flat, parted, unfold_flat, working
+from .autograd_node import by_parameter, fold_flat, forms_of, parted, unfold_flat, working
 from .backends import kept_forms
 from .layout import Pair
 from .recording import handed_out
@@ -40,13 +40,16 @@ def _each_its_own(parameters: list[Tensor]) -> list[Tensor]:
 
 
 class _TracedFold(torch.autograd.Function):
-    """The fold with its way back from the derivatives of all parts, which autograd would first copy into one tensor."""
+    """The fold with its way back from the derivatives of all parts, which autograd would first copy into one tensor.
+
+    The way back must not ask how a tensor lies in memory: then Dynamo would give it contiguous copies of all of them.
+    """
 
     @staticmethod
     def forward(ctx: Any, number: int, dtype: torch.dtype, mean: Any, var: Any, *parameters: Tensor) -> Any:
         given = [] if mean is None else [mean, var]
         weight, bias, *kept = torch.ops.varprop.fold(list(parameters), _anchors(parameters), given, number, dtype)
-        ctx.number, ctx.count = number, len(parameters)
+        ctx.number, ctx.count, ctx.forms = number, len(parameters), forms_of(parameters)
         ctx.save_for_backward(*parameters, *kept)
         return tuple(parted(weight, bias, parameters))
 
@@ -55,7 +58,7 @@ class _TracedFold(torch.autograd.Function):
         saved = ctx.saved_tensors
         parameters, kept = list(saved[: ctx.count]), list(saved[ctx.count :])
         found = torch.ops.varprop.fold_backward(list(grads), kept, parameters, _anchors(parameters), ctx.number)
-        return None, None, *by_parameter(found, parameters)
+        return None, None, *by_parameter(found, parameters, ctx.forms)
 
 
 def _anchors(parameters: Sequence[Tensor]) -> list[Tensor]:
