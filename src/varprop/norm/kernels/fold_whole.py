@@ -57,21 +57,23 @@ def _fold_by_taps(
     m = across(tl.load(mean + entering + channel, known, 0.0))
     v = across(tl.load(var + entering + channel, known, 0.0))
     tiles = ()
+    shared = ()
+    for t in tl.static_range(TAPS):  # all of them before the first sum: no load passes the barrier of a sum
+        w = tl.load(weight + at + t * tap_stride, inside, 0.0).to(ACC)
+        tiles = tiles + (w,)  # noqa: RUF005 - what triton understands
+        shared = shared + (tl.load(share + shares + t).to(ACC),)  # noqa: RUF005
     sums = ()
     weighted = tl.zeros([R, C], ACC)
     squares = tl.zeros([R, C], ACC)
     mu = tl.zeros([R], ACC)
     for t in tl.static_range(TAPS):
-        w = tl.load(weight + at + t * tap_stride, inside, 0.0).to(ACC)
-        e = tl.load(share + shares + t).to(ACC)
-        tiles = tiles + (w,)  # noqa: RUF005 - what triton understands
-        squares += w * w * e
+        squares += tiles[t] * tiles[t] * shared[t]
         if SPREAD:
-            a = tl.sum(w * m, 1)
-            mu += a * e
+            a = tl.sum(tiles[t] * m, 1)
+            mu += a * shared[t]
             sums = sums + (a,)  # noqa: RUF005
         else:
-            weighted += w * e
+            weighted += tiles[t] * shared[t]
     spread = tl.sum(squares * v, 1)
     if SPREAD:
         added, products = common_part(sums, covariance + form, TAPS, ACC)

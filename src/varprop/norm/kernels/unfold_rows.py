@@ -198,28 +198,43 @@ def backward(
 
 
 @triton.jit
+def _add_lines(partial_mean, partial_var, line, step, count, ok, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sums over `count` lines, `step` apart, of which the first begins at `line`."""
+    of_mean = tl.zeros([ROWS, COLUMNS], partial_mean.dtype.element_ty)
+    of_var = tl.zeros([ROWS, COLUMNS], partial_mean.dtype.element_ty)
+    for start in range(0, count, ROWS):
+        n = start + tl.arange(0, ROWS)
+        at = tl.expand_dims(line, 0) + tl.expand_dims(n * step, 1)
+        inside = tl.expand_dims(ok, 0) & tl.expand_dims(n < count, 1)
+        of_mean += tl.load(partial_mean + at, inside, 0.0)
+        of_var += tl.load(partial_var + at, inside, 0.0)
+    return tl.sum(of_mean, 0), tl.sum(of_var, 0)
+
+
+@triton.jit
 def add_partials(
     columns, sites, partial_mean, partial_var, grad_mean, grad_var, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """Adds the partial sums of the blocks of one site for some of its entering channels."""
     here = columns + tl.program_id(0) * 3
     index = tl.load(here).to(tl.int64)
-    column = tl.load(here + 1) + tl.arange(0, COLUMNS)
-    ok = column < tl.load(here + 2)
+    first = tl.load(here + 1)
+    end = tl.load(here + 2)
     site = sites + index * SITE_FIELDS
     channels = tl.load(site + 2).to(tl.int32)
     first_channel = tl.load(site + 8)
     partial_mean += tl.load(site + 13)
     partial_var += tl.load(site + 13)
     partials = tl.load(site + 14).to(tl.int32)
-    line = column // channels * (partials * channels) + column % channels
-    of_mean = tl.zeros([COLUMNS], partial_mean.dtype.element_ty)
-    of_var = tl.zeros([COLUMNS], partial_mean.dtype.element_ty)
-    for start in range(0, partials, ROWS):
-        n = start + tl.arange(0, ROWS)
-        at = tl.expand_dims(line, 0) + tl.expand_dims(n * channels, 1)
-        inside = tl.expand_dims(ok, 0) & tl.expand_dims(n < partials, 1)
-        of_mean += tl.sum(tl.load(partial_mean + at, inside, 0.0), 0)
-        of_var += tl.sum(tl.load(partial_var + at, inside, 0.0), 0)
+    next_to_each_other = tl.arange(0, COLUMNS)
+    column = first + next_to_each_other
+    ok = column < end
+    group = first // channels
+    if (tl.minimum(first + COLUMNS, end) - 1) // channels == group:  # then it shows that columns lie side by side
+        line = group * (partials * channels) + first % channels + next_to_each_other
+        of_mean, of_var = _add_lines(partial_mean, partial_var, line, channels, partials, ok, ROWS, COLUMNS)
+    else:
+        line = column // channels * (partials * channels) + column % channels
+        of_mean, of_var = _add_lines(partial_mean, partial_var, line, channels, partials, ok, ROWS, COLUMNS)
     tl.store(grad_mean + first_channel + column, of_mean.to(tl.float32), ok)
     tl.store(grad_var + first_channel + column, of_var.to(tl.float32), ok)

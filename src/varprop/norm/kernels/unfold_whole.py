@@ -67,6 +67,9 @@ def _unfold_by_taps(
     known = channel < channels
     m = across(tl.load(mean + entering + channel, known, 0.0))
     v = across(tl.load(var + entering + channel, known, 0.0))
+    shared = ()
+    for t in tl.static_range(TAPS):
+        shared = shared + (tl.load(share + shares + t).to(ACC),)  # noqa: RUF005 - what triton understands
     of_mean = tl.zeros([C], ACC)
     of_var = tl.zeros([C], ACC)
     for n in range(ROUNDS):
@@ -83,7 +86,7 @@ def _unfold_by_taps(
             w = tl.load(weight + at + t * tap_stride, inside, 0.0)
             g = tl.load(grad_folded + place + at + t * tap_stride, inside, 0.0)
             products += w.to(ACC) * g.to(ACC)
-            weights = weights + (w,)  # noqa: RUF005 - what triton understands
+            weights = weights + (w,)  # noqa: RUF005
             grads = grads + (g,)  # noqa: RUF005
             if SPREAD:
                 d = tl.load(tap_spread + sums_at + row * TAPS + t, exists, 0.0)
@@ -92,12 +95,11 @@ def _unfold_by_taps(
         by_mean = tl.zeros([R, C], ACC)
         by_var = tl.zeros([R, C], ACC)
         for t in tl.static_range(TAPS):
-            e = tl.load(share + shares + t).to(ACC)
-            da = alpha * e
+            da = alpha * shared[t]
             if SPREAD:
                 da += 2.0 * beta * spreads[t]
             w = weights[t].to(ACC)
-            of_square = down(beta * e) * w
+            of_square = down(beta * shared[t]) * w
             grad = grads[t].to(ACC) * down(k) + down(da) * m + 2.0 * of_square * v
             tl.store(grad_weight + place + at + t * tap_stride, grad.to(grad_weight.dtype.element_ty), inside)
             by_mean += down(da) * w

@@ -18,8 +18,9 @@ OF_A_TAP = 512  # at least, where every tap has a tile of its own: 16 bytes for 
 # Elements of a row: beyond the first it takes more warps, beyond the second it does not fit.
 BY_TAPS = 5120, 10240
 ACROSS_TAPS = 1024, 4096  # where taps lie side by side every element needs an address of its own
-WIDE = 1024  # channels: beyond, too few rows would share what is known of them
-MOST_TAPS = 16  # of a row whose channels lie side by side, written out one by one; else of a tile
+WIDE = 2048  # channels: beyond, too few rows would share what is known of them
+TAPS_APART = 16  # at most, since they are written out one by one
+TAPS_TOGETHER = 16, 64  # of a tile: beyond the first it takes more warps, beyond the second it does not fit
 LEAST_CHANNELS = 16  # of a tile that has its taps side by side
 SUMMED = 16  # weights whose sum leaves a block as one number, at least: it is written and read again
 CROSS_CHANNELS = 32  # of groups of few rows: blocks reach across groups there, which these kernels do not
@@ -30,11 +31,10 @@ class Body:
     """The tile of some blocks, in the order in which kernels read it.
 
     Attributes:
-        inner: Whether channels lie side by side: a tile for each tap, else one for all.
+        inner: Whether there is a tile for each tap, where channels lie side by side; else one for all.
         taps: Of a row; where taps lie side by side, the next power of two.
         aligned: Whether channels can be moved in pieces of 16 bytes.
-        special: Where channels lie side by side, whether the means of positions differ; else whether neither channels
-            nor taps do.
+        special: With a tile for each tap, whether the means of positions differ; else whether taps lie apart.
         rows: Of a tile.
         channels: Of a tile.
         rounds: Tiles that a block takes one after the other in the backward.
@@ -78,8 +78,9 @@ def body_of(rows: Rows, kind: Kind, backward: bool) -> Body | None:
     tiny = per_group <= FEW_ROWS and rows.groups > 1 and rows.channels <= CROSS_CHANNELS
     if not rows.weights or tiny:
         return None
-    body = _by_taps(rows, kind, tile) if kind.inner else _across_taps(rows, kind, tile)
-    if body.taps > MOST_TAPS or body.taps * body.channels > _limits(body)[1]:
+    by_taps = kind.inner and rows.tap_count <= TAPS_APART
+    body = _by_taps(rows, kind, tile) if by_taps else _across_taps(rows, kind, tile)
+    if body.taps > TAPS_TOGETHER[1] or body.taps * body.channels > _limits(body)[1]:
         return None
     return replace(body, rounds=-(-SUMMED // (body.rows * rows.tap_count)))
 
@@ -101,7 +102,7 @@ def _across_taps(rows: Rows, kind: Kind, tile: int) -> Body:
     taps, channels = _power(rows.tap_count), max(LEAST_CHANNELS, _power(rows.channels))
     # between taps there are products of all with all, in a tile of their own
     count = _at_most(min(tile // (taps * channels), tile // taps**2) // 4, rows)
-    return Body(False, taps, False, kind.strided, count, channels, 1)
+    return Body(False, taps, False, kind.strided or kind.inner, count, channels, 1)
 
 
 def _at_most(count: int, rows: Rows) -> int:
@@ -111,7 +112,7 @@ def _at_most(count: int, rows: Rows) -> int:
 def warps_of(body: Body) -> int:
     """The warps of a block."""
     short = body.taps * body.channels <= _limits(body)[0] and body.channels <= WIDE
-    return WARPS if short else WARPS_LONG
+    return WARPS if short and body.taps <= TAPS_TOGETHER[0] else WARPS_LONG
 
 
 def _limits(body: Body) -> tuple[int, int]:
