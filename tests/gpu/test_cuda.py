@@ -25,6 +25,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def exact_convolutions() -> Iterator[None]:
     """cuDNN's reproducible algorithms without TF32, so that what differs is ours."""
+    torch.compiler.reset()  # the models of all tests together would exceed what one function may be compiled for
     backends = torch.backends
     before = backends.cudnn.deterministic, backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
     backends.cudnn.deterministic, backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32 = True, False, False

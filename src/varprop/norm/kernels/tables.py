@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +27,9 @@ from .blocks import (
 )
 from .lane_tables import LaneTables
 from .whole import WholeLaunch
+
+T = TypeVar("T")
+Key = tuple[tuple[Strides, Kind], ...]  # of every weight, how it lies in memory
 
 
 @dataclass(frozen=True)
@@ -51,14 +58,10 @@ class Tables:
         _refuse_capture("built")
         self.device = torch.device(device)
         self.layout = layout
-        self.lanes: LaneTables = lane_tables.build(layout.lanes, self.device)
-        share = torch.cat([torch.empty(0, dtype=torch.float64), *(r.taps[:, 0].cpu().double() for r in layout.rows)])
-        spread = [r.taps[:, 1:].cpu().double() for r in layout.rows]
-        covariances = [(e @ e.t()).reshape(-1) for e in spread if e.shape[1]]
-        self.share = share.to(self.device)
-        self.covariance = torch.cat([torch.empty(0, dtype=torch.float64), *covariances]).to(self.device)
+        self.lanes: LaneTables = _to_stay(self.device, lambda: lane_tables.build(layout.lanes, self.device))
+        self.share, self.covariance = _to_stay(self.device, lambda: _of_taps(layout, self.device))
         self.sums = sum(r.outputs * r.tap_count for r in layout.rows if r.taps.shape[1] > 1)
-        self._rows: dict[tuple[tuple[Strides, Kind], ...], RowTables] = {}
+        self._rows: dict[Key, RowTables] = {}
         self._addresses: tuple[int, ...] = ()
         self._current: RowTables | None = None
         self._seen: tuple[object, ...] = ()
@@ -77,11 +80,42 @@ class Tables:
         sites = list(zip(self.layout.rows, ways, weights, strict=True))
         there, back = ([kind_of(*site, backward=backward) for site in sites] for backward in (False, True))
         key = tuple(zip(ways, there, strict=True))
-        if key not in self._rows:
-            self._rows[key] = _build_rows(self.layout.rows, ways, there, back, self.device)
-        self._rows[key] = _at(self._rows[key], torch.tensor(addresses, dtype=torch.int64), self.device)
-        self._current, self._addresses, self._seen = self._rows[key], addresses, seen
+        renewed = functools.partial(self._rows_at, key, addresses, ways, there, back)
+        self._current = self._rows[key] = _to_stay(self.device, renewed)
+        self._addresses, self._seen = addresses, seen
         return self._current
+
+    def _rows_at(
+        self, key: Key, addresses: tuple[int, ...], ways: list[Strides], there: list[Kind], back: list[Kind]
+    ) -> RowTables:
+        found = self._rows.get(key) or _build_rows(self.layout.rows, ways, there, back, self.device)
+        return _at(found, torch.tensor(addresses, dtype=torch.int64), self.device)
+
+
+def _to_stay(device: torch.device, work: Callable[[], T]) -> T:
+    """What the work allocates stays, so it is done in a thread of its own.
+
+    While torch.compile makes CUDA graphs (its mode "reduce-overhead"), all that their thread allocates belongs to them.
+    """
+    if device.type != "cuda":
+        return work()
+
+    def finished() -> T:
+        result = work()
+        torch.cuda.current_stream(device).synchronize()  # the stream of that thread is another one
+        return result
+
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(finished).result()
+
+
+def _of_taps(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The shares of all taps, and between the taps of sites whose positions differ the covariances."""
+    none = torch.empty(0, dtype=torch.float64)
+    spread = [rows.taps[:, 1:].cpu().double() for rows in layout.rows]
+    covariances = [(e @ e.t()).reshape(-1) for e in spread if e.shape[1]]
+    share = torch.cat([none, *(rows.taps[:, 0].cpu().double() for rows in layout.rows)])
+    return share.to(device), torch.cat([none, *covariances]).to(device)
 
 
 def _build_rows(
