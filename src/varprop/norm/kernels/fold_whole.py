@@ -15,6 +15,9 @@ from .tiles import (
     offsets,
     record_of,
     row_axis,
+    stages_of,
+    sums_of_taps,
+    sums_of_two,
     tap_axis,
 )
 
@@ -40,51 +43,49 @@ def _fold_by_taps(
     SPREAD: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):
     """Channels lie side by side: a tile [rows, channels] for every tap."""
     share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_spread = buffers
     weight, place, first, rows, channels, row_stride, _, tap_stride, _, entering, shares, form, sums_at, _ = record_of(
         record, WEIGHT, ALIGNED
     )
-    row = tl.arange(0, R)
-    exists = row < rows
     channel = tl.arange(0, C)
     known = channel < channels
-    inside = down(exists) & across(known)
-    at = down(row * row_stride) + across(channel)
-    s = tl.load(scale + first + row, exists, 0.0).to(ACC)
-    offset = tl.load(shift + first + row, exists, 0.0).to(ACC)
     m = across(tl.load(mean + entering + channel, known, 0.0))
     v = across(tl.load(var + entering + channel, known, 0.0))
-    tiles = ()
     shared = ()
-    for t in tl.static_range(TAPS):  # all of them before the first sum: no load passes the barrier of a sum
-        w = tl.load(weight + at + t * tap_stride, inside, 0.0).to(ACC)
-        tiles = tiles + (w,)  # noqa: RUF005 - what triton understands
-        shared = shared + (tl.load(share + shares + t).to(ACC),)  # noqa: RUF005
-    sums = ()
-    weighted = tl.zeros([R, C], ACC)
-    squares = tl.zeros([R, C], ACC)
-    mu = tl.zeros([R], ACC)
     for t in tl.static_range(TAPS):
-        squares += tiles[t] * tiles[t] * shared[t]
-        if SPREAD:
-            a = tl.sum(tiles[t] * m, 1)
-            mu += a * shared[t]
-            sums = sums + (a,)  # noqa: RUF005
-        else:
-            weighted += tiles[t] * shared[t]
-    spread = tl.sum(squares * v, 1)
-    if SPREAD:
-        added, products = common_part(sums, covariance + form, TAPS, ACC)
-        spread += added
+        shared = shared + (tl.load(share + shares + t).to(ACC),)  # noqa: RUF005 - what triton understands
+    for n in tl.range(0, ROUNDS, num_stages=stages_of(TAPS, R * C, ROUNDS)):
+        row = n * R + tl.arange(0, R)
+        exists = row < rows
+        inside = down(exists) & across(known)
+        at = down(row * row_stride) + across(channel)
+        s = tl.load(scale + first + row, exists, 0.0).to(ACC)
+        offset = tl.load(shift + first + row, exists, 0.0).to(ACC)
+        tiles = ()
+        for t in tl.static_range(TAPS):  # all of them before the first sum: no load passes the barrier of a sum
+            tiles = tiles + (tl.load(weight + at + t * tap_stride, inside, 0.0).to(ACC),)  # noqa: RUF005
+        weighted = tl.zeros([R, C], ACC)
+        squares = tl.zeros([R, C], ACC)
         for t in tl.static_range(TAPS):
-            tl.store(tap_spread + sums_at + row * TAPS + t, products[t], exists)
-    else:
-        mu = tl.sum(weighted * m, 1)
-    k = _rates(mu, spread, s, offset, bias + first, row_mean + first, row_var + first, row, exists)
-    for t in tl.static_range(TAPS):
-        tl.store(folded + place + at + t * tap_stride, (tiles[t] * down(k)).to(folded.dtype.element_ty), inside)
+            squares += tiles[t] * tiles[t] * shared[t]
+            weighted += tiles[t] * shared[t]
+        if SPREAD:
+            spread, sums = sums_of_taps(tiles, m, squares * v, TAPS)
+            mu = tl.zeros([R], ACC)
+            for t in tl.static_range(TAPS):
+                mu += sums[t] * shared[t]
+            added, products = common_part(sums, covariance + form, TAPS, ACC)
+            spread += added
+            for t in tl.static_range(TAPS):
+                tl.store(tap_spread + sums_at + row * TAPS + t, products[t], exists)
+        else:
+            mu, spread = sums_of_two(weighted * m, squares * v)
+        k = _rates(mu, spread, s, offset, bias + first, row_mean + first, row_var + first, row, exists)
+        for t in tl.static_range(TAPS):
+            tl.store(folded + place + at + t * tap_stride, (tiles[t] * down(k)).to(folded.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -174,6 +175,7 @@ def forward(
                     SHAPES[SHAPE_FIELDS * n + 3],
                     SHAPES[SHAPE_FIELDS * n + 4],
                     SHAPES[SHAPE_FIELDS * n + 5],
+                    SHAPES[SHAPE_FIELDS * n + 6],
                 )
             else:
                 _fold_across_taps(

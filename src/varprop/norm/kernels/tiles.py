@@ -48,6 +48,15 @@ def site(sites, index):
     )
 
 
+@triton.constexpr_function
+def stages_of(taps, elements, rounds):
+    """How many of the tiles that a block takes in turn are on their way or worked on at a time.
+
+    Those on their way lie in shared memory, of which every GPU has enough for the shorter rows of one tap.
+    """
+    return 3 if taps == 1 and elements <= 2048 and rounds > 1 else 1
+
+
 @triton.jit
 def of_eight(x):
     """A number known to be a multiple of 8, in a form that shows it: hints on loaded scalars do not reach the loads."""
@@ -84,6 +93,42 @@ def record_of(here, WEIGHT: tl.constexpr, ALIGNED: tl.constexpr):
         tl.load(here + 12),  # first sum over channels
         tl.load(here + 13),  # first partial sum
     )
+
+
+@triton.jit
+def _add_two(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _add_ten(
+    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9
+):  # fmt: skip
+    return (
+        a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7, a8 + b8, a9 + b9,
+    )  # fmt: skip
+
+
+@triton.jit
+def sums_of_two(first, second):
+    """Sums along rows of two tiles, for which threads wait for each other once."""
+    return tl.reduce((first, second), 1, _add_two)
+
+
+@triton.jit
+def sums_of_taps(tiles, m, square, TAPS: tl.constexpr):
+    """Sums along rows: of a square, and of the tile of every tap times m; together for nine taps, one by one else."""
+    if TAPS == 9:
+        spread, a0, a1, a2, a3, a4, a5, a6, a7, a8 = tl.reduce(
+            (square, tiles[0] * m, tiles[1] * m, tiles[2] * m, tiles[3] * m, tiles[4] * m, tiles[5] * m, tiles[6] * m,
+             tiles[7] * m, tiles[8] * m), 1, _add_ten,
+        )  # fmt: skip
+        return spread, (a0, a1, a2, a3, a4, a5, a6, a7, a8)
+    else:
+        sums = ()
+        for t in tl.static_range(TAPS):
+            sums = sums + (tl.sum(tiles[t] * m, 1),)  # noqa: RUF005 - what triton understands
+        return tl.sum(square, 1), sums
 
 
 @triton.jit

@@ -8,7 +8,18 @@ has to be written and read again.
 import triton
 import triton.language as tl
 
-from .tiles import RECORD_FIELDS, SHAPE_FIELDS, across, channel_axis, down, offsets, record_of, row_axis, tap_axis
+from .tiles import (
+    RECORD_FIELDS,
+    SHAPE_FIELDS,
+    across,
+    channel_axis,
+    down,
+    offsets,
+    record_of,
+    row_axis,
+    stages_of,
+    tap_axis,
+)
 
 
 @triton.jit
@@ -72,7 +83,7 @@ def _unfold_by_taps(
         shared = shared + (tl.load(share + shares + t).to(ACC),)  # noqa: RUF005 - what triton understands
     of_mean = tl.zeros([C], ACC)
     of_var = tl.zeros([C], ACC)
-    for n in range(ROUNDS):
+    for n in tl.range(0, ROUNDS, num_stages=stages_of(TAPS, R * C, ROUNDS)):
         row = n * R + tl.arange(0, R)
         exists = row < rows
         inside = down(exists) & across(known)

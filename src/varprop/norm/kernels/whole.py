@@ -12,7 +12,7 @@ from ..layout import Rows
 from .blocks import FEW_ROWS, Kind, Site, blocks_of
 
 WARPS, WARPS_LONG = 4, 16  # of a block: several blocks on a multiprocessor wait for memory in turns
-TILE, TILE_BACK = 4096, 2048  # elements of a tile, 32 or 16 for each of 128 threads
+TILE = 2048  # elements of a tile, 16 for each of 128 threads
 MOST_ROWS = 16  # of a tile with several taps, where every row keeps a number for each
 OF_A_TAP = 512  # at least, where every tap has a tile of its own: 16 bytes for each thread
 # Elements of a row: beyond the first it takes more warps, beyond the second it does not fit.
@@ -22,7 +22,8 @@ WIDE = 2048  # channels: beyond, too few rows would share what is known of them
 TAPS_APART = 16  # at most, since they are written out one by one
 TAPS_TOGETHER = 16, 64  # of a tile: beyond the first it takes more warps, beyond the second it does not fit
 LEAST_CHANNELS = 16  # of a tile that has its taps side by side
-SUMMED = 16  # weights whose sum leaves a block as one number, at least: it is written and read again
+SUMMED = 16  # weights whose sum leaves a block as one number, about: it is written and read again
+ROUNDS = 4  # tiles of rows of one tap that a block folds in turn, the next ones on their way
 CROSS_CHANNELS = 32  # of groups of few rows: blocks reach across groups there, which these kernels do not
 
 
@@ -37,7 +38,7 @@ class Body:
         special: With a tile for each tap, whether the means of positions differ; else whether taps lie apart.
         rows: Of a tile.
         channels: Of a tile.
-        rounds: Tiles that a block takes one after the other in the backward.
+        rounds: Tiles that a block takes one after the other.
     """
 
     inner: bool
@@ -73,16 +74,21 @@ def _power(n: int) -> int:
 
 def body_of(rows: Rows, kind: Kind, backward: bool) -> Body | None:
     """The tile for the rows of a site; None where they do not fit, or are many tiny ones in many groups."""
-    tile = TILE_BACK if backward else TILE
     per_group = rows.outputs // rows.groups
     tiny = per_group <= FEW_ROWS and rows.groups > 1 and rows.channels <= CROSS_CHANNELS
     if not rows.weights or tiny:
         return None
     by_taps = kind.inner and rows.tap_count <= TAPS_APART
-    body = _by_taps(rows, kind, tile) if by_taps else _across_taps(rows, kind, tile)
+    body = _by_taps(rows, kind) if by_taps else _across_taps(rows, kind)
     if body.taps > TAPS_TOGETHER[1] or body.taps * body.channels > _limits(body)[1]:
         return None
-    return replace(body, rounds=-(-SUMMED // (body.rows * rows.tap_count)))
+    return replace(body, rounds=_rounds(body, rows, backward))
+
+
+def _rounds(body: Body, rows: Rows, backward: bool) -> int:
+    if backward:
+        return max(1, SUMMED // (body.rows * rows.tap_count))
+    return ROUNDS if body.inner and body.taps == 1 else 1
 
 
 def bodies_of(layout: tuple[Rows, ...], kinds: list[Kind], backward: bool) -> dict[int, Body]:
@@ -91,17 +97,17 @@ def bodies_of(layout: tuple[Rows, ...], kinds: list[Kind], backward: bool) -> di
     return {index: body for index, body in found.items() if body is not None}
 
 
-def _by_taps(rows: Rows, kind: Kind, tile: int) -> Body:
+def _by_taps(rows: Rows, kind: Kind) -> Body:
     taps, channels = rows.tap_count, _power(rows.channels)
-    count = max(OF_A_TAP, tile * (1 if channels <= WIDE else 4) // _power(taps)) // channels
+    count = max(OF_A_TAP, TILE * (1 if channels <= WIDE else 4) // _power(taps)) // channels
     count = _at_most(count if taps == 1 else min(count, MOST_ROWS), rows)
     return Body(True, taps, kind.aligned, rows.taps.shape[1] > 1, count, channels, 1)
 
 
-def _across_taps(rows: Rows, kind: Kind, tile: int) -> Body:
+def _across_taps(rows: Rows, kind: Kind) -> Body:
     taps, channels = _power(rows.tap_count), max(LEAST_CHANNELS, _power(rows.channels))
     # between taps there are products of all with all, in a tile of their own
-    count = _at_most(min(tile // (taps * channels), tile // taps**2) // 4, rows)
+    count = _at_most(min(TILE // (taps * channels), TILE // taps**2) // 4, rows)
     return Body(False, taps, False, kind.strided or kind.inner, count, channels, 1)
 
 
@@ -120,36 +126,36 @@ def _limits(body: Body) -> tuple[int, int]:
 
 
 def launches(
-    layout: tuple[Rows, ...], kinds: list[Kind], sites: list[Site], bodies: dict[int, Body], backward: bool
+    layout: tuple[Rows, ...], kinds: list[Kind], sites: list[Site], bodies: dict[int, Body]
 ) -> list[WholeLaunch]:
     """All blocks of the sites that have a body, by dtype and number of warps, those with most to do first."""
     members: dict[tuple[torch.dtype, int], list[int]] = defaultdict(list)
-    for index in sorted(bodies, key=lambda index: -_work(bodies[index], backward)):
+    for index in sorted(bodies, key=lambda index: -_work(bodies[index])):
         members[kinds[index].dtype, warps_of(bodies[index])].append(index)
     made = []
     for (dtype, warps), chosen in members.items():
         known = tuple(dict.fromkeys(bodies[index] for index in chosen))
-        parts = [_records(index, layout[index], sites[index], bodies[index], known, backward) for index in chosen]
+        parts = [_records(index, layout[index], sites[index], bodies[index], known) for index in chosen]
         records, size = torch.cat(parts), torch.empty(0, dtype=dtype).element_size()
         made.append(WholeLaunch(dtype, warps, known, records[:, 1:], records[:, 0], size * records[:, 1]))
     return made
 
 
-def _work(body: Body, backward: bool) -> int:
-    return body.taps * body.rows * body.channels * (body.rounds if backward else 1)
+def _work(body: Body) -> int:
+    return body.taps * body.rows * body.channels * body.rounds
 
 
-def _records(index: int, rows: Rows, site: Site, body: Body, bodies: tuple[Body, ...], backward: bool) -> Tensor:
+def _records(index: int, rows: Rows, site: Site, body: Body, bodies: tuple[Body, ...]) -> Tensor:
     """For every block of a site: which that is, and the 16 numbers as `tiles.record_of` reads them.
 
     In the place of the address is the distance from the weight's beginning.
     """
-    span = body.rows * (body.rounds if backward else 1)
+    span = body.rows * body.rounds
     blocks = blocks_of(index, rows, span, 0, False)
     first, end = blocks[:, 1], blocks[:, 2]
     group = first // site.per_group
     start = group * site.group_stride + (first - group * site.per_group) * site.row_stride
-    line = group * site.partials + (first - group * site.per_group) // (body.rows * body.rounds)
+    line = group * site.partials + (first - group * site.per_group) // span
     columns = (
         blocks[:, 0],
         start,
