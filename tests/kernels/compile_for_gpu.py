@@ -21,7 +21,8 @@ from triton.backends.compiler import GPUTarget
 from varprop.norm.kernels import fold_rows, fold_whole, moments, unfold_rows, unfold_whole
 from varprop.norm.kernels.blocks import COLUMNS, WARPS, WARPS_BACK, Kind, Launch, shapes_of
 from varprop.norm.kernels.components import BLOCK, BLOCK_INTEGRATED
-from varprop.norm.kernels.launch import _ENTRIES, _GATHER, _PARTIALS, _constants, _whole_constants
+from varprop.norm.kernels.lane_tables import _gathered
+from varprop.norm.kernels.launch import _ENTRIES, _PARTIALS, _constants, _whole_constants
 from varprop.norm.kernels.opcodes import (
     CLAMP,
     FIRST_INTEGRATED,
@@ -32,7 +33,7 @@ from varprop.norm.kernels.opcodes import (
     SIGMOID,
     TWO_SLOPES,
 )
-from varprop.norm.kernels.whole import BY_TAPS, WholeLaunch, body_of, warps_of
+from varprop.norm.kernels.whole import BY_TAPS, WholeLaunch, body_of, most_rounds, warps_of
 from varprop.norm.layout import Rows
 
 INT32 = [
@@ -122,8 +123,9 @@ def whole_kernels(every: bool):
             sites = [
                 Rows(64, 1, BY_TAPS[1] // taps >> n, torch.ones(taps, spread), 0, 0, 0) for n in (0, 1, 2, 3, 4, 6)
             ]
-            found = [body_of(rows, kind, backward) for rows in sites]
-            for body in dict.fromkeys(body for body in found if body is not None):
+            found = [(body_of(rows, kind), rows) for rows in sites]
+            bodies = [replace(b, rounds=most_rounds(b, rows, backward)) for b, rows in found if b is not None]
+            for body in dict.fromkeys(bodies):
                 label = f"{name}, {body.rows} x {body.channels}, {warps_of(body)} warps"
                 yield label, WholeLaunch(kind.dtype, warps_of(body), (body,), *none), backward
 
@@ -160,8 +162,10 @@ def main() -> int:
     if every:
         constants = {"OPS": (1 << OPERATIONS) - 1, "BLOCK": BLOCK_INTEGRATED, "ENTRIES": _ENTRIES}
         compile_kernel("moments, all functions", moments.forward, constants, 4, True)
-    back = {"OPS": pairs, "BLOCK": BLOCK, "LANES": _GATHER[0], "ENTRIES": _GATHER[1], "ONTO": True}
-    spilled += compile_kernel("moments backward", moments.backward, back, 4, True)
+    for most in (1, 2, 8):
+        lanes, entries = _gathered(most)
+        back = {"OPS": pairs, "BLOCK": BLOCK, "LANES": lanes, "ENTRIES": entries, "ONTO": True}
+        spilled += compile_kernel(f"moments backward, {entries} entries", moments.backward, back, 4, True)
     return int(spilled > 0)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the kernels need triton: pip install triton")
 
 from varprop.norm import kernels
+from varprop.norm.kernels import whole
 
 from .conftest import INTERPRETED
 from .reference import Shape, error, fold, like_memory, make_layout
@@ -87,7 +88,7 @@ SITES = {
     "rows longer than a tile": Shape(2, 9000),
     "conv, rows longer than a tile": Shape(3, 600, (3, 3), padded=True),
     "channels last, rows longer than a tile": Shape(20, 600, (3, 3), padded=True, channels_last=True),
-    "several tiles to a block": Shape(40, 500, (1, 1), channels_last=True),
+    "several tiles of rows": Shape(40, 500, (1, 1), channels_last=True),
     "many short rows": Shape(150, 3),
     "conv": Shape(5, 7, (3, 3)),
     "padded": Shape(5, 24, (3, 3), padded=True),
@@ -117,6 +118,18 @@ SITES = {
 @pytest.mark.parametrize("name", SITES)
 def test_site(name, device):
     check([SITES[name]], device)
+
+
+@pytest.mark.parametrize("at_once", (1, 15, 30))
+def test_blocks_that_take_several_tiles_in_turn(at_once, device, monkeypatch):
+    monkeypatch.setattr(whole, "AT_ONCE", at_once)
+    sites = [Shape(40, 500, (1, 1), channels_last=True), Shape(7, 300, (3, 3), padded=True, channels_last=True)]
+    sites += [Shape(30, 100, groups=2), Shape(70, 20, (3, 3), padded=True)]
+    layout, weights = make_layout(sites)
+    tables = kernels.Tables(layout, "cpu").rows(weights)
+    for launches in (tables.whole_forward, tables.whole_backward):
+        assert max(body.rounds for launch in launches for body in launch.bodies) > 1
+    check(sites, device)
 
 
 def test_sites_of_all_kinds_in_one_layout(device):

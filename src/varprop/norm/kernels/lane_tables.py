@@ -14,6 +14,8 @@ from .components import BLOCK, BLOCK_INTEGRATED, Program, Template, integrated, 
 from .opcodes import KNOTS, OPERATIONS, PANELS
 
 _FAR = 1e30  # beyond any window of the quadrature
+# Entries that a program adds at a time, in all and of one lane at most; lanes at least.
+_GATHERED, _MOST_ENTRIES, _LEAST_LANES = 512, 8, 128
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class LaneTables:
         constant_mean: Of the constants; `constant_var` likewise.
         codes: A bit for every operation code that occurs.
         block: Components of a program.
+        gathered: How many lanes, and entries of each, a program adds the gradients of at a time.
         computed: Number of computed lanes.
     """
 
@@ -54,6 +57,7 @@ class LaneTables:
     constant_var: Tensor
     codes: int
     block: int
+    gathered: tuple[int, int]
     computed: int
 
 
@@ -86,8 +90,15 @@ def build(lanes: Lanes, device: torch.device) -> LaneTables:
         constant_var=lanes.constant_var.to(device, torch.float64),
         codes=sum(1 << code for code in {x.code for part in parts for x in part.instructions}),
         block=block,
+        gathered=_gathered(max((row[-1] for row in rows), default=1)),
         computed=sum(step.count for step in lanes.steps),
     )
+
+
+def _gathered(most: int) -> tuple[int, int]:
+    """Few entries a lane leave room for many lanes: every round of a program waits for memory three times."""
+    entries = min(_MOST_ENTRIES, 1 << max(0, most - 1).bit_length())
+    return max(_LEAST_LANES, _GATHERED // entries), entries
 
 
 def _operation_tables(parts: list[Template]) -> tuple[list[Tensor], list[int]]:

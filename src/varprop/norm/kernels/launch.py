@@ -23,7 +23,6 @@ _TYPES = {
 }
 SLOPES = 8  # derivatives kept of every computed lane
 _ENTRIES = 1024  # entering lanes a program hands out at a time
-_GATHER = (128, 8)  # lanes and entries of each whose gradients a program adds at a time
 _PARTIALS = 64  # rows of partial sums added at a time
 
 
@@ -96,7 +95,8 @@ def moments_backward_onto(
             saved[0], _flat(scale), _flat(d_mean), _flat(d_var), *onto, grads[0], grads[1],
             by_source[0], by_source[1], d_given[0], d_given[1],
             lanes.sources, len(t.constant_mean), lanes.given, t.computed,
-            OPS=t.codes, BLOCK=t.block, LANES=_GATHER[0], ENTRIES=_GATHER[1], ONTO=direct is not None, num_warps=4,
+            OPS=t.codes, BLOCK=t.block, LANES=t.gathered[0], ENTRIES=t.gathered[1], ONTO=direct is not None,
+            num_warps=4,
         )  # fmt: skip
     return by_source, d_given[0], d_given[1]
 

@@ -42,31 +42,16 @@ def _read_var(scale, b, c, d, lane, mask, sources, constants, given):
 
 
 @triton.jit
-def _operation(operations, n, there):
-    """Code of operation n, and where its lanes begin."""
-    return tl.load(operations + 2 * n, there, 0), tl.load(operations + 2 * n + 1, there, 0)
-
-
-@triton.jit
-def _lanes(first, second, output, place, component, mask):
-    """The lanes that an operation reads and writes."""
-    here = place + component
-    return tl.load(first + here, mask, 0), tl.load(second + here, mask, 0), tl.load(output + here, mask, 0)
-
-
-@triton.jit
-def _saved(slopes, target, code, computed, mask):
-    """The derivatives of lanes by their first and by their second argument, where they have one."""
-    pair = mask & (code >= _FIRST_PAIR) & (code <= _LAST_PAIR)
+def _operands(operations, first, second, output, n, there, component, mask):
+    """Code of operation n, and the lanes it reads and writes."""
+    code = tl.load(operations + 2 * n, there, 0)
+    place = tl.load(operations + 2 * n + 1, there, 0) + component
+    known = mask & there
     return (
-        tl.load(slopes + target, mask, 0.0),
-        tl.load(slopes + computed + target, mask, 0.0),
-        tl.load(slopes + 2 * computed + target, mask, 0.0),
-        tl.load(slopes + 3 * computed + target, mask, 0.0),
-        tl.load(slopes + 4 * computed + target, pair, 0.0),
-        tl.load(slopes + 5 * computed + target, pair, 0.0),
-        tl.load(slopes + 6 * computed + target, pair, 0.0),
-        tl.load(slopes + 7 * computed + target, pair, 0.0),
+        code,
+        tl.load(first + place, known, 0),
+        tl.load(second + place, known, 0),
+        tl.load(output + place, known, 0),
     )
 
 
@@ -111,14 +96,11 @@ def forward(
     component = tl.load(here + 2) + tl.arange(0, BLOCK)
     mask = component < tl.load(here + 3)
     if OPS:
-        code, first_place = _operation(operations, begin, begin < end)
-        lanes = _lanes(first, second, output, first_place, component, mask & (begin < end))
-        next_code, next_place = _operation(operations, begin + 1, begin + 1 < end)
+        after = _operands(operations, first, second, output, begin, begin < end, component, mask)
         for n in range(begin, end):
-            # what the next operations need is asked for before this one is computed, so that nobody waits for it
-            after_code, after_place = _operation(operations, n + 2, n + 2 < end)
-            next_lanes = _lanes(first, second, output, next_place, component, mask & (n + 1 < end))
-            lane, other, target = lanes
+            code, lane, other, target = after
+            # before this one is computed, so that nobody has to wait for it
+            after = _operands(operations, first, second, output, n + 1, n + 1 < end, component, mask)
             m1 = _read(shift, constant_mean, given_mean, mean, lane, mask, sources, constants, given)
             v1 = _read_var(scale, constant_var, given_var, var, lane, mask, sources, constants, given)
             target -= sources + constants + given
@@ -146,7 +128,6 @@ def forward(
                     tl.store(slopes + computed + target, b, mask)
                     tl.store(slopes + 2 * computed + target, c, mask)
                     tl.store(slopes + 3 * computed + target, d, mask)
-            code, next_code, next_place, lanes = next_code, after_code, after_place, next_lanes
             tl.debug_barrier()
     last = tl.load(here + 5)
     for start in range(tl.load(here + 4), last, ENTRIES):
@@ -227,32 +208,31 @@ def backward(
         tl.store(grad_var + lane, v, inside)
     tl.debug_barrier()
     if OPS:
-        slopes -= sources + constants + given
-        code, place = _operation(operations, end - 1, begin < end)
-        lanes = _lanes(first, second, output, place, component, mask & (begin < end))
-        next_code, place = _operation(operations, end - 2, begin < end - 1)
-        next_lanes = _lanes(first, second, output, place, component, mask & (begin < end - 1))
-        after_code, after_place = _operation(operations, end - 3, begin < end - 2)
-        saved = _saved(slopes, lanes[2], code, computed, mask & (begin < end))
+        after = _operands(operations, first, second, output, end - 1, begin < end, component, mask)
         for back in range(begin, end):
             n = begin + end - 1 - back
-            # what the next operations need is asked for before this one is taken back, so that nobody waits for it
-            later_code, later_place = _operation(operations, n - 3, n - 3 >= begin)
-            after_lanes = _lanes(first, second, output, after_place, component, mask & (n - 2 >= begin))
-            next_saved = _saved(slopes, next_lanes[2], next_code, computed, mask & (n - 1 >= begin))
-            lane, other, target = lanes
-            mm, mv, vm, vv, mm2, mv2, vm2, vv2 = saved
+            code, lane, other, target = after
+            after = _operands(operations, first, second, output, n - 1, n > begin, component, mask)
             dm = tl.load(grad_mean + target, mask, 0.0)
             dv = tl.load(grad_var + target, mask, 0.0)
-            _accumulate(grad_mean, grad_var, lane, dm * mm + dv * vm, dm * mv + dv * vv, mask, sources, constants)
+            saved = slopes + target - sources - constants - given
+            mm = tl.load(saved, mask, 0.0)
+            mv = tl.load(saved + computed, mask, 0.0)
+            vm = tl.load(saved + 2 * computed, mask, 0.0)
+            vv = tl.load(saved + 3 * computed, mask, 0.0)
+            add_mean = dm * mm + dv * vm
+            add_var = dm * mv + dv * vv
+            _accumulate(grad_mean, grad_var, lane, add_mean, add_var, mask, sources, constants)
             if _HAS_PAIRS & OPS:
                 if (code >= _FIRST_PAIR) & (code <= _LAST_PAIR):
                     tl.debug_barrier()  # both arguments may be one lane
-                    _accumulate(
-                        grad_mean, grad_var, other, dm * mm2 + dv * vm2, dm * mv2 + dv * vv2, mask, sources, constants
-                    )
-            code, next_code, after_code, after_place = next_code, after_code, later_code, later_place
-            lanes, next_lanes, saved = next_lanes, after_lanes, next_saved
+                    mm = tl.load(saved + 4 * computed, mask, 0.0)
+                    mv = tl.load(saved + 5 * computed, mask, 0.0)
+                    vm = tl.load(saved + 6 * computed, mask, 0.0)
+                    vv = tl.load(saved + 7 * computed, mask, 0.0)
+                    add_mean = dm * mm + dv * vm
+                    add_var = dm * mv + dv * vv
+                    _accumulate(grad_mean, grad_var, other, add_mean, add_var, mask, sources, constants)
             tl.debug_barrier()
     for start in range(own_begin, own_end, LANES):
         row = start + tl.arange(0, LANES)

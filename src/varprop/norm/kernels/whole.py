@@ -22,8 +22,9 @@ WIDE = 2048  # channels: beyond, too few rows would share what is known of them
 TAPS_APART = 16  # at most, since they are written out one by one
 TAPS_TOGETHER = 16, 64  # of a tile: beyond the first it takes more warps, beyond the second it does not fit
 LEAST_CHANNELS = 16  # of a tile that has its taps side by side
-SUMMED = 16  # weights whose sum leaves a block as one number, about: it is written and read again
-ROUNDS = 4  # tiles of rows of one tap that a block folds in turn, the next ones on their way
+AT_ONCE = 1024  # tiles, about twice what a large GPU has at a time: fewer are taken by a block each
+SUMMED = 32  # weights whose sum leaves a block as one number, at most: it is written and read again
+ROUNDS = 8  # tiles of rows of one tap that a block folds in turn, at most, the next ones on their way
 CROSS_CHANNELS = 32  # of groups of few rows: blocks reach across groups there, which these kernels do not
 
 
@@ -72,7 +73,7 @@ def _power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def body_of(rows: Rows, kind: Kind, backward: bool) -> Body | None:
+def body_of(rows: Rows, kind: Kind) -> Body | None:
     """The tile for the rows of a site; None where they do not fit, or are many tiny ones in many groups."""
     per_group = rows.outputs // rows.groups
     tiny = per_group <= FEW_ROWS and rows.groups > 1 and rows.channels <= CROSS_CHANNELS
@@ -80,21 +81,24 @@ def body_of(rows: Rows, kind: Kind, backward: bool) -> Body | None:
         return None
     by_taps = kind.inner and rows.tap_count <= TAPS_APART
     body = _by_taps(rows, kind) if by_taps else _across_taps(rows, kind)
-    if body.taps > TAPS_TOGETHER[1] or body.taps * body.channels > _limits(body)[1]:
-        return None
-    return replace(body, rounds=_rounds(body, rows, backward))
-
-
-def _rounds(body: Body, rows: Rows, backward: bool) -> int:
-    if backward:
-        return max(1, SUMMED // (body.rows * rows.tap_count))
-    return ROUNDS if body.inner and body.taps == 1 else 1
+    fits = body.taps <= TAPS_TOGETHER[1] and body.taps * body.channels <= _limits(body)[1]
+    return body if fits else None
 
 
 def bodies_of(layout: tuple[Rows, ...], kinds: list[Kind], backward: bool) -> dict[int, Body]:
-    """The tiles of all sites that have one."""
-    found = {index: body_of(rows, kinds[index], backward) for index, rows in enumerate(layout)}
-    return {index: body for index, body in found.items() if body is not None}
+    """The tiles of all sites that have one; where there are many, blocks take several in turn."""
+    found = {index: body_of(rows, kinds[index]) for index, rows in enumerate(layout)}
+    bodies = {index: body for index, body in found.items() if body is not None}
+    turns = max(1, sum(layout[index].outputs // body.rows for index, body in bodies.items()) // AT_ONCE)
+    most = {index: most_rounds(body, layout[index], backward) for index, body in bodies.items()}
+    return {index: replace(body, rounds=min(turns, most[index])) for index, body in bodies.items()}
+
+
+def most_rounds(body: Body, rows: Rows, backward: bool) -> int:
+    """Tiles that it makes sense to take in turn."""
+    if backward:
+        return max(1, SUMMED // (body.rows * rows.tap_count))
+    return ROUNDS if body.inner and body.taps == 1 else 1
 
 
 def _by_taps(rows: Rows, kind: Kind) -> Body:
