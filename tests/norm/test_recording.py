@@ -317,7 +317,7 @@ def test_what_a_compiled_model_returned_stays() -> None:
 
 def test_what_a_compiled_fold_keeps_for_its_backward_stays() -> None:
     model = network()[0]
-    parameters = [p.detach() for p in plan_of(model)._parameters()]
+    parameters = [p.detach() for p in plan_of(model).parameters()]
     fold = functools.partial(traced._fold, parameters, [], [], plan_of(model).number, torch.float32)
     for _ in range(STEPS):
         fold()

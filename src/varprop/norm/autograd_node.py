@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,21 +23,29 @@ STALE = (
 )
 
 
-def forms_of(parameters: Any) -> list[Form]:
-    """How the weights lie in memory."""
-    return [form_in_memory(weight) for weight in parameters[: len(parameters) // 3]]
+class Forms(NamedTuple):
+    """Of all parameters of a fold: how the weights lie in memory, the sizes of all, the dtype of shifts and scales."""
+
+    weights: list[Form]
+    sizes: list[int]
+    dtype: torch.dtype
 
 
-def parted(weight: Tensor, bias: Tensor, parameters: Any) -> list[Tensor]:
+def forms_of(parameters: Any) -> Forms:
+    """The forms of weights, shifts and scales."""
+    weights = [form_in_memory(weight) for weight in parameters[: len(parameters) // 3]]
+    return Forms(weights, [parameter.numel() for parameter in parameters], parameters[-1].dtype)
+
+
+def parted(weight: Tensor, bias: Tensor, forms: Forms) -> list[Tensor]:
     """The folded weights of all layers and then their biases, from the flat buffers."""
-    count = len(parameters) // 3
-    biases = bias.split_with_sizes([shift.numel() for shift in parameters[count : 2 * count]])
-    return _weights(weight, parameters, forms_of(parameters)) + list(biases)
+    count = len(forms.weights)
+    return _weights(weight, forms) + list(bias.split_with_sizes(forms.sizes[count : 2 * count]))
 
 
-def _weights(flat: Tensor, parameters: Any, forms: Sequence[Form]) -> list[Tensor]:
-    pieces = flat.split_with_sizes([weight.numel() for weight in parameters[: len(forms)]])
-    return [in_memory_form(piece, form) for piece, form in zip(pieces, forms, strict=True)]
+def _weights(flat: Tensor, forms: Forms) -> list[Tensor]:
+    pieces = flat.split_with_sizes(forms.sizes[: len(forms.weights)])
+    return [in_memory_form(piece, form) for piece, form in zip(pieces, forms.weights, strict=True)]
 
 
 def fold_forward(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> Any:
@@ -50,9 +58,9 @@ def fold_forward(together: Together, dtype: torch.dtype, given: Pair | None, par
 
 
 @torch.no_grad()
-def fold_backward(together: Together, kept: Any, grad_weight: Tensor, grad_bias: Tensor, parameters: Any) -> Gradients:
+def fold_backward(together: Together, kept: Any, grad_weight: Tensor, grad_bias: Tensor, weights: Any) -> Gradients:
     """Derivatives by weights, by scales and shifts (flat), and by given moments."""
-    weights = list(parameters[: len(parameters) // 3])
+    weights = list(weights)
     shift_scale, *others = kept
     return together.backend(weights).backward(weights, shift_scale.view(2, -1), others, grad_weight, grad_bias)
 
@@ -96,7 +104,7 @@ def _derivatives(ctx: Any, grads: Sequence[Tensor]) -> list[Tensor]:
     together, parameters, recording = ctx.together, ctx.parameters, ctx.recording
     if recording is None:
         return unfold_parts(together, ctx.kept, grads, parameters)
-    replayed = together.replayed_back(recording, grads, parameters)
+    replayed = together.replayed_back(recording, grads, parameters[: len(together.layers)])
     if replayed is None:
         return unfold_parts(together, recording.kept, grads, parameters)
     return handed_out(replayed.parts)
@@ -112,14 +120,15 @@ def fold_parts(together: Together, dtype: torch.dtype, given: Pair | None, param
     if native is not None:
         return native.fold(parameters, given, dtype)
     weight, bias, kept = fold_forward(together, dtype, given, parameters)
-    return parted(weight, bias, parameters), kept
+    return parted(weight, bias, forms_of(parameters)), kept
 
 
 def unfold_parts(together: Together, kept: Any, grads: Sequence[Tensor], parameters: Any) -> list[Tensor]:
     """Derivatives by given moments and by parameters, from those by the parts."""
     if isinstance(kept, Kept):
         return kept.backend.unfold(parameters, kept, grads)
-    return by_parameter(unfold_flat(together, kept, grads, parameters), parameters, forms_of(parameters))
+    weights = parameters[: len(together.layers)]
+    return by_parameter(unfold_flat(together, kept, grads, weights), forms_of(parameters))
 
 
 def fold_flat(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> list[Tensor]:
@@ -142,29 +151,28 @@ def _apart(results: list[Tensor]) -> list[Tensor]:
 def fold_to_record(together: Together, dtype: torch.dtype, parameters: Any) -> Results:
     """The fold in both forms."""
     flat = fold_flat(together, dtype, None, parameters)
-    return flat, parted(flat[0], flat[1], parameters)
+    return flat, parted(flat[0], flat[1], forms_of(parameters))
 
 
-def unfold_flat(together: Together, kept: Any, grads: Sequence[Tensor], parameters: Any) -> list[Tensor]:
+def unfold_flat(together: Together, kept: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
     """Derivatives by weights, by scales and shifts, and by given moments, each in a flat buffer of its own."""
     count, sizes = len(together.layout.rows), (together.layout.weight_count, together.layout.row_count)
-    by_weight = [flattened(g, w) for g, w in zip(grads[:count], parameters, strict=False)]
+    by_weight = [flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)]
     grad_weight, grad_bias = torch.cat([*by_weight, *grads[count:]]).split_with_sizes(sizes)
-    return _apart(list(fold_backward(together, kept, grad_weight, grad_bias, parameters)))
+    return _apart(list(fold_backward(together, kept, grad_weight, grad_bias, weights)))
 
 
-def unfold_to_record(together: Together, parameters: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
+def unfold_to_record(together: Together, weights: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
     """The way back in both forms."""
-    flat = _apart(list(fold_backward(together, kept, grad_weight, grad_bias, parameters)))
-    return flat, by_parameter(flat, parameters, forms_of(parameters))
+    flat = _apart(list(fold_backward(together, kept, grad_weight, grad_bias, weights)))
+    return flat, by_parameter(flat, forms_of(together.parameters()))
 
 
-def by_parameter(found: Sequence[Tensor], parameters: Any, forms: Sequence[Form]) -> list[Tensor]:
-    """One derivative for each given moment and each parameter, in their order, the weights in the forms given."""
+def by_parameter(found: Sequence[Tensor], forms: Forms) -> list[Tensor]:
+    """One derivative for each given moment and each parameter, in their order and of their forms."""
     flat, by_source, d_mean, d_var = found
-    sizes = [vector.numel() for vector in parameters[len(forms) :]]
-    vectors = by_source.to(parameters[-1].dtype).view(-1).split_with_sizes(sizes)
-    return [d_mean, d_var, *_weights(flat, parameters, forms), *vectors]
+    vectors = by_source.to(forms.dtype).view(-1).split_with_sizes(forms.sizes[len(forms.weights) :])
+    return [d_mean, d_var, *_weights(flat, forms), *vectors]
 
 
 def _differentiable_backward(ctx: Any, grads: Sequence[Tensor]) -> Any:

@@ -122,7 +122,7 @@ class Together:
     def _present(self) -> Folded | None:
         if not plain_execution():
             return None
-        parameters = self._parameters()
+        parameters = self.parameters()
         if not alike(parameters):
             return None
         if torch.compiler.is_compiling() or capturing(parameters[0]):
@@ -132,7 +132,7 @@ class Together:
             self.folded = self._compute(parameters)
         return self.folded
 
-    def _parameters(self) -> list[Tensor]:
+    def parameters(self) -> list[Tensor]:
         """All weights, then all shifts, then all scales."""
         if not torch.compiler.is_compiling():  # a module's own dictionary is found faster than its attributes
             own = [layer._parameters for layer in self.layers]
@@ -202,12 +202,17 @@ class Together:
         return None if key is None else self.recorders[compiled].recording(key, lambda: self._record(key, parameters))
 
     def replayed_back(
-        self, recording: Recording | None, grads: Sequence[Tensor], parameters: Any, compiled: bool = False
+        self, recording: Recording | None, grads: Sequence[Tensor], weights: Any, compiled: bool = False
     ) -> Replay | None:
         """The way back replayed, from derivatives by the parts; None if it cannot be."""
-        if recording is None or recording.key != self._recording_key(recording.key[0], parameters, compiled):
+        if recording is None or not self._was_recorded_with(recording.key, weights, compiled):
             return None
-        return recording.derivatives(grads, functools.partial(unfold_to_record, self, parameters))
+        return recording.derivatives(grads, functools.partial(unfold_to_record, self, weights))
+
+    def _was_recorded_with(self, key: Any, weights: Any, compiled: bool) -> bool:
+        """Whether the weights, which alone of all parameters are read again, lie where they lay."""
+        own = self._recording_key(key[0], weights, compiled)
+        return own is not None and own == key[: len(own)]
 
     def _recording_key(self, dtype: torch.dtype, parameters: Any, compiled: bool) -> Any:
         """What a recording depends on; None where nothing can be recorded."""
@@ -215,7 +220,7 @@ class Together:
         if stream is None or (compiled and graph_trees_run(parameters[0])):
             return None
         addresses, strides = map(Tensor.data_ptr, parameters), map(Tensor.stride, parameters[: len(self.layers)])
-        return dtype, parameters[0].dtype, stream, *addresses, *strides
+        return dtype, parameters[0].dtype, stream, *strides, *addresses
 
     def _record(self, key: Any, parameters: Any) -> Recording | None:
         if isinstance(self.backend(parameters[: len(self.layers)]), TorchBackend):

@@ -1,8 +1,8 @@
 """The fold as one operation of its own in torch.compile's graphs: nothing to trace, no graph break.
 
 Inductor prefers channels_last for all that a convolution depends on, weights included, and would copy them there and,
-for this operation, back again at every step. It leaves alone what is read by `as_strided`: so each weight comes with an
-anchor, a view of its first element, which is used for nothing else.
+for this operation, back again at every step. It leaves alone what is read by `as_strided`: so each weight that lies in
+another way comes with an anchor, a view of its first element, which is used for nothing else.
 """
 
 from __future__ import annotations
@@ -48,21 +48,31 @@ class _TracedFold(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, number: int, dtype: torch.dtype, mean: Any, var: Any, *parameters: Tensor) -> Any:
         given = [] if mean is None else [mean, var]
-        weight, bias, *kept = torch.ops.varprop.fold(list(parameters), _anchors(parameters), given, number, dtype)
-        ctx.number, ctx.count, ctx.forms = number, len(parameters), forms_of(parameters)
-        ctx.save_for_backward(*parameters, *kept)
-        return tuple(parted(weight, bias, parameters))
+        weights = parameters[: len(parameters) // 3]
+        ctx.number, ctx.forms, ctx.anchored = number, forms_of(parameters), _to_anchor(weights)
+        anchors = _anchors(weights, ctx.anchored)
+        weight, bias, *kept = torch.ops.varprop.fold(list(parameters), anchors, given, number, dtype)
+        ctx.save_for_backward(*weights, *kept)
+        return tuple(parted(weight, bias, ctx.forms))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        saved = ctx.saved_tensors
-        parameters, kept = list(saved[: ctx.count]), list(saved[ctx.count :])
-        found = torch.ops.varprop.fold_backward(list(grads), kept, parameters, _anchors(parameters), ctx.number)
-        return None, None, *by_parameter(found, parameters, ctx.forms)
+        saved, count = ctx.saved_tensors, len(ctx.forms.weights)
+        weights, kept = list(saved[:count]), list(saved[count:])
+        anchors = _anchors(weights, ctx.anchored)
+        found = torch.ops.varprop.fold_backward(list(grads), kept, weights, anchors, ctx.number)
+        return None, None, *by_parameter(found, ctx.forms)
 
 
-def _anchors(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [weight.detach().as_strided((1,), (1,)) for weight in parameters[: len(parameters) // 3]]
+def _to_anchor(weights: Sequence[Tensor]) -> list[int]:
+    """The weights that Inductor would copy: kernels of two or three dimensions that do not lie as it prefers."""
+    preferred = {4: torch.channels_last, 5: torch.channels_last_3d}
+    kernels = [(n, weight) for n, weight in enumerate(weights) if weight.ndim in preferred]
+    return [n for n, weight in kernels if not weight.is_contiguous(memory_format=preferred[weight.ndim])]
+
+
+def _anchors(weights: Sequence[Tensor], chosen: list[int]) -> list[Tensor]:
+    return [weights[n].detach().as_strided((1,), (1,)) for n in chosen]
 
 
 def _define(schema: str, work: Callable[..., list[Tensor]], form: Callable[..., list[Tensor]]) -> None:
@@ -94,20 +104,20 @@ def _fold_form(
 
 
 def _fold_backward(
-    grads: list[Tensor], kept: list[Tensor], parameters: list[Tensor], _anchors: list[Tensor], number: int
+    grads: list[Tensor], kept: list[Tensor], weights: list[Tensor], _anchors: list[Tensor], number: int
 ) -> list[Tensor]:
     together = known(number)
     recording = together.recorders[True].recording_with(kept)
-    replayed = together.replayed_back(recording, grads, parameters, compiled=True)
+    replayed = together.replayed_back(recording, grads, weights, compiled=True)
     if replayed is None:
-        return unfold_flat(together, kept, grads, parameters)
+        return unfold_flat(together, kept, grads, weights)
     return handed_out(replayed.flat)
 
 
 def _fold_backward_form(
-    _grads: list[Tensor], _kept: list[Tensor], parameters: list[Tensor], _anchors: list[Tensor], number: int
+    _grads: list[Tensor], _kept: list[Tensor], weights: list[Tensor], _anchors: list[Tensor], number: int
 ) -> list[Tensor]:
-    layout, like = known(number).layout, parameters[0]
+    layout, like = known(number).layout, weights[0]
     given = [like.new_empty(layout.lanes.given, dtype=torch.float64) for _ in range(2)]
     by_source = like.new_empty(2, layout.row_count, dtype=working(like))
     return [like.new_empty(layout.weight_count), by_source, *given]
@@ -119,7 +129,7 @@ _define(
     _fold_form,
 )
 _define(
-    "fold_backward(Tensor[] grads, Tensor[] kept, Tensor[] parameters, Tensor[] anchors, int number) -> Tensor[]",
+    "fold_backward(Tensor[] grads, Tensor[] kept, Tensor[] weights, Tensor[] anchors, int number) -> Tensor[]",
     _fold_backward,
     _fold_backward_form,
 )
