@@ -140,8 +140,9 @@ def whole_kernels(every: bool):
             found = [(body_of(rows, kind), rows) for rows in sites]
             bodies = [replace(b, rounds=most_rounds(b, rows, backward)) for b, rows in found if b is not None]
             for body in dict.fromkeys(bodies):
-                label = f"{name}, {body.rows} x {body.channels}, {warps_of(body)} warps"
-                yield label, WholeLaunch(kind.dtype, warps_of(body), (body,), *none), backward
+                warps = warps_of(body, backward)
+                label = f"{name}, {body.rows} x {body.channels}, {warps} warps"
+                yield label, WholeLaunch(kind.dtype, warps, (body,), *none), backward
 
 
 def main() -> int:

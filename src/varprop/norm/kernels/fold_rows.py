@@ -11,31 +11,35 @@ from .tiles import BLOCK_FIELDS, between_taps, channel_axis, meet, of_eight, off
 @triton.jit
 def _fold(
     block,
-    sites,
-    pointers,
-    share,
-    covariance,
-    scale,
-    shift,
-    mean,
-    var,
-    folded,
-    bias,
-    row_mean,
-    row_var,
-    tap_sums,
-    tap_spread,
+    buffers,
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
-    TAPS: tl.constexpr,
-    INNER: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    MANY: tl.constexpr,
-    STRIDED: tl.constexpr,
+    KIND: tl.constexpr,
     CROSS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ):
+    TAPS: tl.constexpr = KIND[0]
+    INNER: tl.constexpr = KIND[1]
+    ALIGNED: tl.constexpr = KIND[2]
+    MANY: tl.constexpr = KIND[3]
+    STRIDED: tl.constexpr = KIND[4]
+    (
+        sites,
+        pointers,
+        share,
+        covariance,
+        scale,
+        shift,
+        mean,
+        var,
+        folded,
+        bias,
+        row_mean,
+        row_var,
+        tap_sums,
+        tap_spread,
+    ) = buffers
     CHANNELS: tl.constexpr = 2 if INNER else 1
     index = tl.load(block).to(tl.int64)
     (
@@ -157,37 +161,30 @@ def forward(
     tap_spread,
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
-    TAPS: tl.constexpr,
-    INNER: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    MANY: tl.constexpr,
-    STRIDED: tl.constexpr,
+    KIND: tl.constexpr,
     BODIES: tl.constexpr,
-    CROSS_R: tl.constexpr,
-    CROSS_C: tl.constexpr,
-    NARROW_R: tl.constexpr,
-    NARROW_C: tl.constexpr,
-    WIDE_R: tl.constexpr,
-    WIDE_C: tl.constexpr,
+    SHAPES: tl.constexpr,
 ):
-    """Folds the rows of one block."""
+    """Folds the rows of one block; KIND and SHAPES have the fields of `blocks.Kind` and `blocks.Shapes`."""
     block = blocks + tl.program_id(0) * BLOCK_FIELDS
     body = tl.load(block + 3)
-    if BODIES & 1:
-        if body == 0:
-            _fold(
-                block, sites, pointers, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var,
-                tap_sums, tap_spread, WEIGHT, ACC, TAPS, INNER, ALIGNED, MANY, STRIDED, True, CROSS_R, CROSS_C,
-            )  # fmt: skip
-    if BODIES & 2:
-        if body == 1:
-            _fold(
-                block, sites, pointers, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var,
-                tap_sums, tap_spread, WEIGHT, ACC, TAPS, INNER, ALIGNED, MANY, STRIDED, False, NARROW_R, NARROW_C,
-            )  # fmt: skip
-    if BODIES & 4:
-        if body == 2:
-            _fold(
-                block, sites, pointers, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var,
-                tap_sums, tap_spread, WEIGHT, ACC, TAPS, INNER, ALIGNED, MANY, STRIDED, False, WIDE_R, WIDE_C,
-            )  # fmt: skip
+    buffers = (
+        sites,
+        pointers,
+        share,
+        covariance,
+        scale,
+        shift,
+        mean,
+        var,
+        folded,
+        bias,
+        row_mean,
+        row_var,
+        tap_sums,
+        tap_spread,
+    )
+    for n in tl.static_range(3):  # the first body reaches across groups
+        if BODIES >> n & 1:
+            if body == n:
+                _fold(block, buffers, WEIGHT, ACC, KIND, n == 0, SHAPES[2 * n], SHAPES[2 * n + 1])

@@ -173,9 +173,9 @@ def forward(
                     SHAPES[SHAPE_FIELDS * n + 1],
                     SHAPES[SHAPE_FIELDS * n + 2],
                     SHAPES[SHAPE_FIELDS * n + 3],
-                    SHAPES[SHAPE_FIELDS * n + 4],
                     SHAPES[SHAPE_FIELDS * n + 5],
                     SHAPES[SHAPE_FIELDS * n + 6],
+                    SHAPES[SHAPE_FIELDS * n + 7],
                 )
             else:
                 _fold_across_taps(
@@ -184,7 +184,7 @@ def forward(
                     WEIGHT,
                     ACC,
                     SHAPES[SHAPE_FIELDS * n + 1],
-                    SHAPES[SHAPE_FIELDS * n + 3],
                     SHAPES[SHAPE_FIELDS * n + 4],
                     SHAPES[SHAPE_FIELDS * n + 5],
+                    SHAPES[SHAPE_FIELDS * n + 6],
                 )

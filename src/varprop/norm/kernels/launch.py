@@ -116,18 +116,9 @@ def _constants(launch: Launch) -> dict[str, object]:
     kind, shapes = launch.kind, launch.shapes
     return {
         **_types(kind.dtype),
-        "TAPS": kind.taps,
-        "INNER": kind.inner,
-        "ALIGNED": kind.aligned,
-        "STRIDED": kind.strided,
-        "MANY": kind.many,
+        "KIND": (kind.taps, kind.inner, kind.aligned, kind.many, kind.strided),
         "BODIES": launch.bodies,
-        "CROSS_R": shapes.cross[0],
-        "CROSS_C": shapes.cross[1],
-        "NARROW_R": shapes.narrow[0],
-        "NARROW_C": shapes.narrow[1],
-        "WIDE_R": shapes.wide[0],
-        "WIDE_C": shapes.wide[1],
+        "SHAPES": (*shapes.cross, *shapes.narrow, *shapes.wide),
         "num_warps": launch.warps,
     }
 

@@ -139,8 +139,8 @@ def _build_rows(
     return RowTables(
         _placed(launches(rows, there, others, backward=False), device),
         _placed(launches(rows, back, others_back, backward=True), device),
-        tuple(whole.launches(rows, there, sites, bodies)),
-        tuple(whole.launches(rows, there, sites, bodies_back)),
+        tuple(whole.launches(rows, there, sites, bodies, backward=False)),
+        tuple(whole.launches(rows, there, sites, bodies_back, backward=True)),
         torch.tensor([astuple(site) for site in sites], dtype=torch.int64).to(device),
         columns(rows).to(torch.int32).to(device),
         torch.empty(0, dtype=torch.int64),

@@ -22,7 +22,7 @@ import triton.language as tl
 BLOCK_FIELDS = tl.constexpr(4)
 SITE_FIELDS = tl.constexpr(15)
 RECORD_FIELDS = tl.constexpr(16)  # of a block of whole rows, as `record_of` reads them
-SHAPE_FIELDS = tl.constexpr(7)  # of a tile of whole rows, see `whole.Body`
+SHAPE_FIELDS = tl.constexpr(8)  # of a tile of whole rows, see `whole.Body`
 
 
 @triton.jit

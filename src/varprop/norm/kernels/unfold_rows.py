@@ -11,32 +11,36 @@ from .tiles import BLOCK_FIELDS, SITE_FIELDS, channel_axis, meet, of_eight, offs
 @triton.jit
 def _unfold(
     block,
-    sites,
-    pointers,
-    share,
-    scale,
-    mean,
-    var,
-    row_mean,
-    row_var,
-    tap_spread,
-    grad_folded,
-    grad_bias,
-    grad_weight,
-    grad_scale,
-    partial_mean,
-    partial_var,
+    buffers,
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
-    TAPS: tl.constexpr,
-    INNER: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    MANY: tl.constexpr,
-    STRIDED: tl.constexpr,
+    KIND: tl.constexpr,
     CROSS: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
 ):
+    TAPS: tl.constexpr = KIND[0]
+    INNER: tl.constexpr = KIND[1]
+    ALIGNED: tl.constexpr = KIND[2]
+    MANY: tl.constexpr = KIND[3]
+    STRIDED: tl.constexpr = KIND[4]
+    (
+        sites,
+        pointers,
+        share,
+        scale,
+        mean,
+        var,
+        row_mean,
+        row_var,
+        tap_spread,
+        grad_folded,
+        grad_bias,
+        grad_weight,
+        grad_scale,
+        partial_mean,
+        partial_var,
+    ) = buffers
     CHANNELS: tl.constexpr = 2 if INNER else 1
     TAP_AXIS: tl.constexpr = 1 if INNER else 2
     index = tl.load(block).to(tl.int64)
@@ -158,43 +162,34 @@ def backward(
     partial_var,
     WEIGHT: tl.constexpr,
     ACC: tl.constexpr,
-    TAPS: tl.constexpr,
-    INNER: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    MANY: tl.constexpr,
-    STRIDED: tl.constexpr,
+    KIND: tl.constexpr,
     BODIES: tl.constexpr,
-    CROSS_R: tl.constexpr,
-    CROSS_C: tl.constexpr,
-    NARROW_R: tl.constexpr,
-    NARROW_C: tl.constexpr,
-    WIDE_R: tl.constexpr,
-    WIDE_C: tl.constexpr,
+    SHAPES: tl.constexpr,
 ):
     """Gradients of one block's weights and scales, and its part of the gradients of what enters."""
     block = blocks + tl.program_id(0) * BLOCK_FIELDS
     body = tl.load(block + 3)
-    if BODIES & 1:
-        if body == 0:
-            _unfold(
-                block, sites, pointers, share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias,
-                grad_weight, grad_scale, partial_mean, partial_var, WEIGHT, ACC, TAPS, INNER, ALIGNED, MANY, STRIDED,
-                True, CROSS_R, CROSS_C,
-            )  # fmt: skip
-    if BODIES & 2:
-        if body == 1:
-            _unfold(
-                block, sites, pointers, share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias,
-                grad_weight, grad_scale, partial_mean, partial_var, WEIGHT, ACC, TAPS, INNER, ALIGNED, MANY, STRIDED,
-                False, NARROW_R, NARROW_C,
-            )  # fmt: skip
-    if BODIES & 4:
-        if body == 2:
-            _unfold(
-                block, sites, pointers, share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias,
-                grad_weight, grad_scale, partial_mean, partial_var, WEIGHT, ACC, TAPS, INNER, ALIGNED, MANY, STRIDED,
-                False, WIDE_R, WIDE_C,
-            )  # fmt: skip
+    buffers = (
+        sites,
+        pointers,
+        share,
+        scale,
+        mean,
+        var,
+        row_mean,
+        row_var,
+        tap_spread,
+        grad_folded,
+        grad_bias,
+        grad_weight,
+        grad_scale,
+        partial_mean,
+        partial_var,
+    )
+    for n in tl.static_range(3):  # the first body reaches across groups
+        if BODIES >> n & 1:
+            if body == n:
+                _unfold(block, buffers, WEIGHT, ACC, KIND, n == 0, SHAPES[2 * n], SHAPES[2 * n + 1])
 
 
 @triton.jit

@@ -249,9 +249,9 @@ def backward(
                     SHAPES[SHAPE_FIELDS * n + 1],
                     SHAPES[SHAPE_FIELDS * n + 2],
                     SHAPES[SHAPE_FIELDS * n + 3],
-                    SHAPES[SHAPE_FIELDS * n + 4],
                     SHAPES[SHAPE_FIELDS * n + 5],
                     SHAPES[SHAPE_FIELDS * n + 6],
+                    SHAPES[SHAPE_FIELDS * n + 7],
                 )
             else:
                 _unfold_across_taps(
@@ -260,8 +260,8 @@ def backward(
                     WEIGHT,
                     ACC,
                     SHAPES[SHAPE_FIELDS * n + 1],
-                    SHAPES[SHAPE_FIELDS * n + 3],
                     SHAPES[SHAPE_FIELDS * n + 4],
                     SHAPES[SHAPE_FIELDS * n + 5],
                     SHAPES[SHAPE_FIELDS * n + 6],
+                    SHAPES[SHAPE_FIELDS * n + 7],
                 )

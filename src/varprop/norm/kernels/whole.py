@@ -20,7 +20,7 @@ BY_TAPS = 5120, 10240
 ACROSS_TAPS = 1024, 4096  # where taps lie side by side every element needs an address of its own
 WIDE = 2048  # channels: beyond, too few rows would share what is known of them
 TAPS_APART = 16  # at most, since they are written out one by one
-TAPS_TOGETHER = 16, 64  # of a tile: beyond the first it takes more warps, beyond the second it does not fit
+TAPS_TOGETHER = 16, 64  # of a tile: beyond the first it takes more warps forward, beyond the second it does not fit
 LEAST_CHANNELS = 16  # of a tile that has its taps side by side
 AT_ONCE = 1024  # tiles, about twice what a large GPU has at a time: fewer are taken by a block each
 SUMMED = 32  # weights whose sum leaves a block as one number, at most: it is written and read again
@@ -36,7 +36,8 @@ class Body:
         inner: Whether there is a tile for each tap, where channels lie side by side; else one for all.
         taps: Of a row; where taps lie side by side, the next power of two.
         aligned: Whether channels can be moved in pieces of 16 bytes.
-        special: With a tile for each tap, whether the means of positions differ; else whether taps lie apart.
+        spread: With a tile for each tap, whether the means of positions differ.
+        strided: With one tile for all taps, whether these lie apart.
         rows: Of a tile.
         channels: Of a tile.
         rounds: Tiles that a block takes one after the other.
@@ -45,7 +46,8 @@ class Body:
     inner: bool
     taps: int
     aligned: bool
-    special: bool
+    spread: bool
+    strided: bool
     rows: int
     channels: int
     rounds: int
@@ -105,24 +107,25 @@ def _by_taps(rows: Rows, kind: Kind) -> Body:
     taps, channels = rows.tap_count, _power(rows.channels)
     count = max(OF_A_TAP, TILE * (1 if channels <= WIDE else 4) // _power(taps)) // channels
     count = _at_most(count if taps == 1 else min(count, MOST_ROWS), rows)
-    return Body(True, taps, kind.aligned, rows.taps.shape[1] > 1, count, channels, 1)
+    return Body(True, taps, kind.aligned, rows.taps.shape[1] > 1, False, count, channels, 1)
 
 
 def _across_taps(rows: Rows, kind: Kind) -> Body:
     taps, channels = _power(rows.tap_count), max(LEAST_CHANNELS, _power(rows.channels))
     # between taps there are products of all with all, in a tile of their own
     count = _at_most(min(TILE // (taps * channels), TILE // taps**2) // 4, rows)
-    return Body(False, taps, False, kind.strided or kind.inner, count, channels, 1)
+    return Body(False, taps, False, False, kind.strided or kind.inner, count, channels, 1)
 
 
 def _at_most(count: int, rows: Rows) -> int:
     return max(1, min(count, _power(rows.outputs // rows.groups)))
 
 
-def warps_of(body: Body) -> int:
+def warps_of(body: Body, backward: bool) -> int:
     """The warps of a block."""
     short = body.taps * body.channels <= _limits(body)[0] and body.channels <= WIDE
-    return WARPS if short and body.taps <= TAPS_TOGETHER[0] else WARPS_LONG
+    few_taps = backward or body.taps <= TAPS_TOGETHER[0]  # forward every tap meets every other
+    return WARPS if short and few_taps else WARPS_LONG
 
 
 def _limits(body: Body) -> tuple[int, int]:
@@ -130,12 +133,12 @@ def _limits(body: Body) -> tuple[int, int]:
 
 
 def launches(
-    layout: tuple[Rows, ...], kinds: list[Kind], sites: list[Site], bodies: dict[int, Body]
+    layout: tuple[Rows, ...], kinds: list[Kind], sites: list[Site], bodies: dict[int, Body], backward: bool
 ) -> list[WholeLaunch]:
     """All blocks of the sites that have a body, by dtype and number of warps, those with most to do first."""
     members: dict[tuple[torch.dtype, int], list[int]] = defaultdict(list)
     for index in sorted(bodies, key=lambda index: -_work(bodies[index])):
-        members[kinds[index].dtype, warps_of(bodies[index])].append(index)
+        members[kinds[index].dtype, warps_of(bodies[index], backward)].append(index)
     made = []
     for (dtype, warps), chosen in members.items():
         known = tuple(dict.fromkeys(bodies[index] for index in chosen))
