@@ -181,9 +181,9 @@ def main() -> int:
         lanes, entries = _gathered(most)
         back = {"OPS": pairs, "BLOCK": BLOCK, "LANES": lanes, "ENTRIES": entries, "ONTO": True}
         spilled += compile_kernel(f"moments backward, {entries} entries", moments.backward, back, 4, True)
-    if not partial_sums_are_read_in_lines():
-        print("the partial sums are not read in lines")
-    return int(spilled > 0 or not partial_sums_are_read_in_lines())
+    in_lines = partial_sums_are_read_in_lines()
+    print(f"partial sums are read {'in lines' if in_lines else 'with gaps'}")
+    return int(spilled > 0 or not in_lines)
 
 
 if __name__ == "__main__":

@@ -25,21 +25,9 @@ def _fold(
     MANY: tl.constexpr = KIND[3]
     STRIDED: tl.constexpr = KIND[4]
     (
-        sites,
-        pointers,
-        share,
-        covariance,
-        scale,
-        shift,
-        mean,
-        var,
-        folded,
-        bias,
-        row_mean,
-        row_var,
-        tap_sums,
+        sites, pointers, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_sums,
         tap_spread,
-    ) = buffers
+    ) = buffers  # fmt: skip
     CHANNELS: tl.constexpr = 2 if INNER else 1
     index = tl.load(block).to(tl.int64)
     (
@@ -169,21 +157,9 @@ def forward(
     block = blocks + tl.program_id(0) * BLOCK_FIELDS
     body = tl.load(block + 3)
     buffers = (
-        sites,
-        pointers,
-        share,
-        covariance,
-        scale,
-        shift,
-        mean,
-        var,
-        folded,
-        bias,
-        row_mean,
-        row_var,
-        tap_sums,
+        sites, pointers, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_sums,
         tap_spread,
-    )
+    )  # fmt: skip
     for n in tl.static_range(3):  # the first body reaches across groups
         if BODIES >> n & 1:
             if body == n:

@@ -25,22 +25,9 @@ def _unfold(
     MANY: tl.constexpr = KIND[3]
     STRIDED: tl.constexpr = KIND[4]
     (
-        sites,
-        pointers,
-        share,
-        scale,
-        mean,
-        var,
-        row_mean,
-        row_var,
-        tap_spread,
-        grad_folded,
-        grad_bias,
-        grad_weight,
-        grad_scale,
-        partial_mean,
-        partial_var,
-    ) = buffers
+        sites, pointers, share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias, grad_weight,
+        grad_scale, partial_mean, partial_var,
+    ) = buffers  # fmt: skip
     CHANNELS: tl.constexpr = 2 if INNER else 1
     TAP_AXIS: tl.constexpr = 1 if INNER else 2
     index = tl.load(block).to(tl.int64)
@@ -170,22 +157,9 @@ def backward(
     block = blocks + tl.program_id(0) * BLOCK_FIELDS
     body = tl.load(block + 3)
     buffers = (
-        sites,
-        pointers,
-        share,
-        scale,
-        mean,
-        var,
-        row_mean,
-        row_var,
-        tap_spread,
-        grad_folded,
-        grad_bias,
-        grad_weight,
-        grad_scale,
-        partial_mean,
-        partial_var,
-    )
+        sites, pointers, share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias, grad_weight,
+        grad_scale, partial_mean, partial_var,
+    )  # fmt: skip
     for n in tl.static_range(3):  # the first body reaches across groups
         if BODIES >> n & 1:
             if body == n:

@@ -57,20 +57,9 @@ def _unfold_by_taps(
 ):
     """Channels lie side by side: a tile [rows, channels] for every tap."""
     (
-        share,
-        scale,
-        mean,
-        var,
-        row_mean,
-        row_var,
-        tap_spread,
-        grad_folded,
-        grad_bias,
-        grad_weight,
-        grad_scale,
-        partial_mean,
-        partial_var,
-    ) = buffers
+        share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias, grad_weight, grad_scale,
+        partial_mean, partial_var,
+    ) = buffers  # fmt: skip
     weight, place, first, rows, channels, row_stride, _, tap_stride, _, entering, shares, _, sums_at, line = record_of(
         record, WEIGHT, ALIGNED
     )
@@ -135,20 +124,9 @@ def _unfold_across_taps(
 ):
     """Taps lie side by side: one tile [rows, channels, taps]."""
     (
-        share,
-        scale,
-        mean,
-        var,
-        row_mean,
-        row_var,
-        tap_spread,
-        grad_folded,
-        grad_bias,
-        grad_weight,
-        grad_scale,
-        partial_mean,
-        partial_var,
-    ) = buffers
+        share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias, grad_weight, grad_scale,
+        partial_mean, partial_var,
+    ) = buffers  # fmt: skip
     (
         weight,
         place,
@@ -224,20 +202,9 @@ def backward(
     record = records + tl.program_id(0) * RECORD_FIELDS
     body = tl.load(record + RECORD_FIELDS - 1)
     buffers = (
-        share,
-        scale,
-        mean,
-        var,
-        row_mean,
-        row_var,
-        tap_spread,
-        grad_folded,
-        grad_bias,
-        grad_weight,
-        grad_scale,
-        partial_mean,
-        partial_var,
-    )
+        share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias, grad_weight, grad_scale,
+        partial_mean, partial_var,
+    )  # fmt: skip
     for n in tl.static_range(BODIES):
         if body == n:
             if SHAPES[SHAPE_FIELDS * n]:
