@@ -15,12 +15,13 @@ def plain_execution() -> bool:
 
 def alike(parameters: list[Tensor]) -> bool:
     """Plain tensors of one dtype on one device: what a backend can take."""
-    device, dtype = parameters[0].device, parameters[0].dtype
-    if device.type == "cpu":  # where the time for this shows
-        return all([type(p) in _PLAIN and p.dtype is dtype and p.is_cpu for p in parameters])
-    if device.type != "cuda":
+    first = parameters[0]
+    if not _PLAIN.issuperset(map(type, parameters)):
         return False
-    return all([type(p) in _PLAIN and p.dtype is dtype and p.device == device for p in parameters])
+    dtype, device = first.dtype, first.get_device()
+    if first.is_cpu:  # all that is not on an accelerator has the same number
+        return all([p.dtype is dtype and p.is_cpu for p in parameters])
+    return first.is_cuda and all([p.dtype is dtype and p.get_device() == device for p in parameters])
 
 
 def computing_dtype(device: str, own: torch.dtype) -> torch.dtype:
@@ -30,7 +31,7 @@ def computing_dtype(device: str, own: torch.dtype) -> torch.dtype:
     return own
 
 
-_PLAIN = (Tensor, nn.Parameter)
+_PLAIN = {Tensor, nn.Parameter}
 
 
 def inside_backward() -> bool:

@@ -143,9 +143,10 @@ def stream_to_record(parameter: Tensor) -> int | None:
     """The current stream; None where work cannot be recorded: it would have to run on the current device."""
     if _users is None or not parameter.is_cuda or torch.cuda.is_current_stream_capturing():
         return None
-    if parameter.get_device() != torch.cuda.current_device():
+    device = parameter.get_device()
+    if device != torch._C._cuda_getDevice():  # as torch.cuda.current_device() asks, which looks around first
         return None
-    return int(torch.cuda.current_stream(parameter.device).cuda_stream)
+    return int(torch._C._cuda_getCurrentRawStream(device))  # a `Stream` made to be asked costs several launches
 
 
 def graph_trees_run(parameter: Tensor) -> bool:

@@ -16,8 +16,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +35,7 @@ _numbers = itertools.count()
 _known: weakref.WeakValueDictionary[int, Together] = weakref.WeakValueDictionary()
 
 
-@dataclass(frozen=True)
-class Folded:
+class Folded(NamedTuple):  # of which one is made for every pass: a dataclass takes longer
     """The folded weight and bias of every layer, and the state of the parameters they follow from."""
 
     layers: list[Pair]

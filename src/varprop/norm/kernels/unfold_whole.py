@@ -35,11 +35,11 @@ def _rates(scale, row_mean, row_var, grad_bias, row, exists, ACC: tl.constexpr):
 @triton.jit
 def _by_sums(dot, mu, spread, s, db, grad_scale, row, exists):
     """The rate of each row, and its gradients by mean and by variance; that by scale is written."""
-    root = tl.sqrt(spread)
-    k = s / root
+    inverse = 1.0 / tl.sqrt(spread)
+    k = s * inverse
     dk = dot - db * mu
-    tl.store(grad_scale + row, (dk / root).to(tl.float32), exists)
-    return k, -db * k, -0.5 * dk * k / spread
+    tl.store(grad_scale + row, (dk * inverse).to(tl.float32), exists)
+    return k, -db * k, -0.5 * dk * k * (inverse * inverse)
 
 
 @triton.jit
@@ -70,8 +70,8 @@ def _unfold_by_taps(
     shared = ()
     for t in tl.static_range(TAPS):
         shared = shared + (tl.load(share + shares + t).to(ACC),)  # noqa: RUF005 - what triton understands
-    of_mean = tl.zeros([C], ACC)
-    of_var = tl.zeros([C], ACC)
+    by_mean = tl.zeros([R, C], ACC)  # added up over rows at the end only: a sum across warps is a barrier
+    by_var = tl.zeros([R, C], ACC)
     for n in tl.range(0, ROUNDS, num_stages=stages_of(TAPS, R * C, ROUNDS)):
         row = n * R + tl.arange(0, R)
         exists = row < rows
@@ -92,8 +92,6 @@ def _unfold_by_taps(
                 d = tl.load(tap_spread + sums_at + row * TAPS + t, exists, 0.0)
                 spreads = spreads + (d,)  # noqa: RUF005
         k, alpha, beta = _by_sums(tl.sum(products, 1), mu, spread, s, db, grad_scale, first + row, exists)
-        by_mean = tl.zeros([R, C], ACC)
-        by_var = tl.zeros([R, C], ACC)
         for t in tl.static_range(TAPS):
             da = alpha * shared[t]
             if SPREAD:
@@ -104,10 +102,8 @@ def _unfold_by_taps(
             tl.store(grad_weight + place + at + t * tap_stride, grad.to(grad_weight.dtype.element_ty), inside)
             by_mean += down(da) * w
             by_var += of_square * w
-        of_mean += tl.sum(by_mean, 0)
-        of_var += tl.sum(by_var, 0)
-    tl.store(partial_mean + line + channel, of_mean, known)
-    tl.store(partial_var + line + channel, of_var, known)
+    tl.store(partial_mean + line + channel, tl.sum(by_mean, 0), known)
+    tl.store(partial_var + line + channel, tl.sum(by_var, 0), known)
 
 
 @triton.jit
