@@ -95,7 +95,7 @@ def test_the_kernels_agree_with_the_float64_reference(name: str) -> None:
     model, _ = normalized(name)
     exact = copy.deepcopy(model).cpu().double()
     ours, theirs = [s.effective() for s in sites(model)], [s.folded() for s in sites(exact)]
-    backends = [b for s in sites(model) for b in s.place[True][0].backends.values()]
+    backends = [b for s in sites(model) for b in s.place[True][0].executor.backends.values()]
     assert {type(b).__name__ for b in backends} == {"TritonBackend"}
     torch.manual_seed(1)
     grads = [torch.randn_like(part).cpu() / part.numel() ** 0.5 for pair in ours for part in pair]
@@ -215,7 +215,7 @@ def test_replayed_passes_are_those_launched_one_by_one(name: str) -> None:
         output = model(x)
         output.float().square().mean().backward()
         results.append((output.detach().clone(), [p.grad.clone() for p in model.parameters()]))
-    (recording,) = plan.recorders[False].recordings
+    (recording,) = plan.executor.recorders[False].recordings
     assert len(recording.backs) == 1
     for output, grads in results[1:]:
         assert torch.equal(output, results[0][0])
@@ -245,15 +245,15 @@ def test_replayed_training_is_that_of_launched_kernels(passes: int, compiled: bo
     model, x = normalized("paper")
     other = copy.deepcopy(model)
     plan, launched = (sites(network)[0].place[True][0] for network in (model, other))
-    launched.recordable = False
+    launched.executor.recordable = False
     calls = [torch.compile(network, fullgraph=True) if compiled else network for network in (model, other)]
     for ours, theirs in zip(
         *(steps_of(m, c, x, passes) for m, c in zip((model, other), calls, strict=True)), strict=True
     ):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    (recording,) = plan.recorders[compiled].recordings
+    (recording,) = plan.executor.recorders[compiled].recordings
     assert len(recording.backs) == min(passes, SETS)
-    assert not launched.recorders[compiled].recordings
+    assert not launched.executor.recorders[compiled].recordings
 
 
 def test_results_that_somebody_holds_are_not_written_again() -> None:
@@ -267,7 +267,7 @@ def test_results_that_somebody_holds_are_not_written_again() -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.01)
-    assert len(sites(model)[0].place[True][0].recorders[False].recordings) == SETS
+    assert len(sites(model)[0].place[True][0].executor.recorders[False].recordings) == SETS
     for ours, theirs in zip(held, before, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 

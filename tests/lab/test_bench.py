@@ -14,7 +14,7 @@ from varprop.cli.main import main as command_line
 from varprop.lab.bench import chart, markdown, plan, roofline, run, session, table, targets, timing, training, variants
 from varprop.lab.bench.__main__ import main, names, parser
 from varprop.lab.bench.models import Recipe
-from varprop.lab.bench.record import Cell, Inference, Record, first_line
+from varprop.lab.bench.record import Cell, Inference, Record, Roofline, first_line
 from varprop.lab.bench.session import Options
 from varprop.lab.models import FACTORIES
 from varprop.lab.overhead import overhead
@@ -243,6 +243,25 @@ def test_fold_alone(trained):
     assert (found.forward_bytes, found.backward_bytes) == (8 * found.weights, 12 * found.weights)
     assert found.forward > 0 and found.backward > 0 and found.bandwidth > 1e8
     assert math.isclose(found.least_forward, 8 * found.weights / found.bandwidth)
+    assert found.joining is None
+
+
+def test_fold_alone_where_gradients_are_joined(trained, monkeypatch):
+    monkeypatch.setenv("VARPROP_NATIVE", "0")
+    folding = roofline.folding_of(trained["analytic"])
+    monkeypatch.setattr(folding.executor, "natives", {})
+    pieces = roofline.pieces(folding, "float32", CPU)
+    flat, by_source, *_ = pieces["backward"]()
+    parameters = folding.parameters()
+    parts = pieces["forward"]()
+    weights, biases = parts[::2], parts[1::2]
+    expected = torch.autograd.grad([*weights, *biases], parameters, [torch.ones_like(p) for p in (*weights, *biases)])
+    count = len(folding.layers)
+    torch.testing.assert_close(flat, torch.cat([g.flatten() for g in expected[:count]]))
+    torch.testing.assert_close(by_source.flatten(), torch.cat([g.flatten() for g in expected[count:]]))
+    assert torch.equal(pieces["joining"](), torch.ones(sum(p.numel() for p in parts)))
+    found = roofline.measure(trained["analytic"], 1, 0.01, tiny=True)
+    assert found.joining is not None and found.joining_bytes == 8 * found.weights
 
 
 @pytest.mark.parametrize(("load", "told"), [(0.1, False), (2.5, True)])
@@ -270,6 +289,14 @@ def test_targets_are_judged_at_two_decimals():
     assert found["mlp eager, time to none"]["verdict"] == "pass"
     assert found["mlp eager, time to batch"]["verdict"] == "miss"
     assert found["cifar eager, time to none"]["verdict"] == "not measured"
+
+
+def test_the_fold_alone_is_judged():
+    record = record_of()
+    record.roofline = Roofline(1000, 1e9, 6000, 10000, 11.9e-6, 2.1e-5, "by clock")
+    found = {t["target"]: t for t in targets.judge(record, "cuda")}
+    assert found["fold alone, forward, time to the least"]["verdict"] == "pass"
+    assert found["fold alone, backward, time to the least"]["verdict"] == "miss"
 
 
 def test_memory_and_inference_are_judged():

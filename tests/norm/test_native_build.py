@@ -62,7 +62,7 @@ def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
 def natives(model: nn.Module) -> list[bool]:
     """For every fold of the model, whether compiled code did it."""
     (plan, _) = model[0].place[True]
-    return [found is not None for found in plan.natives.values()]
+    return [found is not None for found in plan.executor.natives.values()]
 
 
 @needs_compiler

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 from tests.norm.networks import sites
-from varprop.norm import recording, together, traced
+from varprop.norm import executor, recording, together, traced
 from varprop.norm.backends import TorchBackend
 from varprop.norm.together import Together
 
@@ -62,8 +62,8 @@ def _like_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("VARPROP_NATIVE", "0")
     monkeypatch.setattr(recording, "_recorded", recorded)
-    monkeypatch.setattr(together, "make_backend", Kernels)
-    monkeypatch.setattr(together, "stream_to_record", lambda parameter: 0)
+    monkeypatch.setattr(executor, "make_backend", Kernels)
+    monkeypatch.setattr(executor, "stream_to_record", lambda parameter: 0)
     monkeypatch.setattr(Together, "_is_current", is_current)
 
 
@@ -81,13 +81,13 @@ def plan_of(model: nn.Module) -> Together:
 
 
 def recordings(model: nn.Module, compiled: bool = False) -> list[recording.Recording]:
-    return plan_of(model).recorders[compiled].recordings
+    return plan_of(model).executor.recorders[compiled].recordings
 
 
 def launched(model: nn.Module) -> nn.Module:
     """The same model, nothing recorded."""
     made = copy.deepcopy(model)
-    plan_of(made).recordable = False
+    plan_of(made).executor.recordable = False
     return made
 
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .attached import ends_its_pass
 from .backends import Gradients
-from .layout import Pair
+from .layout import Layout, Pair
 from .native import Kept
 from .passes import Form, flattened, form_in_memory, in_memory_form
-from .recording import Results, handed_out
+from .recording import Recording, Results, handed_out
 
 if TYPE_CHECKING:
-    from .together import Together
+    from .executor import Executor
 
 STALE = (
     "A parameter of a normalized layer was changed in place between the forward and the backward pass; "
     "its gradient can no longer be computed."
 )
+GONE = "Derivatives of derivatives go through the layers of a normalized model, which no longer exists; keep it."
 
 
 class Forms(NamedTuple):
@@ -37,6 +39,14 @@ def forms_of(parameters: Any) -> Forms:
     return Forms(weights, [parameter.numel() for parameter in parameters], parameters[-1].dtype)
 
 
+def _forms_with(weights: Any, layout: Layout) -> Forms:
+    """The same, where shifts and scales are known by the layout."""
+    rows = [rows.outputs for rows in layout.rows]
+    return Forms(
+        [form_in_memory(weight) for weight in weights], [w.numel() for w in weights] + 2 * rows, weights[0].dtype
+    )
+
+
 def parted(weight: Tensor, bias: Tensor, forms: Forms) -> list[Tensor]:
     """The folded weights of all layers and then their biases, from the flat buffers."""
     count = len(forms.weights)
@@ -48,26 +58,36 @@ def _weights(flat: Tensor, forms: Forms) -> list[Tensor]:
     return [in_memory_form(piece, form) for piece, form in zip(pieces, forms.weights, strict=True)]
 
 
-def fold_forward(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> Any:
+def fold_forward(executor: Executor, dtype: torch.dtype, given: Pair | None, parameters: Any) -> Any:
     """Folded weights and biases, flat, and what the backward needs: first shifts and scales of all layers, two rows."""
     count = len(parameters) // 3
     weights = list(parameters[:count])
     shift_scale = torch.cat(parameters[count:]).to(working(weights[0])).view(2, -1)
-    weight, bias, kept = together.backend(weights).forward(weights, shift_scale, given, dtype)
+    weight, bias, kept = executor.backend(weights).forward(weights, shift_scale, given, dtype)
     return weight, bias, [shift_scale, *kept]
 
 
 @torch.no_grad()
-def fold_backward(together: Together, kept: Any, grad_weight: Tensor, grad_bias: Tensor, weights: Any) -> Gradients:
+def fold_backward(executor: Executor, kept: Any, grad_weight: Tensor, grad_bias: Tensor, weights: Any) -> Gradients:
     """Derivatives by weights, by scales and shifts (flat), and by given moments."""
     weights = list(weights)
     shift_scale, *others = kept
-    return together.backend(weights).backward(weights, shift_scale.view(2, -1), others, grad_weight, grad_bias)
+    return executor.backend(weights).backward(weights, shift_scale.view(2, -1), others, grad_weight, grad_bias)
 
 
 def working(weight: Tensor) -> torch.dtype:
     """The dtype of a weight's statistics."""
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+
+class Pass(NamedTuple):
+    """What a fold has to know besides the parameters."""
+
+    executor: Executor
+    layers: Callable[[], list[Any] | None]  # the modules, as long as their model lives
+    dtype: torch.dtype
+    versions: list[int]  # of the parameters
+    recording: Recording | None  # to be replayed
 
 
 class Fold(torch.autograd.Function):
@@ -77,36 +97,44 @@ class Fold(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, together: Together, dtype: torch.dtype, versions: list[int], mean: Any, var: Any, *parameters: Tensor
-    ) -> Any:
+    def forward(ctx: Any, call: Pass, mean: Any, var: Any, *parameters: Tensor) -> Any:
         """Folded weights of all layers, then their biases."""
-        given = None if mean is None else (mean, var)
-        ctx.together, ctx.parameters, ctx.versions = together, parameters, versions
-        ctx.recording = together.recording(dtype, parameters) if given is None else None
+        ctx.executor, ctx.layers, _, ctx.versions, ctx.recording = call
+        ctx.parameters, ctx.is_over = parameters, False
         if ctx.recording is not None:
+            ctx.set_materialize_grads(False)  # which are missing is to be seen
             return tuple(handed_out(ctx.recording.folded().parts))
-        parts, ctx.kept = fold_parts(together, dtype, given, parameters)
+        given = None if mean is None else (mean, var)
+        parts, ctx.kept = fold_parts(call.executor, call.dtype, given, parameters)
         return tuple(parts)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *given: Tensor | None) -> Any:
         """Derivatives by the given moments and the parameters."""
         if [p._version for p in ctx.parameters] != ctx.versions:
             raise RuntimeError(STALE)
+        grads: Any = given
+        if ctx.recording is not None:
+            ctx.is_over = ends_its_pass(given)
+            grads = _all_of(given, ctx.recording.there.parts)
         if torch.is_grad_enabled():  # a derivative of this derivative will be wanted
             return _differentiable_backward(ctx, grads)
-        found = zip(_derivatives(ctx, grads), ctx.needs_input_grad[3:], strict=True)
-        return None, None, None, *[result if needed else None for result, needed in found]
+        found = zip(_derivatives(ctx, grads), ctx.needs_input_grad[1:], strict=True)
+        return None, *[result if needed else None for result, needed in found]
+
+
+def _all_of(grads: Sequence[Tensor | None], parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The derivatives by all parts, 0 where one is missing."""
+    return [torch.zeros_like(part) if grad is None else grad for grad, part in zip(grads, parts, strict=True)]
 
 
 def _derivatives(ctx: Any, grads: Sequence[Tensor]) -> list[Tensor]:
-    together, parameters, recording = ctx.together, ctx.parameters, ctx.recording
+    executor, parameters, recording = ctx.executor, ctx.parameters, ctx.recording
     if recording is None:
-        return unfold_parts(together, ctx.kept, grads, parameters)
-    replayed = together.replayed_back(recording, grads, parameters[: len(together.layers)])
+        return unfold_parts(executor, ctx.kept, grads, parameters)
+    replayed = executor.replayed_back(recording, grads, parameters[: executor.count])
     if replayed is None:
-        return unfold_parts(together, recording.kept, grads, parameters)
+        return unfold_parts(executor, recording.kept, grads, parameters)
     return handed_out(replayed.parts)
 
 
@@ -114,26 +142,26 @@ def _derivatives(ctx: Any, grads: Sequence[Tensor]) -> list[Tensor]:
 apply_fold: Any = super(torch.autograd.Function, Fold).apply
 
 
-def fold_parts(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> tuple[list[Tensor], Any]:
+def fold_parts(executor: Executor, dtype: torch.dtype, given: Pair | None, parameters: Any) -> tuple[list[Tensor], Any]:
     """Folded weights and biases, layer by layer, and what the backward needs."""
-    native = together.native(parameters)
+    native = executor.native(parameters)
     if native is not None:
         return native.fold(parameters, given, dtype)
-    weight, bias, kept = fold_forward(together, dtype, given, parameters)
+    weight, bias, kept = fold_forward(executor, dtype, given, parameters)
     return parted(weight, bias, forms_of(parameters)), kept
 
 
-def unfold_parts(together: Together, kept: Any, grads: Sequence[Tensor], parameters: Any) -> list[Tensor]:
+def unfold_parts(executor: Executor, kept: Any, grads: Sequence[Tensor], parameters: Any) -> list[Tensor]:
     """Derivatives by given moments and by parameters, from those by the parts."""
     if isinstance(kept, Kept):
         return kept.backend.unfold(parameters, kept, grads)
-    weights = parameters[: len(together.layers)]
-    return by_parameter(unfold_flat(together, kept, grads, weights), forms_of(parameters))
+    weights = parameters[: executor.count]
+    return by_parameter(unfold_flat(executor, kept, grads, weights), forms_of(parameters))
 
 
-def fold_flat(together: Together, dtype: torch.dtype, given: Pair | None, parameters: Any) -> list[Tensor]:
+def fold_flat(executor: Executor, dtype: torch.dtype, given: Pair | None, parameters: Any) -> list[Tensor]:
     """Folded weights and biases and all that is kept, each in a flat buffer of its own."""
-    weight, bias, kept = fold_forward(together, dtype, given, parameters)
+    weight, bias, kept = fold_forward(executor, dtype, given, parameters)
     return _apart([weight, bias, *(part.flatten() for part in kept)])
 
 
@@ -148,24 +176,24 @@ def _apart(results: list[Tensor]) -> list[Tensor]:
     return found
 
 
-def fold_to_record(together: Together, dtype: torch.dtype, parameters: Any) -> Results:
+def fold_to_record(executor: Executor, dtype: torch.dtype, parameters: Any) -> Results:
     """The fold in both forms."""
-    flat = fold_flat(together, dtype, None, parameters)
+    flat = fold_flat(executor, dtype, None, parameters)
     return flat, parted(flat[0], flat[1], forms_of(parameters))
 
 
-def unfold_flat(together: Together, kept: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
+def unfold_flat(executor: Executor, kept: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
     """Derivatives by weights, by scales and shifts, and by given moments, each in a flat buffer of its own."""
-    count, sizes = len(together.layout.rows), (together.layout.weight_count, together.layout.row_count)
+    count, sizes = len(executor.layout.rows), (executor.layout.weight_count, executor.layout.row_count)
     by_weight = [flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)]
     grad_weight, grad_bias = torch.cat([*by_weight, *grads[count:]]).split_with_sizes(sizes)
-    return _apart(list(fold_backward(together, kept, grad_weight, grad_bias, weights)))
+    return _apart(list(fold_backward(executor, kept, grad_weight, grad_bias, weights)))
 
 
-def unfold_to_record(together: Together, weights: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
+def unfold_to_record(executor: Executor, weights: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
     """The way back in both forms."""
-    flat = _apart(list(fold_backward(together, kept, grad_weight, grad_bias, weights)))
-    return flat, by_parameter(flat, forms_of(together.parameters()))
+    flat = _apart(list(fold_backward(executor, kept, grad_weight, grad_bias, weights)))
+    return flat, by_parameter(flat, _forms_with(weights, executor.layout))
 
 
 def by_parameter(found: Sequence[Tensor], forms: Forms) -> list[Tensor]:
@@ -177,9 +205,12 @@ def by_parameter(found: Sequence[Tensor], forms: Forms) -> list[Tensor]:
 
 def _differentiable_backward(ctx: Any, grads: Sequence[Tensor]) -> Any:
     """The same by autograd through the layers' own formulas, which can be differentiated again."""
-    folded = [layer.folded() for layer in ctx.together.layers]
+    layers = ctx.layers()
+    if layers is None:
+        raise RuntimeError(GONE)
+    folded = [layer.folded() for layer in layers]
     outputs = [weight for weight, _ in folded] + [bias for _, bias in folded]
     matching = [grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)]
     wanted = [p for p in ctx.parameters if p.requires_grad]
     found = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=True, allow_unused=True))
-    return None, None, None, None, None, *(next(found) if p.requires_grad else None for p in ctx.parameters)
+    return None, None, None, *(next(found) if p.requires_grad else None for p in ctx.parameters)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..capture import Program
 from ..moments import Moments
 from ..node import Node
+from ..plan import Plan
 from .layout import Lanes, Layout, Pair, Rows
 from .lowering import Lowering, NotLanes
 from .statistics import Statistics
@@ -57,7 +58,7 @@ def fits(site: Site) -> bool:
 
 def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, list[int]]:
     """The layout of the sites, and which of them read something that only a walk can compute (given lanes)."""
-    lowering = Lowering(joint.plan)
+    lowering = Lowering(_without_model(joint.plan))
     for site in sites:
         lanes = lowering.new(site.outputs)
         for node in (node for node, path in joint.sources.items() if path == site.path):
@@ -77,6 +78,11 @@ def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, list[int]
     found = [number[lanes] for lanes in entering if lanes is not None]
     count = sum(len(found[place]) for place in given)
     return Layout(Lanes(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites)), given
+
+
+def _without_model(plan: Plan) -> Plan:
+    """The same for functions of lanes, which read no parameters: those who keep them must not keep the model."""
+    return replace(plan, program=replace(plan.program, model=nn.Module(), facts={}))
 
 
 def _output_axis(site: Site, node: Node) -> int:

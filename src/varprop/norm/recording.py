@@ -48,11 +48,16 @@ class Replay:
             self.graph, (self.flat, self.parts) = _recorded(work)
         storages = (tensor.untyped_storage() for tensor in (*self.flat, *self.parts))
         self.storages = {storage._cdata: storage for storage in storages}  # held, so that their addresses stay good
-        self.own = [(address, _users(address)) for address in self.storages]
+        self.own = {address: _users(address) for address in self.storages}
+
+    def count_as_own(self, tensors: Sequence[Tensor], sign: int) -> None:
+        """Take tensors over the same memory for no users of it, or for users again."""
+        for tensor in tensors:
+            self.own[tensor.untyped_storage()._cdata] += sign
 
     def is_free(self) -> bool:
         """Whether nobody holds a result of an earlier run."""
-        return all([_users(address) == count for address, count in self.own])
+        return all([_users(address) == count for address, count in self.own.items()])
 
     def run(self) -> None:
         """Write the results anew."""
@@ -72,6 +77,10 @@ class Recording:
         self.weight, self.bias, *self.kept = self.there.flat
         self.grads: Results | None = None  # by folded weights and biases
         self.backs: list[Replay] = []
+
+    def is_free(self) -> bool:
+        """Whether nobody holds what was folded."""
+        return self.there.is_free()
 
     def folded(self) -> Replay:
         """The fold of the parameters as they are now."""
@@ -112,12 +121,14 @@ class Recorder:
         self.passes = 0  # at the same addresses
         self.recordings: list[Recording] = []
 
-    def recording(self, key: Any, make: Callable[[], Recording | None]) -> Recording | None:
+    def recording(
+        self, key: Any, make: Callable[[], Recording | None], is_free: Callable[[Recording], bool]
+    ) -> Recording | None:
         """One whose buffers nobody holds; None where the kernels are to be launched."""
         if key != self.key:
             self.key, self.passes, self.recordings = key, 0, []
         self.passes += 1
-        found = next((recording for recording in self.recordings if recording.there.is_free()), None)
+        found = next((recording for recording in self.recordings if is_free(recording)), None)
         if found is None and self.passes > PATIENCE and len(self.recordings) < SETS:
             found = make()
             self.recordings += [] if found is None else [found]

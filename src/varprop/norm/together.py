@@ -12,22 +12,20 @@ costs as much as folding, everything is folded anew, unless the user promises th
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .autograd_node import apply_fold, fold_to_record, unfold_to_record, working
-from .backends import Backend, TorchBackend, make_backend
+from .attached import Attachments
+from .autograd_node import Pass, apply_fold
 from .blueprint import Site, make_layout, walk_of
 from .execution import alike, capturing, computing_dtype, inside_backward, plain_execution
+from .executor import Executor
 from .layout import Pair
-from .native import NativeBackend, make_native
-from .recording import LARGEST, Recorder, Recording, Replay, graph_trees_run, stream_to_record
 from .statistics import Statistics
 
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
@@ -87,10 +85,7 @@ class Together:
         self.depth = 0  # of modules that run inside each other
         self.promised = False  # that the parameters do not change
         self.repeats = False  # the model was seen to run twice with the same parameters
-        self.backends: dict[Any, Backend] = {}
-        self.natives: dict[Any, NativeBackend | None] = {}
-        self.recorders = {compiled: Recorder() for compiled in (False, True)}
-        self.recordable = self.layout.weight_count <= LARGEST
+        self.executor, self.attachments = Executor(self.layout), Attachments()
 
     def begin(self) -> None:
         """Before a module that holds layers runs: make the folded weights ready for all of them."""
@@ -116,6 +111,7 @@ class Together:
     def forget(self) -> None:
         """Let go of what was computed."""
         self.active = self.folded = None
+        self.attachments.clear()
 
     def _present(self) -> Folded | None:
         if not plain_execution():
@@ -123,7 +119,10 @@ class Together:
         parameters = self.parameters()
         if not alike(parameters):
             return None
-        if torch.compiler.is_compiling() or capturing(parameters[0]):
+        if torch.compiler.is_compiling():
+            return self._compute(parameters)
+        if capturing(parameters[0]):
+            self.forget()  # nothing of passes on other streams may be part of it
             return self._compute(parameters)
         if not self._is_current(parameters):
             self.folded = None  # so that old and new never take memory at once
@@ -161,11 +160,27 @@ class Together:
             parts = _traced(self, dtype, given, parameters)
         else:
             versions = [p._version for p in parameters]
-            parts = apply_fold(self, dtype, versions, *(given or (None, None)), *parameters)
+            parts = self._folded_parts(dtype, versions, given, parameters)
             if self.repeats and not parameters[0].is_cuda:
                 copies = [p.detach().clone() for p in parameters]
         layers = list(zip(parts[:count], parts[count:], strict=True))
         return Folded(layers, parameters, versions, device, own, dtype, parts[0].requires_grad, copies)
+
+    def _folded_parts(
+        self, dtype: torch.dtype, versions: list[int], given: Pair | None, parameters: list[Tensor]
+    ) -> list[Tensor]:
+        """Folded weights and then biases, from the node of an earlier pass where one can serve again."""
+        recording = None if given else self.executor.recording(dtype, parameters, self.attachments.is_free)
+        self.attachments.keep(self.executor.recorders[False].recordings)
+        to_attach = recording if torch.is_grad_enabled() and not self.promised else None
+        found = None if to_attach is None else self.attachments.again(to_attach, parameters, versions)
+        if found is not None:
+            return found
+        call = Pass(self.executor, _layers_of(weakref.ref(self)), dtype, versions, recording)
+        parts: list[Tensor] = list(apply_fold(call, *(given or (None, None)), *parameters))
+        if to_attach is not None:
+            self.attachments.attach(to_attach, parts, parameters)
+        return parts
 
     def _given(self) -> Pair | None:
         """Moments that only the walk can tell, for every channel that reads them."""
@@ -174,56 +189,6 @@ class Together:
         found = [self.layers[place].entering_moments(x) for place, x in zip(self.given, self.walk(), strict=True)]
         mean, var = (torch.cat([pair[k].double() for pair in found]) for k in (0, 1))
         return mean, var
-
-    def backend(self, weights: Sequence[Tensor]) -> Backend:
-        """Who computes, for weights as they lie on their device."""
-        key = (weights[0].device, weights[0].dtype, *[w.stride() for w in weights])
-        found = self.backends.get(key)
-        if found is None:
-            found = self.backends[key] = make_backend(self.layout, weights, working(weights[0]))
-        return found
-
-    def native(self, parameters: Sequence[Tensor]) -> NativeBackend | None:
-        """Compiled code for parameters (weights come first) as they lie in memory; None if others are to compute."""
-        if not parameters[0].is_cpu:
-            return None
-        key = (parameters[0].dtype, *map(Tensor.stride, parameters))
-        try:
-            return self.natives[key]
-        except KeyError:
-            found = self.natives[key] = make_native(self.layout, parameters, working(parameters[0]))
-            return found
-
-    def recording(self, dtype: torch.dtype, parameters: Any, compiled: bool = False) -> Recording | None:
-        """The fold as a graph to replay, where it can be recorded and has run before; None else."""
-        key = self._recording_key(dtype, parameters, compiled)
-        return None if key is None else self.recorders[compiled].recording(key, lambda: self._record(key, parameters))
-
-    def replayed_back(
-        self, recording: Recording | None, grads: Sequence[Tensor], weights: Any, compiled: bool = False
-    ) -> Replay | None:
-        """The way back replayed, from derivatives by the parts; None if it cannot be."""
-        if recording is None or not self._was_recorded_with(recording.key, weights, compiled):
-            return None
-        return recording.derivatives(grads, functools.partial(unfold_to_record, self, weights))
-
-    def _was_recorded_with(self, key: Any, weights: Any, compiled: bool) -> bool:
-        """Whether the weights, which alone of all parameters are read again, lie where they lay."""
-        own = self._recording_key(key[0], weights, compiled)
-        return own is not None and own == key[: len(own)]
-
-    def _recording_key(self, dtype: torch.dtype, parameters: Any, compiled: bool) -> Any:
-        """What a recording depends on; None where nothing can be recorded."""
-        stream = stream_to_record(parameters[0]) if self.recordable else None
-        if stream is None or (compiled and graph_trees_run(parameters[0])):
-            return None
-        addresses, strides = map(Tensor.data_ptr, parameters), map(Tensor.stride, parameters[: len(self.layers)])
-        return dtype, parameters[0].dtype, stream, *strides, *addresses
-
-    def _record(self, key: Any, parameters: Any) -> Recording | None:
-        if isinstance(self.backend(parameters[: len(self.layers)]), TorchBackend):
-            return None  # functions without a kernel may copy from the host, which a graph cannot
-        return Recording(key, functools.partial(fold_to_record, self, key[0], parameters))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"joint": self.joint, "sites": self.sites_apart(), "layers": self.layers}
@@ -253,6 +218,16 @@ def _traced(together: Together, dtype: torch.dtype, given: Pair | None, paramete
     from .traced import traced_fold
 
     return traced_fold(together.number, dtype, given, parameters)
+
+
+def _layers_of(together: weakref.ref[Together]) -> Callable[[], list[Any] | None]:
+    """The layers, as long as they are."""
+
+    def layers() -> list[Any] | None:
+        found = together()
+        return None if found is None else found.layers
+
+    return layers
 
 
 def known(number: int) -> Together:

@@ -87,10 +87,12 @@ def _fold(
     parameters: list[Tensor], _anchors: list[Tensor], given: list[Tensor], number: int, dtype: torch.dtype
 ) -> list[Tensor]:
     together = known(number)
-    recording = None if given else together.recording(dtype, parameters, compiled=True)
+    together.forget()  # what an eager pass left holds nodes of its stream
+    executor = together.executor
+    recording = None if given else executor.recording(dtype, parameters, compiled=True)
     if recording is not None:
         return handed_out(recording.folded().flat)
-    return fold_flat(together, dtype, (given[0], given[1]) if given else None, parameters)
+    return fold_flat(executor, dtype, (given[0], given[1]) if given else None, parameters)
 
 
 def _fold_form(
@@ -106,11 +108,11 @@ def _fold_form(
 def _fold_backward(
     grads: list[Tensor], kept: list[Tensor], weights: list[Tensor], _anchors: list[Tensor], number: int
 ) -> list[Tensor]:
-    together = known(number)
-    recording = together.recorders[True].recording_with(kept)
-    replayed = together.replayed_back(recording, grads, weights, compiled=True)
+    executor = known(number).executor
+    recording = executor.recorders[True].recording_with(kept)
+    replayed = executor.replayed_back(recording, grads, weights, compiled=True)
     if replayed is None:
-        return unfold_flat(together, kept, grads, weights)
+        return unfold_flat(executor, kept, grads, weights)
     return handed_out(replayed.flat)
 
 

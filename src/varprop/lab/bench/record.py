@@ -82,6 +82,7 @@ class Roofline:
         forward: Measured seconds.
         backward: Measured seconds.
         how: They were measured.
+        joining: Measured seconds to bring the gradients of all layers into one buffer, where that is done.
     """
 
     weights: int
@@ -91,6 +92,7 @@ class Roofline:
     forward: float
     backward: float
     how: str
+    joining: float | None = None
 
     @property
     def least_forward(self) -> float:
@@ -101,6 +103,11 @@ class Roofline:
     def least_backward(self) -> float:
         """Seconds at the speed of a copy."""
         return self.backward_bytes / self.bandwidth
+
+    @property
+    def joining_bytes(self) -> int:
+        """Every gradient by a folded weight, read and written."""
+        return 2 * (self.forward_bytes - 4 * self.weights)
 
 
 @dataclass

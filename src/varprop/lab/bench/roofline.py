@@ -6,11 +6,14 @@ The fold is reached through the model: the layers know the object that folds the
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...norm.autograd_node import fold_backward, fold_forward
+from ...norm.passes import flattened
 from .record import Roofline, first_line
 from .timing import Function, interleaved, timed, wait
 from .training import Network, autocast, capture_stream, clean
@@ -18,8 +21,8 @@ from .training import Network, autocast, capture_stream, clean
 COPY = 2**30  # bytes, far beyond any cache
 TINY_COPY = 2**22
 GRAPH = (
-    "mean over replays of a CUDA graph of the fold alone, joining the gradients of all layers included, nothing "
-    "subtracted; what one replay leaves in the L2 cache serves the next"
+    "mean over replays of a CUDA graph of the fold alone, nothing subtracted; the gradients of all layers are joined "
+    "in one buffer before, which is measured apart; what one replay leaves in the L2 cache serves the next"
 )
 CLOCK = "wall time of the fold alone, called from Python, nothing subtracted"
 
@@ -35,10 +38,9 @@ def measure(network: Network, rounds: int, seconds: float, tiny: bool = False) -
     """
     device, precision = network.device, network.case.compiled
     folding = folding_of(network)
-    forward, backward = pieces(folding, precision, device)
     count = sum(layer.weight.numel() for layer in folding.layers)
     read, written = 4, 2 if precision == "bf16" else 4
-    how, functions = without_launches({"forward": forward, "backward": backward}, device)
+    how, functions = without_launches(pieces(folding, precision, device), device)
     times = interleaved(functions, rounds, seconds, device)
     medians = {name: statistics.median(values) for name, values in times.items()}
     bandwidth = copy_bandwidth(device, TINY_COPY if tiny or device.type == "cpu" else COPY)
@@ -52,24 +54,45 @@ def folding_of(network: Network) -> Any:
     return next(place for place in places if place)[True][0]
 
 
-def pieces(folding: Any, precision: str, device: torch.device) -> tuple[Function, Function]:
-    """The fold, and its derivative by all parameters for given derivatives by the folded weights and biases."""
-    parameters = [getattr(layer, name) for layer in folding.layers for name in ("weight", "shift", "scale")]
+def pieces(folding: Any, precision: str, device: torch.device) -> dict[str, Function]:
+    """The fold, its derivative by all parameters for given derivatives by the folded ones, and the joining of these.
+
+    Compiled code for small networks takes the derivatives of all layers as they are, and there is nothing to join.
+    """
+    parameters = folding.parameters()
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
 
     def forward() -> list[Tensor]:
         folding.forget()
         with autocast(precision, device):
             return [tensor for pair in folding._present().layers for tensor in pair]
 
-    kept: list[Any] = []
+    if folding.executor.native(parameters) is not None:
+        return {"forward": forward, "backward": _by_autograd(forward, parameters)}
+    parts = forward()
+    grads = [torch.ones_like(part) for part in (*parts[::2], *parts[1::2])]  # all weights, then all biases
+    return {"forward": forward, "backward": _by_itself(folding, dtype), "joining": lambda: joined(folding, grads)}
 
-    def backward() -> Any:
-        if not kept:  # on the stream on which it will be captured
-            outputs = forward()
-            kept.extend([outputs, [torch.ones_like(output) for output in outputs]])
-        return torch.autograd.grad(kept[0], parameters, kept[1], retain_graph=True)
 
-    return forward, backward
+def _by_autograd(forward: Callable[[], list[Tensor]], parameters: list[Tensor]) -> Function:
+    outputs = forward()
+    grads = [torch.ones_like(output) for output in outputs]
+    return lambda: torch.autograd.grad(outputs, parameters, grads, retain_graph=True)
+
+
+def _by_itself(folding: Any, dtype: torch.dtype) -> Function:
+    """The way back from derivatives that lie in one buffer."""
+    parameters, executor = [p.detach() for p in folding.parameters()], folding.executor
+    weight, bias, kept = fold_forward(executor, dtype, None, parameters)
+    weights, grads = parameters[: executor.count], (torch.ones_like(weight), torch.ones_like(bias))
+    return lambda: fold_backward(executor, kept, *grads, weights)
+
+
+def joined(folding: Any, grads: list[Tensor]) -> Tensor:
+    """Derivatives by folded weights and biases in one buffer, as the way back takes them."""
+    count = folding.executor.count
+    weights = folding.parameters()[:count]
+    return torch.cat([*(flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)), *grads[count:]])
 
 
 def without_launches(functions: dict[str, Function], device: torch.device) -> tuple[str, dict[str, Function]]:

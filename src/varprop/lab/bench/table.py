@@ -84,6 +84,9 @@ def _roofline(record: Record) -> Table:
         _piece("forward", found.forward_bytes, found.least_forward, found.forward),
         _piece("backward", found.backward_bytes, found.least_backward, found.backward),
     ]
+    if found.joining is not None:
+        least = found.joining_bytes / found.bandwidth
+        rows.append(_piece("gradients joined", found.joining_bytes, least, found.joining))
     heading = f"Fold of {found.weights:,} weights alone; a copy moves {found.bandwidth / 1e9:.0f} GB/s ({found.how})"
     return Table(heading, ("fold", "MB at least", "least us", "measured us", "x least"), rows)
 

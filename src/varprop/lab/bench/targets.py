@@ -36,6 +36,7 @@ TARGETS = (
     Target("cpu", "mlp", "eager", 1.00, base="batch"),
 )
 FOLDED = 1.00
+FOLD = 2.00  # times what its bytes take at the speed of a copy, on a GPU
 
 
 def judge(record: Record, device: str) -> list[dict[str, Any]]:
@@ -48,6 +49,10 @@ def judge(record: Record, device: str) -> list[dict[str, Any]]:
         found.append(judged(text, inference.ratio, FOLDED))
         text = f"{inference.case} folded inference, bits differ (1) or not (0)"
         found.append(judged(text, 0.0 if inference.identical else 1.0, 0.0))
+    fold = record.roofline
+    if fold is not None and device == "cuda":
+        found.append(judged("fold alone, forward, time to the least", fold.forward / fold.least_forward, FOLD))
+        found.append(judged("fold alone, backward, time to the least", fold.backward / fold.least_backward, FOLD))
     return found
 
 
