@@ -33,7 +33,7 @@ from varprop.norm.kernels.opcodes import (
     SIGMOID,
     TWO_SLOPES,
 )
-from varprop.norm.kernels.whole import BY_TAPS, WholeLaunch, body_of, most_rounds, warps_of
+from varprop.norm.kernels.whole import BY_TAPS, WholeLaunch, body_of, most_rounds, registers_of, warps_of
 from varprop.norm.layout import Rows
 
 INT32 = [
@@ -52,6 +52,7 @@ INT32 = [
 INT64 = ["sites", "pointers", "records"]
 DOUBLE = ["share", "covariance", "numbers", "nodes", "knots", "constant_mean", "constant_var", "slopes"]
 SIZES = ["sources", "constants", "given", "computed"]
+SPILLED = 64  # bytes of a thread, at most, where its registers are limited: one more block makes up for them
 HALF = ["folded", "bias", "grad_folded", "grad_bias"]
 
 
@@ -64,18 +65,20 @@ def type_of(name: str, of_lanes: bool) -> str:
     return "*fp64" if name in lanes else "*fp32"
 
 
-def compiled(kernel, constants: dict, warps: int, of_lanes: bool = False):
+def compiled(kernel, constants: dict, warps: int, of_lanes: bool = False, registers: int | None = None):
     """One kernel, compiled for Hopper."""
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else type_of(name, of_lanes) for name in names}
     aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if signature[name].startswith("*")}
     source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "maxnreg": registers})
 
 
-def compile_kernel(label: str, kernel, constants: dict, warps: int, of_lanes: bool = False) -> int:
+def compile_kernel(
+    label: str, kernel, constants: dict, warps: int, of_lanes: bool = False, registers: int | None = None
+) -> int:
     """Compiles one kernel, prints what it takes and returns the bytes it spills."""
-    made = compiled(kernel, constants, warps, of_lanes)
+    made = compiled(kernel, constants, warps, of_lanes, registers)
     assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(made.asm["ptx"])
@@ -142,7 +145,11 @@ def whole_kernels(every: bool):
             for body in dict.fromkeys(bodies):
                 warps = warps_of(body, backward)
                 label = f"{name}, {body.rows} x {body.channels}, {warps} warps"
-                yield label, WholeLaunch(kind.dtype, warps, (body,), *none), backward
+                yield (
+                    label,
+                    WholeLaunch(kind.dtype, warps, registers_of(kind.dtype, warps, backward), (body,), *none),
+                    backward,
+                )
 
 
 def main() -> int:
@@ -157,10 +164,11 @@ def main() -> int:
     for name, launch, backward in whole_kernels(every):
         kernel = unfold_whole.backward if backward else fold_whole.forward
         constants = _whole_constants(launch)
-        warps = constants.pop("num_warps")
+        warps, registers = constants.pop("num_warps"), constants.pop("maxnreg", None)
         label = f"{'backward' if backward else 'forward'}, {name}, whole rows"
-        bytes_spilled = compile_kernel(label, kernel, constants, warps)
-        spilled += bytes_spilled if launch.dtype != torch.float64 else 0
+        bytes_spilled = compile_kernel(label, kernel, constants, warps, registers=registers)
+        allowed = 0 if registers is None else SPILLED
+        spilled += bytes_spilled if launch.dtype != torch.float64 and bytes_spilled > allowed else 0
     sums = {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}
     spilled += compile_kernel("sums of blocks", unfold_rows.add_partials, sums, 4)
     pairs = sum(1 << code for code in PAIRS)

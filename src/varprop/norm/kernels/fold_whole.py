@@ -77,10 +77,10 @@ def _fold_by_taps(
             mu = tl.zeros([R], ACC)
             for t in tl.static_range(TAPS):
                 mu += sums[t] * shared[t]
-            added, products = common_part(sums, covariance + form, TAPS, ACC)
+            added, products, tap = common_part(sums, covariance + form, TAPS, ACC)
             spread += added
-            for t in tl.static_range(TAPS):
-                tl.store(tap_spread + sums_at + row * TAPS + t, products[t], exists)
+            saved = tap_spread + sums_at + down(row * TAPS) + across(tap)
+            tl.store(saved, products, down(exists) & across(tap < TAPS))
         else:
             mu, spread = sums_of_two(weighted * m, squares * v)
         k = _rates(mu, spread, s, offset, bias + first, row_mean + first, row_var + first, row, exists)

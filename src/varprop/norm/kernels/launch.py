@@ -108,7 +108,8 @@ def _types(dtype: torch.dtype) -> dict[str, object]:
 def _whole_constants(launch: WholeLaunch) -> dict[str, object]:
     """What a launch for whole rows compiles into the kernel."""
     shapes = whole.shapes(launch.bodies)
-    return {**_types(launch.dtype), "BODIES": len(launch.bodies), "SHAPES": shapes, "num_warps": launch.warps}
+    constants = {**_types(launch.dtype), "BODIES": len(launch.bodies), "SHAPES": shapes, "num_warps": launch.warps}
+    return constants if launch.registers is None else {**constants, "maxnreg": launch.registers}
 
 
 def _constants(launch: Launch) -> dict[str, object]:

@@ -23,6 +23,7 @@ BLOCK_FIELDS = tl.constexpr(4)
 SITE_FIELDS = tl.constexpr(15)
 RECORD_FIELDS = tl.constexpr(16)  # of a block of whole rows, as `record_of` reads them
 SHAPE_FIELDS = tl.constexpr(8)  # of a tile of whole rows, see `whole.Body`
+PLACES_OF_TAPS = tl.constexpr(16)  # where every tap has a tile of its own: `whole.TAPS_APART`
 
 
 @triton.jit
@@ -145,16 +146,19 @@ def down(x):
 
 @triton.jit
 def common_part(sums, covariance, TAPS: tl.constexpr, ACC: tl.constexpr):
-    """What the common part of the taps adds to the variance of rows, and its matrix times the sums of each tap."""
-    products = ()
-    added = sums[0].to(tl.float64) * 0.0
-    for t in tl.static_range(TAPS):
-        d = sums[0].to(tl.float64) * tl.load(covariance + t)
-        for n in tl.static_range(1, TAPS):
-            d += sums[n].to(tl.float64) * tl.load(covariance + n * TAPS + t)
-        added += sums[t].to(tl.float64) * d
-        products = products + (d.to(ACC),)  # noqa: RUF005 - what triton understands
-    return added.to(ACC), products
+    """What the common part of the taps adds to the variance of rows, and its matrix times the sums of the taps.
+
+    The products are a tile [rows, taps], which the threads share; as numbers of a row, every thread had all of them.
+    """
+    tap = tl.arange(0, PLACES_OF_TAPS)
+    one = down(sums[0].to(tl.float64))
+    whole = one * across((tap == 0).to(tl.float64))
+    products = one * across(tl.load(covariance + tap, tap < TAPS, 0.0))
+    for t in tl.static_range(1, TAPS):
+        one = down(sums[t].to(tl.float64))
+        whole = tl.where(across(tap == t), one, whole)
+        products += one * across(tl.load(covariance + t * TAPS + tap, tap < TAPS, 0.0))
+    return tl.sum(whole * products, 1).to(ACC), products.to(ACC), tap
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from ..layout import Rows
 from .blocks import FEW_ROWS, Kind, Site, blocks_of
 
 WARPS, WARPS_LONG = 4, 16  # of a block: several blocks on a multiprocessor wait for memory in turns
+REGISTERS = 128  # of a thread forward, at most: so that there are four of them
 TILE = 2048  # elements of a tile, 16 for each of 128 threads
 MOST_ROWS = 16  # of a tile with several taps, where every row keeps a number for each
 OF_A_TAP = 512  # at least, where every tap has a tile of its own: 16 bytes for each thread
@@ -59,6 +60,7 @@ class WholeLaunch:
 
     dtype: torch.dtype
     warps: int
+    registers: int | None  # of a thread, at most
     bodies: tuple[Body, ...]
     records: Tensor
     weights: Tensor
@@ -144,8 +146,14 @@ def launches(
         known = tuple(dict.fromkeys(bodies[index] for index in chosen))
         parts = [_records(index, layout[index], sites[index], bodies[index], known) for index in chosen]
         records, size = torch.cat(parts), torch.empty(0, dtype=dtype).element_size()
-        made.append(WholeLaunch(dtype, warps, known, records[:, 1:], records[:, 0], size * records[:, 1]))
+        registers = registers_of(dtype, warps, backward)
+        made.append(WholeLaunch(dtype, warps, registers, known, records[:, 1:], records[:, 0], size * records[:, 1]))
     return made
+
+
+def registers_of(dtype: torch.dtype, warps: int, backward: bool) -> int | None:
+    """The most that a thread may have; None for as many as it takes."""
+    return None if backward or warps != WARPS or dtype == torch.float64 else REGISTERS
 
 
 def _work(body: Body) -> int:
