@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -270,6 +271,41 @@ def test_results_that_somebody_holds_are_not_written_again() -> None:
     assert len(sites(model)[0].place[True][0].executor.recorders[False].recordings) == SETS
     for ours, theirs in zip(held, before, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_node_that_serves_again_does_not_stand_in_the_way_of_a_capture() -> None:
+    model, x = normalized("paper")
+    plan = sites(model)[0].place[True][0]
+
+    def passed() -> list[Tensor]:
+        model.zero_grad(set_to_none=True)
+        model(x).float().square().mean().backward()
+        return [p.grad for p in model.parameters()]
+
+    nodes = []
+    for _ in range(PATIENCE + 3):
+        expected = [grad.clone() for grad in passed()]
+        nodes += [attached.node for attached in plan.attachments.of.values()]
+    assert len(nodes) == 3 and len(set(map(id, nodes))) == 1
+    nodes.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # autograd remembers the stream of the parameters' nodes, which is another one
+        captured = passed()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+
+
+def test_models_that_ran_leave_no_memory_behind() -> None:
+    left = []
+    for _ in range(3):
+        model, x = normalized("paper")
+        for _ in range(PATIENCE + 2):
+            model.zero_grad()
+            model(x).float().square().mean().backward()
+        del model, x
+        gc.collect()
+        left.append(torch.cuda.memory_allocated())
+    assert left[1] == left[2]
 
 
 @pytest.mark.parametrize("mode", ("reduce-overhead", "max-autotune-no-cudagraphs"))

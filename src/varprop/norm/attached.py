@@ -109,6 +109,6 @@ _keeps_graph: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_gr
 _ALONE = set(_holders([torch.empty(0)])) if _keeps_graph and hasattr(Tensor, "_use_count") else None
 
 
-def ends_its_pass(grads: Sequence[Tensor | None]) -> bool:
-    """In a backward pass: whether it came through every part and lets go of its graph."""
-    return _keeps_graph is not None and not _keeps_graph() and all([grad is not None for grad in grads])
+def keeps_graph() -> bool:
+    """In a backward pass: whether its graph may be run again, as far as torch tells."""
+    return _keeps_graph is None or bool(_keeps_graph())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .attached import ends_its_pass
+from .attached import keeps_graph
 from .backends import Gradients
 from .layout import Layout, Pair
 from .native import Kept
@@ -109,23 +109,25 @@ class Fold(torch.autograd.Function):
         return tuple(parts)
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:
         """Derivatives by the given moments and the parameters."""
         if [p._version for p in ctx.parameters] != ctx.versions:
             raise RuntimeError(STALE)
-        grads: Any = given
         if ctx.recording is not None:
-            ctx.is_over = ends_its_pass(given)
-            grads = _all_of(given, ctx.recording.there.parts)
+            whole = all([grad is not None for grad in grads])
+            ctx.is_over = whole and not keeps_graph()
+            grads = grads if whole else _with_zeros(grads, ctx.recording.there.parts)
         if torch.is_grad_enabled():  # a derivative of this derivative will be wanted
             return _differentiable_backward(ctx, grads)
-        found = zip(_derivatives(ctx, grads), ctx.needs_input_grad[1:], strict=True)
-        return None, *[result if needed else None for result, needed in found]
+        found, needed = _derivatives(ctx, grads), ctx.needs_input_grad[1:]
+        if all(needed[2:]):
+            return None, *(found[:2] if needed[0] else (None, None)), *found[2:]
+        return None, *[result if wanted else None for result, wanted in zip(found, needed, strict=True)]
 
 
-def _all_of(grads: Sequence[Tensor | None], parts: Sequence[Tensor]) -> Sequence[Tensor]:
+def _with_zeros(grads: Sequence[Tensor | None], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The derivatives by all parts, 0 where one is missing."""
-    return [torch.zeros_like(part) if grad is None else grad for grad, part in zip(grads, parts, strict=True)]
+    return tuple(torch.zeros_like(p) if grad is None else grad for grad, p in zip(grads, parts, strict=True))
 
 
 def _derivatives(ctx: Any, grads: Sequence[Tensor]) -> list[Tensor]:
