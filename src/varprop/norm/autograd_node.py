@@ -12,7 +12,7 @@ from .attached import keeps_graph
 from .backends import Gradients
 from .layout import Layout, Pair
 from .native import Kept
-from .passes import Form, flattened, form_in_memory, in_memory_form
+from .passes import Form, flattened, form_in_memory, in_memory_form, joined
 from .recording import Recording, Results, handed_out
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def fold_forward(executor: Executor, dtype: torch.dtype, given: Pair | None, par
     """Folded weights and biases, flat, and what the backward needs: first shifts and scales of all layers, two rows."""
     count = len(parameters) // 3
     weights = list(parameters[:count])
-    shift_scale = torch.cat(parameters[count:]).to(working(weights[0])).view(2, -1)
+    shift_scale = joined(parameters[count:]).to(working(weights[0])).view(2, -1)
     weight, bias, kept = executor.backend(weights).forward(weights, shift_scale, given, dtype)
     return weight, bias, [shift_scale, *kept]
 
@@ -188,7 +188,7 @@ def unfold_flat(executor: Executor, kept: Any, grads: Sequence[Tensor], weights:
     """Derivatives by weights, by scales and shifts, and by given moments, each in a flat buffer of its own."""
     count, sizes = len(executor.layout.rows), (executor.layout.weight_count, executor.layout.row_count)
     by_weight = [flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)]
-    grad_weight, grad_bias = torch.cat([*by_weight, *grads[count:]]).split_with_sizes(sizes)
+    grad_weight, grad_bias = joined([*by_weight, *grads[count:]]).split_with_sizes(sizes)
     return _apart(list(fold_backward(executor, kept, grad_weight, grad_bias, weights)))
 
 

@@ -325,6 +325,17 @@ def in_memory_form(piece: Tensor, form: Form) -> Tensor:
     return piece.view(sizes) if back is None else piece.view(sizes).permute(back)
 
 
+@torch.no_grad()
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The numbers of some vectors of one dtype, one after the other."""
+    if not tensors[0].is_cuda:
+        return torch.cat(list(tensors))
+    sizes = [tensor.numel() for tensor in tensors]
+    flat = tensors[0].new_empty(sum(sizes))
+    torch._foreach_copy_(flat.split_with_sizes(sizes), list(tensors))  # `cat` is slow where sizes differ much
+    return flat
+
+
 def flattened(value: Tensor, weight: Tensor) -> Tensor:
     """A value with the shape of a weight as a flat buffer in the order of the weight in memory."""
     return value.reshape(-1) if weight.is_contiguous() else value.permute(memory_order(weight)).reshape(-1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...norm.autograd_node import fold_backward, fold_forward
-from ...norm.passes import flattened
+from ...norm.passes import flattened, joined
 from .record import Roofline, first_line
 from .timing import Function, interleaved, timed, wait
 from .training import Network, autocast, capture_stream, clean
@@ -71,7 +71,7 @@ def pieces(folding: Any, precision: str, device: torch.device) -> dict[str, Func
         return {"forward": forward, "backward": _by_autograd(forward, parameters)}
     parts = forward()
     grads = [torch.ones_like(part) for part in (*parts[::2], *parts[1::2])]  # all weights, then all biases
-    return {"forward": forward, "backward": _by_itself(folding, dtype), "joining": lambda: joined(folding, grads)}
+    return {"forward": forward, "backward": _by_itself(folding, dtype), "joining": lambda: _joined(folding, grads)}
 
 
 def _by_autograd(forward: Callable[[], list[Tensor]], parameters: list[Tensor]) -> Function:
@@ -88,11 +88,11 @@ def _by_itself(folding: Any, dtype: torch.dtype) -> Function:
     return lambda: fold_backward(executor, kept, *grads, weights)
 
 
-def joined(folding: Any, grads: list[Tensor]) -> Tensor:
+def _joined(folding: Any, grads: list[Tensor]) -> Tensor:
     """Derivatives by folded weights and biases in one buffer, as the way back takes them."""
     count = folding.executor.count
     weights = folding.parameters()[:count]
-    return torch.cat([*(flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)), *grads[count:]])
+    return joined([*(flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)), *grads[count:]])
 
 
 def without_launches(functions: dict[str, Function], device: torch.device) -> tuple[str, dict[str, Function]]:
