@@ -18,7 +18,7 @@ import varprop as vp
 from tests.norm import test_recording
 from tests.norm.networks import sites
 from tests.norm.test_recording import STEPS, gradients, launched, network, plan_of, same, shifted_, trained, warmed
-from varprop.norm import autograd_node, together
+from varprop.norm import autograd_node, together, traced
 
 like_cuda = test_recording._like_cuda  # used by every test here too
 
@@ -258,6 +258,19 @@ def test_derivatives_of_derivatives_ask_for_the_model() -> None:
     assert is_freed()
     with pytest.raises(RuntimeError, match="no longer exists"):
         torch.autograd.grad(loss, parameters, create_graph=True)
+
+
+def test_a_compiled_pass_lets_go_of_what_eager_ones_left_but_not_of_the_one_around_it() -> None:
+    model, x = network()
+    warmed(model, x)
+    plan = plan_of(model)
+    parameters = [p.detach() for p in plan.parameters()]
+    plan.begin()
+    around = plan.active
+    traced._fold(parameters, [], [], plan.number, torch.float32)
+    assert plan.active is around is not None
+    plan.end()
+    assert plan.folded is None and not plan.attachments.of
 
 
 def test_what_is_attached_goes_with_its_recording() -> None:

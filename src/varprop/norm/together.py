@@ -110,7 +110,12 @@ class Together:
 
     def forget(self) -> None:
         """Let go of what was computed."""
-        self.active = self.folded = None
+        self.active = None
+        self.release()
+
+    def release(self) -> None:
+        """Let go of what earlier passes left: it holds nodes of autograd that remember the stream of those passes."""
+        self.folded = None
         self.attachments.clear()
 
     def _present(self) -> Folded | None:
@@ -122,7 +127,7 @@ class Together:
         if torch.compiler.is_compiling():
             return self._compute(parameters)
         if capturing(parameters[0]):
-            self.forget()  # nothing of passes on other streams may be part of it
+            self.release()
             return self._compute(parameters)
         if not self._is_current(parameters):
             self.folded = None  # so that old and new never take memory at once

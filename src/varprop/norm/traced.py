@@ -87,7 +87,7 @@ def _fold(
     parameters: list[Tensor], _anchors: list[Tensor], given: list[Tensor], number: int, dtype: torch.dtype
 ) -> list[Tensor]:
     together = known(number)
-    together.forget()  # what an eager pass left holds nodes of its stream
+    together.release()
     executor = together.executor
     recording = None if given else executor.recording(dtype, parameters, compiled=True)
     if recording is not None:
