@@ -19,11 +19,13 @@ that its weights are asked for after one wait; and each tap has a tile of its ow
 import triton
 import triton.language as tl
 
+from .whole import TAPS_APART, TILE
+
 BLOCK_FIELDS = tl.constexpr(4)
 SITE_FIELDS = tl.constexpr(15)
 RECORD_FIELDS = tl.constexpr(16)  # of a block of whole rows, as `record_of` reads them
 SHAPE_FIELDS = tl.constexpr(8)  # of a tile of whole rows, see `whole.Body`
-PLACES_OF_TAPS = tl.constexpr(16)  # where every tap has a tile of its own: `whole.TAPS_APART`
+PLACES_OF_TAPS = tl.constexpr(TAPS_APART)  # where every tap has a tile of its own
 
 
 @triton.jit
@@ -55,7 +57,7 @@ def stages_of(taps, elements, rounds):
 
     Those on their way lie in shared memory, of which every GPU has enough for the shorter rows of one tap.
     """
-    return 3 if taps == 1 and elements <= 2048 and rounds > 1 else 1
+    return 3 if taps == 1 and elements <= TILE and rounds > 1 else 1
 
 
 @triton.jit
