@@ -291,6 +291,16 @@ def test_targets_are_judged_at_two_decimals():
     assert found["cifar eager, time to none"]["verdict"] == "not measured"
 
 
+def test_the_fold_alone_as_a_table():
+    record = record_of()
+    record.roofline = Roofline(10**6, 1e12, 6 * 10**6, 10**7, 12e-6, 16e-6, "by clock", 8e-6)
+    found = table.tables(record)[0]
+    assert found.columns[1:] == ("Mflop at least", "MB at least", "least us", "measured us", "x least", "GB/s")
+    assert found.rows[0] == ("forward", "6", "6.0", "6.0", "12.0", "2.00", "500")
+    assert found.rows[1] == ("backward", "13", "10.0", "10.0", "16.0", "1.60", "625")
+    assert found.rows[2] == ("gradients joined", "0", "4.0", "4.0", "8.0", "2.00", "500")
+
+
 def test_the_fold_alone_is_judged():
     record = record_of()
     record.roofline = Roofline(1000, 1e9, 6000, 10000, 11.9e-6, 2.1e-5, "by clock")

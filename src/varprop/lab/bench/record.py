@@ -105,6 +105,16 @@ class Roofline:
         return self.backward_bytes / self.bandwidth
 
     @property
+    def forward_operations(self) -> int:
+        """Of a weight: 2 for the mean, 3 for the variance, 1 to fold it."""
+        return 6 * self.weights
+
+    @property
+    def backward_operations(self) -> int:
+        """Of a weight: 2 for the row's rate, 6 for its own gradient, 2 and 3 for those by means and variances."""
+        return 13 * self.weights
+
+    @property
     def joining_bytes(self) -> int:
         """Every gradient by a folded weight, read and written."""
         return 2 * (self.forward_bytes - 4 * self.weights)
@@ -172,8 +182,9 @@ class Record:
 
 
 def roofline_dict(found: Roofline) -> dict[str, Any]:
-    """With the least times."""
-    return {**asdict(found), "least_forward": found.least_forward, "least_backward": found.least_backward}
+    """With what follows from the numbers."""
+    names = ("forward_operations", "backward_operations", "least_forward", "least_backward")
+    return {**asdict(found), **{name: getattr(found, name) for name in names}}
 
 
 def group_title(cell: Cell) -> str:

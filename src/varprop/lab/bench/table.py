@@ -81,18 +81,20 @@ def _roofline(record: Record) -> Table:
     found = record.roofline
     assert found is not None
     rows = [
-        _piece("forward", found.forward_bytes, found.least_forward, found.forward),
-        _piece("backward", found.backward_bytes, found.least_backward, found.backward),
+        _piece("forward", found.forward_operations, found.forward_bytes, found.bandwidth, found.forward),
+        _piece("backward", found.backward_operations, found.backward_bytes, found.bandwidth, found.backward),
     ]
     if found.joining is not None:
-        least = found.joining_bytes / found.bandwidth
-        rows.append(_piece("gradients joined", found.joining_bytes, least, found.joining))
+        rows.append(_piece("gradients joined", 0, found.joining_bytes, found.bandwidth, found.joining))
     heading = f"Fold of {found.weights:,} weights alone; a copy moves {found.bandwidth / 1e9:.0f} GB/s ({found.how})"
-    return Table(heading, ("fold", "MB at least", "least us", "measured us", "x least"), rows)
+    columns = ("fold", "Mflop at least", "MB at least", "least us", "measured us", "x least", "GB/s")
+    return Table(heading, columns, rows)
 
 
-def _piece(name: str, size: int, least: float, measured: float) -> tuple[str, ...]:
-    return name, f"{size / 1e6:.1f}", f"{1e6 * least:.1f}", f"{1e6 * measured:.1f}", f"{measured / least:.2f}"
+def _piece(name: str, operations: int, size: int, bandwidth: float, measured: float) -> tuple[str, ...]:
+    least = size / bandwidth
+    times = f"{1e6 * least:.1f}", f"{1e6 * measured:.1f}", f"{measured / least:.2f}"
+    return name, f"{operations / 1e6:.0f}", f"{size / 1e6:.1f}", *times, f"{size / measured / 1e9:.0f}"
 
 
 def _targets(record: Record) -> Table:
