@@ -259,7 +259,7 @@ def test_fold_alone_where_gradients_are_joined(trained, monkeypatch):
     count = len(folding.layers)
     torch.testing.assert_close(flat, torch.cat([g.flatten() for g in expected[:count]]))
     torch.testing.assert_close(by_source.flatten(), torch.cat([g.flatten() for g in expected[count:]]))
-    assert torch.equal(pieces["joining"](), torch.ones(sum(p.numel() for p in parts)))
+    assert torch.equal(pieces["joining"](), torch.cat([p.flatten() for p in (*weights, *biases)]))
     found = roofline.measure(trained["analytic"], 1, 0.01, tiny=True)
     assert found.joining is not None and found.joining_bytes == 8 * found.weights
 

@@ -186,10 +186,15 @@ def fold_to_record(executor: Executor, dtype: torch.dtype, parameters: Any) -> R
 
 def unfold_flat(executor: Executor, kept: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
     """Derivatives by weights, by scales and shifts, and by given moments, each in a flat buffer of its own."""
-    count, sizes = len(executor.layout.rows), (executor.layout.weight_count, executor.layout.row_count)
-    by_weight = [flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)]
-    grad_weight, grad_bias = joined([*by_weight, *grads[count:]]).split_with_sizes(sizes)
+    sizes = executor.layout.weight_count, executor.layout.row_count
+    grad_weight, grad_bias = joined_grads(grads, weights).split_with_sizes(sizes)
     return _apart(list(fold_backward(executor, kept, grad_weight, grad_bias, weights)))
+
+
+def joined_grads(grads: Sequence[Tensor], weights: Any) -> Tensor:
+    """Derivatives by folded weights, each in the order of its weight in memory, and by biases in one buffer."""
+    count = len(weights)
+    return joined([*(flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)), *grads[count:]])
 
 
 def unfold_to_record(executor: Executor, weights: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:

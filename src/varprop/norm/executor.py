@@ -14,7 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd_node import fold_to_record, unfold_to_record, working
+from .autograd_node import (
+    fold_backward,
+    fold_forward,
+    fold_to_record,
+    forms_of,
+    joined_grads,
+    parted,
+    unfold_to_record,
+    working,
+)
 from .backends import Backend, TorchBackend, make_backend
 from .layout import Layout
 from .native import NativeBackend, make_native
@@ -70,6 +79,13 @@ class Executor:
         if recording is None or not self._was_recorded_with(recording.key, weights, compiled):
             return None
         return recording.derivatives(grads, functools.partial(unfold_to_record, self, weights))
+
+    def in_pieces(self, dtype: torch.dtype, parameters: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """What a pass does besides the fold, to be measured: the way back, and the joining of what it takes."""
+        weights = parameters[: self.count]
+        weight, bias, kept = fold_forward(self, dtype, None, parameters)
+        flat, grads = (torch.ones_like(weight), torch.ones_like(bias)), parted(weight, bias, forms_of(parameters))
+        return lambda: fold_backward(self, kept, *flat, weights), lambda: joined_grads(grads, weights)
 
     def _was_recorded_with(self, key: Any, weights: Any, compiled: bool) -> bool:
         """Whether the weights, which alone of all parameters are read again, lie where they lay."""

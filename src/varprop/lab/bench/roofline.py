@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...norm.autograd_node import fold_backward, fold_forward
-from ...norm.passes import flattened, joined
 from .record import Roofline, first_line
 from .timing import Function, interleaved, timed, wait
 from .training import Network, autocast, capture_stream, clean
@@ -69,30 +67,14 @@ def pieces(folding: Any, precision: str, device: torch.device) -> dict[str, Func
 
     if folding.executor.native(parameters) is not None:
         return {"forward": forward, "backward": _by_autograd(forward, parameters)}
-    parts = forward()
-    grads = [torch.ones_like(part) for part in (*parts[::2], *parts[1::2])]  # all weights, then all biases
-    return {"forward": forward, "backward": _by_itself(folding, dtype), "joining": lambda: _joined(folding, grads)}
+    backward, joining = folding.executor.in_pieces(dtype, [parameter.detach() for parameter in parameters])
+    return {"forward": forward, "backward": backward, "joining": joining}
 
 
 def _by_autograd(forward: Callable[[], list[Tensor]], parameters: list[Tensor]) -> Function:
     outputs = forward()
     grads = [torch.ones_like(output) for output in outputs]
     return lambda: torch.autograd.grad(outputs, parameters, grads, retain_graph=True)
-
-
-def _by_itself(folding: Any, dtype: torch.dtype) -> Function:
-    """The way back from derivatives that lie in one buffer."""
-    parameters, executor = [p.detach() for p in folding.parameters()], folding.executor
-    weight, bias, kept = fold_forward(executor, dtype, None, parameters)
-    weights, grads = parameters[: executor.count], (torch.ones_like(weight), torch.ones_like(bias))
-    return lambda: fold_backward(executor, kept, *grads, weights)
-
-
-def _joined(folding: Any, grads: list[Tensor]) -> Tensor:
-    """Derivatives by folded weights and biases in one buffer, as the way back takes them."""
-    count = folding.executor.count
-    weights = folding.parameters()[:count]
-    return joined([*(flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)), *grads[count:]])
 
 
 def without_launches(functions: dict[str, Function], device: torch.device) -> tuple[str, dict[str, Function]]:
