@@ -106,7 +106,7 @@ def _holders(tensors: list[Tensor]) -> list[tuple[int, int]]:
 
 # whether a backward pass keeps its graph; where torch does not tell this or who holds a tensor, nothing serves again
 _keeps_graph: Any = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-_ALONE = set(_holders([torch.empty(0)])) if _keeps_graph and hasattr(Tensor, "_use_count") else None
+_ALONE = set(_holders([torch.empty(0, device="cpu")])) if _keeps_graph and hasattr(Tensor, "_use_count") else None
 
 
 def keeps_graph() -> bool:
