@@ -150,7 +150,7 @@ def main(channels_last: bool) -> None:
         begun = time.perf_counter()
         us = median_us(action)
         rate = f"{moved / us / 1e6:5.2f} TB/s" if moved else ""
-        alone = " ".join(f"{time:.1f}" for time in kernels_us(action))
+        alone = " ".join(f"{one:.1f}" for one in kernels_us(action))
         print(f"{name:20} {us:8.1f} us  {rate}  kernels {alone}  (in {time.perf_counter() - begun:.1f} s)")
 
 

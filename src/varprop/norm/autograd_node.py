@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .attached import keeps_graph
 from .backends import Gradients
-from .layout import Layout, Pair
+from .layout import Pair
+from .memory import by_parameter, forms_of, forms_with, joined, joined_grads, parted
 from .native import Kept
-from .passes import Form, flattened, form_in_memory, in_memory_form, joined
 from .recording import Recording, Results, handed_out
 
 if TYPE_CHECKING:
@@ -23,39 +23,6 @@ STALE = (
     "its gradient can no longer be computed."
 )
 GONE = "Derivatives of derivatives go through the layers of a normalized model, which no longer exists; keep it."
-
-
-class Forms(NamedTuple):
-    """Of all parameters of a fold: how the weights lie in memory, the sizes of all, the dtype of shifts and scales."""
-
-    weights: list[Form]
-    sizes: list[int]
-    dtype: torch.dtype
-
-
-def forms_of(parameters: Any) -> Forms:
-    """The forms of weights, shifts and scales."""
-    weights = [form_in_memory(weight) for weight in parameters[: len(parameters) // 3]]
-    return Forms(weights, [parameter.numel() for parameter in parameters], parameters[-1].dtype)
-
-
-def _forms_with(weights: Any, layout: Layout) -> Forms:
-    """The same, where shifts and scales are known by the layout."""
-    rows = [rows.outputs for rows in layout.rows]
-    return Forms(
-        [form_in_memory(weight) for weight in weights], [w.numel() for w in weights] + 2 * rows, weights[0].dtype
-    )
-
-
-def parted(weight: Tensor, bias: Tensor, forms: Forms) -> list[Tensor]:
-    """The folded weights of all layers and then their biases, from the flat buffers."""
-    count = len(forms.weights)
-    return _weights(weight, forms) + list(bias.split_with_sizes(forms.sizes[count : 2 * count]))
-
-
-def _weights(flat: Tensor, forms: Forms) -> list[Tensor]:
-    pieces = flat.split_with_sizes(forms.sizes[: len(forms.weights)])
-    return [in_memory_form(piece, form) for piece, form in zip(pieces, forms.weights, strict=True)]
 
 
 def fold_forward(executor: Executor, dtype: torch.dtype, given: Pair | None, parameters: Any) -> Any:
@@ -84,7 +51,7 @@ class Pass(NamedTuple):
     """What a fold has to know besides the parameters."""
 
     executor: Executor
-    layers: Callable[[], list[Any] | None]  # the modules, as long as their model lives
+    together: Callable[[], Any]  # what knows the layers, as long as their model lives
     dtype: torch.dtype
     versions: list[int]  # of the parameters
     recording: Recording | None  # to be replayed
@@ -99,7 +66,7 @@ class Fold(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Pass, mean: Any, var: Any, *parameters: Tensor) -> Any:
         """Folded weights of all layers, then their biases."""
-        ctx.executor, ctx.layers, _, ctx.versions, ctx.recording = call
+        ctx.executor, ctx.together, _, ctx.versions, ctx.recording = call
         ctx.parameters, ctx.is_over = parameters, False
         if ctx.recording is not None:
             ctx.set_materialize_grads(False)  # which are missing is to be seen
@@ -119,10 +86,8 @@ class Fold(torch.autograd.Function):
             grads = grads if whole else _with_zeros(grads, ctx.recording.there.parts)
         if torch.is_grad_enabled():  # a derivative of this derivative will be wanted
             return _differentiable_backward(ctx, grads)
-        found, needed = _derivatives(ctx, grads), ctx.needs_input_grad[1:]
-        if all(needed[2:]):
-            return None, *(found[:2] if needed[0] else (None, None)), *found[2:]
-        return None, *[result if wanted else None for result, wanted in zip(found, needed, strict=True)]
+        found = zip(_derivatives(ctx, grads), ctx.needs_input_grad[1:], strict=True)
+        return None, *[result if needed else None for result, needed in found]
 
 
 def _with_zeros(grads: Sequence[Tensor | None], parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -191,31 +156,18 @@ def unfold_flat(executor: Executor, kept: Any, grads: Sequence[Tensor], weights:
     return _apart(list(fold_backward(executor, kept, grad_weight, grad_bias, weights)))
 
 
-def joined_grads(grads: Sequence[Tensor], weights: Any) -> Tensor:
-    """Derivatives by folded weights, each in the order of its weight in memory, and by biases in one buffer."""
-    count = len(weights)
-    return joined([*(flattened(g, w) for g, w in zip(grads[:count], weights, strict=True)), *grads[count:]])
-
-
 def unfold_to_record(executor: Executor, weights: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
     """The way back in both forms."""
     flat = _apart(list(fold_backward(executor, kept, grad_weight, grad_bias, weights)))
-    return flat, by_parameter(flat, _forms_with(weights, executor.layout))
-
-
-def by_parameter(found: Sequence[Tensor], forms: Forms) -> list[Tensor]:
-    """One derivative for each given moment and each parameter, in their order and of their forms."""
-    flat, by_source, d_mean, d_var = found
-    vectors = by_source.to(forms.dtype).view(-1).split_with_sizes(forms.sizes[len(forms.weights) :])
-    return [d_mean, d_var, *_weights(flat, forms), *vectors]
+    return flat, by_parameter(flat, forms_with(weights, 2 * [rows.outputs for rows in executor.layout.rows]))
 
 
 def _differentiable_backward(ctx: Any, grads: Sequence[Tensor]) -> Any:
     """The same by autograd through the layers' own formulas, which can be differentiated again."""
-    layers = ctx.layers()
-    if layers is None:
+    together = ctx.together()
+    if together is None:
         raise RuntimeError(GONE)
-    folded = [layer.folded() for layer in layers]
+    folded = [layer.folded() for layer in together.layers]
     outputs = [weight for weight, _ in folded] + [bias for _, bias in folded]
     matching = [grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)]
     wanted = [p for p in ctx.parameters if p.requires_grad]

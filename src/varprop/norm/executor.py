@@ -14,18 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd_node import (
-    fold_backward,
-    fold_forward,
-    fold_to_record,
-    forms_of,
-    joined_grads,
-    parted,
-    unfold_to_record,
-    working,
-)
+from .autograd_node import fold_backward, fold_forward, fold_to_record, unfold_to_record, working
 from .backends import Backend, TorchBackend, make_backend
 from .layout import Layout
+from .memory import forms_of, joined_grads, parted
 from .native import NativeBackend, make_native
 from .recording import LARGEST, Recorder, Recording, Replay, graph_trees_run, stream_to_record
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from .layout import Function, Layout, Pair, Rows
+from .memory import form_in_memory, in_memory_form, memory_order
 from .slopes import DOUBLE, SINGLE, slopes
 
 EPS = 1e-6  # goes with the variance of what enters, so that a row of any scale has the same normalization
 SMALL = 2**14  # weights: matrices below this are stacked with their like
 Index = Tensor | slice
-Form = tuple[list[int], list[int] | None]  # sizes in the order of memory; how to permute them back, if at all
 
 
 @dataclass(frozen=True)
@@ -309,45 +309,3 @@ def _grad_matrix(block: Block, piece: Tensor, weights: Sequence[Tensor]) -> Tens
     if found is not None:
         return found
     return block.as_matrix(in_memory_form(piece, form_in_memory(weights[block.sites.start])))
-
-
-def form_in_memory(weight: Tensor) -> Form:
-    """How a weight lies in memory."""
-    if weight.is_contiguous():
-        return list(weight.shape), None
-    order = memory_order(weight)
-    return [weight.shape[axis] for axis in order], sorted(range(weight.ndim), key=order.__getitem__)
-
-
-def in_memory_form(piece: Tensor, form: Form) -> Tensor:
-    """A flat buffer seen as a weight that lies like that."""
-    sizes, back = form
-    return piece.view(sizes) if back is None else piece.view(sizes).permute(back)
-
-
-@torch.no_grad()
-def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """The numbers of some vectors of one dtype, one after the other."""
-    if not tensors[0].is_cuda:
-        return torch.cat(list(tensors))
-    sizes = [tensor.numel() for tensor in tensors]
-    flat = tensors[0].new_empty(sum(sizes))
-    torch._foreach_copy_(flat.split_with_sizes(sizes), list(tensors))  # `cat` is slow where sizes differ much
-    return flat
-
-
-def flattened(value: Tensor, weight: Tensor) -> Tensor:
-    """A value with the shape of a weight as a flat buffer in the order of the weight in memory."""
-    return value.reshape(-1) if weight.is_contiguous() else value.permute(memory_order(weight)).reshape(-1)
-
-
-def memory_order(weight: Tensor) -> list[int]:
-    """The axes from the slowest to the fastest in memory; the plain order where the weight has gaps."""
-    strides = weight.stride()
-    order = sorted(range(weight.ndim), key=lambda axis: (-strides[axis], axis))
-    expected = 1
-    for axis in reversed(order):
-        if weight.shape[axis] > 1 and strides[axis] != expected:
-            return list(range(weight.ndim))
-        expected *= weight.shape[axis]
-    return order

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -181,7 +180,7 @@ class Together:
         found = None if to_attach is None else self.attachments.again(to_attach, parameters, versions)
         if found is not None:
             return found
-        call = Pass(self.executor, _layers_of(weakref.ref(self)), dtype, versions, recording)
+        call = Pass(self.executor, weakref.ref(self), dtype, versions, recording)
         parts: list[Tensor] = list(apply_fold(call, *(given or (None, None)), *parameters))
         if to_attach is not None:
             self.attachments.attach(to_attach, parts, parameters)
@@ -223,16 +222,6 @@ def _traced(together: Together, dtype: torch.dtype, given: Pair | None, paramete
     from .traced import traced_fold
 
     return traced_fold(together.number, dtype, given, parameters)
-
-
-def _layers_of(together: weakref.ref[Together]) -> Callable[[], list[Any] | None]:
-    """The layers, as long as they are."""
-
-    def layers() -> list[Any] | None:
-        found = together()
-        return None if found is None else found.layers
-
-    return layers
 
 
 def known(number: int) -> Together:

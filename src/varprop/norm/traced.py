@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd_node import by_parameter, fold_flat, forms_of, parted, unfold_flat, working
+from .autograd_node import fold_flat, unfold_flat, working
 from .backends import kept_forms
 from .layout import Pair
+from .memory import by_parameter, forms_of, parted
 from .recording import handed_out
 from .together import known
 

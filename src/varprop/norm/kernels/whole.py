@@ -12,7 +12,7 @@ from ..layout import Rows
 from .blocks import FEW_ROWS, Kind, Site, blocks_of
 
 WARPS, WARPS_LONG = 4, 16  # of a block: several blocks on a multiprocessor wait for memory in turns
-REGISTERS = 128  # of a thread forward, at most: so that there are four of them
+REGISTERS = 128  # of a thread forward, at most: four blocks of four warps then fit on a multiprocessor
 TILE = 2048  # elements of a tile, 16 for each of 128 threads
 MOST_ROWS = 16  # of a tile with several taps, where every row keeps a number for each
 OF_A_TAP = 512  # at least, where every tap has a tile of its own: 16 bytes for each thread

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout, Pair
-from ..passes import flattened
+from ..memory import flattened
 from .build import compiled
 from .structures import Pointer
 from .tables import known, make_tables, site_strides

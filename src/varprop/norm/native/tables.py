@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...gaussian.normal import gauss_legendre
 from ..layout import Lanes, Layout, Rows, Step
-from ..passes import memory_order
+from ..memory import memory_order
 from ..slopes import CURVES, DOUBLE, SINGLE, grid
 from .structures import CODES, GRIDS, KNOTS, GridTable, PlanTable, SiteTable, StepTable
 
