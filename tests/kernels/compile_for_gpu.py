@@ -23,16 +23,7 @@ from varprop.norm.kernels.blocks import COLUMNS, WARPS, WARPS_BACK, Kind, Launch
 from varprop.norm.kernels.components import BLOCK, BLOCK_INTEGRATED
 from varprop.norm.kernels.lane_tables import _gathered
 from varprop.norm.kernels.launch import _ENTRIES, _PARTIALS, _constants, _whole_constants
-from varprop.norm.kernels.opcodes import (
-    CLAMP,
-    FIRST_INTEGRATED,
-    GELU,
-    LINEAR,
-    OPERATIONS,
-    PAIRS,
-    SIGMOID,
-    TWO_SLOPES,
-)
+from varprop.norm.kernels.opcodes import CLAMP, FIRST_INTEGRATED, GELU, LINEAR, OPERATIONS, PAIRS, SIGMOID, TWO_SLOPES
 from varprop.norm.kernels.whole import BY_TAPS, WholeLaunch, body_of, most_rounds, registers_of, warps_of
 from varprop.norm.layout import Rows
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from varprop import engine  # noqa: F401  (fills the registry)
-from varprop.capture import Program, _form
+from varprop.engine import api as engine  # noqa: F401  (fills the registry)
+from varprop.engine.plan import make_plan, require_complete
+from varprop.engine.walk import Walk
+from varprop.graph.capture import Program, _form
+from varprop.graph.node import Node
 from varprop.moments import Moments, Tokens
-from varprop.node import Node
-from varprop.plan import make_plan, require_complete
-from varprop.walk import Walk
 
 RANDOM = (Moments, Tokens)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from varprop import ops
+from varprop.graph import ops
 
 from .case import Case, normal, weight
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from varprop import ops
+from varprop.graph import ops
 from varprop.moments import Moments
 
 from .case import Case, normal, weight

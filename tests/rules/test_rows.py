@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tests.rules as package
 from varprop.moments import Moments, Tokens
-from varprop.registry import registered
+from varprop.rules.registry import registered
 
 from .case import Case
 from .one_op import draw, is_random, leaves, propagate_op, replace, run_op, stand_in

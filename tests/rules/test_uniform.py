@@ -11,8 +11,8 @@ from torch import Tensor
 
 import varprop  # noqa: F401  (fills the registry)
 from varprop.moments import Moments, Tokens
-from varprop.registry import lookup
 from varprop.rules.linear import POOLED
+from varprop.rules.registry import lookup
 
 aten = torch.ops.aten
 

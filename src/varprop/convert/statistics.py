@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..capture import as_arguments
+from ..graph.capture import as_arguments
 from ..norm.sites import Site
-from ..restore import preserved_modes
+from ..training.restore import preserved_modes
 from .batched import channels_second
 
 

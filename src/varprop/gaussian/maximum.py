@@ -6,19 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from .normal import (
-    ROOT_HALF,
-    Moments,
-    Scalar,
-    as_tensor,
-    batches,
-    cdf,
-    in_float64,
-    promote,
-    ratio,
-    rowwise,
-    safe_sqrt,
-)
+from .normal import ROOT_HALF, Moments, Scalar, as_tensor, batches, cdf, in_float64, promote, ratio, rowwise, safe_sqrt
 from .rectifier import two_slopes
 
 NODES = 128

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..engine.walk import Walk
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
-from ..walk import Walk
 from .common import Flow
 
 NEARLY_UNIFORM = "gradients of attention are those of weights that do not depend on the values"

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..engine.walk import Walk, apply
+from ..graph.node import Node, resolve
 from ..moments import Moments, trusted
-from ..node import Node, resolve
-from ..walk import Walk, apply
 from .attending import NEARLY_UNIFORM, fits, through_attention
 from .common import Flow
 from .places import first_moments

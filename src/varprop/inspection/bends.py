@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..gaussian.normal import cdf, ratio
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
 
 aten = torch.ops.aten
 DEAD, ALWAYS_ON = 1e-3, 1 - 1e-3

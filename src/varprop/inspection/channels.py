@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engine.plan import rule_of
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
-from ..plan import rule_of
 from .bends import limits_of
 from .places import op_name
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
 from .channels import channel_axis
 
 aten = torch.ops.aten

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
 from .common import Flow, shares_positions
 
 

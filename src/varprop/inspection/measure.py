@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture import Program
+from ..engine.walk import Walk
 from ..errors import VarpropError
+from ..graph.capture import Program
+from ..graph.node import Node, resolve
 from ..moments import Moments, Tokens
-from ..node import Node, resolve
-from ..walk import Walk
 from .places import Place, bend_at, first_moments
 from .summary import Statistics, numbers
 

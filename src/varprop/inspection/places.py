@@ -6,10 +6,10 @@ import operator
 from dataclasses import dataclass
 from typing import Literal
 
+from ..engine.walk import Walk
+from ..graph.node import Node
+from ..graph.outputs import module_outputs
 from ..moments import Moments
-from ..node import Node
-from ..outputs import module_outputs
-from ..walk import Walk
 from .bends import Bend, bend_of
 
 

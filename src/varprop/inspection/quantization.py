@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engine.walk import Walk, apply
 from ..errors import VarpropError
+from ..graph.node import Node
 from ..moments import Moments, trusted
-from ..node import Node
-from ..registry import Rule
-from ..walk import Walk, apply
+from ..rules.registry import Rule
 from .channels import channel_axis, over_channels, ranges
 from .places import Place, first_moments
 

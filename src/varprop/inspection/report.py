@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..engine.walk import Walk
 from ..errors import VarpropError
-from ..walk import Walk
 from .compare import Comparison, compare
 from .findings import Finding
 from .page import render, write

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..engine.plan import rule_of
+from ..engine.walk import Walk
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
-from ..plan import rule_of
-from ..walk import Walk
 from .backward import Gradients
 from .channels import channel_axis, over_channels, ranges
 from .places import Place, bend_at, first_moments, label, op_name

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..capture import Program
-from ..engine import capture, example_for, fitted_inputs
+from ..engine.api import capture, example_for, fitted_inputs
+from ..engine.plan import make_plan, require_complete
+from ..engine.walk import Walk
+from ..graph.capture import Program
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
-from ..plan import make_plan, require_complete
-from ..walk import Walk
 from .backward import gradients
 from .findings import findings
 from .measure import batch_extent, measure

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..clusters import Clusters
+from ..engine.clusters import Clusters
 from ..gaussian.normal import cdf, ratio, working_dtype
 from ..gaussian.quadrature import expectation
 from ..gaussian.skip import positive_sum
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
 
 aten = torch.ops.aten
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engine.walk import Walk, apply
+from ..graph.node import Node, resolve
 from ..moments import Moments, trusted
-from ..node import Node, resolve
-from ..registry import Rule
-from ..walk import Walk, apply
+from ..rules.registry import Rule
 from .common import CONVOLUTIONS, TRANSPOSED, WINDOWS, Flow, averages_all, positions
 from .factors import through_factor, through_term
 from .taps import through_taps

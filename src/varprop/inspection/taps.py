@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
 from .common import TRANSPOSED, WINDOWS, Flow
 
 GROUPS, DILATION = 6, 7  # arguments of a transposed convolution; of the others the dilation is the fifth

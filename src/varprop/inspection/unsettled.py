@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..node import Node
-from ..walk import Walk
+from ..engine.walk import Walk
+from ..graph.node import Node
 from .channels import maker
 from .places import op_name
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import Program
+from ..engine.plan import Plan
+from ..graph.capture import Program
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
-from ..plan import Plan
 from .layout import Lanes, Layout, Pair, Rows
 from .lowering import Lowering, NotLanes
 from .statistics import Statistics

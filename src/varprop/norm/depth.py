@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import Program
+from ..engine.plan import Plan, make_plan
+from ..engine.walk import Walk
+from ..graph.capture import Program
+from ..graph.node import Node, resolve
 from ..moments import Moments
-from ..node import Node, resolve
-from ..plan import Plan, make_plan
-from ..walk import Walk
 from .layers import Normalized
 from .statistics import Statistics
 

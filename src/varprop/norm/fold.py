@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..restore import preserved_modes
+from ..training.restore import preserved_modes
 from .absorb import assign_weight_, find_seats, note_of
 from .depth import warn_of_depth
 from .layers import Normalized, become_plain_

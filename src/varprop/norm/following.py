@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..capture import Program, capture
-from ..node import Node
-from ..registry import module_classes
-from ..restore import preserved_modes
+from ..graph.capture import Program, capture
+from ..graph.node import Node
+from ..rules.registry import module_classes
+from ..training.restore import preserved_modes
 from .sites import Site, is_site
 
 aten = torch.ops.aten

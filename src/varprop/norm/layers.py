@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..gaussian.normal import safe_sqrt
+from ..graph.node import Form, Node
 from ..moments import Moments, trusted
-from ..node import Form, Node
-from ..registry import lookup
+from ..rules.registry import lookup
 from .sites import Site, along_outputs
 from .statistics import Statistics
 from .together import Together

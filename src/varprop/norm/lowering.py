@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engine.plan import Plan
+from ..engine.walk import Walk, apply
 from ..gaussian.skip import FALL, SKEW, SPLIT, relu_of_sum
+from ..graph.node import Form, Node, resolve
 from ..moments import Moments, trusted
-from ..node import Form, Node, resolve
-from ..plan import Plan
-from ..walk import Walk, apply
 from .layout import Function, Pair, Step
 from .recognize import recognized
 

@@ -8,11 +8,11 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from ..capture import Program
-from ..engine import capture, example_for, fitted_inputs
+from ..engine.api import capture, example_for, fitted_inputs
+from ..graph.capture import Program
+from ..graph.node import Node
 from ..moments import Moments
-from ..node import Node
-from ..restore import preserved_modes
+from ..training.restore import preserved_modes
 from .absorb import Absorbed, absorb_, noted
 from .depth import warn_of_depth
 from .following import batch_norms_after

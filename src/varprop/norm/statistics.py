@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import Program, tensor_at
+from ..engine.plan import make_plan, require_complete
+from ..engine.walk import Walk
+from ..graph.capture import Program, tensor_at
+from ..graph.node import Node, resolve
 from ..moments import Moments, Tokens
-from ..node import Node, resolve
-from ..plan import make_plan, require_complete
-from ..walk import Walk
 
 
 class Statistics:

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..capture import Program
-from ..node import Node
+from ..graph.capture import Program
+from ..graph.node import Node
 from .blueprint import Site, fits
 from .layers import CLASSES, Normalized, Use
 from .statistics import Statistics

@@ -17,8 +17,8 @@ from ..gaussian.activations import sigmoid
 from ..gaussian.closed import lognormal_power
 from ..gaussian.rectifier import step
 from ..moments import Moments
-from ..registry import elementwise, rule
 from .norm import root
+from .registry import elementwise, rule
 
 aten = torch.ops.aten
 LENGTH = "the sum of two random squares is taken as a Gamma variable (std error up to 7 %)"

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..gaussian import softmax as exact
 from ..moments import Moments
-from ..registry import rule
 from .arithmetic import add_independent, moments, mul_independent
 from .axes import write_out
+from .registry import rule
 
 aten = torch.ops.aten
 Value = Tensor | Moments

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
-from ..registry import rule
 from .arithmetic import moments, mul_independent, sub_independent
 from .norm import rms_normalized, root
 from .reduction import sum_dim
+from .registry import rule
 
 aten = torch.ops.aten
 Value = Tensor | Moments

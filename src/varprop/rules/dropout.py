@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..gaussian import rectifier
 from ..moments import Moments
-from ..registry import rule, source
+from .registry import rule, source
 
 aten = torch.ops.aten
 Random = Moments | Tensor

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..gaussian import closed
 from ..moments import Moments
-from ..registry import rule
 from .attention import product
+from .registry import rule
 
 aten = torch.ops.aten
 Value = Tensor | Moments

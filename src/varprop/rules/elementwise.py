@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..gaussian import activations, closed, rectifier
-from ..registry import elementwise
+from ..graph import ops
 from .gelu import gelu as gelu_of_many
+from .registry import elementwise
 
 aten = torch.ops.aten
 Pair = tuple[Tensor, Tensor]

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..moments import Moments, Tokens
-from ..registry import rule
 from .axes import Ints, Random, per_axis, uniform_axes, write_out
 from .padding import pooled_convolution
+from .registry import rule
 
 aten = torch.ops.aten
 

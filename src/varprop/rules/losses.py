@@ -12,10 +12,10 @@ from ..gaussian import activations, closed
 from ..gaussian import softmax as exact
 from ..gaussian.quadrature import expectation
 from ..moments import Moments
-from ..registry import RANDOM, rule
 from .arithmetic import add_independent, moments, mul_independent, sub_independent
 from .axes import write_out
 from .reduction import mean_all, sum_all
+from .registry import RANDOM, rule
 
 aten = torch.ops.aten
 Value = Tensor | Moments

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
-from ..registry import rule
 from .arithmetic import add_independent, mul_independent, sub_independent
 from .attention import matmul, product
 from .axes import write_out
 from .einsum import CHAIN
+from .registry import rule
 
 aten = torch.ops.aten
 Value = Tensor | Moments

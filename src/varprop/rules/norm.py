@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..errors import WrongMode
 from ..gaussian import activations
 from ..gaussian.normal import safe_sqrt
+from ..graph import ops
 from ..moments import Moments
-from ..registry import rule
 from .reduction import sum_dim
+from .registry import rule
 
 aten = torch.ops.aten
 Factor = Tensor | Moments | None

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..gaussian import maximum
 from ..gaussian.normal import cdf, pdf, promote, ratio, rowwise
 from ..moments import Moments
-from ..registry import rule
 from .axes import write_out
+from .registry import rule
 
 aten = torch.ops.aten
 Pair = tuple[Tensor, Tensor]

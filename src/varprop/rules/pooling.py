@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..gaussian import maximum
 from ..moments import Moments
-from ..registry import rule
 from .axes import Ints, per_axis, uniform_axes, write_out
+from .registry import rule
 
 aten = torch.ops.aten
 # What a pooling window reads along an axis: positions, "one past the end" for none; or so many equal values.

@@ -20,11 +20,11 @@ from torch import Tensor
 from ..gaussian import activations
 from ..gaussian.normal import safe_sqrt
 from ..moments import Moments
-from ..registry import rule
 from .arithmetic import moments
 from .axes import write_out
 from .dropout import dropout as drop
 from .history import History
+from .registry import rule
 
 aten = torch.ops.aten
 Value = Tensor | Moments

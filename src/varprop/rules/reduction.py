@@ -15,8 +15,8 @@ from torch import Tensor
 from ..gaussian import maximum
 from ..gaussian.normal import safe_sqrt
 from ..moments import Moments
-from ..registry import rule
 from .axes import write_out
+from .registry import rule
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None

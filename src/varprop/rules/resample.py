@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
-from ..registry import rule
 from .axes import uniform_axes, write_out
+from .registry import rule
 
 aten = torch.ops.aten
 # Codes of the sampler's modes.

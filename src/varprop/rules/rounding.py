@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian.normal import cdf, in_float64, pdf, ratio
-from ..registry import elementwise
+from .registry import elementwise
 
 aten = torch.ops.aten
 Pair = tuple[Tensor, Tensor]

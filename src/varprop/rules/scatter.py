@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..gaussian import maximum
 from ..moments import Moments
-from ..registry import RANDOM, rule, structural
 from .arithmetic import moments
+from .registry import RANDOM, rule, structural
 
 aten = torch.ops.aten
 Value = Tensor | Moments

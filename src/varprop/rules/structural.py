@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments, Tokens, compact
-from ..registry import constant, structural
+from .registry import constant, structural
 
 aten = torch.ops.aten
 

@@ -6,18 +6,7 @@ import triton
 import triton.language as tl
 
 from .gauss import NODES, TINY, density, upper
-from .opcodes import (
-    ELU,
-    GELU,
-    GELU_TANH,
-    HARDSWISH,
-    MISH,
-    NORMAL_CDF,
-    PANELS,
-    SIGMOID,
-    SILU,
-    SOFTPLUS,
-)
+from .opcodes import ELU, GELU, GELU_TANH, HARDSWISH, MISH, NORMAL_CDF, PANELS, SIGMOID, SILU, SOFTPLUS
 
 EDGES = tl.constexpr(PANELS + 1)
 _SIGMOID = tl.constexpr(SIGMOID)

@@ -13,18 +13,7 @@ from torch import Tensor
 
 from ..layout import Layout, Rows
 from . import lane_tables, whole
-from .blocks import (
-    Kind,
-    Launch,
-    Strides,
-    columns,
-    kind_of,
-    launches,
-    partials_of,
-    site_of,
-    strides_of,
-    with_partials,
-)
+from .blocks import Kind, Launch, Strides, columns, kind_of, launches, partials_of, site_of, strides_of, with_partials
 from .lane_tables import LaneTables
 from .whole import WholeLaunch
 

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..graph.node import Node
+from ..moments import Moments
+from ..rules.axes import per_axis
+from ..rules.linear import border, conv
 from .clusters import Clusters
-from .moments import Moments
-from .node import Node
-from .rules.axes import per_axis
-from .rules.linear import border, conv
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.conv1d, aten.conv2d, aten.conv3d)

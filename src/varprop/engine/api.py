@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from . import rules  # noqa: F401  (importing the rules fills the registry)
-from .capture import Program, as_arguments, leaves_of
-from .capture import capture as capture_graph
-from .errors import CaptureError
-from .moments import Moments, Tokens, trusted
-from .node import Form, Node, resolve
-from .outputs import module_outputs
+from .. import rules  # noqa: F401  (importing the rules fills the registry)
+from ..errors import CaptureError
+from ..graph.capture import Program, as_arguments, leaves_of
+from ..graph.capture import capture as capture_graph
+from ..graph.node import Form, Node, resolve
+from ..graph.outputs import module_outputs
+from ..moments import Moments, Tokens, trusted
+from ..rules.registry import module_classes
 from .plan import Plan, make_plan, require_complete
-from .registry import module_classes
 from .report import Coverage, Entry, Result, Status
 from .walk import Walk, general_reasons
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gaussian.normal import working_dtype
-from .gaussian.quadrature import expectation
-from .gaussian.skip import relu_of_sum
-from .moments import Moments
-from .node import Node, resolve
+from ..gaussian.normal import working_dtype
+from ..gaussian.quadrature import expectation
+from ..gaussian.skip import relu_of_sum
+from ..graph.node import Node, resolve
+from ..moments import Moments
+from ..rules.registry import Rule
 from .plan import Plan
-from .registry import Rule
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import VarpropError
+from ..graph.leaf import Leaf
+from ..graph.node import Form, Node, resolve
+from ..moments import Moments, Tokens, compact, trusted
+from ..rules.registry import Rule
 from .branches import Branches
 from .clusters import Clusters
-from .errors import VarpropError
-from .leaf import Leaf
-from .moments import Moments, Tokens, compact, trusted
-from .node import Form, Node, resolve
 from .plan import Plan
-from .registry import Rule
 from .sampling import sample
 
 SMALL = 2**16

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from varprop.lr import LRSearch, RunningMean, find_lr, supervised_step, training_objective
+from varprop.training.learning_rate import LRSearch, RunningMean, find_lr, supervised_step, training_objective
 
 
 def quadratic(optimum, floor=0.3):

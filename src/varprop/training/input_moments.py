@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from .moments import Moments
+from ..moments import Moments
 
 __all__ = ["input_moments"]
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.registry import unregister
+from varprop.rules.registry import unregister
 
 DOUBLE = torch.float64
 

@@ -17,8 +17,8 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from ..errors import CaptureError, WrongMode
 from . import patterns
-from .errors import CaptureError, WrongMode
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Form, Node
 

@@ -17,6 +17,7 @@ import torch
 
 import varprop as vp
 import varprop.lab
+from tests.lab.loopback import Site, serving
 from varprop.cli import compare, doctor, results
 from varprop.cli.main import main
 from varprop.lab import download
@@ -24,9 +25,7 @@ from varprop.lab.augment import Augmentation
 from varprop.lab.protocol import EXPERIMENTS
 from varprop.lab.records import METHODS, Cell, Outcome, Search, Start
 
-from .lab.loopback import Site, serving
-
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 @pytest.fixture

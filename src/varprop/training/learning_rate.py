@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from .lr_objective import Objective, RunningMean, rate_setter, supervised_step, training_objective
+from .objective import Objective, RunningMean, rate_setter, supervised_step, training_objective
 from .restore import preserved_rng
 
 __all__ = ["LRSearch", "RunningMean", "find_lr", "supervised_step", "training_objective"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .moments import Moments
+from ..moments import Moments
 
 DRAWS = 1024
 

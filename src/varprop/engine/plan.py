@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from .capture import Program
-from .errors import MissingRule
-from .leaf import Leaf
-from .node import Form, Node, resolve
-from .registry import RANDOM, Rule, lookup
+from ..errors import MissingRule
+from ..graph.capture import Program
+from ..graph.leaf import Leaf
+from ..graph.node import Form, Node, resolve
+from ..rules.registry import RANDOM, Rule, lookup
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .moments import Moments
+from ..moments import Moments
 
 Status = Literal["exact", "approximate", "sampled", "missing"]
 

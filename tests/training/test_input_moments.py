@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from varprop.data import input_moments
+from varprop.training.input_moments import input_moments
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_the_dtype_is_the_datas_and_never_half(dtype, expected):
 
 
 def test_chunks_larger_than_the_budget_are_split(images, monkeypatch):
-    monkeypatch.setattr("varprop.data._CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr("varprop.training.input_moments._CHUNK_ELEMENTS", 100)
     assert_moments(input_moments(images), images, (0, 2, 3))
     assert_moments(input_moments(TensorDataset(images)), images, (0, 2, 3))
     assert_moments(input_moments([images, images[:3]]), torch.cat([images, images[:3]]), (0, 2, 3))

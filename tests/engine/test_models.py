@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 import varprop as vp
-
-from .models import GPT, LSTMClassifier, ResNet, UNet, ViT, trained_looking
-from .monte_carlo import gaussian, module_statistics
+from tests.models import GPT, LSTMClassifier, ResNet, UNet, ViT, trained_looking
+from tests.monte_carlo import gaussian, module_statistics
 
 # On uniform axes the differences between positions (the border of padded convolutions) count as noise, which a global
 # average then takes for independent: behind one, the std is overestimated (by 3.8 here).

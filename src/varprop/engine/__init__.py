@@ -1,0 +1,1 @@
+"""Moments through a graph: Program -> Result."""

@@ -1,0 +1,1 @@
+"""A model as a graph of operations on tensors: module -> Program."""
