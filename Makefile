@@ -43,10 +43,10 @@ zoo: $(ZOO_VENV_READY) ## the sweep over 254 public models, for docs/zoo.md (2 G
 	@PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo table
 
 test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the CPU (installs triton, 1 GB)
-	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/kernels
+	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/norm/backends/triton
 
 test-gpu: ## the kernels and the normalization on CUDA, with the Python that runs make (PYTHON=...)
-	@PYTHONPATH=src:. $(PYTHON) -m pytest -q -m "kernels or gpu" tests/kernels tests/gpu
+	@PYTHONPATH=src:. $(PYTHON) -m pytest -q -m "kernels or gpu" tests/norm/backends/triton tests/gpu
 	@PYTHONPATH=src:. $(PYTHON) tests/smoke_device.py cuda
 
 test-browser: $(READY) ## the HTML report in headless Chromium (installed by apt where there is none)

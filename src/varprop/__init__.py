@@ -7,7 +7,7 @@ from .errors import CaptureError, MissingRule, VarpropError, WrongMode
 from .graph.capture import Program
 from .inspection import Comparison, Report, inspect
 from .moments import Moments, Tokens
-from .norm import describe_native, fold, init_, normalize, unchanged
+from .norm import fold, init_, normalize, unchanged
 from .rules.registry import elementwise, rule, structural
 from .training.input_moments import input_moments
 from .training.learning_rate import LRSearch, find_lr, training_objective
@@ -29,7 +29,6 @@ __all__ = [
     "batch_norm_start",
     "capture",
     "coverage",
-    "describe_native",
     "elementwise",
     "find_lr",
     "fold",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import varprop as vp
 from tests.convert.networks import close, network
 from varprop.convert import param_groups, reparametrize, unit_norm_
-from varprop.norm.sites import weight_norms
+from varprop.norm.linear_layers import weight_norms
 
 norm = pytest.importorskip("varprop.norm")
 

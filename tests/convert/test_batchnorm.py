@@ -14,7 +14,7 @@ from tests.convert.networks import CALLED_ONCE, close, identical, network, numbe
 from varprop.convert import batch_norm_start, reparametrize
 from varprop.convert.batched import Batched
 from varprop.convert.batchnorm import to_batch_norm_
-from varprop.norm.sites import find_sites
+from varprop.norm.linear_layers import find_linear_layers
 
 
 @pytest.mark.parametrize("name", CALLED_ONCE)
@@ -62,7 +62,7 @@ def test_the_start_is_that_of_a_batch_normalized_model(name: str) -> None:
 def test_the_start_gives_every_layer_mean_zero_and_a_std_below_one() -> None:
     model, x = network("residual")
     plain = batch_norm_start(model, x)
-    for path, layer in find_sites(plain).items():
+    for path, layer in find_linear_layers(plain).items():
         layer.register_forward_hook(lambda _m, _a, out, path=path: seen.update({path: out}))
     seen: dict[str, Tensor] = {}
     plain(x)

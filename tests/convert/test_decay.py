@@ -12,7 +12,7 @@ from torch import nn
 from tests.convert.networks import NETWORKS, close, network
 from varprop.convert import param_groups, reparametrize, unit_norm_
 from varprop.convert.weightnorm import has_weight_norm, parts_of
-from varprop.norm.sites import find_sites
+from varprop.norm.linear_layers import find_linear_layers
 
 
 def decaying(model: nn.Module, **arguments: object) -> set[str]:
@@ -88,7 +88,7 @@ def test_unit_norm_leaves_the_rest_alone() -> None:
         unit_norm_(model)
         assert all(
             torch.equal(a.weight, b.weight)
-            for a, b in zip(*(find_sites(m).values() for m in (model, state)), strict=True)
+            for a, b in zip(*(find_linear_layers(m).values() for m in (model, state)), strict=True)
         )
 
 

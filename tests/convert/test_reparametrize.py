@@ -15,7 +15,7 @@ from tests.convert.networks import NETWORKS, PLAIN, Tied, close, identical, netw
 from varprop.convert import reparametrize
 from varprop.convert.batched import Batched
 from varprop.convert.weightnorm import has_weight_norm
-from varprop.norm.sites import find_sites
+from varprop.norm.linear_layers import find_linear_layers
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -80,7 +80,7 @@ def test_the_wrong_sign_of_the_bias_is_caught(name: str) -> None:
 def test_every_layer_takes_the_form(form: str) -> None:
     model, x = network("conv")
     converted = reparametrize(model, form, batch=x)
-    assert set(find_sites(model)) == {
+    assert set(find_linear_layers(model)) == {
         path for path, m in converted.named_modules() if isinstance(m, Batched) or has_weight_norm(m)
     }
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import varprop as vp
 from tests.models import ResNet, UNet
 from varprop.lab.cudagraph import replayed
+from varprop.norm.cuda_replay import PATIENCE, SETS
 from varprop.norm.layers import Normalized
-from varprop.norm.recording import PATIENCE, SETS
 
 pytestmark = [
     pytest.mark.gpu,

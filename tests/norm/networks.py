@@ -135,7 +135,7 @@ OWN: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "named parts": (NamedParts, numbers(4, 3, 7, 7)),
 }
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {**SHARED, **OWN}
-GAIN_A_BIAS = ("mlp", "conv", "residual", "language", "grouped", "other ranks", "branches", "without bias")
+GAIN_A_BIAS = ("mlp", "conv", "residual", "grouped", "other ranks", "branches", "without bias")
 COME_APART = ("tied", "language")  # two layers with one weight and different scales
 
 

@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import varprop as vp
 from tests.models import LSTMClassifier
-from varprop.norm.plain_recurrent import in_one_chunk
 from varprop.norm.recurrent import NormalizedRecurrent
-from varprop.norm.stationary import joined, parted
+from varprop.norm.recurrent_state import joined, parted
+from varprop.norm.recurrent_weights import in_one_chunk
 
 INPUTS, HIDDEN = 5, 6
 CELLS = {

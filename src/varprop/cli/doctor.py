@@ -9,8 +9,6 @@ from importlib.util import find_spec
 
 import typer
 
-import varprop as vp
-
 EXTRAS = {
     "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy", "typer"),
     "report": ("jinja2", "matplotlib", "rich"),
@@ -46,7 +44,7 @@ def _versions() -> list[str]:
 def _devices() -> list[str]:
     import torch
 
-    cores = f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()}; {vp.describe_native()}"
+    cores = f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()}"
     if not torch.cuda.is_available():
         return [cores, "cuda: none that torch can use"]
     return [cores, *(_gpu(index) for index in range(torch.cuda.device_count()))]

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ..norm import Normalized, fold
-from ..norm.normalize import normalized_
+from ..norm.api import normalized_
 
 
 def normalized_sites(model: nn.Module) -> dict[str, Normalized]:

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..norm.absorb import folded
-from ..norm.sites import Site, output_size
+from ..norm.batchnorm import folded
+from ..norm.linear_layers import LinearLayer, output_size
 
 
 class Batched(nn.Module):
@@ -24,7 +24,7 @@ class Batched(nn.Module):
         had_bias: Whether the layer had a bias of its own before, and is to have one again.
     """
 
-    def __init__(self, layer: Site, norm: _BatchNorm, had_bias: bool) -> None:
+    def __init__(self, layer: LinearLayer, norm: _BatchNorm, had_bias: bool) -> None:
         super().__init__()
         self.layer = layer
         self.norm = norm
@@ -55,7 +55,7 @@ class Batched(nn.Module):
             return getattr(self.layer, name)
 
 
-def new_norm(layer: Site) -> _BatchNorm:
+def new_norm(layer: LinearLayer) -> _BatchNorm:
     """The batch norm that fits a layer's outputs, on its device and as trainable as its weight."""
     kinds = {3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
     kind = nn.BatchNorm1d if isinstance(layer, nn.Linear) else kinds[layer.weight.ndim]
@@ -63,7 +63,7 @@ def new_norm(layer: Site) -> _BatchNorm:
     return norm.requires_grad_(layer.weight.requires_grad).train(layer.training)
 
 
-def channels_second(output: Tensor, layer: Site) -> Tensor:
+def channels_second(output: Tensor, layer: LinearLayer) -> Tensor:
     """A layer's output with exactly one axis before its channels, as batch norm takes it."""
     if isinstance(layer, nn.Linear):
         return output.reshape(-1, output.shape[-1])

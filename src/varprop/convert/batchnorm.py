@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from ..norm.absorb import Absorbed, absorb_, find_seats, note_of, noted
-from ..norm.following import batch_norms_after
-from ..norm.sites import Only, Site, find_sites, is_site, replace
+from ..norm.batchnorm import Absorbed, absorb_, batch_norms_after, find_notes, note_of, noted
+from ..norm.linear_layers import LinearLayer, Only, find_linear_layers, is_linear_layer, replace
 from .batched import Batched, new_norm
 from .seats import direct_seats
 from .statistics import Statistics, measured_outputs, pooled, run, set_statistics
@@ -39,7 +38,7 @@ def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
     _check_free_weights(model, pairs)
     for layer_path, norm_path in pairs.items():
         layer, norm = model.get_submodule(layer_path), model.get_submodule(norm_path)
-        assert is_site(layer) and isinstance(norm, _BatchNorm)
+        assert is_linear_layer(layer) and isinstance(norm, _BatchNorm)
         note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
         absorb_(model, layer_path, layer, norm, keep_bias=True)
         model = replace(model, norm, noted(note))
@@ -76,13 +75,13 @@ def to_batch_norm_(model: nn.Module, batch: Any, only: Only | None = None) -> nn
     Args:
         model: Changed in place; weights are not.
         batch: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
-        only: Which layers, as in `find_sites`.
+        only: Which layers, as in `find_linear_layers`.
 
     Returns:
         The model, which is another module only where the model was itself a linear layer.
     """
-    layers = find_sites(model, only)
-    seats = find_seats(model, layers)
+    layers = find_linear_layers(model, only)
+    seats = find_notes(model, layers)
     with measured_outputs(layers) as measured, direct_seats(layers, seats) as direct:
         run(model, batch)
     for path, found in pooled(measured).items():
@@ -95,7 +94,7 @@ def to_batch_norm_(model: nn.Module, batch: Any, only: Only | None = None) -> nn
 
 
 @torch.no_grad()
-def _fill(norm: _BatchNorm, layer: Site, found: Statistics, move_bias: bool) -> None:
+def _fill(norm: _BatchNorm, layer: LinearLayer, found: Statistics, move_bias: bool) -> None:
     """Statistics and parameters that undo each other; on request the layer's bias goes over into the norm's."""
     bias = layer.bias if move_bias else None
     without = found if bias is None else Statistics(found.count, found.mean - bias, found.var)
@@ -107,13 +106,13 @@ def _fill(norm: _BatchNorm, layer: Site, found: Statistics, move_bias: bool) -> 
         layer.bias = None
 
 
-def _wrapped(model: nn.Module, layer: Site, found: Statistics) -> nn.Module:
+def _wrapped(model: nn.Module, layer: LinearLayer, found: Statistics) -> nn.Module:
     batched = Batched(layer, new_norm(layer), had_bias=layer.bias is not None)
     _fill(batched.norm, layer, found, move_bias=True)
     return replace(model, layer, batched)
 
 
-def _reseated(model: nn.Module, layer: Site, seat: nn.Identity, found: Statistics) -> nn.Module:
+def _reseated(model: nn.Module, layer: LinearLayer, seat: nn.Identity, found: Statistics) -> nn.Module:
     note = note_of(seat)
     norm = note["norm"].to(device=layer.weight.device, dtype=layer.weight.dtype)
     _fill(norm, layer, found, move_bias=not note["bias"])

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from ..norm.following import batch_norms_after
-from ..norm.plain_recurrent import suffixes
+from ..norm.batchnorm import batch_norms_after
+from ..norm.linear_layers import along_outputs, is_linear_layer, owners, weight_norms
 from ..norm.recurrent import NormalizedRecurrent, unit_gates_
-from ..norm.sites import along_outputs, is_site, owners, weight_norms
+from ..norm.recurrent_weights import suffixes
 from .analytic import normalized_sites
 from .batched import Batched
 from .batchnorm import own_batch_norms
@@ -152,4 +152,4 @@ def _neighbours(module: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return []
     pairs = itertools.pairwise(module)
-    return [(layer, norm) for layer, norm in pairs if is_site(layer) and isinstance(norm, _BatchNorm)]
+    return [(layer, norm) for layer, norm in pairs if is_linear_layer(layer) and isinstance(norm, _BatchNorm)]

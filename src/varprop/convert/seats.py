@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..norm.sites import Site
+from ..norm.linear_layers import LinearLayer
 
 
 @contextlib.contextmanager
-def direct_seats(layers: Mapping[str, Site], seats: Mapping[str, nn.Identity]) -> Iterator[set[str]]:
+def direct_seats(layers: Mapping[str, LinearLayer], seats: Mapping[str, nn.Identity]) -> Iterator[set[str]]:
     """Within, tells which seats read their layer's output: the paths noted may be out of date."""
     latest: dict[str, Tensor] = {}
     direct, wrong = set[str](), set[str]()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..norm.sites import find_sites, replace
+from ..norm.linear_layers import find_linear_layers, replace
 from .batched import Batched, new_norm
 from .batchnorm import from_batch_norm_, own_batch_norms
 from .reparametrize import reparametrize
@@ -32,7 +32,7 @@ def batch_norm_start(model: nn.Module, batch: Any, generator: torch.Generator | 
     """
     plain = reparametrize(model, "standard", example=batch)
     own, wrappers = own_batch_norms(plain), {}
-    for path, layer in find_sites(plain).items():
+    for path, layer in find_linear_layers(plain).items():
         wrappers[path] = Batched(layer, new_norm(layer), had_bias=layer.bias is not None)
         plain = replace(plain, layer, wrappers[path])
         _draw_scale(wrappers[path].norm.weight, generator)

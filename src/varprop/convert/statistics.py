@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..graph.capture import as_arguments
-from ..norm.sites import Site
+from ..norm.linear_layers import LinearLayer
 from ..training.restore import preserved_modes
 from .batched import channels_second
 
@@ -56,7 +56,7 @@ def run(model: nn.Module, batch: Any, training: tuple[nn.Module, ...] = ()) -> N
 
 
 @contextlib.contextmanager
-def measured_outputs(layers: Mapping[str, Site]) -> Iterator[dict[str, list[Statistics]]]:
+def measured_outputs(layers: Mapping[str, LinearLayer]) -> Iterator[dict[str, list[Statistics]]]:
     """Within, every call of a layer adds the statistics of its output."""
     found: dict[str, list[Statistics]] = {path: [] for path in layers}
 

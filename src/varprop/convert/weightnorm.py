@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 
-from ..norm.sites import Only, Site, find_sites, is_site, output_axis, owners
+from ..norm.linear_layers import (
+    LinearLayer,
+    Only,
+    find_linear_layers,
+    is_linear_layer,
+    output_axis,
+    owners,
+    remove_parametrization_,
+)
 
 
 def to_weight_norm_(model: nn.Module, only: Only | None = None) -> nn.Module:
@@ -20,12 +28,12 @@ def to_weight_norm_(model: nn.Module, only: Only | None = None) -> nn.Module:
 
     Args:
         model: Changed in place.
-        only: Which layers, as in `find_sites`.
+        only: Which layers, as in `find_linear_layers`.
 
     Returns:
         The model.
     """
-    layers = {path: m for path, m in find_sites(model, only).items() if not has_weight_norm(m)}
+    layers = {path: m for path, m in find_linear_layers(model, only).items() if not has_weight_norm(m)}
     _check(layers)
     held, chosen, twins = owners(model), set(layers.values()), dict[Tensor, nn.Module]()
     for layer in layers.values():
@@ -49,19 +57,15 @@ def from_weight_norm_(model: nn.Module) -> nn.Module:
     plain: dict[Tensor, nn.Parameter] = {}
     for layer in [m for m in model.modules() if has_weight_norm(m)]:
         direction = parts_of(layer).get_parameter("original1")
-        parametrize.remove_parametrizations(layer, "weight")
-        # torch leaves a frozen weight behind as a buffer; and each twin with a weight of its own.
-        value = layer.weight.detach()
-        delattr(layer, "weight")
-        layer.weight = plain.setdefault(direction, nn.Parameter(value, requires_grad=direction.requires_grad))
-        _restore_order(layer)
+        remove_parametrization_(layer)
+        layer.weight = plain.setdefault(direction, cast(nn.Parameter, layer.weight))  # twins share one
         _drop_compatibility_hook(layer)
     return model
 
 
-def has_weight_norm(module: nn.Module) -> TypeGuard[Site]:
+def has_weight_norm(module: nn.Module) -> TypeGuard[LinearLayer]:
     """Whether a layer's weight is given by torch's weight normalization and nothing else."""
-    if not is_site(module) or not parametrize.is_parametrized(module, "weight"):
+    if not is_linear_layer(module) or not parametrize.is_parametrized(module, "weight"):
         return False
     steps = list(parts_of(module))
     return len(steps) == 1 and isinstance(steps[0], _WeightNorm)
@@ -76,7 +80,7 @@ def _share(parts: parametrize.ParametrizationList, twin: parametrize.Parametriza
     parts.original0, parts.original1 = twin.original0, twin.original1
 
 
-def _check(layers: Mapping[str, Site]) -> None:
+def _check(layers: Mapping[str, LinearLayer]) -> None:
     for path, layer in layers.items():
         if parametrize.is_parametrized(layer, "weight"):
             raise ValueError(f"The weight of '{path}' is parametrized otherwise: remove that first.")
@@ -87,12 +91,6 @@ def _check(layers: Mapping[str, Site]) -> None:
             raise ValueError(f"Row {zero[0]} of the weight of '{path}' is zero and has no direction to normalize.")
         if not rows.isfinite().all():
             raise ValueError(f"The weight of '{path}' is not finite.")
-
-
-def _restore_order(layer: Site) -> None:
-    """Weight before bias again, as optimizers and `state_dict` list them."""
-    if "bias" in layer._parameters:
-        layer._parameters["bias"] = layer._parameters.pop("bias")
 
 
 def _drop_compatibility_hook(layer: nn.Module) -> None:

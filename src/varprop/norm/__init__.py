@@ -1,10 +1,8 @@
 """The analytic normalization: statistics of a layer from parameters alone, folded into its weights."""
 
+from .api import PlainWarning, fold, init_, normalize
 from .depth import DepthWarning
-from .fold import fold, init_
 from .layers import Normalized
-from .native import describe_native
-from .normalize import normalize
-from .united import unchanged
+from .scope import unchanged
 
-__all__ = ["DepthWarning", "Normalized", "describe_native", "fold", "init_", "normalize", "unchanged"]
+__all__ = ["DepthWarning", "Normalized", "PlainWarning", "fold", "init_", "normalize", "unchanged"]

@@ -6,8 +6,7 @@ W' = W scale / sigma, b' = shift - mu scale / sigma.
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
+import functools
 from typing import Any, cast
 
 import torch
@@ -15,41 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..gaussian.normal import safe_sqrt
-from ..graph.node import Form, Node
+from ..graph.node import Form
 from ..moments import Moments, trusted
-from ..rules.registry import lookup
-from .sites import Site, along_outputs
+from .backends.reference import full_precision, rate_of
+from .layout import EPS
+from .linear_layers import LinearLayer, along_outputs, is_linear_layer, remove_parametrization_, row_sizes
+from .network import Network
+from .scope import folded_layer
+from .sites import Use
 from .statistics import Statistics
-from .together import Together
-
-EPS = 1e-6
-
-
-@dataclass(frozen=True)
-class Use:
-    """How a layer is called in the captured graph: the operation, and its arguments after input, weight and bias."""
-
-    target: str
-    settings: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, node: Node) -> Use:
-        """The use a graph node makes of a layer."""
-        return cls(str(node.target.overloadpacket), tuple(node.args[3:]))
-
-    def ungrouped(self) -> Use:
-        """The same use without groups."""
-        place = 5 if self.target == "aten.convolution" else 3
-        if len(self.settings) <= place:
-            return self
-        return Use(self.target, (*self.settings[:place], 1, *self.settings[place + 1 :]))
-
-    def outputs(self, x: Moments, weight: Tensor) -> Moments:
-        """Moments of the layer's output without bias."""
-        rule = lookup(getattr(torch.ops.aten, self.target.removeprefix("aten.")))
-        assert rule is not None and rule.function is not None
-        result: Moments = rule.function(x, weight, None, *self.settings)
-        return result
 
 
 class Normalized(nn.Module):
@@ -69,21 +42,40 @@ class Normalized(nn.Module):
     center: bool
     uses: dict[bool, list[Use]]
     statistics: dict[bool, Statistics]
-    place: dict[bool, tuple[Together, int]] = {}  # noqa: RUF012  replaced, never changed
+    networks: dict[bool, tuple[Network, int]]  # by mode: which it is part of, and its place there
+
+    def folded(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the plain layer that does the same, as they follow from the present parameters."""
+        if self.training in self.networks:
+            return folded_layer(*self.networks[self.training])
+        size, mean, var = self._unit_statistics()
+        rate = rate_of(_at_least_float32(self.scale), var)
+        weight = _at_least_float32(self.weight) * along_outputs(rate / size, self.weight, self)
+        return weight.to(self.weight.dtype), (self.shift - rate * mean).to(self.weight.dtype)
 
     def output_statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of every output channel before normalization and without bias.
+        """Mean and standard deviation of every output channel before normalization and without bias."""
+        if self.training in self.networks:
+            network, place = self.networks[self.training]
+            return network.output_statistics(place)
+        size, mean, var = self._unit_statistics()
+        return mean * size, safe_sqrt(var) * size
+
+    def _unit_statistics(self) -> tuple[Tensor, Tensor, Tensor]:
+        """A size of every weight row, and mean and variance of the outputs of the rows divided by it.
 
         A layer that is called several times is one site: its statistics are those of the mixture of its calls.
         """
         with full_precision(self.weight.device), trusted():
             weight = _at_least_float32(self.weight)
+            size = row_sizes(weight.detach(), self)
+            unit = weight / along_outputs(size, weight, self)
             calls = zip(self.uses[self.training], self.statistics[self.training](), strict=True)
-            found = [use.outputs(self._entering(x, weight), weight) for use, x in calls]
+            found = [use.outputs(self._entering(x, unit), unit) for use, x in calls]
             pooled = [self._per_channel(moments) for moments in found]
             means, variances = (torch.stack([part.flatten() for part in parts]) for parts in zip(*pooled, strict=True))
             mean = means.mean(0)
-            return mean, (variances + (means - mean).square()).mean(0)
+            return size, mean, (variances + (means - mean).square()).mean(0)
 
     def _entering(self, x: Moments, weight: Tensor) -> Moments:
         """What enters, per channel; epsilon goes with its variance."""
@@ -100,18 +92,14 @@ class Normalized(nn.Module):
         mean = x.mean.mean(axes, keepdim=True)
         return mean, (x.var + (x.mean - mean).square()).mean(axes, keepdim=True)
 
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the plain layer that does the same."""
-        mean, var = self.output_statistics()
-        rate = self.scale / safe_sqrt(var)
-        weight = self.weight * along_outputs(rate, self.weight, self)
-        return weight.to(self.weight.dtype), (self.shift - rate * mean).to(self.weight.dtype)
-
-    def effective(self) -> tuple[Tensor, Tensor]:
-        """As `folded`, computed with all other layers together where that is possible."""
-        found = self.place.get(self.training)
-        folded = None if found is None else found[0].of(found[1])
-        return self.folded() if folded is None else folded
+    def _for_call(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """The folded parameters for a call; whoever would write them down as constants is refused."""
+        if isinstance(input, torch.fx.Proxy) or torch._C._get_tracing_state() is not None:
+            raise RuntimeError(
+                "torch.fx.symbolic_trace, torch.jit.trace and ONNX export with dynamo=False would record the folded "
+                "weights of a normalized model as constants; trace vp.fold(model), or use torch.export."
+            )
+        return self.folded()
 
     def entering_moments(self, x: Moments) -> tuple[Tensor, Tensor]:
         """Mean and variance of every channel of what enters, as vectors."""
@@ -121,12 +109,11 @@ class Normalized(nn.Module):
             size = [x.full[a] if a == axis else 1 for a in range(x.ndim)]
             return mean.expand(size).flatten(), var.expand(size).flatten()
 
-    def train(self, mode: bool = True) -> Normalized:
-        """As usual; what was kept for evaluation is computed anew after training, however that went."""
-        if mode != self.training:
-            for together, _ in self.place.values():
-                together.forget()
-        return super().train(mode)
+    def _replicate_for_data_parallel(self) -> Normalized:
+        raise RuntimeError(
+            "nn.DataParallel copies the layers of a normalized model without their network: "
+            "use nn.parallel.DistributedDataParallel, or vp.fold(model) for evaluation."
+        )
 
     def output_moments(self, form: Form) -> Moments:
         """What the next layers see: mean `shift` and variance `scale`^2 in every channel."""
@@ -138,6 +125,13 @@ class Normalized(nn.Module):
     def _channel_axis(self, ndim: int) -> int:
         return ndim - 1 if self.weight.ndim == 2 else ndim - self.weight.ndim + 1
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For copies and pickles of layers of subclasses, whose normalized class is made when it is needed."""
+        if type(self) in CLASSES.values() or not is_linear_layer(self) or type(self) is not _class_of(self):
+            return super().__reduce_ex__(protocol)
+        state = cast(Any, self).__getstate__()
+        return _restored, (normalized_base(cast(Any, self).plain_class), self.plain_class), state
+
     def extra_repr(self) -> str:
         """The plain layer's own description, and that it is normalized."""
         return f"{super().extra_repr()}, normalized"
@@ -148,13 +142,13 @@ class NormalizedLinear(Normalized, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The plain layer with folded weights."""
-        return F.linear(input, *self.effective())
+        return F.linear(input, *self._for_call(input))
 
 
 class _NormalizedConv(Normalized):
     def forward(self, input: Tensor) -> Tensor:
         """The plain layer with folded weights."""
-        output: Tensor = cast(Any, self)._conv_forward(input, *self.effective())
+        output: Tensor = cast(Any, self)._conv_forward(input, *self._for_call(input))
         return output
 
 
@@ -178,7 +172,7 @@ class _NormalizedConvTranspose(Normalized):
             input, output_size, layer.stride, layer.padding, layer.kernel_size, count, layer.dilation
         )
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[count - 1]
-        return function(input, *self.effective(), layer.stride, layer.padding, extra, layer.groups, layer.dilation)
+        return function(input, *self._for_call(input), layer.stride, layer.padding, extra, layer.groups, layer.dilation)
 
 
 class NormalizedConvTranspose1d(_NormalizedConvTranspose, nn.ConvTranspose1d):
@@ -207,20 +201,50 @@ CLASSES: dict[type[nn.Module], type[Normalized]] = {
 def normalized_class(layer: nn.Module) -> type[Normalized] | None:
     """The normalized class for a layer; None where it computes its output in a way of its own."""
     for plain, normalized in CLASSES.items():
-        if isinstance(layer, plain) and type(layer).forward is plain.forward:
-            return normalized
+        if isinstance(layer, plain):
+            return normalized if _computes_as(layer, plain) else None
     return None
 
 
-def become_normalized_(layer: Site, center: bool = True) -> Normalized:
+def _computes_as(layer: nn.Module, plain: type[nn.Module]) -> bool:
+    """Whether a layer of a subclass, or with attributes of its own, does what the plain one does."""
+    names = ("forward", "__call__", "_conv_forward", "_output_padding")
+    inherited = all(getattr(type(layer), name, None) is getattr(plain, name, None) for name in names)
+    return inherited and layer.__dict__.keys().isdisjoint(names)
+
+
+def normalized_base(plain: type[nn.Module]) -> Any:
+    """The normalized class for torch's own layer that a class derives from."""
+    return next(normalized for own, normalized in CLASSES.items() if issubclass(plain, own))
+
+
+def _class_of(layer: Any) -> Any:
+    return _class_with(normalized_base(layer.plain_class), layer.plain_class)
+
+
+@functools.cache
+def _class_with(normalized: Any, plain: Any) -> Any:
+    """The normalized class that keeps what a subclass of torch's layer adds to it."""
+    if plain in CLASSES:
+        return normalized
+    return type(f"Normalized{plain.__name__}", (normalized, plain), {"__module__": plain.__module__})
+
+
+def _restored(normalized: Any, plain: Any) -> Any:
+    kind = _class_with(normalized, plain)
+    return kind.__new__(kind)
+
+
+def become_normalized_(layer: LinearLayer, center: bool = True) -> Normalized:
     """Turn a plain layer into a normalized one where it stands, so that all references and hooks stay good."""
     kind = normalized_class(layer)
     assert kind is not None
-    plain_class, bias = type(layer), layer.bias
-    cast(Any, layer).__class__ = kind
+    plain_class: Any = type(layer)
+    bias, own_class = layer.bias, _class_with(cast(Any, kind), plain_class)
+    cast(Any, layer).__class__ = own_class
     normalized = cast(Normalized, layer)
     normalized.plain_class, normalized.plain_bias, normalized.center = plain_class, None, center
-    normalized.place = {}
+    normalized.networks = {}
     normalized.__dict__["plain_bias"] = bias  # kept for `become_plain_`, but no parameter of the normalized model
     normalized.register_parameter("bias", None)
     size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
@@ -231,22 +255,26 @@ def become_normalized_(layer: Site, center: bool = True) -> Normalized:
     return normalized
 
 
+def remove_parametrization_of_weight_(layer: Normalized) -> None:
+    """Take a parametrization away, whether the layer had it before it was normalized or got it after."""
+    plain: Any = layer.plain_class
+    if isinstance(getattr(plain, "weight", None), property):
+        plain = layer.plain_class = plain.__bases__[0]
+    remove_parametrization_(layer)
+    cast(Any, layer).__class__ = _class_with(normalized_base(plain), plain)
+
+
 @torch.no_grad()
 def become_plain_(layer: Normalized, bias: Tensor | None) -> None:
     """Turn a normalized layer back into a plain one with the weight it has and the given bias."""
     kept, plain_class = layer.__dict__["plain_bias"], layer.plain_class
-    for name in ("scale", "shift", "plain_class", "plain_bias", "center", "uses", "statistics", "place"):
+    for name in ("scale", "shift", "plain_class", "plain_bias", "center", "uses", "statistics", "networks"):
         delattr(layer, name)
     if bias is not None:
         parameter = kept if kept is not None else nn.Parameter(torch.empty_like(bias), layer.weight.requires_grad)
         parameter.data = bias.detach().clone()
         layer.register_parameter("bias", parameter)
     cast(Any, layer).__class__ = plain_class
-
-
-def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Autocast switched off, where the device has it."""
-    return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ layer: its weight is a matrix of rows (output channels), each meeting channels t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
+EPS = 1e-6  # goes with the variance of what enters, so that a row of any scale has the same normalization
 # Mean and variance as two rows, and for every argument their derivatives: [of mean or var, by mean or var, lane].
 Slopes = tuple[Tensor, list[Tensor]]
 
@@ -78,7 +80,7 @@ class Rows:
         groups: Number of groups.
         channels: Entering channels of one group.
         taps: E, float64; one object for all sites that have the same.
-        first_row: Place of its rows among the rows of all sites.
+        first_row: Place of its rows among the sources, which are the rows of all sites of the network.
         first_channel: Place of its entering channels (all groups) in `Lanes.entering`.
         first_weight: Place of its folded weight in the flat buffer, which has the weight's own order in memory.
         transposed: The weight is (groups * channels, outputs / groups, taps...) instead of
@@ -121,3 +123,39 @@ class Layout:
     def weight_count(self) -> int:
         """Weights of all sites."""
         return sum(rows.weights for rows in self.rows)
+
+
+def restricted(layout: Layout, places: Sequence[int]) -> Layout:
+    """The layout of some of the sites: what leads to the others is left out, the sources are the same."""
+    lanes, needed = layout.lanes, torch.zeros(layout.lanes.total, dtype=torch.bool)
+    chosen = [layout.rows[place] for place in places]
+    spans = [slice(r.first_channel, r.first_channel + r.groups * r.channels) for r in chosen]
+    entering = torch.cat([lanes.entering[span] for span in spans])
+    needed[entering] = True
+    for step in reversed(lanes.steps):
+        used = needed[step.start : step.start + step.count]
+        for inputs in step.inputs:
+            needed[inputs[used]] = True
+    first = lanes.total - sum(step.count for step in lanes.steps)  # those that no step makes all stay
+    needed[:first] = True
+    number = torch.cumsum(needed, 0) - 1
+    steps = [_restricted_step(step, needed, number) for step in lanes.steps]
+    kept = replace(lanes, steps=tuple(step for step in steps if step.count), entering=number[entering])
+    return Layout(kept, _in_turn(chosen))
+
+
+def _restricted_step(step: Step, needed: Tensor, number: Tensor) -> Step:
+    used = needed[step.start : step.start + step.count]
+    inputs = tuple(number[lane[used]] for lane in step.inputs)
+    return Step(
+        step.function, inputs, int(number[step.start : step.start + step.count][used][:1].sum()), len(inputs[0])
+    )
+
+
+def _in_turn(chosen: Sequence[Rows]) -> tuple[Rows, ...]:
+    """Rows with the channels and weights of each right after those of the one before."""
+    made, channel, weight = [], 0, 0
+    for rows in chosen:
+        made.append(replace(rows, first_channel=channel, first_weight=weight))
+        channel, weight = channel + rows.groups * rows.channels, weight + rows.weights
+    return tuple(made)

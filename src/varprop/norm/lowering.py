@@ -226,6 +226,8 @@ class Lowering:
             seen = [len(x[0]) if size == -1 else extent for size, extent in zip(shape, full, strict=True)]
             found = rule.function(Moments(x[0].view(shape), x[1].view(shape), seen), *settings, **node.kwargs)  # type: ignore[misc]
             found = found[0] if several else found
+            if found.mean.numel() != len(x[0]):
+                raise NotLanes  # positions come out different: windows of several sizes
             return found.mean.reshape(-1), found.var.reshape(-1)
 
         spatial = full[_channel_axis(full) + 1 :]

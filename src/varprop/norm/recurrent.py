@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from ..gaussian.normal import safe_sqrt
 from ..moments import Moments, trusted
 from ..rules.dropout import dropout as drop
-from .layers import Normalized, full_precision
-from .plain_recurrent import WithWeights, check_gates, gate_norms, list_weights, suffixes
-from .stationary import CONVERGED, STATES, Pair, distance, fixed_point, gate_statistics, joined, parted
+from .backends.reference import full_precision
+from .layers import Normalized
+from .recurrent_state import CONVERGED, STATES, Pair, distance, fixed_point, gate_statistics, joined, parted
+from .recurrent_weights import WithWeights, check_gates, gate_norms, list_weights, suffixes
 
 __all__ = ["CALLS", "NormalizedRecurrent", "check_gates", "recurrent_class", "unit_gates_"]
 
@@ -49,7 +50,7 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
         plain_class = type(layer)
         cast(Any, layer).__class__ = cls
         site = cast(NormalizedRecurrent, layer)
-        site.plain_class, site.center = plain_class, center
+        site.plain_class, site.center, site.networks = plain_class, center, {}
         biases = {name: p for name, p in site._parameters.items() if name.startswith("bias_") and p is not None}
         site.plain_biases = biases  # kept for `become_plain_`, but no parameters of the normalized model
         for name in biases:
@@ -69,7 +70,7 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
         known, plain_class = {**self._parameters, **self.plain_biases}, self.plain_class
         trainable = self._first.requires_grad
         gates = [f"{name}_{suffix}" for suffix in suffixes(self) for name in ("scale", "shift")]
-        for name in (*gates, "plain_class", "plain_biases", "center", "uses", "statistics"):
+        for name in (*gates, "plain_class", "plain_biases", "center", "uses", "statistics", "networks"):
             delattr(self, name)
         cast(Any, self).__class__ = plain_class
         for name, value in folded.items():

@@ -1,137 +1,174 @@
-"""The linear layers of a model: where they are, which way their weights lie, and how a module is exchanged."""
+"""The layout of a model's normalized layers, from its captured graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeGuard, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-Site = nn.Linear | _ConvNd
-Only = str | Iterable[str] | Callable[[str, nn.Module], bool]
-
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-)
+from ..engine.plan import Plan
+from ..graph.capture import Program
+from ..graph.node import Node
+from ..moments import Moments
+from ..rules.registry import lookup
+from .layout import Lanes, Layout, Pair, Rows
+from .lowering import Lowering, NotLanes
+from .statistics import Statistics
+from .taps import tap_matrix
 
 
-def find_sites(model: nn.Module, only: Only | None = None) -> dict[str, Site]:
-    """The linear and convolution layers of a model by path, in the order of registration, a reused layer once.
+@dataclass(frozen=True)
+class Use:
+    """How a layer is called in the captured graph: the operation, and its arguments after input, weight and bias."""
 
-    Args:
-        model: Any module.
-        only: The layers to take: a path or several, each naming a layer or a module that holds layers, or a predicate
-            called as `only(path, module)`.
+    target: str
+    settings: tuple[Any, ...]
 
-    Raises:
-        ValueError: If a path in `only` leads to no linear layer.
-    """
-    return cast(dict[str, Site], find_layers(model, only, is_site))
+    @classmethod
+    def of(cls, node: Node) -> Use:
+        """The use a graph node makes of a layer."""
+        return cls(str(node.target.overloadpacket), tuple(node.args[3:]))
 
+    def ungrouped(self) -> Use:
+        """The same use without groups."""
+        place = 5 if self.target == "aten.convolution" else 3
+        if len(self.settings) <= place:
+            return self
+        return Use(self.target, (*self.settings[:place], 1, *self.settings[place + 1 :]))
 
-def find_layers(model: nn.Module, only: Only | None, wanted: Callable[[nn.Module], bool]) -> dict[str, nn.Module]:
-    """The wanted modules of a model, as in `find_sites`."""
-    found = {path: module for path, module in model.named_modules() if wanted(module)}
-    if only is None:
-        return found
-    if callable(only):
-        return {path: layer for path, layer in found.items() if only(path, layer)}
-    chosen = {id(layer) for path in _as_paths(only) for layer in _layers_at(model, path, wanted)}
-    return {path: layer for path, layer in found.items() if id(layer) in chosen}
-
-
-def is_site(module: nn.Module) -> TypeGuard[Site]:
-    """Whether a module is a linear layer that is called as one.
-
-    Attention's output projection is not: attention reads its weight and never calls it.
-    """
-    return isinstance(module, (nn.Linear, _ConvNd)) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    def outputs(self, x: Moments, weight: Tensor) -> Moments:
+        """Moments of the layer's output without bias."""
+        rule = lookup(getattr(torch.ops.aten, self.target.removeprefix("aten.")))
+        assert rule is not None and rule.function is not None
+        result: Moments = rule.function(x, weight, None, *self.settings)
+        return result
 
 
-def _as_paths(only: str | Iterable[str]) -> list[str]:
-    return [only] if isinstance(only, str) else list(only)
+@dataclass(frozen=True)
+class Site:
+    """What a layout has to know of a layer: how it is called, on what, and the form of its weight."""
+
+    path: str
+    use: Use
+    target: Node  # what it reads
+    shape: tuple[int, ...]
+    groups: int
+    transposed: bool
+
+    @property
+    def outputs(self) -> int:
+        """Number of output channels."""
+        return self.shape[1] * self.groups if self.transposed else self.shape[0]
+
+    @property
+    def channels(self) -> int:
+        """Entering channels of one group."""
+        return self.shape[0] // self.groups if self.transposed else self.shape[1]
+
+    @property
+    def channel_axis(self) -> int:
+        """Where the channels are in what it reads."""
+        ndim = self.target.ndim
+        return ndim - 1 if len(self.shape) == 2 else ndim - len(self.shape) + 1
+
+    def taps(self) -> Tensor | None:
+        """How its taps meet the image."""
+        spatial = tuple(self.target.form.shape[self.channel_axis + 1 :]) if len(self.shape) > 2 else ()
+        return tap_matrix(self.use, tuple(self.shape[2:]), spatial, self.transposed)
 
 
-def _layers_at(model: nn.Module, path: str, wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    # With duplicates, so that each path of a reused layer names it.
-    named = model.named_modules(remove_duplicate=False)
-    found = [m for at, m in named if wanted(m) and (at == path or not path or at.startswith(path + "."))]
-    if not found:
-        raise ValueError(f"`only` names '{path}', where the model has no linear layer.")
-    return found
+def fits(site: Site) -> bool:
+    """Whether a layer's statistics have the form a layout describes."""
+    return site.taps() is not None
 
 
-def output_axis(layer: nn.Module) -> int:
-    """The axis of a layer's weight that runs over its outputs (of one group, for a transposed convolution)."""
-    return 1 if getattr(layer, "transposed", False) else 0
+def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, list[int]]:
+    """The layout of the sites, and which of them read something that only a walk can compute (given lanes)."""
+    lowering = Lowering(_without_model(joint.plan))
+    for site in sites:
+        lanes = lowering.new(site.outputs)
+        for node in (node for node, path in joint.sources.items() if path == site.path):
+            shape = [1] * node.ndim
+            shape[_output_axis(site, node)] = -1
+            lowering.give(node, lanes.view(shape), node.form.shape)
+    sources = len(lowering.level)
+    data = _data(lowering, joint)
+    lowering.run()
+    pooled: list[Pair] = []
+    entering = [_entering(lowering, site, data, sources, pooled) for site in sites]
+    given = [place for place, lanes in enumerate(entering) if lanes is None]
+    for place in given:
+        entering[place] = lowering.new(sites[place].groups * sites[place].channels)
+    steps, number = lowering.steps([lanes for lanes in entering if lanes is not None])
+    mean, var = (torch.cat([pair[k] for pair in (data, *pooled)]) for k in (0, 1))
+    found = [number[lanes] for lanes in entering if lanes is not None]
+    count = sum(len(found[place]) for place in given)
+    return Layout(Lanes(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites)), given
 
 
-def output_size(layer: Site) -> int:
-    """The number of output channels."""
-    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+def _without_model(plan: Plan) -> Plan:
+    """The same for functions of lanes, which read no parameters: those who keep them must not keep the model."""
+    return replace(plan, program=replace(plan.program, model=nn.Module(), facts={}))
 
 
-def along_outputs(vector: Tensor, weight: Tensor, layer: nn.Module) -> Tensor:
-    """A vector over output channels in the shape that multiplies the layer's weight.
-
-    A transposed convolution's weight is (in, out / groups, ...): the inputs of a group meet its part of the vector.
-    """
-    ones = [1] * (weight.ndim - 2)
-    if not output_axis(layer):
-        return vector.reshape(-1, 1, *ones)
-    groups = getattr(layer, "groups", 1)
-    rows = vector.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
-    return rows.reshape(weight.shape[0], -1, *ones)
+def _output_axis(site: Site, node: Node) -> int:
+    return node.ndim - 1 if len(site.shape) == 2 else node.ndim - len(site.shape) + 1
 
 
-def weight_norms(weight: Tensor, layer: nn.Module) -> Tensor:
-    """The Euclidean norm of the weights of every output channel, as a vector."""
-    if not output_axis(layer):
-        return _length(weight.flatten(1), (1,))
-    groups = getattr(layer, "groups", 1)
-    grouped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    return _length(grouped, (1, 3)).flatten()
+def _data(lowering: Lowering, joint: Statistics) -> Pair:
+    """Lanes for the data, which enters with moments that never change."""
+    found = [torch.zeros(0, 2, dtype=torch.float64)]
+    for node, value in joint.inputs.items():
+        if isinstance(value, Moments):
+            lowering.give(node, lowering.new(value.mean.numel()).view(value.shape), value.full)
+            parts = [part.detach().cpu().double().flatten() for part in (value.mean, value.var)]
+            found.append(torch.stack(parts, 1))
+    mean, var = torch.cat(found).unbind(1)
+    return mean, var
 
 
-def _length(values: Tensor, axes: tuple[int, ...]) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(values, dim=axes)
-    return length
+def _entering(lowering: Lowering, site: Site, data: Pair, first: int, pooled: list[Pair]) -> Tensor | None:
+    """The lane of every channel a site reads; None if it reads something else."""
+    try:
+        numbers = lowering.numbers(site.target)
+    except NotLanes:
+        return None
+    axis, count = site.channel_axis, site.groups * site.channels
+    if numbers.shape[axis] == 1:
+        numbers = numbers.expand([count if a == axis else -1 for a in range(numbers.ndim)])
+    by_channel = numbers.movedim(axis, 0).reshape(count, -1)
+    if by_channel.shape[1] == 1:
+        return by_channel[:, 0]
+    if bool(((by_channel < first) | (by_channel >= first + len(data[0]))).any()):
+        return None
+    pooled.append(_at_random_position(by_channel - first, *data))
+    return lowering.new(len(by_channel))
 
 
-def owners(model: nn.Module) -> dict[Tensor, list[tuple[nn.Module, str]]]:
-    """Every parameter with the modules that hold it and its name there; several for tied weights."""
-    found: dict[Tensor, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            found.setdefault(parameter, []).append((module, name))
-    return found
+def _at_random_position(places: Tensor, mean: Tensor, var: Tensor) -> Pair:
+    """Moments of data that differ from position to position, for every channel."""
+    centre = mean[places].mean(1, keepdim=True)
+    return centre[:, 0], (var[places] + (mean[places] - centre).square()).mean(1)
 
 
-def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Put `new` in all the places of `old`, with its hooks and its mode.
+def _rows(sites: list[Site]) -> tuple[Rows, ...]:
+    rows, row, channel, weight = [], 0, 0, 0
+    known: dict[Any, Tensor] = {}
+    for site in sites:
+        taps = site.taps()
+        assert taps is not None
+        taps = known.setdefault((taps.shape, *taps.flatten().tolist()), taps)  # equal ones are one, to be told by `is`
+        made = Rows(site.outputs, site.groups, site.channels, taps, row, channel, weight, site.transposed)
+        row, channel, weight = row + made.outputs, channel + made.groups * made.channels, weight + made.weights
+        rows.append(made)
+    return tuple(rows)
 
-    Returns:
-        The model, which is `new` where `old` was the model itself.
-    """
-    new.training = old.training
-    for name in _HOOKS:  # the containers themselves, so that the handles users hold still remove their hooks
-        own, other = getattr(new, name), getattr(old, name)
-        setattr(new, name, other)
-        setattr(old, name, own)
-    if model is old:
-        return new
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is old:
-                parent._modules[name] = new
-    return model
+
+def walk_of(joint: Statistics, sites: list[Site], given: list[int]) -> Statistics | None:
+    """The walk that computes what the given lanes stand for."""
+    if not given:
+        return None
+    program = Program(joint.root, joint.nodes, [], joint.state, joint.constants, [], None)
+    return Statistics(joint.root, program, joint.sources, [sites[place].target for place in given], joint.inputs)

@@ -6,7 +6,6 @@ The fold is reached through the model: the layers know the object that folds the
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,39 +41,26 @@ def measure(network: Network, rounds: int, seconds: float, tiny: bool = False) -
     times = interleaved(functions, rounds, seconds, device)
     medians = {name: statistics.median(values) for name, values in times.items()}
     bandwidth = copy_bandwidth(device, TINY_COPY if tiny or device.type == "cpu" else COPY)
-    folding.forget()
     return Roofline(count, bandwidth, count * (read + written), count * (read + written + 4), **medians, how=how)
 
 
 def folding_of(network: Network) -> Any:
     """What folds the layers of a network together in training."""
-    places = (getattr(module, "place", None) for module in network.model.modules())
-    return next(place for place in places if place)[True][0]
+    networks = (getattr(module, "networks", None) for module in network.model.modules())
+    return next(found for found in networks if found)[True][0]
 
 
 def pieces(folding: Any, precision: str, device: torch.device) -> dict[str, Function]:
-    """The fold, its derivative by all parameters for given derivatives by the folded ones, and the joining of these.
-
-    Compiled code for small networks takes the derivatives of all layers as they are, and there is nothing to join.
-    """
+    """The fold, its derivative by all parameters for given derivatives by the folded ones, and the joining of these."""
     parameters = folding.parameters()
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
 
     def forward() -> list[Tensor]:
-        folding.forget()
         with autocast(precision, device):
-            return [tensor for pair in folding._present().layers for tensor in pair]
+            return list(folding.fold().parts)
 
-    if folding.executor.native(parameters) is not None:
-        return {"forward": forward, "backward": _by_autograd(forward, parameters)}
     backward, joining = folding.executor.in_pieces(dtype, [parameter.detach() for parameter in parameters])
     return {"forward": forward, "backward": backward, "joining": joining}
-
-
-def _by_autograd(forward: Callable[[], list[Tensor]], parameters: list[Tensor]) -> Function:
-    outputs = forward()
-    grads = [torch.ones_like(output) for output in outputs]
-    return lambda: torch.autograd.grad(outputs, parameters, grads, retain_graph=True)
 
 
 def without_launches(functions: dict[str, Function], device: torch.device) -> tuple[str, dict[str, Function]]:

@@ -1,0 +1,365 @@
+"""The analytic normalization into a model, out of it again, and as an initialization."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ..engine.api import example_for
+from ..moments import Moments
+from ..training.restore import preserved_modes
+from .batchnorm import (
+    Absorbed,
+    absorb_direction_,
+    assign_weight_,
+    batch_norms_after,
+    find_notes,
+    note_of,
+    noted,
+    return_batch_norm,
+)
+from .depth import warn_of_depth
+from .layers import (
+    Normalized,
+    become_normalized_,
+    become_plain_,
+    normalized_class,
+    remove_parametrization_of_weight_,
+)
+from .linear_layers import Only, find_layers, is_linear_layer, replace, require_weight_of_its_own, weight_norms
+from .modes import CapturedMode, calls_of, capture_modes, read_by_hand, with_calls
+from .network import make_network
+from .recurrent import NormalizedRecurrent, check_gates, recurrent_class
+from .scope import close_scopes_, open_scopes_, shared_fold
+from .sites import Use
+from .statistics import Statistics
+
+Init = Literal["project", "preserve"]
+SWEEPS = 300
+
+
+class PlainWarning(UserWarning):
+    """Modules that one could expect to be normalized stay as they are."""
+
+
+def normalize(
+    model: nn.Module,
+    input: Any,
+    *,
+    example: Any = None,
+    init: Init = "project",
+    only: Only | None = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """Put the paper's normalization after every linear layer: X' = (X - mu) / sigma * scale + shift.
+
+    mu and sigma follow from the parameters by analytic propagation, so they are the same in training and evaluation,
+    do not depend on the batch, need no buffers, and are differentiated through. Every layer keeps its weight and gains
+    `scale` and `shift`; its bias, and a batch norm directly after it, are absorbed. `fold` takes all of it out again.
+
+    Args:
+        model: Any model `torch.export` can trace.
+        input: Moments of the data, as for `propagate`.
+        example: An input that gives the real shape where `input` has uniform axes.
+        init: ``"project"`` sets scale 1 and shift 0 (scale 0 for a channel whose batch norm has gamma 0);
+            ``"preserve"`` sets them so that the function (in evaluation mode) stays the same.
+        only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
+        inplace: Change the model itself instead of a copy; if that fails it is as before.
+
+    Returns:
+        The normalized model.
+
+    Raises:
+        ValueError: If the model is normalized already, has no layer to normalize, or a layer cannot be normalized (a
+            weight row of zeros, a weight that is not finite, one that a hook computes or the model reads by hand); the
+            message names it.
+    """
+    if init not in get_args(Init):
+        raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
+    _check_copyable(model)
+    result = normalized_(copy.deepcopy(model), input, example, init, only)
+    if init == "project":
+        warn_of_depth(result)
+    if only is None:
+        _warn_of_plain(result)
+    if inplace:  # the trial on a copy has shown that nothing fails midway
+        return normalized_(model, input, example, init, only)
+    return result
+
+
+def normalized_(
+    model: nn.Module, given: Any, example: Any, init: Init, only: Only | None, center: bool = True
+) -> nn.Module:
+    """`normalize` in place and without a net: a failure midway leaves the model half done."""
+    _check_model(model, given)
+    example = example_for(model, given, example)
+    chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
+    model, silent = _absorb_batch_norms(model, example, chosen)
+    programs = capture_modes(model, example)
+    layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
+    if not layers:
+        raise ValueError("The model has no linear layer to normalize.")
+    _check_weights(layers)
+    _refuse_reading_by_hand(read_by_hand(programs[False], layers))
+    by_program = {id(program): with_calls(program, layers, given) for program in programs.values()}
+    graphs = {mode: by_program[id(program)] for mode, program in programs.items()}
+    with preserved_modes(model):
+        model.eval()
+        biases = {path: layer.bias for path, layer in layers.items()}
+        for path, layer in layers.items():
+            _become_normalized_(model, path, layer, graphs, center)
+        _join_(model, graphs, layers)
+        with torch.no_grad():
+            for path, mask in silent.items():
+                layers[path].scale[mask] = 0
+        if init == "preserve":
+            _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
+        else:
+            _check_finite(layers)
+    return model
+
+
+def _can_be_normalized(module: nn.Module) -> bool:
+    return (is_linear_layer(module) and normalized_class(module) is not None) or recurrent_class(module) is not None
+
+
+def _absorb_batch_norms(model: nn.Module, example: Any, layers: dict[str, Any]) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Let the layers do the work of the batch norms directly after them; and which of their channels are silent."""
+    silent = {}
+    for path, norm_path in batch_norms_after(model, example).items():
+        if path in layers:
+            layer, norm = layers[path], cast(Any, model.get_submodule(norm_path))
+            note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
+            silent[path] = absorb_direction_(model, path, layer, norm)
+            model = replace(model, norm, noted(note))
+    return model, silent
+
+
+def _become_normalized_(
+    model: nn.Module, path: str, layer: Any, graphs: dict[bool, CapturedMode], center: bool
+) -> None:
+    recurrent = recurrent_class(layer)
+    site: Normalized = recurrent.from_plain_(layer, center) if recurrent else become_normalized_(layer, center)
+    site.uses, site.statistics = {}, {}
+    for mode, graph in graphs.items():
+        calls = [node for node, owner in graph.calls.items() if owner == path]
+        targets = [node.args[0] for node in calls]
+        site.uses[mode] = [Use.of(node) for node in calls]
+        site.statistics[mode] = Statistics(model, graph.program, graph.calls, targets, graph.inputs)
+
+
+def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str, Any]) -> None:
+    """Let all layers that are called once be folded together."""
+    made = {id(graph): make_network(model, graph, layers) for graph in graphs.values()}
+    joined: list[nn.Module] = []
+    for mode, graph in graphs.items():
+        network = made[id(graph)]
+        for place, layer in enumerate(network.layers if network else ()):
+            layer.networks[mode] = (network, place)
+            joined.append(layer)
+    open_scopes_(model, joined)
+
+
+def _preserve(sites: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
+    """Set every scale and shift to what the layer does now.
+
+    One sweep does it, and a second one finds nothing left to do, unless a layer feeds itself through a later call: its
+    statistics depend on its own scale and shift, and the sweeps approach the point where both agree.
+    """
+    for _ in range(SWEEPS):
+        moved = [path for path, (site, bias) in sites.items() if _set_to_present(path, site, bias, silent.get(path))]
+        if not moved:
+            return
+    raise ValueError(
+        f"Layer '{moved[0]}' is called on its own output, and no scale and shift agree with the statistics that follow "
+        f'from them: use init="project", or leave it out with `only`.'
+    )
+
+
+@torch.no_grad()
+def _set_to_present(path: str, site: Normalized, bias: Tensor | None, silent: Tensor | None) -> bool:
+    """Set scale and shift of a layer so that it does what it did; whether that changed them beyond rounding."""
+    if isinstance(site, NormalizedRecurrent):
+        return site.set_to_present(path)
+    mean, std = site.output_statistics()
+    if silent is not None:
+        mean, std = mean.masked_fill(silent, 0), std.masked_fill(silent, 0)
+    scale, shift = (t.to(site.scale.dtype) for t in (std, mean if bias is None else mean + bias))
+    change = torch.maximum((scale - site.scale).abs().max(), (shift - site.shift).abs().max())
+    size = torch.maximum(scale.max(), shift.abs().max())
+    site.scale.copy_(scale)
+    site.shift.copy_(shift)
+    return not bool(size.isfinite() & (change <= 4 * torch.finfo(scale.dtype).eps * size))
+
+
+def _check_copyable(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if is_linear_layer(module):
+            require_weight_of_its_own(path, module)
+
+
+def _check_model(model: nn.Module, given: Any) -> None:
+    done = next((path for path, m in model.named_modules() if isinstance(m, Normalized)), None)
+    if done is not None:
+        raise ValueError(f"The model is normalized already (layer '{done}'); fold it first.")
+    values = given if isinstance(given, (tuple, list)) else given.values() if isinstance(given, dict) else [given]
+    moments = [value for value in values if isinstance(value, Moments)]
+    if moments and len(moments) == len(list(values)) and all(not bool(value.var.any()) for value in moments):
+        raise ValueError("The input's variance is zero everywhere: there is nothing to normalize by.")
+    empty = next((name for name, p in model.named_parameters() if p.is_meta), None)
+    if empty is not None:
+        raise ValueError(
+            f"Parameter '{empty}' is on the meta device and has no values: use model.to_empty and load it."
+        )
+
+
+def _check_weights(layers: dict[str, Any]) -> None:
+    for path, layer in layers.items():
+        require_weight_of_its_own(path, layer)
+        if isinstance(layer, nn.RNNBase):
+            check_gates(path, layer)
+            continue
+        if not bool(layer.weight.isfinite().all()):
+            raise ValueError(f"The weight of '{path}' has a value that is not finite.")
+        empty = (weight_norms(layer.weight.detach(), layer) == 0).nonzero().flatten()
+        if len(empty):
+            raise ValueError(f"Output {int(empty[0])} of '{path}' has only zero weights: it cannot be normalized.")
+
+
+@torch.no_grad()
+def _check_finite(layers: dict[str, Any]) -> None:
+    with shared_fold():
+        for path, layer in layers.items():
+            folded = layer.folded()
+            parts = folded.values() if isinstance(folded, dict) else folded
+            if not all(bool(part.isfinite().all()) for part in parts):
+                raise ValueError(
+                    f"What enters layer '{path}' has no finite mean and variance, for an operation before it gives NaN "
+                    f"or infinity for some values of its input (a power or a root of negative numbers, say): "
+                    f"vp.propagate names it."
+                )
+
+
+def _refuse_reading_by_hand(names: dict[str, str]) -> None:
+    for path, name in names.items():
+        raise ValueError(
+            f"The model reads the {name} of '{path}' by hand as well, where the normalization does not reach: "
+            f"leave the layer out with `only`."
+        )
+
+
+def _warn_of_plain(model: nn.Module) -> None:
+    """Say which modules stay as they are that one could expect to change."""
+    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized)]
+    norms = [path for path, m in named if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    layers = [f"'{path}' ({type(m).__name__})" for path, m in named if _looks_linear(m)]
+    if norms:
+        warnings.warn(
+            f"Batch norms that do not directly follow a linear layer stay, and with them the dependence on the batch: "
+            f"{_listed([repr(path) for path in norms])}.",
+            PlainWarning,
+            stacklevel=3,
+        )
+    if layers:
+        warnings.warn(f"These layers stay as they are: {_listed(layers)}.", PlainWarning, stacklevel=3)
+
+
+def _looks_linear(module: nn.Module) -> bool:
+    """A module with a weight matrix that is none of the embeddings."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return False
+    own = [p for name, p in module.named_parameters(recurse=False) if "weight" in name]
+    return any(p.ndim > 1 for p in own)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True) -> nn.Module:
+    """Take the analytic normalization out: plain layers that compute the same, with nothing of varprop in them.
+
+    The bias goes where the original class has a place for it: into the layer's own, or into the batch norm that stood
+    after it, which then does nothing else in evaluation mode. A layer with neither gains a bias, which is warned of.
+    Parametrizations of a layer's weight are removed: it could not take the factor.
+
+    Args:
+        model: A normalized model, as it is in evaluation mode.
+        inplace: Change the model itself instead of a copy.
+        keep_batchnorm: Put absorbed batch norms back, so that the state_dict fits the original class; without, they
+            stay away and the layer takes the bias.
+
+    Returns:
+        The plain model.
+
+    Raises:
+        ValueError: If the model is not normalized.
+    """
+    model = model if inplace else copy.deepcopy(model)
+    sites = {path: m for path, m in model.named_modules() if isinstance(m, Normalized)}
+    if not sites:
+        raise ValueError("The model is not normalized: there is nothing to fold.")
+    with preserved_modes(model), torch.no_grad(), shared_fold():
+        model.eval()
+        folded: dict[str, Any] = {path: site.folded() for path, site in sites.items()}
+    notes = find_notes(model, sites) if keep_batchnorm else {}  # type: ignore[arg-type]
+    gained, untied = [], []
+    for path, site in sites.items():
+        if isinstance(site, NormalizedRecurrent):
+            gained += [] if site.plain_biases else [path]
+            site.become_plain_(folded[path])
+            continue
+        weight, bias = folded[path]
+        if parametrize.is_parametrized(site, "weight"):
+            remove_parametrization_of_weight_(site)
+        with torch.no_grad():
+            untied += [path] if assign_weight_(model, site, weight) else []  # type: ignore[arg-type]
+        if path in notes and not note_of(notes[path])["bias"]:
+            model = replace(model, notes[path], return_batch_norm(notes[path], bias))
+            become_plain_(site, None)
+            continue
+        gains = site.plain_bias is None and not _is_rounding(bias, site)
+        gained += [path] if gains else []
+        if path in notes:
+            model = replace(model, notes[path], return_batch_norm(notes[path], torch.zeros_like(bias)))
+        become_plain_(site, bias if gains or site.plain_bias is not None else None)
+    close_scopes_(model)
+    if gained:
+        warnings.warn(f"These layers had no bias and have one now: {', '.join(gained)}.", stacklevel=2)
+    if untied:
+        warnings.warn(f"The weights of these layers are no longer tied to others: {', '.join(untied)}.", stacklevel=2)
+    return model
+
+
+@torch.no_grad()
+def _is_rounding(bias: Tensor, site: Normalized) -> bool:
+    """Whether a folded bias is what rounding leaves of none."""
+    return bool((bias.abs() <= 8 * torch.finfo(bias.dtype).eps * (site.shift.abs() + site.scale.abs())).all())
+
+
+def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True) -> nn.Module:
+    """Initialize a plain model without data, so that every unit starts with mean 0 and variance 1.
+
+    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them.
+
+    Args:
+        model: The model; its weights and biases are changed.
+        input: Moments of the data, as for `propagate`.
+        example: An input that gives the real shape where `input` has uniform axes.
+        center: Whether to centre every unit by its bias. Without, weights are scaled by the second moment alone and
+            biases are zero: He's rule for any activation and graph, safer in deep chains without skips.
+
+    Returns:
+        The model.
+    """
+    _check_copyable(model)
+    trial = normalized_(copy.deepcopy(model), input, example, "project", None, center)
+    if center:
+        warn_of_depth(trial)
+    return fold(normalized_(model, input, example, "project", None, center), inplace=True)

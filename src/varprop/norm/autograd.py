@@ -1,0 +1,130 @@
+"""The folded weights of all layers as results of one autograd node, with its backward derived by hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from .backends import reference
+from .cuda_replay import Recording, handed_out
+from .dispatch import Executor
+from .layout import Layout, Pair
+from .memory_format import by_parameter, formats_of, parted
+
+STALE = (
+    "A parameter of a normalized layer was changed in place between the forward and the backward pass; "
+    "its gradient can no longer be computed."
+)
+
+FREED = (
+    "The memory of a parameter of a normalized layer was freed (offloaded, or sharded and not gathered): "
+    "bring it back before the model runs."
+)
+
+
+def fold_parts(executor: Executor, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
+    """Folded weights of all layers, then their biases."""
+    recording = None if given else executor.recording(dtype, parameters)
+    return list(_apply(executor, dtype, recording, *(given or (None, None)), *parameters))
+
+
+class Fold(torch.autograd.Function):
+    """Keeps nothing by `save_for_backward`: what it keeps are the parameters, whose versions it checks itself.
+
+    So it can be run backwards again, and looks the same to a gradient checkpoint whether it ran there or before.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, executor: Executor, dtype: torch.dtype, recording: Recording | None, *inputs: Any) -> Any:
+        """Folded weights of all layers, then their biases."""
+        mean, var, *parameters = inputs
+        ctx.executor, ctx.recording, ctx.inputs = executor, recording, inputs
+        ctx.versions = _versions(parameters)
+        if recording is not None:
+            return tuple(recording.folded()[1])
+        given = None if mean is None else (mean, var)
+        weight, bias, ctx.kept = executor.forward(dtype, given, parameters, any(ctx.needs_input_grad))
+        return tuple(parted(weight, bias, formats_of(parameters)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Derivatives by the given moments and the parameters."""
+        parameters = ctx.inputs[2:]
+        if _versions(parameters) != ctx.versions:
+            raise RuntimeError(STALE)
+        if torch.is_grad_enabled():  # a derivative of this derivative will be wanted
+            return None, None, None, *_differentiable_backward(ctx.executor.layout, ctx.inputs, grads)
+        found = zip(_derivatives(ctx, grads, parameters), ctx.needs_input_grad[3:], strict=True)
+        return None, None, None, *[result if needed else None for result, needed in found]
+
+
+def _versions(parameters: Sequence[Tensor]) -> list[int]:
+    """The versions of parameters that can be read: torch itself would read freed memory."""
+    if not all(map(Tensor.data_ptr, parameters)) and any(p.numel() and not p.data_ptr() for p in parameters):
+        raise RuntimeError(FREED)
+    return [p._version for p in parameters]
+
+
+# `Function.apply` without what it does for torch.func, whose transforms never meet this node, argument by argument
+_apply: Any = super(torch.autograd.Function, Fold).apply
+
+
+def _derivatives(ctx: Any, grads: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    executor, recording = ctx.executor, ctx.recording
+    weights = parameters[: executor.count]
+    replayed = executor.replayed_backward(recording, grads, weights)
+    if replayed is not None:
+        return handed_out(replayed.parts)
+    kept = ctx.kept if recording is None else recording.kept
+    return by_parameter(executor.backward_flat(kept, grads, weights), formats_of(parameters))
+
+
+def _differentiable_backward(layout: Layout, inputs: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor | None]:
+    """The same by autograd through the reference, which can be differentiated again."""
+    # views, so that what is given counts as a value of its own, however it depends on the parameters
+    inputs = [t if t is None else t.view_as(t) for t in inputs]
+    outputs = reference_parts(layout, None if inputs[0] is None else (inputs[0], inputs[1]), inputs[2:])
+    matching = [grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)]
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=True, allow_unused=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in inputs]
+
+
+def reference_parts(layout: Layout, given: Pair | None, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """As `fold_parts`, by plain operations."""
+    own = len(layout.rows)  # of all layers, there are shifts and scales of all
+    weights, shifts, scales = parameters[:own], *_halves(parameters[own:])
+    folded, biases = reference.fold(layout, weights, shifts, scales, given)
+    return [*folded, *biases]
+
+
+def _halves(parameters: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    middle = len(parameters) // 2
+    return parameters[:middle], parameters[middle:]
+
+
+def own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Within it, what autograd saves is not shown to hooks from outside.
+
+    A gradient checkpoint counts what is saved within it, and must find the same number when it computes again. A fold
+    may run before it the first time and within it the second.
+    """
+    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
+    return saved_tensors_hooks(_pack, _unpack)
+
+
+def _pack(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor.detach(), tensor._version
+
+
+def _unpack(packed: tuple[Tensor, int]) -> Tensor:
+    tensor, version = packed
+    if tensor._version != version:
+        raise RuntimeError(STALE)
+    return tensor

@@ -1,0 +1,207 @@
+"""Batch norms that a linear layer does the work of: which they are, their arithmetic, and the note they leave."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..graph.capture import Program, capture
+from ..graph.node import Node
+from ..rules.registry import module_classes
+from ..training.restore import preserved_modes
+from .linear_layers import LinearLayer, along_outputs, is_call_of_linear_layer, is_linear_layer, owners
+
+_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training
+
+
+def batch_norms_after(model: nn.Module, example: Any) -> dict[str, str]:
+    """The batch norm directly after each linear layer: nothing else reads the layer's output.
+
+    A layer called several times counts if every call goes to the same batch norm, and that reads from nothing else.
+
+    Args:
+        model: A module in any mode; it is captured in evaluation mode and not changed.
+        example: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
+
+    Returns:
+        Path of the layer -> path of the batch norm.
+    """
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return {}
+    with preserved_modes(model):
+        return batch_norms_in(capture(model.eval(), example, module_classes()))
+
+
+def batch_norms_in(program: Program) -> dict[str, str]:
+    """The same for a model captured in evaluation mode."""
+    paths = {module: path for path, module in program.model.named_modules()}
+    calls = list(_calls(program))
+    pairs = {layer: norm for layer, norm in calls if layer is not None and norm is not None}
+    return {paths[layer]: paths[norm] for layer, norm in pairs.items() if _only_pair(calls, layer, norm)}
+
+
+LayerAndNorm = tuple[nn.Module | None, nn.Module | None]
+
+
+def _calls(program: Program) -> Iterator[LayerAndNorm]:
+    """Every call of a linear layer with the batch norm directly after it, and the other calls of batch norms."""
+    paired = set()
+    for node in program.nodes:
+        if is_call_of_linear_layer(node):
+            reader = _direct_reader(program, node)
+            paired.add(reader)
+            yield _module(program, node), None if reader is None else _module(program, reader)
+        elif node.packet is _BATCH_NORM and node not in paired:
+            yield None, _module(program, node)
+
+
+def _direct_reader(program: Program, call: Node) -> Node | None:
+    """The batch norm that reads a layer's call, if it alone does and could be done by the layer."""
+    if len(call.users) != 1 or call in program.outputs:
+        return None
+    (reader,) = call.users
+    layer = _module(program, call)
+    if reader.packet is not _BATCH_NORM or not isinstance(_module(program, reader), _BatchNorm):
+        return None
+    if layer is None or not is_linear_layer(layer) or not _channels_agree(call, layer):
+        return None
+    return reader if _read_by_layers_alone(program, call.args[1]) else None
+
+
+def _channels_agree(output: Node, layer: LinearLayer) -> bool:
+    """Batch norm takes axis 1 for the channels: a layer's outputs are there only with exactly one batch axis before."""
+    return output.ndim == (2 if isinstance(layer, nn.Linear) else layer.weight.ndim)
+
+
+def _read_by_layers_alone(program: Program, weight: Node) -> bool:
+    """Not so where the model also reads a layer's weight by hand, which a change of the layer would alter."""
+    modules = [_module(program, reader) for reader in weight.users]
+    return all(module is not None and is_linear_layer(module) for module in modules)
+
+
+def _only_pair(calls: list[LayerAndNorm], layer: nn.Module, norm: nn.Module) -> bool:
+    return all(call == (layer, norm) for call in calls if call[0] is layer or call[1] is norm)
+
+
+def _module(program: Program, node: Node) -> nn.Module | None:
+    try:
+        return program.model.get_submodule(node.module)
+    except AttributeError:
+        return None
+
+
+class Absorbed(TypedDict):
+    """What is noted at the identity in a batch norm's place, so that it can be put back there."""
+
+    layer: LinearLayer  # itself, wherever it and the identity may be put together
+    bias: bool  # whether the layer had one
+    norm: _BatchNorm  # no submodule here: not in the state_dict, and not called
+
+
+# A plain attribute of a plain nn.Identity: it survives copying and pickling, and the model needs nothing of varprop.
+_NOTE = "absorbed_batch_norm"
+
+
+def noted(note: Absorbed) -> nn.Identity:
+    """An identity that says which batch norm stood in its place."""
+    identity = nn.Identity()
+    setattr(identity, _NOTE, note)
+    return identity
+
+
+def note_of(identity: nn.Identity) -> Absorbed:
+    """The note at an identity that `find_notes` found."""
+    note: Absorbed = getattr(identity, _NOTE)
+    return note
+
+
+def find_notes(model: nn.Module, layers: Mapping[str, LinearLayer]) -> dict[str, nn.Identity]:
+    """The identities that batch norms of the model's own left behind, by the path of the layer before."""
+    paths = {layer: path for path, layer in layers.items()}
+    noted = [(m, getattr(m, _NOTE, None)) for m in model.modules() if isinstance(m, nn.Identity)]
+    return {paths[note["layer"]]: module for module, note in noted if note and note["layer"] in paths}
+
+
+def batch_norm_rate(norm: _BatchNorm) -> Tensor:
+    """gamma / sqrt(var + eps): what every channel is multiplied by in evaluation mode."""
+    if norm.running_mean is None or norm.running_var is None:
+        raise ValueError("A batch norm without running statistics has no plain layer that does the same.")
+    deviation = torch.sqrt(norm.running_var + norm.eps)
+    return norm.weight / deviation if norm.affine else 1 / deviation
+
+
+def folded(layer: LinearLayer, norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the plain layer that does what layer and batch norm do in evaluation mode.
+
+    W' = W r and b' = (b - mean) r + beta, with r = gamma / sqrt(var + eps).
+    """
+    rate = batch_norm_rate(norm)
+    assert norm.running_mean is not None
+    bias = -norm.running_mean if layer.bias is None else layer.bias - norm.running_mean
+    shifted = bias * rate + norm.bias if norm.affine else bias * rate
+    return layer.weight * along_outputs(rate, layer.weight, layer), shifted
+
+
+@torch.no_grad()
+def absorb_(model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm, keep_bias: bool) -> None:
+    """Give the layer the weight and bias that do what it and the batch norm do in evaluation mode."""
+    weight, bias = folded(layer, norm)
+    _assign_(model, path, layer, norm, weight, bias, keep_bias)
+
+
+@torch.no_grad()
+def absorb_direction_(model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm) -> Tensor:
+    """As `absorb_` with a bias, for a layer that will be normalized: channels with gamma 0 keep their weights.
+
+    Returns:
+        Which channels those are: the layer has to multiply them by 0.
+    """
+    weight, bias = folded(layer, norm)
+    silent = batch_norm_rate(norm) == 0
+    weight = torch.where(along_outputs(silent, weight, layer), layer.weight, weight)
+    _assign_(model, path, layer, norm, weight, bias, keep_bias=True)
+    return silent
+
+
+def _assign_(
+    model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm, weight: Tensor, bias: Tensor, keep_bias: bool
+) -> None:
+    if assign_weight_(model, layer, weight):
+        warnings.warn(f"The weight of '{path}' is no longer tied: its batch norm scales it alone.", stacklevel=2)
+    if layer.bias is not None:
+        layer.bias.copy_(bias)
+    elif keep_bias or bias.any():
+        trainable = norm.bias.requires_grad if norm.affine else layer.weight.requires_grad
+        layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=trainable)
+
+
+def assign_weight_(model: nn.Module, layer: LinearLayer, weight: Tensor) -> bool:
+    """Give a layer a new weight; one that others hold as well stays with them, which is told by True.
+
+    What differs from the present weight by rounding alone is not new.
+    """
+    if torch.allclose(weight, layer.weight, rtol=8 * torch.finfo(weight.dtype).eps, atol=0.0):
+        return False
+    if len(owners(model)[layer.weight]) == 1:
+        layer.weight.copy_(weight)
+        return False
+    layer.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
+    return True
+
+
+@torch.no_grad()
+def return_batch_norm(identity: nn.Identity, bias: Tensor) -> _BatchNorm:
+    """The batch norm that stood in an identity's place, to add a bias in evaluation mode and do nothing else."""
+    norm = note_of(identity)["norm"].to(device=bias.device, dtype=bias.dtype)
+    assert norm.running_mean is not None and norm.running_var is not None
+    norm.running_mean.zero_() if norm.affine else norm.running_mean.copy_(-bias)
+    norm.running_var.fill_(1 - norm.eps)
+    if norm.affine:
+        norm.weight.fill_(1)
+        norm.bias.copy_(bias)
+    return norm

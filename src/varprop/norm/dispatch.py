@@ -1,0 +1,260 @@
+"""Who computes a fold and its backward: Triton kernels, torch, or what was recorded of the kernels; and when none may.
+
+An autograd graph holds the executor of its fold, so that it can be run backwards when the model is gone. For the same
+reason an executor knows nothing of modules and of results with a history: they hold graphs, and whatever is held by
+what it holds is never freed, since Python does not see through the nodes of autograd.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from .backends import torch as torch_backend
+from .cuda_replay import LARGEST, Recorder, Recording, Replay, Results, graph_trees_run, stream_to_record
+from .layout import Layout, Pair
+from .memory_format import by_parameter, formats_of, formats_with, joined, joined_grads, parted
+
+Result = tuple[Tensor, Tensor, list[Tensor]]  # folded weights and biases, flat, and what the backward needs
+# by weights (flat), by shifts and scales (two rows), by given means and by given variances
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Backend(Protocol):
+    """Folds all layers of a layout on one device; `shift_scale` are the shifts and scales of all rows, as two rows."""
+
+    def forward(
+        self, weights: Sequence[Tensor], shift_scale: Tensor, given: Pair | None, dtype: torch.dtype, backward: bool
+    ) -> Result:
+        """Folded weights and biases; `backward` tells whether one will follow."""
+        ...
+
+    def backward(
+        self,
+        weights: Sequence[Tensor],
+        shift_scale: Tensor,
+        kept: Sequence[Tensor],
+        grad_weight: Tensor,
+        grad_bias: Tensor,
+    ) -> Gradients:
+        """Derivatives by everything that `forward` was given."""
+        ...
+
+
+def needs_reference(parameters: Sequence[Tensor]) -> bool:
+    """Whether every operation has to be seen, or parameters are not what a backend takes.
+
+    So it is under torch.func's transforms, forward-mode derivatives and export, and for tensors of several dtypes or
+    devices or of classes of their own.
+    """
+    if torch.compiler.is_dynamo_compiling():  # which in some versions of torch calls itself exporting as well
+        return not _alike(parameters)
+    if torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
+        return True
+    return torch.autograd.forward_ad._current_level >= 0 or not _alike(parameters)
+
+
+def _alike(parameters: Sequence[Tensor]) -> bool:
+    """Plain tensors of one dtype on one device."""
+    first = parameters[0]
+    if not _PLAIN.issuperset(map(type, parameters)):
+        return False
+    dtype, device = first.dtype, first.get_device()
+    if first.is_cpu:  # all that is not on an accelerator has the same number
+        return all([p.dtype is dtype and p.is_cpu for p in parameters])
+    return first.is_cuda and all([p.dtype is dtype and p.get_device() == device for p in parameters])
+
+
+_PLAIN = {Tensor, nn.Parameter}
+
+
+def computing_dtype(device: str, own: torch.dtype) -> torch.dtype:
+    """What a layer on a type of device computes in: autocast's dtype, or its own."""
+    if own is not torch.float64 and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return own
+
+
+def statistics_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of the statistics of a weight."""
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+
+class Executor:
+    """Computes for one layout; parameters are all weights, then all shifts, then all scales."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.count = layout, len(layout.rows)
+        self.number = fingerprint(layout)
+        self.backends: dict[Any, Backend] = {}
+        self.recorders = {compiled: Recorder() for compiled in (False, True)}
+        self.recordable = layout.weight_count <= LARGEST
+
+    def backend(self, weights: Sequence[Tensor]) -> Backend:
+        """Who computes, for weights of a memory format on their device."""
+        key = (weights[0].device, weights[0].dtype, *[w.stride() for w in weights])
+        found = self.backends.get(key)
+        if found is None:
+            found = self.backends[key] = _make_backend(self.layout, weights, statistics_dtype(weights[0]))
+        return found
+
+    def forward(self, dtype: torch.dtype, given: Pair | None, parameters: Any, backward: bool = True) -> Any:
+        """Folded weights and biases, flat, and what the backward needs: first shifts and scales of all layers."""
+        weights = list(parameters[: self.count])
+        shift_scale = joined(parameters[self.count :]).to(statistics_dtype(weights[0])).view(2, -1)
+        weight, bias, kept = self.backend(weights).forward(weights, shift_scale, given, dtype, backward)
+        return weight, bias, [shift_scale, *kept]
+
+    @torch.no_grad()
+    def backward(self, kept: Any, grad_weight: Tensor, grad_bias: Tensor, weights: Any) -> Gradients:
+        """Derivatives by weights, by scales and shifts (flat), and by given moments."""
+        weights = list(weights)
+        shift_scale, *others = kept
+        return self.backend(weights).backward(weights, shift_scale.view(2, -1), others, grad_weight, grad_bias)
+
+    def forward_flat(self, dtype: torch.dtype, given: Pair | None, parameters: Any) -> list[Tensor]:
+        """Folded weights and biases and all that is kept, each in a flat buffer of its own."""
+        weight, bias, kept = self.forward(dtype, given, parameters)
+        return _apart([weight, bias, *(part.flatten() for part in kept)])
+
+    def backward_flat(self, kept: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
+        """Derivatives by weights, by scales and shifts, and by given moments, each in a flat buffer of its own."""
+        sizes = self.layout.weight_count, self.layout.row_count
+        grad_weight, grad_bias = joined_grads(grads, weights).split_with_sizes(sizes)
+        return _apart(list(self.backward(kept, grad_weight, grad_bias, weights)))
+
+    def recording(self, dtype: torch.dtype, parameters: Any, compiled: bool = False) -> Recording | None:
+        """The fold as a graph to replay, where it can be recorded and has run before; None else."""
+        key = self._recording_key(dtype, parameters, compiled)
+        if key is None:
+            return None
+        return self.recorders[compiled].recording(key, lambda: self._record(key, parameters))
+
+    def replayed_backward(
+        self, recording: Recording | None, grads: Sequence[Tensor], weights: Any, compiled: bool = False
+    ) -> Replay | None:
+        """The backward replayed, from derivatives by the folded parameters; None if it cannot be."""
+        if recording is None or not self._was_recorded_with(recording.key, weights, compiled):
+            return None
+        return recording.derivatives(grads, functools.partial(self._backward_to_record, weights))
+
+    def in_pieces(self, dtype: torch.dtype, parameters: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """What a call does besides the fold, to be measured: the backward, and the joining of what it takes."""
+        weights = parameters[: self.count]
+        weight, bias, kept = self.forward(dtype, None, parameters)
+        flat, grads = (torch.ones_like(weight), torch.ones_like(bias)), parted(weight, bias, formats_of(parameters))
+        return lambda: self.backward(kept, *flat, weights), lambda: joined_grads(grads, weights)
+
+    def _was_recorded_with(self, key: Any, weights: Any, compiled: bool) -> bool:
+        """Whether the weights, which alone of all parameters are read again, are where they were."""
+        own = self._recording_key(key[0], weights, compiled)
+        return own is not None and own == key[: len(own)]
+
+    def _recording_key(self, dtype: torch.dtype, parameters: Any, compiled: bool) -> Any:
+        """What a recording depends on; None where nothing can be recorded."""
+        stream = stream_to_record(parameters[0]) if self.recordable else None
+        if stream is None or (compiled and graph_trees_run(parameters[0])):
+            return None
+        addresses, strides = map(Tensor.data_ptr, parameters), map(Tensor.stride, parameters[: self.count])
+        return dtype, parameters[0].dtype, stream, *strides, *addresses
+
+    def _record(self, key: Any, parameters: Any) -> Recording | None:
+        if isinstance(self.backend(parameters[: self.count]), torch_backend.TorchBackend):
+            return None  # functions without a kernel may copy from the host, which a graph cannot
+        return Recording(key, functools.partial(self._forward_to_record, key[0], parameters))
+
+    def _forward_to_record(self, dtype: torch.dtype, parameters: Any) -> Results:
+        """The fold in flat buffers and in parts."""
+        flat = self.forward_flat(dtype, None, parameters)
+        return flat, parted(flat[0], flat[1], formats_of(parameters))
+
+    def _backward_to_record(self, weights: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
+        """The backward in flat buffers and by parameter."""
+        flat = _apart(list(self.backward(kept, grad_weight, grad_bias, weights)))
+        return flat, by_parameter(flat, formats_with(weights, 2 * [rows.outputs for rows in self.layout.rows]))
+
+
+def _apart(results: list[Tensor]) -> list[Tensor]:
+    """Copies of those results that share memory with an earlier one."""
+    seen: set[int] = set()
+    found = []
+    for result in results:
+        place = result.untyped_storage().data_ptr()
+        found.append(result.clone() if place in seen else result)
+        seen.add(place)
+    return found
+
+
+_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+
+
+def executor_for(layout: Layout) -> Executor:
+    """The executor of a layout; models with equal layouts share one, and with it all that is compiled for them."""
+    number = fingerprint(layout)
+    found = _executors.get(number)
+    if found is None:
+        found = _executors[number] = Executor(layout)
+    return found
+
+
+def executor_known_as(number: int) -> Executor:
+    """The executor that a compiled graph refers to."""
+    return _executors[number]
+
+
+def fingerprint(layout: Layout) -> int:
+    """A number that is the same for layouts that compute the same."""
+    lanes = layout.lanes
+    digest = hashlib.sha256(repr((lanes.sources, lanes.given)).encode())
+    for step in lanes.steps:
+        digest.update(repr((step.function.name, step.function.kernel, step.start, step.count)).encode())
+    for rows in layout.rows:
+        digest.update(repr((rows.outputs, rows.groups, rows.channels, rows.transposed, rows.taps.shape)).encode())
+    tensors = [lanes.constant_mean, lanes.constant_var, lanes.entering]
+    tensors += [lane for step in lanes.steps for lane in step.inputs] + [rows.taps for rows in layout.rows]
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().tobytes() if tensor.numel() else b"")
+    return int.from_bytes(digest.digest()[:7], "big")
+
+
+@functools.cache
+def triton_works() -> bool:
+    """Whether Triton is there and not switched off by ``VARPROP_KERNELS=0``."""
+    return os.environ.get("VARPROP_KERNELS", "1") != "0" and importlib.util.find_spec("triton") is not None
+
+
+def _takes_kernels(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    if weights[0].device.type != "cuda" or dtype != torch.float32 or not triton_works():
+        return False
+    from .backends import triton
+
+    with unset_fake_temporarily():  # the layout is real also where only the form of results is asked for
+        known = triton.supported(layout)
+    return known and triton.fits(layout, weights)
+
+
+def _make_backend(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> Backend:
+    """The fastest backend that can do the layout; `dtype` is that of the statistics."""
+    if not _takes_kernels(layout, weights, dtype):
+        return torch_backend.TorchBackend(layout, weights, dtype)
+    from .backends import triton
+
+    return triton.TritonBackend(layout, weights)
+
+
+def kept_sizes(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
+    """Length and dtype of what `Backend.forward` keeps, known without running it."""
+    if _takes_kernels(layout, weights, dtype):
+        from .backends import triton
+
+        return triton.kept_sizes(layout)
+    return torch_backend.kept_sizes(layout, weights, dtype)

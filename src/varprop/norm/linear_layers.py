@@ -1,0 +1,183 @@
+"""The linear layers of a model: where they are, which way their weights lie, and how a module is exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeGuard, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from ..graph.node import Node
+
+LinearLayer = nn.Linear | _ConvNd
+Only = str | Iterable[str] | Callable[[str, nn.Module], bool]
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+)
+
+
+def find_linear_layers(model: nn.Module, only: Only | None = None) -> dict[str, LinearLayer]:
+    """The linear and convolution layers of a model by path, in the order of registration, a reused layer once.
+
+    Args:
+        model: Any module.
+        only: The layers to take: a path or several, each naming a layer or a module that holds layers, or a predicate
+            called as `only(path, module)`.
+
+    Raises:
+        ValueError: If a path in `only` leads to no linear layer.
+    """
+    return cast(dict[str, LinearLayer], find_layers(model, only, is_linear_layer))
+
+
+def find_layers(model: nn.Module, only: Only | None, wanted: Callable[[nn.Module], bool]) -> dict[str, nn.Module]:
+    """The wanted modules of a model, as in `find_linear_layers`."""
+    found = {path: module for path, module in model.named_modules() if wanted(module)}
+    if only is None:
+        return found
+    if callable(only):
+        return {path: layer for path, layer in found.items() if only(path, layer)}
+    chosen = {id(layer) for path in _as_paths(only) for layer in _layers_at(model, path, wanted)}
+    return {path: layer for path, layer in found.items() if id(layer) in chosen}
+
+
+def is_linear_layer(module: nn.Module) -> TypeGuard[LinearLayer]:
+    """Whether a module is a linear layer that is called as one.
+
+    Attention's output projection is not: attention reads its weight and never calls it.
+    """
+    return isinstance(module, (nn.Linear, _ConvNd)) and not isinstance(module, NonDynamicallyQuantizableLinear)
+
+
+def is_call_of_linear_layer(node: Node) -> bool:
+    """Whether an operation is what a linear layer does: a linear map or a convolution of any kind."""
+    name = str(getattr(node.target, "overloadpacket", ""))
+    return name == "aten.linear" or name.startswith("aten.conv")
+
+
+def _as_paths(only: str | Iterable[str]) -> list[str]:
+    return [only] if isinstance(only, str) else list(only)
+
+
+def _layers_at(model: nn.Module, path: str, wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    # With duplicates, so that each path of a reused layer names it.
+    named = model.named_modules(remove_duplicate=False)
+    found = [m for at, m in named if wanted(m) and (at == path or not path or at.startswith(path + "."))]
+    if not found:
+        raise ValueError(f"`only` names '{path}', where the model has no linear layer.")
+    return found
+
+
+def output_axis(layer: nn.Module) -> int:
+    """The axis of a layer's weight that runs over its outputs (of one group, for a transposed convolution)."""
+    return 1 if getattr(layer, "transposed", False) else 0
+
+
+def output_size(layer: LinearLayer) -> int:
+    """The number of output channels."""
+    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+
+
+def along_outputs(vector: Tensor, weight: Tensor, layer: nn.Module) -> Tensor:
+    """A vector over output channels in the shape that multiplies the layer's weight.
+
+    A transposed convolution's weight is (in, out / groups, ...): the inputs of a group meet its part of the vector.
+    """
+    ones = [1] * (weight.ndim - 2)
+    if not output_axis(layer):
+        return vector.reshape(-1, 1, *ones)
+    groups = getattr(layer, "groups", 1)
+    rows = vector.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
+    return rows.reshape(weight.shape[0], -1, *ones)
+
+
+def weight_norms(weight: Tensor, layer: nn.Module) -> Tensor:
+    """The Euclidean norm of the weights of every output channel, as a vector."""
+    if not output_axis(layer):
+        return _length(weight.flatten(1), (1,))
+    groups = getattr(layer, "groups", 1)
+    grouped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    return _length(grouped, (1, 3)).flatten()
+
+
+def row_sizes(weight: Tensor, layer: nn.Module) -> Tensor:
+    """A power of two near the largest weight of every output channel, as a vector; 1 where there are only zeros."""
+    groups = getattr(layer, "groups", 1)
+    rows = weight.abs().flatten(1)
+    if output_axis(layer):
+        rows = weight.abs().reshape(groups, -1, weight.shape[1], rows[0].numel() // weight.shape[1])
+        peak = rows.amax((1, 3)).flatten()
+    else:
+        peak = rows.amax(1)
+    return torch.where(peak > 0, torch.exp2(peak.log2().floor()), torch.ones_like(peak))
+
+
+def _length(values: Tensor, axes: tuple[int, ...]) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(values, dim=axes)
+    return length
+
+
+def require_weight_of_its_own(path: str, layer: nn.Module) -> None:
+    """Raise if a hook of the layer computes its weight, anew before each of its calls but not before the model's."""
+    if any(name.endswith(("weight_orig", "weight_g", "weight_v")) for name in layer._parameters):
+        raise ValueError(
+            f"The weight of '{path}' is computed by a hook (of torch.nn.utils.prune, or the old weight_norm or "
+            f"spectral_norm): make it permanent, or use torch.nn.utils.parametrizations, which work."
+        )
+
+
+@torch.no_grad()
+def remove_parametrization_(layer: Any) -> None:
+    """Give a layer the weight that its parametrizations compute, as a plain parameter.
+
+    torch's own function takes the property away from the layer's class, which copies of the layer share.
+    """
+    value, parts = layer.weight.detach().clone(), layer.parametrizations
+    trainable = any(parameter.requires_grad for parameter in parts["weight"].parameters())
+    if len(parts) > 1:
+        raise ValueError("A layer with several parametrized tensors cannot become plain: remove those first.")
+    layer.__class__ = type(layer).__bases__[0]
+    del layer.parametrizations
+    layer.register_parameter("weight", nn.Parameter(value, requires_grad=trainable))
+    if "bias" in layer._parameters:  # weight before bias again, as optimizers and `state_dict` list them
+        layer._parameters["bias"] = layer._parameters.pop("bias")
+
+
+def owners(model: nn.Module) -> dict[Tensor, list[tuple[nn.Module, str]]]:
+    """Every parameter with the modules that hold it and its name there; several for tied weights."""
+    found: dict[Tensor, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            found.setdefault(parameter, []).append((module, name))
+    return found
+
+
+def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """Put `new` in all the places of `old`, with its hooks and its mode.
+
+    Returns:
+        The model, which is `new` where `old` was the model itself.
+    """
+    new.training = old.training
+    for name in _HOOKS:  # the containers themselves, so that the handles users hold still remove their hooks
+        own, other = getattr(new, name), getattr(old, name)
+        setattr(new, name, other)
+        setattr(old, name, own)
+    if model is old:
+        return new
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+    return model

@@ -1,0 +1,116 @@
+"""A model as it runs in training and in evaluation: its graph, the calls of its layers, the moments of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..engine.api import capture, fitted_inputs
+from ..graph.capture import Program
+from ..graph.node import Node
+from ..training.restore import preserved_modes
+from .linear_layers import is_call_of_linear_layer
+from .recurrent import CALLS
+
+
+@dataclass(frozen=True)
+class CapturedMode:
+    """A model in one mode: its graph, the calls of its normalized layers, and the moments of its inputs."""
+
+    program: Program
+    calls: dict[Node, str]
+    inputs: dict[Node, Any]
+
+
+def capture_modes(model: nn.Module, example: Any) -> dict[bool, Program]:
+    """The model as it runs in training (key True) and in evaluation: dropout is in one and not in the other."""
+    with preserved_modes(model):
+        evaluation = capture(model.eval(), example)
+        if all(_ignores_mode(module) for module in model.modules()):
+            return {False: evaluation, True: evaluation}
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        training = capture(model, example)
+    same = _steps(training) == _steps(evaluation)
+    return {False: evaluation, True: evaluation if same else training}
+
+
+def _ignores_mode(module: nn.Module) -> bool:
+    """Whether a module is one of torch's own that do the same in both modes, so that one capture serves."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    package, _, family = type(module).__module__.rpartition(".")
+    return package == "torch.nn.modules" and family in _WITHOUT_MODE and not isinstance(module, _WITH_MODE)
+
+
+_WITHOUT_MODE = {
+    "activation",
+    "container",
+    "conv",
+    "flatten",
+    "linear",
+    "normalization",
+    "padding",
+    "pooling",
+    "upsampling",
+}
+_WITH_MODE = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+def _steps(program: Program) -> list[str]:
+    return [str((node.target, node.args, node.kwargs)) for node in program.nodes]
+
+
+def with_calls(program: Program, layers: dict[str, Any], given: Any) -> CapturedMode:
+    """A captured model with the calls of some layers."""
+    inputs = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
+    return CapturedMode(program, calls_of(program, layers), inputs)
+
+
+def calls_of(program: Program, layers: dict[str, Any]) -> dict[Node, str]:
+    """Every call of a layer, with the layer's path; a layer under several paths is known by its first."""
+    path_of = {layer: path for path, layer in layers.items()}
+    found: dict[Node, str] = {}
+    for node in program.nodes:
+        if node.stack and (is_call_of_linear_layer(node) or str(node.target) in CALLS):
+            layer = _submodule(program.model, node.module)
+            if layer in path_of:
+                found[node] = path_of[layer]
+    return found
+
+
+def read_by_hand(program: Program, layers: dict[str, Any]) -> dict[str, str]:
+    """Layers of which something else reads a parameter too, with the parameter's name."""
+    calls, names = calls_of(program, layers), {}
+    holders = _holders(program.model)
+    for node, name in program.state.items():
+        path, _, own = name.rpartition(".")
+        readers = [user for user in node.users if user not in calls and not _inside(user, holders.get(name, ()))]
+        if path in layers and readers and any(calls.get(user) == path for user in node.users):
+            names[path] = own
+    return names
+
+
+def _holders(model: nn.Module) -> dict[str, set[str]]:
+    """By the name of a parameter, the paths of all modules that hold it."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    paths: dict[int, set[str]] = {}
+    for name, parameter in named:
+        paths.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
+    return {name: paths[id(parameter)] for name, parameter in named}
+
+
+def _inside(node: Node, paths: Container[str]) -> bool:
+    return node.module in paths
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None

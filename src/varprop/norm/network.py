@@ -1,0 +1,221 @@
+"""The normalized layers of a model in one mode: what they are folded from, and the fold as a function of that."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .autograd import fold_parts, own_saved_tensors, reference_parts
+from .backends import reference
+from .dispatch import computing_dtype, executor_for, needs_reference
+from .layout import Layout, Pair, restricted
+from .linear_layers import is_linear_layer, require_weight_of_its_own
+from .sites import Site, Use, fits, make_layout, walk_of
+from .statistics import Statistics
+
+PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
+_numbers = itertools.count()
+
+
+class Folded(NamedTuple):
+    """The folded weights and then biases of all layers, and what they were computed from and in."""
+
+    parts: list[Tensor]
+    parameters: list[Tensor]
+    versions: list[int]
+    dtypes: tuple[torch.dtype, torch.dtype]  # of the parameters, and of the parts
+    inference: bool  # computed in inference mode
+    serves_one_backward: bool
+
+    def layer(self, place: int) -> Pair:
+        """Weight and bias of a layer."""
+        return self.parts[place], self.parts[place + len(self.parts) // 2]
+
+    def serves(self, layer: Any, place: int) -> bool:
+        """Whether it is what would be computed now for a layer, as far as autograd can tell."""
+        own, used = self.dtypes
+        if used != computing_dtype(self.parts[place].device.type, own):
+            return False
+        if torch.is_grad_enabled() and not self.parts[place].requires_grad and _wants_gradient(self.parameters):
+            return False
+        if torch.compiler.is_compiling():
+            return True
+        return self.inference == torch.is_inference_mode_enabled() and not self.changed(layer, place)
+
+    def changed(self, layer: Any, place: int) -> bool:
+        """Whether a layer has other parameters than it was computed from, or they were written to."""
+        places = range(place, len(self.parameters), len(self.parts) // 2)
+        return any(
+            getattr(layer, name) is not self.parameters[k] or self.parameters[k]._version != self.versions[k]
+            for name, k in zip(PARAMETERS, places, strict=True)
+        )
+
+
+def _wants_gradient(parameters: list[Tensor]) -> bool:
+    return any([parameter.requires_grad for parameter in parameters])
+
+
+class Network:
+    """The layers of a model in one mode that are folded together.
+
+    Args:
+        joint: The graph between all of them.
+        sites: What is known of each.
+        layers: The modules, in the same order.
+    """
+
+    def __init__(self, joint: Statistics, sites: list[Site], layers: list[Any]) -> None:
+        self.joint, self.sites, self.layers = joint, sites, layers
+        self.layout, self.given = make_layout(joint, sites)
+        self.walk = walk_of(joint, sites, self.given)
+        self._start()
+
+    def _start(self) -> None:
+        self.number, self.executor = next(_numbers), executor_for(self.layout)
+        self._alone: dict[int, Layout] = {}
+        self._links: list[Link] | None = None  # worked out at the first fold, when modules have their final places
+
+    def parameters(self) -> list[Tensor]:
+        """All weights, then all shifts, then all scales."""
+        if not torch.compiler.is_compiling():  # a module's own dictionary is found faster than its attributes
+            own = [layer._parameters for layer in self.layers]
+            found = [parameters.get(name) for name in PARAMETERS for parameters in own]
+            if all([parameter is not None for parameter in found]):
+                return found
+            for site, layer in zip(self.sites, self.layers, strict=True):
+                require_weight_of_its_own(site.path, layer)
+        return [getattr(layer, name) for name in PARAMETERS for layer in self.layers]
+
+    def fold(self) -> Folded:
+        """The folded weights and biases of all layers, as they follow from the present parameters.
+
+        Raises:
+            ValueError: If a layer was replaced since the model was normalized.
+        """
+        if not torch.compiler.is_compiling():
+            self._require_intact()
+        parameters = self.parameters()
+        first, compiling = parameters[0], torch.compiler.is_compiling()
+        dtype = computing_dtype(first.device.type, first.dtype)
+        with own_saved_tensors():
+            parts = self._parts(dtype, self._given(), parameters)
+        once = self.walk is not None and parts[0].requires_grad
+        if compiling:
+            return Folded(parts, parameters, [], (first.dtype, dtype), False, once)
+        versions = [p._version for p in parameters]
+        return Folded(parts, parameters, versions, (first.dtype, dtype), torch.is_inference_mode_enabled(), once)
+
+    def fold_one(self, place: int) -> Pair:
+        """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
+        self._require_intact()
+        parameters, count = self.parameters(), len(self.layers)
+        if place not in self._alone:
+            self._alone[place] = restricted(self.layout, [place])
+        dtype = computing_dtype(parameters[place].device.type, parameters[place].dtype)
+        with own_saved_tensors():
+            weight, bias = reference_parts(self._alone[place], self._given(), [parameters[place], *parameters[count:]])
+        return weight.to(dtype), bias.to(dtype)
+
+    def _require_intact(self) -> None:
+        """What was put in a layer's place is not normalized, and those behind it would take it for what it was."""
+        if self._links is None:
+            self._links = _links(self.joint.root, [site.path for site in self.sites])
+        for parent, name, child in self._links:
+            if parent._modules.get(name) is not child:
+                self._links = None
+                raise ValueError(
+                    f"Module '{name}' in {type(parent).__name__} was replaced after vp.normalize, which does not know "
+                    f"the new one: take vp.fold(model) first, change that, and normalize again."
+                )
+
+    def _parts(self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
+        if needs_reference(parameters):
+            return [part.to(dtype) for part in reference_parts(self.layout, given, parameters)]
+        if torch.compiler.is_compiling():
+            return _compiled(self.executor.number, dtype, given, parameters)
+        return fold_parts(self.executor, dtype, given, parameters)
+
+    @torch.no_grad()
+    def output_statistics(self, place: int) -> Pair:
+        """Mean and standard deviation of a layer's output channels before the normalization, without bias."""
+        parameters, count = self.parameters(), len(self.layers)
+        own = restricted(self.layout, [place])
+        weights, shifts, scales = [parameters[place]], parameters[count : 2 * count], parameters[2 * count :]
+        return reference.output_statistics(own, weights, shifts, scales, self._given())[0]
+
+    def _given(self) -> Pair | None:
+        """Moments that only the walk can tell, for every channel that reads them."""
+        if self.walk is None:
+            return None
+        found = [self.layers[place].entering_moments(x) for place, x in zip(self.given, self.walk(), strict=True)]
+        mean, var = (torch.cat([pair[k].double() for pair in found]) for k in (0, 1))
+        return mean, var
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"joint": self.joint, "sites": self.sites_apart(), "layers": self.layers}
+
+    def sites_apart(self) -> list[Any]:
+        """Sites for pickling: what they read is known as the target of the same place in `joint`."""
+        return [(s.path, s.use, s.shape, s.groups, s.transposed) for s in self.sites]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        joint, layers = state["joint"], state["layers"]
+        targets = zip(state["sites"], joint.targets, strict=True)
+        sites = [Site(path, use, target, *form) for (path, use, *form), target in targets]
+        self.__init__(joint, sites, layers)  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Network:
+        """A copy for copied layers; the layout never changes and is shared."""
+        made = object.__new__(Network)
+        memo[id(self)] = made
+        made.joint, made.layers = copy.deepcopy(self.joint, memo), copy.deepcopy(self.layers, memo)
+        made.sites, made.layout, made.given = self.sites, self.layout, self.given
+        made.walk = copy.deepcopy(self.walk, memo)
+        made._start()
+        return made
+
+
+Link = tuple[nn.Module, str, nn.Module]  # a module, the name of a child, and the child
+
+
+def _links(root: nn.Module, paths: list[str]) -> list[Link]:
+    """All that lies between a model and some of its layers."""
+    found: dict[tuple[int, str], Link] = {}
+    for path in paths:
+        module = root
+        for name in path.split(".") if path else ():
+            child = module._modules[name]
+            assert child is not None
+            found[id(module), name] = module, name, child
+            module = child
+    return list(found.values())
+
+
+def make_network(model: nn.Module, graph: Any, layers: dict[str, Any]) -> Network | None:
+    """The network of all layers that are called once and whose statistics have the form of a layout."""
+    sites = [site for path, layer in layers.items() if (site := _site(graph, path, layer)) is not None]
+    sites = sorted((site for site in sites if fits(site)), key=lambda site: site.shape)  # equal ones side by side
+    if not sites:
+        return None
+    targets = [site.target for site in sites]
+    joint = Statistics(model, graph.program, graph.calls, targets, graph.inputs)
+    return Network(joint, sites, [layers[site.path] for site in sites])
+
+
+def _site(graph: Any, path: str, layer: Any) -> Site | None:
+    calls = [node for node, owner in graph.calls.items() if owner == path]
+    if len(calls) != 1 or not layer.center or not is_linear_layer(layer):
+        return None
+    transposed = bool(getattr(layer, "transposed", False))
+    groups = getattr(layer, "groups", 1)
+    return Site(path, Use.of(calls[0]), calls[0].args[0], tuple(layer.weight.shape), groups, transposed)
+
+
+def _compiled(number: int, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
+    from .compiled import compiled_fold  # torch.library's operations are only made where somebody compiles
+
+    return compiled_fold(number, dtype, given, parameters)

@@ -1,0 +1,72 @@
+"""What torch's recurrent layers hold and under which names, and their own forward with other weights."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .recurrent_state import joined
+
+
+def suffixes(layer: nn.RNNBase, index: int | None = None) -> list[str]:
+    """How the parameters of all layers, or of one, end: l0, l0_reverse, l1, ..."""
+    indices = range(layer.num_layers) if index is None else [index]
+    return [f"l{k}{direction}" for k in indices for direction in ("", "_reverse")[: 1 + layer.bidirectional]]
+
+
+def list_weights(layer: nn.RNNBase, bias: bool) -> None:
+    """Tell torch's bookkeeping which parameters there are."""
+    names = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * bias + ["weight_hr"] * bool(layer.proj_size)
+    layer.bias = bias
+    layer._all_weights = [[f"{name}_{suffix}" for name in names] for suffix in suffixes(layer)]
+    layer._flat_weights_names = [name for part in layer._all_weights for name in part]
+    layer._init_flat_weights()
+
+
+def gate_norms(layer: nn.RNNBase, suffix: str) -> Tensor:
+    """The Euclidean norm of all weights of every gate, those of W_ih and W_hh together."""
+    squares = [getattr(layer, f"{name}_{suffix}").detach().square().sum(1) for name in ("weight_ih", "weight_hh")]
+    return joined(layer.mode, *squares).sqrt()
+
+
+def check_gates(path: str, layer: nn.RNNBase) -> None:
+    """Raise if a gate cannot be normalized."""
+    for name, weight in layer.named_parameters(recurse=False):
+        if not bool(weight.isfinite().all()):
+            raise ValueError(f"{name} of '{path}' has a value that is not finite.")
+    for suffix in suffixes(layer):
+        empty = (gate_norms(layer, suffix) == 0).nonzero().flatten()
+        if len(empty):
+            raise ValueError(
+                f"Gate {int(empty[0])} ({suffix}) of '{path}' has only zero weights: it cannot be normalized."
+            )
+
+
+def in_one_chunk(weights: list[Tensor]) -> list[Tensor]:
+    """The same weights as views of one tensor in cuDNN's order, matrices first; it would copy others, and warn."""
+    order = sorted(range(len(weights)), key=lambda i: weights[i].ndim == 1)
+    chunk = torch.cat([weights[i].flatten() for i in order])
+    parts = dict(zip(order, chunk.split([weights[i].numel() for i in order]), strict=True))
+    return [parts[i].view_as(weight) for i, weight in enumerate(weights)]
+
+
+class WithWeights:
+    """A recurrent layer as torch's own forward sees it, with other weights than its own, and with biases."""
+
+    check_input = nn.RNNBase.check_input
+
+    def __init__(self, layer: nn.RNNBase, weights: list[Tensor]) -> None:
+        self._layer, self.bias = layer, True
+        self._flat_weights = in_one_chunk(weights) if weights[0].is_cuda else weights
+
+    def check_forward_args(self, *args: Any) -> None:
+        """As in torch, against these weights."""
+        type(self._layer).check_forward_args(cast(Any, self), *args)
+
+    def _update_flat_weights(self) -> None:
+        """Nothing: they are up to date."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)

@@ -1,0 +1,152 @@
+"""One fold for one call of a model: where it begins and ends.
+
+The folded weights are a function of the parameters, computed anew in every call of the model and let go of when the
+call ends, however it ends. Within the call the layers share them, so long as what they were computed from has not been
+replaced or changed since; a layer called by itself computes them for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .layout import Pair
+from .network import Folded, Network
+
+
+class _Current(threading.local):
+    folded: dict[int, Folded] | None = None  # by network, while a model is called in this thread
+    level = (0, 0)  # of the transforms within which it is called
+    promised = False  # by `unchanged`
+
+
+_current = _Current()
+
+
+def folded_layer(network: Network, place: int) -> Pair:
+    """The folded weight and bias of one layer of a network."""
+    shared = _current.folded if _current.level == _level() else None
+    if shared is None and not torch.compiler.is_compiling():
+        return network.fold_one(place)
+    found = None if shared is None else shared.get(network.number)
+    if found is None or not found.serves(network.layers[place], place):
+        if found is not None and _current.promised and found.changed(network.layers[place], place):
+            raise RuntimeError(
+                f"The parameters of '{network.sites[place].path}' were changed within `vp.unchanged`, which promises "
+                f"that they are not: leave it before the optimizer's step."
+            )
+        found = network.fold()
+        if shared is not None and not (_current.promised and found.serves_one_backward):
+            shared[network.number] = found
+    return found.layer(place)
+
+
+def _level() -> tuple[int, int]:
+    """How many transforms of torch.func and levels of forward-mode derivatives are at work.
+
+    Tensors that are computed within one of them mean nothing outside.
+    """
+    if torch.compiler.is_compiling():
+        return 0, 0
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    return 0 if interpreter is None else interpreter.level(), torch.autograd.forward_ad._current_level + 1
+
+
+def _open(level: tuple[int, int], promised: bool) -> Any:
+    """Begin a scope; what is to be put back at its end."""
+    before = _current.folded, _current.level, _current.promised
+    _current.folded, _current.level, _current.promised = {}, level, promised
+    return before
+
+
+class ScopedForward:
+    """A module's forward, within which the layers of a network are folded once.
+
+    It stands in the module's `__dict__` and calls the forward that it hides.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.hidden = module.__dict__.get("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The hidden forward, in a scope of its own unless it is called within one."""
+        level = _level()
+        if _current.folded is not None and _current.level == level:
+            return self._call(*args, **kwargs)
+        before = _open(level, promised=False)
+        try:
+            return self._call(*args, **kwargs)
+        finally:
+            _current.folded, _current.level, _current.promised = before
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        if self.hidden is not None:
+            return self.hidden(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._method())
+
+    @property
+    def __code__(self) -> Any:  # torch.export reads the names of arguments there
+        return self._method().__code__
+
+    def _method(self) -> Any:
+        return self.hidden or type(self.module).forward.__get__(self.module)
+
+
+def open_scopes_(model: nn.Module, layers: list[nn.Module]) -> None:
+    """Let every module that holds some of the layers fold them once in each of its calls."""
+    inside = {id(layer) for layer in layers}
+    for module in model.modules():
+        if id(module) not in inside and any(id(inner) in inside for inner in module.modules()):
+            module.__dict__["forward"] = ScopedForward(module)
+
+
+def close_scopes_(model: nn.Module) -> None:
+    """Take away what `open_scopes_` put on the model."""
+    for module in model.modules():
+        scoped = module.__dict__.get("forward")
+        if isinstance(scoped, ScopedForward):
+            del module.__dict__["forward"]
+            if scoped.hidden is not None:
+                module.__dict__["forward"] = scoped.hidden
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[nn.Module]:
+    """A promise that the parameters stay as they are within: the normalization is computed once for all passes.
+
+    For the passes of a gradient accumulation or of an evaluation, in the thread that enters. A change that autograd
+    notices (an optimizer's step, `load_state_dict`, another tensor in a parameter's place) is refused; one that it does
+    not notice (a write through `.data`) must not be made.
+
+    Args:
+        model: A normalized model.
+
+    Raises:
+        RuntimeError: At the next call after a change.
+    """
+    before = _open(_level(), promised=True)
+    try:
+        yield model
+    finally:
+        _current.folded, _current.level, _current.promised = before
+
+
+@contextlib.contextmanager
+def shared_fold() -> Iterator[None]:
+    """Within it, layers that are asked one after the other share a fold, as in a call of their model."""
+    before = _open(_level(), promised=False)
+    try:
+        yield
+    finally:
+        _current.folded, _current.level, _current.promised = before
