@@ -25,17 +25,12 @@ from .attending import NEARLY_UNIFORM, fits, through_attention
 from .common import Flow
 from .places import first_moments
 from .slopes import Known, behind_skips, slopes, squared_slope
-from .steps import LINEAR, multiplicity, packet, through_linear
+from .steps import multiplicity, through_linear
 
 aten = torch.ops.aten
 Part = tuple[Node, int]  # a node, and which of its results
 ROUTED = "a maximum passes gradients to one place, taken as any place of the channel alike"
 AS_LINEAR = "{op} has no backward rule: taken as linear with the same gain of variance"
-
-MAXIMA = {
-    aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, aten.max_pool1d_with_indices, aten.max_pool2d_with_indices,
-    aten.max_pool3d_with_indices, aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d,
-}  # fmt: skip
 
 
 @dataclass
@@ -129,15 +124,15 @@ def _through_rule(
     rule = walk.plan.rules.get(node)
     if not operands or (rule is not None and rule.kind == "source"):
         return
-    if packet(node) in MAXIMA:
+    if rule is not None and rule.order_statistic and rule.per_channel:
         _routed(walk, node, arrived, operands[0], found, flowing)
         return
-    if packet(node) is aten.scaled_dot_product_attention and fits(walk, node):
+    if node.packet is aten.scaled_dot_product_attention and fits(walk, node):
         found.notes[node] = NEARLY_UNIFORM
         for operand, flow in through_attention(walk, node, arrived[node, 0]):
             _arrive(found, flowing, (operand, 0), flow, True)
         return
-    if rule is None or not (rule.kind == "structural" or packet(node) in LINEAR):
+    if rule is None or not rule.transposable:
         _as_linear(walk, node, arrived, operands, found, flowing)
         return
     flows, note = through_linear(walk, node, rule, arrived)

@@ -19,11 +19,6 @@ from ..graph.node import Node
 from ..moments import Moments
 from .channels import channel_axis
 
-aten = torch.ops.aten
-CONVOLUTIONS = {aten.conv1d, aten.conv2d, aten.conv3d}
-TRANSPOSED = {aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d}
-WINDOWS = {aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d}
-
 
 @dataclass(frozen=True)
 class Flow:

@@ -21,8 +21,6 @@ from .slopes import chance_on, squared_slope
 from .summary import Spread, Statistics, numbers, spread_of
 from .unsettled import follows_unsettled
 
-COPIES = {"alias", "clone", "contiguous", "detach", "_to_copy", "to", "lift_fresh_copy"}
-
 
 @dataclass(frozen=True)
 class Row:
@@ -58,6 +56,7 @@ class Row:
         constant: Share of the channels that do not vary at any position.
         unsettled: Whether it follows a batch norm that has seen no data (mean 0, variance 1, shift 0), or belongs to a
             gate behind such ones.
+        weighted: Whether it is a single linear layer or convolution.
     """
 
     path: str
@@ -86,11 +85,7 @@ class Row:
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     constant: float = 0.0
     unsettled: bool = False
-
-    @property
-    def weighted(self) -> bool:
-        """Whether it is a single linear layer or convolution."""
-        return self.leaf and self.op.startswith(("linear", "conv", "addmm", "bilinear"))
+    weighted: bool = False
 
     @property
     def label(self) -> str:
@@ -155,7 +150,13 @@ def make_row(walk: Walk, gradients: Gradients, place: Place, k: float, measured:
         node=place.output.name,
         constant=_constant_share(moments, place.output),
         unsettled=follows_unsettled(walk, place.output),
+        weighted=place.leaf and _has_weights(walk, _maker(place.output)),
     )
+
+
+def _has_weights(walk: Walk, node: Node) -> bool:
+    rule = walk.plan.rules.get(node)
+    return rule is not None and rule.weighted and len(walk.plan.random_operands(node)) == 1
 
 
 def _constant_share(moments: Moments, node: Node) -> float:
@@ -170,7 +171,7 @@ def _maker(node: Node) -> Node:
 
 def _only_moves(node: Node) -> bool:
     rule = rule_of(node) if node.target is not None else None
-    return rule is not None and (rule.kind == "structural" or op_name(node) in COPIES)
+    return rule is not None and (rule.kind == "structural" or rule.copies)
 
 
 def _gain(walk: Walk, gradients: Gradients, place: Place, after: float) -> float | None:

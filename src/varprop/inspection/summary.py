@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from .bends import ALWAYS_ON, DEAD
-
+DEAD, ALWAYS_ON = 1e-3, 1 - 1e-3  # how often a unit is on
 LARGEST = 2**20  # elements; quantiles of more are those of an even choice
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..engine.walk import Walk
-from ..graph.node import Node
+from ..graph.node import Node, resolve
 from .channels import maker
-from .places import op_name
-
-aten = torch.ops.aten
-BATCH_NORMS = {aten._native_batch_norm_legit_no_training, aten.batch_norm}
 
 
 def is_unsettled(walk: Walk, node: Node) -> bool:
     """Whether a node is a batch norm that has seen no data: statistics and shift as they were made."""
-    if node.packet not in BATCH_NORMS:
+    rule = walk.plan.rules.get(node)
+    if rule is None or rule.batch_norm is None:
         return False
-    _, bias, mean, var = (walk.env.get(a) if isinstance(a, Node) else None for a in node.args[1:5])
-    same = mean is not None and var is not None and bool((mean == 0).all() & (var == 1).all())
-    return same and (bias is None or bool((bias == 0).all()))
+    stored = rule.batch_norm(*resolve(node.args, walk.env.get))
+    if stored.mean is None or stored.var is None or not bool((stored.mean == 0).all() & (stored.var == 1).all()):
+        return False
+    return stored.bias is None or bool((stored.bias == 0).all())
 
 
 def follows_unsettled(walk: Walk, node: Node) -> bool:
@@ -31,10 +27,9 @@ def follows_unsettled(walk: Walk, node: Node) -> bool:
     node = maker(node)
     if is_unsettled(walk, node):
         return True
-    while op_name(node).startswith(("conv", "linear")):
+    while (rule := walk.plan.rules.get(node)) is not None and rule.linear:
         node = maker(node.args[0])
-    averaged = node.target is not None and any(word in op_name(node) for word in ("mean", "avg_pool"))
-    return averaged and unsettled(walk) > 0
+    return rule is not None and rule.averages and unsettled(walk) > 0
 
 
 def unsettled(walk: Walk) -> int:

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..moments import Moments, Tokens
+from . import kernel
 from .axes import Ints, Random, per_axis, uniform_axes, write_out
+from .kernel import zeros_around
 from .padding import pooled_convolution
 from .registry import rule
 
@@ -19,6 +21,7 @@ aten = torch.ops.aten
 BORDER = "zero padding is ignored on uniform axes: the statistics are those of positions away from the border"
 POOLED = "zero padding makes the border differ: the statistics of all positions of a uniform axis are pooled"
 PHASES = "positions of a strided transposed convolution, and its border, are pooled on uniform axes"
+_LAYER: dict[str, Any] = {"linear": True, "weighted": True, "channels": 1}
 
 
 def _lift(x: Random) -> Moments:
@@ -37,7 +40,7 @@ def _weighted(apply: Callable[..., Tensor], x: Random, weight: Random, bias: Ran
     return Moments(apply(x.mean, weight.mean, fixed), var)
 
 
-@rule(aten.linear)
+@rule(aten.linear, linear=True, weighted=True, channels=-1)
 def linear(x: Random, weight: Random, bias: Random | None = None) -> Moments:
     """Uncorrelated inputs: E = W E[x] + b, Var = W^2 Var[x] (paper, eq. 3); random weights: product rule."""
     return _weighted(F.linear, write_out(_lift(x), -1), weight, bias)
@@ -57,28 +60,19 @@ def _margins(kernel: Sequence[int], dilation: list[int], uniform: list[bool]) ->
     return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
 
 
-def _zeros(weight: Random, padding: Ints | str, dilation: Ints) -> list[tuple[int, int]]:
-    """Zeros before and behind each axis."""
-    count = weight.ndim - 2
-    if padding == "same":  # the odd one behind
-        totals = [gap * (size - 1) for gap, size in zip(per_axis(dilation, count), weight.shape[2:], strict=True)]
-        return [(total // 2, total - total // 2) for total in totals]
-    return [(pad, pad) for pad in per_axis(0 if isinstance(padding, str) else padding, count)]
-
-
 def border(
     x: Random, weight: Random, bias: Any = None, stride: Ints = 1, padding: Ints | str = 0, dilation: Ints = 1, *_: Any
 ) -> str | None:
     """Why a convolution over uniform axes is approximate, if zeros around them make it so."""
     count = weight.ndim - 2
     axes = uniform_axes(x, count)
-    if not any(same and any(pad) for same, pad in zip(axes, _zeros(weight, padding, dilation), strict=True)):
+    if not any(same and any(pad) for same, pad in zip(axes, zeros_around(weight, padding, dilation), strict=True)):
         return None
     fixed = isinstance(weight, Tensor) and not isinstance(bias, Moments)
     return POOLED if all(axes) and fixed else BORDER
 
 
-@rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=border)
+@rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=border, kernel=kernel.of_conv, **_LAYER)
 def conv(
     x: Random,
     weight: Random,
@@ -97,7 +91,7 @@ def conv(
     count = weight.ndim - 2
     fixed = isinstance(weight, Tensor) and not isinstance(bias, Moments)
     if fixed and border(x, weight, bias, stride, padding, dilation) == POOLED:
-        steps, zeros, gaps = per_axis(stride, count), _zeros(weight, padding, dilation), per_axis(dilation, count)
+        steps, zeros, gaps = per_axis(stride, count), zeros_around(weight, padding, dilation), per_axis(dilation, count)
         return pooled_convolution(write_out(_lift(x), -count - 1), weight, bias, steps, zeros, gaps, groups)
     uniform, x = uniform_axes(x, count), write_out(_lift(x), -count - 1)
     steps, gaps = per_axis(stride, count), per_axis(dilation, count)
@@ -137,7 +131,14 @@ def _phase_sums(weight: Tensor, axis: int, stride: int, dilation: int) -> Tensor
     return (weight.movedim(axis, -1) @ meets.to(weight.dtype)).movedim(-1, axis)
 
 
-@rule(aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d, approximate=_pools_phases)
+@rule(
+    aten.conv_transpose1d,
+    aten.conv_transpose2d,
+    aten.conv_transpose3d,
+    approximate=_pools_phases,
+    kernel=kernel.of_transposed,
+    **_LAYER,
+)
 def conv_transpose(
     x: Random,
     weight: Random,
@@ -191,7 +192,7 @@ def _convolution_reason(
     return border(x, weight, bias, stride, padding, dilation)
 
 
-@rule(aten.convolution, approximate=_convolution_reason)
+@rule(aten.convolution, approximate=_convolution_reason, kernel=kernel.of_convolution, **_LAYER)
 def convolution(
     x: Random,
     weight: Random,
@@ -209,7 +210,7 @@ def convolution(
     return conv(x, weight, bias, stride, padding, dilation, groups)
 
 
-@rule(aten.bilinear)
+@rule(aten.bilinear, multilinear=True, mixes_positions=True, weighted=True, channels=-1)
 def bilinear(x: Random, y: Random, weight: Tensor, bias: Tensor | None = None) -> Moments:
     """z_o = sum_ij W_oij x_i y_j + b_o with all x_i, y_j independent; exact for any distributions.
 
