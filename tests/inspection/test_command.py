@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 import torch.nn as nn
 
-from varprop.cli.inspect_packages import needed
+from varprop.cli.inspect.packages import needed
 from varprop.cli.main import main
 
 MODELS = """

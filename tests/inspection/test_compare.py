@@ -12,8 +12,8 @@ import torch.nn as nn
 
 import varprop as vp
 from varprop.cli.main import main
-from varprop.inspection.compare_findings import differences, severity_change
-from varprop.inspection.findings import Finding
+from varprop.inspection.findings.differences import differences, severity_change
+from varprop.inspection.findings.finding import Finding
 
 
 def unit(*shape):

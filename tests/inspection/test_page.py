@@ -14,9 +14,10 @@ import torch.nn as nn
 
 import varprop as vp
 from varprop.cli.main import main
-from varprop.inspection.page_figures import axis_of, signed_axis
-from varprop.inspection.page_text import count, number, percent, rough, sentence, with_code
-from varprop.inspection.page_tree import ends, groups
+from varprop.inspection.render.page import _environment
+from varprop.inspection.render.plots import axis_of, signed_axis
+from varprop.inspection.render.tree import ends, groups
+from varprop.inspection.render.words import count, number, percent, rough, sentence, with_code
 
 
 def unit(*shape):
@@ -242,9 +243,16 @@ def test_tokens_and_single_operations_have_pages():
 
 
 def test_the_page_needs_no_extra(monkeypatch):
-    for package in ("jinja2", "matplotlib", "rich", "numpy", "pandas"):
+    for package in ("matplotlib", "rich", "numpy", "pandas"):  # jinja2 comes with torch
         monkeypatch.setitem(sys.modules, package, None)
     assert report().to_html().startswith("<!doctype html>")
+
+
+def test_a_missing_jinja2_is_named(monkeypatch):
+    _environment.cache_clear()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(vp.VarpropError, match=r"needs jinja2.*varprop\[report\]"):
+        report().to_html()
 
 
 def test_the_file_is_written_whole(tmp_path):

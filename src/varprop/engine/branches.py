@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..graph.node import Node, resolve
 from ..moments import Moments
-from ..rules.kernel import Kernel
+from ..rules.convolution import Convolution
 from ..rules.linear import border, conv
 from ..rules.norm import Stored
 from .clusters import Clusters
@@ -75,7 +75,7 @@ class Branches:
         rule = self.plan.rules.get(node)
         if rule is None or node.kwargs:
             return {}
-        if rule.linear and rule.kernel is not None and random == [node.args[0]]:
+        if rule.linear and rule.convolution is not None and random == [node.args[0]]:
             return {random[0]: (Branch(node),)}
         if rule.signs is not None and len(random) == 2:
             first, second = (
@@ -98,7 +98,7 @@ class Branches:
         shape = (-1, *[1] * (node.ndim - 2))
         return _behind(self.forms(norm.args[0]), scale.view(shape), offset.view(shape))
 
-    def _whole(self, branches: Sequence[Branch]) -> Kernel | None:
+    def _whole(self, branches: Sequence[Branch]) -> Convolution | None:
         """All branches as one convolution; None if their kernels do not fit each other."""
         own = [None if branch.conv is None else self._kernel(branch.conv) for branch in branches]
         known = [kernel for kernel in own if kernel is not None]
@@ -116,24 +116,24 @@ class Branches:
             bias = bias + kernel.bias * scale + offset
         return replace(largest, weight=weight, bias=bias)
 
-    def _kernel(self, node: Node) -> Kernel | None:
+    def _kernel(self, node: Node) -> Convolution | None:
         """Of a convolution; None for one that is transposed, or has more zeros behind than before."""
-        read = self.plan.rules[node].kernel
+        read = self.plan.rules[node].convolution
         assert read is not None
-        kernel: Kernel = read(*resolve(node.args, self.env.get))
+        kernel: Convolution = read(*resolve(node.args, self.env.get))
         if kernel.transposed or any(before != behind for before, behind in kernel.zeros):
             return None
         bias = kernel.weight.new_zeros(len(kernel.weight)) if kernel.bias is None else kernel.bias
         return replace(kernel, bias=bias)
 
 
-def _arguments(kernel: Kernel) -> tuple[Any, ...]:
+def _arguments(kernel: Convolution) -> tuple[Any, ...]:
     """What a convolution is called with, after its input."""
     before = [first for first, _ in kernel.zeros]
     return kernel.weight, kernel.bias, kernel.stride, before, kernel.dilation, kernel.groups
 
 
-def _identity(like: Kernel) -> Kernel | None:
+def _identity(like: Convolution) -> Convolution | None:
     """The convolution that changes nothing, in as many groups; None if there is none."""
     outputs, inputs, *sizes = like.weight.shape
     if outputs != inputs * like.groups or any(step != 1 for step in like.stride):
@@ -143,7 +143,7 @@ def _identity(like: Kernel) -> Kernel | None:
     return replace(like, weight=single, bias=torch.zeros_like(like.bias), zeros=[(0, 0)] * len(sizes))
 
 
-def _fitted(kernel: Kernel, whole: Kernel) -> Tensor | None:
+def _fitted(kernel: Convolution, whole: Convolution) -> Tensor | None:
     """The weights at their place in a larger kernel; None if they have none there."""
     if (kernel.stride, kernel.groups, kernel.weight.shape[:2]) != (whole.stride, whole.groups, whole.weight.shape[:2]):
         return None
@@ -168,7 +168,7 @@ def _behind(forms: Forms, scale: Any, offset: Any) -> Forms:
     }
 
 
-def _per_channel(value: Any, whole: Kernel) -> Tensor | None:
+def _per_channel(value: Any, whole: Convolution) -> Tensor | None:
     """A number, or one a channel, as a vector; None for what differs from position to position."""
     outputs, axes = whole.weight.shape[0], whole.weight.ndim - 2
     given = torch.as_tensor(value, dtype=whole.weight.dtype, device=whole.weight.device)

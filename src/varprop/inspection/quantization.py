@@ -19,7 +19,7 @@ from ..engine.walk import Walk, apply
 from ..errors import VarpropError
 from ..graph.node import Node
 from ..moments import Moments, trusted
-from ..rules.kernel import Kernel
+from ..rules.convolution import Convolution
 from ..rules.registry import Rule
 from .channels import channel_axis, over_channels, ranges
 from .places import Place, first_moments
@@ -125,7 +125,7 @@ def _rounded_rule(
     def function(x: Moments, weight: Tensor, bias: Any = None, *settings: Any, **named: Any) -> Moments:
         before, own = walk.value(node), walk.value(node.args[0])
         _refuse_changes(walk, node, before, apply(rule, node.target, (own, weight, bias, *settings), named))
-        kernel = None if rule.kernel is None else rule.kernel(own, weight, bias, *settings, **named)
+        kernel = None if rule.convolution is None else rule.convolution(own, weight, bias, *settings, **named)
         rounded = _rounded(weight.detach(), kernel, bits, per_channel)
         after = apply(rule, node.target, (x, rounded.value(), bias, *settings), named)
         alone = apply(rule, node.target, (own, rounded.value(), bias, *settings), named)
@@ -149,7 +149,7 @@ def _described(walk: Walk, node: Node, rounded: Rounded, shift: Tensor, correcti
     }
 
 
-def _rounded(weight: Tensor, kernel: Kernel | None, bits: int, per_channel: bool) -> Rounded:
+def _rounded(weight: Tensor, kernel: Convolution | None, bits: int, per_channel: bool) -> Rounded:
     """The step between two weights is such that the largest takes the largest whole number."""
     groups, rows = None, weight
     if kernel is not None and kernel.transposed:

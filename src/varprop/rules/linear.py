@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..moments import Moments, Tokens
-from . import kernel
 from .axes import Ints, Random, per_axis, uniform_axes, write_out
-from .kernel import zeros_around
+from .convolution import of_conv, of_convolution, of_transposed, zeros_around
 from .padding import pooled_convolution
 from .registry import rule
 
@@ -72,7 +71,7 @@ def border(
     return POOLED if all(axes) and fixed else BORDER
 
 
-@rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=border, kernel=kernel.of_conv, **_LAYER)
+@rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=border, convolution=of_conv, **_LAYER)
 def conv(
     x: Random,
     weight: Random,
@@ -136,7 +135,7 @@ def _phase_sums(weight: Tensor, axis: int, stride: int, dilation: int) -> Tensor
     aten.conv_transpose2d,
     aten.conv_transpose3d,
     approximate=_pools_phases,
-    kernel=kernel.of_transposed,
+    convolution=of_transposed,
     **_LAYER,
 )
 def conv_transpose(
@@ -192,7 +191,7 @@ def _convolution_reason(
     return border(x, weight, bias, stride, padding, dilation)
 
 
-@rule(aten.convolution, approximate=_convolution_reason, kernel=kernel.of_convolution, **_LAYER)
+@rule(aten.convolution, approximate=_convolution_reason, convolution=of_convolution, **_LAYER)
 def convolution(
     x: Random,
     weight: Random,

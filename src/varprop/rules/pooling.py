@@ -17,7 +17,7 @@ from torch import Tensor
 from ..gaussian import maximum
 from ..moments import Moments
 from .axes import Ints, per_axis, uniform_axes, write_out
-from .kernel import of_average
+from .convolution import of_average
 from .registry import rule
 
 aten = torch.ops.aten
@@ -94,7 +94,7 @@ def _average_ignores_border(
     aten.avg_pool3d,
     approximate=_average_ignores_border,
     averages=True,
-    kernel=of_average,
+    convolution=of_average,
     **_POOL,
 )
 def avg_pool(

@@ -57,7 +57,7 @@ class Rule:
     Attributes:
         linear: A linear layer: weighted sums of its first argument, the weights being its second.
         weighted: A layer with weights of its own, by which scales and gradients of a model are judged.
-        kernel: How to read the arguments of a convolution or of a window of an average (`rules.kernel.Kernel`).
+        convolution: How to read the arguments of a convolution or of a window of an average (`rules.convolution`).
         averages: Sums or averages over positions, with equal weights.
         resizes: Interpolates between positions.
         noise: Multiplies every element by a random number of its own.
@@ -91,7 +91,7 @@ class Rule:
     independent: Callable[..., Any] | None = None
     linear: bool = False
     weighted: bool = False
-    kernel: Callable[..., Any] | None = None
+    convolution: Callable[..., Any] | None = None
     averages: bool = False
     resizes: bool = False
     noise: bool = False

@@ -1,0 +1,65 @@
+"""Columns of the tables on pages and in notebooks: what they are called, what they mean, and what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .words import number, percent
+
+Reader = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """What is shown, and what it is sorted by; cells without a key come last."""
+
+    text: str
+    key: float | str | None = None
+    hint: str = ""
+
+
+def _empty(_: Any) -> TableCell:
+    return TableCell("")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: Its heading.
+        meaning: What it means.
+        read: The cell of a row, or of a change in the table of a comparison.
+        text: Whether it holds words.
+        first: Whether the table begins sorted by it.
+    """
+
+    name: str
+    meaning: str
+    read: Callable[[Any], TableCell] = _empty
+    text: bool = False
+    first: bool = False
+
+
+def numbers(name: str, meaning: str, value: Reader, first: bool = False) -> Column:
+    """A column of numbers with three digits."""
+    return Column(name, meaning, lambda subject: TableCell(number(value(subject)), value(subject)), first=first)
+
+
+def shares(name: str, meaning: str, value: Reader) -> Column:
+    """A column of shares in percent."""
+    return Column(name, meaning, lambda subject: TableCell(percent(value(subject)), value(subject)))
+
+
+def words(name: str, meaning: str, value: Reader, hint: Reader = lambda _: "") -> Column:
+    """A column of words, with what to show when they are pointed at."""
+    return Column(name, meaning, lambda s: TableCell(value(s), value(s), hint(s)), text=True)
+
+
+def sort_key(key: float | str | None) -> str:
+    """What the page's script sorts by."""
+    if key is None or key != key:
+        return ""
+    return key if isinstance(key, str) else f"{key:.6g}".replace("inf", "Infinity")
