@@ -11,7 +11,7 @@ from ..errors import VarpropError
 from .data import ComparisonData, ReportData, compared
 from .findings.finding import Finding
 from .render.comparison_page import comparison_page, comparison_summary
-from .render.drawing import draw
+from .render.figure import draw
 from .render.forms import Forms
 from .render.page import Page, Summary
 from .render.text import comparison_text

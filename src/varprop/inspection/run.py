@@ -20,9 +20,9 @@ from ..moments import Moments
 from .findings.judge import findings
 from .gradients.backward import gradients
 from .numbers.batch_norms import unsettled
+from .numbers.collect import make_row
 from .numbers.measure import batch_extent, measure
 from .numbers.row import ReportRow
-from .numbers.rows import make_row
 from .places import first_moments, places
 from .report import Report
 

@@ -1,7 +1,7 @@
 """Where a warning begins, and where an error.
 
 Calibrated on freshly built models that are known to train, none of which may get an error, and on broken ones, all of
-which must: tests/inspection/test_calibration.py holds both lists.
+which must: tests/inspection/findings/test_thresholds.py holds both lists.
 """
 
 GROWN = (

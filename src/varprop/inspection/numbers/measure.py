@@ -23,7 +23,7 @@ GROUPS = 8  # for the jackknife
 
 @dataclass
 class RunSums:
-    """RunSums over the runs of one group, by place: values, squares, flat, on, squared gradients."""
+    """Sums over the runs of one group, by place: values, squares, flat, on, squared gradients."""
 
     runs: int = 0
     totals: dict[tuple[int, str], Tensor] = field(default_factory=dict)

@@ -8,10 +8,10 @@ from functools import partial
 from ..data import Change, ComparisonData
 from ..numbers.row import SHARES, ReportRow
 from .findings import changed_items, comparison_groups, row_numbers, severities
+from .format import count, number
 from .page import Page, Summary
 from .plots import Axis, Plot, PlotSeries, axis_of, of, plotted, signed_axis, spread_series, total_series
-from .table import Column, numbers, shares, words
-from .words import count, number
+from .table import Column, number_column, share_column, text_column
 
 SeriesMaker = Callable[[Sequence[ReportRow], str, str], PlotSeries]
 NO_FINDINGS = "Neither state has findings."
@@ -49,8 +49,8 @@ def comparison_summary(comparison: ComparisonData) -> Summary:
     (first, second), after = comparison.names, comparison.after
     columns = [column for column in _columns(first, second) if column.name.startswith(("std", "gradient"))]
     names = (
-        words("layer", "", lambda change: change.label),
-        words("class", "", lambda change: change.after.class_name),
+        text_column("layer", "", lambda change: change.label),
+        text_column("class", "", lambda change: change.after.class_name),
     )
     findings = changed_items(comparison.findings)
     changes = comparison.largest(CHANGES)
@@ -124,17 +124,21 @@ def _columns(first: str, second: str) -> list[Column]:
     times = f"{second} over {first}"
     largest = "the larger of the factors of std and gradient, or of their inverses"
     columns = [
-        words("class", "class of the module, or the operation", lambda change: change.after.class_name or "operation"),
-        numbers("change", largest, _factor, first=True),
-        *both(numbers, "std", "standard deviation, root mean square over the units", lambda row: row.numbers["std"]),
-        numbers("std, times", times, lambda change: change.std_factor),
-        *both(numbers, "gradient", "gradient summed over positions", lambda row: row.gradient_total),
-        numbers("gradient, times", times, lambda change: change.gradient_factor),
-        *both(numbers, "mean", "mean, averaged over the units", lambda row: row.numbers["mean"]),
+        text_column(
+            "class", "class of the module, or the operation", lambda change: change.after.class_name or "operation"
+        ),
+        number_column("change", largest, _factor, first=True),
+        *both(
+            number_column, "std", "standard deviation, root mean square over the units", lambda row: row.numbers["std"]
+        ),
+        number_column("std, times", times, lambda change: change.std_factor),
+        *both(number_column, "gradient", "gradient summed over positions", lambda row: row.gradient_total),
+        number_column("gradient, times", times, lambda change: change.gradient_factor),
+        *both(number_column, "mean", "mean, averaged over the units", lambda row: row.numbers["mean"]),
     ]
     for share in SHARES:
         value = partial(_share, share)
-        columns += both(shares, share.replace("_", " "), "share of units", value)
+        columns += both(share_column, share.replace("_", " "), "share of units", value)
     return columns
 
 

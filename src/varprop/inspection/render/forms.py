@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import VarpropError
+from .format import finite_json
 from .page import Page, Summary, render, render_summary
-from .words import finite_json
 
 
 class Forms(ABC):

@@ -11,10 +11,10 @@ from typing import Any
 from ...errors import VarpropError
 from ..numbers.row import ReportRow
 from .findings import FindingGroup, FindingItem
+from .format import inline_json, sentence, with_code
 from .plots import Plot
 from .table import Column, sort_key
 from .tree import ends, entries, groups
-from .words import inline_json, sentence, with_code
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("scales.js", "plots.js", "depth.js", "scatter.js", "pointer.js", "rows.js")

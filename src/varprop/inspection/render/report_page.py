@@ -10,6 +10,7 @@ from ..data import ReportData
 from ..findings.finding import NOTHING_FOUND
 from ..numbers.row import SHARES, ReportRow
 from .findings import item, report_groups, row_numbers, severities, summary
+from .format import count, number, percent, rough
 from .page import Page, Summary
 from .plots import (
     Axis,
@@ -24,9 +25,8 @@ from .plots import (
     spread_series,
     total_series,
 )
-from .table import Column, TableCell, numbers, shares, words
+from .table import Column, TableCell, number_column, share_column, text_column
 from .text import extents, shown
-from .words import count, number, percent, rough
 
 LEAD = "Expected statistics of every layer, computed from the weights and the mean and variance of the input."
 CHECKED = {"gaussian": "Gaussian inputs", "data": "data"}
@@ -58,34 +58,40 @@ def _ratio(row: ReportRow) -> float | None:
 
 
 COLUMNS = (
-    words("class", "class of the module, or the operation", lambda row: row.class_name or "operation"),
-    numbers("mean", "mean, averaged over the units", number_of("mean")),
-    numbers("std", "standard deviation, root mean square over the units", number_of("std")),
-    numbers("growth", "std over that of the model's input", lambda row: row.growth),
-    numbers("gain", "root mean square slope of an activation; std out over std in otherwise", lambda row: row.gain),
-    shares("shift", "share of the mean square that is constant: near 100 % the units hardly vary", number_of("shift")),
-    numbers(
+    text_column("class", "class of the module, or the operation", lambda row: row.class_name or "operation"),
+    number_column("mean", "mean, averaged over the units", number_of("mean")),
+    number_column("std", "standard deviation, root mean square over the units", number_of("std")),
+    number_column("growth", "std over that of the model's input", lambda row: row.growth),
+    number_column(
+        "gain", "root mean square slope of an activation; std out over std in otherwise", lambda row: row.gain
+    ),
+    share_column(
+        "shift", "share of the mean square that is constant: near 100 % the units hardly vary", number_of("shift")
+    ),
+    number_column(
         "gradient",
         "expected scale of the gradient of one element, for a gradient of variance 1 at the output",
         number_of("gradient"),
     ),
-    numbers(
+    number_column(
         "summed",
         "the same summed over positions, which can be compared between resolutions",
         lambda row: row.gradient_total,
     ),
-    shares(
+    share_column(
         "saturated", "units that lie in a flat part of their activation more often than not", number_of("saturated")
     ),
-    shares("dead", "units whose rectifier is on less than once in a thousand times", number_of("dead")),
-    shares("always on", "units whose rectifier is off less than once in a thousand times", number_of("always_on")),
-    words(
+    share_column("dead", "units whose rectifier is on less than once in a thousand times", number_of("dead")),
+    share_column(
+        "always on", "units whose rectifier is off less than once in a thousand times", number_of("always_on")
+    ),
+    text_column(
         "status",
         "exact under the engine's assumptions, approximate, or sampled; ~ if only the gradient is",
         _status,
         _reasons,
     ),
-    words(
+    text_column(
         "extents",
         "extents of the result; along an axis in brackets one unit stands for all",
         lambda row: extents(row).replace("x", "×"),
@@ -94,11 +100,11 @@ COLUMNS = (
 MEASURED_COLUMNS = (
     Column("measured mean", "mean on the inputs of the check, with its standard error", _measured("mean")),
     Column("measured std", "standard deviation on the inputs of the check, with its standard error", _measured("std")),
-    numbers("ratio", "analytic std over the measured one: 1 is agreement", _ratio),
+    number_column("ratio", "analytic std over the measured one: 1 is agreement", _ratio),
 )
 NOTEBOOK_COLUMNS = (
-    words("layer", "", lambda row: row.indented),
-    words("class", "", lambda row: row.class_name),
+    text_column("layer", "", lambda row: row.indented),
+    text_column("class", "", lambda row: row.class_name),
     *(column for column in COLUMNS[1:-2] if column.name not in ("growth", "summed")),
 )
 
@@ -126,7 +132,7 @@ def report_summary(report: ReportData) -> Summary:
     ratio = report.gradient_ratio
     remark = f"{count(report.parameters)} parameters"
     remark += f", gradient first to last {number(ratio)}" if ratio is not None else ""
-    columns = NOTEBOOK_COLUMNS + ((numbers("measured std", "", _measured_std),) if report.check else ())
+    columns = NOTEBOOK_COLUMNS + ((number_column("measured std", "", _measured_std),) if report.check else ())
     findings = [item(finding, {}) for finding in report.findings]
     return Summary(report.model, remark, findings, NOTHING_FOUND, columns, shown(report.rows))
 

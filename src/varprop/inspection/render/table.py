@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .words import number, percent
+from .format import number, percent
 
 Reader = Callable[[Any], Any]
 
@@ -43,17 +43,17 @@ class Column:
     first: bool = False
 
 
-def numbers(name: str, meaning: str, value: Reader, first: bool = False) -> Column:
+def number_column(name: str, meaning: str, value: Reader, first: bool = False) -> Column:
     """A column of numbers with three digits."""
     return Column(name, meaning, lambda subject: TableCell(number(value(subject)), value(subject)), first=first)
 
 
-def shares(name: str, meaning: str, value: Reader) -> Column:
+def share_column(name: str, meaning: str, value: Reader) -> Column:
     """A column of shares in percent."""
     return Column(name, meaning, lambda subject: TableCell(percent(value(subject)), value(subject)))
 
 
-def words(name: str, meaning: str, value: Reader, hint: Reader = lambda _: "") -> Column:
+def text_column(name: str, meaning: str, value: Reader, hint: Reader = lambda _: "") -> Column:
     """A column of words, with what to show when they are pointed at."""
     return Column(name, meaning, lambda s: TableCell(value(s), value(s), hint(s)), text=True)
 

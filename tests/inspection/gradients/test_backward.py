@@ -323,3 +323,15 @@ def test_exploding_gradients_stay_finite():
     report = vp.inspect(nn.Sequential(*layers[:3]), vp.Moments(torch.zeros(1, 4), torch.full((1, 4), 1e-20)))
     assert report.gradient_ratio == pytest.approx((2e5) ** 2, rel=1e-5)
     assert {"explode", "growth"} <= {finding.kind for finding in report.errors}
+
+
+@pytest.mark.parametrize("dropout", [nn.Dropout(0.3), nn.AlphaDropout(0.3), nn.FeatureAlphaDropout(0.3)])
+def test_dropout_passes_what_positions_share(dropout):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.SELU(), dropout, nn.Conv2d(6, 6, 3, groups=6), nn.AdaptiveAvgPool2d(1))
+    moments = vp.Moments(torch.full((1, 3, 8, 8), 0.2), torch.ones(1, 3, 8, 8))
+    report = vp.inspect(model, moments, example=torch.zeros(32, 3, 8, 8), check="gaussian", samples=6400)
+    for row in (report["1"], report["2"]):
+        seen = row.measured["gradient"]
+        assert row.gradient_status == "exact"
+        assert row.numbers["gradient"] == pytest.approx(seen["value"], abs=5 * seen["error"])

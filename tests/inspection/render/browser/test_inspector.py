@@ -10,7 +10,7 @@ import torch.nn as nn
 
 import varprop as vp
 
-from ...chromium import SIZES, count, keep
+from ....chromium import SIZES, count, keep
 
 pytestmark = pytest.mark.browser
 

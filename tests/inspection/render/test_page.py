@@ -14,10 +14,10 @@ import torch.nn as nn
 
 import varprop as vp
 from varprop.cli.main import main
+from varprop.inspection.render.format import count, number, percent, rough, sentence, with_code
 from varprop.inspection.render.page import _environment
 from varprop.inspection.render.plots import axis_of, signed_axis
 from varprop.inspection.render.tree import ends, groups
-from varprop.inspection.render.words import count, number, percent, rough, sentence, with_code
 
 
 def unit(*shape):
