@@ -11,8 +11,8 @@ from ..errors import VarpropError
 from .data import ComparisonData, ReportData, compared
 from .findings.finding import Finding
 from .render.comparison_page import comparison_page, comparison_summary
+from .render.exports import Exports
 from .render.figure import draw
-from .render.forms import Forms
 from .render.page import Page, Summary
 from .render.text import comparison_text
 
@@ -20,7 +20,7 @@ LARGEST = 12  # changes that `show` prints
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(ComparisonData, Forms):
+class Comparison(ComparisonData, Exports):
     """What changed between two states of a model; `ComparisonData` says what it holds."""
 
     @classmethod

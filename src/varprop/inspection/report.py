@@ -13,14 +13,14 @@ from .findings.finding import Finding
 from .numbers.row import ReportRow
 from .places import Place
 from .quantization import quantization
-from .render.forms import Forms
+from .render.exports import Exports
 from .render.page import Page, Summary
 from .render.report_page import report_page, report_summary
 from .render.text import report_text, show_report
 
 
 @dataclass(frozen=True, repr=False)
-class Report(ReportData, Forms):
+class Report(ReportData, Exports):
     """What `inspect` found; `ReportData` says what it holds.
 
     Attributes:

@@ -101,9 +101,9 @@ def _shift(rows: list[ReportRow]) -> Iterator[Finding]:
 def _gradient(rows: list[ReportRow], ratio: float | None) -> Iterator[Finding]:
     if ratio and (severity := _graded(max(ratio, 1 / ratio), *GRADIENT)):
         kind = "explode" if ratio > 1 else "vanish"
-        first, *_, last = [row.label for row in rows if "gradient" in row.numbers] * 2
-        text = f"gradients {kind}: at the first layer they are {ratio:{NUMBER}} times those at the last ({last})"
-        yield Finding(severity, kind, first, text, REMEDY, ratio)
+        labels = [row.label for row in rows if "gradient" in row.numbers]
+        text = f"gradients {kind}: at the first layer they are {ratio:{NUMBER}} times those at the last ({labels[-1]})"
+        yield Finding(severity, kind, labels[0], text, REMEDY, ratio)
 
 
 def _saturation(row: ReportRow) -> Iterator[Finding]:

@@ -16,6 +16,13 @@ from .table import Column, number_column, share_column, text_column
 SeriesMaker = Callable[[Sequence[ReportRow], str, str], PlotSeries]
 NO_FINDINGS = "Neither state has findings."
 CHANGES = 20  # that a notebook shows
+MEANINGS = {
+    "class": "class of the module, or the operation",
+    "change": "the larger of the factors of std and gradient, or of their inverses",
+    "std": "standard deviation, root mean square over the units",
+    "gradient": "gradient summed over positions",
+    "mean": "mean, averaged over the units",
+}
 CAPTIONS = {
     "std": "Root mean square over the units of each layer; bands show how units differ.",
     "gradient": "Expected scale of the gradient summed over positions, for a gradient of variance 1 at the output.",
@@ -49,8 +56,8 @@ def comparison_summary(comparison: ComparisonData) -> Summary:
     (first, second), after = comparison.names, comparison.after
     columns = [column for column in _columns(first, second) if column.name.startswith(("std", "gradient"))]
     names = (
-        text_column("layer", "", lambda change: change.label),
-        text_column("class", "", lambda change: change.after.class_name),
+        text_column("layer", lambda change: change.label),
+        text_column("class", lambda change: change.after.class_name),
     )
     findings = changed_items(comparison.findings)
     changes = comparison.largest(CHANGES)
@@ -113,33 +120,24 @@ def _factor(change: Change) -> float:
 def _columns(first: str, second: str) -> list[Column]:
     """Of changes: every quantity in both states, with its factor."""
 
-    def both(
-        make: Callable[..., Column], what: str, meaning: str, value: Callable[[ReportRow], float | None]
-    ) -> list[Column]:
+    def both(make: Callable[..., Column], what: str, value: Callable[[ReportRow], float | None]) -> list[Column]:
+        meaning = MEANINGS.get(what, "share of units")
         return [
-            make(f"{what}, {first}", f"{meaning}: {first}", lambda change: value(change.before)),
-            make(f"{what}, {second}", f"{meaning}: {second}", lambda change: value(change.after)),
+            make(f"{what}, {first}", lambda change: value(change.before), meaning=f"{meaning}: {first}"),
+            make(f"{what}, {second}", lambda change: value(change.after), meaning=f"{meaning}: {second}"),
         ]
 
     times = f"{second} over {first}"
-    largest = "the larger of the factors of std and gradient, or of their inverses"
-    columns = [
-        text_column(
-            "class", "class of the module, or the operation", lambda change: change.after.class_name or "operation"
-        ),
-        number_column("change", largest, _factor, first=True),
-        *both(
-            number_column, "std", "standard deviation, root mean square over the units", lambda row: row.numbers["std"]
-        ),
-        number_column("std, times", times, lambda change: change.std_factor),
-        *both(number_column, "gradient", "gradient summed over positions", lambda row: row.gradient_total),
-        number_column("gradient, times", times, lambda change: change.gradient_factor),
-        *both(number_column, "mean", "mean, averaged over the units", lambda row: row.numbers["mean"]),
+    return [
+        text_column("class", lambda change: change.after.class_name or "operation", meaning=MEANINGS["class"]),
+        number_column("change", _factor, MEANINGS["change"], first=True),
+        *both(number_column, "std", lambda row: row.numbers["std"]),
+        number_column("std, times", lambda change: change.std_factor, times),
+        *both(number_column, "gradient", lambda row: row.gradient_total),
+        number_column("gradient, times", lambda change: change.gradient_factor, times),
+        *both(number_column, "mean", lambda row: row.numbers["mean"]),
+        *(column for name in SHARES for column in both(share_column, name.replace("_", " "), partial(_share, name))),
     ]
-    for share in SHARES:
-        value = partial(_share, share)
-        columns += both(share_column, share.replace("_", " "), "share of units", value)
-    return columns
 
 
 def _share(name: str, row: ReportRow) -> float | None:

@@ -18,7 +18,6 @@ from .tree import ends, entries, groups
 
 TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("scales.js", "plots.js", "depth.js", "scatter.js", "pointer.js", "rows.js")
-FIRST_COLUMNS = (Column("#", "order of execution"), Column("layer", "path of the module or operation", text=True))
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,6 @@ def render(page: Page) -> str:
     return _rendered(
         "page.html",
         page=page,
-        columns=[*FIRST_COLUMNS, *page.columns],
         cells=[[column.read(subject) for column in page.columns] for subject in page.subjects],
         tree=entries(page.rows, page.severities),
         style=(TEMPLATES / "page.css").read_text("utf-8"),

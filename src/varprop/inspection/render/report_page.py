@@ -29,6 +29,7 @@ from .table import Column, TableCell, number_column, share_column, text_column
 from .text import extents, shown
 
 LEAD = "Expected statistics of every layer, computed from the weights and the mean and variance of the input."
+NOTEBOOK = {"mean", "std", "gain", "shift", "gradient", "saturated", "dead", "always on"}
 CHECKED = {"gaussian": "Gaussian inputs", "data": "data"}
 
 
@@ -57,55 +58,48 @@ def _ratio(row: ReportRow) -> float | None:
     return row.numbers["std"] / seen if seen else None
 
 
-COLUMNS = (
-    text_column("class", "class of the module, or the operation", lambda row: row.class_name or "operation"),
-    number_column("mean", "mean, averaged over the units", number_of("mean")),
-    number_column("std", "standard deviation, root mean square over the units", number_of("std")),
-    number_column("growth", "std over that of the model's input", lambda row: row.growth),
-    number_column(
-        "gain", "root mean square slope of an activation; std out over std in otherwise", lambda row: row.gain
-    ),
-    share_column(
-        "shift", "share of the mean square that is constant: near 100 % the units hardly vary", number_of("shift")
-    ),
-    number_column(
-        "gradient",
-        "expected scale of the gradient of one element, for a gradient of variance 1 at the output",
-        number_of("gradient"),
-    ),
-    number_column(
-        "summed",
-        "the same summed over positions, which can be compared between resolutions",
-        lambda row: row.gradient_total,
-    ),
-    share_column(
-        "saturated", "units that lie in a flat part of their activation more often than not", number_of("saturated")
-    ),
-    share_column("dead", "units whose rectifier is on less than once in a thousand times", number_of("dead")),
-    share_column(
-        "always on", "units whose rectifier is off less than once in a thousand times", number_of("always_on")
-    ),
-    text_column(
-        "status",
-        "exact under the engine's assumptions, approximate, or sampled; ~ if only the gradient is",
-        _status,
-        _reasons,
-    ),
-    text_column(
-        "extents",
-        "extents of the result; along an axis in brackets one unit stands for all",
-        lambda row: extents(row).replace("x", "×"),
-    ),
+MEANINGS = {
+    "class": "class of the module, or the operation",
+    "mean": "mean, averaged over the units",
+    "std": "standard deviation, root mean square over the units",
+    "growth": "std over that of the model's input",
+    "gain": "root mean square slope of an activation; std out over std in otherwise",
+    "shift": "share of the mean square that is constant: near 100 % the units hardly vary",
+    "gradient": "expected scale of the gradient of one element, for a gradient of variance 1 at the output",
+    "summed": "the same summed over positions, which can be compared between resolutions",
+    "saturated": "units that lie in a flat part of their activation more often than not",
+    "dead": "units whose rectifier is on less than once in a thousand times",
+    "always on": "units whose rectifier is off less than once in a thousand times",
+    "status": "exact under the engine's assumptions, approximate, or sampled; ~ if only the gradient is",
+    "extents": "extents of the result; along an axis in brackets one unit stands for all",
+    "measured mean": "mean on the inputs of the check, with its standard error",
+    "measured std": "standard deviation on the inputs of the check, with its standard error",
+    "ratio": "analytic std over the measured one: 1 is agreement",
+}
+MADE = (
+    text_column("class", lambda row: row.class_name or "operation"),
+    number_column("mean", number_of("mean")),
+    number_column("std", number_of("std")),
+    number_column("growth", lambda row: row.growth),
+    number_column("gain", lambda row: row.gain),
+    share_column("shift", number_of("shift")),
+    number_column("gradient", number_of("gradient")),
+    number_column("summed", lambda row: row.gradient_total),
+    share_column("saturated", number_of("saturated")),
+    share_column("dead", number_of("dead")),
+    share_column("always on", number_of("always_on")),
+    text_column("status", _status, _reasons),
+    text_column("extents", lambda row: extents(row).replace("x", "×")),
+    Column("measured mean", _measured("mean")),
+    Column("measured std", _measured("std")),
+    number_column("ratio", _ratio),
 )
-MEASURED_COLUMNS = (
-    Column("measured mean", "mean on the inputs of the check, with its standard error", _measured("mean")),
-    Column("measured std", "standard deviation on the inputs of the check, with its standard error", _measured("std")),
-    number_column("ratio", "analytic std over the measured one: 1 is agreement", _ratio),
-)
+COLUMNS = tuple(replace(column, meaning=MEANINGS[column.name]) for column in MADE)
+MEASURED = 3  # of them are there after a check only
 NOTEBOOK_COLUMNS = (
-    text_column("layer", "", lambda row: row.indented),
-    text_column("class", "", lambda row: row.class_name),
-    *(column for column in COLUMNS[1:-2] if column.name not in ("growth", "summed")),
+    text_column("layer", lambda row: row.indented),
+    text_column("class", lambda row: row.class_name),
+    *(column for column in COLUMNS if column.name in NOTEBOOK),
 )
 
 
@@ -121,7 +115,7 @@ def report_page(report: ReportData) -> Page:
         no_findings=NOTHING_FOUND,
         plots=_plots(report),
         rows=report.rows,
-        columns=COLUMNS + (MEASURED_COLUMNS if report.check else ()),
+        columns=COLUMNS if report.check else COLUMNS[:-MEASURED],
         subjects=report.rows,
         severities=severities(report.rows, report.findings),
     )
@@ -132,7 +126,7 @@ def report_summary(report: ReportData) -> Summary:
     ratio = report.gradient_ratio
     remark = f"{count(report.parameters)} parameters"
     remark += f", gradient first to last {number(ratio)}" if ratio is not None else ""
-    columns = NOTEBOOK_COLUMNS + ((number_column("measured std", "", _measured_std),) if report.check else ())
+    columns = NOTEBOOK_COLUMNS + ((number_column("measured std", _measured_std),) if report.check else ())
     findings = [item(finding, {}) for finding in report.findings]
     return Summary(report.model, remark, findings, NOTHING_FOUND, columns, shown(report.rows))
 
@@ -184,21 +178,15 @@ def _mean_plot(rows: Sequence[ReportRow], check: bool) -> Plot:
 def _gradient_plot(rows: Sequence[ReportRow], check: bool) -> Plot:
     one = PlotSeries("of one element", "second", of(rows, number_of("gradient")), dashed=True)
     total = total_series(rows, "summed over positions", "main")
-    series = (total, one) if total.y != one.y else (replace(total, name="gradient scale"),)
+    series: tuple[PlotSeries, ...] = (total, one) if total.y != one.y else (replace(total, name="gradient scale"),)
     name = "of one element, measured" if len(series) > 1 else "measured"
     caption = (
         "Expected scale of the gradient that reaches each layer, for a gradient of variance 1 at the output. "
         "Summed over positions it can be compared between layers of different resolution."
     )
     axis = axis_of(value for one_of in series for value in plotted(rows, one_of.y))
-    return Plot(
-        "gradient",
-        "Gradient, backward",
-        caption,
-        "gradient scale",
-        axis,
-        (*series, *_seen(rows, "gradient", check, name)),
-    )
+    series += _seen(rows, "gradient", check, name)
+    return Plot("gradient", "Gradient, backward", caption, "gradient scale", axis, series)
 
 
 def _units_plot(rows: Sequence[ReportRow]) -> list[Plot]:

@@ -20,42 +20,38 @@ class TableCell:
     hint: str = ""
 
 
-def _empty(_: Any) -> TableCell:
-    return TableCell("")
-
-
 @dataclass(frozen=True)
 class Column:
     """A column of a table.
 
     Attributes:
         name: Its heading.
-        meaning: What it means.
         read: The cell of a row, or of a change in the table of a comparison.
+        meaning: What it means.
         text: Whether it holds words.
         first: Whether the table begins sorted by it.
     """
 
     name: str
-    meaning: str
-    read: Callable[[Any], TableCell] = _empty
+    read: Callable[[Any], TableCell]
+    meaning: str = ""
     text: bool = False
     first: bool = False
 
 
-def number_column(name: str, meaning: str, value: Reader, first: bool = False) -> Column:
+def number_column(name: str, value: Reader, meaning: str = "", first: bool = False) -> Column:
     """A column of numbers with three digits."""
-    return Column(name, meaning, lambda subject: TableCell(number(value(subject)), value(subject)), first=first)
+    return Column(name, lambda subject: TableCell(number(value(subject)), value(subject)), meaning, first=first)
 
 
-def share_column(name: str, meaning: str, value: Reader) -> Column:
+def share_column(name: str, value: Reader, meaning: str = "") -> Column:
     """A column of shares in percent."""
-    return Column(name, meaning, lambda subject: TableCell(percent(value(subject)), value(subject)))
+    return Column(name, lambda subject: TableCell(percent(value(subject)), value(subject)), meaning)
 
 
-def text_column(name: str, meaning: str, value: Reader, hint: Reader = lambda _: "") -> Column:
+def text_column(name: str, value: Reader, hint: Reader = lambda _: "", meaning: str = "") -> Column:
     """A column of words, with what to show when they are pointed at."""
-    return Column(name, meaning, lambda s: TableCell(value(s), value(s), hint(s)), text=True)
+    return Column(name, lambda s: TableCell(value(s), value(s), hint(s)), meaning, text=True)
 
 
 def sort_key(key: float | str | None) -> str:

@@ -1,4 +1,4 @@
-"""Forms that reports and comparisons have in common: JSON, a page, a notebook's output."""
+"""Exports that reports and comparisons have in common: JSON, a page, a notebook's output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .format import finite_json
 from .page import Page, Summary, render, render_summary
 
 
-class Forms(ABC):
+class Exports(ABC):
     """What follows from the plain values, the text and the page of something."""
 
     @abstractmethod
