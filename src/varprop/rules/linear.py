@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..moments import Moments, Tokens
 from .axes import Ints, Random, per_axis, uniform_axes, write_out
-from .convolution import of_conv, of_convolution, of_transposed, zeros_around
+from .convolution import Convolution, of_conv, of_convolution, of_transposed
 from .padding import pooled_convolution
 from .registry import rule
 
@@ -59,15 +59,16 @@ def _margins(kernel: Sequence[int], dilation: list[int], uniform: list[bool]) ->
     return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
 
 
-def border(
-    x: Random, weight: Random, bias: Any = None, stride: Ints = 1, padding: Ints | str = 0, dilation: Ints = 1, *_: Any
-) -> str | None:
+def border(x: Random, *arguments: Any, **named: Any) -> str | None:
     """Why a convolution over uniform axes is approximate, if zeros around them make it so."""
-    count = weight.ndim - 2
-    axes = uniform_axes(x, count)
-    if not any(same and any(pad) for same, pad in zip(axes, zeros_around(weight, padding, dilation), strict=True)):
+    return _border(x, of_conv(x, *arguments, **named))
+
+
+def _border(x: Random, settings: Convolution) -> str | None:
+    axes = uniform_axes(x, len(settings.zeros))
+    if not any(same and any(pad) for same, pad in zip(axes, settings.zeros, strict=True)):
         return None
-    fixed = isinstance(weight, Tensor) and not isinstance(bias, Moments)
+    fixed = isinstance(settings.weight, Tensor) and not isinstance(settings.bias, Moments)
     return POOLED if all(axes) and fixed else BORDER
 
 
@@ -88,12 +89,11 @@ def conv(
     each tap lies inside (`pooled_convolution`).
     """
     count = weight.ndim - 2
-    fixed = isinstance(weight, Tensor) and not isinstance(bias, Moments)
-    if fixed and border(x, weight, bias, stride, padding, dilation) == POOLED:
-        steps, zeros, gaps = per_axis(stride, count), zeros_around(weight, padding, dilation), per_axis(dilation, count)
-        return pooled_convolution(write_out(_lift(x), -count - 1), weight, bias, steps, zeros, gaps, groups)
-    uniform, x = uniform_axes(x, count), write_out(_lift(x), -count - 1)
-    steps, gaps = per_axis(stride, count), per_axis(dilation, count)
+    given = of_conv(x, weight, bias, stride, padding, dilation, groups)
+    steps, gaps = given.stride, given.dilation
+    uniform, reason, x = uniform_axes(x, count), _border(x, given), write_out(_lift(x), -count - 1)
+    if reason == POOLED:
+        return pooled_convolution(x, given.weight, given.bias, steps, given.zeros, gaps, groups)
     pads = per_axis(0 if isinstance(padding, str) else padding, count)
     margins = _margins(weight.shape[2:], gaps, uniform) if padding == "same" else []
     size = list(x.shape)
@@ -105,19 +105,14 @@ def conv(
     return _weighted(lambda t, w, b: _convolve(t, w, b, *settings), Moments(mean, var), weight, bias)
 
 
-def _pools_phases(
-    x: Random,
-    weight: Random,
-    bias: Any = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> str | None:
-    count = weight.ndim - 2
-    numbers = (per_axis(value, count) for value in (stride, padding, dilation))
-    for uniform, step, pad, gap, size in zip(uniform_axes(x, count), *numbers, weight.shape[2:], strict=True):
+def _pools_phases(x: Random, *arguments: Any, **named: Any) -> str | None:
+    return _phases(x, of_transposed(x, *arguments, **named))
+
+
+def _phases(x: Random, settings: Convolution) -> str | None:
+    sizes = settings.weight.shape[2:]
+    axes = zip(uniform_axes(x, len(sizes)), settings.stride, settings.zeros, settings.dilation, sizes, strict=True)
+    for uniform, step, (pad, _), gap, size in axes:
         if uniform and (step > 1 or pad < gap * (size - 1)):
             return PHASES
     return None
@@ -175,20 +170,9 @@ def pooled(x: Moments, axes: list[int]) -> Moments:
     return Moments(mean, (x.var + (x.mean - mean).square()).mean(axes, keepdim=True))
 
 
-def _convolution_reason(
-    x: Random,
-    weight: Random,
-    bias: Any,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> str | None:
-    if transposed:
-        return _pools_phases(x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return border(x, weight, bias, stride, padding, dilation)
+def _convolution_reason(x: Random, *arguments: Any, **named: Any) -> str | None:
+    settings = of_convolution(x, *arguments, **named)
+    return _phases(x, settings) if settings.transposed else _border(x, settings)
 
 
 @rule(aten.convolution, approximate=_convolution_reason, convolution=of_convolution, **_LAYER)
