@@ -41,7 +41,7 @@ def check_standard(model, expected):
 @pytest.mark.zoo
 @pytest.mark.parametrize("name", STANDARD)
 def test_standard_models_get_no_error(name):
-    from ..torchvision_on_cpu import torchvision
+    from ...torchvision_on_cpu import torchvision
 
     torch.manual_seed(0)
     check_standard(torchvision.models.get_model(name, weights=None), STANDARD[name])
@@ -51,7 +51,7 @@ def test_standard_models_get_no_error(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGER)
 def test_larger_standard_models_get_no_error(name):
-    from ..torchvision_on_cpu import torchvision
+    from ...torchvision_on_cpu import torchvision
 
     torch.manual_seed(0)
     check_standard(torchvision.models.get_model(name, weights=None), LARGER[name])
@@ -59,7 +59,7 @@ def test_larger_standard_models_get_no_error(name):
 
 @pytest.mark.zoo
 def test_a_transformer_whose_head_starts_at_zero_gets_no_error():
-    from ..torchvision_on_cpu import torchvision
+    from ...torchvision_on_cpu import torchvision
 
     torch.manual_seed(0)
     model = torchvision.models.VisionTransformer(64, 16, 2, 3, 48, 96)
