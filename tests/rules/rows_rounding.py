@@ -33,6 +33,7 @@ rows = [
     *rounded(aten.floor.default),
     *rounded(aten.ceil.default),
     *rounded(aten.round.default),
+    *rounded(aten.frac.default),
     *rounded(aten.remainder.Scalar, 0.7),
     Case(aten.remainder.Scalar, lambda: (normal(3, 4), -1.3), label="negative"),
     *rounded(aten.floor_divide.Scalar, 0.7),

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from . import bench, compare, data, demo, doctor, inspect, reproduce
+from . import bench, compare, data, demo, doctor, reproduce
+from .inspect.command import inspect
 
 app = typer.Typer(
     name="varprop",
@@ -20,7 +21,7 @@ app.command("demo")(demo.demo)
 app.command("reproduce")(reproduce.reproduce)
 app.command("compare")(compare.compare)
 app.command("bench")(bench.bench)
-app.command("inspect")(inspect.inspect)
+app.command("inspect")(inspect)
 app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
 

@@ -8,23 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from . import options
 from .errors import stoppable
-from .options import (
-    Device,
-    DeviceOption,
-    EpochsOption,
-    OutOption,
-    RateOption,
-    ResumeOption,
-    RootOption,
-    SeedsOption,
-    TensorboardOption,
-    TimeOption,
-    chosen,
-    command_line,
-    event_folder,
-    listed,
-)
 from .reproduce import CONTINUE
 
 METHODS = ("standard", "weight", "batch", "analytic")
@@ -49,15 +34,15 @@ def compare(
     one_at_a_time: Annotated[
         bool, typer.Option("--one-at-a-time", help="Train cell by cell: for models too large for an ensemble.")
     ] = False,
-    device: DeviceOption = Device.auto,
-    seeds: SeedsOption = None,
-    epochs: EpochsOption = None,
-    lr_max: RateOption = None,
-    root: RootOption = None,
-    out: OutOption = Path("runs"),
-    resume: ResumeOption = False,
-    tensorboard: TensorboardOption = False,
-    max_seconds: TimeOption = math.inf,
+    device: options.DeviceOption = options.Device.auto,
+    seeds: options.SeedsOption = None,
+    epochs: options.EpochsOption = None,
+    lr_max: options.RateOption = None,
+    root: options.RootOption = None,
+    out: options.OutOption = Path("runs"),
+    resume: options.ResumeOption = False,
+    tensorboard: options.TensorboardOption = False,
+    max_seconds: options.TimeOption = math.inf,
 ) -> None:
     """Compare normalizations of your own model: equal starts, and a learning rate found for each."""
     from varprop.lab import compare as comparison
@@ -71,17 +56,17 @@ def compare(
             out,
             dataset,
             model,
-            tuple(listed(methods, METHODS, "--methods")),
-            tuple(listed(inits, INITS, "--inits")),
+            tuple(options.listed(methods, METHODS, "--methods")),
+            tuple(options.listed(inits, INITS, "--inits")),
             augmentation=Augmentation(shift, flip, noise),
             batch_size=batch_size,
             together=not one_at_a_time,
-            device=chosen(device),
+            device=options.chosen(device),
             root=root,
             resume=resume,
-            tensorboard=event_folder(out, tensorboard),
+            tensorboard=options.event_folder(out, tensorboard),
             max_seconds=max_seconds,
-            command=command_line(),
+            command=options.command_line(),
             **{name: value for name, value in given.items() if value is not None},
         )
         results.show(outcomes, out, ["compare"])

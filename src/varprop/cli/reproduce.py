@@ -11,24 +11,8 @@ import typer
 
 import varprop as vp
 
+from . import options
 from .errors import stoppable
-from .options import (
-    CompileOption,
-    Device,
-    DeviceOption,
-    EpochsOption,
-    JobsOption,
-    OutOption,
-    RateOption,
-    ResumeOption,
-    RootOption,
-    SeedsOption,
-    TensorboardOption,
-    TimeOption,
-    chosen,
-    command_line,
-    event_folder,
-)
 
 CONTINUE = "What is finished is kept: run the command again with --resume."
 UNTRAINED = ("relu", "claims")  # made by the report from nothing, and from what lies in the folder
@@ -62,17 +46,17 @@ def expanded(names: Sequence[str]) -> list[str]:
 
 def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="NAMES...", help=HELP, autocompletion=known_names)],
-    device: DeviceOption = Device.auto,
-    seeds: SeedsOption = None,
-    epochs: EpochsOption = None,
-    lr_max: RateOption = None,
-    root: RootOption = None,
-    out: OutOption = Path("runs"),
-    resume: ResumeOption = False,
-    tensorboard: TensorboardOption = False,
-    max_seconds: TimeOption = math.inf,
-    jobs: JobsOption = 1,
-    compiled: CompileOption = None,
+    device: options.DeviceOption = options.Device.auto,
+    seeds: options.SeedsOption = None,
+    epochs: options.EpochsOption = None,
+    lr_max: options.RateOption = None,
+    root: options.RootOption = None,
+    out: options.OutOption = Path("runs"),
+    resume: options.ResumeOption = False,
+    tensorboard: options.TensorboardOption = False,
+    max_seconds: options.TimeOption = math.inf,
+    jobs: options.JobsOption = 1,
+    compiled: options.CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
     from varprop.lab import runner
@@ -84,16 +68,16 @@ def reproduce(
         found = runner.reproduce(
             [name for name in wanted if name not in UNTRAINED],
             out,
-            device=chosen(device),
+            device=options.chosen(device),
             seeds=seeds,
             epochs=epochs,
             lr_max=tuple(lr_max) if lr_max else None,
             root=root,
             resume=resume,
-            tensorboard=event_folder(out, tensorboard),
+            tensorboard=options.event_folder(out, tensorboard),
             max_seconds=max_seconds,
             jobs=jobs,
             compiled=compiled,
-            command=command_line(),
+            command=options.command_line(),
         )
         results.show([outcome for outcomes in found.values() for outcome in outcomes], out, wanted)

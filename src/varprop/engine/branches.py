@@ -15,16 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph.node import Node
+from ..graph.node import Node, resolve
 from ..moments import Moments
-from ..rules.axes import per_axis
+from ..rules.convolution import Convolution
 from ..rules.linear import border, conv
+from ..rules.norm import Stored
 from .clusters import Clusters
-
-aten = torch.ops.aten
-CONVOLUTIONS = (aten.conv1d, aten.conv2d, aten.conv3d)
-SIGNS = {aten.add: 1.0, aten.sub: -1.0}
-DEFAULTS: list[Any] = [None, 1, 0, 1, 1]  # bias, stride, padding, dilation, groups
 
 
 @dataclass(frozen=True)
@@ -52,13 +48,14 @@ class Branches:
 
     def moments(self, node: Node) -> tuple[Moments, str | None] | None:
         """Moments of a sum as one convolution, and why they are approximate if they are; None if it is none."""
-        if node.packet not in SIGNS or len(self.plan.random_operands(node)) != 2:
+        rule = self.plan.rules.get(node)
+        if rule is None or rule.signs is None or len(self.plan.random_operands(node)) != 2:
             return None
         for source, branches in self.forms(node).items():
             if source is not node and any(branch.conv for branch in branches):
-                whole = _whole(branches, self.env)
+                whole = self._whole(branches)
                 if whole is not None:
-                    given = (self.env[source], *whole.arguments)
+                    given = (self.env[source], *_arguments(whole))
                     return conv(*given), border(*given)
         return None
 
@@ -75,101 +72,92 @@ class Branches:
         random = self.plan.random_operands(node)
         if node.target is operator.getitem:
             return self._batch_norm(node)
-        if node not in self.plan.rules or not random:
+        rule = self.plan.rules.get(node)
+        if rule is None or node.kwargs:
             return {}
-        if node.packet in CONVOLUTIONS and random == [node.args[0]] and not node.kwargs:
+        if rule.linear and rule.convolution is not None and random == [node.args[0]]:
             return {random[0]: (Branch(node),)}
-        if node.packet in SIGNS and len(random) == 2 and not node.kwargs:
-            first, second = (self.forms(operand) for operand in node.args[:2])
-            sign = SIGNS[node.packet]
-            return {x: first[x] + _behind({x: second[x]}, sign, 0.0)[x] for x in first if x in second}
+        if rule.signs is not None and len(random) == 2:
+            first, second = (
+                _behind(self.forms(operand), sign, 0.0) for operand, sign in zip(node.args[:2], rule.signs, strict=True)
+            )
+            return {x: first[x] + second[x] for x in first if x in second}
         return {}
 
     def _batch_norm(self, node: Node) -> Forms:
         """Of a getitem: the first result of a batch norm in evaluation is affine in every channel."""
         norm, index = node.args
-        if index != 0 or norm.packet is not aten._native_batch_norm_legit_no_training or norm not in self.plan.rules:
+        rule = self.plan.rules.get(norm)
+        if index != 0 or rule is None or rule.batch_norm is None:
             return {}
         if self.plan.random_operands(norm) != [norm.args[0]]:
             return {}
-        weight, bias, mean, var = (None if a is None else self.env[a] for a in norm.args[1:5])
-        scale = (var + norm.args[6]).rsqrt() * (1.0 if weight is None else weight)
+        stored: Stored = rule.batch_norm(*resolve(norm.args, self.env.get))
+        scale = (stored.var + stored.eps).rsqrt() * (1.0 if stored.weight is None else stored.weight)
+        offset = (0.0 if stored.bias is None else stored.bias) - stored.mean * scale
         shape = (-1, *[1] * (node.ndim - 2))
-        return _behind(
-            self.forms(norm.args[0]), scale.view(shape), ((0.0 if bias is None else bias) - mean * scale).view(shape)
-        )
+        return _behind(self.forms(norm.args[0]), scale.view(shape), offset.view(shape))
 
-
-def _whole(branches: Sequence[Branch], env: dict[Node, Any]) -> _Kernel | None:
-    """All branches as one convolution; None if their kernels do not fit each other."""
-    own = [None if branch.conv is None else _Kernel.of(branch.conv, env) for branch in branches]
-    largest = max((kernel for kernel in own if kernel is not None), key=lambda k: k.weight[0, 0].numel(), default=None)
-    if largest is None:
-        return None
-    weight, bias = torch.zeros_like(largest.weight), torch.zeros_like(largest.bias)
-    for branch, kernel in zip(branches, own, strict=True):
-        kernel = largest.identity() if branch.conv is None else kernel
-        fitted = None if kernel is None else kernel.fitted(largest)
-        scale, offset = (_per_channel(value, largest) for value in (branch.scale, branch.offset))
-        if kernel is None or fitted is None or scale is None or offset is None:
+    def _whole(self, branches: Sequence[Branch]) -> Convolution | None:
+        """All branches as one convolution; None if their kernels do not fit each other."""
+        own = [None if branch.conv is None else self._kernel(branch.conv) for branch in branches]
+        known = [kernel for kernel in own if kernel is not None]
+        largest = max(known, key=lambda k: k.weight[0, 0].numel(), default=None)
+        if largest is None:
             return None
-        weight = weight + fitted * scale.view(-1, *[1] * (weight.ndim - 1))
-        bias = bias + kernel.bias * scale + offset
-    return replace(largest, weight=weight, bias=bias)
-
-
-@dataclass(frozen=True)
-class _Kernel:
-    """The weights of a convolution, with everything written out."""
-
-    weight: Tensor
-    bias: Tensor
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    groups: int
-
-    @classmethod
-    def of(cls, node: Node, env: dict[Node, Any]) -> _Kernel | None:
-        """Of a convolution; None for what cannot be written so, as padding="same"."""
-        _, weight, *rest = node.args
-        bias, stride, padding, dilation, groups = [*rest, *DEFAULTS[len(rest) :]]
-        values = env[weight]
-        if isinstance(padding, str) or not isinstance(values, Tensor):
-            return None
-        added = values.new_zeros(len(values)) if bias is None else env[bias]
-        steps, zeros, gaps = (per_axis(setting, values.ndim - 2) for setting in (stride, padding, dilation))
-        return cls(values, added, steps, zeros, gaps, groups)
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """What a convolution is called with, after its input."""
-        return self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
-
-    def identity(self) -> _Kernel | None:
-        """The convolution that changes nothing, in as many groups; None if there is none."""
-        outputs, inputs, *sizes = self.weight.shape
-        if outputs != inputs * self.groups or any(step != 1 for step in self.stride):
-            return None
-        ones = torch.eye(inputs, dtype=self.weight.dtype, device=self.weight.device).repeat(self.groups, 1)
-        single = ones.view(outputs, inputs, *[1] * len(sizes))
-        return replace(self, weight=single, bias=torch.zeros_like(self.bias), padding=[0] * len(sizes))
-
-    def fitted(self, whole: _Kernel) -> Tensor | None:
-        """The weights at their place in a larger kernel; None if they have none there."""
-        if (self.stride, self.groups, self.weight.shape[:2]) != (whole.stride, whole.groups, whole.weight.shape[:2]):
-            return None
-        margins: list[int] = []
-        sizes = zip(self.weight.shape[2:], whole.weight.shape[2:], strict=True)
-        for (size, room), own, pad, gap, step in zip(
-            sizes, self.padding, whole.padding, self.dilation, whole.dilation, strict=True
-        ):
-            before, rest = divmod(pad - own, step)
-            behind = room - size - before
-            if rest or before < 0 or behind < 0 or (size > 1 and gap != step):
+        weight, bias = torch.zeros_like(largest.weight), torch.zeros_like(largest.bias)
+        for branch, kernel in zip(branches, own, strict=True):
+            kernel = _identity(largest) if branch.conv is None else kernel
+            fitted = None if kernel is None else _fitted(kernel, largest)
+            scale, offset = (_per_channel(value, largest) for value in (branch.scale, branch.offset))
+            if kernel is None or fitted is None or scale is None or offset is None:
                 return None
-            margins = [before, behind, *margins]
-        return F.pad(self.weight, margins)
+            weight = weight + fitted * scale.view(-1, *[1] * (weight.ndim - 1))
+            bias = bias + kernel.bias * scale + offset
+        return replace(largest, weight=weight, bias=bias)
+
+    def _kernel(self, node: Node) -> Convolution | None:
+        """Of a convolution; None for one that is transposed, or has more zeros behind than before."""
+        read = self.plan.rules[node].convolution
+        assert read is not None
+        kernel: Convolution = read(*resolve(node.args, self.env.get))
+        if kernel.transposed or any(before != behind for before, behind in kernel.zeros):
+            return None
+        bias = kernel.weight.new_zeros(len(kernel.weight)) if kernel.bias is None else kernel.bias
+        return replace(kernel, bias=bias)
+
+
+def _arguments(kernel: Convolution) -> tuple[Any, ...]:
+    """What a convolution is called with, after its input."""
+    before = [first for first, _ in kernel.zeros]
+    return kernel.weight, kernel.bias, kernel.stride, before, kernel.dilation, kernel.groups
+
+
+def _identity(like: Convolution) -> Convolution | None:
+    """The convolution that changes nothing, in as many groups; None if there is none."""
+    outputs, inputs, *sizes = like.weight.shape
+    if outputs != inputs * like.groups or any(step != 1 for step in like.stride):
+        return None
+    ones = torch.eye(inputs, dtype=like.weight.dtype, device=like.weight.device).repeat(like.groups, 1)
+    single = ones.view(outputs, inputs, *[1] * len(sizes))
+    return replace(like, weight=single, bias=torch.zeros_like(like.bias), zeros=[(0, 0)] * len(sizes))
+
+
+def _fitted(kernel: Convolution, whole: Convolution) -> Tensor | None:
+    """The weights at their place in a larger kernel; None if they have none there."""
+    if (kernel.stride, kernel.groups, kernel.weight.shape[:2]) != (whole.stride, whole.groups, whole.weight.shape[:2]):
+        return None
+    margins: list[int] = []
+    sizes = zip(kernel.weight.shape[2:], whole.weight.shape[2:], strict=True)
+    for (size, room), (own, _), (pad, _), gap, step in zip(
+        sizes, kernel.zeros, whole.zeros, kernel.dilation, whole.dilation, strict=True
+    ):
+        before, rest = divmod(pad - own, step)
+        behind = room - size - before
+        if rest or before < 0 or behind < 0 or (size > 1 and gap != step):
+            return None
+        margins = [before, behind, *margins]
+    return F.pad(kernel.weight, margins)
 
 
 def _behind(forms: Forms, scale: Any, offset: Any) -> Forms:
@@ -180,7 +168,7 @@ def _behind(forms: Forms, scale: Any, offset: Any) -> Forms:
     }
 
 
-def _per_channel(value: Any, whole: _Kernel) -> Tensor | None:
+def _per_channel(value: Any, whole: Convolution) -> Tensor | None:
     """A number, or one a channel, as a vector; None for what differs from position to position."""
     outputs, axes = whole.weight.shape[0], whole.weight.ndim - 2
     given = torch.as_tensor(value, dtype=whole.weight.dtype, device=whole.weight.device)

@@ -1,6 +1,6 @@
 """A look inside a network without data: statistics, gradients and findings, layer by layer."""
 
-from .compare import Comparison
+from .comparison import Comparison
 from .report import Report
 from .run import inspect
 

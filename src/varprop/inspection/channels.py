@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -12,29 +13,29 @@ from torch import Tensor
 from ..engine.plan import rule_of
 from ..graph.node import Node
 from ..moments import Moments
-from .bends import limits_of
-from .places import op_name
-
-CHANNELS_SECOND = ("conv", "pool", "batch_norm")
-CHANNELS_LAST = ("linear", "layer_norm")
+from ..rules.registry import Rule
 
 
 def channel_axis(moments: Moments, node: Node) -> int:
     """As the operation that made the node has it; otherwise second, and in sequences last."""
-    made = op_name(maker(node))
-    if any(word in made for word in CHANNELS_SECOND):
-        return min(1, moments.ndim - 1)
-    last = moments.ndim == 3 or any(word in made for word in CHANNELS_LAST)
-    return moments.ndim - 1 if last or moments.ndim < 2 else 1
+    rule = _rule(maker(node))
+    decided = None if rule is None else rule.channels
+    if decided is None:
+        decided = -1 if moments.ndim == 3 else 1
+    return moments.ndim - 1 if decided < 0 else min(decided, moments.ndim - 1)
 
 
 def maker(node: Node) -> Node:
     """The operation behind a node, functions of one value after it left aside."""
-    rule = rule_of(node) if node.target is not None else None
+    rule = _rule(node)
     while node.operands and (node.target is operator.getitem or (rule is not None and rule.kind == "elementwise")):
         node = node.operands[0]
-        rule = rule_of(node) if node.target is not None else None
+        rule = _rule(node)
     return node
+
+
+def _rule(node: Node) -> Rule | None:
+    return rule_of(node) if node.target is not None else None
 
 
 def over_channels(values: Tensor, axis: int, reduced: Callable[..., Tensor]) -> Tensor:
@@ -45,7 +46,8 @@ def over_channels(values: Tensor, axis: int, reduced: Callable[..., Tensor]) -> 
 
 def ranges(moments: Moments, node: Node, k: float) -> dict[str, Any]:
     """Ends of mean -+ k std for every channel, within what the operation can give."""
-    least, most = limits_of(node)
+    rule = _rule(node)
+    least, most = (-math.inf, math.inf) if rule is None else rule.bounds(*node.args[1:], **node.kwargs)
     low = (moments.mean - k * moments.std).clamp(least, most)
     high = (moments.mean + k * moments.std).clamp(least, most)
     axis = channel_axis(moments, node)

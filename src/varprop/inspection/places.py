@@ -10,7 +10,7 @@ from ..engine.walk import Walk
 from ..graph.node import Node
 from ..graph.outputs import module_outputs
 from ..moments import Moments
-from .bends import Bend, bend_of
+from ..rules.bend import Bend
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ def first_moments(walk: Walk, node: Node) -> Moments | None:
 
 def bend_at(walk: Walk, place: Place) -> tuple[Bend, Node] | None:
     """The flat parts of the activation that makes a place's result, and its argument."""
-    bend = bend_of(place.output)
-    if not place.leaf or bend is None:
+    rule, node = walk.plan.rules.get(place.output), place.output
+    bend = rule.bend(*node.args[1:], **node.kwargs) if rule is not None and place.leaf else None
+    if bend is None:
         return None
-    argument = place.output.args[0]
+    argument = node.args[0]
     return (bend, argument) if isinstance(argument, Node) and walk.plan.random(argument) else None

@@ -19,16 +19,13 @@ from ..engine.walk import Walk, apply
 from ..errors import VarpropError
 from ..graph.node import Node
 from ..moments import Moments, trusted
+from ..rules.convolution import Convolution
 from ..rules.registry import Rule
 from .channels import channel_axis, over_channels, ranges
 from .places import Place, first_moments
 
-aten = torch.ops.aten
 FORMAT = 1  # of the dict
 BITS = range(2, 17)
-FORWARD = {aten.linear, aten.conv1d, aten.conv2d, aten.conv3d}
-TRANSPOSED = {aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d}
-GROUPS = 6  # where a transposed convolution keeps its number of groups
 
 
 @dataclass(frozen=True)
@@ -117,8 +114,7 @@ def _corrections(walk: Walk, bits: int, per_channel: bool) -> dict[Node, dict[st
 
 
 def _is_layer(walk: Walk, node: Node) -> bool:
-    packet = node.packet
-    return packet in FORWARD | TRANSPOSED and walk.plan.random(node.args[0]) and not walk.plan.random(node.args[1])
+    return walk.plan.rules[node].linear and walk.plan.random_operands(node) == [node.args[0]]
 
 
 def _rounded_rule(
@@ -129,10 +125,11 @@ def _rounded_rule(
     def function(x: Moments, weight: Tensor, bias: Any = None, *settings: Any, **named: Any) -> Moments:
         before, own = walk.value(node), walk.value(node.args[0])
         _refuse_changes(walk, node, before, apply(rule, node.target, (own, weight, bias, *settings), named))
-        rounded = _rounded(node, weight.detach(), settings, bits, per_channel)
+        kernel = None if rule.convolution is None else rule.convolution(own, weight, bias, *settings, **named)
+        rounded = _rounded(weight.detach(), kernel, bits, per_channel)
         after = apply(rule, node.target, (x, rounded.value(), bias, *settings), named)
         alone = apply(rule, node.target, (own, rounded.value(), bias, *settings), named)
-        axis = _output_axis(node, weight, after.mean)
+        axis = after.mean.ndim - (1 if kernel is None else weight.ndim - 1)
         shift, total = (_by_channel(other.mean - before.mean, axis) for other in (alone, after))
         found[node] = _described(walk, node, rounded, shift, -total)
         return Moments(after.mean - total.view(_along(axis, after.mean.ndim)).to(after.dtype), after.var)
@@ -152,22 +149,17 @@ def _described(walk: Walk, node: Node, rounded: Rounded, shift: Tensor, correcti
     }
 
 
-def _rounded(node: Node, weight: Tensor, settings: Sequence[Any], bits: int, per_channel: bool) -> Rounded:
+def _rounded(weight: Tensor, kernel: Convolution | None, bits: int, per_channel: bool) -> Rounded:
     """The step between two weights is such that the largest takes the largest whole number."""
     groups, rows = None, weight
-    if node.packet in TRANSPOSED:
+    if kernel is not None and kernel.transposed:
         # (in, out / groups, ...): the outputs of a group lie along the second axis
-        groups = settings[GROUPS - 3] if len(settings) > GROUPS - 3 else 1
+        groups = kernel.groups
         rows = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     rows = rows.flatten(1).double()
     largest = rows.abs().amax(1, keepdim=True) if per_channel else rows.abs().max().view(1, 1)
     scale = torch.where(largest > 0, largest, 1.0) / (2 ** (bits - 1) - 1)
     return Rounded(weight, scale, (rows / scale).round() * scale, groups)
-
-
-def _output_axis(node: Node, weight: Tensor, mean: Tensor) -> int:
-    linear = node.packet is aten.linear
-    return mean.ndim - 1 if linear else mean.ndim - (weight.ndim - 1)
 
 
 def _by_channel(values: Tensor, axis: int) -> Tensor:

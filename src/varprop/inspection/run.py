@@ -17,15 +17,16 @@ from ..engine.walk import Walk
 from ..graph.capture import Program
 from ..graph.node import Node
 from ..moments import Moments
-from .backward import gradients
-from .findings import findings
-from .measure import batch_extent, measure
+from .findings.judge import findings
+from .gradients.backward import gradients
+from .numbers.batch_norms import unsettled
+from .numbers.collect import make_row
+from .numbers.measure import batch_extent, measure
+from .numbers.row import ReportRow
 from .places import first_moments, places
 from .report import Report
-from .rows import Row, make_row
-from .unsettled import unsettled
 
-Progress = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 STEPS = 3  # capture, propagation, gradients
 
 
@@ -39,7 +40,7 @@ def inspect(
     seed: int = 0,
     k: float = 4.0,
     on_missing: Literal["raise", "sample"] = "sample",
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Report:
     """See inside a network without data: statistics of every layer, gradients, and what is wrong with it.
 
@@ -91,7 +92,7 @@ def inspect(
     )
 
 
-def _counted(progress: Progress, total: int) -> Callable[[str], None]:
+def _counted(progress: ProgressCallback, total: int) -> Callable[[str], None]:
     """Counts the steps as they are reported."""
     counter = itertools.count()
     return lambda text: progress(text, next(counter), total)
@@ -117,7 +118,7 @@ def _walked(program: Program, given: Any, on_missing: str) -> Walk:
     return walk
 
 
-def _gradient_ratio(rows: list[Row]) -> float | None:
+def _gradient_ratio(rows: list[ReportRow]) -> float | None:
     """Of the first to the last layer with weights; of any layers where there are no two of them."""
     layers = [row for row in rows if row.leaf and row.gradient_total is not None]
     weighted = [row for row in layers if row.weighted]

@@ -150,14 +150,28 @@ def _quotient(a: Any, b: Any, **_: Any) -> str | None:
     return QUOTIENT if isinstance(b, Moments) else None
 
 
-elementwise(aten.add, affine=lambda a, b, alpha=1: a + b * alpha, independent=add_independent)
-elementwise(aten.sub, affine=lambda a, b, alpha=1: a - b * alpha, independent=sub_independent)
+elementwise(
+    aten.add,
+    affine=lambda a, b, alpha=1: a + b * alpha,
+    independent=add_independent,
+    multilinear=True,
+    signs=(1.0, 1.0),
+)
+elementwise(
+    aten.sub,
+    affine=lambda a, b, alpha=1: a - b * alpha,
+    independent=sub_independent,
+    multilinear=True,
+    signs=(1.0, -1.0),
+)
 elementwise(
     aten.rsub,
     affine=lambda a, b, alpha=1: b - a * alpha,
     independent=lambda a, b, alpha=1: sub_independent(b, a, alpha=alpha),
+    multilinear=True,
+    signs=(-1.0, 1.0),
 )
-elementwise(aten.mul, affine=lambda a, b: a * b, independent=mul_independent)
+elementwise(aten.mul, affine=lambda a, b: a * b, independent=mul_independent, multilinear=True, product=True)
 elementwise(
     aten.div,
     aten.true_divide,
@@ -167,11 +181,13 @@ elementwise(
     approximate=_quotient,
 )
 elementwise(aten.neg, affine=lambda a: -a)
-elementwise(aten.addcmul, independent=addcmul_independent)
+elementwise(aten.addcmul, independent=addcmul_independent, multilinear=True, mixes_positions=True)
 elementwise(
     aten.lerp,
     affine=lambda a, b, w: a + (b - a) * w if not hasattr(w, "slope") else None,
     independent=lambda a, b, w: add_independent(mul_independent(a, 1 - w), mul_independent(b, w)),
+    multilinear=True,
+    mixes_positions=True,
 )
 elementwise(aten.addcdiv, positive=2)
 elementwise(
@@ -182,9 +198,12 @@ elementwise(
 elementwise(aten.logaddexp, knots=(0.0, -9.0, 9.0, -40.0, 40.0), compares=True, independent=logaddexp_independent)
 elementwise(aten.maximum, aten.fmax, aten.max.other, kinks=(0.0,), compares=True, independent=maximum_independent)
 elementwise(aten.minimum, aten.fmin, aten.min.other, kinks=(0.0,), compares=True, independent=minimum_independent)
-elementwise(aten.where, affine=_where_line, independent=where_independent)
+elementwise(aten.where, affine=_where_line, independent=where_independent, multilinear=True)
 elementwise(
-    aten.masked_fill, affine=lambda x, mask, value: _where_line(mask, value, x), independent=masked_fill_independent
+    aten.masked_fill,
+    affine=lambda x, mask, value: _where_line(mask, value, x),
+    independent=masked_fill_independent,
+    multilinear=True,
 )
 elementwise(aten.gt, aten.ge, jumps=(0.0,), compares=True, independent=greater_independent)
 elementwise(aten.lt, aten.le, jumps=(0.0,), compares=True, independent=less_independent)

@@ -41,7 +41,7 @@ def _coarse(x: Moments, dim: int, *_: Any, **__: Any) -> str | None:
     return COARSE if count > exact.LIMIT else None
 
 
-@rule(aten.softmax.int, aten._softmax, approximate=_coarse)
+@rule(aten.softmax.int, aten._softmax, approximate=_coarse, bounds=(0.0, 1.0))
 def softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Moments:
     """Moments of every probability by integrals over one variable (mathematics.md, 8); exact for independent logits."""
     return _along(exact.softmax, _cast(x, dtype), dim)
@@ -80,7 +80,7 @@ def product(multiply: Callable[[Tensor, Tensor], Tensor], a: Value, b: Value) ->
     return Moments(multiply(a.mean, fixed), multiply(a.var, fixed.square()))
 
 
-@rule(aten.matmul, aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot)
+@rule(aten.matmul, aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, multilinear=True, product=True)
 def matmul(a: Value, b: Value) -> Moments:
     """`product` with the matrix product; the summed axis is written out, other uniform axes stay uniform."""
     a = write_out(a, -1) if isinstance(a, Moments) else a
@@ -88,7 +88,7 @@ def matmul(a: Value, b: Value) -> Moments:
     return product(torch.matmul, a, b)
 
 
-@rule(aten.addmm, aten.baddbmm, aten.addmv)
+@rule(aten.addmm, aten.baddbmm, aten.addmv, multilinear=True, product=True, weighted=True)
 def add_matmul(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha (a b); exact for independent entries."""
     return add_independent(mul_independent(base, beta), matmul(a, b), alpha=alpha)
@@ -98,13 +98,13 @@ def _dense(value: Value) -> Value:
     return value.dense() if isinstance(value, Moments) else value
 
 
-@rule(aten.outer)
+@rule(aten.outer, multilinear=True, product=True)
 def outer(a: Value, b: Value) -> Moments:
     """`product` of every entry of one vector with every entry of the other."""
     return product(torch.outer, _dense(a), _dense(b))
 
 
-@rule(aten.tensordot)
+@rule(aten.tensordot, multilinear=True, mixes_positions=True)
 def tensordot(a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequence[int]) -> Moments:
     """`product` with the sum over the named axes."""
     return product(lambda p, q: torch.tensordot(p, q, (list(dims_a), list(dims_b))), _dense(a), _dense(b))

@@ -19,7 +19,8 @@ Random = Moments | Tensor
 _DROPPED = -1.7580993408473766
 
 
-@rule(aten.dropout, aten.feature_dropout)
+@rule(aten.feature_dropout, multilinear=True, per_channel=True)
+@rule(aten.dropout, noise=True, per_channel=True)
 def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     """E' = E, Var' = (Var + p E^2) / (1 - p); exact for any distribution (mathematics.md, 8).
 
@@ -32,13 +33,14 @@ def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     return Moments(x.mean, (x.var + p * x.mean.square()) / (1 - p))
 
 
-@rule(aten.native_dropout)
+@rule(aten.native_dropout, noise=True, per_channel=True)
 def native_dropout(x: Moments, p: float, train: bool | None = None) -> tuple[Moments, None]:
     """As `dropout`; the mask stays unknown."""
     return dropout(x, p, train is not False), None
 
 
-@rule(aten.alpha_dropout, aten.feature_alpha_dropout)
+@rule(aten.feature_alpha_dropout, multilinear=True, per_channel=True)
+@rule(aten.alpha_dropout, noise=True, per_channel=True)
 def alpha_dropout(x: Moments, p: float, train: bool) -> Moments:
     """y = a (b x + (1 - b) d) - a p d with b kept with chance q = 1 - p, a = (q + p q d^2)^{-1/2}; exact.
 
@@ -53,7 +55,7 @@ def alpha_dropout(x: Moments, p: float, train: bool) -> Moments:
     return Moments(scale * keep * x.mean, scale**2 * var)
 
 
-@rule(aten.rrelu)
+@rule(aten.rrelu, per_channel=True)
 def rrelu(
     x: Moments, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any, **__: Any
 ) -> Moments:
@@ -210,7 +212,8 @@ def bernoulli_tensor(x: Random, chance: Random, **_: Any) -> Moments:
     return Moments(drawn.mean.expand(full), drawn.var.expand(full))
 
 
-@rule(nn.AlphaDropout, nn.FeatureAlphaDropout)
+@rule(nn.FeatureAlphaDropout, multilinear=True)
+@rule(nn.AlphaDropout, noise=True)
 def alpha_dropout_module(module: nn.AlphaDropout, x: Moments) -> Moments:
     """The module whole: export writes it out as products with a mask that then looks independent of itself."""
     return alpha_dropout(x, module.p, module.training)

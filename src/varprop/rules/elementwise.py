@@ -13,8 +13,10 @@ from torch import Tensor
 
 from ..gaussian import activations, closed, rectifier
 from ..graph import ops
+from .bend import INFINITY, Bend, clamp_bend, clamp_bounds
 from .gelu import gelu as gelu_of_many
 from .registry import elementwise
+from .rounding import FRACTIONS, frac_moments, unresolved
 
 aten = torch.ops.aten
 Pair = tuple[Tensor, Tensor]
@@ -22,6 +24,13 @@ LOGNORMAL = "a variable that must be positive is matched by a log-normal one: go
 SMOOTH_STEP = (0.0, -9.0, 9.0, -40.0, 40.0)  # logistic and its kin; doubled argument for tanh
 HALF_STEP = tuple(edge / 2 for edge in SMOOTH_STEP)
 GAUSSIAN_STEP = (0.0, -5.0, 5.0)
+# Smooth functions count as flat where their slope is below a twentieth of the steepest, and as linear where it is
+# within a twentieth of 1.
+_LOGISTIC = 2 * math.acosh(math.sqrt(20.0))
+_ERROR = math.sqrt(math.log(20.0))
+_NORMAL = math.sqrt(2.0) * _ERROR
+_GELU, _SILU = 2.35, 4.1
+POSITIVE, SHARE, UNIT = (0.0, INFINITY), (0.0, 1.0), (-1.0, 1.0)
 
 
 def _same(x: Any, *_: Any, **__: Any) -> Any:
@@ -32,39 +41,48 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
 elementwise(
     aten.clone, aten.nan_to_num, aten.alias, aten.detach, aten.contiguous, aten._to_copy, aten.to,
     aten.lift_fresh_copy, aten.positive,
-    monotone=True, evaluate=_same, affine=_same,
+    monotone=True, evaluate=_same, affine=_same, copies=True,
 )  # fmt: skip
 
-elementwise(aten.relu, kinks=(0.0,), monotone=True)(activations.relu)
-elementwise(aten.relu6, kinks=(0.0, 6.0), monotone=True)(activations.relu6)
-elementwise(aten.abs, kinks=(0.0,))(activations.abs)
-elementwise(aten.hardsigmoid, kinks=(-3.0, 3.0), monotone=True)(activations.hardsigmoid)
-elementwise(aten.hardswish, kinks=(-3.0, 3.0))(activations.hardswish)
-elementwise(aten.special_expit, knots=SMOOTH_STEP, monotone=True)(activations.sigmoid)
-elementwise(aten.special_ndtr, aten.special_log_ndtr, knots=GAUSSIAN_STEP, monotone=True)
+elementwise(aten.relu, kinks=(0.0,), monotone=True, bend=Bend(rectifier=0.0), bounds=POSITIVE)(activations.relu)
+elementwise(aten.relu6, kinks=(0.0, 6.0), monotone=True, bend=Bend(high=6.0, rectifier=0.0), bounds=(0.0, 6.0))(
+    activations.relu6
+)
+elementwise(aten.abs, kinks=(0.0,), bounds=POSITIVE)(activations.abs)
+elementwise(aten.hardsigmoid, kinks=(-3.0, 3.0), monotone=True, bend=Bend(-3.0, 3.0), bounds=SHARE)(
+    activations.hardsigmoid
+)
+elementwise(aten.hardswish, kinks=(-3.0, 3.0), bend=Bend(rectifier=-3.0, linear=3.0))(activations.hardswish)
+elementwise(
+    aten.sigmoid, aten.special_expit, knots=SMOOTH_STEP, monotone=True, bend=Bend(-_LOGISTIC, _LOGISTIC), bounds=SHARE
+)(activations.sigmoid)
+elementwise(aten.special_ndtr, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_NORMAL, _NORMAL), bounds=SHARE)
+elementwise(aten.special_log_ndtr, knots=GAUSSIAN_STEP, monotone=True)
 elementwise(aten.asinh, knots=(0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0), monotone=True)
 elementwise(aten.acos, aten.asin, aten.erfinv, aten.logit, aten.sinc)
-elementwise(aten.sigmoid, knots=SMOOTH_STEP, monotone=True)(activations.sigmoid)
-elementwise(aten.tanh, knots=HALF_STEP, monotone=True)(activations.tanh)
-elementwise(aten.silu, knots=SMOOTH_STEP)(activations.silu)
+elementwise(aten.tanh, knots=HALF_STEP, monotone=True, bend=Bend(-_LOGISTIC / 2, _LOGISTIC / 2), bounds=UNIT)(
+    activations.tanh
+)
+elementwise(aten.silu, knots=SMOOTH_STEP, bend=Bend(rectifier=-_SILU, linear=_SILU))(activations.silu)
 elementwise(aten.mish, knots=SMOOTH_STEP)(activations.mish)
 elementwise(aten.log_sigmoid, knots=SMOOTH_STEP, monotone=True)(activations.logsigmoid)
-elementwise(aten.erf, knots=GAUSSIAN_STEP, monotone=True)(activations.erf)
-elementwise(aten.erfc, knots=GAUSSIAN_STEP)
-elementwise(aten.exp, monotone=True)(closed.exp)
+elementwise(aten.erf, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_ERROR, _ERROR), bounds=UNIT)(activations.erf)
+elementwise(aten.erfc, knots=GAUSSIAN_STEP, bend=Bend(-_ERROR, _ERROR), bounds=(0.0, 2.0))
+elementwise(aten.exp, monotone=True, bounds=POSITIVE)(closed.exp)
 elementwise(aten.expm1, monotone=True)(closed.expm1)
-elementwise(aten.exp2, monotone=True)
-elementwise(aten.square)(lambda mean, std: closed.power(mean, std, 2))
-elementwise(aten.sin)(closed.sin)
-elementwise(aten.cos)(closed.cos)
+elementwise(aten.exp2, monotone=True, bounds=POSITIVE)
+elementwise(aten.square, bounds=POSITIVE)(lambda mean, std: closed.power(mean, std, 2))
+elementwise(aten.sin, bounds=UNIT)(closed.sin)
+elementwise(aten.cos, bounds=UNIT)(closed.cos)
 elementwise(aten.sinh, monotone=True)
 elementwise(aten.cosh)
 elementwise(aten.atan, knots=(0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0), monotone=True)
-elementwise(ops.softsign, kinks=(0.0,), knots=(-2.5, 2.5, -12.0, 12.0, -60.0, 60.0), monotone=True)(
+elementwise(ops.softsign, kinks=(0.0,), knots=(-2.5, 2.5, -12.0, 12.0, -60.0, 60.0), monotone=True, bounds=UNIT)(
     activations.softsign
 )
-elementwise(aten.sign, aten.sgn, jumps=(0.0,), monotone=True)(rectifier.sign)
+elementwise(aten.sign, aten.sgn, jumps=(0.0,), monotone=True, bounds=UNIT)(rectifier.sign)
 elementwise(aten.heaviside, jumps=(0.0,), monotone=True)(lambda mean, std, _values: rectifier.step(mean, std))
+elementwise(aten.frac, jumps=FRACTIONS, bounds=UNIT, approximate=unresolved)(frac_moments)
 
 
 @elementwise(aten.leaky_relu, kinks=(0.0,))
@@ -91,26 +109,36 @@ elementwise(aten._prelu_kernel, kinks=(0.0,), evaluate=lambda x, w: torch.where(
 )
 
 
-def _bounds(low: Any = None, high: Any = None) -> list[Any]:
-    return [bound for bound in (low, high) if bound is not None]
+def _ends(low: Any = None, high: Any = None) -> list[Any]:
+    return [end for end in (low, high) if end is not None]
 
 
-@elementwise(aten.clamp, aten.clip, kinks=_bounds, monotone=True)
+@elementwise(aten.clamp, aten.clip, kinks=_ends, monotone=True, bend=clamp_bend, bounds=clamp_bounds)
 def clamp(mean: Tensor, std: Tensor, min: Any = None, max: Any = None) -> Pair:
     """Clamped Gaussian (mathematics.md, 2.8)."""
     return rectifier.clamp(mean, std, min, max)
 
 
-elementwise(aten.hardtanh, kinks=lambda low=-1.0, high=1.0: (low, high), monotone=True)(
-    lambda mean, std, low=-1.0, high=1.0: rectifier.clamp(mean, std, low, high)
+elementwise(
+    aten.hardtanh,
+    kinks=lambda low=-1.0, high=1.0: (low, high),
+    monotone=True,
+    bend=lambda low=-1.0, high=1.0: clamp_bend(low, high),
+    bounds=lambda low=-1.0, high=1.0: clamp_bounds(low, high),
+)(lambda mean, std, low=-1.0, high=1.0: rectifier.clamp(mean, std, low, high))
+elementwise(aten.clamp_min, kinks=_ends, monotone=True, bend=clamp_bend, bounds=clamp_bounds)(
+    lambda mean, std, low: rectifier.clamp(mean, std, low, None)
 )
-elementwise(aten.clamp_min, kinks=_bounds, monotone=True)(lambda mean, std, low: rectifier.clamp(mean, std, low, None))
-elementwise(aten.clamp_max, kinks=_bounds, monotone=True)(
-    lambda mean, std, high: rectifier.clamp(mean, std, None, high)
-)
+elementwise(
+    aten.clamp_max,
+    kinks=_ends,
+    monotone=True,
+    bend=lambda high: clamp_bend(None, high),
+    bounds=lambda high: clamp_bounds(None, high),
+)(lambda mean, std, high: rectifier.clamp(mean, std, None, high))
 
 
-@elementwise(aten.gelu, knots=GAUSSIAN_STEP)
+@elementwise(aten.gelu, knots=GAUSSIAN_STEP, bend=Bend(rectifier=-_GELU, linear=_GELU))
 def gelu(mean: Tensor, std: Tensor, *, approximate: str = "none") -> Pair:
     """x Phi(x), or its approximation by tanh."""
     return (activations.gelu_tanh if approximate == "tanh" else gelu_of_many)(mean, std)
@@ -126,7 +154,12 @@ elementwise(aten.selu, kinks=(0.0,), knots=(-36.0,), monotone=True)(activations.
 elementwise(aten.celu, kinks=(0.0,), knots=lambda alpha=1.0: (-36.0 * alpha,))(activations.celu)
 
 
-@elementwise(aten.softplus, knots=lambda beta=1.0, threshold=20.0: [e / beta for e in SMOOTH_STEP], monotone=True)
+@elementwise(
+    aten.softplus,
+    knots=lambda beta=1.0, threshold=20.0: [e / beta for e in SMOOTH_STEP],
+    monotone=True,
+    bounds=POSITIVE,
+)
 def softplus(mean: Tensor, std: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Pair:
     """log(1 + exp(beta x)) / beta."""
     return activations.softplus(mean, std, beta, threshold)
@@ -144,14 +177,18 @@ def softshrink(mean: Tensor, std: Tensor, lambd: float = 0.5) -> Pair:
     return activations.softshrink(mean, std, lambd)
 
 
-@elementwise(aten.threshold, jumps=lambda threshold, _value: (threshold,))
+@elementwise(
+    aten.threshold,
+    jumps=lambda threshold, _value: (threshold,),
+    bend=lambda threshold, _value: Bend(rectifier=threshold),
+)
 def threshold(mean: Tensor, std: Tensor, threshold: float, value: float) -> Pair:
     """x above the threshold, a fixed value below."""
     return activations.threshold(mean, std, threshold, value)
 
 
 # Roots, logarithms and reciprocals have no moments under a Gaussian; their argument is positive in any real model.
-elementwise(aten.sqrt, positive=0, approximate=LOGNORMAL, monotone=True)(
+elementwise(aten.sqrt, positive=0, approximate=LOGNORMAL, monotone=True, bounds=POSITIVE)(
     lambda mean, std: closed.lognormal_power(mean, std, 0.5)
 )
 elementwise(aten.rsqrt, positive=0, approximate=LOGNORMAL)(lambda mean, std: closed.lognormal_power(mean, std, -0.5))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..moments import Moments, Tokens
 from .axes import Ints, Random, per_axis, uniform_axes, write_out
+from .convolution import Convolution, of_conv, of_convolution, of_transposed
 from .padding import pooled_convolution
 from .registry import rule
 
@@ -19,6 +20,7 @@ aten = torch.ops.aten
 BORDER = "zero padding is ignored on uniform axes: the statistics are those of positions away from the border"
 POOLED = "zero padding makes the border differ: the statistics of all positions of a uniform axis are pooled"
 PHASES = "positions of a strided transposed convolution, and its border, are pooled on uniform axes"
+_LAYER: dict[str, Any] = {"linear": True, "weighted": True, "channels": 1}
 
 
 def _lift(x: Random) -> Moments:
@@ -37,7 +39,7 @@ def _weighted(apply: Callable[..., Tensor], x: Random, weight: Random, bias: Ran
     return Moments(apply(x.mean, weight.mean, fixed), var)
 
 
-@rule(aten.linear)
+@rule(aten.linear, linear=True, weighted=True, channels=-1)
 def linear(x: Random, weight: Random, bias: Random | None = None) -> Moments:
     """Uncorrelated inputs: E = W E[x] + b, Var = W^2 Var[x] (paper, eq. 3); random weights: product rule."""
     return _weighted(F.linear, write_out(_lift(x), -1), weight, bias)
@@ -57,28 +59,20 @@ def _margins(kernel: Sequence[int], dilation: list[int], uniform: list[bool]) ->
     return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
 
 
-def _zeros(weight: Random, padding: Ints | str, dilation: Ints) -> list[tuple[int, int]]:
-    """Zeros before and behind each axis."""
-    count = weight.ndim - 2
-    if padding == "same":  # the odd one behind
-        totals = [gap * (size - 1) for gap, size in zip(per_axis(dilation, count), weight.shape[2:], strict=True)]
-        return [(total // 2, total - total // 2) for total in totals]
-    return [(pad, pad) for pad in per_axis(0 if isinstance(padding, str) else padding, count)]
-
-
-def border(
-    x: Random, weight: Random, bias: Any = None, stride: Ints = 1, padding: Ints | str = 0, dilation: Ints = 1, *_: Any
-) -> str | None:
+def border(x: Random, *arguments: Any, **named: Any) -> str | None:
     """Why a convolution over uniform axes is approximate, if zeros around them make it so."""
-    count = weight.ndim - 2
-    axes = uniform_axes(x, count)
-    if not any(same and any(pad) for same, pad in zip(axes, _zeros(weight, padding, dilation), strict=True)):
+    return _border(x, of_conv(x, *arguments, **named))
+
+
+def _border(x: Random, settings: Convolution) -> str | None:
+    axes = uniform_axes(x, len(settings.zeros))
+    if not any(same and any(pad) for same, pad in zip(axes, settings.zeros, strict=True)):
         return None
-    fixed = isinstance(weight, Tensor) and not isinstance(bias, Moments)
+    fixed = isinstance(settings.weight, Tensor) and not isinstance(settings.bias, Moments)
     return POOLED if all(axes) and fixed else BORDER
 
 
-@rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=border)
+@rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=border, convolution=of_conv, **_LAYER)
 def conv(
     x: Random,
     weight: Random,
@@ -95,12 +89,11 @@ def conv(
     each tap lies inside (`pooled_convolution`).
     """
     count = weight.ndim - 2
-    fixed = isinstance(weight, Tensor) and not isinstance(bias, Moments)
-    if fixed and border(x, weight, bias, stride, padding, dilation) == POOLED:
-        steps, zeros, gaps = per_axis(stride, count), _zeros(weight, padding, dilation), per_axis(dilation, count)
-        return pooled_convolution(write_out(_lift(x), -count - 1), weight, bias, steps, zeros, gaps, groups)
-    uniform, x = uniform_axes(x, count), write_out(_lift(x), -count - 1)
-    steps, gaps = per_axis(stride, count), per_axis(dilation, count)
+    given = of_conv(x, weight, bias, stride, padding, dilation, groups)
+    steps, gaps = given.stride, given.dilation
+    uniform, reason, x = uniform_axes(x, count), _border(x, given), write_out(_lift(x), -count - 1)
+    if reason == POOLED:
+        return pooled_convolution(x, given.weight, given.bias, steps, given.zeros, gaps, groups)
     pads = per_axis(0 if isinstance(padding, str) else padding, count)
     margins = _margins(weight.shape[2:], gaps, uniform) if padding == "same" else []
     size = list(x.shape)
@@ -112,19 +105,14 @@ def conv(
     return _weighted(lambda t, w, b: _convolve(t, w, b, *settings), Moments(mean, var), weight, bias)
 
 
-def _pools_phases(
-    x: Random,
-    weight: Random,
-    bias: Any = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> str | None:
-    count = weight.ndim - 2
-    numbers = (per_axis(value, count) for value in (stride, padding, dilation))
-    for uniform, step, pad, gap, size in zip(uniform_axes(x, count), *numbers, weight.shape[2:], strict=True):
+def _pools_phases(x: Random, *arguments: Any, **named: Any) -> str | None:
+    return _phases(x, of_transposed(x, *arguments, **named))
+
+
+def _phases(x: Random, settings: Convolution) -> str | None:
+    sizes = settings.weight.shape[2:]
+    axes = zip(uniform_axes(x, len(sizes)), settings.stride, settings.zeros, settings.dilation, sizes, strict=True)
+    for uniform, step, (pad, _), gap, size in axes:
         if uniform and (step > 1 or pad < gap * (size - 1)):
             return PHASES
     return None
@@ -137,7 +125,14 @@ def _phase_sums(weight: Tensor, axis: int, stride: int, dilation: int) -> Tensor
     return (weight.movedim(axis, -1) @ meets.to(weight.dtype)).movedim(-1, axis)
 
 
-@rule(aten.conv_transpose1d, aten.conv_transpose2d, aten.conv_transpose3d, approximate=_pools_phases)
+@rule(
+    aten.conv_transpose1d,
+    aten.conv_transpose2d,
+    aten.conv_transpose3d,
+    approximate=_pools_phases,
+    convolution=of_transposed,
+    **_LAYER,
+)
 def conv_transpose(
     x: Random,
     weight: Random,
@@ -175,23 +170,12 @@ def pooled(x: Moments, axes: list[int]) -> Moments:
     return Moments(mean, (x.var + (x.mean - mean).square()).mean(axes, keepdim=True))
 
 
-def _convolution_reason(
-    x: Random,
-    weight: Random,
-    bias: Any,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> str | None:
-    if transposed:
-        return _pools_phases(x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return border(x, weight, bias, stride, padding, dilation)
+def _convolution_reason(x: Random, *arguments: Any, **named: Any) -> str | None:
+    settings = of_convolution(x, *arguments, **named)
+    return _phases(x, settings) if settings.transposed else _border(x, settings)
 
 
-@rule(aten.convolution, approximate=_convolution_reason)
+@rule(aten.convolution, approximate=_convolution_reason, convolution=of_convolution, **_LAYER)
 def convolution(
     x: Random,
     weight: Random,
@@ -209,7 +193,7 @@ def convolution(
     return conv(x, weight, bias, stride, padding, dilation, groups)
 
 
-@rule(aten.bilinear)
+@rule(aten.bilinear, multilinear=True, mixes_positions=True, weighted=True, channels=-1)
 def bilinear(x: Random, y: Random, weight: Tensor, bias: Tensor | None = None) -> Moments:
     """z_o = sum_ij W_oij x_i y_j + b_o with all x_i, y_j independent; exact for any distributions.
 

@@ -24,25 +24,25 @@ def _dense(x: Value) -> Value:
     return x.dense() if isinstance(x, Moments) else x
 
 
-@rule(aten.inner)
+@rule(aten.inner, multilinear=True, mixes_positions=True)
 def inner(a: Value, b: Value) -> Moments:
     """Products of all pairs of rows; exact for independent entries."""
     return product(lambda p, q: torch.einsum("...i,...i->...", p, q) if p.ndim < 2 else p @ q.mT, _dense(a), _dense(b))
 
 
-@rule(aten.kron)
+@rule(aten.kron, multilinear=True, mixes_positions=True)
 def kron(a: Value, b: Value) -> Moments:
     """Products of every entry of one with every entry of the other; exact for independent entries."""
     return product(torch.kron, _dense(a), _dense(b))
 
 
-@rule(aten.addr)
+@rule(aten.addr, multilinear=True, mixes_positions=True)
 def addr(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha a b'; exact for independent entries."""
     return add_independent(mul_independent(base, beta), product(torch.outer, _dense(a), _dense(b)), alpha=alpha)
 
 
-@rule(aten.addbmm)
+@rule(aten.addbmm, multilinear=True, mixes_positions=True)
 def addbmm(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha sum_n a_n b_n; exact for independent entries."""
     total = product(lambda p, q: torch.einsum("nij,njk->ik", p, q), _dense(a), _dense(b))
@@ -63,7 +63,7 @@ def multi_dot(matrices: Sequence[Value]) -> Any:
     return reduce(_joined, (_dense(x) for x in matrices))
 
 
-@rule(aten.linalg_cross)
+@rule(aten.linalg_cross, multilinear=True, mixes_positions=True)
 def cross(a: Value, b: Value, *, dim: int = -1) -> Moments:
     """a_j b_k - a_k b_j; exact for independent entries."""
     a, b = _dense(a), _dense(b)
@@ -77,7 +77,7 @@ def _rolled(x: Value, shift: int, dim: int) -> Value:
     return Moments(x.mean.roll(shift, dim), x.var.roll(shift, dim))
 
 
-@rule(aten.cumprod)
+@rule(aten.cumprod, multilinear=True, mixes_positions=True)
 def cumprod(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
     """E = running products of E_i, Var by v <- v (m_i^2 + v_i) + m^2 v_i; exact for independent values."""
     x = write_out(x, dim).to(dtype or x.dtype)
@@ -92,7 +92,7 @@ def _plain_difference(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, ap
     return n == 1
 
 
-@rule(aten.diff, handles=_plain_difference)
+@rule(aten.diff, handles=_plain_difference, multilinear=True, mixes_positions=True)
 def diff(x: Moments, n: int = 1, dim: int = -1, prepend: None = None, append: None = None) -> Moments:
     """Differences of neighbours: means subtract, variances add."""
     x, count = x.dense(), x.full[dim] - 1

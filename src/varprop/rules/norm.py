@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -103,7 +104,7 @@ def unit_normalized(x: Moments, dims: Sequence[int], eps: float) -> Moments:
     return Moments(scaled.mean / count**0.5, scaled.var / count)
 
 
-@rule(aten.layer_norm, approximate=_SECOND_ORDER)
+@rule(aten.layer_norm, approximate=_SECOND_ORDER, channels=-1)
 def layer_norm(
     x: Moments, normalized_shape: Sequence[int], weight: Factor = None, bias: Factor = None, eps: float = 1e-5, *_: Any
 ) -> Moments:
@@ -112,13 +113,13 @@ def layer_norm(
     return affine(y.mean, y.var, weight, bias, normalized_shape)
 
 
-@rule(aten.native_layer_norm, approximate=_SECOND_ORDER)
+@rule(aten.native_layer_norm, approximate=_SECOND_ORDER, channels=-1)
 def native_layer_norm(x: Moments, *settings: Any) -> tuple[Moments, None, None]:
     """`layer_norm`; the saved statistics are not followed."""
     return layer_norm(x, *settings), None, None
 
 
-@rule(aten.rms_norm, approximate=_SECOND_ORDER)
+@rule(aten.rms_norm, approximate=_SECOND_ORDER, channels=-1)
 def rms_norm(x: Moments, normalized_shape: Sequence[int], weight: Factor = None, eps: float | None = None) -> Moments:
     """x / sqrt(avg x^2 + eps) over the trailing axes, then the weight; see `standardize`."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
@@ -126,7 +127,7 @@ def rms_norm(x: Moments, normalized_shape: Sequence[int], weight: Factor = None,
     return affine(y.mean, y.var, weight, None, normalized_shape)
 
 
-@rule(aten.group_norm, approximate=_SECOND_ORDER)
+@rule(aten.group_norm, approximate=_SECOND_ORDER, channels=1)
 def group_norm(
     x: Moments, num_groups: int, weight: Factor = None, bias: Factor = None, eps: float = 1e-5, *_: Any
 ) -> Moments:
@@ -137,7 +138,7 @@ def group_norm(
     return affine(mean.flatten(1, 2), var.flatten(1, 2), weight, bias, _channels(x))
 
 
-@rule(aten.native_group_norm, approximate=_SECOND_ORDER)
+@rule(aten.native_group_norm, approximate=_SECOND_ORDER, channels=1)
 def native_group_norm(
     x: Moments, weight: Factor, bias: Factor, n: int, c: int, hxw: int, group: int, eps: float
 ) -> tuple[Moments, None, None]:
@@ -150,7 +151,7 @@ def _stored(*arguments: Any, **keywords: Any) -> str | None:
     return _SECOND_ORDER if use_input_stats else None
 
 
-@rule(aten.instance_norm, approximate=_stored)
+@rule(aten.instance_norm, approximate=_stored, channels=1)
 def instance_norm(
     x: Moments,
     weight: Factor,
@@ -185,7 +186,22 @@ def _by_stored(
     return affine(shifted, (x.var * scale.square()).expand_as(shifted), weight, bias, shape)
 
 
-@rule(aten._native_batch_norm_legit_no_training)
+@dataclass(frozen=True)
+class Stored:
+    """What a batch norm in evaluation does to every channel: scale and shift, and the statistics it has stored."""
+
+    weight: Factor
+    bias: Factor
+    mean: Any
+    var: Any
+    eps: float
+
+
+def _of_no_training(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Stored:
+    return Stored(weight, bias, mean, var, eps)
+
+
+@rule(aten._native_batch_norm_legit_no_training, batch_norm=_of_no_training, multilinear=True, channels=1)
 def batch_norm_no_training(
     x: Moments, weight: Factor, bias: Factor, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> tuple[Moments, None, None]:
@@ -193,7 +209,13 @@ def batch_norm_no_training(
     return _by_stored(x, weight, bias, mean, var, eps), None, None
 
 
-@rule(aten.batch_norm)
+def _of_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, *_: Any
+) -> Stored:
+    return Stored(weight, bias, mean, var, eps)
+
+
+@rule(aten.batch_norm, batch_norm=_of_batch_norm, multilinear=True, channels=1)
 def batch_norm(
     x: Moments,
     weight: Factor,
@@ -211,7 +233,13 @@ def batch_norm(
     return _by_stored(x, weight, bias, running_mean, running_var, eps)
 
 
-@rule(aten.native_batch_norm, aten._native_batch_norm_legit, aten._native_batch_norm_legit_functional)
+@rule(
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    multilinear=True,
+    channels=1,
+)
 def native_batch_norm(x: Moments, weight: Factor, bias: Factor, *rest: Any) -> tuple[Any, ...]:
     """`batch_norm`; the statistics it would save are not followed, the running ones stay as they are."""
     stored = rest if len(rest) > 3 else (None, None, *rest)

@@ -17,11 +17,13 @@ from torch import Tensor
 from ..gaussian import maximum
 from ..moments import Moments
 from .axes import Ints, per_axis, uniform_axes, write_out
+from .convolution import of_average
 from .registry import rule
 
 aten = torch.ops.aten
 # What a pooling window reads along an axis: positions, "one past the end" for none; or so many equal values.
 Reads = Tensor | int
+_POOL: dict[str, Any] = {"per_channel": True, "channels": 1}
 
 BORDER = "padding and cut-off windows are ignored on uniform axes: the statistics hold away from the border"
 
@@ -86,7 +88,15 @@ def _average_ignores_border(
     return _ignores_border(x, kernel_size, stride, padding, 1, ceil_mode)
 
 
-@rule(aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d, approximate=_average_ignores_border)
+@rule(
+    aten.avg_pool1d,
+    aten.avg_pool2d,
+    aten.avg_pool3d,
+    approximate=_average_ignores_border,
+    averages=True,
+    convolution=of_average,
+    **_POOL,
+)
 def avg_pool(
     x: Moments,
     kernel_size: Sequence[int],
@@ -129,6 +139,8 @@ def _regular(x: Moments, output_size: Sequence[int]) -> Moments:
     aten.adaptive_avg_pool3d,
     aten._adaptive_avg_pool2d,
     aten._adaptive_avg_pool3d,
+    averages=True,
+    **_POOL,
 )
 def adaptive_avg_pool(x: Moments, output_size: Sequence[int]) -> Moments:
     """E = mean of E_i, Var = mean of Var_i / k over windows of k independent values."""
@@ -180,7 +192,7 @@ def _maximum(x: Moments, reads: Sequence[Reads]) -> Moments:
     return Moments(*maximum.independent(_windows(x.mean, lowest, reads), _windows(x.std, widest, reads), -1))
 
 
-@rule(aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, approximate=_ignores_border, order_statistic=True)
+@rule(aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, approximate=_ignores_border, order_statistic=True, **_POOL)
 def max_pool(
     x: Moments,
     kernel_size: Sequence[int],
@@ -205,13 +217,14 @@ def max_pool(
     aten.max_pool3d_with_indices,
     approximate=_ignores_border,
     order_statistic=True,
+    **_POOL,
 )
 def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
     """As `max_pool`; where the maximum was found stays unknown."""
     return max_pool(x, *args, **kwargs), None
 
 
-@rule(aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, order_statistic=True)
+@rule(aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, order_statistic=True, **_POOL)
 def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, None]:
     """Maximum of independent Gaussians over windows that share the axis evenly (mathematics.md, 7)."""
     count, x = len(output_size), _regular(x, output_size)

@@ -38,7 +38,7 @@ def _copies(x: Moments, axes: Sequence[int]) -> int:
     return product([x.full[axis] // x.shape[axis] for axis in axes])
 
 
-@rule(aten.sum.dim_IntList)
+@rule(aten.sum.dim_IntList, averages=True)
 def sum_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = sum E_i, Var = sum Var_i of independent values."""
     axes, x = _axes(x, dim), x.to(dtype or x.dtype)
@@ -46,13 +46,13 @@ def sum_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype 
     return Moments(x.mean.sum(axes, keepdim) * copies, x.var.sum(axes, keepdim) * copies)
 
 
-@rule(aten.sum.default)
+@rule(aten.sum.default, averages=True)
 def sum_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
     """As `sum_dim`, over all axes."""
     return sum_dim(x, None, dtype=dtype)
 
 
-@rule(aten.mean.dim)
+@rule(aten.mean.dim, averages=True)
 def mean_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = mean E_i, Var = mean Var_i / n of n independent values."""
     axes, x = _axes(x, dim), x.to(dtype or x.dtype)
@@ -60,13 +60,13 @@ def mean_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype
     return Moments(x.mean.mean(axes, keepdim), x.var.mean(axes, keepdim) / count)
 
 
-@rule(aten.mean.default)
+@rule(aten.mean.default, averages=True)
 def mean_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
     """As `mean_dim`, over all axes."""
     return mean_dim(x, None, dtype=dtype)
 
 
-@rule(aten.cumsum)
+@rule(aten.cumsum, multilinear=True, mixes_positions=True)
 def cumsum(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
     """E = partial sums of E_i, Var = partial sums of Var_i (each sum's own variance; they share terms)."""
     x = write_out(x, dim).to(dtype or x.dtype) if x.ndim else x
@@ -139,7 +139,7 @@ def aminmax(x: Moments, *, dim: int | None = None, keepdim: bool = False) -> tup
     return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
-@rule(aten.prod.dim_int)
+@rule(aten.prod.dim_int, multilinear=True, mixes_positions=True)
 def prod_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = prod E_i, Var = sum_k (prod_{j<k} E_j^2) Var_k (prod_{j>k} E[x_j^2]); exact for any distributions.
 
@@ -154,7 +154,7 @@ def prod_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype
     return _restored(Moments(mean.prod(-1), (before * var * after).sum(-1)), axes, keepdim)
 
 
-@rule(aten.prod.default)
+@rule(aten.prod.default, multilinear=True, mixes_positions=True)
 def prod_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
     """As `prod_dim`, over all axes."""
     return prod_dim(x, None, dtype=dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -18,6 +19,14 @@ Reason = str | Callable[..., str | None] | None
 
 def _none(*_: Any, **__: Any) -> tuple[Any, ...]:
     return ()
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _everything(*_: Any, **__: Any) -> tuple[float, float]:
+    return -math.inf, math.inf
 
 
 @dataclass
@@ -42,6 +51,27 @@ class Rule:
         positive: Index of an argument for which only positive values make sense (logarithm, root, divisor).
         affine: Maps affine arguments to an affine result, or None where the result is curved.
         independent: The rule for several independent random arguments.
+
+    What other parts of varprop ask of an operation; left out, it is taken for one they know nothing of:
+
+    Attributes:
+        linear: A linear layer: weighted sums of its first argument, the weights being its second.
+        weighted: A layer with weights of its own, by which scales and gradients of a model are judged.
+        convolution: How to read the arguments of a convolution or of a window of an average (`rules.convolution`).
+        averages: Sums or averages over positions, with equal weights.
+        resizes: Interpolates between positions.
+        noise: Multiplies every element by a random number of its own.
+        multilinear: Linear in each of its random arguments, in another way than by the fields above: gradients then go
+            back through the derivative of the variance (`transposable`).
+        mixes_positions: What it adds up comes from several positions, in a way that no field above tells.
+        product: Multiplies its arguments, element by element or as matrices.
+        signs: Of a sum, those of its first two arguments.
+        batch_norm: How to read the arguments of a batch norm in evaluation (`rules.norm.Stored`).
+        per_channel: Over uniform positions, treats every channel alike and by itself (pooling, upsampling, dropout).
+        channels: The axis of the result that holds the channels, if the operation decides it: 1 or -1.
+        copies: The result is the argument itself, perhaps in another dtype.
+        bend: Where an activation is flat, off or linear (`rules.bend.Bend`); a function of its further arguments.
+        bounds: What its values cannot leave, likewise.
     """
 
     kind: Kind
@@ -59,7 +89,29 @@ class Rule:
     positive: int | Callable[..., int | None] | None = None
     affine: Callable[..., Any] | None = None
     independent: Callable[..., Any] | None = None
+    linear: bool = False
+    weighted: bool = False
+    convolution: Callable[..., Any] | None = None
+    averages: bool = False
+    resizes: bool = False
+    noise: bool = False
+    multilinear: bool = False
+    mixes_positions: bool = False
+    product: bool = False
+    signs: tuple[float, float] | None = None
+    batch_norm: Callable[..., Any] | None = None
+    per_channel: bool = False
+    channels: int | None = None
+    copies: bool = False
+    bend: Callable[..., Any] = _nothing
+    bounds: Callable[..., tuple[float, float]] = _everything
     name: str = ""
+
+    @property
+    def transposable(self) -> bool:
+        """Whether the derivative of the variance by that of an argument is the mean square of the Jacobian."""
+        linear = self.linear or self.averages or self.resizes or self.noise or self.multilinear
+        return linear or self.kind == "structural"
 
 
 RANDOM = object()  # stands for a random tensor where only that matters
@@ -84,6 +136,7 @@ def rule(
     order_statistic: bool = False,
     handles: Callable[..., bool] | None = None,
     repeats: bool = False,
+    **facts: Any,
 ) -> Callable[[Function], Function]:
     """Register a function of Moments for one or several operations or module classes.
 
@@ -99,8 +152,16 @@ def rule(
             it does not, the operation counts as missing.
         repeats: Whether the rule knows what to do with two arguments that are one, as in ``x @ x``; otherwise it is
             said to take them as independent.
+        facts: Further fields of `Rule`.
     """
-    made = Rule("rule", approximate=approximate, order_statistic=order_statistic, handles=handles, repeats=repeats)
+    made = Rule(
+        "rule",
+        approximate=approximate,
+        order_statistic=order_statistic,
+        handles=handles,
+        repeats=repeats,
+        **_functions(facts),
+    )
     return _registrar(ops, made)
 
 
@@ -146,6 +207,7 @@ def constant(*ops: Key) -> None:
 
 
 Points = Sequence[float] | Callable[..., Sequence[Any]]
+DEPENDENT = {"kinks", "jumps", "knots", "bend", "bounds"}
 
 
 def elementwise(
@@ -156,7 +218,7 @@ def elementwise(
     monotone: bool = False,
     evaluate: Callable[..., Tensor] | None = None,
     approximate: Reason = None,
-    **more: Any,
+    **facts: Any,
 ) -> Callable[[Function], Function]:
     """Register operations that act on every element alone; their moments come from panel quadrature.
 
@@ -172,17 +234,14 @@ def elementwise(
         monotone: Whether the function never decreases.
         evaluate: How to compute the function on a tensor with one axis more in front; the operation itself if left out.
         approximate: As for `rule`.
-        more: Further fields of `Rule`, for operations of several arguments.
+        facts: Further fields of `Rule`.
     """
     made = Rule(
         "elementwise",
         approximate=approximate,
         evaluate=evaluate,
-        kinks=_as_function(kinks),
-        jumps=_as_function(jumps),
-        knots=_as_function(knots),
         monotone=monotone,
-        **more,
+        **_functions({"kinks": kinks, "jumps": jumps, "knots": knots, **facts}),
     )
     _register(ops, made)
 
@@ -193,8 +252,13 @@ def elementwise(
     return decorate
 
 
-def _as_function(points: Points) -> Callable[..., Sequence[Any]]:
-    return points if callable(points) else lambda *_, **__: points
+def _functions(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts, those that may depend on an operation's arguments as functions of them."""
+    return {name: _constantly(value) if name in DEPENDENT else value for name, value in facts.items()}
+
+
+def _constantly(value: Any) -> Callable[..., Any]:
+    return value if callable(value) else lambda *_, **__: value
 
 
 def lookup(target: Key) -> Rule | None:

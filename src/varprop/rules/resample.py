@@ -31,6 +31,7 @@ PLACE = (
     "a random place is averaged over five points an axis of its distribution (std error 1 %, at worst 7 %, for a place "
     "with a std of 0.2 pixels; 9 %, at worst 32 %, for 0.8; 16 %, at worst 58 %, for 2.4)"
 )
+_RESIZE: dict[str, Any] = {"resizes": True, "per_channel": True, "channels": 1}
 POOLED = "on uniform axes the variance is the average over the positions between the samples"
 
 
@@ -74,7 +75,7 @@ def _along(x: Tensor, weights: Tensor, axis: int) -> Tensor:
 def _interpolation(op: Any) -> None:
     """Register both overloads of an interpolation whose weights are products over the axes and sum to one."""
 
-    @rule(op, approximate=_pools_positions)
+    @rule(op, approximate=_pools_positions, **_RESIZE)
     def interpolate(x: Moments, output_size: Sequence[int] | None, align_corners: bool, *scales: Any) -> Moments:
         """E = A E[x], Var = A^2 Var[x], one axis after the other.
 
@@ -95,7 +96,7 @@ def _interpolation(op: Any) -> None:
 def _nearest(op: Any) -> None:
     """Register both overloads of an operation that repeats elements."""
 
-    @rule(op)
+    @rule(op, **_RESIZE)
     def repeat(x: Moments, output_size: Sequence[int] | None, *scales: Any) -> Moments:
         """Copies keep mean and variance (that copies are equal is not carried on)."""
         axes = range(-(x.ndim - 2), 0)
@@ -178,7 +179,7 @@ def _sampled(x: Moments, grid: Tensor, interpolation_mode: int, padding_mode: in
     return Moments(mean, var)
 
 
-@rule(aten.col2im)
+@rule(aten.col2im, multilinear=True, mixes_positions=True)
 def col2im(x: Moments, *args: Any) -> Moments:
     """Overlapping patches added up: E = sum E_i, Var = sum Var_i of independent values."""
     x = write_out(x, -2, -1)

@@ -27,7 +27,7 @@ def _dense(x: Value) -> Moments:
 def _with_value(op: Any) -> None:
     """Register an operation whose last argument is a number: it has no variance."""
 
-    @rule(op, handles=lambda x, dim, index, value: index is not RANDOM)
+    @rule(op, handles=lambda x, dim, index, value: index is not RANDOM, multilinear=True)
     def put(x: Moments, dim: int, index: Tensor, value: float) -> Moments:
         """The number at the places named, with no variance there."""
         x = x.dense()
@@ -38,7 +38,12 @@ _with_value(aten.scatter.value)
 _with_value(aten.index_fill.int_Scalar)
 
 
-@rule(aten.index_add, handles=lambda x, dim, index, *_, **__: index is not RANDOM)
+@rule(
+    aten.index_add,
+    handles=lambda x, dim, index, *_, **__: index is not RANDOM,
+    multilinear=True,
+    mixes_positions=True,
+)
 def index_add(x: Value, dim: int, index: Tensor, source: Value, *, alpha: float = 1) -> Moments:
     """Slices added at constant places: variances add too, those of the source times alpha^2."""
     base, add = _dense(x), _dense(source)

@@ -1,0 +1,1 @@
+"""``varprop inspect``: models and data by name, the inspection, and what it writes."""

@@ -1,0 +1,148 @@
+"""Models that the command line can name."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect as signatures
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import varprop as vp
+
+from .packages import needed, no_such_model
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model, the shape of its input if known, and how many tokens there are if that is what it takes."""
+
+    model: Any
+    shape: tuple[int, ...] | None = None
+    tokens: int | None = None
+
+
+def load(text: str) -> NamedModel:
+    """The model that a target names, in evaluation mode.
+
+    Raises:
+        VarpropError: In one sentence, if there is no such thing or it fails.
+    """
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise vp.VarpropError(
+            f"TARGET is package.module:callable, file.py:factory, torchvision:NAME, timm:NAME or hf:NAME, not {text!r}."
+        )
+    known: dict[str, Callable[[str], NamedModel]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
+    with _in_one_sentence(text):
+        found = known[place](name) if place in known else NamedModel(_attribute(place, name)())
+    import torch
+
+    if not isinstance(found.model, torch.nn.Module):
+        raise vp.VarpropError(f"{text} must return an nn.Module, not {type(found.model).__name__}.")
+    found.model.eval()
+    return found
+
+
+@contextlib.contextmanager
+def _in_one_sentence(text: str) -> Iterator[None]:
+    """An error of somebody else's code, in one sentence."""
+    try:
+        yield
+    except vp.VarpropError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise vp.VarpropError(f"{text} failed with {type(error).__name__}: {reason[0] if reason else ''}") from error
+
+
+def _attribute(place: str, name: str) -> Callable[[], Any]:
+    module = _file_module(Path(place)) if place.endswith(".py") else _package_module(place)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise vp.VarpropError(f"{place} has no function or class {name!r}.")
+    return found  # type: ignore[no-any-return]
+
+
+def _file_module(file: Path) -> ModuleType:
+    if not file.expanduser().is_file():
+        raise vp.VarpropError(f"There is no file {file}.")
+    spec = importlib.util.spec_from_file_location(f"_varprop_{file.stem}", file.expanduser())
+    assert spec is not None and spec.loader is not None  # its name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _package_module(name: str) -> ModuleType:
+    sys.path.insert(0, "")  # as `python -m` does
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise vp.VarpropError(f"There is no module {error.name}: is it installed, or in this folder?") from error
+    finally:
+        sys.path.remove("")
+
+
+def _torchvision(name: str) -> NamedModel:
+    models = needed("torchvision.models")
+    if name not in models.list_models():
+        raise no_such_model("torchvision", name, models.list_models())
+    return NamedModel(models.get_model(name, weights=None), (3, 224, 224))
+
+
+def _timm(name: str) -> NamedModel:
+    timm = needed("timm")
+    if not timm.is_model(name):
+        raise no_such_model("timm", name, timm.list_models())
+    model = timm.create_model(name, pretrained=False)
+    return NamedModel(model, tuple(getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))))
+
+
+def _hugging_face(name: str) -> NamedModel:
+    transformers = needed("transformers")
+    automatic = transformers.AutoConfig
+    config = (
+        automatic.from_pretrained(name, local_files_only=True) if Path(name).exists() else automatic.for_model(name)
+    )
+    config.return_dict = False
+    config.use_cache = False
+    model = transformers.AutoModel.from_config(config)
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        size = config.image_size
+        sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+        return NamedModel(model, (config.num_channels, *sides))
+    return NamedModel(model, (32,), config.vocab_size)
+
+
+def check_inputs(model: Any, target: str, given: int) -> None:
+    """Refuse a model that cannot do without more inputs than shapes were given."""
+    parameters = signatures.signature(model.forward).parameters.values()
+    usual = (signatures.Parameter.POSITIONAL_ONLY, signatures.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind in usual]
+    if len(required) > given:
+        raise vp.VarpropError(
+            f"{target} takes {len(required)} inputs ({', '.join(required)}): give --input-shape once for each, in this "
+            f"order, or name a factory that wraps it."
+        )
+
+
+def check_runs(model: Any, examples: Sequence[Any], target: str) -> None:
+    """Refuse a model that does not take the examples."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            model(*examples)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        shapes = " and ".join(str(tuple(example.shape[1:])) for example in examples)
+        raise vp.VarpropError(f"{target} does not take inputs of shape {shapes}: {reason}") from error

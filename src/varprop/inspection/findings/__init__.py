@@ -1,0 +1,1 @@
+"""Judging the numbers: findings, their thresholds, and how those of two states differ."""

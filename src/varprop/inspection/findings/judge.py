@@ -1,0 +1,182 @@
+"""What is wrong with a network, in plain words, the worst first, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from ..numbers.row import ReportRow
+from .finding import ORDER, Finding, Severity
+from .thresholds import ALWAYS_ON, CONSTANT, DEAD, GRADIENT, GROWN, SATURATED, SHRUNK
+
+INIT = "initialize by vp.init_(model, moments)"
+REMEDY = f"{INIT}, or train with vp.normalize(model, moments)"
+NUMBER = ".3g"
+NAMED = 4  # layers that one finding names
+
+
+def findings(rows: list[ReportRow], gradient_ratio: float | None, unsettled: int = 0) -> tuple[Finding, ...]:
+    """All findings, errors first, in the order of the network within a severity.
+
+    Args:
+        rows: Of the report.
+        gradient_ratio: Gradient at the first layer over that at the last.
+        unsettled: How many batch norms have seen no data: in training they would rescale what grows or shrinks, so
+            that this is no error yet.
+    """
+    layers = [row for row in rows if row.is_layer]
+    # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
+    weighted = [row for row in layers if row.weighted] or layers
+    scale = [*_size(weighted), *_gradient(weighted, gradient_ratio), *_shift(weighted)]
+    found: list[Finding] = [*_unsettled(scale, unsettled), *_softened(scale, unsettled), *_constant(layers, weighted)]
+    alike = any(any(row.uniform[2:]) for row in rows)
+    for row in layers:
+        found += [*_saturation(row), *_softened(_rectifier(row), row.unsettled), *_disagreement(row, alike)]
+    found = [*_merged(found), *_approximations(layers)]
+    return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
+
+
+def _merged(found: list[Finding]) -> Iterator[Finding]:
+    """Errors one by one; of several warnings or notes of one kind the worst, which names the others."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.severity, finding.kind), []).append(finding)
+    for (severity, _), group in groups.items():
+        if severity == "error" or len(group) == 1:
+            yield from group
+        else:
+            worst = max(group, key=lambda finding: finding.value)
+            names = ", ".join(finding.where for finding in group[:NAMED]) + (", ..." if len(group) > NAMED else "")
+            yield replace(worst, text=f"{worst.text} (the most of {len(group)} such layers: {names})")
+
+
+def _softened(found: Iterable[Finding], soften: int | bool) -> list[Finding]:
+    """Errors as warnings where a batch norm has yet to see the data it will divide by."""
+    return [replace(one, severity="warning") if soften and one.severity == "error" else one for one in found]
+
+
+def _unsettled(found: list[Finding], count: int) -> Iterator[Finding]:
+    if count:
+        text = (
+            f"{count} batch norm(s) have seen no data yet (mean 0, variance 1) and change nothing here; in training "
+            f"they rescale what grows or shrinks"
+        )
+        advice = "send data through in training mode before judging the scales, or replace them by vp.normalize"
+        yield Finding("warning" if found else "note", "unsettled", "(model)", text, advice, float(count))
+
+
+def _graded(value: float, warning: float, error: float) -> Severity | None:
+    return "error" if value >= error else "warning" if value >= warning else None
+
+
+def _extreme(
+    rows: list[ReportRow], value: Callable[[ReportRow], float], limits: tuple[float, float]
+) -> Iterator[tuple[Severity, ReportRow, ReportRow]]:
+    """The severity of the worst row, the first one beyond the threshold, and the worst; nothing if none is beyond."""
+    beyond = [row for row in rows if value(row) >= limits[0]]
+    if beyond:
+        worst = max(beyond, key=value)
+        yield _graded(value(worst), *limits) or "warning", beyond[0], worst
+
+
+def _size(rows: list[ReportRow]) -> Iterator[Finding]:
+    """Growth and decay of the standard deviation: where each begins, and how far it goes."""
+    grown = _extreme(rows, lambda row: row.growth or 0.0, GROWN)
+    shrunk = _extreme(rows, lambda row: 1 / row.growth if row.growth else 0.0, SHRUNK)
+    for kind, verb, extreme in (("growth", "grown", grown), ("decay", "shrunk", shrunk)):
+        for severity, first, worst in extreme:
+            text = f"std has {verb} to {first.growth:{NUMBER}} times that of the input"
+            text += f", and reaches {worst.growth:{NUMBER}} times at {worst.label}" if worst is not first else ""
+            yield Finding(severity, kind, first.label, text, REMEDY, worst.growth or 0.0)
+
+
+def _shift(rows: list[ReportRow]) -> Iterator[Finding]:
+    """Units that are nearly constant: their mean square is almost all mean."""
+    for severity, first, worst in _extreme(rows, lambda row: 1 / max(1 - row.numbers["shift"], 1e-30), CONSTANT):
+        text = f"{_exact_percent(first.numbers['shift'])} of the mean square is a constant: the units hardly vary"
+        text += f" ({_exact_percent(worst.numbers['shift'])} at {worst.label})" if worst is not first else ""
+        yield Finding(severity, "shift", first.label, text, REMEDY, worst.numbers["shift"])
+
+
+def _gradient(rows: list[ReportRow], ratio: float | None) -> Iterator[Finding]:
+    if ratio and (severity := _graded(max(ratio, 1 / ratio), *GRADIENT)):
+        kind = "explode" if ratio > 1 else "vanish"
+        labels = [row.label for row in rows if "gradient" in row.numbers]
+        text = f"gradients {kind}: at the first layer they are {ratio:{NUMBER}} times those at the last ({labels[-1]})"
+        yield Finding(severity, kind, labels[0], text, REMEDY, ratio)
+
+
+def _saturation(row: ReportRow) -> Iterator[Finding]:
+    share = row.numbers.get("saturated", 0.0)
+    if severity := _graded(share, *SATURATED):
+        text = f"outputs of {share:.0%} of its units saturate (in the flat part {row.numbers['flat']:.0%} of the time)"
+        if row.growth is not None:
+            verb = "grown" if row.growth > 1 else "shrunk"
+            text = f"std has {verb} to {row.growth:{NUMBER}} times the input; {text}"
+        yield Finding(severity, "saturated", row.label, text, f"make its input smaller: {REMEDY}", share)
+
+
+def _rectifier(row: ReportRow) -> Iterator[Finding]:
+    dead, always = row.numbers.get("dead", 0.0), row.numbers.get("always_on", 0.0)
+    if dead:
+        text = f"{_at_least(dead)} of its units are dead: they are on less than once in a thousand times"
+        advice = f"raise the biases before it, {REMEDY}"
+        yield Finding(_graded(dead, *DEAD) or "note", "dead", row.label, text, advice, dead)
+    if always:
+        text = f"{_at_least(always)} of its units are always on: for them the rectifier does nothing"
+        severity: Severity = "warning" if always >= ALWAYS_ON else "note"
+        yield Finding(severity, "always_on", row.label, text, f"lower the biases before it, {INIT}", always)
+
+
+def _at_least(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"
+
+
+def _exact_percent(share: float) -> str:
+    """Close to the whole the digits that count are those after the nines."""
+    missing = (1 - share) * 100
+    return f"{100 - missing:.6g} %" if missing > 1e-4 else "all"
+
+
+def _constant(rows: list[ReportRow], weighted: list[ReportRow]) -> Iterator[Finding]:
+    """Units that do not vary: single channels of layers with weights, and the first whole layer.
+
+    That is bad where the output is constant with it; a last layer or a branch may start at zero on purpose.
+    """
+    for row in weighted:
+        if 0 < row.constant < 1:
+            text = f"{_at_least(row.constant)} of its units do not vary"
+            advice = "look for rows of zeros in its weights, or for units before it that are dead"
+            yield Finding("warning", "constant", row.label, text, advice, row.constant)
+    whole = next((row for row in rows if row.std.most == 0 and "dead" not in row.numbers), None)
+    if whole is not None and whole.label == weighted[-1].label:
+        text = "none of its units varies: the output starts at zero, and nothing before it gets a gradient at first"
+        yield Finding("note", "constant", whole.label, text, "leave it if that is on purpose", 1.0)
+    elif whole is not None:
+        advice = "look for zeros in its weights, or for a layer before it that is dead"
+        severity: Severity = "error" if rows[-1].std.most == 0 else "warning"
+        yield Finding(severity, "constant", whole.label, "none of its units varies", advice, 1.0)
+
+
+def _disagreement(row: ReportRow, alike: bool) -> Iterator[Finding]:
+    """The measured std tells a different story than the analytic one; `alike`: positions were taken as such."""
+    seen, own = row.measured.get("std"), row.numbers["std"]
+    if not seen or not seen["value"] or not own or row.kind != "module":
+        return
+    value, error, ratio = seen["value"], seen["error"], own / seen["value"]
+    if not 2 / 3 < ratio < 3 / 2 and abs(own - value) >= 4 * error:
+        text = f"the analytic std is {ratio:{NUMBER}} times the measured one ({value:{NUMBER}} +- {error:.1g})"
+        apart = ", or keep positions apart: moments of every element, --positions on the command line"
+        advice = "trust the measured numbers of this layer" + (apart if alike else "")
+        yield Finding("note", "disagreement", row.label, text, advice, ratio)
+
+
+def _approximations(rows: list[ReportRow]) -> Iterator[Finding]:
+    back = [row for row in rows if row.gradient_reason]
+    sampled = [row for row in rows if row.status == "sampled"]
+    if back:
+        text = f"{back[-1].gradient_reason} ({len(back)} place(s)): gradient scales before it are approximate"
+        yield Finding("note", "backward", back[-1].label, text, 'compare with check="gaussian"', float(len(back)))
+    if sampled:
+        text = f"{len(sampled)} operation(s) without a rule were estimated by sampling"
+        yield Finding("note", "sampled", sampled[0].label, text, "write a rule with @vp.rule", float(len(sampled)))

@@ -1,0 +1,1 @@
+"""How large gradients are: second moments followed back through the captured graph."""

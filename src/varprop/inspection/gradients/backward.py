@@ -1,0 +1,197 @@
+"""How large gradients are, layer by layer: variance propagation in reverse over the captured graph.
+
+For an operation with Jacobian J, independent of what it meets, Var y = J^2 Var x and E[g_x^2] = (J^2)^T E[g_y^2]: the
+second moment of the gradient goes back through the transpose of the map of variances. So the forward rule of a linear
+operation, differentiated by the variance of its argument, is its backward rule; for a product of independent values
+the same derivative is E[other factor^2], which is right too.
+
+What is carried is the sum over all positions a stored element stands for (its *energy*), so that uniform axes, strides
+and broadcasts need no further thought. The part of it that the positions of a channel share goes along (`common`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...engine.walk import Walk, apply
+from ...graph.node import Node, resolve
+from ...moments import Moments, trusted
+from ..places import first_moments
+from .attention import NEARLY_UNIFORM, fits, through_attention
+from .flow import Flow, NodeResult, multiplicity
+from .linear import through_linear
+from .slopes import KnownSlopes, behind_skips, slopes
+
+aten = torch.ops.aten
+ROUTED = "a maximum passes gradients to one place, taken as any place of the channel alike"
+AS_LINEAR = "{op} has no backward rule: taken as linear with the same gain of variance"
+
+
+@dataclass
+class GradientScales:
+    """Second moments of the gradient at every random value, for a gradient of variance 1 at every output.
+
+    Attributes:
+        energy: Sum of E[g^2] over the positions each stored element stands for, by node and result.
+        notes: Why the step back through a node is approximate.
+        approximate: Values whose gradient came through an approximate step.
+        slopes: E[f'] and E[f'^2] of elementwise functions, by their node and their source.
+    """
+
+    energy: dict[NodeResult, Tensor] = field(default_factory=dict)
+    notes: dict[Node, str] = field(default_factory=dict)
+    approximate: set[NodeResult] = field(default_factory=set)
+    slopes: KnownSlopes = field(default_factory=dict)
+
+    def square(self, node: Node, index: int, moments: Moments) -> Tensor | None:
+        """E[g^2] of every unit; None where no gradient arrives."""
+        energy = self.energy.get((node, index))
+        return None if energy is None else energy / multiplicity(moments)
+
+
+@torch.no_grad()
+def gradients(walk: Walk) -> GradientScales:
+    """Follow a gradient of variance 1 at every output back through a finished walk."""
+    backward = Backward(walk)
+    backward.run()
+    return backward.found
+
+
+class Backward:
+    """One pass back through a finished walk: what was found so far, and the flows that have yet to go on."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk, self.plan = walk, walk.plan
+        self.found = GradientScales(slopes=behind_skips(walk.clusters))
+        self.flows: dict[NodeResult, Flow] = {}
+
+    def run(self) -> None:
+        """From the outputs to the inputs."""
+        for out in self.plan.program.outputs:
+            if isinstance(out, Node) and isinstance(moments := self.walk.env.get(out), Moments):
+                ones = torch.ones(moments.shape, dtype=torch.float64, device=moments.device)
+                self._arrive((out, 0), Flow(ones * multiplicity(moments)), False)
+        for node in reversed(self.plan.program.nodes):
+            arrived = {result: flow for result, flow in self.flows.items() if result[0] is node}
+            if self.plan.random(node) and arrived:
+                self._step(node, arrived, any(result in self.found.approximate for result in arrived))
+            for result in arrived:
+                del self.flows[result]
+
+    def _arrive(self, result: NodeResult, flow: Flow, approximate: bool) -> None:
+        self.flows[result] = self.flows[result] + flow if result in self.flows else flow
+        self._record(result, flow.total, approximate)
+
+    def _record(self, result: NodeResult, energy: Tensor, approximate: bool) -> None:
+        known = self.found.energy
+        known[result] = known[result] + energy if result in known else energy
+        if approximate:
+            self.found.approximate.add(result)
+
+    def _step(self, node: Node, arrived: dict[NodeResult, Flow], approximate: bool) -> None:
+        if node.target is operator.getitem:
+            self._arrive((node.args[0], node.args[1]), arrived[node, 0], approximate)
+        elif self.plan.inside_cluster(node):
+            self._through_function(node, arrived[node, 0], approximate)
+        else:
+            self._through_rule(node, arrived, approximate)
+
+    def _through_function(self, end: Node, flow: Flow, approximate: bool) -> None:
+        """Back to the source of an elementwise function, and to what lies between for the record."""
+        walk, root = self.walk, self.plan.root[end]
+        x = walk.env[root]
+        if not isinstance(x, Moments):
+            return
+        shape = flow.total.shape
+        wide = Moments(x.mean.expand(shape), x.var.expand(shape))
+        known = slopes(walk.clusters, end, root, root, wide, self.found.slopes)
+        if known is None:
+            self._as_linear(end, {(end, 0): flow}, [root])
+            return
+        average, square = known
+        self._arrive((root, 0), flow.scaled(square, average.square()).summed(x.shape), approximate)
+        for node in walk.clusters.path(end, root)[:-1]:
+            between = slopes(walk.clusters, end, node, root, wide, self.found.slopes)
+            value = walk.value(node)
+            if between is not None and isinstance(value, Moments):
+                self._record((node, 0), Flow(between[1] * flow.total).summed(value.shape).total, approximate)
+
+    def _through_rule(self, node: Node, arrived: dict[NodeResult, Flow], approximate: bool) -> None:
+        walk, rule = self.walk, self.plan.rules.get(node)
+        operands = [o for o in self.plan.random_operands(node) if isinstance(walk.value(o), Moments)]
+        if not operands or (rule is not None and rule.kind == "source"):
+            return
+        if rule is not None and rule.order_statistic and rule.per_channel:
+            self._through_maximum(node, arrived[node, 0], operands[0])
+        elif node.packet is aten.scaled_dot_product_attention and fits(walk, node):
+            self._pass_on(node, dict(through_attention(walk, node, arrived[node, 0])), NEARLY_UNIFORM, True)
+        elif rule is None or not rule.transposable:
+            self._as_linear(node, arrived, operands)
+        else:
+            self._pass_on(node, *through_linear(walk, node, rule, arrived), approximate)
+
+    def _pass_on(self, node: Node, flows: dict[Node, Flow], note: str, approximate: bool) -> None:
+        if note:
+            self.found.notes[node] = note
+        for operand, flow in flows.items():
+            self._arrive((operand, 0), flow, approximate or bool(note))
+
+    def _through_maximum(self, node: Node, flow: Flow, operand: Node) -> None:
+        """Every gradient goes on to one element of its window: the total of a channel stays, its common part thins out.
+
+        max f(x) = f(max x) for a rectifier and the like: its slope is that at the largest, which is on more often.
+        """
+        self.found.notes[node] = ROUTED
+        start = operand
+        while self.plan.inside_cluster(start) and self.plan.rules[start].monotone and len(start.operands) == 1:
+            start = start.args[0]
+        if start is not operand:
+            self._record((operand, 0), self._spread_evenly(flow, node, operand).total, True)
+            flow = self._through_largest(node, operand, start, flow)
+        self._arrive((start, 0), self._spread_evenly(flow, node, start), True)
+
+    def _through_largest(self, node: Node, end: Node, start: Node, flow: Flow) -> Flow:
+        walk = self.walk
+        args, kwargs = resolve((node.args, node.kwargs), lambda other: walk.value(start) if other is end else None)
+        with trusted():
+            largest = apply(self.plan.rules[node], node.target, args, kwargs)
+        x = largest if isinstance(largest, Moments) else largest[0]
+        known = slopes(walk.clusters, end, start, start, Moments(x.mean, x.var), {})
+        return flow if known is None else flow.scaled(known[1], known[0].square())
+
+    def _spread_evenly(self, flow: Flow, node: Node, operand: Node) -> Flow:
+        """Over the positions of a channel."""
+        x, result = first_moments(self.walk, operand), first_moments(self.walk, node)
+        assert x is not None and result is not None
+        kept = 2 if x.ndim > 2 else 1
+
+        def spread(energy: Tensor) -> Tensor:
+            total: Tensor = energy.sum(list(range(kept, energy.ndim)), keepdim=True) / math.prod(x.shape[kept:])
+            return total.expand(x.shape)
+
+        thinned = math.prod(result.full) / math.prod(x.full)
+        return Flow(spread(flow.total), None if flow.common is None else spread(flow.common) * thinned)
+
+    def _as_linear(self, node: Node, arrived: dict[NodeResult, Flow], operands: list[Node]) -> None:
+        """As if linear: energy grows in reverse by as much as the variance forward, and stays as common as it was."""
+        first, inputs = first_moments(self.walk, node), [self.walk.value(operand) for operand in operands]
+        assert first is not None
+        after = _total_variance(first) / math.prod(first.full)
+        before = sum(_total_variance(x) for x in inputs)
+        energy = sum(float(flow.total.sum()) for flow in arrived.values())
+        common = sum(float(flow.common.sum()) for flow in arrived.values() if flow.common is not None)
+        square, flows = energy * after / before if before > 0 else 0.0, {}
+        for operand, x in zip(operands, inputs, strict=True):
+            full = torch.full(x.shape, square * multiplicity(x), dtype=torch.float64, device=x.device)
+            flows[operand] = Flow(full, full * (common / energy) if common else None)
+        name = getattr(node.target, "__name__", None) or str(node.target)
+        self._pass_on(node, flows, AS_LINEAR.format(op=name), True)
+
+
+def _total_variance(x: Moments) -> float:
+    return float(x.var.double().sum()) * multiplicity(x)

@@ -1,0 +1,97 @@
+"""Mean squared slopes of elementwise functions of a Gaussian variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...engine.clusters import Clusters
+from ...gaussian.normal import cdf, ratio, working_dtype
+from ...gaussian.quadrature import expectation
+from ...gaussian.skip import positive_sum
+from ...graph.node import Node
+from ...moments import Moments
+
+aten = torch.ops.aten
+
+
+SlopeMoments = tuple[Tensor, Tensor]
+KnownSlopes = dict[tuple[Node, Node], SlopeMoments]
+
+
+def chance_on(clusters: Clusters, node: Node) -> Tensor:
+    """How often a rectifier behind a skip connection is on (`Plan.skips`)."""
+    rectified, other = (clusters.env[term] for term in clusters.plan.skips[node])
+    return positive_sum(rectified.mean, rectified.var, other.mean, other.var)
+
+
+def behind_skips(clusters: Clusters) -> KnownSlopes:
+    """The slopes of all such rectifiers of a finished walk."""
+    found = {(node, clusters.plan.root[node]): chance_on(clusters, node).double() for node in clusters.plan.skips}
+    return {key: (on, on) for key, on in found.items()}
+
+
+def slopes(
+    clusters: Clusters, end: Node, start: Node, root: Node, x: Moments, known: KnownSlopes
+) -> SlopeMoments | None:
+    """E[f'] and E[f'^2] of f' = d end / d start for the cluster's root distributed as `x`.
+
+    Args:
+        clusters: The elementwise part of a walk.
+        end: A node of the cluster, of the shape of `x`.
+        start: The root, or a node between it and `end`.
+        root: The root.
+        x: The root's moments, written out to the extents of `end`.
+        known: What was worked out before, for the same root and moments.
+
+    Returns:
+        Both, or None where the root must be positive.
+    """
+    base, line = clusters.line(end)
+    if clusters.line(start)[0] is base and start is not base:  # both are lines of the same node
+        return _known(clusters, end, start, root, x, known)
+    slope = torch.as_tensor(line.slope, dtype=working_dtype(x.device), device=x.device)
+    one = torch.ones(x.shape, dtype=slope.dtype, device=x.device)
+    curved = (one, one) if base is start else _known(clusters, base, start, root, x, known)
+    return None if curved is None else (slope * curved[0], slope.square() * curved[1])
+
+
+def _known(
+    clusters: Clusters, end: Node, start: Node, root: Node, x: Moments, known: KnownSlopes
+) -> SlopeMoments | None:
+    found = known.get((end, start))
+    if found is not None and found[0].shape == x.shape:
+        return found
+    found = _integrated(clusters, end, start, root, x)
+    if found is not None:
+        known[end, start] = found
+    return found
+
+
+def _integrated(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments) -> SlopeMoments | None:
+    mean, std = (t.to(working_dtype(t.device)) for t in (x.mean, x.std))
+    if start is root and end.packet is aten.relu and end.args[0] is root:
+        return (on := cdf(ratio(mean, std))), on
+    path = clusters.path(end, root)
+    if clusters.needs_positive(path, root):
+        return None
+    points = clusters.points(path, root, mean, std)
+    slope = _slope(clusters, path, root, start)
+    # at a kink of the function its slope jumps
+    first, spread = expectation(slope, mean, std, breaks=[*points["breaks"], *points["jumps"]], knots=points["knots"])
+    return first, first.square() + spread
+
+
+def _slope(clusters: Clusters, path: list[Node], root: Node, start: Node) -> Callable[[Tensor], Tensor]:
+    def slope(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            local = clusters.values(path, root, x.detach().requires_grad_())
+            end = local[path[-1]]
+            if not end.requires_grad or not local[start].requires_grad:
+                return torch.zeros_like(x)
+            (found,) = torch.autograd.grad(end.sum(), local[start], allow_unused=True)
+        return torch.zeros_like(x) if found is None else found.to(x.dtype)
+
+    return slope

@@ -1,0 +1,1 @@
+"""Collecting the numbers: one row a module call or operation, propagated and measured."""

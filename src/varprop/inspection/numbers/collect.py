@@ -1,0 +1,137 @@
+"""One row a module call or operation: everything that is known of its result."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+from torch import Tensor
+
+from ...engine.plan import rule_of
+from ...engine.walk import Walk
+from ...graph.node import Node
+from ...moments import Moments
+from ..channels import channel_axis, over_channels, ranges
+from ..gradients.backward import GradientScales
+from ..gradients.slopes import chance_on, slopes
+from ..places import Place, bend_at, first_moments, op_name
+from .batch_norms import follows_unsettled
+from .row import ReportRow
+from .statistics import UnitStatistics, numbers, spread_of
+
+
+def statistics(walk: Walk, gradients: GradientScales, place: Place) -> UnitStatistics:
+    """What propagation says of a place's units."""
+    moments = first_moments(walk, place.output)
+    assert moments is not None
+    gradient = gradients.square(place.output, 0, moments)
+    flat = on = linear = None
+    if bent := bend_at(walk, place):
+        bend, argument = bent[0], first_moments(walk, bent[1])
+        assert argument is not None
+        flat = bend.probability_flat(argument) if bend.saturates else None
+        on, linear = bend.probabilities_above(argument) if bend.rectifier is not None else (None, None)
+    if place.output in walk.plan.skips:
+        on = linear = chance_on(walk.clusters, place.output)
+    return UnitStatistics(moments.mean, moments.var, flat, on, linear, gradient)
+
+
+def make_row(
+    walk: Walk, gradients: GradientScales, place: Place, k: float, measured: dict[str, dict[str, float]]
+) -> ReportRow:
+    """Everything about one place."""
+    found, moments = statistics(walk, gradients, place), first_moments(walk, place.output)
+    assert moments is not None
+    layer, before = numbers(found), _rms(_inputs(walk, walk.plan.program.inputs))
+    notes = [note for node in place.nodes for note in walk.notes.get(node, ())]
+    sampled = any(node in walk.sampled for node in place.nodes)
+    approximate = (place.output, 0) in gradients.approximate
+    return ReportRow(
+        path=place.path,
+        kind=place.kind,
+        name=place.name,
+        op=op_name(_maker(place.output)),
+        moves=_only_moves(_maker(place.output)),
+        call=place.call,
+        depth=place.depth,
+        leaf=place.leaf,
+        line=place.output.line,
+        extents=tuple(moments.full),
+        uniform=tuple(full != own for full, own in zip(moments.full, moments.shape, strict=True)),
+        mean=spread_of(moments.mean),
+        std=spread_of(moments.std),
+        numbers=layer,
+        growth=layer["std"] / before if before else None,
+        gradient_total=layer["gradient"] * _positions(walk, moments, place) ** 0.5 if "gradient" in layer else None,
+        gain=_gain(walk, gradients, place, layer["std"]),
+        status="sampled" if sampled else "approximate" if notes else "exact",
+        reasons=tuple(dict.fromkeys(notes)),
+        gradient_status="" if found.gradient is None else "approximate" if approximate else "exact",
+        gradient_reason="; ".join(dict.fromkeys(gradients.notes[n] for n in place.nodes if n in gradients.notes)),
+        ranges=ranges(moments, place.output, k),
+        measured=measured,
+        node=place.output.name,
+        constant=_constant_share(moments, place.output),
+        unsettled=follows_unsettled(walk, place.output),
+        weighted=place.leaf and _has_weights(walk, _maker(place.output)),
+    )
+
+
+def _has_weights(walk: Walk, node: Node) -> bool:
+    rule = walk.plan.rules.get(node)
+    return rule is not None and rule.weighted and len(walk.plan.random_operands(node)) == 1
+
+
+def _constant_share(moments: Moments, node: Node) -> float:
+    most = over_channels(moments.var, channel_axis(moments, node), torch.amax)
+    return float((most == 0).double().mean())
+
+
+def _maker(node: Node) -> Node:
+    """The operation whose result, or one of whose results, a node is."""
+    return _maker(node.args[0]) if node.target is operator.getitem else node
+
+
+def _only_moves(node: Node) -> bool:
+    rule = rule_of(node) if node.target is not None else None
+    return rule is not None and (rule.kind == "structural" or rule.copies)
+
+
+def _gain(walk: Walk, gradients: GradientScales, place: Place, after: float) -> float | None:
+    own = set(place.nodes)
+    read = dict.fromkeys(o for node in place.nodes for o in node.operands if o not in own and walk.plan.random(o))
+    if len(read) == 1 and (slope := _function_slope(walk, gradients, next(iter(read)), place.output)) is not None:
+        return float(slope.mean().sqrt())
+    before = _rms(_inputs(walk, list(read)))
+    return after / before if before else None
+
+
+def _function_slope(walk: Walk, gradients: GradientScales, start: Node, end: Node) -> Tensor | None:
+    """E[(d end / d start)^2] where one is a function of the other, element by element."""
+    root = walk.plan.root.get(end)
+    if root is None or root is end or walk.plan.root.get(start) is not root:
+        return None
+    x, shape = first_moments(walk, root), walk.value(end).shape
+    if x is None:
+        return None
+    wide = Moments(x.mean.expand(shape), x.var.expand(shape))
+    known = slopes(walk.clusters, end, start, root, wide, gradients.slopes)
+    return None if known is None else known[1]
+
+
+def _inputs(walk: Walk, nodes: list[Node]) -> list[Moments]:
+    values = (first_moments(walk, node) for node in nodes if walk.plan.random(node))
+    return [value for value in values if value is not None]
+
+
+def _rms(values: list[Moments]) -> float:
+    variances = [float(value.var.double().mean()) for value in values]
+    return (sum(variances) / len(variances)) ** 0.5 if variances else 0.0
+
+
+def _positions(walk: Walk, moments: Moments, place: Place) -> float:
+    """Elements of one channel in one sample; the batch need not be the first axis inside a model."""
+    inputs = [node.form.shape for node in walk.plan.program.inputs if len(node.form.shape)]
+    batch = inputs[0][0] if inputs else 1
+    return max(1.0, math.prod(moments.full) / (moments.full[channel_axis(moments, place.output)] * batch))

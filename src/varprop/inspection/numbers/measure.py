@@ -1,0 +1,216 @@
+"""The same numbers from data: the captured graph run on real or Gaussian inputs, with standard errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...engine.walk import Walk
+from ...errors import VarpropError
+from ...graph.capture import Program
+from ...graph.node import Node, resolve
+from ...moments import Moments, Tokens
+from ..places import Place, bend_at, first_moments
+from .statistics import UnitStatistics, numbers
+
+GROUPS = 8  # for the jackknife
+
+
+@dataclass
+class RunSums:
+    """Sums over the runs of one group, by place: values, squares, flat, on, squared gradients."""
+
+    runs: int = 0
+    totals: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+
+    def add(self, place: int, what: str, values: Tensor) -> None:
+        """Add the averages of one run."""
+        known = self.totals.get((place, what))
+        self.totals[place, what] = values if known is None else known + values
+
+
+def measure(
+    walk: Walk, places: list[Place], data: Any, samples: int, seed: int, ran: Callable[[], None]
+) -> list[dict[str, dict[str, float]]]:
+    """Every place's numbers from data, as value and standard error.
+
+    Args:
+        walk: A finished walk, whose graph is run and whose input moments Gaussian samples are drawn from.
+        places: What to look at.
+        data: ``"gaussian"``, a tensor of inputs, or batches (a loader).
+        samples: How many inputs at most.
+        seed: Of the random draws.
+        ran: Called after every run.
+    """
+    batch = batch_extent(walk.plan.program)
+    runs = math.ceil(samples / batch)
+    groups = [RunSums() for _ in range(GROUPS)]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for index, inputs in enumerate(_inputs(walk, data, runs, batch)):
+            _run(walk, places, inputs, groups[index % GROUPS])
+            ran()
+    used = [group for group in groups if group.runs]
+    if len(used) < 2:
+        raise VarpropError(f"`check` needs at least two inputs of the example's batch extent {batch}.")
+    return [_estimates(index, used) for index in range(len(places))]
+
+
+def batch_extent(program: Program) -> int:
+    """How many inputs one run of the graph takes."""
+    shape = program.inputs[0].form.shape
+    return int(shape[0]) if len(shape) else 1
+
+
+def _inputs(walk: Walk, data: Any, runs: int, batch: int) -> Iterator[list[Any]]:
+    program = walk.plan.program
+    if isinstance(data, str):
+        if data != "gaussian":
+            raise ValueError(f'check must be "gaussian", a tensor or batches of inputs, not {data!r}.')
+        for _ in range(runs):
+            yield [_drawn(walk.env[node]) for node in program.inputs]
+        return
+    random = [node for node in program.inputs if walk.plan.random(node)]
+    if len(random) != 1:
+        raise VarpropError(f'The model has {len(random)} random inputs: `check` takes data for one, or "gaussian".')
+    rows = _rows(data)
+    for _ in range(runs):
+        taken = [row for _, row in zip(range(batch), rows, strict=False)]
+        if len(taken) < batch:
+            return
+        chosen = _fitting(torch.stack(taken), random[0])
+        yield [chosen if node is random[0] else walk.env[node] for node in program.inputs]
+
+
+def _fitting(values: Tensor, node: Node) -> Tensor:
+    form = node.form
+    if values.shape != form.shape:
+        raise VarpropError(
+            f"`check` holds inputs of shape {tuple(values.shape[1:])}, but the model sees {tuple(form.shape[1:])}."
+        )
+    return values.to(form.device, form.dtype)
+
+
+def _rows(data: Any) -> Iterator[Tensor]:
+    """One input after the other."""
+    if isinstance(data, Tensor):
+        yield from data
+    elif isinstance(data, Iterable):
+        for item in data:
+            yield from _first_tensor(item)
+    else:
+        raise TypeError(f'check takes "gaussian", a tensor or an iterable of batches, not {type(data).__name__}.')
+
+
+def _first_tensor(item: Any) -> Tensor:
+    if isinstance(item, Tensor):
+        return item
+    parts = list(item.values()) if isinstance(item, Mapping) else list(item) if isinstance(item, (list, tuple)) else []
+    if not parts:
+        raise TypeError(f"A batch of `check` holds no tensor but {type(item).__name__}.")
+    return _first_tensor(parts[0])
+
+
+def _drawn(value: Any) -> Any:
+    if isinstance(value, Moments):
+        mean, std = value.mean.expand(value.full), value.std.expand(value.full)
+        return mean + std * torch.randn(value.full, dtype=mean.dtype, device=mean.device)
+    if isinstance(value, Tokens):
+        count = math.prod(value.full or ())
+        return torch.multinomial(value.probabilities, count, replacement=True).view(value.full or ())
+    return value
+
+
+def _run(walk: Walk, places: list[Place], inputs: list[Any], sums: RunSums) -> None:
+    values = _executed(walk.plan.program, inputs)
+    gradients = _differentiated(walk.plan.program, values, [place.output for place in places])
+    sums.runs += 1
+    for index, place in enumerate(places):
+        shape = _stored(walk, place.output)
+        result = _first(values[place.output]).detach().double()
+        sums.add(index, "mean", _pooled(result, shape))
+        sums.add(index, "square", _pooled(result.square(), shape))
+        if gradients[index] is not None:
+            sums.add(index, "gradient", _pooled(gradients[index].double().square(), shape))  # type: ignore[union-attr]
+        if bent := bend_at(walk, place):
+            bend, argument = bent[0], _first(values[bent[1]]).detach()
+            inner = _stored(walk, bent[1])
+            if bend.saturates:
+                sums.add(index, "flat", _pooled(bend.is_flat(argument).double(), inner))
+            if bend.rectifier is not None:
+                for what, above in zip(("on", "linear"), bend.is_above(argument), strict=True):
+                    sums.add(index, what, _pooled(above.double(), inner))
+
+
+def _executed(program: Program, inputs: list[Any]) -> dict[Node, Any]:
+    """Run the graph on plain tensors, everything kept for autograd."""
+    values: dict[Node, Any] = {**program.tensors(), **dict(zip(program.inputs, inputs, strict=True))}
+    for node in program.inputs:
+        if values[node].is_floating_point():
+            values[node] = values[node].detach().requires_grad_()
+    with torch.enable_grad():
+        for node in program.nodes:
+            args, kwargs = resolve((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    return values
+
+
+def _differentiated(program: Program, values: dict[Node, Any], at: list[Node]) -> list[Tensor | None]:
+    """Gradients for a random gradient of variance 1 at every output."""
+    ends = [_first(values[out]) for out in program.outputs if isinstance(out, Node)]
+    ends = [end for end in ends if isinstance(end, Tensor) and end.requires_grad]
+    wanted = [_first(values[node]) for node in at]
+    able = [index for index, tensor in enumerate(wanted) if isinstance(tensor, Tensor) and tensor.requires_grad]
+    found: list[Tensor | None] = [None] * len(at)
+    if ends and able:
+        starts = [torch.randn_like(end) for end in ends]
+        gradients = torch.autograd.grad(ends, [wanted[i] for i in able], starts, allow_unused=True)
+        for index, gradient in zip(able, gradients, strict=True):
+            found[index] = gradient
+    return found
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) else value
+
+
+def _stored(walk: Walk, node: Node) -> torch.Size:
+    moments = first_moments(walk, node)
+    assert moments is not None
+    return moments.shape
+
+
+def _pooled(values: Tensor, shape: torch.Size) -> Tensor:
+    """Averaged over the batch and over uniform axes."""
+    axes = [axis for axis, extent in enumerate(shape) if axis == 0 or extent == 1]
+    return values.mean(axes, keepdim=True) if values.ndim else values
+
+
+def _estimates(place: int, groups: list[RunSums]) -> dict[str, dict[str, float]]:
+    """Values over all groups; standard errors by leaving out one group at a time (jackknife)."""
+    whole = numbers(_statistics(place, groups))
+    without = [numbers(_statistics(place, groups[:i] + groups[i + 1 :])) for i in range(len(groups))]
+    return {what: {"value": value, "error": _jackknife([w[what] for w in without])} for what, value in whole.items()}
+
+
+def _jackknife(values: list[float]) -> float:
+    middle = sum(values) / len(values)
+    return math.sqrt((len(values) - 1) / len(values) * sum((v - middle) ** 2 for v in values))
+
+
+def _statistics(place: int, groups: list[RunSums]) -> UnitStatistics:
+    runs = sum(group.runs for group in groups)
+
+    def average(what: str) -> Tensor | None:
+        parts = [group.totals[place, what] for group in groups if (place, what) in group.totals]
+        return torch.stack(parts).sum(0) / runs if parts else None
+
+    mean, square = average("mean"), average("square")
+    assert mean is not None and square is not None
+    var = (square - mean.square()).clamp_min(0)
+    return UnitStatistics(mean, var, average("flat"), average("on"), average("linear"), average("gradient"))

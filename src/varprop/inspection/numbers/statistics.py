@@ -1,0 +1,85 @@
+"""Numbers that stand for a whole layer, computed alike from propagated and from measured statistics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+DEAD, ALWAYS_ON = 1e-3, 1 - 1e-3  # how often a unit is on
+LARGEST = 2**20  # elements; quantiles of more are those of an even choice
+
+
+@dataclass(frozen=True)
+class UnitSpread:
+    """A quantity over the units of a layer."""
+
+    least: float
+    lower: float
+    median: float
+    upper: float
+    most: float
+    average: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain numbers; the quartiles are `lower`, `median` and `upper`."""
+        return asdict(self)
+
+
+def spread_of(values: Tensor) -> UnitSpread:
+    """Extremes, quartiles and average of a tensor."""
+    flat = values.detach().flatten().double()
+    chosen = flat if flat.numel() <= LARGEST else flat[:: flat.numel() // LARGEST + 1]
+    quartiles = torch.quantile(chosen, torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64, device=flat.device))
+    return UnitSpread(*map(float, (flat.min(), *quartiles, flat.max(), flat.mean())))
+
+
+@dataclass(frozen=True)
+class UnitStatistics:
+    """What is known of the units at one place; tensors have one element a unit.
+
+    Attributes:
+        mean: Their means.
+        var: Their variances.
+        flat: Probability that the activation which made them was in a flat part, if it has one.
+        on: Probability that the rectifier which made them was on, if it is one.
+        linear: Probability that it passed everything.
+        gradient: Second moment of the gradient.
+    """
+
+    mean: Tensor
+    var: Tensor
+    flat: Tensor | None = None
+    on: Tensor | None = None
+    linear: Tensor | None = None
+    gradient: Tensor | None = None
+
+
+def numbers(s: UnitStatistics) -> dict[str, float]:
+    """The layer's numbers: mean, std (root mean square over units), shift, shares of units, gradient scale."""
+    found = {
+        "mean": _average(s.mean),
+        "std": _average(s.var) ** 0.5,
+        "shift": shift_of(s.mean, s.var),
+    }
+    if s.flat is not None:
+        found |= {"flat": _average(s.flat), "saturated": _average((s.flat > 0.5).double())}
+    if s.on is not None:
+        found["dead"] = _average((s.on < DEAD).double())
+    if s.linear is not None:
+        found["always_on"] = _average((s.linear > ALWAYS_ON).double())
+    if s.gradient is not None:
+        found["gradient"] = _average(s.gradient) ** 0.5
+    return found
+
+
+def shift_of(mean: Tensor, var: Tensor) -> float:
+    """Share of the mean square that is a constant: m^2 / (m^2 + v), both averaged over units."""
+    square = _average(mean.double().square())
+    total = square + _average(var)
+    return square / total if total > 0 else 0.0
+
+
+def _average(values: Tensor) -> float:
+    return float(values.double().mean())

@@ -1,0 +1,113 @@
+"""One HTML file with nothing outside it: styles, script and data are inside; and the short form for a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...errors import VarpropError
+from ..numbers.row import ReportRow
+from .findings import FindingGroup, FindingItem
+from .format import inline_json, sentence, with_code
+from .plots import Plot
+from .table import Column, sort_key
+from .tree import ends, entries, groups
+
+TEMPLATES = Path(__file__).parent / "templates"
+SCRIPTS = ("scales.js", "plots.js", "depth.js", "scatter.js", "pointer.js", "rows.js")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page shows.
+
+    Attributes:
+        title: Of the window.
+        heading: Above everything.
+        lead: One sentence on what this is.
+        facts: Names and values.
+        findings_heading: Above the findings.
+        findings: In groups.
+        no_findings: A sentence instead.
+        plots: By depth, and scatter plots.
+        rows: What the tree and the table hold, in the order of execution.
+        columns: Of the table, after number and name.
+        subjects: What the columns read, one for every row.
+        severities: The worst that is said about a row, by its index.
+        table_note: A sentence above the table.
+    """
+
+    title: str
+    heading: str
+    lead: str
+    facts: Sequence[tuple[str, str]]
+    findings_heading: str
+    findings: Sequence[FindingGroup]
+    no_findings: str
+    plots: Sequence[Plot]
+    rows: Sequence[ReportRow]
+    columns: Sequence[Column]
+    subjects: Sequence[Any]
+    severities: Mapping[int, str]
+    table_note: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a notebook shows: a title, a remark, findings (or a sentence instead), and a table."""
+
+    title: str
+    remark: str
+    findings: Sequence[FindingItem]
+    no_findings: str
+    columns: Sequence[Column]
+    subjects: Sequence[Any]
+
+
+def render(page: Page) -> str:
+    """The page as text."""
+    return _rendered(
+        "page.html",
+        page=page,
+        cells=[[column.read(subject) for column in page.columns] for subject in page.subjects],
+        tree=entries(page.rows, page.severities),
+        style=(TEMPLATES / "page.css").read_text("utf-8"),
+        data=inline_json(_data(page)),
+        script="\n".join((TEMPLATES / name).read_text("utf-8") for name in SCRIPTS),
+    )
+
+
+def render_summary(summary: Summary) -> str:
+    """The short form, in the colours of the notebook whether light or dark."""
+    cells = [[column.read(subject) for column in summary.columns] for subject in summary.subjects]
+    return _rendered("notebook.html", summary=summary, cells=cells)
+
+
+def _rendered(name: str, **values: Any) -> str:
+    text: str = _environment().get_template(name).render(**values)
+    return text
+
+
+@cache
+def _environment() -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise VarpropError("The page needs jinja2, which comes with torch: pip install 'varprop[report]'.") from error
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters |= {"sentence": sentence, "with_code": with_code, "sort_key": sort_key}
+    return made
+
+
+def _data(page: Page) -> dict[str, object]:
+    """What the script draws from."""
+    rows = [
+        [row.label, row.name, group, int(row.is_layer), int(row.weighted), ends(page.rows, index)]
+        for index, (row, group) in enumerate(zip(page.rows, groups(page.rows), strict=True))
+    ]
+    return {"rows": rows, "figures": {plot.id: asdict(plot) for plot in page.plots}}

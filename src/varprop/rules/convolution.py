@@ -1,0 +1,102 @@
+"""Convolutions and windows of averages, their settings written out whatever the order of their arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..moments import Moments
+from .axes import Ints, Random, per_axis
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The weights of a convolution and how they move; one number an axis.
+
+    Attributes:
+        weight: (out, in / groups, taps...), or (in, out / groups, taps...) of a transposed convolution.
+        bias: What is added to every output, if anything.
+        stride: Steps from one output position to the next (from one input position if transposed).
+        zeros: How many stand before and behind each axis.
+        dilation: Steps from one tap to the next.
+        groups: Into how many groups channels are divided.
+        transposed: Whether it is the transpose of a convolution.
+    """
+
+    weight: Any
+    bias: Any
+    stride: list[int]
+    zeros: list[tuple[int, int]]
+    dilation: list[int]
+    groups: int = 1
+    transposed: bool = False
+
+
+def zeros_around(weight: Random, padding: Ints | str, dilation: Ints) -> list[tuple[int, int]]:
+    """Zeros before and behind each axis."""
+    count = weight.ndim - 2
+    if padding == "same":  # the odd one behind
+        totals = [gap * (size - 1) for gap, size in zip(per_axis(dilation, count), weight.shape[2:], strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    return [(pad, pad) for pad in per_axis(0 if isinstance(padding, str) else padding, count)]
+
+
+def of_conv(
+    x: Any,
+    weight: Random,
+    bias: Any = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+) -> Convolution:
+    """Of ``conv1d`` and its kin."""
+    count = weight.ndim - 2
+    zeros = zeros_around(weight, padding, dilation)
+    return Convolution(weight, bias, per_axis(stride, count), zeros, per_axis(dilation, count), groups)
+
+
+def of_transposed(
+    x: Any,
+    weight: Random,
+    bias: Any = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> Convolution:
+    """Of ``conv_transpose1d`` and its kin."""
+    count = weight.ndim - 2
+    zeros = zeros_around(weight, padding, dilation)
+    return Convolution(weight, bias, per_axis(stride, count), zeros, per_axis(dilation, count), groups, transposed=True)
+
+
+def of_convolution(
+    x: Any,
+    weight: Random,
+    bias: Any,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> Convolution:
+    """Of ``aten.convolution``, which is either."""
+    if transposed:
+        return of_transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return of_conv(x, weight, bias, stride, padding, dilation, groups)
+
+
+def of_average(x: Moments, kernel_size: Sequence[int], stride: Ints = (), padding: Ints = 0, *_: Any) -> Convolution:
+    """A window of an average: every channel by itself, with equal taps."""
+    sizes, channels = list(kernel_size), x.full[-len(kernel_size) - 1]
+    shape = (channels, 1, *sizes)
+    weight = torch.full(shape, 1 / math.prod(sizes), dtype=torch.float64, device=x.device)
+    steps = per_axis(stride or sizes, len(sizes))
+    return Convolution(weight, None, steps, zeros_around(weight, padding, 1), [1] * len(sizes), channels)

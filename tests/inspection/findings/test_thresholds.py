@@ -1,0 +1,177 @@
+"""Findings on models that are known to train, which get no error, and on broken ones, which get the right one."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+import varprop as vp
+
+# Freshly built, PyTorch's or their own initialization; the findings that are true of them and worth a warning.
+STANDARD = {
+    "resnet18": set(),
+    "alexnet": {"decay", "vanish", "shift", "dead"},  # the initialization shrinks by sqrt(3) a layer
+    "squeezenet1_1": {"dead"},
+    "vgg11": {"decay", "dead"},
+    "mobilenet_v3_small": {"unsettled", "decay", "vanish", "shift", "dead"},
+}
+LARGER = {
+    "mobilenet_v2": {"unsettled", "decay", "vanish"},  # its depthwise weights are small: fan_out ignores the groups
+    "mobilenet_v3_large": {"unsettled", "decay", "vanish", "shift", "dead"},
+    "resnet50": {"unsettled", "growth", "dead"},
+    "vgg11_bn": {"unsettled", "decay", "dead"},
+    "densenet121": {"dead"},
+    "efficientnet_b0": {"unsettled", "decay", "vanish"},
+    "regnet_y_400mf": {"unsettled", "decay", "shift", "dead", "always_on"},
+    "shufflenet_v2_x1_0": {"unsettled", "decay", "vanish", "shift", "dead"},
+    "convnext_tiny": {"decay"},
+    "swin_t": {"decay"},
+}
+
+
+def pixels():
+    return vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1))
+
+
+def check_standard(model, expected):
+    report = vp.inspect(model.eval(), pixels(), example=torch.zeros(1, 3, 64, 64))
+    assert report.errors == (), report.text()
+    assert {finding.kind for finding in report.findings if finding.severity == "warning"} == expected
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", STANDARD)
+def test_standard_models_get_no_error(name):
+    from ...torchvision_on_cpu import torchvision
+
+    torch.manual_seed(0)
+    check_standard(torchvision.models.get_model(name, weights=None), STANDARD[name])
+
+
+@pytest.mark.zoo
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGER)
+def test_larger_standard_models_get_no_error(name):
+    from ...torchvision_on_cpu import torchvision
+
+    torch.manual_seed(0)
+    check_standard(torchvision.models.get_model(name, weights=None), LARGER[name])
+
+
+@pytest.mark.zoo
+def test_a_transformer_whose_head_starts_at_zero_gets_no_error():
+    from ...torchvision_on_cpu import torchvision
+
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(64, 16, 2, 3, 48, 96)
+    check_standard(model, set())
+    report = vp.inspect(model.eval(), pixels(), example=torch.zeros(1, 3, 64, 64))
+    (found,) = [finding for finding in report.findings if finding.kind == "constant"]
+    assert (found.severity, found.where) == ("note", "heads.head")
+
+
+def chain(activation=nn.ReLU, depth=6, width=64):
+    layers = [module for _ in range(depth) for module in (nn.Linear(width, width), activation())]
+    return nn.Sequential(*layers, nn.Linear(width, 8))
+
+
+def normalized():
+    layers = [module for _ in range(3) for module in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(64, 8)).eval()
+
+
+def scaled(model, factor, *which):
+    for index, layer in enumerate(m for m in model if isinstance(m, nn.Linear)):
+        if not which or index in which:
+            layer.weight.data.mul_(factor)
+    return model
+
+
+def biased(model, index, value):
+    model[index].bias.data.fill_(value)
+    return model
+
+
+def zeroed(model, index):
+    for parameter in model[index].parameters():
+        parameter.data.zero_()
+    return model
+
+
+def narrow():
+    """Batch norms that were trained on nearly constant batches."""
+    model = settled()
+    for norm in (m for m in model if isinstance(m, nn.BatchNorm1d)):
+        norm.running_var.fill_(1e-8)
+    return model
+
+
+BROKEN = {
+    "weights far too large": (lambda: scaled(chain(), 30), {"growth", "explode"}),
+    "weights far too small": (lambda: scaled(chain(), 0.1), {"decay", "vanish"}),
+    "deep sigmoids": (lambda: chain(nn.Sigmoid, 8), {"vanish"}),
+    "saturated tanh": (lambda: scaled(chain(nn.Tanh), 100, 1), {"saturated"}),
+    "saturated sigmoid": (lambda: scaled(chain(nn.Sigmoid, 2), 300, 1), {"saturated"}),
+    "shifted far down": (lambda: biased(chain(), 2, -50.0), {"dead"}),
+    "a layer of zeros": (lambda: zeroed(chain(), 4), {"constant"}),
+    "dead behind a new batch norm's shift": (lambda: biased(normalized(), 4, -10.0), {"dead"}),
+    "statistics of constant batches": (narrow, {"growth"}),
+    "one layer too large among batch norms": (lambda: scaled(settled(), 3000, 1), {"growth"}),
+}
+
+
+def settled():
+    """Batch norms that have seen data."""
+    model = normalized().train()
+    with torch.no_grad():
+        for _ in range(50):
+            model(torch.randn(64, 64))
+    return model.eval()
+
+
+@pytest.mark.parametrize(("make", "kinds"), BROKEN.values(), ids=BROKEN.keys())
+def test_broken_networks_get_the_right_error(make, kinds):
+    torch.manual_seed(0)
+    report = vp.inspect(make(), vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
+    assert kinds <= {finding.kind for finding in report.errors}, report.text()
+
+
+HEALTHY = {
+    "rectifiers": lambda: chain(depth=3),
+    "tanh": lambda: chain(nn.Tanh, 3),
+    "new batch norms": normalized,
+    "settled batch norms": settled,
+    "a last layer of zeros": lambda: zeroed(chain(depth=2), 4),
+}
+
+
+@pytest.mark.parametrize("make", HEALTHY.values(), ids=HEALTHY.keys())
+def test_healthy_networks_get_none(make):
+    torch.manual_seed(0)
+    report = vp.inspect(make(), vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
+    assert report.errors == (), report.text()
+
+
+def test_scales_before_batch_norms_have_settled_are_warnings_that_say_so():
+    model = scaled(normalized(), 1e-4)
+    report = vp.inspect(model, vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
+    assert report.errors == ()
+    (told,) = [finding for finding in report.findings if finding.kind == "unsettled"]
+    assert (told.severity, told.value) == ("warning", 3.0) and "decay" in {f.kind for f in report.findings}
+    model[1].running_var.fill_(0.9)
+    model[4].running_var.fill_(0.9)
+    model[7].running_var.fill_(0.9)
+    assert "decay" in {f.kind for f in vp.inspect(model, vp.Moments(torch.zeros(1, 64), torch.ones(1, 64))).errors}
+
+
+def test_a_branch_of_zeros_is_no_error():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.branch, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+            nn.init.zeros_(self.branch.weight)
+
+        def forward(self, x):
+            return self.head(x + self.branch(x))
+
+    report = vp.inspect(Residual(), vp.Moments(torch.zeros(1, 8), torch.ones(1, 8)))
+    assert [(f.severity, f.where) for f in report.findings if f.kind == "constant"] == [("warning", "branch")]
