@@ -7,7 +7,7 @@ from .errors import CaptureError, MissingRule, VarpropError, WrongMode
 from .graph.capture import Program
 from .inspection import Comparison, Report, inspect
 from .moments import Moments, Tokens
-from .norm import fold, init_, normalize, unchanged
+from .norm import DepthWarning, FoldReport, PlainWarning, fold, fold_report, init_, normalize, unchanged
 from .rules.registry import elementwise, rule, structural
 from .training.input_moments import input_moments
 from .training.learning_rate import LRSearch, find_lr, training_objective
@@ -16,10 +16,13 @@ __all__ = [
     "CaptureError",
     "Comparison",
     "Coverage",
+    "DepthWarning",
     "Entry",
+    "FoldReport",
     "LRSearch",
     "MissingRule",
     "Moments",
+    "PlainWarning",
     "Program",
     "Report",
     "Result",
@@ -32,6 +35,7 @@ __all__ = [
     "elementwise",
     "find_lr",
     "fold",
+    "fold_report",
     "init_",
     "input_moments",
     "inspect",

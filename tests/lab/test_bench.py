@@ -243,25 +243,20 @@ def test_fold_alone(trained):
     assert (found.forward_bytes, found.backward_bytes) == (8 * found.weights, 12 * found.weights)
     assert found.forward > 0 and found.backward > 0 and found.bandwidth > 1e8
     assert math.isclose(found.least_forward, 8 * found.weights / found.bandwidth)
-    assert found.joining is None
+    assert found.joining > 0 and found.joining_bytes == 8 * found.weights
 
 
-def test_fold_alone_where_gradients_are_joined(trained, monkeypatch):
-    monkeypatch.setenv("VARPROP_NATIVE", "0")
+def test_the_pieces_of_a_fold_are_what_a_step_runs(trained):
     folding = roofline.folding_of(trained["analytic"])
-    monkeypatch.setattr(folding.executor, "natives", {})
     pieces = roofline.pieces(folding, "float32", CPU)
     flat, by_source, *_ = pieces["backward"]()
     parameters = folding.parameters()
     parts = pieces["forward"]()
-    weights, biases = parts[::2], parts[1::2]
-    expected = torch.autograd.grad([*weights, *biases], parameters, [torch.ones_like(p) for p in (*weights, *biases)])
+    expected = torch.autograd.grad(parts, parameters, [torch.ones_like(p) for p in parts])
     count = len(folding.layers)
     torch.testing.assert_close(flat, torch.cat([g.flatten() for g in expected[:count]]))
     torch.testing.assert_close(by_source.flatten(), torch.cat([g.flatten() for g in expected[count:]]))
-    assert torch.equal(pieces["joining"](), torch.cat([p.flatten() for p in (*weights, *biases)]))
-    found = roofline.measure(trained["analytic"], 1, 0.01, tiny=True)
-    assert found.joining is not None and found.joining_bytes == 8 * found.weights
+    assert torch.equal(pieces["joining"](), torch.cat([p.flatten() for p in parts]))
 
 
 @pytest.mark.parametrize(("load", "told"), [(0.1, False), (2.5, True)])

@@ -3,6 +3,17 @@
 from .api import PlainWarning, fold, init_, normalize
 from .depth import DepthWarning
 from .layers import Normalized
+from .report import FoldReport, fold_report
 from .scope import unchanged
 
-__all__ = ["DepthWarning", "Normalized", "PlainWarning", "fold", "init_", "normalize", "unchanged"]
+__all__ = [
+    "DepthWarning",
+    "FoldReport",
+    "Normalized",
+    "PlainWarning",
+    "fold",
+    "fold_report",
+    "init_",
+    "normalize",
+    "unchanged",
+]

@@ -125,6 +125,39 @@ class Normalized(nn.Module):
     def _channel_axis(self, ndim: int) -> int:
         return ndim - 1 if self.weight.ndim == 2 else ndim - self.weight.ndim + 1
 
+    def _tells_facts(self) -> bool:
+        """Whether it is the first layer of its network, which has the facts about all of it in its state."""
+        return False in self.networks and self.networks[False][1] == 0
+
+    def get_extra_state(self) -> Tensor:
+        """What besides parameters defines the function of the layer's network."""
+        return self.networks[False][0].facts() if self._tells_facts() else torch.empty(0)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare what a checkpoint was made for with what this model was made for.
+
+        Raises:
+            ValueError: If they differ: the parameters would mean another function here.
+        """
+        own = self.get_extra_state().to(state.device)
+        if own.shape != state.shape or not torch.allclose(own, state.to(own.dtype), rtol=1e-4, atol=1e-6):
+            raise ValueError(
+                "The checkpoint belongs to a model that was normalized with other input moments or for inputs of "
+                "another size: call vp.normalize with those, then load."
+            )
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self._tells_facts():
+            del destination[f"{prefix}_extra_state"]
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+        if not self._tells_facts() and f"{prefix}_extra_state" in missing:
+            missing.remove(f"{prefix}_extra_state")
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For copies and pickles of layers of subclasses, whose normalized class is made when it is needed."""
         if type(self) in CLASSES.values() or not is_linear_layer(self) or type(self) is not _class_of(self):

@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ..graph.node import Node
+from ..rules.registry import lookup
 
 LinearLayer = nn.Linear | _ConvNd
 Only = str | Iterable[str] | Callable[[str, nn.Module], bool]
@@ -62,8 +63,8 @@ def is_linear_layer(module: nn.Module) -> TypeGuard[LinearLayer]:
 
 def is_call_of_linear_layer(node: Node) -> bool:
     """Whether an operation is what a linear layer does: a linear map or a convolution of any kind."""
-    name = str(getattr(node.target, "overloadpacket", ""))
-    return name == "aten.linear" or name.startswith("aten.conv")
+    rule = lookup(node.target)
+    return rule is not None and rule.linear
 
 
 def _as_paths(only: str | Iterable[str]) -> list[str]:

@@ -25,39 +25,6 @@ from .recognize import recognized
 
 aten = torch.ops.aten
 NUMBER = 2**40  # lanes are numbered from here while they are moved, so that no constant looks like one
-# Rules of one random argument that, over uniform axes, treat every channel alike.
-CHANNELWISE = {
-    aten.dropout,
-    aten.feature_dropout,
-    aten.native_dropout,
-    aten.alpha_dropout,
-    aten.feature_alpha_dropout,
-    aten.rrelu,
-    aten.avg_pool1d,
-    aten.avg_pool2d,
-    aten.avg_pool3d,
-    aten.adaptive_avg_pool1d,
-    aten.adaptive_avg_pool2d,
-    aten.adaptive_avg_pool3d,
-    aten._adaptive_avg_pool2d,
-    aten._adaptive_avg_pool3d,
-    aten.max_pool1d,
-    aten.max_pool2d,
-    aten.max_pool3d,
-    aten.max_pool1d_with_indices,
-    aten.max_pool2d_with_indices,
-    aten.max_pool3d_with_indices,
-    aten.adaptive_max_pool1d,
-    aten.adaptive_max_pool2d,
-    aten.adaptive_max_pool3d,
-    aten.upsample_nearest1d,
-    aten.upsample_nearest2d,
-    aten.upsample_nearest3d,
-    aten.upsample_linear1d,
-    aten.upsample_bilinear2d,
-    aten.upsample_trilinear3d,
-    aten.upsample_bicubic2d,
-}
 AFTER_SKIP = Function(
     "relu(x + y), x rectified", lambda x, y: relu_of_sum(*x, *y), ("skip", SKEW, FALL, SPLIT), arity=2
 )
@@ -114,6 +81,18 @@ class Lowering:
         with trusted(), torch.no_grad():
             moving: Moments = self._value(node)
         return (moving.mean - NUMBER).long()
+
+    def blocker(self, target: Node) -> str:
+        """The first operation before a node that does not consist of lanes though all that it reads does."""
+        waiting, seen = [target], {target}
+        while waiting:
+            node = waiting.pop()
+            missing = [n for n in self.plan.random_operands(node) if n not in self.lanes and n not in seen]
+            if not missing and node not in self.lanes and node.target is not None:
+                return f"{node.target} in '{node.module}'"
+            seen.update(missing)
+            waiting += missing
+        return f"positions of {target.name} that differ"
 
     def _value(self, node: Any) -> Any:
         if node not in self.lanes:
@@ -254,9 +233,8 @@ class Lowering:
 
     def _require_uniform(self, node: Node, moving: Moments) -> None:
         """The rule mixes positions; lanes stay apart only where all positions of a channel are the same lane."""
-        packet = getattr(node.target, "overloadpacket", node.target)
         axis = _channel_axis(moving.full)
-        if packet in CHANNELWISE and all(size == 1 for size in moving.shape[axis + 1 :]):
+        if self.plan.rules[node].per_channel and all(size == 1 for size in moving.shape[axis + 1 :]):
             return
         axes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else None
         alone = moving.mean.numel() == moving.shape[axis] and axis not in [a % moving.ndim for a in axes or [axis]]

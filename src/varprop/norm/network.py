@@ -147,6 +147,12 @@ class Network:
         weights, shifts, scales = [parameters[place]], parameters[count : 2 * count], parameters[2 * count :]
         return reference.output_statistics(own, weights, shifts, scales, self._given())[0]
 
+    def facts(self) -> Tensor:
+        """What besides parameters defines the function: the sizes of what enters, and the moments of the data."""
+        sizes = [size for site in self.sites for size in site.target.form.shape[1:]]
+        lanes = self.layout.lanes
+        return torch.cat([torch.tensor([len(sizes), *sizes]).double(), lanes.constant_mean, lanes.constant_var])
+
     def _given(self) -> Pair | None:
         """Moments that only the walk can tell, for every channel that reads them."""
         if self.walk is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,8 +85,8 @@ def fits(site: Site) -> bool:
     return site.taps() is not None
 
 
-def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, list[int]]:
-    """The layout of the sites, and which of them read something that only a walk can compute (given lanes)."""
+def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, dict[int, str]]:
+    """The layout of the sites, and which of them read what only a walk can compute (given lanes), with the reason."""
     lowering = Lowering(_without_model(joint.plan))
     for site in sites:
         lanes = lowering.new(site.outputs)
@@ -98,7 +99,8 @@ def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, list[int]
     lowering.run()
     pooled: list[Pair] = []
     entering = [_entering(lowering, site, data, sources, pooled) for site in sites]
-    given = [place for place, lanes in enumerate(entering) if lanes is None]
+    walked = [place for place, lanes in enumerate(entering) if lanes is None]
+    given = {place: lowering.blocker(sites[place].target) for place in walked}
     for place in given:
         entering[place] = lowering.new(sites[place].groups * sites[place].channels)
     steps, number = lowering.steps([lanes for lanes in entering if lanes is not None])
@@ -139,7 +141,7 @@ def _entering(lowering: Lowering, site: Site, data: Pair, first: int, pooled: li
     if numbers.shape[axis] == 1:
         numbers = numbers.expand([count if a == axis else -1 for a in range(numbers.ndim)])
     by_channel = numbers.movedim(axis, 0).reshape(count, -1)
-    if by_channel.shape[1] == 1:
+    if bool((by_channel == by_channel[:, :1]).all()):
         return by_channel[:, 0]
     if bool(((by_channel < first) | (by_channel >= first + len(data[0]))).any()):
         return None
@@ -166,7 +168,7 @@ def _rows(sites: list[Site]) -> tuple[Rows, ...]:
     return tuple(rows)
 
 
-def walk_of(joint: Statistics, sites: list[Site], given: list[int]) -> Statistics | None:
+def walk_of(joint: Statistics, sites: list[Site], given: Iterable[int]) -> Statistics | None:
     """The walk that computes what the given lanes stand for."""
     if not given:
         return None
