@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from tests.models import ResNet, UNet
-from varprop.lab.cudagraph import replayed
+from varprop.lab.training.cuda_graph import captured_step
 from varprop.norm.layers import Normalized
 from varprop.norm.recording import PATIENCE, SETS
 
@@ -197,7 +197,7 @@ def test_a_captured_step_on_ever_new_batches_trains_like_an_eager_one(compiled: 
             found.copy_(loss.detach())
 
         start = copy.deepcopy(model.state_dict())
-        run = replayed(step, batches[0], targets[0]) if captured else step
+        run = captured_step(step, batches[0], targets[0]) if captured else step
         model.load_state_dict(start)
         for state in optimizer.state.values():
             for value in state.values():

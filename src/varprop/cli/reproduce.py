@@ -41,7 +41,7 @@ HELP = (
 
 def known_names() -> list[str]:
     """Everything that can be asked for."""
-    from varprop.lab.protocol import EXPERIMENTS
+    from varprop.lab.protocol.experiments import EXPERIMENTS
 
     return [*EXPERIMENTS, *UNTRAINED, "all"]
 
@@ -75,7 +75,7 @@ def reproduce(
     compiled: CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
-    from varprop.lab import runner
+    from varprop.lab.execution import run as runner
 
     from . import results
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import varprop as vp
 
-from . import datasets
-from .augment import Augmentation
-from .datasets import Dataset
-from .models import FACTORIES, Factory
-from .protocol import Experiment
-from .records import METHODS, STARTS, Method, Outcome, Start
-from .runner import run
+from .data import datasets
+from .data.augmentation import Augmentation
+from .data.datasets import Dataset
+from .execution.run import run
+from .protocol.experiments import Experiment
+from .protocol.models import FACTORIES, Factory
+from .protocol.records import METHODS, STARTS, Method, Outcome, Start
 
 _ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal")
 _NAME = "compare"
@@ -62,7 +62,7 @@ def compare(
         epochs: Of the training that is reported; the search has at most 5.
         lr_max: Upper bounds of the search.
         together: Train all cells as one ensemble, which is fastest for small networks; otherwise one at a time.
-        options: For `runner.run`: device, resume, max_seconds, show, tensorboard, command.
+        options: For `execution.run.run`: device, resume, max_seconds, show, tensorboard, command.
     """
     experiment = experiment_for(methods, starts, augmentation, batch_size, together).adapted(
         seeds=seeds, epochs=epochs, lr_max=lr_max

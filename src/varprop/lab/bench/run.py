@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import torch
 
+from ..environment import chosen_device
 from . import roofline
+from .cases import CASES, MODES, Case, cases, default_cases, default_modes, variants_of
 from .inference import compare_inference
-from .plan import CASES, MODES, Case, cases, default_cases, default_modes, variants_of
 from .record import Cell, Record, first_line
-from .session import Options, Session, begin, device_of, known, settings
+from .session import Options, Session, begin, known, settings
+from .step import Network, Step, clean, drop_traces, kernels, make_step, network, prime
 from .timing import interleaved
-from .training import Network, Step, clean, drop_traces, kernels, make_step, network, prime
 from .variants import VARIANTS, title
 
 ROOFLINE_CASE = "resnet50"
@@ -31,7 +32,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> Record:
     Raises:
         VarpropError: On names that are not known, or a device that is not there.
     """
-    device = device_of(options.device)
+    device = chosen_device(options.device)
     chosen = known(options.cases, CASES, "case") or default_cases(device)
     modes = known(options.modes, MODES, "mode") or default_modes(device)
     wanted = known(options.variants, tuple(VARIANTS), "variant")
