@@ -28,6 +28,7 @@ from .options import (
     chosen,
     command_line,
     event_folder,
+    listed,
 )
 
 CONTINUE = "What is finished is kept: run the command again with --resume."
@@ -72,10 +73,13 @@ def reproduce(
     tensorboard: TensorboardOption = False,
     max_seconds: TimeOption = math.inf,
     jobs: JobsOption = 1,
+    methods: Annotated[str | None, typer.Option(help="Only these of standard,weight,batch,analytic.")] = None,
+    starts: Annotated[str | None, typer.Option(help="Only these of none,bn,ap2,orthogonal.")] = None,
     compiled: CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
     from varprop.lab.execution import run as runner
+    from varprop.lab.protocol.records import ALL_STARTS, METHODS
 
     from . import results
 
@@ -93,6 +97,8 @@ def reproduce(
             tensorboard=event_folder(out, tensorboard),
             max_seconds=max_seconds,
             jobs=jobs,
+            methods=tuple(listed(methods, METHODS, "--methods")) if methods else None,
+            starts=tuple(listed(starts, ALL_STARTS, "--starts")) if starts else None,
             compiled=compiled,
             command=command_line(),
         )

@@ -11,7 +11,7 @@ from torch import nn
 
 import varprop as vp
 from varprop.cli.main import main as command_line
-from varprop.lab.bench import cases, chart, roofline, run, session, step, tables, targets, timing, variants
+from varprop.lab.bench import cases, chart, profiling, roofline, run, session, step, tables, targets, timing, variants
 from varprop.lab.bench.__main__ import main, names, parser
 from varprop.lab.bench.models import Recipe
 from varprop.lab.bench.record import Cell, Inference, Record, Roofline, first_line
@@ -122,8 +122,8 @@ def test_each_variant_is_compiled_from_code_of_its_own(trained):
 
 def test_kernels_are_told_from_everything_else():
     kinds = ("kernel", "cuda_runtime", "gpu_memcpy", "kernel", "gpu_user_annotation", None)
-    assert step.count_kernels({"traceEvents": [{"cat": kind} if kind else {} for kind in kinds]}) == 2
-    assert step.kernels(lambda: None, CPU) is None
+    assert profiling.count_kernels({"traceEvents": [{"cat": kind} if kind else {} for kind in kinds]}) == 2
+    assert profiling.kernels(lambda: None, CPU) is None
 
 
 # --- timing ---

@@ -13,12 +13,11 @@ import torch
 
 import varprop as vp
 from varprop.lab import progress
-from varprop.lab.compare import CompareError, compare
 from varprop.lab.environment import chosen_device
 from varprop.lab.execution.run import RunError, reproduce
 from varprop.lab.execution.run import run as run_experiment
-from varprop.lab.protocol.experiments import DOUBLE, EXPERIMENTS, PAPER_LR_MAX, WIDE_LR_MAX, Protocol
-from varprop.lab.protocol.records import METHODS, TRAIN_EVAL_LOSS, TRAIN_LOSS
+from varprop.lab.protocol.experiments import EXPERIMENTS, PAPER_LR_MAX, Protocol
+from varprop.lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS
 from varprop.lab.store.folder import Store
 
 from .. import tiny
@@ -30,10 +29,10 @@ def quiet(total, title):
     return contextlib.nullcontext(progress.Progress(total, title))
 
 
-def run(out, resume=False, max_seconds=math.inf, **changes):
+def run(out, resume=False, max_seconds=math.inf, tensorboard=None, **changes):
     experiment = tiny.experiment(**{"methods": QUICK, "starts": ("bn",), **changes})
     options = {"dataset": tiny.dataset(), "factory": tiny.network, "show": quiet, "max_seconds": max_seconds}
-    return run_experiment(experiment, out, "cpu", resume, **options)
+    return run_experiment(experiment, out, "cpu", resume, tensorboard=tensorboard, **options)
 
 
 def numbers(outcomes):
@@ -176,24 +175,15 @@ def test_the_mnist_figure_has_twelve_cells():
     assert {cell.lr_max for cell in cells} == {PAPER_LR_MAX}
 
 
-def test_experiments_are_adapted():
-    adapted = EXPERIMENTS["mnist"].adapted(seeds=3, epochs=2, lr_max=(PAPER_LR_MAX, WIDE_LR_MAX))
-    assert len(adapted.cells()) == 72
-    assert adapted.protocol.search_epochs == 2
-    assert len(EXPERIMENTS["naive"].adapted(methods=("standard",)).cells()) == 2
-    with pytest.raises(ValueError, match="seeds must be at least 1"):
-        EXPERIMENTS["mnist"].adapted(seeds=0)
-    with pytest.raises(ValueError, match="largest learning rate"):
-        EXPERIMENTS["mnist"].adapted(lr_max=(1e-9,))
-
-
-def test_the_naive_comparison_has_own_starts_one_rate_and_other_units():
-    cells = EXPERIMENTS["naive"].cells()
-    assert {cell.method: cell.start for cell in cells} == {
-        "standard": "none", "weight": "none", "batch": "bn", "analytic": "ap2",
-    }  # fmt: skip
-    assert {cell.variant for cell in cells} == {"", DOUBLE}
-    assert len({cell.lr_max for cell in cells}) == 1 and not EXPERIMENTS["naive"].search
+def test_nothing_is_left_behind_where_something_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("VARPROP_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(vp.VarpropError, match="mnist was not found"):
+        reproduce(["mnist"], tmp_path / "out", device="cpu", show=quiet)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RunError, match="Event files need tensorboard"):
+        run(tmp_path / "out", tensorboard=tmp_path / "out" / "events")
+    assert not (tmp_path / "out").exists()
 
 
 def test_unknown_names_are_refused(tmp_path):
@@ -201,62 +191,6 @@ def test_unknown_names_are_refused(tmp_path):
         reproduce(["nothing"], tmp_path)
     with pytest.raises(vp.VarpropError, match="auto, cpu or cuda"):
         chosen_device("tpu")
-
-
-# --- one's own model and data ---
-
-OWN = """
-import torch
-
-from torch import nn
-
-def data():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(80, 1, 4, 4, generator=generator)
-    y = (x.mean((1, 2, 3)) > 0.5).long()
-    return x[:60], y[:60], x[60:], y[60:]
-
-def model():
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 2))
-
-def too_small():
-    return nn.Linear(3, 2)
-
-def not_data():
-    return 1
-"""
-
-
-@pytest.fixture
-def own(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    return tmp_path / "own.py"
-
-
-def test_a_model_and_data_of_ones_own_are_compared(own, tmp_path):
-    options = {"batch_size": 16, "epochs": 1, "show": quiet, "device": "cpu"}
-    outcomes = compare(tmp_path, f"{own}:data", f"{own}:model", METHODS, ("bn",), **options)
-    assert {outcome.cell.method for outcome in outcomes} == set(METHODS)
-    assert (tmp_path / "compare" / "manifest.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("data", "model", "method", "message"),
-    [
-        ("data", "too_small", "batch", "does not take images of shape"),
-        ("not_data", "model", "batch", "must return four tensors"),
-        ("data", "nothing", "batch", "has no function 'nothing'"),
-        ("data", "model", "layer", "There is no method 'layer'"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(own, tmp_path, data, model, method, message):
-    with pytest.raises(CompareError, match=message):
-        compare(tmp_path, f"{own}:{data}", f"{own}:{model}", (method,), ("none",), show=quiet)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CompareError, match=r"There is no file .*none\.py"):
-        compare(tmp_path, "digits", f"{tmp_path}/none.py:model", show=quiet)
 
 
 def test_several_processes_find_the_same_numbers(tmp_path):

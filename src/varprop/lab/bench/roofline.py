@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..training.cuda_graph import captured
+from .profiling import clean
 from .record import Roofline, first_line
-from .step import Network, autocast, capture_stream, clean
+from .step import Network, autocast, capture_stream
 from .timing import Function, interleaved, timed, wait
 
 COPY = 2**30  # bytes, far beyond any cache

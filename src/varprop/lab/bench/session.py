@@ -78,7 +78,7 @@ class Session:
         """Seconds since the beginning."""
         return time.perf_counter() - self.started
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Write what there is."""
         self.record.manifest["seconds"] = round(self.spent, 1)
         self.record.targets[:] = targets.judge(self.record, self.device.type)
@@ -90,14 +90,14 @@ class Session:
             self.note(f"{name}: skipped, {self.limit:.0f} s are over")
         return over
 
-    def tell(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """A line of progress."""
         self.say(f"[{self.spent:6.1f} s] {text}")
 
     def note(self, text: str) -> None:
         """A line of progress that stays in the results."""
         self.record.notes.append(text)
-        self.tell(text)
+        self.print(text)
 
 
 def known(names: tuple[str, ...] | None, all_names: tuple[str, ...], kind: str) -> tuple[str, ...] | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import varprop as vp
+
 from ..data.augmentation import Augmentation
-from .records import METHODS, STARTS, Cell, Method, Start
+from .records import ALL_STARTS, METHODS, STARTS, Cell, Method, Start
 
 PAPER_BATCH = 128
 PAPER_LR_MAX = 1e-2
@@ -21,6 +25,10 @@ DECAY = "decay"  # weight decay on weights whose scale does not matter
 UNIT_NORM = "unit-norm"  # these weights are projected to unit norm after every step
 
 Combination = tuple[Method, Start, str]  # the last is the variant
+
+
+class SettingError(vp.VarpropError, ValueError):
+    """An experiment cannot have the settings asked for; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -125,38 +133,52 @@ class Experiment:
         starts: tuple[Start, ...] | None = None,
         compiled: bool | None = None,
     ) -> Experiment:
-        """The same with other settings; what is left out stays."""
+        """The same with other settings; what is left out stays.
+
+        Raises:
+            SettingError: If a value is out of range, a name unknown, or no cell is left.
+        """
         result = self
         if seeds is not None:
-            result = replace(result, seeds=tuple(range(_at_least_one("seeds", seeds))))
+            _require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
+            result = replace(result, seeds=tuple(range(seeds)))
         if epochs is not None:
-            horizon = min(self.protocol.search_epochs, _at_least_one("epochs", epochs))
-            result = replace(result, protocol=replace(self.protocol, epochs=epochs, search_epochs=horizon))
+            _require(epochs >= 1, f"epochs must be at least 1, got {epochs}.")
+            protocol = replace(self.protocol, epochs=epochs, search_epochs=min(self.protocol.search_epochs, epochs))
+            result = replace(result, protocol=protocol)
         if lr_max is not None and self.search:  # a rate that is not searched for has no bound
-            result = replace(result, lr_max=tuple(_checked_rate(rate, self.protocol.lr_min) for rate in lr_max))
+            least = self.protocol.lr_min
+            for rate in lr_max:
+                _require(least < rate < math.inf, f"The largest learning rate must be above {least:g}, got {rate:g}.")
+            result = replace(result, lr_max=lr_max)
         if compiled is not None:
             result = replace(result, precision=replace(self.precision, compiled=compiled))
         if methods is not None or starts is not None:
-            result = replace(result, methods=methods or self.methods, starts=starts or self.starts)
-            kept = [c for c in self.combinations if c[0] in result.methods and c[1] in result.starts]
-            result = replace(result, combinations=tuple(kept))
+            result = result._only(methods or self.methods, starts or self.starts)
         return result
+
+    def _only(self, methods: tuple[Method, ...], starts: tuple[Start, ...]) -> Experiment:
+        check_names(methods, starts)
+        kept = tuple(c for c in self.combinations if c[0] in methods and c[1] in starts)
+        names = f"the methods {', '.join(methods)} from the starts {', '.join(starts)}"
+        _require(bool(kept) or not self.combinations, f"{self.name} has no cells with {names}.")
+        return replace(self, methods=methods, starts=starts, combinations=kept)
 
 
 # A run may be continued with more of these.
 _MAY_GROW = {"seeds", "lr_max", "methods", "starts", "combinations", "batch_sizes"}
 
 
-def _at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}.")
-    return value
+def check_names(methods: Sequence[str], starts: Sequence[str]) -> None:
+    """Refuse methods and starts that do not exist."""
+    for kind, names, known in (("method", methods, METHODS), ("start", starts, ALL_STARTS)):
+        for name in names:
+            _require(name in known, f"There is no {kind} {name!r}; known are {', '.join(known)}.")
 
 
-def _checked_rate(rate: float, least: float) -> float:
-    if not least < rate < float("inf"):
-        raise ValueError(f"The largest learning rate must be above {least:g}, got {rate:g}.")
-    return rate
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise SettingError(message)
 
 
 _SHIFTS = Augmentation(shift=2)

@@ -9,7 +9,8 @@ Method = Literal["standard", "weight", "batch", "analytic"]
 Start = Literal["none", "bn", "ap2", "orthogonal"]
 
 METHODS: tuple[Method, ...] = ("standard", "weight", "batch", "analytic")
-STARTS: tuple[Start, ...] = ("none", "bn", "ap2")
+STARTS: tuple[Start, ...] = ("none", "bn", "ap2")  # of the paper
+ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal")
 
 # Names of the curves; one value an epoch, the first after epoch 1.
 TRAIN_LOSS = "train_loss"  # running mean of the stochastic loss

@@ -51,13 +51,10 @@ class EnsembleTrainer:
         self.rates = torch.zeros(len(self.cells), dtype=torch.float64, device=task.device)
         self.number = torch.zeros((), dtype=torch.float64, device=task.device)
         self.running = RunningLoss(len(self.cells), self.steps, self.protocol.remain, task.device)
-        self._step = self._prepared()
-
-    def _prepared(self) -> functools.partial[None]:
-        images, labels = next(self._chunks(0))
+        images, labels = (part[:, 0] for part in next(self._chunks(0)))
         for stack in self.stacks:
-            stack.prepare(images[:, 0], labels[:, 0])
-        return functools.partial(captured_step(self._one_step, images[:, 0], labels[:, 0]))
+            stack.prepare(images, labels)
+        self._step = captured_step(self._one_step, images, labels)
 
     def _chunks(self, epoch: int, purpose: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels with axes for seeds, steps and samples."""

@@ -1,4 +1,4 @@
-"""Networks of one structure, stacked: their parameters as rows of one matrix."""
+"""Networks of one structure, stacked: the parameters of each are one row of a matrix, and all make a step at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import functional_call, grad_and_value, stack_module_state
 
 from ..protocol.experiments import DECAY, UNIT_NORM
 from ..protocol.records import Cell
@@ -19,29 +19,28 @@ from .vmap_norms import with_plain_norms_
 
 
 class _RowLayout:
-    """How tensors of a network lie one after another in a row.
+    """How the tensors of a network lie one after another in a row.
 
     Args:
-        tensors: By name.
+        stacked: By name, with one axis for the networks before their own.
     """
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        self.sizes = [tensor.numel() for tensor in tensors.values()]
+    def __init__(self, stacked: dict[str, Tensor]) -> None:
+        self.shapes = {name: tensor.shape[1:] for name, tensor in stacked.items()}
+        self.sizes = [shape.numel() for shape in self.shapes.values()]
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """The tensors by name, with one axis for the networks before their own; views of the rows."""
+        """The stacked tensors by name, as views of the rows."""
         parts = rows.split(self.sizes, 1) if self.sizes else ()
         return {
             n: part.unflatten(1, s) if s else part[:, 0]
             for (n, s), part in zip(self.shapes.items(), parts, strict=True)
         }
 
-    def rows(self, tensors: dict[str, Tensor]) -> Tensor:
-        """The inverse of `views`, as a new tensor."""
-        return torch.cat(
-            [tensors[name].flatten(1) if s else tensors[name][:, None] for name, s in self.shapes.items()], 1
-        )
+    def rows(self, stacked: dict[str, Tensor]) -> Tensor:
+        """The inverse of `views`, as a new tensor; there must be at least one."""
+        parts = [stacked[name].flatten(1) if shape else stacked[name][:, None] for name, shape in self.shapes.items()]
+        return torch.cat(parts, 1)
 
 
 class StackedNetworks:
@@ -57,12 +56,12 @@ class StackedNetworks:
     def __init__(self, cells: Sequence[Cell], models: Sequence[nn.Module], seeds: Sequence[int], weight_decay: float):
         self.cells = list(cells)
         self.template = with_plain_norms_(copy.deepcopy(models[0]), next(models[0].parameters()).is_cuda)
-        self.layout = _RowLayout(dict(models[0].named_parameters()))
-        floating = {name: b for name, b in models[0].named_buffers() if b.is_floating_point()}
-        self.buffer_layout = _RowLayout(floating)
-        self.counters = {n: b for n, b in models[0].named_buffers() if not b.is_floating_point()}
-        self.start = _rows([dict(model.named_parameters()) for model in models])
-        self.buffer_start = _rows([{n: dict(m.named_buffers())[n] for n in floating} for m in models])
+        parameters, buffers = stack_module_state(list(models))
+        floating = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+        self.counters = {name: buffer for name, buffer in buffers.items() if name not in floating}
+        self.layout, self.buffer_layout = _RowLayout(parameters), _RowLayout(floating)
+        self.start = self.layout.rows(parameters).detach()
+        self.buffer_start = self.buffer_layout.rows(floating) if floating else self.start[:, :0]
         self.parameters, self.buffers = self.start.clone(), self.buffer_start.clone()
         self.adam = AdamState.like(self.parameters)
         device = self.start.device
@@ -90,12 +89,8 @@ class StackedNetworks:
 
     def state(self) -> dict[str, Tensor]:
         """Everything that changes in training."""
-        return {
-            "parameters": self.parameters,
-            "buffers": self.buffers,
-            "mean": self.adam.mean,
-            "square": self.adam.square,
-        }
+        adam = {"mean": self.adam.mean, "square": self.adam.square}
+        return {"parameters": self.parameters, "buffers": self.buffers, **adam}
 
     def own(self, samples: Tensor) -> Tensor:
         """Of samples with a first axis for the seeds, those of each network; without that axis if all share one."""
@@ -109,7 +104,7 @@ class StackedNetworks:
 
     def _gradients(self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
         """Gradients and buffers as rows, and the loss of each network."""
-        counters = {name: c.expand(len(parameters), *c.shape).clone() for name, c in self.counters.items()}
+        counters = {name: counter.clone() for name, counter in self.counters.items()}
         samples = None if self.seed_index is None else 0
         step = torch.vmap(
             grad_and_value(self._loss, has_aux=True), in_dims=(0, 0, 0, samples, samples), randomness="different"
@@ -139,18 +134,10 @@ class StackedNetworks:
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
         """What each network, in evaluation mode, makes of images with a first axis for the seeds."""
-        counters = {name: c.expand(len(self.cells), *c.shape) for name, c in self.counters.items()}
-        buffers = {**self.buffer_layout.views(self.buffers), **counters}
+        buffers = {**self.buffer_layout.views(self.buffers), **self.counters}
         samples = None if self.seed_index is None else 0
         run = torch.vmap(lambda p, b, x: functional_call(self.template, (p, b), (x,)), in_dims=(0, 0, samples))
         self.template.eval()
         found: Tensor = run(self.layout.views(self.parameters), buffers, self.own(images))
         self.template.train()
         return found
-
-
-def _rows(networks: list[dict[str, Tensor]]) -> Tensor:
-    """One row for each network, all its tensors one after another."""
-    empty = torch.zeros(0)
-    rows = [torch.cat([t.detach().flatten() for t in tensors.values()]) if tensors else empty for tensors in networks]
-    return torch.stack(rows)
