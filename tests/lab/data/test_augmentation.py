@@ -3,7 +3,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import varprop as vp
-from varprop.lab.data.augmentation import Augmentation, Draws, apply, batch, draw, scaled, statistics
+from varprop.lab.data.augmentation import Augmentation, Draws, apply, augmented, draw, scaled, statistics
 from varprop.lab.data.datasets import Dataset
 
 MNIST = Augmentation(shift=2)
@@ -57,7 +57,7 @@ def test_offsets_and_flips_are_uniform():
 
 
 def test_noise_has_the_variance_asked_for():
-    pixels = batch(torch.zeros(400, 3, 16, 16, dtype=torch.uint8), CIFAR, torch.Generator().manual_seed(0))
+    pixels = augmented(torch.zeros(400, 3, 16, 16, dtype=torch.uint8), CIFAR, torch.Generator().manual_seed(0))
     count = pixels.numel()
     assert abs(pixels.mean()) < 5 * (0.1 / count) ** 0.5
     assert abs(pixels.var() - 0.1) < 5 * 0.1 * (2 / count) ** 0.5
@@ -65,7 +65,7 @@ def test_noise_has_the_variance_asked_for():
 
 def test_without_noise_pixels_stay_in_the_unit_interval_and_float_images_pass():
     images = torch.rand(16, 1, 8, 8)
-    pixels = batch(images, MNIST, torch.Generator().manual_seed(0))
+    pixels = augmented(images, MNIST, torch.Generator().manual_seed(0))
     assert pixels.dtype == torch.float32 and pixels.min() >= 0 and pixels.max() <= 1
     assert torch.equal(scaled(images), images)
     assert scaled(bytes_of(2, 1, 3, 3)).max() <= 1
@@ -75,9 +75,9 @@ def test_without_noise_pixels_stay_in_the_unit_interval_and_float_images_pass():
 @pytest.mark.parametrize("images", [bytes_of(8, 3, 10, 10), torch.rand(8, 3, 10, 10)])
 def test_the_same_generator_gives_the_same_batch_and_the_input_is_left_alone(images, augmentation):
     before = images.clone()
-    first, second = (batch(images, augmentation, torch.Generator().manual_seed(3)) for _ in range(2))
+    first, second = (augmented(images, augmentation, torch.Generator().manual_seed(3)) for _ in range(2))
     assert torch.equal(first, second) and torch.equal(images, before)
-    assert not torch.equal(first, batch(images, augmentation, torch.Generator().manual_seed(4)))
+    assert not torch.equal(first, augmented(images, augmentation, torch.Generator().manual_seed(4)))
 
 
 def test_applying_given_draws_twice_gives_the_same():
@@ -110,7 +110,7 @@ def test_statistics_are_the_limit_of_many_passes(shape, augmentation):
     per = "channel" if shape[1] > 1 else "element"
     generator = torch.Generator().manual_seed(0)
     passes = 400 if augmentation != Augmentation() else 1
-    measured = vp.input_moments([batch(images[indices], augmentation, generator) for _ in range(passes)], per=per)
+    measured = vp.input_moments([augmented(images[indices], augmentation, generator) for _ in range(passes)], per=per)
     assert found.shape == measured.shape == ((1, 3, 1, 1) if shape[1] > 1 else (1, *shape[1:]))
     # 12000 samples a pixel: five standard errors of the mean, and of the variance with fourth moments below 3 var^2.
     slack = 5 * (measured.var / (30 * passes)).sqrt() if passes > 1 else 1e-6

@@ -1,4 +1,4 @@
-"""What is measured: the cases with their sizes, the modes, and which variants are compiled unless told otherwise."""
+"""What is measured: the cases with their sizes, the modes, and which variants are compiled by default."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def begin(options: Options, device: torch.device, say: Callable[[str], None]) ->
 
 
 def load() -> float:
-    """Processes that ran in the last minute, on average; 0 where the system does not tell."""
+    """Processes that ran in the last minute, on average; 0 where the system does not count them."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 

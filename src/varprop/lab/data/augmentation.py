@@ -91,7 +91,7 @@ def apply(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
     return own.add_(draws.noise, alpha=augmentation.noise_variance**0.5)
 
 
-def batch(images: Tensor, augmentation: Augmentation, generator: torch.Generator | None = None) -> Tensor:
+def augmented(images: Tensor, augmentation: Augmentation, generator: torch.Generator | None = None) -> Tensor:
     """`apply` with fresh draws from the generator, on the device of the images."""
     return apply(images, draw(images.shape, augmentation, images.device, generator), augmentation)
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from . import augmentation as augment
-from .augmentation import Augmentation
+from .augmentation import Augmentation, augmented
 
 _CHUNK_BYTES = 1 << 25  # prepared at once: many batches of small images, a few of large ones
 _CHUNK_STEPS = 64
@@ -61,13 +60,13 @@ class Batches:
         generator = seeded(purpose, self.seed, epoch, device)
         for rows in order.split(self._steps_at_once()):
             chosen = self.indices[rows.flatten().to(device)]
-            images = augment.batch(self.images[chosen], self.augmentation, generator)
+            images = augmented(self.images[chosen], self.augmentation, generator)
             yield images.unflatten(0, rows.shape), self.labels[chosen].view(rows.shape)
 
     def first_batch(self) -> Tensor:
         """One augmented batch, for statistics that a start is made with."""
         chosen = self.indices[self._order(0)[0].to(self.images.device)]
-        return augment.batch(self.images[chosen], self.augmentation, seeded(FIXED, self.seed, 0, self.images.device))
+        return augmented(self.images[chosen], self.augmentation, seeded(FIXED, self.seed, 0, self.images.device))
 
     def _order(self, epoch: int) -> Tensor:
         order = torch.randperm(len(self.indices), generator=seeded(ORDER, self.seed, epoch))
@@ -82,4 +81,4 @@ class Batches:
 def evaluation_images(images: Tensor, augmentation: Augmentation, seed: int) -> Tensor:
     """Images for evaluation: with the noise, which makes the task, drawn once; without offsets and flips."""
     noise = replace(augmentation, shift=0, flip=False)
-    return augment.batch(images, noise, seeded(FIXED, seed, 1, images.device))
+    return augmented(images, noise, seeded(FIXED, seed, 1, images.device))

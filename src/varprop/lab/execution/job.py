@@ -37,8 +37,8 @@ class Context:
     Attributes:
         task: The experiment and its data.
         store: Of the experiment.
-        tick: Told of every step.
-        log: Told of every epoch of the final training.
+        tick: Called after every step.
+        log: Called after every epoch of the final training.
         deadline: When to stop, by `time.monotonic`.
     """
 

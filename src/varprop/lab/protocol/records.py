@@ -70,7 +70,7 @@ class Outcome:
         curves: Values by epoch, by the names above; they end early where training diverged.
         test_loss: On the official test set, once, at the end, in evaluation mode.
         test_accuracy: The same.
-        diverged: Whether the loss became infinite or NaN on the way, which is a result too.
+        diverged: Whether the loss became infinite or NaN in training, which is a result too.
         start_gap: Largest difference of log-probabilities between this method at its start and the plain network.
         seconds: Spent on it; the share of it where many trained together.
     """

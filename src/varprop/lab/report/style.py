@@ -18,7 +18,7 @@ OTHER_COLOUR = ("#8a7a00", "#e6d44a")
 METHOD_MARKERS = {"standard": "s", "weight": "^", "batch": "o", "analytic": "D"}
 DASHES = {"": "solid", "decay": "dashdot", "unit-norm": "dotted"}
 
-# What matplotlib is told.
+# Settings of matplotlib.
 LOOK = {
     "font.size": 9.5,
     "axes.titlesize": 10,

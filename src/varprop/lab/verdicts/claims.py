@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..protocol.experiments import PAPER_GRIDS
-from . import rules as readings
+from . import rules
 from .rules import ACCURACY_TOLERANCE, EVALUATION_GAP, LOSS_TOLERANCE, SMALL_RATIO, TRAINED, Evidence, Finding
 
 
@@ -41,7 +41,7 @@ CLAIMS = (
         f"half of that of guessing (log 10 / 2 = {TRAINED:.3f}).",
         "mnist/training",
         PAPER_GRIDS,
-        readings.analytic_trains,
+        rules.analytic_trains,
     ),
     Claim(
         "lower-loss",
@@ -51,7 +51,7 @@ CLAIMS = (
         "cases; does not hold when it would miss half even if it won all undecided ones.",
         "mnist/training",
         PAPER_GRIDS,
-        readings.analytic_often_lowest,
+        rules.analytic_often_lowest,
     ),
     Claim(
         "others-from-ap2",
@@ -60,7 +60,7 @@ CLAIMS = (
         f"below half of that of guessing ({TRAINED:.3f}).",
         "mnist/training",
         PAPER_GRIDS,
-        readings.others_from_analytic_start,
+        rules.others_from_analytic_start,
     ),
     Claim(
         "bn-evaluation",
@@ -70,7 +70,7 @@ CLAIMS = (
         "when it does in none; the other starts are given for comparison.",
         "mnist/training",
         ("mnist",),
-        readings.evaluation_differs,
+        rules.evaluation_differs,
     ),
     Claim(
         "bn-generalizes",
@@ -79,7 +79,7 @@ CLAIMS = (
         "are lower than those of each other method by more than the noise.",
         "mnist/validation-accuracy",
         ("mnist",),
-        readings.batch_generalizes,
+        rules.batch_generalizes,
     ),
     Claim(
         "on-par",
@@ -90,7 +90,7 @@ CLAIMS = (
         "is better.",
         "noisy-mnist/validation-accuracy",
         ("noisy-mnist",),
-        readings.on_par,
+        rules.on_par,
     ),
     Claim(
         "cifar",
@@ -101,7 +101,7 @@ CLAIMS = (
         "the noise.",
         "noisy-cifar10/validation-accuracy",
         ("noisy-cifar10",),
-        readings.cifar_close,
+        rules.cifar_close,
     ),
     Claim(
         "equal-rates",
@@ -111,7 +111,7 @@ CLAIMS = (
         "the noise.",
         "naive/naive-training",
         ("naive",),
-        readings.equal_rates_mislead,
+        rules.equal_rates_mislead,
         fixed=True,
     ),
 )
