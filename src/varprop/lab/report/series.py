@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..protocol.labels import method_label, method_rank, series_rank
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
-from .style import style
+from .style import line_style
 
 Values = tuple[float | None, ...]
 
@@ -160,13 +160,9 @@ def _by_method(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcom
 def _styled(runs: Sequence[Outcome], *, evaluation: bool = False, **values: Any) -> Series:
     """A series with the look of its method."""
     method, variant = runs[0].cell.method, runs[0].cell.variant
-    look = style(method, variant, evaluation)
     return Series(
         method_label(method, variant, evaluation),
-        look.colour,
-        look.dark_colour,
-        look.dash,
-        look.marker,
+        **line_style(method, variant, evaluation),
         rank=series_rank(method, variant, evaluation),
         open_marker=bool(variant),
         **values,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 # Close to Okabe and Ito's palette, and apart under every kind of colour blindness; the second is for dark pages.
@@ -55,18 +54,9 @@ LEGEND_MARKS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Style:
-    """How one line looks; `dash` is one of ``solid``, ``dashed``, ``dashdot``, ``dotted``."""
-
-    colour: str
-    dark_colour: str
-    dash: str
-    marker: str
-
-
-def style(method: str, variant: str = "", evaluation: bool = False) -> Style:
-    """The look of a method, the same in every figure; evaluation mode is dashed."""
+def line_style(method: str, variant: str = "", evaluation: bool = False) -> dict[str, Any]:
+    """Colours, dash and marker of a method, the same in every figure, as fields of `Series`; evaluation is dashed."""
     light, dark = DOUBLE_COLOUR if variant == "double" else METHOD_COLOURS.get(method, OTHER_COLOUR)
     dash = "dashed" if evaluation else DASHES.get(variant, "solid" if variant == "double" else "dashdot")
-    return Style(light, dark, dash, "v" if variant == "double" else METHOD_MARKERS.get(method, "P"))
+    marker = "v" if variant == "double" else METHOD_MARKERS.get(method, "P")
+    return {"colour": light, "dark_colour": dark, "dash": dash, "marker": marker}

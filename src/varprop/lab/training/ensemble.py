@@ -136,7 +136,7 @@ class EnsembleTrainer:
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that training changes, by name."""
-        parts = {f"stack{index}": stack.state() for index, stack in enumerate(self.stacks)}
+        parts = {f"group{index}": stack.state() for index, stack in enumerate(self.stacks)}
         named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
         return {**named, **self.running.state(), "number": self.number}
 
