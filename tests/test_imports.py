@@ -212,7 +212,6 @@ def test_imports_point_one_way(check):
     assert not violations, "\n".join(violations)
 
 
-@pytest.mark.xfail(reason="circles of today: lab/bench, norm", strict=True)
 def test_no_file_imports_itself_by_way_of_others():
     assert cycle(SOURCE) is None
 

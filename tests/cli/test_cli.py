@@ -16,14 +16,13 @@ import pytest
 import torch
 
 import varprop as vp
-import varprop.lab
-from tests.lab.loopback import Site, serving
+from tests.lab.data.loopback import Site, serving
 from varprop.cli import compare, doctor, results
 from varprop.cli.main import main
-from varprop.lab import download
-from varprop.lab.augment import Augmentation
-from varprop.lab.protocol import EXPERIMENTS
-from varprop.lab.records import METHODS, Cell, Outcome, Search, Start
+from varprop.lab.data import download
+from varprop.lab.data.augmentation import Augmentation
+from varprop.lab.protocol.experiments import EXPERIMENTS
+from varprop.lab.protocol.records import METHODS, Cell, Outcome, Search, Start
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -64,10 +63,11 @@ def lab(monkeypatch, tmp_path):
         module = ModuleType(f"varprop.lab.{name}")
         setattr(module, function, called)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(varprop.lab, name, module, raising=False)
+        package, _, last = module.__name__.rpartition(".")
+        monkeypatch.setattr(import_module(package), last, module, raising=False)
 
     def install(error=None):
-        stand_in("runner", "reproduce", error or {"digits": [outcome()]})
+        stand_in("execution.run", "reproduce", error or {"digits": [outcome()]})
         stand_in("compare", "compare", error or [outcome()])
         stand_in("report", "write", tmp_path / "report.html")
         return calls
@@ -111,11 +111,11 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
     calls = lab()
     options = shlex.split(
         "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume --tensorboard "
-        "--max-seconds 60 --jobs 2 --compile --out"
+        "--max-seconds 60 --jobs 2 --compile --methods analytic,batch --starts bn --out"
     )
     code, out, err = varprop_command("reproduce", "mnist", "naive", *options, tmp_path)
     assert (code, err) == (0, "")
-    args, given = calls["runner.reproduce"]
+    args, given = calls["execution.run.reproduce"]
     assert args == (["mnist", "naive"], tmp_path)
     assert given.pop("command").startswith("varprop ")
     assert given == {
@@ -128,6 +128,8 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
         "tensorboard": tmp_path / "tensorboard",
         "max_seconds": 60.0,
         "jobs": 2,
+        "methods": ("analytic", "batch"),
+        "starts": ("bn",),
         "compiled": True,
     }
     assert calls["report.write"][0] == (tmp_path, ["mnist", "naive"])
@@ -137,8 +139,8 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
 def test_reproduce_leaves_the_protocol_alone_by_default(varprop_command, lab):
     calls = lab()
     assert varprop_command("reproduce", "mnist")[0] == 0
-    given = calls["runner.reproduce"][1]
-    unset = ("seeds", "epochs", "lr_max", "root", "tensorboard", "compiled")
+    given = calls["execution.run.reproduce"][1]
+    unset = ("seeds", "epochs", "lr_max", "methods", "starts", "root", "tensorboard", "compiled")
     assert all(given[name] is None for name in unset) and given["resume"] is False and given["max_seconds"] == math.inf
     assert given["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -147,7 +149,7 @@ def test_all_is_written_out_and_what_needs_no_training_is_left_to_the_report(var
     calls = lab()
     (tmp_path / "claims.json").write_text('{"claims": [{"verdict": "holds", "claim": "Water is wet"}]}')
     code, out, _ = varprop_command("reproduce", "mnist", "all", "--out", tmp_path)
-    trained, reported = calls["runner.reproduce"][0][0], calls["report.write"][0][1]
+    trained, reported = calls["execution.run.reproduce"][0][0], calls["report.write"][0][1]
     assert code == 0 and trained[0] == "mnist"
     assert set(trained) == EXPERIMENTS.keys() - {"digits"} and len(trained) == len(set(trained))
     assert set(reported) == {*trained, "relu", "claims"}
@@ -186,10 +188,10 @@ def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, 
     for expected in ("demo", "demo-2", "demo-3"):
         code, out, _ = varprop_command("demo", "--out", tmp_path / "demo")
         assert code == 0 and "Report:" in out
-        assert calls["runner.reproduce"][0] == (["digits"], tmp_path / expected)
+        assert calls["execution.run.reproduce"][0] == (["digits"], tmp_path / expected)
         (tmp_path / expected).mkdir()
     assert varprop_command("demo", "--out", tmp_path / "demo", "--resume")[0] == 0
-    assert calls["runner.reproduce"][0][1] == tmp_path / "demo"
+    assert calls["execution.run.reproduce"][0][1] == tmp_path / "demo"
 
 
 def test_methods_and_inits_are_those_of_the_lab():

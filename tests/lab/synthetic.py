@@ -7,7 +7,7 @@ import math
 import random
 from dataclasses import replace
 
-from varprop.lab.records import (
+from varprop.lab.protocol.records import (
     METHODS,
     STARTS,
     TRAIN_EVAL_LOSS,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from varprop.lab.augment import Augmentation
-from varprop.lab.datasets import Dataset
-from varprop.lab.material import Material
-from varprop.lab.protocol import Experiment, Protocol
+from varprop.lab.data.augmentation import Augmentation
+from varprop.lab.data.datasets import Dataset
+from varprop.lab.protocol.experiments import Experiment, Protocol
+from varprop.lab.training.task import Task
 
 SIDE, CLASSES = 6, 3
 
@@ -54,5 +54,5 @@ def experiment(**changes):
     return replace(base, **changes)
 
 
-def material(dtype=torch.float64, factory=network, data=None, **changes):
-    return Material(experiment(**changes), data or dataset(), factory, dtype)
+def task(dtype=torch.float64, factory=network, data=None, **changes):
+    return Task(experiment(**changes), data or dataset(), factory, dtype)

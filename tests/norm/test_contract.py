@@ -37,7 +37,8 @@ def test_names_read_naturally() -> None:
     layers = ("features.0", "features.2", "classifier")
     expected = [f"{layer}.{name}" for layer in layers for name in ("weight", "scale", "shift")]
     assert [name for name, _ in model.named_parameters()] == expected
-    assert list(model.state_dict()) == expected
+    facts = [name for name in model.state_dict() if name not in expected]
+    assert len(facts) == 1 and facts[0].endswith("._extra_state")  # input moments and sizes, checked when loaded
     assert list(model.buffers()) == []
     assert "normalized" in repr(model) and "Conv2d" in repr(model)
 

@@ -46,7 +46,7 @@ def compare(
 ) -> None:
     """Compare normalizations of your own model: equal starts, and a learning rate found for each."""
     from varprop.lab import compare as comparison
-    from varprop.lab.augment import Augmentation
+    from varprop.lab.data.augmentation import Augmentation
 
     from . import results
 

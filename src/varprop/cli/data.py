@@ -29,7 +29,7 @@ def get(
 
     What is there already is left alone; what was interrupted is continued.
     """
-    from varprop.lab import download
+    from varprop.lab.data import download
 
     with stoppable("Run the command again: it continues where it stopped."):
         for name in dict.fromkeys(names):

@@ -16,7 +16,7 @@ def demo(
     resume: ResumeOption = False,
 ) -> None:
     """Compare the four parametrizations from the three starting points on scikit-learn's digits, in about a minute."""
-    from varprop.lab import runner
+    from varprop.lab.execution import run as runner
 
     from . import results
 

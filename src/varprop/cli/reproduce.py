@@ -25,7 +25,7 @@ HELP = (
 
 def known_names() -> list[str]:
     """Everything that can be asked for."""
-    from varprop.lab.protocol import EXPERIMENTS
+    from varprop.lab.protocol.experiments import EXPERIMENTS
 
     return [*EXPERIMENTS, *UNTRAINED, "all"]
 
@@ -56,10 +56,13 @@ def reproduce(
     tensorboard: options.TensorboardOption = False,
     max_seconds: options.TimeOption = math.inf,
     jobs: options.JobsOption = 1,
+    methods: Annotated[str | None, typer.Option(help="Only these of standard,weight,batch,analytic.")] = None,
+    starts: Annotated[str | None, typer.Option(help="Only these of none,bn,ap2,orthogonal.")] = None,
     compiled: options.CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
-    from varprop.lab import runner
+    from varprop.lab.execution import run as runner
+    from varprop.lab.protocol.records import ALL_STARTS, METHODS
 
     from . import results
 
@@ -77,6 +80,8 @@ def reproduce(
             tensorboard=options.event_folder(out, tensorboard),
             max_seconds=max_seconds,
             jobs=jobs,
+            methods=tuple(options.listed(methods, METHODS, "--methods")) if methods else None,
+            starts=tuple(options.listed(starts, ALL_STARTS, "--starts")) if starts else None,
             compiled=compiled,
             command=options.command_line(),
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from varprop.lab.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
-from varprop.lab.style import method_label, method_rank, rate, start_label, start_rank
+from varprop.lab.protocol.labels import method_label, method_rank, rate, start_label, start_rank
+from varprop.lab.protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
 
 HEADINGS = ("experiment", "start", "method", "lr", "training loss", "validation", "test")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import varprop as vp
 
-from .protocol import EXPERIMENTS
-from .runner import reproduce
+from .execution.run import reproduce
+from .protocol.experiments import EXPERIMENTS
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 import varprop as vp
 
-from . import datasets
-from .augment import Augmentation
-from .datasets import Dataset
-from .models import FACTORIES, Factory
-from .protocol import Experiment
-from .records import METHODS, STARTS, Method, Outcome, Start
-from .runner import run
-
-_ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal")
-_NAME = "compare"
+from .data import datasets
+from .data.augmentation import Augmentation
+from .data.datasets import Dataset
+from .execution.run import run
+from .protocol.experiments import PAPER_BATCH, PAPER_LR_MAX, Experiment, check_names
+from .protocol.models import FACTORIES, Factory
+from .protocol.records import METHODS, STARTS, Method, Outcome, Start
 
 
 class CompareError(vp.VarpropError):
@@ -38,10 +34,10 @@ def compare(
     *,
     root: Path | str | None = None,
     augmentation: Augmentation | None = None,
-    batch_size: int = 128,
+    batch_size: int = PAPER_BATCH,
     seeds: int = 1,
     epochs: int = 50,
-    lr_max: tuple[float, ...] = (1e-2,),
+    lr_max: tuple[float, ...] = (PAPER_LR_MAX,),
     together: bool = True,
     **options: Any,
 ) -> list[Outcome]:
@@ -62,57 +58,36 @@ def compare(
         epochs: Of the training that is reported; the search has at most 5.
         lr_max: Upper bounds of the search.
         together: Train all cells as one ensemble, which is fastest for small networks; otherwise one at a time.
-        options: For `runner.run`: device, resume, max_seconds, show, tensorboard, command.
+        options: For `execution.run.run`: device, resume, max_seconds, show, tensorboard, command.
     """
-    experiment = experiment_for(methods, starts, augmentation, batch_size, together).adapted(
-        seeds=seeds, epochs=epochs, lr_max=lr_max
-    )
-    experiment = replace(experiment, dataset=dataset, model=model)
-    data, factory = dataset_of(dataset, root), factory_of(model)
-    check_model(factory, data)
+    check_names(methods, starts)
+    if batch_size < 2:
+        raise CompareError(f"The batch size must be at least 2, got {batch_size}.")
+    experiment = Experiment(
+        "compare",
+        dataset,
+        model,
+        augmentation or Augmentation(),
+        methods=cast(tuple[Method, ...], methods),
+        starts=cast(tuple[Start, ...], starts),
+        batch_sizes=(batch_size,),
+        together=together,
+    ).adapted(seeds=seeds, epochs=epochs, lr_max=lr_max)
+    data, factory = _dataset_of(dataset, root), _factory_of(model)
+    _check_model(factory, data)
     return run(experiment, out, dataset=data, factory=factory, **options)
 
 
-def experiment_for(
-    methods: tuple[str, ...],
-    starts: tuple[str, ...],
-    augmentation: Augmentation | None = None,
-    batch_size: int = 128,
-    together: bool = True,
-) -> Experiment:
-    """The comparison as an experiment; names that do not exist are refused."""
-    chosen_methods: tuple[Method, ...] = tuple(_one_of("method", name, METHODS) for name in methods)
-    chosen_starts: tuple[Start, ...] = tuple(_one_of("start", name, _ALL_STARTS) for name in starts)
-    if batch_size < 2:
-        raise CompareError(f"The batch size must be at least 2, got {batch_size}.")
-    return Experiment(
-        _NAME,
-        dataset="",
-        model="",
-        augmentation=augmentation or Augmentation(),
-        methods=chosen_methods,
-        starts=chosen_starts,
-        batch_sizes=(batch_size,),
-        together=together,
-    )
-
-
-def _one_of(what: str, name: Any, known: tuple[Any, ...]) -> Any:
-    if name not in known:
-        raise CompareError(f"There is no {what} {name!r}; known are {', '.join(known)}.")
-    return name
-
-
-def factory_of(text: str) -> Factory:
+def _factory_of(text: str) -> Factory:
     """The function that ``path.py:function`` names, or one of the experiments' models."""
-    return FACTORIES[text] if text in FACTORIES else function_at(text, "model")
+    return FACTORIES[text] if text in FACTORIES else _function_at(text, "model")
 
 
-def dataset_of(text: str, root: Path | str | None = None) -> Dataset:
+def _dataset_of(text: str, root: Path | str | None = None) -> Dataset:
     """The data set of a name, or what the function that ``path.py:function`` names returns."""
     if ":" not in text:
         return datasets.load(text, root)
-    parts = function_at(text, "data set")()
+    parts = _function_at(text, "data set")()
     if not isinstance(parts, (tuple, list)) or len(parts) != 4 or not all(isinstance(p, Tensor) for p in parts):
         raise CompareError(f"{text} must return four tensors: training images and labels, test images and labels.")
     train_x, train_y, test_x, test_y = parts
@@ -132,7 +107,7 @@ def _check_pair(text: str, images: Tensor, labels: Tensor) -> None:
         raise CompareError(f"{text}: labels must be integers from 0 on.")
 
 
-def function_at(text: str, what: str) -> Callable[[], Any]:
+def _function_at(text: str, what: str) -> Callable[[], Any]:
     """The function that ``path.py:function`` names."""
     path, _, name = text.rpartition(":")
     if not path or not name:
@@ -152,7 +127,7 @@ def function_at(text: str, what: str) -> Callable[[], Any]:
 
 
 @torch.no_grad()
-def check_model(factory: Factory, data: Dataset) -> None:
+def _check_model(factory: Factory, data: Dataset) -> None:
     """Refuse a model that does not take the images or has too few outputs."""
     model = factory()
     if not isinstance(model, nn.Module):

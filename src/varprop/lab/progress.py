@@ -1,71 +1,81 @@
-"""Progress of long work: a live line with rate and remaining time on a terminal, now and then a plain one elsewhere."""
+"""Progress of long work: rich's live line on a terminal, now and then a plain line elsewhere or without rich."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TextIO
+from importlib.util import find_spec
+from typing import Any, TextIO
 
 PLAIN_SECONDS = 10.0  # between two plain lines, at least
 
 
-class Progress(Protocol):
-    """What `show` gives: something that counts steps."""
+class Progress:
+    """Counts steps, as plain lines.
+
+    Args:
+        total: How many steps there are.
+        title: At the beginning of the line.
+        done: Steps that were done in an earlier run: counted, but not in the rate.
+        stream: Where lines go; None for nowhere.
+    """
+
+    def __init__(self, total: int, title: str, done: int = 0, stream: TextIO | None = None) -> None:
+        self.total, self.title, self.first, self.done, self.stream, self.text = total, title, done, done, stream, ""
+        self.started = self.printed = time.monotonic()
 
     def advance(self, steps: int = 1, text: str = "") -> None:
         """Count steps done, and say what is going on; an empty text leaves the one before."""
+        self.done += steps
+        self.text = text or self.text
+        if time.monotonic() - self.printed >= PLAIN_SECONDS:
+            self.print_line()
+
+    def print_line(self) -> None:
+        """The state of things, whenever the last line was."""
+        self.printed = time.monotonic()
+        elapsed = self.printed - self.started
+        rate = (self.done - self.first) / elapsed if elapsed > 0 else 0.0
+        share = 100 * self.done / max(1, self.total)
+        parts = [f"{self.title}: {share:3.0f} % ({self.done}/{self.total})", _rate(rate), f"{_clock(elapsed)} gone"]
+        if rate and self.done < self.total:
+            parts.append(f"{_clock((self.total - self.done) / rate)} left")
+        if self.stream is not None:
+            print(", ".join([*parts, self.text] if self.text else parts), file=self.stream, flush=True)
+
+
+class _Bar(Progress):
+    """The same on a terminal."""
+
+    def __init__(self, total: int, title: str, done: int, stream: TextIO) -> None:
+        super().__init__(total, title, done, stream)
+        self.bar = _rich_bar(title, stream)
+        self.task = self.bar.add_task(title, total=total, completed=done, text="")
+
+    def advance(self, steps: int = 1, text: str = "") -> None:
+        self.text = text or self.text
+        self.bar.update(self.task, advance=steps, text=self.text)
 
 
 @contextmanager
 def show(total: int, title: str, done: int = 0, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Show the progress of what happens within.
-
-    Args:
-        total: How many steps there are.
-        title: Stands at the beginning of the line.
-        done: Steps that were done in an earlier run: counted, but not in the rate.
-        stream: Where it goes; standard error by default, so that results on standard output stay clean.
-    """
-    stream = sys.stderr if stream is None else stream
-    shown = _live if stream.isatty() and _has_rich() else _plain
-    with shown(total, title, done, stream) as progress:
-        yield progress
-
-
-@contextmanager
-def silent() -> Iterator[Progress]:
-    """Progress that nobody sees, for work inside other work and for tests."""
-    yield _Silent()
-
-
-class _Silent:
-    def advance(self, steps: int = 1, text: str = "") -> None:
-        pass
-
-
-def _has_rich() -> bool:
+    """Show the progress of what happens within; arguments as of `Progress`, standard error by default."""
+    stream = sys.stderr if stream is None else stream  # results on standard output stay clean
+    if stream.isatty() and find_spec("rich") is not None:
+        bar = _Bar(total, title, done, stream)
+        with bar.bar:
+            yield bar
+        return
+    progress = Progress(total, title, done, stream)
     try:
-        import rich.progress  # noqa: F401
-    except ImportError:
-        return False
-    return True
+        yield progress
+    finally:
+        progress.print_line()
 
 
-@dataclass
-class _Live:
-    bar: Any
-    task: Any
-
-    def advance(self, steps: int = 1, text: str = "") -> None:
-        fields = {"text": text} if text else {}
-        self.bar.update(self.task, advance=steps, **fields)
-
-
-@contextmanager
-def _live(total: int, title: str, done: int, stream: TextIO) -> Iterator[Progress]:
+def _rich_bar(title: str, stream: TextIO) -> Any:
     from rich import progress
     from rich.console import Console
     from rich.table import Column
@@ -77,7 +87,7 @@ def _live(total: int, title: str, done: int, stream: TextIO) -> Iterator[Progres
     def fixed(width: int) -> Column:  # only the text gives way on a narrow terminal
         return Column(no_wrap=True, min_width=width)
 
-    bar = progress.Progress(
+    return progress.Progress(
         progress.TextColumn("[bold]{task.description}", table_column=fixed(len(title))),
         progress.BarColumn(bar_width=12, table_column=fixed(12)),
         progress.TaskProgressColumn(table_column=fixed(4)),
@@ -90,58 +100,6 @@ def _live(total: int, title: str, done: int, stream: TextIO) -> Iterator[Progres
         expand=True,
         speed_estimate_period=60.0,
     )
-    with bar:
-        yield _Live(bar, bar.add_task(title, total=total, completed=done, text=""))
-
-
-@dataclass
-class _Plain:
-    total: int
-    title: str
-    done: int
-    stream: TextIO
-    clock: Callable[[], float] = time.monotonic
-    text: str = ""
-    fresh: int = 0
-    started: float = field(init=False)
-    printed: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.started = self.printed = self.clock()
-
-    def advance(self, steps: int = 1, text: str = "") -> None:
-        self.done += steps
-        self.fresh += steps
-        self.text = text or self.text
-        if self.clock() - self.printed >= PLAIN_SECONDS:
-            self.line()
-
-    def line(self) -> None:
-        now = self.clock()
-        self.printed = now
-        print(_line(self, now - self.started), file=self.stream, flush=True)
-
-
-@contextmanager
-def _plain(total: int, title: str, done: int, stream: TextIO) -> Iterator[Progress]:
-    progress = _Plain(total, title, done, stream)
-    try:
-        yield progress
-    finally:
-        progress.line()
-
-
-def _line(progress: _Plain, elapsed: float) -> str:
-    share = 100 * progress.done / max(1, progress.total)
-    rate = progress.fresh / elapsed if elapsed > 0 else 0.0
-    left = (progress.total - progress.done) / rate if rate else None
-    parts = [
-        f"{progress.title}: {share:3.0f} % ({progress.done}/{progress.total})",
-        f"{_rate(rate)}, {_clock(elapsed)} gone",
-    ]
-    if left is not None and progress.done < progress.total:
-        parts.append(f"{_clock(left)} left")
-    return ", ".join([*parts, progress.text] if progress.text else parts)
 
 
 def _rate(per_second: float) -> str:

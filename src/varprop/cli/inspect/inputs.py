@@ -155,7 +155,7 @@ def _data(name: str, shape: tuple[int, ...], root: Path | None) -> Any:
         if not place.is_file():
             raise vp.VarpropError(f"There is no file {place} with data.")
         return saved_inputs([place], shape)
-    from varprop.lab import datasets
+    from varprop.lab.data import datasets
 
     if name not in ("mnist", "cifar10", "digits"):
         raise vp.VarpropError(

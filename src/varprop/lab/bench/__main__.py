@@ -10,8 +10,8 @@ from typing import Any
 
 import varprop as vp
 
-from . import chart, markdown, table
-from .plan import CASES, MODES, STEP
+from . import chart, tables
+from .cases import CASES, MODES, STEP
 from .record import FILE
 from .run import run
 from .session import Options
@@ -69,8 +69,8 @@ def measure(options: Options) -> None:
     print(STEP, flush=True)
     record = run(options, say=lambda text: print(text, flush=True))
     print()
-    table.show(record)
-    page = markdown.write(record, options.out)
+    print("\n\n".join(table.plain() for table in tables.tables(record)))
+    page = tables.write_page(record, options.out)
     print(f"\nResults: {options.out / FILE}, {page}")
     drawn = chart.draw(record, options.out)
     print(f"Chart: {drawn}" if drawn else "No chart: it needs matplotlib (pip install 'varprop[lab]') and results.")

@@ -7,9 +7,9 @@ import io
 from pathlib import Path
 from typing import Any
 
-from ..store import write_atomically
-from ..style import METHOD_COLOURS, OTHER_COLOUR
-from .record import Record
+from ..report.style import METHOD_COLOURS, OTHER_COLOUR
+from ..store.files import write_atomically
+from .record import ROOM, Record
 from .variants import VARIANTS, title
 
 FILE = "normalization.png"
@@ -39,7 +39,7 @@ def draw(record: Record, folder: Path) -> Path | None:
     figure.suptitle(f"Time of a training step, relative to no normalization ({_machine(record)})", fontsize=10)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
-    write_atomically(folder / FILE, buffer.getvalue(), then="make room and run the command again")
+    write_atomically(folder / FILE, buffer.getvalue(), then=ROOM)
     return folder / FILE
 
 

@@ -7,9 +7,8 @@ import torch
 import varprop as vp
 
 from .record import Inference
+from .step import Network, autocast
 from .timing import interleaved
-from .training import Network, autocast
-from .variants import build
 
 
 def compare_inference(network: Network, rounds: int, seconds: float) -> Inference:
@@ -21,7 +20,7 @@ def compare_inference(network: Network, rounds: int, seconds: float) -> Inferenc
         seconds: Likewise.
     """
     case, device = network.case, network.device
-    models = {"folded": vp.fold(network.model).eval(), "plain": build(case, "none", device).eval()}
+    models = {"folded": vp.fold(network.model).eval(), "plain": case.network("none", device).eval()}
     models["plain"].load_state_dict(models["folded"].state_dict())
     with torch.inference_mode(), autocast(case.eager, device):
         outputs = {name: model(network.images) for name, model in models.items()}

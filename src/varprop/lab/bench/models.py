@@ -10,11 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models import GlobalAverage, LeakyRelu
+from ..protocol import models
 
-_KERNELS = (3, 3, 3, 3, 3, 3, 3, 1, 1)
-_STRIDES = (1, 1, 2, 1, 1, 2, 1, 1, 1)
-_WIDTHS = (1, 1, 1, 2, 2, 2, 2, 2)
 _BLOCKS = (3, 4, 6, 3)
 
 
@@ -50,14 +47,8 @@ def logistic(recipe: Recipe, inputs: int = 784, units: int = 20, classes: int = 
 
 
 def convolutional(recipe: Recipe, width: int = 96, classes: int = 10) -> nn.Module:
-    """The paper's network for CIFAR-10: nine convolutions, then the mean over positions."""
-    layers: list[nn.Module] = []
-    before = 3
-    for kernel, stride, factor in zip(_KERNELS, _STRIDES, _WIDTHS, strict=False):
-        made = recipe.layers(nn.Conv2d, before, width * factor, kernel, stride, padding=kernel // 2)
-        layers += [*made, LeakyRelu()]
-        before = width * factor
-    return nn.Sequential(*layers, nn.Conv2d(before, classes, _KERNELS[-1], _STRIDES[-1]), GlobalAverage())
+    """The paper's network for CIFAR-10."""
+    return models.convolutional(width, classes, recipe.layers)
 
 
 class Bottleneck(nn.Module):

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..store import write_atomically
+from ..store.files import write_atomically
 from .timing import quartiles, ratio
 
 FILE = "normalization.json"
+ROOM = "make room and run the command again"  # what to do when the disk is full
 METHODS = {"none": "standard", "weight": "weight", "batch": "batch", "analytic": "analytic"}  # as the lab names them
 
 
@@ -177,7 +178,7 @@ class Record:
         """Keep all that there is, whole or not at all."""
         path = folder / FILE
         content = json.dumps(self.to_dict(), indent=1)
-        write_atomically(path, f"{content}\n".encode(), then="make room and run the command again")
+        write_atomically(path, f"{content}\n".encode(), then=ROOM)
         return path
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..training.cuda_graph import captured
+from .profiling import clean
 from .record import Roofline, first_line
+from .step import Network, autocast, capture_stream
 from .timing import Function, interleaved, timed, wait
-from .training import Network, autocast, capture_stream, clean
 
 COPY = 2**30  # bytes, far beyond any cache
 TINY_COPY = 2**22
@@ -67,30 +69,16 @@ def without_launches(functions: dict[str, Function], device: torch.device) -> tu
     """On a GPU the functions as CUDA graphs, where that can be done; and how they are measured then."""
     if device.type != "cuda":
         return CLOCK, functions
+
+    def settle() -> None:
+        wait(device)
+        clean()
+
     try:
-        return GRAPH, {name: replayed(function, device) for name, function in functions.items()}
+        stream = capture_stream(device)
+        return GRAPH, {name: captured(function, stream, settle) for name, function in functions.items()}
     except RuntimeError as error:
         return f"{CLOCK} (no CUDA graph of it could be made: {first_line(error)})", functions
-
-
-def replayed(function: Function, device: torch.device) -> Function:
-    """The function as a CUDA graph."""
-    stream = capture_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    wait(device)
-    clean()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        kept = function()
-
-    def replay() -> Any:
-        graph.replay()
-        return kept
-
-    return replay
 
 
 def copy_bandwidth(device: torch.device, size: int) -> float:

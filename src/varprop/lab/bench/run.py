@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import torch
 
+from ..environment import chosen_device
 from . import roofline
+from .cases import CASES, MODES, Case, cases, default_cases, default_modes, variants_of
 from .inference import compare_inference
-from .plan import CASES, MODES, Case, cases, default_cases, default_modes, variants_of
+from .profiling import clean, kernels
 from .record import Cell, Record, first_line
-from .session import Options, Session, begin, device_of, known, settings
+from .session import Options, Session, begin, known, settings
+from .step import Network, Step, drop_traces, make_step, network, prime
 from .timing import interleaved
-from .training import Network, Step, clean, drop_traces, kernels, make_step, network, prime
 from .variants import VARIANTS, title
 
 ROOFLINE_CASE = "resnet50"
@@ -31,7 +33,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> Record:
     Raises:
         VarpropError: On names that are not known, or a device that is not there.
     """
-    device = device_of(options.device)
+    device = chosen_device(options.device)
     chosen = known(options.cases, CASES, "case") or default_cases(device)
     modes = known(options.modes, MODES, "mode") or default_modes(device)
     wanted = known(options.variants, tuple(VARIANTS), "variant")
@@ -39,15 +41,15 @@ def run(options: Options, say: Callable[[str], None] = print) -> Record:
     available = cases(device, options.tiny)
     with settings(device):
         prime(device)
-        session.keep()
+        session.save()
         for name in chosen:
-            measure_case(session, available[name], modes, wanted)
+            _measure_case(session, available[name], modes, wanted)
     session.record.manifest["finished"] = True
-    session.keep()
+    session.save()
     return session.record
 
 
-def measure_case(session: Session, case: Case, modes: tuple[str, ...], wanted: tuple[str, ...] | None) -> None:
+def _measure_case(session: Session, case: Case, modes: tuple[str, ...], wanted: tuple[str, ...] | None) -> None:
     """All modes of a case, then inference and the fold alone."""
     images, labels = case.data(session.device)
     networks: dict[str, Network] = {}
@@ -61,20 +63,20 @@ def measure_case(session: Session, case: Case, modes: tuple[str, ...], wanted: t
         if mode == "captured" and session.device.type != "cuda":
             session.note(f"{case.name} captured: skipped, a CPU has no CUDA graphs")
             continue
-        measure_mode(session, case, mode, variants_of(case, mode, wanted), network_of)
+        _measure_mode(session, case, mode, variants_of(case, mode, wanted), network_of)
         for made in networks.values():
             drop_traces(made)
     if wanted is None or "analytic" in wanted:
-        attempt(session, f"{case.name} inference", lambda: add_inference(session, network_of("analytic")))
-    if case.name == ROOFLINE_CASE and (wanted is None or "analytic" in wanted):
-        attempt(session, f"{case.name} fold alone", lambda: add_roofline(session, network_of("analytic")))
+        attempt(session, f"{case.name} inference", lambda: _add_inference(session, network_of("analytic")))
+        if case.name == ROOFLINE_CASE:
+            attempt(session, f"{case.name} fold alone", lambda: _add_roofline(session, network_of("analytic")))
     if any(made.losses for made in networks.values()):
         torch._dynamo.reset()
     networks.clear()
     clean()
 
 
-def measure_mode(
+def _measure_mode(
     session: Session, case: Case, mode: str, variants: tuple[str, ...], network_of: Callable[[str], Network]
 ) -> None:
     """Prepare all variants, then time them in turns."""
@@ -82,23 +84,25 @@ def measure_mode(
     cells: dict[str, Cell] = {}
     for variant in variants:
         empty = Cell(case.name, case.title, mode, variant, case.precision(mode), case.batch)
-        cells[variant], step = prepared(session, empty, network_of)
+        cells[variant], step = _prepared(session, empty, network_of)
         steps |= {variant: step} if step else {}
         session.record.put([cells[variant]])
-        session.keep()
+        session.save()
     times = interleaved(steps, session.rounds, session.options.seconds, session.device)
     for variant, step in steps.items():
         loss = float(step())
         odd = "" if math.isfinite(loss) else f"the loss is {loss}"
         cells[variant] = replace(cells[variant], rounds=tuple(times[variant]), note=odd)
     session.record.put(list(cells.values()))
-    session.keep()
+    session.save()
     for cell in (cells[variant] for variant in steps):
-        session.tell(line(session.record, cell))
+        ratio = session.record.time_ratio(cell)
+        more = "" if ratio is None else f", {ratio:.3f} x none"
+        session.print(f"{cell.case} {cell.mode} {title(cell.variant)}: {1e3 * cell.seconds:.3f} ms{more}")
 
 
-def prepared(session: Session, cell: Cell, network_of: Callable[[str], Network]) -> tuple[Cell, Step | None]:
-    """The step of a cell, and what can be told before it is timed; no step if there is no time or it fails."""
+def _prepared(session: Session, cell: Cell, network_of: Callable[[str], Network]) -> tuple[Cell, Step | None]:
+    """The step of a cell, and what is known before it is timed; no step if there is no time or it fails."""
     name = f"{cell.case} {cell.mode} {title(cell.variant)}"
     if session.is_over(name):
         return replace(cell, note="no time left"), None
@@ -111,15 +115,8 @@ def prepared(session: Session, cell: Cell, network_of: Callable[[str], Network])
         clean()
         return replace(cell, note=first_line(error)), None
     seconds = time.perf_counter() - start
-    session.tell(f"{name}: ready in {seconds:.1f} s")
+    session.print(f"{name}: ready in {seconds:.1f} s")
     return replace(cell, preparing=seconds, memory=memory or None, kernels=count), step
-
-
-def line(record: Record, cell: Cell) -> str:
-    """A measured cell as a line of progress."""
-    ratio = record.time_ratio(cell)
-    more = "" if ratio is None else f", {ratio:.3f} x none"
-    return f"{cell.case} {cell.mode} {title(cell.variant)}: {1e3 * cell.seconds:.3f} ms{more}"
 
 
 def attempt(session: Session, name: str, action: Callable[[], None]) -> None:
@@ -130,19 +127,17 @@ def attempt(session: Session, name: str, action: Callable[[], None]) -> None:
         action()
     except Exception as error:  # as above
         session.note(f"{name}: failed, {first_line(error)}")
-    session.keep()
+    session.save()
 
 
-def add_inference(session: Session, analytic: Network) -> None:
-    """The folded model against the plain one."""
+def _add_inference(session: Session, analytic: Network) -> None:
     found = compare_inference(analytic, session.rounds, session.options.seconds)
     session.record.inferences.append(found)
     same = "bit-identical" if found.identical else "NOT bit-identical"
-    session.tell(f"{found.case} folded inference: {found.ratio:.3f} x plain, {same}")
+    session.print(f"{found.case} folded inference: {found.ratio:.3f} x plain, {same}")
 
 
-def add_roofline(session: Session, analytic: Network) -> None:
-    """The fold alone."""
+def _add_roofline(session: Session, analytic: Network) -> None:
     found = roofline.measure(analytic, session.rounds, session.options.seconds, session.options.tiny)
     session.record.roofline = found
-    session.tell(f"fold alone: forward {1e6 * found.forward:.0f} us, backward {1e6 * found.backward:.0f} us")
+    session.print(f"fold alone: forward {1e6 * found.forward:.0f} us, backward {1e6 * found.backward:.0f} us")

@@ -16,11 +16,11 @@ import torch
 
 import varprop as vp
 
-from .. import manifest
+from .. import environment
 from . import targets
-from .plan import STEP
+from .cases import STEP
 from .record import Record
-from .training import LR
+from .step import LR
 
 CPU_ROUNDS, GPU_ROUNDS = 11, 15
 GPU_BUDGET = 340.0
@@ -78,7 +78,7 @@ class Session:
         """Seconds since the beginning."""
         return time.perf_counter() - self.started
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Write what there is."""
         self.record.manifest["seconds"] = round(self.spent, 1)
         self.record.targets[:] = targets.judge(self.record, self.device.type)
@@ -90,26 +90,14 @@ class Session:
             self.note(f"{name}: skipped, {self.limit:.0f} s are over")
         return over
 
-    def tell(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """A line of progress."""
         self.say(f"[{self.spent:6.1f} s] {text}")
 
     def note(self, text: str) -> None:
         """A line of progress that stays in the results."""
         self.record.notes.append(text)
-        self.tell(text)
-
-
-def device_of(name: str) -> torch.device:
-    """The device, `auto` resolved.
-
-    Raises:
-        VarpropError: If there is no GPU where one was asked for.
-    """
-    there = torch.cuda.is_available()
-    if name == "cuda" and not there:
-        raise vp.VarpropError(f"torch {torch.__version__} sees no CUDA device; use --device cpu.")
-    return torch.device("cuda" if there and name != "cpu" else "cpu")
+        self.print(text)
 
 
 def known(names: tuple[str, ...] | None, all_names: tuple[str, ...], kind: str) -> tuple[str, ...] | None:
@@ -130,10 +118,10 @@ def begin(options: Options, device: torch.device, say: Callable[[str], None]) ->
     rounds = options.rounds or (GPU_ROUNDS if on_gpu else CPU_ROUNDS)
     limit = options.max_seconds or (GPU_BUDGET if on_gpu else math.inf)
     described: dict[str, Any] = {
-        "command": options.command or manifest.command_line("varprop.lab.bench"),
-        "hardware": {**manifest.hardware(device), "load": load()},
-        "versions": manifest.versions(),
-        "git": manifest.git_state(),
+        "command": options.command or environment.command_line("varprop.lab.bench"),
+        "hardware": {**environment.hardware(device), "load": load()},
+        "versions": environment.versions(),
+        "git": environment.git_state(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": 0.0,
         "finished": False,
@@ -147,7 +135,7 @@ def begin(options: Options, device: torch.device, say: Callable[[str], None]) ->
 
 
 def load() -> float:
-    """Processes that ran in the last minute, on average; 0 where the system does not tell."""
+    """Processes that ran in the last minute, on average; 0 where the system does not count them."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 

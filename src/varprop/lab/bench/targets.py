@@ -41,36 +41,26 @@ FOLD = 2.00  # times what its bytes take at the speed of a copy, on a GPU
 
 def judge(record: Record, device: str) -> list[dict[str, Any]]:
     """Every target of the device with what was measured; values are compared as they are printed, at two decimals."""
-    found = [
-        judged(words(target), value(record, target), target.limit) for target in TARGETS if target.device == device
-    ]
+    ratios: list[tuple[str, float | None, float]] = []
+    for target in TARGETS:
+        if target.device == device:
+            cell = record.cell(target.case, target.mode, "analytic")
+            ratio_of = record.time_ratio if target.quantity == "time" else record.memory_ratio
+            text = f"{target.case} {target.mode}, {target.quantity} to {target.base}"
+            ratios.append((text, ratio_of(cell, target.base) if cell else None, target.limit))
     for inference in record.inferences:
-        text = f"{inference.case} folded inference, time to the plain model"
-        found.append(judged(text, inference.ratio, FOLDED))
-        text = f"{inference.case} folded inference, bits differ (1) or not (0)"
-        found.append(judged(text, 0.0 if inference.identical else 1.0, 0.0))
+        name = f"{inference.case} folded inference"
+        ratios.append((f"{name}, time to the plain model", inference.ratio, FOLDED))
+        ratios.append((f"{name}, bits differ (1) or not (0)", 0.0 if inference.identical else 1.0, 0.0))
     fold = record.roofline
     if fold is not None and device == "cuda":
-        found.append(judged("fold alone, forward, time to the least", fold.forward / fold.least_forward, FOLD))
-        found.append(judged("fold alone, backward, time to the least", fold.backward / fold.least_backward, FOLD))
-    return found
+        ratios.append(("fold alone, forward, time to the least", fold.forward / fold.least_forward, FOLD))
+        ratios.append(("fold alone, backward, time to the least", fold.backward / fold.least_backward, FOLD))
+    return [
+        {"target": text, "limit": limit, "measured": measured, "verdict": _verdict(measured, limit)}
+        for text, measured, limit in ratios
+    ]
 
 
-def words(target: Target) -> str:
-    """A target as text."""
-    return f"{target.case} {target.mode}, {target.quantity} to {target.base}"
-
-
-def value(record: Record, target: Target) -> float | None:
-    """What was measured of a target."""
-    cell = record.cell(target.case, target.mode, "analytic")
-    if cell is None:
-        return None
-    measured = record.time_ratio if target.quantity == "time" else record.memory_ratio
-    return measured(cell, target.base)
-
-
-def judged(text: str, measured: float | None, limit: float) -> dict[str, Any]:
-    """One line of the table."""
-    verdict = "not measured" if measured is None else "pass" if round(measured, 2) <= limit else "miss"
-    return {"target": text, "limit": limit, "measured": measured, "verdict": verdict}
+def _verdict(measured: float | None, limit: float) -> str:
+    return "not measured" if measured is None else "pass" if round(measured, 2) <= limit else "miss"

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import varprop as vp
 
 from .models import Recipe
 
-if TYPE_CHECKING:
-    from .plan import Case
-
-SEED = 0
 GROUPS = 32
 
 
@@ -49,19 +44,8 @@ def title(variant: str) -> str:
     return VARIANTS[variant][0]
 
 
-def build(case: Case, variant: str, device: torch.device) -> nn.Module:
-    """The network of a case with a normalization, in training mode; all variants draw the same weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        model = case.build(VARIANTS[variant][1])
-    layout: dict[str, Any] = {"memory_format": torch.channels_last} if case.channels_last else {}
-    model = model.to(device, **layout)
-    if variant == "weight":
-        return _weight_normalized(model)
-    return _analytic(model, case, device) if variant == "analytic" else model
-
-
-def _weight_normalized(model: nn.Module) -> nn.Module:
+def weight_normalized(model: nn.Module) -> nn.Module:
+    """Weight norm on every linear layer, in place."""
     for layer in list(model.modules()):
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
             weight_norm(layer)
@@ -70,14 +54,10 @@ def _weight_normalized(model: nn.Module) -> nn.Module:
     return model
 
 
-def _analytic(model: nn.Module, case: Case, device: torch.device) -> nn.Module:
-    example = torch.zeros(2, *case.image, device=device)
+def analytically_normalized(model: nn.Module, image: tuple[int, ...], device: torch.device) -> nn.Module:
+    """Analytic norm for inputs of this shape with mean 0 and variance 1, in place."""
+    mean = torch.zeros(1, image[0], *(1 for _ in image[1:]), device=device)  # per channel, or per entry of a vector
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on depth: what comes out is timed, not trained
-        return vp.normalize(model, input_moments(case.image, device), example=example, inplace=True)
-
-
-def input_moments(image: tuple[int, ...], device: torch.device) -> vp.Moments:
-    """Mean 0 and variance 1, per channel of an image and per entry of a vector."""
-    mean: Tensor = torch.zeros(1, image[0], *(1 for _ in image[1:]), device=device)
-    return vp.Moments(mean, torch.ones_like(mean))
+        moments = vp.Moments(mean, torch.ones_like(mean))
+        return vp.normalize(model, moments, example=torch.zeros(2, *image, device=device), inplace=True)

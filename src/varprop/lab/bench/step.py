@@ -1,0 +1,159 @@
+"""A training step in each mode: eager, compiled, captured as a CUDA graph."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..training.cuda_graph import captured
+from .cases import Case
+from .profiling import allocated, clean, peak, reset_peak
+
+Step = Callable[[], Tensor]  # returns the loss
+LR = 1e-7  # nothing is learned: what is timed must not depend on how training goes
+SETTLE = 6  # steps after which all that is recorded when repeated is
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model of a case with its batch, used in all modes.
+
+    Attributes:
+        model: With one of the normalizations.
+        images: The batch.
+        labels: Its labels.
+        bytes: Device memory that the model took when it was made.
+        losses: By precision, the compiled loss; filled when first asked for.
+    """
+
+    case: Case
+    variant: str
+    model: nn.Module
+    images: Tensor
+    labels: Tensor
+    bytes: int
+    losses: dict[str, Callable[..., Tensor]]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.images.device
+
+    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross entropy."""
+        return F.cross_entropy(self.model(images), labels)
+
+    def compiled(self, precision: str, backend: str) -> Callable[..., Tensor]:
+        """The loss compiled, with the same settings for all variants."""
+        if precision not in self.losses:
+            loss = _with_own_code(self, f"loss_{self.case.name}_{self.variant.replace('-', '_')}_{precision}")
+            self.losses[precision] = torch.compile(loss, backend=backend, fullgraph=True, dynamic=False)
+        return self.losses[precision]
+
+
+def network(case: Case, variant: str, images: Tensor, labels: Tensor) -> Network:
+    """Built on the device of the batch."""
+    clean()  # what others left behind must not be counted as freed by this one
+    before = allocated(images.device)
+    model = case.network(variant, images.device)
+    clean()
+    return Network(case, variant, model, images, labels, allocated(images.device) - before, {})
+
+
+def _with_own_code(network: Network, name: str) -> Callable[..., Tensor]:
+    """What is compiled is kept by code object; if variants shared one, each call would look through all of them."""
+    model = network.model
+
+    def loss(images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(images), labels)
+
+    loss.__code__ = loss.__code__.replace(co_name=name)
+    return loss
+
+
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Autocast to bfloat16 for ``bf16``, nothing otherwise."""
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+
+def optimizer(network: Network, capturable: bool) -> torch.optim.Optimizer:
+    """That of the case, over all parameters, with the foreach implementation."""
+    parameters = list(network.model.parameters())
+    if network.case.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=LR, foreach=True, capturable=capturable)
+    return torch.optim.SGD(parameters, lr=LR, momentum=0.9, foreach=True)
+
+
+def make_step(network: Network, mode: str, backend: str) -> tuple[Step, int]:
+    """The step of a mode, warmed up, and the peak of device memory in it.
+
+    Raises:
+        RuntimeError: Whatever torch raises if it cannot be compiled, captured, or held in memory.
+    """
+    precision = network.case.precision(mode)
+    loss_of = network.loss if mode == "eager" else network.compiled(precision, backend)
+    if mode == "captured":
+        capture_stream(network.device)
+    before = allocated(network.device)
+    update = optimizer(network, capturable=mode == "captured")
+
+    def step() -> Tensor:
+        update.zero_grad(set_to_none=True)
+        with autocast(precision, network.device):
+            loss = loss_of(network.images, network.labels)
+        loss.backward()
+        update.step()
+        return loss.detach()
+
+    final = _captured(step, network) if mode == "captured" else _warm(step, network)
+    return final, peak(network.device) - before + network.bytes
+
+
+def _warm(step: Step, network: Network) -> Step:
+    """The step itself after a few runs, the last of which is watched."""
+    for _ in range(SETTLE):
+        step()
+    reset_peak(network.device)
+    step()
+    return step
+
+
+@functools.cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream of all captures."""
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        prime(device)
+    return stream
+
+
+def prime(device: torch.device) -> None:
+    """Let the libraries take their workspaces, which would be counted as memory of whichever step comes first."""
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = nn.Linear(64, 64, device=device, dtype=dtype)
+        layer(torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)).sum().backward()
+
+
+def _captured(step: Step, network: Network) -> Step:
+    def settle() -> None:
+        network.model.zero_grad(set_to_none=True)
+        clean()
+        reset_peak(network.device)
+
+    replay = captured(step, capture_stream(network.device), settle)
+    replay()
+    return replay
+
+
+def drop_traces(network: Network) -> None:
+    """Let go of gradients and of folded weights, so that the next mode finds the model as it was made."""
+    network.model.zero_grad(set_to_none=True)
+    network.model.eval().train()
+    clean()

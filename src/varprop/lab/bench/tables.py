@@ -1,0 +1,92 @@
+"""The results as tables, in a terminal and on a Markdown page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..report.facts import facts
+from ..store.files import write_atomically
+from ..text_table import Table
+from .record import FILE, ROOM, Cell, Record, group_title
+from .timing import quartiles
+from .variants import title
+
+_LEFT = ("variant", "model", "fold", "target", "note", "verdict")
+
+
+def tables(record: Record) -> list[Table]:
+    """Everything that was measured."""
+    return [table.without_empty_columns() for table in _tables(record)]
+
+
+def _tables(record: Record) -> Iterator[Table]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in record.cells:
+        groups.setdefault(group_title(cell), []).append(cell)
+    for heading, cells in groups.items():
+        columns = ("variant", "step ms", "quartiles", "x none", "MiB", "x none", "kernels", "note")
+        yield Table(heading, columns, [_step(record, cell) for cell in cells], _LEFT)
+    if record.inferences:
+        yield _inference(record)
+    if record.roofline is not None:
+        yield _roofline(record)
+    targets = [(t["target"], _ratio(t["measured"]), f"{t['limit']:.2f}", t["verdict"]) for t in record.targets]
+    yield Table("Targets of the analytic norm", ("target", "measured", "at most", "verdict"), targets, _LEFT)
+
+
+def _step(record: Record, cell: Cell) -> Sequence[str]:
+    if not cell.rounds:
+        return title(cell.variant), "", "", "", "", "", "", cell.note
+    lower, middle, upper = (f"{1e3 * value:.3f}" for value in quartiles(cell.rounds))
+    memory = "" if cell.memory is None else f"{cell.memory / 2**20:.1f}"
+    ratios = _ratio(record.time_ratio(cell)), _ratio(record.memory_ratio(cell))
+    count = "" if cell.kernels is None else str(cell.kernels)
+    return title(cell.variant), middle, f"{lower}-{upper}", ratios[0], memory, ratios[1], count, cell.note
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _inference(record: Record) -> Table:
+    rows = []
+    for found in record.inferences:
+        times = [f"{1e3 * quartiles(seconds)[1]:.3f}" for seconds in (found.folded, found.plain)]
+        same = "yes" if found.identical else "NO"
+        rows.append((f"{found.title}, {found.precision}", *times, _ratio(found.ratio), same))
+    return Table("Inference", ("model", "folded ms", "plain ms", "x plain", "same bits"), rows, _LEFT)
+
+
+def _roofline(record: Record) -> Table:
+    found = record.roofline
+    assert found is not None
+
+    def row(name: str, operations: int, size: int, measured: float) -> Sequence[str]:
+        least = size / found.bandwidth
+        times = f"{1e6 * least:.1f}", f"{1e6 * measured:.1f}", f"{measured / least:.2f}"
+        return name, f"{operations / 1e6:.0f}", f"{size / 1e6:.1f}", *times, f"{size / measured / 1e9:.0f}"
+
+    rows = [
+        row("forward", found.forward_operations, found.forward_bytes, found.forward),
+        row("backward", found.backward_operations, found.backward_bytes, found.backward),
+    ]
+    if found.joining is not None:
+        rows.append(row("gradients joined", 0, found.joining_bytes, found.joining))
+    heading = f"Fold of {found.weights:,} weights alone; a copy moves {found.bandwidth / 1e9:.0f} GB/s ({found.how})"
+    columns = ("fold", "Mflop at least", "MB at least", "least us", "measured us", "x least", "GB/s")
+    return Table(heading, columns, rows, _LEFT)
+
+
+def write_page(record: Record, folder: Path) -> Path:
+    """All that was measured, with the command and the machine, as Markdown beside the file of numbers."""
+    lines = [f"- {name}: {f'`{value}`' if name == 'Command' else value}" for name, value in facts(record.manifest)]
+    how = "\n".join(lines) + f"\n\n{record.manifest['step']}"
+    chart = Path(FILE).with_suffix(".png").name
+    parts = [f"# What the normalizations cost\n\n{how}", f"![step times as multiples of none]({chart})"]
+    parts += [f"## {table.heading}\n\n{table.markdown()}" for table in tables(record) if table.rows]
+    if record.notes:
+        parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in record.notes))
+    path = (folder / FILE).with_suffix(".md")
+    write_atomically(path, ("\n\n".join(parts) + "\n").encode(), then=ROOM)
+    return path

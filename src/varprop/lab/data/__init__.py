@@ -1,0 +1,1 @@
+"""Data sets: reading, fetching, augmenting and batching them."""

@@ -1,0 +1,109 @@
+"""What a run depends on besides its settings: the device, optional packages, versions, the machine and the sources."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import varprop as vp
+
+_PACKAGES = ("varprop", "torch", "numpy", "scipy", "scikit-learn", "triton")
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device of a name; ``auto`` is the GPU if there is one.
+
+    Raises:
+        VarpropError: If the name is unknown, or there is no GPU where one was asked for.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise vp.VarpropError(f"The device must be auto, cpu or cuda, not {name!r}.")
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise vp.VarpropError(f"torch {torch.__version__} sees no CUDA device; use --device cpu.")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def require(package: str, purpose: str) -> Any:
+    """Import an optional package.
+
+    Args:
+        package: Its name for import.
+        purpose: What needs it, the beginning of a sentence.
+
+    Raises:
+        VarpropError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        name = package.partition(".")[0]
+        raise vp.VarpropError(f"{purpose} needs {name}: pip install 'varprop[lab]'.") from error
+
+
+@contextlib.contextmanager
+def reproducible(device: torch.device, one_thread: bool) -> Iterator[None]:
+    """Deterministic algorithms on a GPU; on a CPU one thread if operations are too small for several."""
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    if device.type == "cpu" and one_thread:
+        torch.set_num_threads(1)
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+def command_line(module: str = "varprop.lab") -> str:
+    """What was called, without the folder of the interpreter or script; a module if one was run."""
+    program = Path(sys.argv[0]).name
+    called = ["python", "-m", module] if program == "__main__.py" else [program]
+    return shlex.join([*called, *sys.argv[1:]])
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that matter, where they are installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return {**found, "torch": torch.__version__}
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The machine."""
+    found = {"device": device.type, "machine": platform.machine(), "cpu_threads": torch.get_num_threads()}
+    gpu = device.type == "cuda"
+    return {**found, "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if gpu else found
+
+
+def git_state() -> dict[str, Any]:
+    """The commit of the sources and whether they differ from it; empty outside a repository."""
+    commit = _git("rev-parse", "HEAD")
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))} if commit else {}
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,1 @@
+"""Running an experiment: searching learning rates, training, resuming, several processes."""

@@ -1,0 +1,72 @@
+"""The learning rates of many cells by bounded Brent, in lockstep: every round evaluates one rate of each search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import varprop as vp
+
+Trace = list[tuple[float, float]]  # (lr, loss) in the order made
+Evaluate = Callable[[dict[str, float]], Mapping[str, float]]
+
+
+class _Unknown(Exception):
+    """Interrupts a search at the first rate whose loss is not known yet."""
+
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+
+
+def find_lrs(
+    bounds: Mapping[str, tuple[float, float]],
+    evaluate: Evaluate,
+    evaluations: int = 10,
+    known: Mapping[str, Trace] | None = None,
+) -> dict[str, vp.LRSearch]:
+    """Search for several learning rates at once, as `vp.find_lr` does for one.
+
+    Brent's method is deterministic, so in every round each search is repeated from its first evaluation with the
+    losses known so far; the rate at which it asks for a new loss is what it wants next.
+
+    Args:
+        bounds: Of every search, by name.
+        evaluate: Called with the rates wanted, by name; returns their losses. All searches that are not finished ask
+            together, every time.
+        evaluations: At most so many for each.
+        known: Evaluations of an earlier run, in order.
+
+    Returns:
+        What `vp.find_lr` returns, by name.
+    """
+    traces = {name: list((known or {}).get(name, [])) for name in bounds}
+    found: dict[str, vp.LRSearch] = {}
+    while True:
+        wanted: dict[str, float] = {}
+        for name in bounds.keys() - found.keys():
+            try:
+                found[name] = vp.find_lr(_recorded_loss(name, traces[name]), bounds[name], evaluations)
+            except _Unknown as next_evaluation:
+                wanted[name] = next_evaluation.lr
+        if not wanted:
+            return {name: found[name] for name in bounds}
+        losses = evaluate({name: wanted[name] for name in bounds if name in wanted})
+        for name, lr in wanted.items():
+            traces[name].append((lr, losses[name]))
+
+
+def _recorded_loss(name: str, trace: Trace) -> Callable[[float], float]:
+    recorded = iter(trace)
+
+    def loss(lr: float) -> float:
+        known, value = next(recorded, (None, math.nan))
+        if known is None:
+            raise _Unknown(lr)
+        if not math.isclose(known, lr, rel_tol=1e-9):
+            raise RuntimeError(
+                f"The search for {name} asks for the learning rate {lr:g} where an earlier run evaluated {known:g}: "
+                "that run had other settings or versions; start again in another folder."
+            )
+        return value
+
+    return loss

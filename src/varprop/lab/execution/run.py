@@ -1,0 +1,177 @@
+"""Runs experiments: what is finished is kept, what is missing is done, and how it was done is written down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import varprop as vp
+
+from .. import progress
+from ..data import datasets
+from ..data.datasets import Dataset
+from ..environment import chosen_device, reproducible
+from ..protocol.experiments import EXPERIMENTS, Experiment
+from ..protocol.models import Factory
+from ..protocol.records import Cell, Outcome
+from ..store import manifest
+from ..store.folder import Store
+from ..training.task import Task
+from .job import Context, Log, OutOfTime, missing_jobs, run_job
+from .workers import run_in_processes
+
+Show = Callable[[int, str], contextlib.AbstractContextManager[progress.Progress]]
+_ADAPTED = ("seeds", "epochs", "lr_max", "methods", "starts", "compiled")
+
+
+class RunError(vp.VarpropError):
+    """An experiment cannot be run as asked; the message says why and what to do."""
+
+
+def reproduce(names: Sequence[str], out: Path, **options: Any) -> dict[str, list[Outcome]]:
+    """Run experiments of the table one after another.
+
+    Args:
+        names: Of the experiments.
+        out: The folder that gets one folder for each.
+        options: For `Experiment.adapted` (seeds, epochs, lr_max, methods, starts, compiled) and for `run`.
+    """
+    adapt = {name: options.pop(name, None) for name in _ADAPTED}
+    unknown = [name for name in names if name not in EXPERIMENTS]
+    if unknown:
+        raise RunError(f"There is no experiment {unknown[0]!r}; known are {', '.join(EXPERIMENTS)}.")
+    adapted = {name: EXPERIMENTS[name].adapted(**adapt) for name in names}
+    return {name: run(experiment, out, **options) for name, experiment in adapted.items()}
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    device: str = "auto",
+    resume: bool = False,
+    *,
+    root: Path | str | None = None,
+    dataset: Dataset | None = None,
+    factory: Factory | None = None,
+    max_seconds: float = math.inf,
+    jobs: int = 1,
+    show: Show = progress.show,
+    tensorboard: Path | None = None,
+    command: str | None = None,
+) -> list[Outcome]:
+    """Run an experiment and keep everything in a folder of its name.
+
+    Args:
+        experiment: What to do.
+        out: The folder above.
+        device: ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
+        resume: Whether to go on with what is in the folder; without, a folder with results is refused.
+        root: Where data sets are looked for first.
+        dataset: Instead of the one the experiment names.
+        factory: Instead of the model the experiment names.
+        max_seconds: Stop at the checkpoint that comes next then; every run reaches one at least.
+        jobs: So many cells at once, each in a process of its own, where cells are not trained together anyway.
+        show: Shows progress: `progress.show`, or anything like it.
+        tensorboard: A folder for its event files; none are written by default.
+        command: What the user called, for the manifest.
+
+    Returns:
+        All finished cells of the experiment; fewer than it has if the time was over.
+
+    Raises:
+        RunError: If the folder holds results and `resume` was not given, or results of other settings.
+    """
+    if jobs > 1 and tensorboard is not None:
+        raise RunError("Event files can be written by one process only: leave out --tensorboard or --jobs.")
+    deadline, place = time.monotonic() + max_seconds, chosen_device(device)
+    store = Store(Path(out) / experiment.name)
+    described = _described(store, experiment, place, resume, command)
+    data = datasets.load(experiment.dataset, root, place) if dataset is None else datasets.on_device(dataset, place)
+    task = Task(experiment, data, factory or experiment.model)
+    started = time.monotonic()
+    with (
+        _logger(tensorboard, experiment.name) as log,
+        reproducible(place, experiment.together),
+        show(_total_steps(task, store), experiment.name) as bar,
+    ):
+        store.write_manifest(described)  # the first file: nothing is left behind if something is missing
+        bar.advance(0, f"{len(experiment.cells())} cells")
+        context = Context(task, store, bar.advance, log, deadline)
+        apart = jobs > 1 and not experiment.together
+        finished = run_in_processes(context, jobs) if apart else _run_all(context)
+    seconds = described["seconds"] + time.monotonic() - started
+    store.write_manifest({**described, "seconds": seconds, "finished": finished})
+    wanted = {cell.key for cell in experiment.cells()}
+    outcomes = [outcome for outcome in store.outcomes() if outcome.cell.key in wanted]
+    if not finished:
+        left = f"{len(outcomes)} of {len(wanted)} cells of {experiment.name} are finished"
+        print(f"The time is over: {left}; go on with --resume.", file=sys.stderr)
+    return outcomes
+
+
+def _described(
+    store: Store, experiment: Experiment, device: torch.device, resume: bool, command: str | None
+) -> dict[str, Any]:
+    """The manifest of the run; an earlier one must fit."""
+    now, before = manifest.describe(experiment, device, command), store.manifest()
+    if not before:
+        return now
+    if not resume:
+        raise RunError(f"{store.folder} holds a run already: go on with --resume, or choose another --out.")
+    configuration = _as_json(now["configuration"])
+    other = [name for name, value in configuration.items() if before["configuration"].get(name) != value]
+    if before["configuration"] != configuration:
+        raise RunError(
+            f"{store.folder} was made with other settings ({', '.join(other)}): repeat them, or choose another --out."
+        )
+    return manifest.resumed(now, before)
+
+
+def _as_json(values: Any) -> Any:
+    return json.loads(json.dumps(values))
+
+
+def _total_steps(task: Task, store: Store) -> int:
+    protocol = task.experiment.protocol
+    epochs = protocol.epochs + (protocol.evaluations * protocol.search_epochs if task.experiment.search else 0)
+    first = [cells[0] for cells in missing_jobs(task.experiment, store).values()]
+    return sum(epochs * task.batches(cell.seed, cell.batch_size).steps for cell in first)
+
+
+def _run_all(context: Context) -> bool:
+    """Run every cell that is missing, one job after the other; whether the time was enough."""
+    try:
+        while missing := missing_jobs(context.experiment, context.store):
+            run_job(context, *next(iter(missing.items())))
+            if missing_jobs(context.experiment, context.store):
+                context.check_time()
+    except OutOfTime:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _logger(folder: Path | None, name: str) -> Iterator[Log]:
+    """Writes the curves of every cell for TensorBoard."""
+    if folder is None:
+        yield lambda cell, number, values: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise RunError("Event files need tensorboard: pip install 'varprop[tracking]'.") from error
+
+    def log(cell: Cell, number: int, values: dict[str, float]) -> None:
+        for curve, value in values.items():
+            writer.add_scalar(f"{curve}/{cell.key}", value, number + 1)
+
+    with SummaryWriter(str(Path(folder) / name)) as writer:
+        yield log

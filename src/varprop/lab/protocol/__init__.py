@@ -1,0 +1,1 @@
+"""What is compared: experiments, their cells and results, networks, starting points, names."""

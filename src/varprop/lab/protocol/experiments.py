@@ -1,0 +1,241 @@
+"""The experiments as plain values: what is trained, from where, on what, for how long."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import varprop as vp
+
+from ..data.augmentation import Augmentation
+from .records import ALL_STARTS, METHODS, STARTS, Cell, Method, Start
+
+PAPER_BATCH = 128
+PAPER_LR_MAX = 1e-2
+WIDE_LR_MAX = 1e-1
+
+PAPER_GRIDS = ("mnist", "noisy-mnist", "noisy-cifar10")  # experiments with every method from every start
+
+# Variants of a cell.
+DOUBLE = "double"  # the weight of every linear layer is written as w = 2w'
+DECAY = "decay"  # weight decay on weights whose scale does not matter
+UNIT_NORM = "unit-norm"  # these weights are projected to unit norm after every step
+
+Combination = tuple[Method, Start, str]  # the last is the variant
+
+
+class SettingError(vp.VarpropError, ValueError):
+    """An experiment cannot have the settings asked for; the message says why."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How every cell of an experiment is trained (Shekhovtsov & Flach 2018, sections 4 and 5).
+
+    Attributes:
+        epochs: Of the training that is reported.
+        decay: The learning rate in epoch k, counted from 0, is lr * decay^k.
+        lr_min: The lower bound of the search.
+        search_epochs: The horizon of the search.
+        evaluations: At most so many in a search.
+        remain: What is left, one epoch later, of the weight of a loss in the running mean.
+        weight_decay: Of the variant with decay.
+        checkpoint_epochs: State is kept after so many epochs, to resume from.
+    """
+
+    epochs: int = 50
+    decay: float = 0.96
+    lr_min: float = 1e-6
+    search_epochs: int = 5
+    evaluations: int = 10
+    remain: float = 0.1
+    weight_decay: float = 5e-4
+    checkpoint_epochs: int = 5
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a step is computed on a GPU; on a CPU it is float32 throughout.
+
+    Attributes:
+        half: Matrix products in bfloat16, parameters and statistics in float32.
+        channels_last: The memory layout in which convolutions on tensor cores are fastest.
+        compiled: Whether torch.compile is used.
+    """
+
+    half: bool = False
+    channels_last: bool = False
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A comparison: every method from every start, with every seed, batch size, variant and bound of the search.
+
+    Attributes:
+        name: Of the experiment and of its folder.
+        dataset: As `datasets.load` knows it.
+        model: As `models.build` knows it.
+        augmentation: Of the training images.
+        methods: The parametrizations.
+        starts: The starting points.
+        variants: See the names above; mostly the one empty.
+        combinations: Instead of all methods x starts x variants, these.
+        seeds: Of weights, split, augmentation and order.
+        batch_sizes: Samples in a step.
+        lr_max: Upper bounds of the search; without search, the learning rates themselves.
+        search: Whether learning rates are searched for.
+        together: Whether all cells are trained as one batched ensemble.
+        train_samples: Only so many training images are used; all by default.
+        protocol: How each is trained.
+        precision: How a step is computed on a GPU, where cells are trained one at a time.
+    """
+
+    name: str
+    dataset: str
+    model: str
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    methods: tuple[Method, ...] = METHODS
+    starts: tuple[Start, ...] = STARTS
+    variants: tuple[str, ...] = ("",)
+    combinations: tuple[Combination, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    batch_sizes: tuple[int, ...] = (PAPER_BATCH,)
+    lr_max: tuple[float, ...] = (PAPER_LR_MAX,)
+    search: bool = True
+    together: bool = True
+    train_samples: int | None = None
+    protocol: Protocol = field(default_factory=Protocol)
+    precision: Precision = field(default_factory=Precision)
+
+    def cells(self) -> list[Cell]:
+        """All its training runs, those of one seed and bound next to each other."""
+        chosen = self.combinations or tuple(itertools.product(self.methods, self.starts, self.variants))
+        return [
+            Cell(self.name, method, start, seed, size, bound, variant)
+            for size, bound, seed in itertools.product(self.batch_sizes, self.lr_max, self.seeds)
+            for method, start, variant in chosen
+        ]
+
+    def configuration(self) -> dict[str, Any]:
+        """What must be the same for two runs to belong together, as plain values."""
+        return {name: value for name, value in asdict(self).items() if name not in _MAY_GROW}
+
+    def adapted(
+        self,
+        seeds: int | None = None,
+        epochs: int | None = None,
+        lr_max: tuple[float, ...] | None = None,
+        methods: tuple[Method, ...] | None = None,
+        starts: tuple[Start, ...] | None = None,
+        compiled: bool | None = None,
+    ) -> Experiment:
+        """The same with other settings; what is left out stays.
+
+        Raises:
+            SettingError: If a value is out of range, a name unknown, or no cell is left.
+        """
+        result = self
+        if seeds is not None:
+            _require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
+            result = replace(result, seeds=tuple(range(seeds)))
+        if epochs is not None:
+            _require(epochs >= 1, f"epochs must be at least 1, got {epochs}.")
+            protocol = replace(self.protocol, epochs=epochs, search_epochs=min(self.protocol.search_epochs, epochs))
+            result = replace(result, protocol=protocol)
+        if lr_max is not None and self.search:  # a rate that is not searched for has no bound
+            least = self.protocol.lr_min
+            for rate in lr_max:
+                _require(least < rate < math.inf, f"The largest learning rate must be above {least:g}, got {rate:g}.")
+            result = replace(result, lr_max=lr_max)
+        if compiled is not None:
+            result = replace(result, precision=replace(self.precision, compiled=compiled))
+        if methods is not None or starts is not None:
+            result = result._only(methods or self.methods, starts or self.starts)
+        return result
+
+    def _only(self, methods: tuple[Method, ...], starts: tuple[Start, ...]) -> Experiment:
+        check_names(methods, starts)
+        kept = tuple(c for c in self.combinations if c[0] in methods and c[1] in starts)
+        names = f"the methods {', '.join(methods)} from the starts {', '.join(starts)}"
+        _require(bool(kept) or not self.combinations, f"{self.name} has no cells with {names}.")
+        return replace(self, methods=methods, starts=starts, combinations=kept)
+
+
+# A run may be continued with more of these.
+_MAY_GROW = {"seeds", "lr_max", "methods", "starts", "combinations", "batch_sizes"}
+
+
+def check_names(methods: Sequence[str], starts: Sequence[str]) -> None:
+    """Refuse methods and starts that do not exist."""
+    for kind, names, known in (("method", methods, METHODS), ("start", starts, ALL_STARTS)):
+        for name in names:
+            _require(name in known, f"There is no {kind} {name!r}; known are {', '.join(known)}.")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise SettingError(message)
+
+
+_SHIFTS = Augmentation(shift=2)
+_NOISY_SHIFTS = Augmentation(shift=2, noise_variance=0.1)
+_NOISY_FLIPS = Augmentation(shift=2, flip=True, noise_variance=0.1)
+_INVARIANT: tuple[Combination, ...] = (
+    ("weight", "ap2", ""),
+    ("weight", "ap2", DECAY),
+    ("weight", "ap2", UNIT_NORM),
+    ("analytic", "ap2", ""),
+    ("analytic", "ap2", DECAY),
+    ("analytic", "ap2", UNIT_NORM),
+    ("batch", "ap2", ""),
+    ("batch", "ap2", DECAY),  # no projection: eps makes the scale under batch norm matter
+)
+_OWN_STARTS: tuple[Combination, ...] = (
+    ("standard", "none", ""),
+    ("standard", "none", DOUBLE),
+    ("weight", "none", ""),
+    ("batch", "bn", ""),
+    ("analytic", "ap2", ""),
+)
+_SHORT = Protocol(epochs=20, search_epochs=2)
+
+_TABLE = (
+    Experiment(
+        "digits",
+        "digits",
+        "digits",
+        Augmentation(noise_variance=0.1),
+        batch_sizes=(64,),
+        lr_max=(WIDE_LR_MAX,),
+        protocol=Protocol(epochs=20, search_epochs=3, evaluations=8),
+    ),
+    Experiment("mnist", "mnist", "mnist", _SHIFTS),
+    Experiment("noisy-mnist", "mnist", "mnist", _NOISY_SHIFTS),
+    Experiment(
+        "noisy-cifar10",
+        "cifar10",
+        "cifar10",
+        _NOISY_FLIPS,
+        together=False,
+        precision=Precision(half=True, channels_last=True),
+    ),
+    Experiment("naive", "mnist", "mnist", _SHIFTS, combinations=_OWN_STARTS, lr_max=(1e-3,), search=False),
+    Experiment(
+        "small-batches",
+        "mnist",
+        "mnist",
+        _NOISY_SHIFTS,
+        starts=("bn",),
+        batch_sizes=(4, 16, 128),
+        train_samples=10_000,
+        protocol=Protocol(epochs=10, search_epochs=2),
+    ),
+    Experiment("recurrent", "mnist", "rows", _SHIFTS, protocol=_SHORT),
+    Experiment("orthogonal", "mnist", "mnist", _SHIFTS, starts=("ap2", "orthogonal")),
+    Experiment("decay", "mnist", "mnist", _NOISY_SHIFTS, combinations=_INVARIANT),
+)
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _TABLE}

@@ -1,0 +1,116 @@
+"""The networks of the experiments; log-softmax belongs to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Factory = Callable[[], nn.Module]
+Layers = Callable[..., list[nn.Module]]
+
+# Kernel size, stride, and channels as multiples of the width; a last layer gives the classes.
+_CONVOLUTIONS = ((3, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 2), (3, 1, 2), (3, 2, 2), (3, 1, 2), (1, 1, 2))
+
+
+class LeakyRelu(nn.Module):
+    """max(0, x) + 0.03 x, as the paper has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The activation of every element."""
+        return F.relu(x) + 0.03 * x
+
+
+class GlobalAverage(nn.Module):
+    """The mean over all positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One value a channel."""
+        return x.mean((2, 3))
+
+
+class RowByRow(nn.Module):
+    """A recurrent network that reads an image from top to bottom: h = tanh(W x + b + U h + c), classes from the last h.
+
+    It is written with linear layers, so that every method can normalize after each of them. The first rows have no
+    state before them and are read by W alone.
+
+    Args:
+        columns: Length of a row.
+        rows: Read at once. The statistics of every reading are propagated by themselves, so few readings train faster.
+        units: Of the state.
+        classes: Of the output.
+    """
+
+    def __init__(self, columns: int = 28, rows: int = 4, units: int = 48, classes: int = 10) -> None:
+        super().__init__()
+        self.rows = rows
+        self.input = nn.Linear(rows * columns, units)
+        self.state = nn.Linear(units, units)
+        self.output = nn.Linear(units, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores of the classes."""
+        first, *others = images.squeeze(1).unflatten(1, (-1, self.rows)).flatten(2).unbind(1)
+        state = torch.tanh(self.input(first))
+        for strip in others:
+            state = torch.tanh(self.input(strip) + self.state(state))
+        scores: Tensor = self.output(state)
+        return scores
+
+
+def logistic(inputs: int, hidden: int, units: int = 20, classes: int = 10) -> nn.Module:
+    """Hidden layers of logistic units, fully connected."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for index in range(hidden):
+        layers += [nn.Linear(units if index else inputs, units), nn.Sigmoid()]
+    return nn.Sequential(*layers, nn.Linear(units, classes))
+
+
+def _alone(kind: type[nn.Module], *settings: int, **more: int) -> list[nn.Module]:
+    return [kind(*settings, **more)]
+
+
+def convolutional(width: int = 96, classes: int = 10, layers: Layers = _alone) -> nn.Module:
+    """The paper's network for CIFAR-10: nine convolutions, then the mean over positions.
+
+    Args:
+        width: Channels of the first layers.
+        classes: Of the output.
+        layers: Makes every convolution but the last, with whatever is to follow it; arguments as of `nn.Conv2d` after
+            the kind of layer. By default the convolution alone.
+    """
+    made: list[nn.Module] = []
+    before = 3
+    for kernel, stride, factor in _CONVOLUTIONS:
+        made += [*layers(nn.Conv2d, before, width * factor, kernel, stride, padding=kernel // 2), LeakyRelu()]
+        before = width * factor
+    return nn.Sequential(*made, nn.Conv2d(before, classes, 1), GlobalAverage())
+
+
+FACTORIES: dict[str, Factory] = {
+    "digits": lambda: logistic(64, hidden=3),
+    "mnist": lambda: logistic(784, hidden=6),
+    "rows": RowByRow,
+    "cifar10": convolutional,
+}
+
+
+def build(factory: str | Factory, seed: int, **placed: Any) -> nn.Module:
+    """A network with PyTorch's default weights for a seed, drawn on the CPU, so that every device gets the same ones.
+
+    Args:
+        factory: A name of the table above, or a function that makes the network.
+        seed: Of its weights; the global generator is left as it was.
+        placed: Device and dtype, as for `nn.Module.to`.
+    """
+    make = FACTORIES[factory] if isinstance(factory, str) else factory
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"The factory of the model must return an nn.Module, not {type(model).__name__}.")
+    return model.to(**placed)

@@ -1,0 +1,95 @@
+"""What an experiment leaves behind: plain values, written as JSON, read by tables, figures and verdicts alike."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Method = Literal["standard", "weight", "batch", "analytic"]
+Start = Literal["none", "bn", "ap2", "orthogonal"]
+
+METHODS: tuple[Method, ...] = ("standard", "weight", "batch", "analytic")
+STARTS: tuple[Start, ...] = ("none", "bn", "ap2")  # of the paper
+ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal")
+
+# Names of the curves; one value an epoch, the first after epoch 1.
+TRAIN_LOSS = "train_loss"  # running mean of the stochastic loss
+TRAIN_EVAL_LOSS = "train_eval_loss"  # evaluation mode, training set (batch norm only)
+VALID_LOSS = "valid_loss"
+VALID_ACCURACY = "valid_accuracy"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of a comparison.
+
+    Attributes:
+        experiment: ``mnist``, ``noisy-mnist``, ``noisy-cifar10``, ...
+        method: The parametrization trained.
+        start: The point all methods of one start begin from, as a function.
+        seed: Of weights, split, augmentation and order.
+        batch_size: Samples in a step.
+        lr_max: The upper bound of the search for the learning rate; the rate itself where there was no search.
+        variant: What else distinguishes it: ``decay``, ``unit-norm``, ``double`` (w = 2w'), ...; mostly empty.
+    """
+
+    experiment: str
+    method: Method
+    start: Start
+    seed: int
+    batch_size: int = 128
+    lr_max: float = 1e-2
+    variant: str = ""
+
+    @property
+    def key(self) -> str:
+        """A name that is unique within its experiment and safe for a file."""
+        parts = [self.method, self.start, f"s{self.seed}", f"b{self.batch_size}", f"lr{self.lr_max:.0e}"]
+        return ".".join([*parts, self.variant] if self.variant else parts)
+
+
+@dataclass(frozen=True)
+class Search:
+    """How the learning rate was found; `trace` has every evaluation as (lr, loss), infinite where it diverged."""
+
+    lr: float
+    loss: float
+    trace: list[tuple[float, float]] = field(default_factory=list)
+    at_bound: bool = False
+    flat: bool = False
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a cell.
+
+    Attributes:
+        cell: Which one.
+        search: Of its learning rate.
+        curves: Values by epoch, by the names above; they end early where training diverged.
+        test_loss: On the official test set, once, at the end, in evaluation mode.
+        test_accuracy: The same.
+        diverged: Whether the loss became infinite or NaN in training, which is a result too.
+        start_gap: Largest difference of log-probabilities between this method at its start and the plain network.
+        seconds: Spent on it; the share of it where many trained together.
+    """
+
+    cell: Cell
+    search: Search
+    curves: dict[str, list[float]]
+    test_loss: float
+    test_accuracy: float
+    diverged: bool
+    start_gap: float
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Outcome:
+        """The outcome that `to_dict` wrote."""
+        search = {**values["search"], "trace": [tuple(pair) for pair in values["search"]["trace"]]}
+        return cls(**{**values, "cell": Cell(**values["cell"]), "search": Search(**search)})

@@ -1,0 +1,70 @@
+"""How a run was made, in words: its manifest as lines of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+
+def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of all that is known."""
+    if not manifest:
+        return []
+    versions = part(manifest, "versions")
+    known = {
+        "Command": manifest.get("command"),
+        "Hardware": _machine(manifest.get("hardware")),
+        "Versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value is not None),
+        "Git": git_text(part(manifest, "git")),
+        "Started": manifest.get("started"),
+        "Time": _duration(manifest.get("seconds")),
+        "Configuration": ", ".join(_flat(part(manifest, "configuration"))),
+    }
+    return [(name, str(value)) for name, value in known.items() if value not in (None, "")]
+
+
+def part(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of the manifest, empty where it is missing."""
+    value = manifest.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def sittings(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The commands of a run that was resumed, each with its git state where that was kept."""
+    kept = manifest.get("sittings")
+    if isinstance(kept, list):
+        return [sitting for sitting in kept if isinstance(sitting, dict)]
+    command = manifest.get("command")
+    return [{"command": one} for one in command.split(" && ")] if isinstance(command, str) and command else []
+
+
+def git_text(git: dict[str, Any]) -> str:
+    """The commit, and whether the sources differed from it."""
+    if not git:
+        return "unknown"
+    return f"{git.get('commit', 'unknown')}{', with local changes' if git.get('dirty') else ''}"
+
+
+def _machine(hardware: object) -> object:
+    if not isinstance(hardware, dict):
+        return hardware
+    names = {"gpu": "", "cuda": "CUDA ", "machine": "", "cpu_threads": ""}
+    parts = [f"{prefix}{hardware[name]}" for name, prefix in names.items() if hardware.get(name)]
+    return ", ".join(parts) + (" threads" if hardware.get("cpu_threads") else "")
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """``name = value``, with a dot for what lies inside."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name} = {value}"
+
+
+def _duration(seconds: object) -> str | None:
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        return None
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{seconds:.1f} s" if seconds < 100 else f"{minutes} min {rest} s"

@@ -1,0 +1,196 @@
+"""The report as one HTML page with nothing outside it: styles, script and data are inside."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ..environment import require
+from ..protocol.labels import experiment_label, experiment_rank, method_label, method_rank, start_label, start_rank
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
+from ..store.runs import Run
+from ..verdicts.judge import RULE, Verdict
+from .facts import facts
+from .figures import figures_of
+from .series import Figure
+from .tables import last
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_COLUMNS = (
+    ("start", "start"),
+    ("method", "method"),
+    ("seed", "seed"),
+    ("batch", "batch size"),
+    ("lr max", "upper bound of the search; the rate itself where there was no search"),
+    ("lr", "learning rate found"),
+    ("train loss", "running training loss at the end"),
+    ("BN eval loss", "loss on the training set in evaluation mode at the end, batch norm only"),
+    ("valid. loss", "validation loss at the end"),
+    ("valid. acc.", "validation accuracy at the end"),
+    ("test loss", "loss on the official test set, once, at the end"),
+    ("test acc.", "accuracy on the official test set, once, at the end"),
+    ("start gap", "largest difference of log-probabilities from the plain network at the start"),
+    ("seconds", "time spent on this run, or its share of it"),
+)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """One entry of the table: what is shown, what it is sorted by, and flags beside it."""
+
+    text: str
+    key: float | str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Section:
+    """One experiment on the page."""
+
+    experiment: str
+    id: str
+    title: str
+    facts: list[tuple[str, str]]
+    problems: list[str]
+    figures: list[dict[str, Any]]
+    rows: list[tuple[bool, list[_Value]]]
+    hints: list[tuple[str, str]]
+
+
+def render(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
+    """The page as text."""
+    jinja2 = require("jinja2", "The report")
+    loader = jinja2.FileSystemLoader(_TEMPLATES)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    sections = [_section(run) for run in runs]
+    figures = [figure for one in sections for figure in one.figures]
+    text: str = environment.get_template("report.html.j2").render(
+        sections=sections,
+        verdicts=verdicts,
+        judged=any(verdict.verdict != "no data" for verdict in verdicts),
+        places={f"{one.experiment}/{figure['name']}": figure["id"] for one in sections for figure in one.figures},
+        rule=RULE,
+        headline=_headline(sections),
+        data={figure["id"]: figure["data"] for figure in figures},
+        columns=_COLUMNS,
+        css=(_TEMPLATES / "report.css").read_text("utf-8"),
+        script=(_TEMPLATES / "report.js").read_text("utf-8"),
+    )
+    return text
+
+
+def _section(run: Run) -> _Section:
+    identifier = "e-" + _slug(run.experiment)
+    return _Section(
+        run.experiment,
+        identifier,
+        experiment_label(run.experiment),
+        facts(run.manifest),
+        run.problems,
+        [_figure_entry(figure, identifier, run.experiment) for figure in figures_of(run)],
+        [(outcome.diverged, _row(outcome)) for outcome in run.outcomes],
+        _hints(run.outcomes),
+    )
+
+
+def _slug(name: str) -> str:
+    """A name for use in an address, different for different names."""
+    return re.sub(r"[^a-zA-Z0-9-]", lambda match: f"_{ord(match.group()):x}", name)
+
+
+def _figure_entry(figure: Figure, section_id: str, experiment: str) -> dict[str, Any]:
+    """A figure, its data and the address of its files."""
+    return {
+        "experiment": experiment_label(experiment),
+        "name": figure.name,
+        "id": f"{section_id}-{_slug(figure.name)}",
+        "file": f"{quote(experiment)}/figures/{quote(figure.name)}",
+        "title": figure.title,
+        "caption": figure.caption,
+        "data": rounded(asdict(figure)),
+    }
+
+
+def rounded(value: Any) -> Any:
+    """The same with five significant digits, and None for what JSON cannot say."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _headline(sections: Sequence[_Section]) -> dict[str, Any] | None:
+    """The training curves of the first experiment that has any, the paper's first."""
+    ordered = sorted(sections, key=lambda one: experiment_rank(one.experiment))
+    figures = [figure for one in ordered for figure in one.figures]
+    curves = [figure for figure in figures if figure["name"] == "training"]
+    return next(iter([*curves, *figures]), None)
+
+
+def _row(outcome: Outcome) -> list[_Value]:
+    """One training run in the table."""
+    cell = outcome.cell
+    loss = _Value("diverged", math.inf, ("diverged",)) if outcome.diverged else _number(last(outcome, TRAIN_LOSS))
+    return [
+        _Value(start_label(cell.start).removeprefix("init = "), start_rank(cell.start)),
+        _Value(method_label(cell.method, cell.variant), sum(method_rank(cell.method, cell.variant)[:2], 0)),
+        _Value(str(cell.seed), cell.seed),
+        _Value(str(cell.batch_size), cell.batch_size),
+        _Value(f"{cell.lr_max:.2g}", cell.lr_max),
+        _Value(f"{outcome.search.lr:.3g}", outcome.search.lr, _flags(outcome)),
+        loss,
+        _number(last(outcome, TRAIN_EVAL_LOSS)),
+        _number(last(outcome, VALID_LOSS)),
+        _percent(last(outcome, VALID_ACCURACY)),
+        _number(outcome.test_loss),
+        _percent(outcome.test_accuracy),
+        _number(outcome.start_gap, 2),
+        _number(outcome.seconds, 3),
+    ]
+
+
+def _flags(outcome: Outcome) -> tuple[str, ...]:
+    """What is to be said about the learning rate."""
+    search = outcome.search
+    upper = search.lr > outcome.cell.lr_max / 10
+    states = {
+        "at bound": search.at_bound and upper,
+        "at lower bound": search.at_bound and not upper,
+        "flat": search.flat,
+        "no rate works": bool(search.trace) and not math.isfinite(search.loss),
+    }
+    return tuple(name for name, on in states.items() if on)
+
+
+def _number(value: float | None, digits: int = 4) -> _Value:
+    """A number, or a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return _Value("–", math.inf)
+    return _Value(f"{value:.{digits}g}", value)
+
+
+def _percent(value: float | None) -> _Value:
+    if value is None or not math.isfinite(value):
+        return _Value("–", -1.0)
+    return _Value(f"{100 * value:.2f} %", value)
+
+
+def _hints(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
+    """What the flags in the table mean, those that occur, and what can be done."""
+    flags = {flag for o in outcomes for flag in (*_flags(o), *["diverged"] * o.diverged)}
+    further = 10 * max((o.cell.lr_max for o in outcomes if o.search.at_bound), default=0.0)
+    meanings = {
+        "at bound": "the best learning rate found lies at the upper bound of the search, and a larger one may be "
+        f"better; run again with --lr-max {further:g} to search further",
+        "at lower bound": "the best learning rate found lies at the lower bound of the search",
+        "flat": "all rates tried gave nearly the same loss, so that the one chosen means little",
+        "no rate works": "training diverged at every rate tried",
+        "diverged": "the loss became infinite or NaN during training, which is a result; its curves end there",
+    }
+    return [(name, meaning) for name, meaning in meanings.items() if name in flags]

@@ -1,0 +1,132 @@
+"""Results for the documentation: figures, tables, claims, and a page that says how each came about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ..protocol.labels import experiment_label, method_label, start_label
+from ..protocol.records import TRAIN_LOSS, Outcome
+from ..store.files import write_atomically
+from ..store.runs import Run
+from ..verdicts import judge
+from ..verdicts.judge import Verdict, escaped
+from ..verdicts.seed_statistics import Metric, Sample, final, final_error, final_test_error
+from . import plotting, tables
+from .facts import facts, git_text, sittings
+from .figures import figures_of, setting_of, setting_text
+from .series import Figure
+
+_HEADER = """# Experiments
+
+Written by `varprop.lab.report.write_docs` from the records of the runs; every number here comes from them. The method:
+"How (Not) to Make a Comparison" and "Experiments" in the paper.
+"""
+# The manifest of a run that was resumed keeps the last state, the first hour and the sum of the seconds.
+_SITTING = {
+    "Hardware": ", last sitting",
+    "Versions": ", last sitting",
+    "Git": ", last sitting",
+    "Started": ", first sitting",
+    "Time": ", all sittings",
+}
+_SUMMARY = """| start | method | learning rates | training loss | validation error | test error |
+|---|---|---|---|---|---|
+"""
+
+
+def write(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
+    """Write everything below a folder.
+
+    Args:
+        runs: With something to show.
+        verdicts: On the claims.
+        folder: ``docs/results``.
+
+    Returns:
+        The page, ``experiments.md``.
+    """
+    shown = {run.experiment: [figure for figure in figures_of(run) if figure.headline] for run in runs}
+    for run in runs:
+        _write_run(run, shown[run.experiment], folder / run.experiment)
+    addresses = {f"{name}/{figure.name}" for name, those in shown.items() for figure in those}
+    judge.write(verdicts, folder)
+    claims = judge.markdown(verdicts, lambda figure: _address(figure) if figure in addresses else "")
+    parts = [_HEADER, "## Claims\n\n" + claims, *(_section(run, shown[run.experiment]) for run in runs)]
+    write_atomically(folder / "experiments.md", "\n".join(parts).encode())
+    return folder / "experiments.md"
+
+
+def _write_run(run: Run, shown: Sequence[Figure], folder: Path) -> None:
+    for figure in shown:
+        plotting.draw(figure, folder / figure.name, experiment_label(run.experiment))
+    if run.outcomes:
+        tables.write_csv(run, folder)
+    if run.manifest:
+        write_atomically(folder / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
+
+
+def _address(figure: str) -> str:
+    """The file of ``experiment/figure`` as seen from the page."""
+    return f"{quote(figure)}.png"
+
+
+def _section(run: Run, shown: Sequence[Figure]) -> str:
+    """One experiment: how it was run, what came out, what it looks like."""
+    how = "".join(_how_it_was_run(run.manifest))
+    problems = "".join(f"- missing: {escaped(problem)}\n" for problem in run.problems)
+    pictures = "".join(
+        f"![{escaped(f.title)}]({_address(f'{run.experiment}/{f.name}')})\n\n{escaped(f.caption)}\n\n" for f in shown
+    )
+    return f"## {escaped(experiment_label(run.experiment))}\n\n{how}{problems}\n{''.join(_summaries(run))}{pictures}"
+
+
+def _how_it_was_run(manifest: dict[str, Any]) -> Iterator[str]:
+    """A line for each fact; of a run in several sittings, which of them each is about."""
+    commands = sittings(manifest)
+    several = len(commands) > 1
+    for name, value in facts(manifest):
+        if name == "Command" and several:
+            for index, sitting in enumerate(commands, 1):
+                git = sitting.get("git")
+                sources = f", git {escaped(git_text(git))}" if isinstance(git, dict) else ""
+                yield f"- Sitting {index}: {_code(str(sitting.get('command')))}{sources}\n"
+        elif name == "Command":
+            yield f"- {name}: {_code(value)}\n"
+        else:
+            yield f"- {name}{_SITTING.get(name, '') * several}: {escaped(value)}\n"
+
+
+def _code(text: str) -> str:
+    """Text set as code; a backtick inside needs a longer fence."""
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def _summaries(run: Run) -> Iterator[str]:
+    """One table for each bound and batch size: mean and standard deviation over seeds."""
+    for setting in sorted({setting_of(outcome) for outcome in run.outcomes}):
+        rows = "".join(_summary_rows([o for o in run.outcomes if setting_of(o) == setting]))
+        naive = f"lr = {setting[0]:g}, batch {setting[1]}"
+        title = naive if run.experiment == "naive" else setting_text(setting).replace("\u00a0", " ")
+        yield f"{title}, mean ± standard deviation over seeds at the end:\n\n{_SUMMARY}{rows}\n"
+
+
+def _summary_rows(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """One row for each start and method, in their order."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        key = start_label(outcome.cell.start), method_label(outcome.cell.method, outcome.cell.variant)
+        groups.setdefault(key, []).append(outcome)
+    metrics: list[tuple[Metric, float]] = [(final(TRAIN_LOSS), 1.0), (final_error, 100.0), (final_test_error, 100.0)]
+    for (start, method), those in groups.items():
+        rates = ", ".join(f"{o.search.lr:.2g}{' (at bound)' * o.search.at_bound}" for o in those)
+        ends = " | ".join(_over_seeds(those, metric, factor) for metric, factor in metrics)
+        yield f"| {escaped(start)} | {escaped(method)} | {rates} | {ends} |\n"
+
+
+def _over_seeds(outcomes: Sequence[Outcome], metric: Metric, factor: float) -> str:
+    values = tuple(value for value in map(metric, outcomes) if value == value)
+    return Sample(values).text(3, factor, " %" if factor > 1 else "") if values else "–"

@@ -1,0 +1,61 @@
+"""Everything that is made of a folder of results: tables, figures, claims, the HTML page, the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..protocol.labels import experiment_label
+from ..store.files import write_atomically
+from ..store.runs import WITHOUT_CELLS, read_runs
+from ..verdicts import judge
+from . import html_page, markdown, plotting, tables
+from .figures import figures_of
+
+_BENCHMARK = "normalization.json"
+
+
+def write(out: Path, experiments: Sequence[str] = ()) -> Path:
+    """Make everything a reader needs from what lies in a folder.
+
+    For every experiment found or named: ``runs``, ``curves`` and ``searches`` as CSV (and Parquet), figures as PNG and
+    SVG; for all together ``claims.json``, ``claims.md`` and ``report.html``. What is missing is shown as missing.
+
+    Args:
+        out: The folder given to ``--out``.
+        experiments: Names that must appear, if only as missing.
+
+    Returns:
+        The path of ``report.html``.
+    """
+    out = Path(out)
+    runs = read_runs(out, list(experiments))
+    verdicts = judge.judge(runs, _benchmarks(out))
+    judge.write(verdicts, out)
+    for run in runs:
+        folder = out / run.experiment
+        if run.outcomes:
+            tables.write(run, folder)
+        for figure in figures_of(run):
+            plotting.draw(figure, folder / "figures" / figure.name, experiment_label(run.experiment))
+    write_atomically(out / "report.html", html_page.render(runs, verdicts).encode())
+    return out / "report.html"
+
+
+def write_docs(out: Path, docs: Path) -> Path:
+    """Copy results into the documentation, under ``docs/results``.
+
+    Args:
+        out: The folder given to ``--out``.
+        docs: The folder of the documentation.
+
+    Returns:
+        The path of ``docs/results/experiments.md``.
+    """
+    runs = [run for run in read_runs(Path(out), list(WITHOUT_CELLS)) if run.outcomes or run.experiment in WITHOUT_CELLS]
+    return markdown.write(runs, judge.judge(runs, _benchmarks(Path(out))), Path(docs) / "results")
+
+
+def _benchmarks(out: Path) -> list[Path]:
+    """Where the benchmark of the overhead may lie: in the folder of the runs, else in the documentation here."""
+    return [out / _BENCHMARK, Path("docs") / "results" / _BENCHMARK]

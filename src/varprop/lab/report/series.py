@@ -1,0 +1,234 @@
+"""What a figure shows, before anything is drawn: PNG, SVG and the interactive page all draw these same values."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..protocol.labels import method_label, method_rank, series_rank
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
+from .style import line_style
+
+Values = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A single point that means something; `y` is None where the value is infinite, drawn at the upper edge."""
+
+    x: float
+    y: float | None
+    kind: Literal["diverged", "chosen", "at bound"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line with its band, or a set of points; None interrupts it.
+
+    Attributes:
+        label: In the legend.
+        colour: On white.
+        dark_colour: On a dark page.
+        dash: ``solid``, ``dashed``, ``dashdot`` or ``dotted``.
+        marker: As matplotlib names it.
+        x: Positions.
+        y: Values there.
+        low: Lower edge of the band; empty for no band.
+        high: Upper edge.
+        points: Whether every value is one evaluation, drawn as a marker.
+        seeds: How many runs are in it; 0 where that means nothing.
+        marks: Points to be seen.
+        rank: Its place in the legend.
+        open_marker: Whether its markers are hollow, which tells a variant from the plain method.
+    """
+
+    label: str
+    colour: str
+    dark_colour: str
+    dash: str
+    marker: str
+    x: tuple[float, ...]
+    y: Values
+    low: Values = ()
+    high: Values = ()
+    points: bool = False
+    seeds: int = 0
+    marks: tuple[Mark, ...] = ()
+    rank: int = 0
+    open_marker: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes; `bounds` are vertical lines, `missing` the labels that have no data here."""
+
+    title: str
+    series: tuple[Series, ...]
+    bounds: tuple[float, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A row of panels with common axes.
+
+    Attributes:
+        name: Of its files, and of its place in the report.
+        title: In a heading.
+        caption: What is seen, and how it was computed.
+        panels: From left to right.
+        x_label: Below every panel.
+        y_label: Left of the first.
+        x_log: Whether the horizontal axis is logarithmic.
+        y_log: Whether the vertical one is.
+        headline: Whether it belongs into the documentation.
+    """
+
+    name: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+    x_label: str
+    y_label: str
+    x_log: bool = False
+    y_log: bool = True
+    headline: bool = False
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Which values a figure of curves shows; a `headline` goes into the documentation for every bound of the search."""
+
+    name: str
+    title: str
+    y_label: str
+    curves: tuple[str, ...]
+    y_log: bool = True
+    factor: float = 1.0
+    headline: bool = True
+    note: str = ""
+
+
+ACCURACY_LABEL = "validation accuracy, %"
+BN_NOTE = " Dashed: the loss of BN on the training set in evaluation mode."
+CURVES = (
+    Curve("training", "Training loss", "running training loss", (TRAIN_LOSS, TRAIN_EVAL_LOSS), note=BN_NOTE),
+    Curve("validation-loss", "Validation loss", "validation loss", (VALID_LOSS,), headline=False),
+    Curve("validation-accuracy", "Validation accuracy", ACCURACY_LABEL, (VALID_ACCURACY,), False, 100.0),
+)
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is infinite or NaN."""
+    return value if math.isfinite(value) else None
+
+
+def curve_panel(title: str, outcomes: Sequence[Outcome], curve: Curve) -> Panel:
+    """Every method's curves over epochs; of variants only the first, to keep the panel readable."""
+    lines = [
+        _curve_line(runs, name, curve.factor)
+        for (_, variant), runs in _by_method(outcomes).items()
+        for name in (curve.curves[:1] if variant else curve.curves)
+        if any(run.curves.get(name) for run in runs)
+    ]
+    return Panel(title, tuple(lines))
+
+
+def search_panel(title: str, outcomes: Sequence[Outcome]) -> Panel:
+    """Every evaluation of the search for the learning rate."""
+    searched = [outcome for outcome in outcomes if outcome.search.trace]
+    series = tuple(_search_points(runs) for runs in _by_method(searched).values())
+    return Panel(title, series, bounds=tuple(sorted({outcome.cell.lr_max for outcome in searched})))
+
+
+def batch_size_panel(title: str, outcomes: Sequence[Outcome], curve: Curve) -> Panel:
+    """The last value of every method over the batch size."""
+    return Panel(title, tuple(_batch_size_line(runs, curve) for runs in _by_method(outcomes).values()))
+
+
+def _by_method(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """Seeds of one method and variant together, in the order of the paper."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.cell.method, outcome.cell.variant), []).append(outcome)
+    return {key: groups[key] for key in sorted(groups, key=lambda key: method_rank(*key))}
+
+
+def _styled(runs: Sequence[Outcome], *, evaluation: bool = False, **values: Any) -> Series:
+    """A series with the look of its method."""
+    method, variant = runs[0].cell.method, runs[0].cell.variant
+    return Series(
+        method_label(method, variant, evaluation),
+        **line_style(method, variant, evaluation),
+        rank=series_rank(method, variant, evaluation),
+        open_marker=bool(variant),
+        **values,
+    )
+
+
+def _over_seeds(columns: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Median, smallest and largest at each position."""
+    return {
+        "y": tuple(statistics.median(values) if values else None for values in columns),
+        "low": tuple(min(values, default=None) for values in columns),
+        "high": tuple(max(values, default=None) for values in columns),
+    }
+
+
+def _curve_line(runs: Sequence[Outcome], name: str, factor: float) -> Series:
+    """Over the seeds still training, epoch by epoch; crosses where one diverged."""
+    curves = [[factor * value for value in run.curves.get(name, [])] for run in runs]
+    epochs = range(max(map(len, curves)))
+    columns = [[c[epoch] for c in curves if epoch < len(c) and math.isfinite(c[epoch])] for epoch in epochs]
+    marks = tuple(_end_mark(curve) for run, curve in zip(runs, curves, strict=True) if run.diverged)
+    x = tuple(epoch + 1 for epoch in epochs)
+    return _styled(runs, evaluation=name == TRAIN_EVAL_LOSS, x=x, **_over_seeds(columns), seeds=len(runs), marks=marks)
+
+
+def _end_mark(curve: Sequence[float]) -> Mark:
+    """Where a diverged run had its last finite value."""
+    last = max((epoch for epoch, value in enumerate(curve, 1) if math.isfinite(value)), default=0)
+    return Mark(float(max(last, 1)), curve[last - 1] if last else None, "diverged")
+
+
+def _search_points(runs: Sequence[Outcome]) -> Series:
+    """The evaluations of all seeds, one line a seed; crosses where training diverged, a ring at the rate chosen."""
+    points: list[tuple[float, float | None]] = []
+    marks = []
+    for search in (run.search for run in runs):
+        trace = sorted(search.trace)
+        points += [*((rate, finite(loss)) for rate, loss in trace), (trace[-1][0], None)]
+        marks += [Mark(rate, None, "diverged") for rate, loss in search.trace if finite(loss) is None]
+    for search in (run.search for run in runs):
+        marks.append(Mark(search.lr, finite(search.loss), "at bound" if search.at_bound else "chosen"))
+    x, y = zip(*points, strict=True)
+    return _styled(runs, x=x, y=y, points=True, seeds=len(runs), marks=tuple(marks))
+
+
+def _batch_size_line(runs: Sequence[Outcome], curve: Curve) -> Series:
+    """The last values of the runs that came to their end, at each batch size."""
+    by_size: dict[int, list[Outcome]] = {}
+    for run in sorted(runs, key=lambda run: run.cell.batch_size):
+        by_size.setdefault(run.cell.batch_size, []).append(run)
+    ends = [[r.curves.get(curve.curves[0], []) for r in group if not r.diverged] for group in by_size.values()]
+    columns = [[curve.factor * end[-1] for end in group if end and math.isfinite(end[-1])] for group in ends]
+    marks = tuple(Mark(float(r.cell.batch_size), None, "diverged") for r in runs if r.diverged)
+    seeds = max(map(len, by_size.values()))
+    return _styled(runs, x=tuple(map(float, by_size)), **_over_seeds(columns), seeds=seeds, marks=marks)
+
+
+def seed_counts(every: Sequence[Series]) -> dict[str, str]:
+    """How many seeds each line has, as text after its label; nothing where all have the same."""
+    counts: dict[str, set[int]] = {}
+    for series in every:
+        counts.setdefault(series.label, set()).add(series.seeds)
+    if len(set().union(*counts.values())) < 2:
+        return {}
+    spans = {label: (min(found), max(found)) for label, found in counts.items()}
+    return {
+        label: f" ({most if fewest == most else f'{fewest} to {most}'} seed{'s' * (most != 1)})"
+        for label, (fewest, most) in spans.items()
+    }

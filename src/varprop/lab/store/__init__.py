@@ -1,0 +1,1 @@
+"""The folder of results: atomic files, finished cells, checkpoints, manifests."""

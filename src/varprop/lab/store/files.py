@@ -1,0 +1,68 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import varprop as vp
+
+_AGAIN = "run the command again with --resume; what is finished is kept"
+
+
+class StoreError(vp.VarpropError):
+    """A file of a run could not be written or read; the message says which and what to do."""
+
+
+def write_atomically(path: Path, content: bytes, then: str = _AGAIN) -> None:
+    """Write a file so that it is either there whole or not there, whenever the process or the machine stops.
+
+    Args:
+        path: Of the file; its folder is made.
+        content: All of it.
+        then: What to do once there is space on the disk again, for the error message.
+
+    Raises:
+        StoreError: If it cannot be written; what was there before stays.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_through(temporary, content)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        _discard(temporary)
+        raise StoreError(_why_not_written(path, error, then)) from error
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """The new name itself must reach the disk; Windows cannot open a folder and does not need it."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _discard(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return  # the error that led here is the one to report
+
+
+def _why_not_written(path: Path, error: OSError, then: str) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"There is no space left on the disk to write {path}: free some and {then}."
+    return f"{path} could not be written: {error.strerror or error}."

@@ -1,0 +1,119 @@
+"""The folder of an experiment: every finished piece is one file, written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..protocol.records import Cell, Outcome
+from .files import StoreError, write_atomically
+
+
+@dataclass(frozen=True)
+class Store:
+    """Reads and writes ``manifest.json``, ``cells/<key>.json`` and ``partial/<name>.pt`` in a folder.
+
+    Attributes:
+        folder: Of one experiment; made when something is written.
+    """
+
+    folder: Path
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Keep what came of a cell; from then on `has` says so."""
+        write_atomically(self._cell_file(outcome.cell), _json(outcome.to_dict()))
+
+    def has(self, cell: Cell) -> bool:
+        """Whether the cell is finished."""
+        return self._cell_file(cell).is_file()
+
+    def outcomes(self) -> list[Outcome]:
+        """All finished cells, in the order of their keys."""
+        return [_outcome(path) for path in sorted((self.folder / "cells").glob("*.json"))]
+
+    def write_manifest(self, values: dict[str, Any]) -> None:
+        """Keep how the run was made."""
+        write_atomically(self.folder / "manifest.json", _json(values))
+
+    def manifest(self) -> dict[str, Any]:
+        """What `write_manifest` kept; empty if there is none."""
+        path = self.folder / "manifest.json"
+        values = _read_json(path) if path.is_file() else {}
+        if not isinstance(values, dict):
+            raise _damaged(path, "it holds no JSON object")
+        return values
+
+    def save_partial(self, name: str, state: dict[str, Any]) -> None:
+        """Keep the state of something unfinished: tensors, numbers, strings, and lists and dicts of them."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomically(self._partial_file(name), buffer.getvalue())
+
+    def load_partial(self, name: str, device: torch.device | str = "cpu") -> dict[str, Any] | None:
+        """The state `save_partial` kept, its tensors on the device; None if there is none."""
+        path = self._partial_file(name)
+        if not path.is_file():
+            return None
+        content = _read(path)
+        try:
+            state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+        except Exception as error:  # torch.load has no one error for files that are not its own
+            raise _damaged(path, "torch cannot load it") from error
+        if not isinstance(state, dict):
+            raise _damaged(path, "it holds no dictionary")
+        return state
+
+    def drop_partial(self, name: str) -> None:
+        """Forget it; nothing happens if there is none."""
+        path = self._partial_file(name)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path} could not be removed: {error.strerror or error}.") from error
+
+    def _cell_file(self, cell: Cell) -> Path:
+        return self.folder / "cells" / f"{_file_name(cell.key)}.json"
+
+    def _partial_file(self, name: str) -> Path:
+        return self.folder / "partial" / f"{_file_name(name)}.pt"
+
+
+def _file_name(name: str) -> str:
+    if not name or name.startswith(".") or any(mark in name for mark in "/\\\0"):
+        raise StoreError(f"{name!r} cannot be the name of a file.")
+    return name
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    # Losses may be infinite or NaN, which Python's json writes and reads as Infinity and NaN.
+    return (json.dumps(values, indent=1) + "\n").encode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except ValueError as error:
+        raise _damaged(path, f"it is no JSON ({error})") from error
+
+
+def _outcome(path: Path) -> Outcome:
+    try:
+        return Outcome.from_dict(_read_json(path))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, "it holds no outcome of a cell") from error
+
+
+def _damaged(path: Path, why: str) -> StoreError:
+    return StoreError(f"{path} is damaged: {why}; delete it and run the command again with --resume to redo this part.")

@@ -1,0 +1,45 @@
+"""How a run was made: command, settings, versions, hardware and the state of the sources."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from ..environment import command_line, git_state, hardware, versions
+from ..protocol.experiments import Experiment
+
+
+def describe(experiment: Experiment, device: torch.device, command: str | None) -> dict[str, Any]:
+    """Everything that a result depends on, as plain values."""
+    sitting = {
+        "command": command or command_line(),
+        "git": git_state(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return {
+        "experiment": experiment.name,
+        **sitting,
+        "sittings": [sitting],
+        "configuration": experiment.configuration(),
+        "seeds": list(experiment.seeds),
+        "lr_max": list(experiment.lr_max),
+        "versions": versions(),
+        "hardware": hardware(device),
+        "seconds": 0.0,
+        "finished": False,
+    }
+
+
+def resumed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The description of a run that goes on: it began with the first sitting, and its cells come from all of them."""
+    earlier = before.get("sittings") or [{name: before.get(name) for name in ("command", "git", "started")}]
+    commands = dict.fromkeys([before["command"], now["command"]])
+    return {
+        **now,
+        "command": " && ".join(commands),
+        "started": before["started"],
+        "seconds": before["seconds"],
+        "sittings": [*earlier, *now["sittings"]],
+    }

@@ -1,0 +1,147 @@
+"""Reads all results in a folder for reports; whatever cannot be read is named, and the rest still counts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..protocol.experiments import PAPER_GRIDS
+from ..protocol.labels import experiment_rank, method_rank, start_rank
+from ..protocol.records import METHODS, STARTS, Outcome
+
+WITHOUT_CELLS = ("relu",)  # a figure, and nothing trained
+_NO_EXPERIMENT = ("claims", "all")  # names of the command line only
+_NOT_UNDERSTOOD = (OSError, ValueError, TypeError, KeyError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One experiment as found on disk.
+
+    Attributes:
+        experiment: Its name, and that of its folder.
+        outcomes: Of its finished cells, in a fixed order.
+        manifest: How it was run; empty where the file is missing.
+        problems: One sentence for each thing that is missing or cannot be read.
+    """
+
+    experiment: str
+    outcomes: list[Outcome]
+    manifest: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def select(self, **fields: object) -> list[Outcome]:
+        """The outcomes whose cells have these values."""
+        return [o for o in self.outcomes if all(getattr(o.cell, name) == value for name, value in fields.items())]
+
+
+def read_runs(out: Path, experiments: list[str] | None = None) -> list[Run]:
+    """The runs asked for, found or not, and all others that lie in the folder.
+
+    Args:
+        out: The folder given to ``--out``.
+        experiments: Names that must appear, if only as missing.
+    """
+    asked = [name for name in experiments or [] if name not in _NO_EXPERIMENT]
+    folders = list(out.iterdir()) if out.is_dir() else []
+    found = [f.name for f in folders if (f / "manifest.json").is_file() or (f / "cells").is_dir()]
+    return [read_run(out / name) for name in sorted({*asked, *found}, key=experiment_rank)]
+
+
+def read_run(folder: Path) -> Run:
+    """All that one experiment's folder holds."""
+    problems: list[str] = []
+    manifest = _read_manifest(folder / "manifest.json", problems)
+    outcomes = [outcome for file in sorted((folder / "cells").glob("*.json")) for outcome in _read_cell(file, problems)]
+    outcomes.sort(key=_place_in_paper)
+    if folder.name not in WITHOUT_CELLS:
+        problems += _missing_cells(folder.name, outcomes, manifest) + _missing_seeds(outcomes, manifest)
+    return Run(folder.name, outcomes, manifest, problems)
+
+
+def _read_manifest(file: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        if not isinstance(values, dict):
+            raise TypeError("no JSON object")
+        return values
+    except _NOT_UNDERSTOOD as error:
+        problems.append(f"{file} cannot be read ({error}); how this was run is unknown")
+        return {}
+
+
+def _read_cell(file: Path, problems: list[str]) -> list[Outcome]:
+    try:
+        outcome = Outcome.from_dict(json.loads(file.read_text("utf-8")))
+        _check(outcome)
+        return [outcome]
+    except _NOT_UNDERSTOOD as error:
+        problems.append(f"{file} cannot be read ({type(error).__name__}: {error}); delete it and run with --resume")
+        return []
+
+
+def _check(outcome: Outcome) -> None:
+    """Raise unless all values are of the kind that everything here relies on."""
+    cell, search = outcome.cell, outcome.search
+    numbers = [cell.seed, cell.batch_size, cell.lr_max, search.lr, search.loss, outcome.start_gap, outcome.seconds]
+    numbers += [outcome.test_loss, outcome.test_accuracy, *(value for pair in search.trace for value in pair)]
+    numbers += [value for values in outcome.curves.values() for value in values]
+    texts = [cell.experiment, cell.method, cell.start, cell.variant, *outcome.curves]
+    if not all(isinstance(value, (int, float)) for value in numbers) or not all(isinstance(t, str) for t in texts):
+        raise TypeError("it holds values of the wrong kind")
+    if min(cell.batch_size, cell.lr_max, search.lr, *(rate for rate, _ in search.trace)) <= 0:
+        raise ValueError("a batch size or a learning rate is not positive")
+
+
+def _place_in_paper(outcome: Outcome) -> tuple[Any, ...]:
+    cell = outcome.cell
+    ranks = start_rank(cell.start), method_rank(cell.method, cell.variant)
+    return cell.lr_max, cell.batch_size, *ranks, cell.seed
+
+
+def _missing_cells(experiment: str, outcomes: list[Outcome], manifest: dict[str, Any]) -> list[str]:
+    """Which methods of the grid have no outcome at all, start by start."""
+    if not outcomes:
+        return ["no finished cells"]
+    methods, starts = _expected_grid(experiment, manifest)
+    settings = sorted({(o.cell.lr_max, o.cell.batch_size) for o in outcomes})
+    have = {(o.cell.lr_max, o.cell.batch_size, o.cell.start, o.cell.method) for o in outcomes}
+    return [
+        f"no finished cell of {method} from {start} (batch {batch}, lr at most {bound:g})"
+        for bound, batch in settings
+        for start in starts
+        for method in methods
+        if (bound, batch, start, method) not in have
+    ]
+
+
+def _expected_grid(experiment: str, manifest: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Methods and starts to be expected: the paper's, the configuration's, or none beyond those found."""
+    if experiment in PAPER_GRIDS:
+        return list(METHODS), list(STARTS)
+    configuration = manifest.get("configuration")
+    if experiment == "naive" or not isinstance(configuration, dict):
+        return [], []
+    return _entries(configuration.get("methods"), str), _entries(configuration.get("starts"), str)
+
+
+def _entries(value: object, kind: type[Any]) -> list[Any]:
+    """What a value of the manifest lists; nothing where it is no list."""
+    return [entry for entry in value if isinstance(entry, kind)] if isinstance(value, (list, tuple)) else []
+
+
+def _missing_seeds(outcomes: list[Outcome], manifest: dict[str, Any]) -> list[str]:
+    """Which seeds a method lacks from starts where it has others."""
+    expected = {*_entries(manifest.get("seeds"), int), *(o.cell.seed for o in outcomes)}
+    have: dict[tuple[float, int, str, str, str], set[int]] = {}
+    for cell in (o.cell for o in outcomes):
+        key = (cell.lr_max, cell.batch_size, cell.method, cell.variant, cell.start)
+        have.setdefault(key, set()).add(cell.seed)
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for (bound, batch, method, variant, start), seeds in have.items():
+        if lost := ", ".join(map(str, sorted(expected - seeds))):
+            what = f"{method}{f' ({variant})' * bool(variant)} with seed {lost}"
+            lacking.setdefault((what, f"(batch {batch}, lr at most {bound:g})"), []).append(start)
+    return [f"no finished cell of {what} from {', '.join(starts)} {where}" for (what, where), starts in lacking.items()]

@@ -1,0 +1,39 @@
+"""Tables of text: aligned columns for a terminal, or Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Rows = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A heading, the columns, and rows of text; the columns named in `left` are aligned to the left."""
+
+    heading: str
+    columns: Sequence[str]
+    rows: Rows
+    left: Sequence[str] = ()
+
+    def without_empty_columns(self) -> Table:
+        """The table without columns that no row has anything in."""
+        used = [index for index in range(len(self.columns)) if any(row[index] for row in self.rows)]
+        columns, *rows = ([row[index] for index in used] for row in (self.columns, *self.rows))
+        return Table(self.heading, columns, rows, self.left)
+
+    def plain(self) -> str:
+        """The heading and aligned columns."""
+        aligned = [_aligned(column, column[0] in self.left) for column in zip(self.columns, *self.rows, strict=True)]
+        return "\n".join([self.heading, *("  ".join(row).rstrip() for row in zip(*aligned, strict=True))])
+
+    def markdown(self) -> str:
+        """The columns as Markdown, without the heading."""
+        rules = ["---" if column in self.left else "---:" for column in self.columns]
+        return "\n".join("| " + " | ".join(row) + " |" for row in (self.columns, rules, *self.rows))
+
+
+def _aligned(column: Sequence[str], left: bool) -> list[str]:
+    width = max(map(len, column))
+    return [text.ljust(width) if left else text.rjust(width) for text in column]

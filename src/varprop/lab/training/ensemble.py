@@ -1,0 +1,148 @@
+"""Many networks trained together: cells of one structure are stacked, and all of them make one step at a time.
+
+Every cell has its own parameters, learning rate and optimizer state; cells of one seed see the same samples. What
+happens to one, divergence included, does not reach the others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..data.batches import GENERAL, MEASURE, seed_of
+from ..protocol.experiments import DOUBLE
+from ..protocol.initialization import StartingPoint
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
+from .cuda_graph import captured_step, in_parallel_streams
+from .metrics import RunningLoss, in_parts, loss_and_accuracy
+from .stacked import StackedNetworks
+from .task import Task
+from .trainer import Tick
+
+
+class EnsembleTrainer:
+    """All given cells as one `Trainer`.
+
+    Args:
+        task: The experiment and its data.
+        cells: Of one batch size.
+        started: Their networks, if they are made already; they stay as they are.
+    """
+
+    def __init__(self, task: Task, cells: list[Cell], started: dict[Cell, StartingPoint] | None = None) -> None:
+        sizes = {cell.batch_size for cell in cells}
+        if len(sizes) != 1:
+            raise ValueError(f"The cells of an ensemble must have one batch size, not {sorted(sizes)}.")
+        self.task, self.protocol = task, task.experiment.protocol
+        self.seeds = sorted({cell.seed for cell in cells})
+        self.batches = [task.batches(seed, cells[0].batch_size) for seed in self.seeds]
+        self.steps = self.batches[0].steps
+        started = task.starts(cells) if started is None else started
+        self.stacks = [
+            StackedNetworks(own, [started[cell].model for cell in own], self.seeds, self.protocol.weight_decay)
+            for own in _by_structure(cells)
+        ]
+        self.cells = [cell for stack in self.stacks for cell in stack.cells]
+        self.gaps = [started[cell].gap for cell in self.cells]
+        self.base_rates = [0.0] * len(self.cells)
+        self.rates = torch.zeros(len(self.cells), dtype=torch.float64, device=task.device)
+        self.number = torch.zeros((), dtype=torch.float64, device=task.device)
+        self.running = RunningLoss(len(self.cells), self.steps, self.protocol.remain, task.device)
+        images, labels = (part[:, 0] for part in next(self._chunks(0)))
+        for stack in self.stacks:
+            stack.prepare(images, labels)
+        self._step = captured_step(self._one_step, images, labels)
+
+    def _chunks(self, epoch: int, purpose: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels with axes for seeds, steps and samples."""
+        chosen = {} if purpose is None else {"purpose": purpose}
+        for parts in zip(*(batches.chunks(epoch, **chosen) for batches in self.batches), strict=True):
+            images, labels = zip(*parts, strict=True)
+            yield torch.stack(images).to(self.stacks[0].start.dtype), torch.stack(labels)
+
+    @torch.no_grad()
+    def _one_step(self, images: Tensor, labels: Tensor) -> None:
+        self.number.add_(1)
+        rates = self.rates.split([len(stack.cells) for stack in self.stacks])
+        tasks = [
+            functools.partial(stack.step, images, labels, own, self.number)
+            for stack, own in zip(self.stacks, rates, strict=True)
+        ]
+        self.running.update(torch.cat(in_parallel_streams(tasks, images.device)))
+
+    def reset(self, rates: list[float]) -> None:
+        """Back to the start, with a learning rate for every cell."""
+        self.base_rates = list(rates)
+        self.number.zero_()
+        self.running.reset_()
+        for stack in self.stacks:
+            stack.reset_()
+
+    def epoch(self, number: int, tick: Tick) -> None:
+        """Train for one epoch; epochs are counted from 0."""
+        torch.manual_seed(seed_of(GENERAL, self.seeds[0], number))  # for networks that draw numbers themselves
+        factor = self.protocol.decay**number
+        self.rates.copy_(torch.tensor([rate * factor for rate in self.base_rates], dtype=torch.float64))
+        for images, labels in self._chunks(number):
+            for step in range(images.shape[1]):
+                self._step(images[:, step], labels[:, step])
+            tick(images.shape[1])
+
+    def losses(self) -> list[float]:
+        """The running mean of the loss of every cell; not finite where it diverged."""
+        return self.running.values()
+
+    def curves(self, number: int) -> list[dict[str, float]]:
+        """What is measured of every cell after an epoch."""
+        images, labels = zip(*(self.task.validation(seed) for seed in self.seeds), strict=True)
+        validation = torch.stack(images).to(self.stacks[0].start.dtype), torch.stack(labels)
+        found = self._measured(*validation)
+        curves = [
+            {TRAIN_LOSS: train, VALID_LOSS: loss, VALID_ACCURACY: right}
+            for train, (loss, right) in zip(self.losses(), found, strict=True)
+        ]
+        for curve, loss in zip(curves, self._training_losses(number), strict=True):
+            curve.update({} if loss is None else {TRAIN_EVAL_LOSS: loss})
+        return curves
+
+    def _measured(self, images: Tensor, labels: Tensor) -> list[tuple[float, float]]:
+        found = [
+            loss_and_accuracy(stack.scores, ((x, stack.own(y)) for x, y in in_parts(images, labels, axis=1)))
+            for stack in self.stacks
+        ]
+        losses, shares = (torch.cat(part).tolist() for part in zip(*found, strict=True))
+        return list(zip(losses, shares, strict=True))
+
+    def _training_losses(self, number: int) -> list[float | None]:
+        """In evaluation mode on the training set; for batch norm only, where it is another thing."""
+        found: list[float | None] = []
+        for stack in self.stacks:
+            if stack.cells[0].method != "batch":
+                found += [None] * len(stack.cells)
+                continue
+            parts = ((x.flatten(1, 2), stack.own(y.flatten(1, 2))) for x, y in self._chunks(number, MEASURE))
+            found += loss_and_accuracy(stack.scores, parts)[0].tolist()
+        return found
+
+    def test(self) -> list[tuple[float, float]]:
+        """Loss and accuracy of every cell on the official test set."""
+        images, labels = self.task.test()
+        images = images.to(self.stacks[0].start.dtype)
+        many = len(self.seeds)
+        return self._measured(images.expand(many, *images.shape), labels.expand(many, *labels.shape))
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that training changes, by name."""
+        parts = {f"group{index}": stack.state() for index, stack in enumerate(self.stacks)}
+        named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+        return {**named, **self.running.state(), "number": self.number}
+
+
+def _by_structure(cells: list[Cell]) -> list[list[Cell]]:
+    found: dict[tuple[str, bool], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((cell.method, cell.variant == DOUBLE), []).append(cell)
+    return list(found.values())

@@ -1,0 +1,196 @@
+"""One network at a time, in a plain PyTorch loop; on a GPU the step is captured."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import varprop as vp
+
+from ..data.batches import GENERAL, MEASURE, seed_of
+from ..protocol.experiments import DECAY, UNIT_NORM, Precision
+from ..protocol.initialization import StartingPoint
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
+from .cuda_graph import captured_step
+from .metrics import RunningLoss, in_parts, loss_and_accuracy
+from .optimizer import BETAS, EPS, decaying_names
+from .task import Task
+from .trainer import Tick
+
+_TRIAL, _STEPS = 1e-3, 10  # rate and number of the steps a captured one is tried with: the loss changes, nothing bursts
+_LIMITS = {False: 1e-3, True: 2e-2}  # of the difference of losses, in single and in half precision
+
+
+class SingleTrainer:
+    """One cell as a `Trainer`.
+
+    Args:
+        task: The experiment and its data.
+        cell: Which.
+        started: Its network, if it is made already; it stays as it is.
+    """
+
+    def __init__(self, task: Task, cell: Cell, started: StartingPoint | None = None) -> None:
+        started = task.starts([cell])[cell] if started is None else started
+        self.task, self.cell, self.cells, self.gaps = task, cell, [cell], [started.gap]
+        self.protocol, self.precision = task.experiment.protocol, _possible(task)
+        self.batches = task.batches(cell.seed, cell.batch_size)
+        self.steps = self.batches.steps
+        self.model = copy.deepcopy(started.model).train()
+        if self.precision.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.network: Any = torch.compile(self.model) if self.precision.compiled else self.model
+        self.start = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+        self.running = RunningLoss(1, self.steps, self.protocol.remain, task.device)
+        self.optimizer = self._optimizer()
+        self.base_rate = 0.0
+        images, labels = next(self.batches.chunks(0))
+        self._step = captured_step(self._one_step, self._placed(images[0]), labels[0])
+        if self._step != self._one_step:
+            self._require_the_same_function(images[-1], labels[-1])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        on_gpu = self.task.device.type == "cuda"
+        rate: Any = functools.partial(torch.tensor, 0.0, device="cuda") if on_gpu else float
+        kind = {"capturable": True, "fused": True} if on_gpu else {}
+        groups = [{**group, "lr": rate()} for group in self._parameter_groups()]
+        optimizer = torch.optim.Adam(groups, lr=rate(), betas=BETAS, eps=EPS, **kind)
+        for parameter in self.model.parameters():  # one step without effect, so that its state is there
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        return optimizer
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        chosen = decaying_names(self.model) if self.cell.variant == DECAY else []
+        named = dict(self.model.named_parameters())
+        decaying = {"params": [named[n] for n in chosen], "weight_decay": self.protocol.weight_decay}
+        others = {"params": [p for n, p in named.items() if n not in chosen], "weight_decay": 0.0}
+        return [group for group in (decaying, others) if group["params"]]
+
+    def _placed(self, images: Tensor) -> Tensor:
+        images = images.to(next(self.model.parameters()).dtype)
+        return images.contiguous(memory_format=torch.channels_last) if self.precision.channels_last else images
+
+    def _scores(self, network: nn.Module, images: Tensor) -> Tensor:
+        with self._arithmetic():
+            result: Tensor = network(self._placed(images))
+        return result if result.dtype == torch.float64 else result.float()
+
+    def _arithmetic(self) -> contextlib.AbstractContextManager[Any]:
+        if not self.precision.half:
+            return contextlib.nullcontext()
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+
+    def _one_step(self, images: Tensor, labels: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(self._scores(self.network, images), labels)
+        loss.backward()
+        self.optimizer.step()
+        if self.cell.variant == UNIT_NORM:
+            vp.unit_norm_(self.model)
+        self.running.update(loss.detach())
+
+    def _require_the_same_function(self, images: Tensor, labels: Tensor) -> None:
+        """What is compiled and captured must follow inputs and parameters as the model does, after a step too.
+
+        Raises:
+            RuntimeError: If it does not: nothing that it trained could be believed.
+        """
+        self.reset([_TRIAL])
+        self._compare(images, labels)
+        self._set_rate(_TRIAL)
+        for _ in range(_STEPS):
+            self._step(self._placed(images), labels)
+        self._compare(images, labels)
+        self.reset([0.0])
+
+    def _compare(self, images: Tensor, labels: Tensor) -> None:
+        plain = [self._plain_loss(images, labels) for _ in range(2)]
+        self._set_rate(0.0)
+        self.running.reset_()
+        self._step(self._placed(images), labels)
+        found, limit = self.losses()[0], _LIMITS[self.precision.half] * (1 + abs(plain[0]))
+        if plain[0] == plain[1] and not abs(found - plain[0]) <= limit:  # a model may draw random numbers
+            raise RuntimeError(
+                f"The training step of {self.cell.key} does not compute what the model does: "
+                f"its loss is {found:.6g} instead of {plain[0]:.6g}."
+            )
+
+    @torch.no_grad()
+    def _plain_loss(self, images: Tensor, labels: Tensor) -> float:
+        return float(F.cross_entropy(self._scores(self.model, images), labels))
+
+    @torch.no_grad()
+    def reset(self, rates: list[float]) -> None:
+        """Back to the start, with a learning rate for every cell."""
+        (self.base_rate,) = rates
+        for name, tensor in self._tensors().items():
+            tensor.copy_(self.start[name])
+        for values in self.optimizer.state.values():
+            for value in values.values():
+                value.zero_()
+        self.running.reset_()
+
+    def epoch(self, number: int, tick: Tick) -> None:
+        """Train for one epoch; epochs are counted from 0."""
+        torch.manual_seed(seed_of(GENERAL, self.cell.seed, number))  # for networks that draw numbers themselves
+        self._set_rate(self.base_rate * self.protocol.decay**number)
+        self.model.train()
+        for images, labels in self.batches.chunks(number):
+            placed = self._placed(images.flatten(0, 1)).unflatten(0, labels.shape)  # of all steps at once
+            for x, y in zip(placed, labels, strict=True):
+                self._step(x, y)
+            tick(len(labels))
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def losses(self) -> list[float]:
+        """The running mean of the loss; not finite where it diverged."""
+        return self.running.values()
+
+    def curves(self, number: int) -> list[dict[str, float]]:
+        """What is measured after an epoch."""
+        loss, right = self._measured(in_parts(*self.task.validation(self.cell.seed)))
+        curve = {TRAIN_LOSS: self.losses()[0], VALID_LOSS: loss, VALID_ACCURACY: right}
+        if self.cell.method == "batch":
+            parts = ((x.flatten(0, 1), y.flatten()) for x, y in self.batches.chunks(number, MEASURE))
+            curve[TRAIN_EVAL_LOSS] = self._measured(parts)[0]
+        return [curve]
+
+    def _measured(self, parts: Any) -> tuple[float, float]:
+        self.model.eval()
+        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), parts)
+        self.model.train()
+        return float(loss), float(right)
+
+    def test(self) -> list[tuple[float, float]]:
+        """Loss and accuracy on the official test set."""
+        return [self._measured(in_parts(*self.task.test()))]
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that training changes, by name."""
+        moments = {
+            f"adam.{name}.{kind}": tensor
+            for name, parameter in self.model.named_parameters()
+            for kind, tensor in self.optimizer.state[parameter].items()
+        }
+        named = {f"model.{name}": tensor.detach() for name, tensor in self._tensors().items()}
+        return {**named, **moments, **self.running.state()}
+
+
+def _possible(task: Task) -> Precision:
+    return task.experiment.precision if task.device.type == "cuda" else Precision()

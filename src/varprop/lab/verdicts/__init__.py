@@ -1,0 +1,1 @@
+"""The claims of the paper, judged on results."""

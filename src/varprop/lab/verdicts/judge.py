@@ -1,0 +1,127 @@
+"""The paper's claims against the outcomes: each a small function from runs to a verdict with its numbers.
+
+How a verdict comes about. A *difference* counts only when it is larger than twice the standard deviation that the
+difference of two single runs has over seeds (`seed_statistics`). A *threshold* is passed when every seed passes it,
+failed when every seed fails it, and undecided otherwise. A claim of several parts holds when all parts hold, does not
+hold when one of them does not, and is within noise otherwise. What has not been run is never guessed: the verdict is
+``no data``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ..protocol.experiments import PAPER_BATCH, PAPER_LR_MAX
+from ..store.files import write_atomically
+from ..store.runs import Run
+from .claims import CLAIMS, Claim
+from .overhead import RULE as OVERHEAD_RULE
+from .overhead import overhead
+from .rules import Evidence
+
+RULE = (
+    "A difference counts only when it is larger than twice the standard deviation that the difference of two single "
+    "runs has over seeds, 2 sqrt(s_a² + s_b²). Where one side has a single seed, the other's spread stands for both; "
+    "where both have, nothing counts. A threshold is passed when every seed passes it, and failed when every seed "
+    "fails it. Whatever is not decided so is within noise. Numbers are mean ± standard deviation over seeds."
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say about one claim.
+
+    Attributes:
+        name: A short name.
+        claim: The paper's sentence.
+        verdict: ``holds``, ``does not hold``, ``within noise`` or ``no data``.
+        rule: How it was computed, in words.
+        measured: The numbers behind it, with their spread.
+        figure: ``experiment/figure`` that bears on it.
+        setting: The bound on the learning rate it is about, or the rate itself.
+        others: The same claim at other bounds that were run.
+    """
+
+    name: str
+    claim: str
+    verdict: str
+    rule: str
+    measured: tuple[str, ...]
+    figure: str
+    setting: str = ""
+    others: tuple[Verdict, ...] = ()
+
+
+def judge(runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> list[Verdict]:
+    """All claims, in the order of the paper.
+
+    Args:
+        runs: What was found; experiments that are missing give ``no data``.
+        benchmarks: Where the measured overhead may lie; the first file that exists is read.
+    """
+    return [*(_judge_claim(claim, runs) for claim in CLAIMS), _overhead_verdict(benchmarks)]
+
+
+def _judge_claim(claim: Claim, runs: Sequence[Run]) -> Verdict:
+    """The verdict at the paper's bound on the learning rate, and beside it those at other bounds."""
+    outcomes = [o for run in runs for o in run.outcomes if o.cell.batch_size == PAPER_BATCH]
+    about = [o for run in runs if run.experiment in claim.experiments for o in run.outcomes]
+    bounds = sorted({o.cell.lr_max for o in about if o.cell.batch_size == PAPER_BATCH})
+    by_bound: dict[float | None, Verdict] = {}
+    for bound in (*bounds, *[None] * (not bounds)):
+        finding = claim.judge(Evidence(tuple(o for o in outcomes if o.cell.lr_max == bound)))
+        setting = "" if bound is None else f"lr {'=' if claim.fixed else '≤'} {bound:g}"
+        by_bound[bound] = Verdict(
+            claim.name, claim.text, finding.verdict, claim.rule, finding.measured, claim.figure, setting
+        )
+    main = min(by_bound, key=lambda bound: (not math.isclose(bound or 0.0, PAPER_LR_MAX), bound or 0.0))
+    return replace(by_bound[main], others=tuple(verdict for bound, verdict in by_bound.items() if bound != main))
+
+
+def _overhead_verdict(benchmarks: Sequence[Path]) -> Verdict:
+    finding = overhead(benchmarks)
+    text = "The proposed normalization has little overhead: no more than batch normalization"
+    return Verdict("overhead", text, finding.verdict, OVERHEAD_RULE, finding.measured, "")
+
+
+def write(verdicts: Sequence[Verdict], out: Path) -> list[Path]:
+    """Writes ``claims.json`` and ``claims.md``."""
+    as_json = json.dumps(
+        {"rule": RULE, "claims": [asdict(verdict) for verdict in verdicts]}, indent=1, ensure_ascii=False
+    )
+    write_atomically(out / "claims.json", f"{as_json}\n".encode())
+    write_atomically(out / "claims.md", markdown(verdicts).encode())
+    return [out / "claims.json", out / "claims.md"]
+
+
+def markdown(verdicts: Sequence[Verdict], link: Callable[[str], str] = lambda figure: figure) -> str:
+    """The table of claims as Markdown.
+
+    Args:
+        verdicts: To be listed.
+        link: Gives the address of a figure named ``experiment/figure``, empty for none.
+    """
+    head = "| claim | verdict | measured | figure |\n|---|---|---|---|\n"
+    rows = "".join(_markdown_row(verdict, link) for verdict in verdicts)
+    how = "".join(f"- {escaped(verdict.claim)}: {escaped(verdict.rule)}\n" for verdict in verdicts)
+    return f"{head}{rows}\n{escaped(RULE)}\n\nHow each verdict is computed:\n\n{how}"
+
+
+def _markdown_row(verdict: Verdict, link: Callable[[str], str]) -> str:
+    verdicts = "<br>".join(
+        [f"**{verdict.verdict}**", *(f"{other.setting}: {other.verdict}" for other in verdict.others)]
+    )
+    measured = "<br>".join(map(escaped, verdict.measured))
+    address = link(verdict.figure) if verdict.figure else ""
+    figure = f"[{verdict.figure}]({address})" if address and address != verdict.figure else verdict.figure
+    return f"| {escaped(verdict.claim)} | {verdicts} | {measured} | {figure} |\n"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown leaves alone inside a table."""
+    result = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")
+    return " ".join(result.split())

@@ -1,0 +1,56 @@
+"""The cost of the normalization, read from the file that its benchmark leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .rules import FAILS, HOLDS, MISSING, Finding, all_of, lower
+from .seed_statistics import Sample, number
+
+RULE = (
+    "For every model of the benchmark, the seconds of one training step with AP2 are at most those with BN. Where the "
+    "file has repeated measurements, AP2 costs more only when it does so by more than the noise."
+)
+
+
+def overhead(files: Sequence[Path]) -> Finding:
+    """The claim on overhead.
+
+    The file holds ``{"models": {name: {"standard": s, "batch": s, "analytic": s}}}`` with s the seconds of one training
+    step, a number or a list of repetitions.
+
+    Args:
+        files: Where it may lie; the first that exists is read.
+    """
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return Finding(MISSING, ("no benchmark of the overhead was found",))
+    try:
+        models = {name: _samples(steps) for name, steps in json.loads(file.read_text("utf-8"))["models"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return Finding(MISSING, (f"{file} was not understood ({type(error).__name__}: {error})",))
+    parts = [_compare(name, steps) for name, steps in models.items()]
+    return Finding(all_of(part.verdict for part in parts), tuple(line for part in parts for line in part.measured))
+
+
+def _samples(steps: dict[str, Any]) -> dict[str, Sample]:
+    lists = {name: value if isinstance(value, list) else [value] for name, value in steps.items()}
+    return {name: Sample(tuple(map(float, values))) for name, values in lists.items() if values}
+
+
+def _compare(name: str, steps: dict[str, Sample]) -> Finding:
+    """AP2 against BN on one model; single measurements are compared as they are."""
+    if "batch" not in steps or "analytic" not in steps:
+        return Finding(MISSING, (f"{name}: BN and AP2 were not both measured",))
+    batch, analytic = steps["batch"], steps["analytic"]
+    line = f"{name}: AP2 {1e3 * analytic.mean:.3g} ms, BN {1e3 * batch.mean:.3g} ms"
+    if "standard" in steps:
+        plain = steps["standard"].mean
+        shares = [f"{number(100 * (s.mean / plain - 1))} %" if plain else "undefined" for s in (analytic, batch)]
+        line += f", Standard {1e3 * plain:.3g} ms: AP2 adds {shares[0]}, BN {shares[1]}"
+    single = analytic.seeds == batch.seeds == 1
+    costs_more = analytic.mean > batch.mean if single else lower(analytic, batch) == FAILS
+    return Finding(FAILS if costs_more else HOLDS, (line,))

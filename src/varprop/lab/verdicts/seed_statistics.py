@@ -1,0 +1,129 @@
+"""Numbers over seeds, and when a difference between two of them counts.
+
+A difference of means counts when it is larger than twice the standard deviation that the difference of two single runs
+would have: ``|a - b| > 2 sqrt(s_a^2 + s_b^2)``, with the sample standard deviations over seeds. That is stricter than a
+test on the means, and stays as strict with more seeds. Where one side has a single seed, the other side's spread stands
+for both; where both have, no difference counts. A run that diverged has an infinite loss: a side none of whose runs
+diverged is lower than a side all of whose runs did, and otherwise nothing counts.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, Outcome
+
+Order = Literal["lower", "higher", "noise"]
+Metric = Callable[[Outcome], float]  # infinite where training diverged, NaN where there is nothing to measure
+
+
+def final(name: str) -> Metric:
+    """The last value of a curve."""
+
+    def metric(outcome: Outcome) -> float:
+        values = outcome.curves.get(name)
+        if outcome.diverged:
+            return math.inf
+        return (values[-1] if math.isfinite(values[-1]) else math.inf) if values else math.nan
+
+    return metric
+
+
+def final_error(outcome: Outcome) -> float:
+    """One minus the validation accuracy at the end, so that lower is better."""
+    accuracy = final(VALID_ACCURACY)(outcome)
+    return math.inf if math.isinf(accuracy) else 1.0 - accuracy
+
+
+def final_test_error(outcome: Outcome) -> float:
+    """One minus the test accuracy."""
+    return math.inf if outcome.diverged else 1.0 - outcome.test_accuracy
+
+
+def average_loss(outcome: Outcome) -> float:
+    """The mean of the running training loss over all epochs, a measure of speed."""
+    values = outcome.curves.get(TRAIN_LOSS)
+    return math.inf if outcome.diverged else statistics.fmean(values) if values else math.nan
+
+
+def evaluation_gap(outcome: Outcome) -> float:
+    """Median over the second half of the epochs of |evaluation loss / running loss - 1|."""
+    train, evaluation = outcome.curves.get(TRAIN_LOSS, []), outcome.curves.get(TRAIN_EVAL_LOSS, [])
+    half = min(len(train), len(evaluation)) // 2
+    gaps = [abs(b / a - 1) for a, b in list(zip(train, evaluation, strict=False))[half:] if a > 0]
+    if outcome.diverged:
+        return math.inf
+    return statistics.median(gaps) if gaps else math.nan
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value a seed, infinite or NaN where the run diverged."""
+
+    values: tuple[float, ...]
+
+    @property
+    def seeds(self) -> int:
+        """How many values there are."""
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        """Over seeds; infinite if any run diverged."""
+        return statistics.fmean(self.values) if self.all_finite else math.inf
+
+    @property
+    def std(self) -> float:
+        """The sample standard deviation; NaN for a single seed or where a run diverged."""
+        return statistics.stdev(self.values) if self.seeds > 1 and self.all_finite else math.nan
+
+    @property
+    def all_finite(self) -> bool:
+        """Whether no run diverged."""
+        return all(map(math.isfinite, self.values))
+
+    @property
+    def none_finite(self) -> bool:
+        """Whether every run diverged."""
+        return not any(map(math.isfinite, self.values))
+
+    def text(self, digits: int = 3, factor: float = 1.0, unit: str = "") -> str:
+        """``0.123 ± 0.004 (3 seeds)``: two significant digits of the deviation, and the mean to the same decimal."""
+        diverged = sum(not math.isfinite(value) for value in self.values)
+        if diverged:
+            return f"diverged in {diverged} of {self.seeds} seeds"
+        mean, std = self.mean * factor, self.std * factor
+        if std > 0:
+            decimals = max(0, 1 - math.floor(math.log10(std)))
+            value = f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+        else:
+            value = number(mean, digits) + " ± 0" * (std == 0.0)
+        return f"{value}{unit} ({self.seeds} seed{'s' * (self.seeds != 1)})"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number to so many significant digits, without an exponent where it can be avoided."""
+    return f"{value:.{digits}g}" if abs(value) < 10 ** (digits - 1) or not math.isfinite(value) else f"{value:.0f}"
+
+
+def noise(a: Sample, b: Sample) -> float:
+    """Twice the standard deviation of the difference of two single runs; NaN where it cannot be known."""
+    first, second = a.std, b.std
+    if a.all_finite and b.all_finite:
+        first = second if math.isnan(first) else first
+        second = first if math.isnan(second) else second
+    return 2.0 * math.hypot(first, second)
+
+
+def order(a: Sample, b: Sample) -> Order:
+    """Whether `a` is lower or higher than `b` by more than the noise."""
+    if not (a.all_finite and b.all_finite):
+        return "lower" if a.all_finite and b.none_finite else "higher" if a.none_finite and b.all_finite else "noise"
+    difference, margin = a.mean - b.mean, noise(a, b)
+    if math.isnan(margin) or abs(difference) <= margin:
+        return "noise"
+    return "lower" if difference < 0 else "higher"

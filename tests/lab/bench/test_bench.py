@@ -1,0 +1,385 @@
+import json
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import varprop as vp
+from varprop.cli.main import main as command_line
+from varprop.lab.bench import cases, chart, profiling, roofline, run, session, step, tables, targets, timing, variants
+from varprop.lab.bench.__main__ import main, names, parser
+from varprop.lab.bench.models import Recipe
+from varprop.lab.bench.record import Cell, Inference, Record, Roofline, first_line
+from varprop.lab.bench.session import Options
+from varprop.lab.environment import chosen_device
+from varprop.lab.protocol.models import FACTORIES
+from varprop.lab.verdicts.overhead import overhead
+
+CPU = torch.device("cpu")
+TINY = cases.cases(CPU, tiny=True)
+LINEAR = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A tiny network with each normalization, and its batch."""
+    case = TINY["mlp"]
+    return {name: step.network(case, name, *case.data(CPU)) for name in variants.VARIANTS}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A complete run at tiny sizes: its record, its folder, and its lines of progress."""
+    out, lines = tmp_path_factory.mktemp("bench"), []
+    options = Options(
+        device="cpu",
+        cases=("mlp",),
+        modes=("eager", "compiled", "captured"),
+        variants=("none", "batch", "analytic"),
+        rounds=3,
+        seconds=0.01,
+        out=out,
+        tiny=True,
+    )
+    return run.run(options, lines.append), out, lines
+
+
+# --- the networks ---
+
+
+def test_networks_have_the_sizes_they_are_known_by():
+    full = cases.cases(torch.device("cuda"))
+    with torch.device("meta"):
+        counts = {name: sum(p.numel() for p in case.build(Recipe()).parameters()) for name, case in full.items()}
+        resnet = full["resnet50"].build(variants.VARIANTS["batch"][1])
+    paper = FACTORIES["cifar10"]()
+    assert counts["cifar"] == sum(p.numel() for p in paper.parameters())
+    assert counts["mlp"] == sum(p.numel() for p in FACTORIES["mnist"]().parameters())
+    assert sum(p.numel() for p in resnet.parameters()) == 25_557_032  # torchvision's resnet50
+    assert sum(isinstance(m, nn.Conv2d) for m in resnet.modules()) == 53
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_every_norm_follows_every_layer_but_the_last(name):
+    case = TINY[name]
+    for variant, kind in (("batch", nn.modules.batchnorm._BatchNorm), ("group", nn.GroupNorm), ("layer", nn.GroupNorm)):
+        modules = list(case.network(variant, CPU).modules())
+        layers, norms = ([m for m in modules if isinstance(m, kinds)] for kinds in (LINEAR, kind))
+        assert len(norms) == len(layers) - 1
+        assert [layer.bias is not None for layer in layers].count(True) == 1
+        if variant == "layer":
+            assert {norm.num_groups for norm in norms} == {1}
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_plain_network_gives_scores_and_has_biases(name):
+    case = TINY[name]
+    model, (images, labels) = case.network("none", CPU), case.data(CPU)
+    assert math.isfinite(float(F.cross_entropy(model(images), labels).detach()))
+    assert all(layer.bias is not None for layer in model.modules() if isinstance(layer, LINEAR))
+
+
+def test_variants_are_what_they_are_called(trained):
+    weighted = [m for m in trained["weight"].model.modules() if hasattr(m, "parametrizations")]
+    assert len(weighted) == 7
+    assert torch.allclose(*(trained[v].model(trained[v].images) for v in ("none", "weight")))
+    assert "normalized" in repr(trained["analytic"].model)
+    plain = vp.fold(trained["analytic"].model)
+    images = trained["analytic"].images
+    assert torch.allclose(plain(images), trained["analytic"].model(images), atol=1e-5)
+
+
+# --- the step ---
+
+
+@pytest.mark.parametrize("variant", variants.VARIANTS)
+def test_step_reaches_every_parameter(trained, variant):
+    network = trained[variant]
+    run_step, memory = step.make_step(network, "eager", "aot_eager")
+    assert math.isfinite(float(run_step())) and memory == 0
+    assert all(p.grad is not None for p in network.model.parameters())
+    step.drop_traces(network)
+    assert all(p.grad is None for p in network.model.parameters()) and network.model.training
+
+
+def test_optimizers_are_those_of_the_cases(trained):
+    adam = step.optimizer(trained["none"], capturable=True)
+    assert isinstance(adam, torch.optim.Adam) and adam.defaults["capturable"] and adam.defaults["foreach"]
+    case = TINY["cifar"]
+    sgd = step.optimizer(step.network(case, "none", *case.data(CPU)), capturable=False)
+    assert isinstance(sgd, torch.optim.SGD) and sgd.defaults["momentum"] == 0.9 and sgd.defaults["foreach"]
+
+
+def test_each_variant_is_compiled_from_code_of_its_own(trained):
+    codes = [step._with_own_code(trained[v], f"loss_{v}").__code__ for v in ("none", "batch")]
+    assert codes[0] != codes[1]
+
+
+def test_kernels_are_told_from_everything_else():
+    kinds = ("kernel", "cuda_runtime", "gpu_memcpy", "kernel", "gpu_user_annotation", None)
+    assert profiling.count_kernels({"traceEvents": [{"cat": kind} if kind else {} for kind in kinds]}) == 2
+    assert profiling.kernels(lambda: None, CPU) is None
+
+
+# --- timing ---
+
+
+def test_functions_take_turns_and_times_are_per_call():
+    calls = []
+    pauses = {"short": 0.002, "long": 0.006}
+    functions = {n: lambda n=n, pause=pause: (calls.append(n), time.sleep(pause)) for n, pause in pauses.items()}
+    times = timing.interleaved(functions, 3, 0.03, CPU)
+    assert [len(found) for found in times.values()] == [3, 3]
+    assert all(min(times[n]) >= pause for n, pause in pauses.items())
+    turns = [n for n, before in zip(calls, [None, *calls[:-1]], strict=True) if n != before]
+    warm_up, rounds = ["short", "long"], ["short", "long", "short", "long"]  # short-long, long-short, short-long
+    assert turns == warm_up + rounds
+    assert calls.count("short") > calls.count("long")
+
+
+def test_quartiles_and_ratios():
+    assert timing.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert timing.quartiles([2.0]) == (2.0, 2.0, 2.0)
+    assert timing.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == 3.0
+
+
+# --- the plan ---
+
+
+def test_default_plan():
+    gpu, full = torch.device("cuda"), cases.cases(torch.device("cuda"))
+    assert cases.default_cases(gpu) == cases.CASES and cases.default_modes(gpu) == cases.MODES
+    assert cases.default_modes(CPU) == ("eager",)
+    assert cases.variants_of(full["resnet50"], "compiled", None) == ("none", "batch", "analytic")
+    assert cases.variants_of(full["resnet50"], "eager", None) == tuple(variants.VARIANTS)
+    assert cases.variants_of(full["cifar"], "captured", None) == tuple(variants.VARIANTS)
+    assert cases.variants_of(full["cifar"], "captured", ("none",)) == ("none",)
+    assert [full["cifar"].precision(mode) for mode in cases.MODES] == ["tf32", "bf16", "bf16"]
+    assert cases.cases(CPU)["cifar"].batch == 32 and cases.cases(CPU)["cifar"].precision("compiled") == "float32"
+
+
+# --- a whole run ---
+
+
+def test_run_measures_every_cell(measured):
+    record, _, lines = measured
+    assert {(c.mode, c.variant) for c in record.cells if len(c.rounds) == 3} == {
+        (mode, variant) for mode in ("eager", "compiled") for variant in ("none", "batch", "analytic")
+    }
+    assert any("captured: skipped" in note for note in record.notes)
+    assert record.time_ratio(record.cell("mlp", "eager", "none")) == 1.0
+    assert any("mlp compiled analytic norm:" in line for line in lines)
+    (inference,) = record.inferences
+    assert inference.identical and inference.ratio > 0
+
+
+def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
+    record, out, _ = measured
+    kept = json.loads((out / "normalization.json").read_text("utf-8"))
+    assert {"command", "hardware", "versions", "git", "step", "settings"} <= kept.keys() and kept["finished"]
+    assert kept["models"]["MLP 784-20x6-10, batch 8, eager float32"]["analytic"] == record.cells[2].seconds
+    finding = overhead([out / "normalization.json"])
+    assert finding.verdict in ("holds", "does not hold") and len(finding.measured) == 2
+
+
+def test_tables_and_chart(measured, monkeypatch):
+    record, out, _ = measured
+    text = "\n".join(found.plain() for found in tables.tables(record))
+    assert "analytic norm" in text and "mlp eager, time to batch" in text and "quartiles" in text
+    monkeypatch.setattr(chart.importlib.util, "find_spec", lambda name: None)
+    assert chart.draw(record, out) is None
+    monkeypatch.undo()
+    assert chart.draw(record, out).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_has_all_tables(measured):
+    record, out, _ = measured
+    text = tables.write_page(record, out).read_text("utf-8")
+    assert f"- Command: `{record.manifest['command']}`" in text
+    assert all(f"## {found.heading}" in text for found in tables.tables(record) if found.rows)
+    assert "| variant | step ms |" in text and "| analytic norm |" in text
+
+
+def test_one_failure_leaves_the_others(monkeypatch, tmp_path):
+    real = step.make_step
+
+    def make_step(network, mode, backend):
+        if network.variant == "batch":
+            raise RuntimeError("no memory\nand a long story")
+        return real(network, mode, backend)
+
+    monkeypatch.setattr(run, "make_step", make_step)
+    options = Options("cpu", ("mlp",), ("eager",), ("batch", "none", "weight"), 1, 0.01, out=tmp_path, tiny=True)
+    record = run.run(options, lambda text: None)
+    failed = next(cell for cell in record.cells if cell.variant == "batch")
+    assert not failed.rounds and failed.note == "RuntimeError: no memory"
+    assert record.time_ratio(record.cell("mlp", "eager", "weight")) is not None
+    assert "no memory" in tables.tables(record)[0].plain()
+    under_way = session.begin(options, CPU, lambda text: None)
+    run.attempt(under_way, "inference", lambda: 1 / 0)
+    assert under_way.record.notes[-1] == "inference: failed, ZeroDivisionError: division by zero"
+
+
+def test_nothing_is_begun_after_the_time_is_over(tmp_path):
+    options = Options("cpu", ("mlp",), rounds=1, max_seconds=1e-9, out=tmp_path, tiny=True)
+    record = run.run(options, lambda text: None)
+    assert not any(cell.rounds for cell in record.cells) and any("skipped" in note for note in record.notes)
+    kept = json.loads((tmp_path / "normalization.json").read_text("utf-8"))
+    assert kept["models"] == {} and {t["verdict"] for t in kept["targets"]} == {"not measured"}
+
+
+def test_fold_alone(trained):
+    found = roofline.measure(trained["analytic"], 1, 0.01, tiny=True)
+    weights = [m.weight for m in trained["analytic"].model.modules() if isinstance(m, nn.Linear)]
+    assert found.weights == sum(w.numel() for w in weights)
+    assert (found.forward_bytes, found.backward_bytes) == (8 * found.weights, 12 * found.weights)
+    assert found.forward > 0 and found.backward > 0 and found.bandwidth > 1e8
+    assert math.isclose(found.least_forward, 8 * found.weights / found.bandwidth)
+    assert found.joining > 0 and found.joining_bytes == 8 * found.weights
+
+
+def test_the_pieces_of_a_fold_are_what_a_step_runs(trained):
+    folding = roofline.folding_of(trained["analytic"])
+    pieces = roofline.pieces(folding, "float32", CPU)
+    flat, by_source, *_ = pieces["backward"]()
+    parameters = folding.parameters()
+    parts = pieces["forward"]()
+    expected = torch.autograd.grad(parts, parameters, [torch.ones_like(p) for p in parts])
+    count = len(folding.layers)
+    torch.testing.assert_close(flat, torch.cat([g.flatten() for g in expected[:count]]))
+    torch.testing.assert_close(by_source.flatten(), torch.cat([g.flatten() for g in expected[count:]]))
+    assert torch.equal(pieces["joining"](), torch.cat([p.flatten() for p in parts]))
+
+
+@pytest.mark.parametrize(("load", "told"), [(0.1, False), (2.5, True)])
+def test_other_work_is_told_of(load, told, monkeypatch, tmp_path):
+    monkeypatch.setattr(session, "load", lambda: load)
+    record = session.begin(Options(out=tmp_path), CPU, lambda text: None).record
+    assert record.manifest["hardware"]["load"] == load
+    assert any("load 2.5" in note for note in record.notes) is told
+
+
+# --- targets ---
+
+
+def record_of(*cells, inferences=()):
+    return Record({"hardware": {}}, list(cells), list(inferences))
+
+
+def cell(variant, *rounds, case="mlp", mode="eager", memory=None):
+    return Cell(case, case, mode, variant, "float32", 8, memory=memory, rounds=rounds)
+
+
+def test_targets_are_judged_at_two_decimals():
+    cells = [cell("none", 1.0, 2.0), cell("batch", 1.5, 3.0), cell("analytic", 1.604, 3.208)]
+    found = {t["target"]: t for t in targets.judge(record_of(*cells), "cpu")}
+    assert found["mlp eager, time to none"]["verdict"] == "pass"
+    assert found["mlp eager, time to batch"]["verdict"] == "miss"
+    assert found["cifar eager, time to none"]["verdict"] == "not measured"
+
+
+def test_the_fold_alone_as_a_table():
+    record = record_of()
+    record.roofline = Roofline(10**6, 1e12, 6 * 10**6, 10**7, 12e-6, 16e-6, "by clock", 8e-6)
+    found = tables.tables(record)[0]
+    assert tuple(found.columns[1:]) == ("Mflop at least", "MB at least", "least us", "measured us", "x least", "GB/s")
+    assert tuple(found.rows[0]) == ("forward", "6", "6.0", "6.0", "12.0", "2.00", "500")
+    assert tuple(found.rows[1]) == ("backward", "13", "10.0", "10.0", "16.0", "1.60", "625")
+    assert tuple(found.rows[2]) == ("gradients joined", "0", "4.0", "4.0", "8.0", "2.00", "500")
+
+
+def test_the_fold_alone_is_judged():
+    record = record_of()
+    record.roofline = Roofline(1000, 1e9, 6000, 10000, 11.9e-6, 2.1e-5, "by clock")
+    found = {t["target"]: t for t in targets.judge(record, "cuda")}
+    assert found["fold alone, forward, time to the least"]["verdict"] == "pass"
+    assert found["fold alone, backward, time to the least"]["verdict"] == "miss"
+
+
+def test_memory_and_inference_are_judged():
+    sizes = {"none": 100, "analytic": 104}
+    cells = [cell(v, 1.0, case="resnet50", mode="compiled", memory=size) for v, size in sizes.items()]
+    wrong = Inference("mlp", "MLP", "float32", (1.0,), (1.0,), identical=False)
+    found = {t["target"]: t["verdict"] for t in targets.judge(record_of(*cells, inferences=[wrong]), "cuda")}
+    assert found["resnet50 compiled, memory to none"] == "miss"
+    assert found["resnet50 compiled, time to none"] == "pass"
+    assert found["mlp folded inference, time to the plain model"] == "pass"
+    assert found["mlp folded inference, bits differ (1) or not (0)"] == "miss"
+
+
+# --- the command line ---
+
+
+def test_names_come_with_commas_or_spaces():
+    assert names("a, b,") == ("a", "b") and names(None) is None
+    given = parser().parse_args(["--cases", "cifar", "mlp", "--modes", "eager,compiled", "--rounds", "3"])
+    assert (given.cases, given.modes, given.rounds) == (("cifar", "mlp"), ("eager", "compiled"), 3)
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--rounds", "0"])
+
+
+@pytest.mark.parametrize(
+    ("option", "known"), [("--cases", "resnet50"), ("--modes", "captured"), ("--variants", "group")]
+)
+def test_unknown_names_get_one_sentence(option, known, capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main([option, "wrong", "--device", "cpu", "--out", str(tmp_path)])
+    assert "'wrong'" in ended.value.code and known in ended.value.code
+    with pytest.raises(SystemExit):
+        command_line(["bench", option, "wrong", "--device", "cpu", "--out", str(tmp_path)])
+    assert "varprop: There is no" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_gpu_gets_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(vp.VarpropError, match="sees no CUDA device"):
+        chosen_device("cuda")
+
+
+def test_varprop_bench(capsys, tmp_path):
+    given = [
+        "bench",
+        "--device",
+        "cpu",
+        "--cases",
+        "mlp",
+        "--variants",
+        "none",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.01",
+        "--tiny",
+        "--out",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        command_line([*given, str(tmp_path)])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and out.startswith("A step:") and "mlp eager none:" in out
+    assert f"Chart: {tmp_path / 'normalization.png'}" in out
+
+
+def test_it_needs_nothing_but_torch(tmp_path):
+    extras = "('jinja2', 'matplotlib', 'rich', 'scipy', 'sklearn', 'typer', 'torchvision')"
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({extras}))
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name in {extras} else found(name, *more)
+from varprop.lab.bench.__main__ import main
+main("--device cpu --cases mlp --variants none --rounds 1 --seconds 0.01 --tiny --out {tmp_path}".split())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "No chart" in done.stdout and (tmp_path / "normalization.json").is_file()
+
+
+def test_errors_are_told_in_one_line():
+    assert first_line(ValueError("a\nb")) == "ValueError: a" and first_line(KeyError()) == "KeyError"

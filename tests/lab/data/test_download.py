@@ -1,0 +1,276 @@
+import errno
+import gzip
+import hashlib
+import io
+import random
+import socket
+import tarfile
+from dataclasses import replace
+
+import pytest
+
+import varprop as vp
+from varprop.lab.data import datasets, download, transfer
+from varprop.lab.data.download import DownloadError
+
+from .loopback import Site, serving
+
+CONTENT = random.Random(0).randbytes(300_000)  # does not compress: the archive is as long
+NAME = "train-images-idx3-ubyte"
+PACKED = gzip.compress(CONTENT, mtime=0)
+FILE = f"MNIST/raw/{NAME}"
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def fetched(tmp_path, monkeypatch):
+    """Fetches the one file of a small data set from the given sources into `tmp_path`."""
+    monkeypatch.delenv("VARPROP_DATA", raising=False)
+
+    def get(*urls):
+        archive = replace(download.ARCHIVES["mnist"][0], urls=urls, contents={NAME: sha256(CONTENT)})
+        monkeypatch.setattr(download, "ARCHIVES", {"mnist": (archive,)})
+        return download.get("mnist", tmp_path, say=lambda _: None)
+
+    return get
+
+
+def source(site, name=f"{NAME}.gz"):
+    return f"{site.url}/{name}"
+
+
+def good_site(**how):
+    return Site({f"/{NAME}.gz": PACKED}, **how)
+
+
+def closed_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def leftovers(tmp_path):
+    return sorted(path.name for path in (tmp_path / "MNIST/raw").iterdir())
+
+
+def test_it_arrives_checked_and_is_not_fetched_twice(tmp_path, fetched):
+    with serving(good_site()) as site:
+        assert fetched(source(site)) == tmp_path
+        assert (tmp_path / FILE).read_bytes() == CONTENT
+        assert leftovers(tmp_path) == [NAME]
+        fetched(source(site))
+    assert len(site.requests) == 1
+
+
+def test_a_file_that_is_not_right_is_fetched_anew(tmp_path, fetched):
+    (tmp_path / "MNIST/raw").mkdir(parents=True)
+    (tmp_path / FILE).write_bytes(CONTENT[:-1])
+    with serving(good_site()) as site:
+        fetched(source(site))
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+def test_a_transfer_that_breaks_off_is_continued_by_range(tmp_path, fetched):
+    with serving(good_site(break_after=[100_000, 50_000])) as site:
+        fetched(source(site))
+    assert [asked for _, asked in site.requests] == [None, "bytes=100000-", "bytes=150000-"]
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+def test_a_later_run_continues_where_the_first_stopped(tmp_path, fetched):
+    with serving(good_site(break_after=[70_000, 0])) as site:
+        with pytest.raises(DownloadError, match=f"ended after 70000 of {len(PACKED)} bytes"):
+            fetched(source(site))
+        assert not (tmp_path / FILE).exists() and leftovers(tmp_path) == [f"{NAME}.gz.part"]
+        fetched(source(site))
+    assert site.requests[-1][1] == "bytes=70000-"
+    assert (tmp_path / FILE).read_bytes() == CONTENT and leftovers(tmp_path) == [NAME]
+
+
+def test_the_next_source_continues_what_the_first_began(tmp_path, fetched):
+    with serving(good_site(break_after=[70_000, 0])) as first, serving(good_site()) as second:
+        fetched(source(first), source(second))
+    assert second.requests == [(f"/{NAME}.gz", "bytes=70000-")]
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_starts_again(tmp_path, fetched):
+    with serving(good_site(break_after=[100_000], ranges=False)) as site:
+        fetched(source(site))
+    assert len(site.requests) == 2
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+def test_a_server_that_always_breaks_off_is_given_up(fetched):
+    with serving(good_site(break_after=[10] * 100)) as site, pytest.raises(DownloadError, match="ended after 60 of"):
+        fetched(source(site))
+    assert len(site.requests) == 6
+
+
+@pytest.mark.parametrize("port_is_closed", [True, False])
+def test_the_first_source_down_the_second_serves(tmp_path, fetched, port_is_closed):
+    with serving(Site({})) as empty, serving(good_site()) as site:
+        down = f"http://127.0.0.1:{closed_port()}" if port_is_closed else empty.url
+        fetched(f"{down}/{NAME}.gz", source(site))
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (gzip.compress(CONTENT[:-1] + b"x"), "another SHA-256"),
+        (gzip.compress(CONTENT[:-1]), "another SHA-256"),
+        (b"<html>Log in to the hotel's network</html>", "is no such archive"),
+        (PACKED[:-20], "is no such archive"),
+        (b"", "is no such archive|another SHA-256"),
+    ],
+)
+def test_wrong_content_never_counts(tmp_path, fetched, wrong, why):
+    with serving(Site({f"/{NAME}.gz": wrong})) as bad, serving(good_site()) as good:
+        with pytest.raises(DownloadError, match=why):
+            fetched(source(bad))
+        assert leftovers(tmp_path) == []
+        fetched(source(bad), source(good))
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+def test_a_part_of_something_else_is_thrown_away_and_fetched_from_the_first_byte(tmp_path, fetched):
+    (tmp_path / "MNIST/raw").mkdir(parents=True)
+    (tmp_path / "MNIST/raw" / f"{NAME}.gz.part").write_bytes(b"x" * 1000)
+    with serving(good_site()) as site:
+        fetched(source(site))
+    assert [asked for _, asked in site.requests] == ["bytes=1000-", None]
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("surplus", [b"", b"more than there is"])
+def test_a_part_that_is_whole_or_longer(tmp_path, fetched, surplus):
+    (tmp_path / "MNIST/raw").mkdir(parents=True)
+    (tmp_path / "MNIST/raw" / f"{NAME}.gz.part").write_bytes(PACKED + surplus)
+    with serving(good_site()) as site:
+        fetched(source(site))
+    assert [asked for _, asked in site.requests][1:] == ([None] if surplus else [])
+    assert (tmp_path / FILE).read_bytes() == CONTENT
+
+
+def test_offline_is_one_clear_sentence_with_every_source(tmp_path, fetched):
+    ports = closed_port(), closed_port()
+    with pytest.raises(DownloadError) as caught:
+        fetched(*(f"http://127.0.0.1:{port}/{NAME}.gz" for port in ports))
+    message = str(caught.value)
+    assert all(f"127.0.0.1:{port}: no connection (Connection refused)" in message for port in ports)
+    assert "Without a network, put the official files into" in message and str(tmp_path / "MNIST/raw") in message
+    assert "\n" not in message
+
+
+def test_unknown_hosts_and_names(fetched):
+    with pytest.raises(DownloadError, match=r"nowhere\.invalid: no connection"):
+        fetched(f"http://nowhere.invalid/{NAME}.gz")
+    with pytest.raises(DownloadError, match="no data set 'svhn'"):
+        download.get("svhn")
+
+
+def test_a_silent_server_times_out(tmp_path):
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/x"
+        with pytest.raises(transfer.TransferError, match="no answer in time"):
+            transfer.fetch(url, tmp_path / "x.part", timeout=0.2)
+
+
+def test_a_full_disk_says_which_file(tmp_path, fetched, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("varprop.lab.store.files._write_through", full)
+    with serving(good_site()) as site, pytest.raises(vp.VarpropError, match=f"no space left.*{NAME}.*run the command"):
+        fetched(source(site))
+    assert leftovers(tmp_path) == [f"{NAME}.gz.part"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path, fetched):
+    (tmp_path / "MNIST").write_text("a file")
+    with serving(good_site()) as site, pytest.raises(vp.VarpropError, match="could not be written"):
+        fetched(source(site))
+
+
+# --- the tar file of CIFAR-10 ---
+
+BATCHES = {name: name.encode() * 100 for name in [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]}
+
+
+def tar_of(members):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for info, content in members:
+            tar.addfile(info, io.BytesIO(content) if content is not None else None)
+    return buffer.getvalue()
+
+
+def member(name, content, **fields):
+    info = tarfile.TarInfo(name)
+    info.size = len(content or b"")
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, content
+
+
+def official():
+    return [member(f"cifar-10-batches-bin/{name}", content) for name, content in BATCHES.items()]
+
+
+@pytest.fixture
+def cifar10(tmp_path, monkeypatch):
+    def get(members):
+        with serving(Site({"/cifar-10-binary.tar.gz": tar_of(members)})) as site:
+            contents = {name: sha256(content) for name, content in BATCHES.items()}
+            urls = (f"{site.url}/cifar-10-binary.tar.gz",)
+            archive = replace(download.ARCHIVES["cifar10"][0], urls=urls, contents=contents)
+            monkeypatch.setattr(download, "ARCHIVES", {"cifar10": (archive,)})
+            return download.get("cifar10", tmp_path / "data", say=lambda _: None)
+
+    return get
+
+
+def test_the_tar_file_is_laid_down_in_the_official_layout(tmp_path, cifar10):
+    root = cifar10([*official(), member("cifar-10-batches-bin/readme.html", b"not needed")])
+    assert {path.name: path.read_bytes() for path in (root / "cifar-10-batches-bin").iterdir()} == BATCHES
+
+
+def test_nothing_else_leaves_the_tar_file(tmp_path, cifar10):
+    strange = [
+        member("../../escaped", b"x"),
+        member(str(tmp_path / "absolute"), b"x"),
+        member("cifar-10-batches-bin/../../up", b"x"),
+        member("cifar-10-batches-bin/link", None, type=tarfile.SYMTYPE, linkname="/etc"),
+        member("cifar-10-batches-bin/link/inside", b"x"),
+    ]
+    cifar10([*strange, *official()])
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}
+    assert {path.name for path in (tmp_path / "data").rglob("*")} == {"cifar-10-batches-bin", *BATCHES}
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
+def test_an_expected_name_that_is_no_plain_file_does_not_count(tmp_path, cifar10, kind):
+    posing = member(
+        "cifar-10-batches-bin/test_batch.bin", None, type=kind, linkname="cifar-10-batches-bin/data_batch_1"
+    )
+    with pytest.raises(DownloadError, match=r"has no test_batch\.bin in it"):
+        cifar10([*official()[:-1], posing])
+    assert not list((tmp_path / "data").rglob("*.bin"))
+
+
+# --- the official sources ---
+
+
+def test_the_official_archives_fill_the_layouts_that_are_read():
+    assert {archive.folder for archive in download.ARCHIVES["mnist"]} == {datasets.MNIST_FOLDER}
+    assert len(download.ARCHIVES["mnist"]) == 4 and all(len(a.urls) == 3 for a in download.ARCHIVES["mnist"])
+    for archives in download.ARCHIVES.values():
+        for archive in archives:
+            assert all(len(digest) == 64 and int(digest, 16) for digest in archive.contents.values())
+            assert all(url.endswith(archive.name) for url in archive.urls)

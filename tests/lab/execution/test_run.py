@@ -1,0 +1,218 @@
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import varprop as vp
+from varprop.lab import progress
+from varprop.lab.environment import chosen_device
+from varprop.lab.execution.run import RunError, reproduce
+from varprop.lab.execution.run import run as run_experiment
+from varprop.lab.protocol.experiments import EXPERIMENTS, PAPER_LR_MAX, Protocol
+from varprop.lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS
+from varprop.lab.store.folder import Store
+
+from .. import tiny
+
+QUICK = ("standard", "batch")
+
+
+def quiet(total, title):
+    return contextlib.nullcontext(progress.Progress(total, title))
+
+
+def run(out, resume=False, max_seconds=math.inf, tensorboard=None, **changes):
+    experiment = tiny.experiment(**{"methods": QUICK, "starts": ("bn",), **changes})
+    options = {"dataset": tiny.dataset(), "factory": tiny.network, "show": quiet, "max_seconds": max_seconds}
+    return run_experiment(experiment, out, "cpu", resume, tensorboard=tensorboard, **options)
+
+
+def numbers(outcomes):
+    """Everything but the time."""
+    return [replace(outcome, seconds=0.0).to_dict() for outcome in outcomes]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished")
+    return out, run(out, starts=("none", "bn"))
+
+
+def test_a_run_leaves_an_outcome_for_every_cell(finished):
+    out, outcomes = finished
+    assert len(outcomes) == 4
+    for outcome in outcomes:
+        assert len(outcome.curves[TRAIN_LOSS]) == 3
+        assert (TRAIN_EVAL_LOSS in outcome.curves) == (outcome.cell.method == "batch")
+        assert len(outcome.search.trace) == 3
+        assert outcome.search.loss == min(loss for _, loss in outcome.search.trace)
+        assert 0 <= outcome.start_gap < 1e-4 and outcome.seconds > 0
+    assert list((out / "tiny" / "partial").iterdir()) == []
+
+
+def test_the_manifest_says_how(finished):
+    manifest = Store(finished[0] / "tiny").manifest()
+    assert manifest["finished"] and manifest["seconds"] > 0
+    assert manifest["configuration"]["protocol"]["epochs"] == 3
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["hardware"]["device"] == "cpu"
+    assert {"command", "git", "started", "seeds", "lr_max"} <= manifest.keys()
+
+
+def test_the_same_again_is_the_same_to_the_last_bit(finished, tmp_path):
+    assert numbers(run(tmp_path, starts=("none", "bn"))) == numbers(finished[1])
+
+
+def test_one_at_a_time_finds_the_same_rates(finished, tmp_path):
+    alone = run(tmp_path, starts=("none", "bn"), together=False)
+    for one, other in zip(alone, finished[1], strict=True):
+        assert one.cell == other.cell
+        assert one.search.lr == pytest.approx(other.search.lr, rel=1e-3)
+        assert one.curves[TRAIN_LOSS] == pytest.approx(other.curves[TRAIN_LOSS], rel=1e-3)
+
+
+def test_the_manifest_of_a_resumed_run_knows_every_sitting(tmp_path):
+    run(tmp_path, seeds=(0,))
+    run(tmp_path, resume=True, seeds=(0, 1))
+    manifest = Store(tmp_path / "tiny").manifest()
+    first, second = manifest["sittings"]
+    assert first["started"] == manifest["started"] and {"command", "git", "started"} == second.keys()
+
+
+def test_a_folder_with_results_is_refused_without_resume(finished):
+    with pytest.raises(RunError, match="go on with --resume"):
+        run(finished[0])
+
+
+def test_other_settings_are_refused(finished):
+    with pytest.raises(RunError, match=r"other settings \(protocol\)"):
+        run(finished[0], resume=True, protocol=Protocol(epochs=9))
+
+
+def test_a_run_grows_by_more_seeds(tmp_path):
+    first = run(tmp_path, methods=("standard",))
+    both = run(tmp_path, resume=True, methods=("standard",), seeds=(0, 1))
+    assert [outcome.cell.seed for outcome in both] == [0, 1]
+    assert numbers(both[:1]) == numbers(first)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_time_that_is_over_stops_at_a_piece_and_resumes_to_the_same_numbers(tmp_path, together):
+    whole = run(tmp_path / "whole", together=together)
+    found, rounds = [], 0
+    while len(found) < len(whole):
+        found = run(tmp_path / "pieces", resume=True, max_seconds=0.0, together=together)
+        rounds += 1
+        assert rounds <= 12  # three evaluations and three epochs, twice where cells are run one after another
+    assert rounds >= 5
+    assert numbers(found) == numbers(whole)
+
+
+def test_a_cell_that_diverges_is_a_result(tmp_path):
+    outcomes = run(tmp_path, methods=("standard", "weight"), search=False, lr_max=(1e30,))
+    assert [outcome.diverged for outcome in outcomes] == [True, True]
+    for outcome in outcomes:
+        assert math.isinf(outcome.test_loss) and outcome.test_accuracy == 0
+        assert len(outcome.curves.get(TRAIN_LOSS, [])) < 3
+
+
+def test_event_files_are_written_when_asked(tmp_path):
+    pytest.importorskip("tensorboard")
+    experiment = tiny.experiment(methods=("standard",), search=False)
+    options = {"dataset": tiny.dataset(), "factory": tiny.network, "show": quiet}
+    run_experiment(experiment, tmp_path / "out", "cpu", tensorboard=tmp_path / "events", **options)
+    assert list((tmp_path / "events" / "tiny").glob("events.out.tfevents.*"))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.lab.execution.test_run import run
+run(Path(sys.argv[1]), resume=True, starts=("none", "bn"))
+"""
+
+
+def test_a_run_that_is_killed_resumes_and_ends_with_the_same_numbers(finished, tmp_path):
+    root = Path(__file__).parents[3]
+    paths = os.pathsep.join([str(root / "src"), str(root)])
+    wait, kills, code = 3.0, 0, None
+    while code != 0:
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path)], env={**os.environ, "PYTHONPATH": paths}, cwd=root
+        )
+        store, known = tmp_path / "tiny", _files(tmp_path / "tiny")
+        until = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < until and _files(store) == known:
+            time.sleep(0.005)  # until there is something new to be resumed from
+        if kills < 4:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        code = process.wait(wait + 120)
+        assert code in (0, -signal.SIGKILL)
+    assert kills == 4
+    found = Store(tmp_path / "tiny").outcomes()
+    assert numbers(found) == numbers(finished[1])
+
+
+def _files(folder):
+    return {(path, path.stat().st_mtime_ns) for path in folder.rglob("*.pt")} if folder.exists() else set()
+
+
+# --- the table of experiments ---
+
+
+def test_the_mnist_figure_has_twelve_cells():
+    cells = EXPERIMENTS["mnist"].cells()
+    assert len({cell.key for cell in cells}) == len(cells) == 12
+    assert {cell.lr_max for cell in cells} == {PAPER_LR_MAX}
+
+
+def test_nothing_is_left_behind_where_something_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("VARPROP_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(vp.VarpropError, match="mnist was not found"):
+        reproduce(["mnist"], tmp_path / "out", device="cpu", show=quiet)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RunError, match="Event files need tensorboard"):
+        run(tmp_path / "out", tensorboard=tmp_path / "out" / "events")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(RunError, match="There is no experiment 'nothing'"):
+        reproduce(["nothing"], tmp_path)
+    with pytest.raises(vp.VarpropError, match="auto, cpu or cuda"):
+        chosen_device("tpu")
+
+
+def test_several_processes_find_the_same_numbers(tmp_path):
+    chosen = {"methods": ("standard", "analytic"), "starts": ("none", "bn"), "together": False}
+    alone = run(tmp_path / "alone", **chosen)
+    experiment = tiny.experiment(**chosen)
+    counted = []
+
+    class Counter:
+        def advance(self, steps=1, text=""):
+            counted.append(steps)
+
+    options = {"dataset": tiny.dataset(), "factory": tiny.network, "jobs": 2}
+    show = lambda total, title: contextlib.nullcontext(Counter())  # noqa: E731
+    apart = run_experiment(experiment, tmp_path / "apart", "cpu", show=show, **options)
+    assert numbers(apart) == numbers(alone)
+    assert sum(counted) == 4 * (3 + 3) * 6  # cells, epochs of searches and of the final training, steps
+
+
+def test_several_processes_stop_in_time_and_go_on(tmp_path):
+    experiment = tiny.experiment(methods=QUICK, starts=("bn",), together=False)
+    options = {"dataset": tiny.dataset(), "factory": tiny.network, "jobs": 2, "show": quiet}
+    assert run_experiment(experiment, tmp_path, "cpu", max_seconds=0.0, **options) == []
+    later = run_experiment(experiment, tmp_path, "cpu", True, **options)
+    assert numbers(later) == numbers(run(tmp_path / "alone", together=False))

@@ -1,0 +1,102 @@
+import pytest
+import torch
+from torch import nn
+
+from varprop.lab.protocol import initialization
+from varprop.lab.protocol.experiments import DOUBLE, UNIT_NORM
+from varprop.lab.protocol.models import RowByRow
+from varprop.lab.protocol.records import METHODS, Cell
+
+from .. import tiny
+
+ALL_STARTS = ("none", "bn", "ap2", "orthogonal")
+
+
+@pytest.fixture(scope="module")
+def data():
+    task = tiny.task()
+    batch = task.batches(0, 16).first_batch().double()
+    return initialization.StartData(task.moments, batch, task.validation(0)[0].double())
+
+
+@pytest.fixture(scope="module")
+def plain(data):
+    return {start: initialization.plain_network(tiny.network, start, 0, data) for start in ALL_STARTS}
+
+
+@pytest.mark.parametrize("start", ALL_STARTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_all_methods_start_from_the_same_function(plain, data, start, method):
+    model = initialization.parametrized(plain[start], method, data)
+    assert initialization.gap(model, plain[start], data.probe) < 1e-12
+    trainable = {name for name, _ in model.named_parameters()}
+    assert (method == "standard") == (trainable == {name for name, _ in plain[start].named_parameters()})
+
+
+@pytest.mark.parametrize("start", ALL_STARTS)
+def test_batch_norm_in_training_mode_does_the_same_on_the_batch_of_its_statistics(plain, data, start):
+    model = initialization.parametrized(plain[start], "batch", data).train()
+    assert torch.allclose(model(data.batch), plain[start](data.batch), rtol=0, atol=1e-12)
+
+
+def test_no_two_starts_are_the_same(plain, data):
+    distances = [
+        initialization.gap(plain[one], plain[other], data.probe)
+        for one in ALL_STARTS
+        for other in ALL_STARTS
+        if one < other
+    ]
+    assert min(distances) > 0.01
+
+
+def test_the_start_of_batch_norm_has_scales_between_0_and_1_and_no_shift(plain, data):
+    outputs = plain["bn"][:2](data.batch)
+    assert torch.allclose(outputs.mean(0), torch.zeros(5, dtype=torch.float64), atol=1e-12)
+    deviations = outputs.std(0, correction=0)
+    assert deviations.min() > 0 and deviations.max() < 1
+    assert deviations.std() > 0.05
+
+
+def test_orthogonal_weights_stay_orthogonal_but_for_their_lengths(plain):
+    weight = plain["orthogonal"][3].weight
+    directions = weight / weight.norm(dim=1, keepdim=True)
+    assert torch.allclose(directions @ directions.T, torch.eye(5, dtype=torch.float64), atol=1e-10)
+    random = plain["ap2"][3].weight
+    directions = random / random.norm(dim=1, keepdim=True)
+    assert (directions @ directions.T - torch.eye(5, dtype=torch.float64)).abs().max() > 0.1
+
+
+def test_doubling_leaves_the_function_and_halves_the_weights(plain, data):
+    model = initialization.parametrized(plain["none"], "standard", data, DOUBLE)
+    assert initialization.gap(model, plain["none"], data.probe) < 1e-12
+    assert torch.equal(2 * model[1].parametrizations.weight.original, plain["none"][1].weight)
+
+
+def test_the_projection_leaves_the_function(plain, data):
+    model = initialization.parametrized(plain["ap2"], "analytic", data, UNIT_NORM)
+    assert initialization.gap(model, plain["ap2"], data.probe) < 1e-12
+    assert torch.allclose(model[3].weight.norm(dim=1), torch.ones(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_recurrent_network_has_all_forms(data, method):
+    plain = initialization.plain_network(lambda: RowByRow(tiny.SIDE, 2, 4, tiny.CLASSES), "ap2", 0, data)
+    assert initialization.gap(initialization.parametrized(plain, method, data), plain, data.probe) < 1e-12
+
+
+def test_another_function_is_refused(data, monkeypatch):
+    def other(plain, method, data, variant):
+        with torch.no_grad():
+            plain[-1].bias += torch.arange(tiny.CLASSES)
+        return tiny.network().double()
+
+    monkeypatch.setattr(initialization, "parametrized", other)
+    with pytest.raises(RuntimeError, match="does not start from the same function"):
+        initialization.starting_points(tiny.network, [Cell("tiny", "weight", "none", 0)], data)
+
+
+def test_cells_that_differ_in_their_bounds_share_a_start(data):
+    cells = [Cell("tiny", "weight", "none", 0, lr_max=bound) for bound in (1e-2, 1e-1)]
+    found = initialization.starting_points(tiny.network, cells, data)
+    assert found[cells[0]].model is found[cells[1]].model
+    assert isinstance(found[cells[0]].model, nn.Module) and found[cells[0]].gap < 1e-12

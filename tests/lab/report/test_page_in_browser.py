@@ -1,0 +1,130 @@
+"""The report in headless Chromium: it draws, answers to pointer and clicks, and fits phone and desktop."""
+
+from __future__ import annotations
+
+import pytest
+
+from varprop.lab import report
+from varprop.lab.report import plotting
+
+from ...chromium import SIZES, count, keep
+from .. import synthetic
+
+pytestmark = pytest.mark.browser
+FIRST = '#headline [data-figure="e-mnist-training"]'
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plotting, "draw", lambda *_: None)
+        page = report.write(synthetic.write(out, synthetic.everything()), ["relu", "nothing"])
+    return page.as_uri()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_it_loads_without_errors_or_requests_and_fits(browser, address, size, dark):
+    browser.open(address, *SIZES[size], dark=dark)
+    assert browser.run("document.documentElement.dataset.ready") == "yes"
+    assert browser.errors() == []
+    assert browser.requests() == [address]
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    background = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(27, 29, 31)" if dark else "rgb(255, 255, 255)")
+    keep(browser, f"{size}-{'dark' if dark else 'light'}")
+    browser.run("document.querySelector('#headline').scrollIntoView({behavior: 'instant'})")
+    keep(browser, f"{size}-{'dark' if dark else 'light'}-headline")
+
+
+def test_every_figure_has_its_panels_and_lines(browser, address):
+    browser.open(address)
+    assert count(browser, ".plot") == count(browser, ".plot .panels") > 30
+    assert count(browser, f"{FIRST} .panels > svg") == 3
+    assert count(browser, f"{FIRST} path.c-line[d^=M]") == 3 * 5 + 5  # a line a method, and the legend
+    assert browser.run("[...document.querySelectorAll('.plot path')].every(p => !p.getAttribute('d').includes('NaN'))")
+
+
+def test_dark_pages_use_the_colours_for_dark(browser, address):
+    stroke = f"getComputedStyle(document.querySelector('{FIRST} .series path')).stroke"
+    browser.open(address)
+    light = browser.run(stroke)
+    browser.open(address, dark=True)
+    assert (light, browser.run(stroke)) == ("rgb(74, 77, 80)", "rgb(224, 227, 230)")
+
+
+def test_pointing_at_a_panel_shows_the_values_there(browser, address):
+    browser.open(address)
+    panel = f"{FIRST} .panels > svg"
+    browser.run(f"document.querySelector({panel!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    assert browser.run("document.getElementById('tooltip').hidden")
+    browser.point(*browser.middle(panel))
+    shown = browser.run("document.getElementById('tooltip').innerText")
+    assert "init = None, epoch" in shown
+    assert [name in shown for name in ("Standard:", "WN:", "BN:", "BN eval:", "AP2:")] == [True] * 5
+    assert count(browser, f"{FIRST} .hover circle") == 5
+    keep(browser, "tooltip")
+    browser.point(1, 1)
+    assert browser.run("document.getElementById('tooltip').hidden")
+
+
+def test_arrow_keys_move_along_the_curves(browser, address):
+    browser.open(address)
+    browser.run(f"document.querySelector('{FIRST} .panels > svg').focus()")
+    for _ in range(2):
+        browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
+    assert "epoch 2" in browser.run("document.getElementById('tooltip').innerText")
+
+
+def test_the_legend_hides_and_shows_a_method(browser, address):
+    browser.open(address)
+    lines = f"{FIRST} .panels > svg .series"
+    before = count(browser, lines)
+    button = f"{FIRST} .controls button:nth-child(3)"
+    assert browser.run(f"document.querySelector({button!r}).textContent") == "BN"
+    browser.click(button)
+    assert (before, count(browser, lines)) == (15, 12)
+    assert browser.run(f"document.querySelector({button!r}).getAttribute('aria-pressed')") == "false"
+    browser.click(button)
+    assert count(browser, lines) == before
+
+
+def test_the_axis_switches_between_log_and_linear(browser, address):
+    browser.open(address)
+    ticks = (
+        f"[...document.querySelectorAll('{FIRST} .panels > svg:first-child .tick')].map(t => t.textContent).join(' ')"
+    )
+    logarithmic = browser.run(ticks)
+    browser.click(f"{FIRST} .axis")
+    linear = browser.run(ticks)
+    assert "0.01" in logarithmic.split() and "0.01" not in linear.split()
+    browser.click(f"{FIRST} .axis")
+    assert browser.run(ticks) == logarithmic
+    assert browser.errors() == []
+    assert count(browser, '[data-figure="e-relu-relu"] .axis') == 0  # it has values below zero
+
+
+def test_the_table_sorts_by_number_both_ways(browser, address):
+    browser.open(address)
+    table = "#e-noisy-mnist table.sortable"
+    loss = f"{table} th:nth-child(7) button"
+    keys = f"[...document.querySelectorAll('{table} tbody tr')].map(r => r.cells[6].dataset.key)"
+    browser.click(loss)
+    rising = [float(key) for key in browser.run(keys)]
+    assert rising == sorted(rising) and rising[-1] == float("inf")
+    browser.click(loss)
+    assert [float(key) for key in browser.run(keys)] == rising[::-1]
+    assert browser.run(f"document.querySelector('{table} th:nth-child(7)').getAttribute('aria-sort')") == "descending"
+    assert browser.run(f"document.querySelector('{table} tbody tr').textContent.includes('diverged')")
+
+
+def test_a_hostile_name_stays_text(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(plotting, "draw", lambda *_: None)
+    name = "<img src=x onerror=document.title=1>"
+    page = report.write(synthetic.write(tmp_path, synthetic.grid(name, seeds=(0,))))
+    browser.open(page.as_uri())
+    assert browser.errors() == []
+    assert count(browser, "img") == 0
+    assert browser.run("document.title") == "varprop: comparison of normalizations"
+    assert name in browser.run("document.querySelector('h2 ~ *, main').innerText")
