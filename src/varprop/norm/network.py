@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from .sites import Site, Use, fits, make_layout, walk_of
 from .statistics import Statistics
 
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
-_numbers = itertools.count()
 
 
 class Folded(NamedTuple):
@@ -75,7 +73,7 @@ class Network:
         self._start()
 
     def _start(self) -> None:
-        self.number, self.executor = next(_numbers), executor_for(self.layout)
+        self.executor = executor_for(self.layout)
         self._alone: dict[int, Layout] = {}
         self._links: list[Link] | None = None  # worked out at the first fold, when modules have their final places
 
@@ -123,14 +121,10 @@ class Network:
     def _require_intact(self) -> None:
         """What was put in a layer's place is not normalized, and those behind it would take it for what it was."""
         if self._links is None:
-            self._links = _links(self.joint.root, [site.path for site in self.sites])
+            self._links = _links(self.joint.root, [site.path for site in self.sites], self.layers)
         for parent, name, child in self._links:
             if parent._modules.get(name) is not child:
-                self._links = None
-                raise ValueError(
-                    f"Module '{name}' in {type(parent).__name__} was replaced after vp.normalize, which does not know "
-                    f"the new one: take vp.fold(model) first, change that, and normalize again."
-                )
+                raise ValueError(REPLACED.format(name))
 
     def _parts(self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
         if needs_reference(parameters):
@@ -185,19 +179,25 @@ class Network:
         return made
 
 
+REPLACED = (
+    "Module '{}' was replaced after vp.normalize, which does not know the new one: take vp.fold(model) first, change "
+    "that, and normalize again."
+)
 Link = tuple[nn.Module, str, nn.Module]  # a module, the name of a child, and the child
 
 
-def _links(root: nn.Module, paths: list[str]) -> list[Link]:
+def _links(root: nn.Module, paths: list[str], layers: list[nn.Module]) -> list[Link]:
     """All that lies between a model and some of its layers."""
     found: dict[tuple[int, str], Link] = {}
-    for path in paths:
-        module = root
+    for path, layer in zip(paths, layers, strict=True):
+        module: nn.Module | None = root
         for name in path.split(".") if path else ():
-            child = module._modules[name]
-            assert child is not None
-            found[id(module), name] = module, name, child
+            child = module._modules.get(name) if module is not None else None
+            if module is not None and child is not None:
+                found[id(module), name] = module, name, child
             module = child
+        if module is not layer:
+            raise ValueError(REPLACED.format(path))
     return list(found.values())
 
 

@@ -21,7 +21,7 @@ from .network import Folded, Network
 
 
 class _Current(threading.local):
-    folded: dict[int, Folded] | None = None  # by network, while a model is called in this thread
+    folded: list[tuple[Network, Folded]] | None = None  # while a model is called in this thread
     level = (0, 0)  # of the transforms within which it is called
     promised = False  # by `unchanged`
 
@@ -34,7 +34,7 @@ def folded_layer(network: Network, place: int) -> Pair:
     shared = _current.folded if _current.level == _level() else None
     if shared is None and not torch.compiler.is_compiling():
         return network.fold_one(place)
-    found = None if shared is None else shared.get(network.number)
+    found = next((folded for other, folded in shared or () if other is network), None)
     if found is None or not found.serves(network.layers[place], place):
         if found is not None and _current.promised and found.changed(network.layers[place], place):
             raise RuntimeError(
@@ -43,7 +43,7 @@ def folded_layer(network: Network, place: int) -> Pair:
             )
         found = network.fold()
         if shared is not None and not (_current.promised and found.serves_one_backward):
-            shared[network.number] = found
+            shared[:] = [pair for pair in shared if pair[0] is not network] + [(network, found)]
     return found.layer(place)
 
 
@@ -61,7 +61,7 @@ def _level() -> tuple[int, int]:
 def _open(level: tuple[int, int], promised: bool) -> Any:
     """Begin a scope; what is to be put back at its end."""
     before = _current.folded, _current.level, _current.promised
-    _current.folded, _current.level, _current.promised = {}, level, promised
+    _current.folded, _current.level, _current.promised = [], level, promised
     return before
 
 

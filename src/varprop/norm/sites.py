@@ -30,7 +30,8 @@ class Use:
     @classmethod
     def of(cls, node: Node) -> Use:
         """The use a graph node makes of a layer."""
-        return cls(str(node.target.overloadpacket), tuple(node.args[3:]))
+        settings = [tuple(value) if isinstance(value, list) else value for value in node.args[3:]]
+        return cls(str(node.target.overloadpacket), tuple(settings))
 
     def ungrouped(self) -> Use:
         """The same use without groups."""
@@ -39,9 +40,13 @@ class Use:
             return self
         return Use(self.target, (*self.settings[:place], 1, *self.settings[place + 1 :]))
 
+    def operation(self) -> Any:
+        """The operation itself."""
+        return getattr(torch.ops.aten, self.target.removeprefix("aten."))
+
     def outputs(self, x: Moments, weight: Tensor) -> Moments:
         """Moments of the layer's output without bias."""
-        rule = lookup(getattr(torch.ops.aten, self.target.removeprefix("aten.")))
+        rule = lookup(self.operation())
         assert rule is not None and rule.function is not None
         result: Moments = rule.function(x, weight, None, *self.settings)
         return result

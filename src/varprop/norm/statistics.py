@@ -16,7 +16,7 @@ from ..engine.plan import make_plan, require_complete
 from ..engine.walk import Walk
 from ..graph.capture import Program, tensor_at
 from ..graph.node import Node, resolve
-from ..moments import Moments, Tokens
+from ..moments import Moments, Tokens, trusted
 
 
 class Statistics:
@@ -56,6 +56,10 @@ class Statistics:
 
     def __call__(self) -> list[Moments]:
         """The moments of every target, as they follow from the present parameters."""
+        with trusted():
+            return self._run()
+
+    def _run(self) -> list[Moments]:
         sources = {node: _module(self.root, path) for node, path in self.sources.items()}
         device = next(self.root.parameters()).device
         env: dict[Node, Any] = {node: tensor_at(self.root, name) for node, name in self.state.items()}

@@ -1,7 +1,8 @@
-"""How the taps of a layer's kernel meet the image, learned from the engine's own rule for the layer."""
+"""How the taps of a layer's kernel meet the image: read off the operation itself, checked against the engine's rule."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,35 +10,56 @@ from torch import Tensor
 
 from ..moments import Moments, trusted
 
+_TRIALS = 8
 
+
+@functools.lru_cache(maxsize=256)
 def tap_matrix(use: Any, kernel: tuple[int, ...], spatial: tuple[int, ...], transposed: bool) -> Tensor | None:
     """The matrix E of `layout.Rows`, float64; None where the layer's statistics are not of that form.
 
-    The mean of an output is linear in the taps (column 0), the spread of the means over positions a quadratic form of
-    them (the other columns are its root), and the variance is linear in the squares with the same column 0. All three
-    are read off the rule by trying unit taps, and sums of two.
+    An image of ones shows at which positions a tap lies inside. Column 0 is the share of these positions; the other
+    columns are a root of the covariance of taps over positions, by which the means of outputs differ from position to
+    position. That the rule for the layer says the same is tried with random taps.
     """
-    count = int(torch.Size(kernel).numel())
-    units = torch.eye(count, dtype=torch.float64)
-    first, second = torch.triu_indices(count, count, 1)
-    trials = torch.cat([units, units[first] + units[second]])
+    inside = _inside(use, kernel, spatial, transposed)
+    share = inside.mean(1)
+    centred = inside - share[:, None]
+    found = torch.cat([share[:, None], _root(centred @ centred.mT / inside.shape[1])], 1)
+    trials = torch.randn(_TRIALS, len(share), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mean, spread = _try(use, trials, kernel, spatial, transposed, 1.0, 0.0)
     _, noise = _try(use, trials, kernel, spatial, transposed, 0.0, 1.0)
-    share, form = mean[:count], spread[:count].diag()
-    cross = 0.5 * (spread[count:] - spread[first] - spread[second])
-    form[first, second] = form[second, first] = cross
-    if not torch.allclose(noise, trials.square() @ share) or not torch.allclose(mean, trials @ share):
-        return None
-    return torch.cat([share[:, None], _root(form)], 1)
+    levers = trials @ found
+    agrees = torch.allclose(mean, levers[:, 0]) and torch.allclose(noise, trials.square() @ share)
+    return found if agrees and torch.allclose(spread, levers[:, 1:].square().sum(1), atol=1e-8) else None
+
+
+def _inside(use: Any, kernel: tuple[int, ...], spatial: tuple[int, ...], transposed: bool) -> Tensor:
+    """For every tap and position 1 where the tap lies inside the image, 0 where outside."""
+    count = int(torch.Size(kernel).numel())
+    if not kernel:
+        return torch.ones(1, 1, dtype=torch.float64)
+    image = torch.ones(1, 1, *spatial, dtype=torch.float64)
+    with torch.no_grad():
+        outputs: Tensor = use.ungrouped().operation()(
+            image,
+            _as_weight(torch.eye(count, dtype=torch.float64), kernel, transposed),
+            None,
+            *use.ungrouped().settings,
+        )
+    return outputs.reshape(count, -1)
+
+
+def _as_weight(taps: Tensor, kernel: tuple[int, ...], transposed: bool) -> Tensor:
+    return taps.view(-1, *kernel).unsqueeze(0 if transposed else 1) if kernel else taps
 
 
 def _try(use: Any, trials: Tensor, kernel: Any, spatial: Any, transposed: bool, mean: float, var: float) -> Any:
-    weight = trials.view(-1, *kernel).unsqueeze(0 if transposed else 1) if kernel else trials
     ndim = len(kernel) + 2 if kernel else 2
     full = (1, 1, *spatial) if kernel else (1, 1)
     value = torch.ones([1] * ndim, dtype=torch.float64)
     with trusted(), torch.no_grad():
-        found = use.ungrouped().outputs(Moments(mean * value, var * value, full), weight)
+        moments = Moments(mean * value, var * value, full)
+        found = use.ungrouped().outputs(moments, _as_weight(trials, kernel, transposed))
     centre = found.mean.reshape(len(trials), -1).mean(1)  # positions that stayed apart are pooled as the layer does
     spread = (found.mean.reshape(len(trials), -1) - centre[:, None]).square()
     return centre, (found.var.reshape(len(trials), -1) + spread).mean(1)

@@ -5,7 +5,19 @@
 import triton
 import triton.language as tl
 
-from .tiles import BLOCK_FIELDS, between_taps, channel_axis, meet, of_eight, offsets, row_axis, rows_of, site, tap_axis
+from .tiles import (
+    BLOCK_FIELDS,
+    between_taps,
+    channel_axis,
+    inverse_std,
+    meet,
+    of_eight,
+    offsets,
+    row_axis,
+    rows_of,
+    site,
+    tap_axis,
+)
 
 
 @triton.jit
@@ -114,7 +126,7 @@ def _fold(
             spread += tl.sum(a64 * d, 1).to(ACC)
             tl.store(tap_spread + saved, d.to(ACC), both)
     s = tl.load(scale + first_row + row, exists, 0.0).to(ACC)
-    k = s / tl.sqrt(tl.where(exists, spread, 1.0))
+    k = s * inverse_std(tl.where(exists, spread, 1.0))
     tl.store(row_mean + first_row + row, mu, exists)
     tl.store(row_var + first_row + row, spread, exists)
     offset = tl.load(shift + first_row + row, exists, 0.0).to(ACC)

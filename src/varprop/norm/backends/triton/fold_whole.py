@@ -12,6 +12,7 @@ from .tiles import (
     channel_axis,
     common_part,
     down,
+    inverse_std,
     offsets,
     record_of,
     row_axis,
@@ -25,7 +26,7 @@ from .tiles import (
 @triton.jit
 def _rates(mu, spread, s, offset, bias, row_mean, row_var, row, exists):
     """What the weights of each row are multiplied by; its mean, variance and bias are written."""
-    k = s / tl.sqrt(tl.where(exists, spread, 1.0))
+    k = s * inverse_std(tl.where(exists, spread, 1.0))
     tl.store(row_mean + row, mu, exists)
     tl.store(row_var + row, spread, exists)
     tl.store(bias + row, (offset - mu * k).to(bias.dtype.element_ty), exists)

@@ -29,6 +29,13 @@ PLACES_OF_TAPS = tl.constexpr(TAPS_APART)  # where every tap has a tile of its o
 
 
 @triton.jit
+def inverse_std(var):
+    """1 / sigma of rows: 0 for a row of zeros, and NaN where squares of its weights left the range of floats."""
+    other = tl.where(var == 0.0, float("inf"), float("nan"))
+    return 1.0 / tl.sqrt(tl.where((var > 1e-30) & (var < 1e36), var, other))
+
+
+@triton.jit
 def site(sites, index):
     """The row of the site table: places in the buffers of all sites as int64, everything inside a site as int32."""
     here = sites + index * SITE_FIELDS

@@ -5,7 +5,19 @@
 import triton
 import triton.language as tl
 
-from .tiles import BLOCK_FIELDS, SITE_FIELDS, channel_axis, meet, of_eight, offsets, row_axis, rows_of, site, tap_axis
+from .tiles import (
+    BLOCK_FIELDS,
+    SITE_FIELDS,
+    channel_axis,
+    inverse_std,
+    meet,
+    of_eight,
+    offsets,
+    row_axis,
+    rows_of,
+    site,
+    tap_axis,
+)
 
 
 @triton.jit
@@ -80,13 +92,13 @@ def _unfold(
     dot = tl.sum(tl.sum(products, 2), 1)
     mu = tl.load(row_mean + first_row + row, exists, 0.0)
     spread = tl.load(row_var + first_row + row, exists, 1.0)
-    root = tl.sqrt(spread)
-    k = tl.load(scale + first_row + row, exists, 0.0).to(ACC) / root
+    inverse = inverse_std(spread)
+    k = tl.load(scale + first_row + row, exists, 0.0).to(ACC) * inverse
     db = tl.load(grad_bias + first_row + row, exists, 0.0).to(ACC)
     dk = dot - db * mu
-    tl.store(grad_scale + first_row + row, (dk / root).to(tl.float32), exists)
+    tl.store(grad_scale + first_row + row, (dk * inverse).to(tl.float32), exists)
     alpha = tl.expand_dims(-db * k, 1)
-    beta = tl.expand_dims(-0.5 * dk * k / spread, 1)
+    beta = tl.expand_dims(-0.5 * dk * k * (inverse * inverse), 1)
     k = row_axis(k)
     for c in range(0, channels, C):
         channel = c + tl.arange(0, C)

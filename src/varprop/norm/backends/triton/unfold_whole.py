@@ -14,6 +14,7 @@ from .tiles import (
     across,
     channel_axis,
     down,
+    inverse_std,
     offsets,
     record_of,
     row_axis,
@@ -35,7 +36,7 @@ def _rates(scale, row_mean, row_var, grad_bias, row, exists, ACC: tl.constexpr):
 @triton.jit
 def _by_sums(dot, mu, spread, s, db, grad_scale, row, exists):
     """The rate of each row, and its gradients by mean and by variance; that by scale is written."""
-    inverse = 1.0 / tl.sqrt(spread)
+    inverse = inverse_std(spread)
     k = s * inverse
     dk = dot - db * mu
     tl.store(grad_scale + row, (dk * inverse).to(tl.float32), exists)

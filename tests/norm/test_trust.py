@@ -1,0 +1,661 @@
+"""Used as people use models: right numbers, or one sentence that says why there are none."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
+
+import varprop as vp
+from tests.norm.networks import sites
+from varprop.norm.autograd import reference_parts
+
+pytestmark = pytest.mark.filterwarnings("ignore::varprop.DepthWarning", "ignore::varprop.PlainWarning")
+
+
+def moments(*shape: int, mean: float = 0.3) -> vp.Moments:
+    return vp.Moments(torch.full((1, *shape), mean, dtype=torch.float64), torch.ones(1, *shape, dtype=torch.float64))
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+def mlp(*between: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), *(between or (nn.ReLU(),)), nn.Linear(6, 3)).double()
+    return trained(vp.normalize(plain, moments(4), example=numbers(2, 4)))
+
+
+@torch.no_grad()
+def trained(model: nn.Module) -> nn.Module:
+    """As some steps of training might leave it."""
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+    return model
+
+
+def expected(model: nn.Module, x: Tensor) -> Tensor:
+    """What a sequential model does with the present parameters, by the reference."""
+    network = sites(model)[next(iter(sites(model)))].networks[model.training][0]
+    parts = reference_parts(network.layout, network._given(), network.parameters())
+    folded = dict(zip(network.layers, zip(parts, parts[len(network.layers) :], strict=False), strict=True))
+    for module in model:  # type: ignore[attr-defined]
+        x = F.linear(x, *folded[module]) if module in folded else module(x)
+    return x
+
+
+def same(ours: Tensor, theirs: Tensor) -> bool:
+    return torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+X = numbers(5, 4)
+
+
+class Interrupt(nn.Module):
+    """Raises what no `except Exception` catches, once."""
+
+    on = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.on:
+            self.on = False
+            raise KeyboardInterrupt
+        return x
+
+
+def test_an_interrupt_inside_the_model_leaves_nothing_behind() -> None:
+    model = mlp(nn.ReLU(), Interrupt())
+    model[2].on = True
+    with pytest.raises(KeyboardInterrupt):
+        model(X)
+    for parameter in model.parameters():
+        parameter.data.mul_(1.3)  # behind autograd's back
+    assert same(model(X), expected(model, X))
+
+
+def test_threads_do_not_see_each_other() -> None:
+    model = mlp().eval()
+    wrong: list[float] = []
+    stop = threading.Event()
+
+    def serve() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                model(X)
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for _ in range(30):
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            wrong.append(float((model(X) - expected(model, X)).abs().max()))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert max(wrong) < 1e-10
+
+
+BETWEEN: dict[str, Callable[[], nn.Module]] = {
+    "layer norm": lambda: nn.LayerNorm(6),
+    "prelu": lambda: nn.PReLU(6),
+    "group norm": lambda: nn.GroupNorm(2, 6),
+    "softsign": nn.Softsign,
+    "celu": nn.CELU,
+    "relu": nn.ReLU,
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_derivatives_with_a_graph_are_those_without(name: str) -> None:
+    model = mlp(BETWEEN[name]())
+    parameters = list(model.parameters())
+    first = torch.autograd.grad(model(X).square().sum(), parameters)
+    again = torch.autograd.grad(model(X).square().sum(), parameters, create_graph=True)
+    assert all(same(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("name", ("layer norm", "prelu", "celu"))
+def test_second_derivatives_are_differences_of_first_ones(name: str) -> None:
+    model = mlp(BETWEEN[name]())
+    parameters = list(model.parameters())
+    direction = [torch.randn_like(p) for p in parameters]
+
+    def slope() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(model(X).square().sum(), parameters)
+
+    first = torch.autograd.grad(model(X).square().sum(), parameters, create_graph=True)
+    along = sum((g * d).sum() for g, d in zip(first, direction, strict=True))
+    found = torch.autograd.grad(along, parameters)
+    step, sides = 1e-6, []
+    for sign in (1, -2):
+        with torch.no_grad():
+            for p, d in zip(parameters, direction, strict=True):
+                p.add_(sign * step * d)
+        sides.append(slope())
+    measured = [(up - down) / (2 * step) for up, down in zip(*sides, strict=True)]
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(found, measured, strict=True))
+
+
+def test_derivatives_by_parameters_given_to_a_functional_call() -> None:
+    model = mlp()
+    own = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    first = torch.autograd.grad(functional_call(model, own, (X,)).square().sum(), list(own.values()))
+    again = torch.autograd.grad(functional_call(model, own, (X,)).square().sum(), list(own.values()), create_graph=True)
+    assert all(same(a, b) and bool(b.any()) for a, b in zip(first, again, strict=True))
+    inner = {name: p - 0.1 * g for (name, p), g in zip(own.items(), again, strict=True)}  # a step of MAML
+    meta = torch.autograd.grad(functional_call(model, inner, (X,)).square().sum(), list(own.values()))
+    assert all(bool(g.isfinite().all()) and bool(g.any()) for g in meta)
+
+
+@pytest.mark.parametrize("name", ("celu", "softsign", "layer norm"))
+def test_forward_mode_agrees_with_reverse_mode(name: str) -> None:
+    model = mlp(BETWEEN[name]())
+    own = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return functional_call(model, parameters, (X,)).square().sum()
+
+    direction = {name: torch.randn_like(p) for name, p in own.items()}
+    _, forward = torch.func.jvp(loss, (own,), (direction,))
+    reverse = torch.func.grad(loss)(own)
+    assert same(forward, sum((reverse[name] * d).sum() for name, d in direction.items()))
+
+
+def test_a_transform_inside_of_a_call_keeps_its_folds_to_itself() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Sequential(nn.Linear(4, 6), nn.ReLU()), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not torch.compiler.is_exporting():
+                own = dict(self.body.named_parameters())
+                torch.func.grad(lambda p: functional_call(self.body, p, (x,)).sum())(own)
+            return self.head(self.body(x))
+
+    torch.manual_seed(0)
+    model = trained(vp.normalize(Inner().double(), moments(4), example=numbers(2, 4)))
+    folded = vp.fold(model)
+    assert same(model(X), folded.head(folded.body(X)))
+
+
+def test_freezing_and_unfreezing() -> None:
+    model = mlp()
+    model[0].weight.requires_grad_(False)
+    model(X).sum().backward()
+    assert model[0].weight.grad is None
+    model[0].weight.requires_grad_()
+    model(X).sum().backward()
+    assert bool(model[0].weight.grad.any())
+
+
+@pytest.mark.parametrize("grad", (True, False))
+def test_parameters_and_buffers_between_layers_count(grad: bool) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.n, self.b = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+            self.register_buffer("mask", torch.ones(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.n(self.a(x))) * self.mask)
+
+    torch.manual_seed(0)
+    model = trained(vp.normalize(Masked().double(), moments(4), example=numbers(2, 4))).eval()
+    with torch.set_grad_enabled(grad):
+        before = model(X), model(X)
+        model.n.weight.data.mul_(1.5)
+        model.mask[0] = 0
+        after = model(X)
+    assert not same(after, before[0]) and same(after, vp.fold(model)(X))
+
+
+@pytest.mark.parametrize("write", (lambda w: w.data.mul_(0.5), lambda w: w.detach().mul_(0.5)))
+def test_a_parent_that_writes_a_weight_before_it_calls_the_layer(write: Callable[[Tensor], Any]) -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.on = nn.Linear(4, 6), nn.Linear(6, 3), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.on:
+                self.a.weight.data[:, 0] = 0
+                write(self.a.scale)
+            return self.b(torch.relu(self.a(x)))
+
+    torch.manual_seed(0)
+    model = trained(vp.normalize(Parent().double(), moments(4), example=numbers(2, 4)))
+    model.on = True
+    ours = model(X)
+    model.on = False
+    assert same(ours, model(X)) and same(ours, vp.fold(model)(X))
+
+
+def test_a_weight_written_between_two_layers_of_a_call_is_noticed() -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.on = nn.Linear(4, 6), nn.Linear(6, 3), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.a(x))
+            if self.on:
+                with torch.no_grad():
+                    self.b.weight.clamp_(-0.1, 0.1)
+            return self.b(x)
+
+    torch.manual_seed(0)
+    model = trained(vp.normalize(Parent().double(), moments(4), example=numbers(2, 4)))
+    model.on = True
+    ours = model(X)
+    model.on = False
+    assert same(ours, model(X))
+
+
+class Block(nn.Module):
+    def __init__(self, act: type[nn.Module]) -> None:
+        super().__init__()
+        self.n, self.a, self.act, self.b = nn.LayerNorm(8), nn.Linear(8, 16), act(), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(self.act(self.a(self.n(x))))
+
+
+class Blocks(nn.Module):
+    """As transformers are written, with gradient checkpoints around the blocks."""
+
+    reentrant: bool | None = None
+    fails = False
+
+    def __init__(self, act: type[nn.Module]) -> None:
+        super().__init__()
+        self.i, self.o = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList([Block(act) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.i(x)
+        for block in self.blocks:
+            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.o(x)
+
+
+@pytest.mark.parametrize("reentrant", (True, False))
+@pytest.mark.parametrize("act", (nn.GELU, nn.ReLU, nn.Softsign, nn.CELU))
+def test_gradient_checkpoints_around_blocks(act: type[nn.Module], reentrant: bool) -> None:
+    torch.manual_seed(0)
+    model = trained(vp.normalize(Blocks(act).double(), moments(4), example=numbers(2, 4)))
+    grads = []
+    for mode in (None, reentrant):
+        model.reentrant = mode
+        model.zero_grad()
+        model(X).square().sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    assert all(same(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_a_checkpoint_that_failed_leaves_nothing_behind() -> None:
+    torch.manual_seed(0)
+    model = trained(vp.normalize(Blocks(nn.ReLU).double(), moments(4), example=numbers(2, 4)))
+    model.reentrant = False
+    loss = model(X).square().sum()
+    handle = model.blocks[0].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RuntimeError("fails")))
+    with pytest.raises(RuntimeError):
+        loss.backward()
+    handle.remove()
+    for parameter in model.parameters():
+        parameter.data.mul_(1.1)
+    assert same(model(X), vp.fold(model)(X))
+
+
+class Standardized(nn.Conv2d):
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(x, weight - weight.mean((1, 2, 3), keepdim=True), bias)
+
+
+class Loud(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return 3 * super().__call__(x)
+
+
+def doubled(self: nn.Linear, x: Tensor) -> Tensor:
+    return 2 * F.linear(x, self.weight, self.bias)
+
+
+def with_own_forward() -> nn.Module:
+    layer = nn.Linear(4, 6)
+    layer.forward = types.MethodType(doubled, layer)  # type: ignore[method-assign]
+    return layer
+
+
+@pytest.mark.parametrize("layer", (Loud(4, 6), with_own_forward()), ids=("__call__", "instance forward"))
+def test_layers_that_compute_otherwise_stay_plain_and_are_named(layer: nn.Module) -> None:
+    plain = nn.Sequential(layer, nn.ReLU(), nn.Linear(6, 3)).double().eval()
+    with pytest.warns(vp.PlainWarning, match="stay as they are: '0'"):
+        model = vp.normalize(plain, moments(4), example=X, init="preserve")
+    assert same(model(X), plain(X)) and same(vp.fold(model)(X), plain(X))
+
+
+def test_convolutions_that_compute_otherwise_stay_plain() -> None:
+    x = numbers(2, 3, 6, 6)
+    plain = nn.Sequential(Standardized(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).double().eval()
+    model = vp.normalize(plain, moments(3, 1, 1), example=x, init="preserve")
+    assert same(model(x), plain(x)) and list(sites(model)) == ["2"]
+
+
+class Named(nn.Linear):
+    def name(self) -> str:
+        return "mine"
+
+
+def test_a_subclass_keeps_what_it_adds() -> None:
+    plain = nn.Sequential(Named(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    model = trained(vp.normalize(plain, moments(4), example=X))
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for copied in (model, copy.deepcopy(model), torch.load(buffer, weights_only=False)):
+        assert copied[0].name() == "mine" and same(copied(X), model(X))
+    assert type(vp.fold(model)[0]) is Named
+
+
+class ByHand(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.a, self.b, self.what = nn.Linear(4, 6), nn.Linear(6, 4), what
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(torch.sigmoid(self.a(x)))
+        return x @ self.a.weight.mT if self.what == "weight" else x * self.a.bias.sum()
+
+
+@pytest.mark.parametrize("what", ("weight", "bias"))
+def test_parameters_read_by_hand_are_refused(what: str) -> None:
+    with pytest.raises(ValueError, match=f"reads the {what} of 'a' by hand"):
+        vp.normalize(ByHand(what).double(), moments(4), example=X)
+    model = vp.normalize(ByHand(what).double(), moments(4), example=X, only="b")
+    assert list(sites(model)) == ["b"]
+
+
+def pruned(layer: nn.Module) -> None:
+    prune.random_unstructured(layer, "weight", 0.3)
+
+
+HOOKS = {"prune": pruned, "weight_norm": nn.utils.weight_norm, "spectral_norm": nn.utils.spectral_norm}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_weights_computed_by_hooks_are_refused(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+        HOOKS[name](plain[2])
+        with pytest.raises(ValueError, match="weight of '2' is computed by a hook"):
+            vp.normalize(plain, moments(4), example=X)
+        model = mlp()
+        HOOKS[name](model[2])
+    with pytest.raises(ValueError, match="weight of '2' is computed by a hook"):
+        model(X)
+
+
+PARAMETRIZATIONS = {
+    "weight norm": parametrizations.weight_norm,
+    "spectral norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+}
+
+
+@pytest.mark.parametrize("before", (True, False), ids=("before", "after"))
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+def test_parametrizations(name: str, before: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    if before:
+        PARAMETRIZATIONS[name](plain[2])
+    model = vp.normalize(plain, moments(4), example=X)
+    if not before:
+        PARAMETRIZATIONS[name](model[2])
+    model.eval()  # spectral norm goes on with its power method in training
+    model(X).square().sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+    folded = vp.fold(model)
+    assert same(folded(X), model(X)) and same(copy.deepcopy(model)(X), model(X))
+    assert type(folded[2]) is nn.Linear
+
+
+def test_a_layer_put_in_the_place_of_another_is_refused() -> None:
+    model = mlp()
+    model[2] = nn.Linear(6, 3).double()
+    with pytest.raises(ValueError, match=r"'2' was replaced after vp\.normalize"):
+        model(X)
+    with pytest.raises(ValueError, match="was replaced"):
+        vp.fold(model)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_another_dtype_after_evaluation(dtype: torch.dtype) -> None:
+    model = mlp().eval()
+    with torch.no_grad():
+        first, _ = model(X), model(X)
+        assert torch.allclose(model.to(dtype)(X.to(dtype)).double(), first, rtol=0.1, atol=0.1)
+
+
+TRACERS: dict[str, Callable[[nn.Module], Any]] = {
+    "fx": torch.fx.symbolic_trace,
+    "jit": lambda model: torch.jit.trace(model, X),
+    "onnx": lambda model: torch.onnx.export(model, (X,), io.BytesIO(), dynamo=False),
+}
+
+
+@pytest.mark.parametrize("name", TRACERS)
+def test_tracing_that_would_bake_weights_in_is_refused(name: str) -> None:
+    model = mlp().eval()
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match=r"trace vp\.fold\(model\)"):
+        warnings.simplefilter("ignore")
+        TRACERS[name](model)
+
+
+def test_an_exported_model_computes_the_same() -> None:
+    model = mlp(nn.LayerNorm(6), nn.GELU()).eval()
+    exported = torch.export.export(model, (X,)).module()
+    assert same(exported(X), model(X))
+    with torch.no_grad():
+        model[0].scale.mul_(1.5)
+    assert same(torch.export.export(model, (X,)).module()(X), model(X))
+
+
+@pytest.mark.parametrize("act", (nn.ReLU, nn.Softsign, nn.CELU, nn.LogSigmoid))
+def test_the_first_compiled_step_has_the_whole_gradient(act: type[nn.Module]) -> None:
+    model = mlp(act())
+    torch._dynamo.reset()
+    model(X).square().sum().backward()
+    theirs = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.compile(model, backend="aot_eager")(X).square().sum().backward()
+    assert all(same(p.grad, g) for p, g in zip(model.parameters(), theirs, strict=True))
+
+
+def test_compiled_for_batches_of_any_size() -> None:
+    model = mlp()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+    assert all(same(compiled(x), model(x)) for x in (X, X[:2], X.repeat(3, 1)))
+
+
+def test_many_models_of_one_architecture_share_what_is_compiled() -> None:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True, recompile_limit=2):
+        for seed in range(4):
+            torch.manual_seed(seed)
+            plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+            model = trained(vp.normalize(plain, moments(4), example=numbers(2, 4)))
+            assert same(torch.compile(model, backend="aot_eager")(X), model(X))
+
+
+@pytest.mark.parametrize("act", (nn.ReLU, nn.Softsign, nn.CELU, nn.Tanhshrink))
+def test_inference_mode(act: type[nn.Module]) -> None:
+    model = mlp(act())
+    ordinary = model(X)
+    with torch.inference_mode():
+        assert same(model(X), ordinary)
+    model(X).sum().backward()
+
+
+def test_a_parameter_without_memory_is_refused() -> None:
+    model = mlp()
+    loss = model(X).sum()
+    model[0].weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"memory of a parameter .* was freed"):
+        loss.backward()
+    with pytest.raises(RuntimeError, match=r"memory of a parameter .* was freed"):
+        model(X)
+
+
+@pytest.mark.parametrize("factor", (1e20, 1e-20, 1e15, 1e-15))
+def test_weights_of_any_size(factor: float) -> None:
+    torch.manual_seed(0)
+    model = trained(vp.normalize(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double(), moments(4)))
+    model, x = model.float(), X.float()
+    ours = model(x)
+    with torch.no_grad():
+        model[0].weight.mul_(factor)
+        model[2].weight[1].mul_(factor)  # one row of many
+    assert torch.allclose(model(x), ours, rtol=1e-4, atol=1e-5)
+    assert torch.allclose(vp.fold(model)(x), ours, rtol=1e-4, atol=1e-5)
+    model(x).square().sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_a_row_that_becomes_zero_in_training() -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[0].weight[1] = 0
+    output = model(X)
+    output.square().sum().backward()
+    assert bool(output.isfinite().all()) and all(bool(p.grad.isfinite().all()) for p in model.parameters())
+    assert not bool(model[0].weight.grad[1].any())
+    assert same(model[0](X)[:, 1], model[0].shift[1].expand(5)) and same(vp.fold(model)(X), output)
+
+
+def shuffled(x: Tensor) -> Tensor:
+    return x.view(x.shape[0], 2, -1, *x.shape[2:]).transpose(1, 2).reshape(x.shape)
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda x: F.max_pool2d(x, 3, 1, 1),
+    "average": lambda x: F.avg_pool2d(x, 3, 1, 1),
+    "adaptive": lambda x: F.adaptive_avg_pool2d(x, 3),
+    "adaptive max": lambda x: F.adaptive_max_pool2d(x, 5),
+}
+
+
+@pytest.mark.parametrize("shuffle", (True, False), ids=("shuffled", "as it is"))
+@pytest.mark.parametrize("name", POOLS)
+def test_one_function_whoever_computes_it(name: str, shuffle: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.a(x))
+            return self.b(POOLS[name](shuffled(x) if shuffle else x))
+
+    torch.manual_seed(0)
+    x, plain = numbers(2, 3, 8, 8), Net().double().eval()
+    model = vp.normalize(plain, moments(3, 1, 1), example=x, init="preserve")
+    assert same(model(x), plain(x))
+    trained(model)
+    own = dict(model.named_parameters())
+    assert same(vp.fold(model)(x), model(x))
+    assert same(functional_call(model, own, (x,)), model(x))
+    assert same(
+        torch.vmap(lambda p: functional_call(model, p, (x,)))({n: p[None] for n, p in own.items()})[0], model(x)
+    )
+    assert same(torch.export.export(model, (x,)).module()(x), model(x))
+
+
+def test_an_operation_that_makes_nan_is_refused() -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.LPPool2d(2, 2), nn.Conv2d(8, 4, 1)).double()
+    with pytest.raises(ValueError, match="What enters layer '2' has no finite mean and variance"):
+        vp.normalize(plain, moments(3, 1, 1), example=numbers(2, 3, 8, 8))
+
+
+def test_the_last_gamma_of_a_residual_branch_may_be_zero() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double().eval()
+    nn.init.zeros_(plain[1].weight), nn.init.ones_(plain[1].bias)
+    kept = vp.normalize(plain, moments(4), example=X, init="preserve")
+    assert same(kept(X), plain(X)) and not bool(kept[0].scale.any()) and bool(kept[0].weight.any())
+    projected = vp.normalize(plain, moments(4), example=X)
+    assert not bool(projected[0].scale.any()) and same(projected[0](X), torch.zeros(5, 6).double())
+
+
+def test_a_checkpoint_for_other_data_is_refused() -> None:
+    def made(mean: float, size: int = 8) -> nn.Module:
+        plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 3, padding=1)).double()
+        return vp.normalize(plain, moments(3, 1, 1, mean=mean), example=numbers(2, 3, size, size))
+
+    saved = made(0.3).state_dict()
+    made(0.3).load_state_dict(saved)
+    for other in (made(0.6), made(0.3, 12)):
+        with pytest.raises(ValueError, match="other input moments or for inputs of another size"):
+            other.load_state_dict(saved)
+
+
+def test_what_stays_dependent_on_the_batch_is_named() -> None:
+    plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    with pytest.warns(vp.PlainWarning, match="dependence on the batch: '2'"):
+        vp.normalize(plain, moments(4), example=X)
+
+
+def test_a_report_says_how_layers_are_folded() -> None:
+    report = vp.fold_report(mlp(nn.LayerNorm(6), nn.GELU()))
+    assert [(layer.path, layer.how) for layer in report.layers] == [("0", "together"), ("3", "walked")]
+    assert "layer_norm" in report.layers[1].why and str(report).endswith("1 together, 1 walked, 0 alone")
+    with pytest.raises(ValueError, match="not normalized"):
+        vp.fold_report(nn.Linear(2, 2))
+
+
+STAY_TOGETHER: dict[str, tuple[nn.Module, ...]] = {
+    "flatten": (nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)),
+    "nearest-exact": (nn.Upsample(scale_factor=2, mode="nearest-exact"), nn.Conv2d(8, 4, 3)),
+    "reflection": (nn.ReLU(), nn.ReflectionPad2d(1), nn.Conv2d(8, 4, 3)),
+    "channel shuffle": (nn.ReLU(), nn.ChannelShuffle(2), nn.Conv2d(8, 4, 3)),
+    "softsign": (nn.Softsign(), nn.Conv2d(8, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", STAY_TOGETHER)
+def test_the_fast_fold_is_not_lost(name: str) -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *STAY_TOGETHER[name]).double()
+    model = vp.normalize(plain, moments(3, 1, 1), example=numbers(4, 3, 6, 6))
+    assert {layer.how for layer in vp.fold_report(model).layers} == {"together"}
+
+
+def test_data_parallel_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="DistributedDataParallel"):
+        mlp()[0]._replicate_for_data_parallel()
+
+
+def test_a_large_kernel_takes_little_memory() -> None:
+    plain = nn.Sequential(nn.Conv2d(2, 2, 15, padding=7, groups=2), nn.ReLU(), nn.Conv2d(2, 1, 1)).double()
+    model = vp.normalize(plain, moments(2, 1, 1), example=numbers(1, 2, 20, 20))
+    assert {layer.how for layer in vp.fold_report(model).layers} == {"together"}
