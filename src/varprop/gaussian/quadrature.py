@@ -134,7 +134,7 @@ def shifted(
     Near a limit other than zero f(x) - m has no digits left; tail(x) has all of them (mathematics.md, rule R2).
     """
     m, v = expectation(lambda x: torch.where(far, tail(x), f(x)), mean, std, breaks=breaks, knots=knots)
-    return m + torch.where(far, limit, 0.0).to(m.dtype), v
+    return m + torch.where(far, as_tensor(limit, m), 0.0), v
 
 
 def reflected(
