@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.gaussian import activations, closed, rectifier
+from varprop.gaussian import activations, closed, quadrature, rectifier
 
 Pair = tuple[Tensor, Tensor]
 
@@ -52,7 +52,10 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
     "softsign": (lambda x: x / (1 + x.abs()), activations.softsign),
     "softplus": (lambda x: torch.log(1 + torch.exp(x)), activations.softplus),
     "hardswish": (lambda x: x * F.relu6(x + 3) / 6, activations.hardswish),
-    "tanhshrink": (F.tanhshrink, activations.tanhshrink),
+    "tanhshrink": (
+        F.tanhshrink,
+        lambda m, s: quadrature.expectation(F.tanhshrink, m, s, knots=activations.KNOTS["tanh"]),
+    ),
     "softsign module": (F.softsign, activations.softsign),
     "shifted relu": (lambda x: F.relu(2 * x - 1) * 3 + 1, lambda m, s: _affine(activations.relu(2 * m - 1, 2 * s))),
     "nested": (lambda x: F.relu(F.relu(x) - 0.5), lambda m, s: activations.relu(m - 0.5, s)),
