@@ -7,12 +7,16 @@ the row's. The integrals themselves are those of `softmax` (mathematics.md, sect
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .gumbel import FINE, gumbel
+
+Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+Direct = Callable[[Tensor, Tensor], Parts]
 
 STEP = 0.4  # of t: the density of T is no narrower than Gumbel's, for which the trapezoidal rule is then exact to 1e-9
 LEFT, RIGHT, SPREAD = 3.7, 14.0, 5.5  # ends of t beyond the logits, and their range in std
@@ -21,6 +25,7 @@ CLOSE = 2e-6  # how small the last coefficients must be: of the sum of log F
 NEVER = -30.0  # log of a probability that is neglected
 SIZES = ((6, 5), (10, 6), (16, 8), (24, 10), (36, 14), (54, 18), (80, 24))  # nodes in mean and std to be tried in turn
 HOPELESS = (16, 0.1)  # with so many nodes in mean, what never converges is larger than this, what does is smaller
+SHORT = 8  # logits that count in a row which is not worth sharing
 MOST = 400  # nodes of t
 TRIED = 32  # rows on which a size is tried first
 BLOCK = 1 << 18  # values of polynomials held at a time
@@ -141,7 +146,10 @@ class Sums(NamedTuple):
 def _sums(x: Call, table: Table) -> Sums:
     by_mean = x.means.polynomials(x.mean, table.size[0]).masked_fill(x.lost.unsqueeze(-1), 0.0)
     by_std = x.stds.polynomials(x.std, table.size[1])
-    return Sums(by_mean, by_std, (by_mean.mT @ by_std).flatten(-2) @ table.log_f.flatten(0, 1))
+    log_below = (by_mean.mT @ by_std).flatten(-2) @ table.log_f.flatten(0, 1)
+    # It rises with t: below the first t without a probability, where polynomials may go astray, there is none.
+    least = log_below.detach().flip(-1).cummin(-1).values.flip(-1)
+    return Sums(by_mean, by_std, log_below.masked_fill(least < NEVER, -math.inf))
 
 
 def _left(table: Table, log_below: Tensor) -> float:
@@ -150,7 +158,7 @@ def _left(table: Table, log_below: Tensor) -> float:
     return float(torch.where(counts, _tail(table.log_f), 0.0).amax())
 
 
-def _moments(x: Call, table: Table, sums: Sums) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _moments(x: Call, table: Table, sums: Sums) -> Parts:
     """The trapezoidal rule in t, with what lies above the last node, where integrands fall like e^-t and e^-2t."""
     r = math.exp(-STEP)
     weight = STEP * torch.exp(sums.log_below)
@@ -181,13 +189,38 @@ def _reference(x: Call) -> Tensor:
     return torch.logsumexp(x.mean.detach().masked_fill(x.lost, -math.inf), -1, keepdim=True).clamp(min=-1e3)
 
 
-def integrals(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+def integrals(mean: Tensor, std: Tensor, direct: Direct | None = None) -> Parts | None:
     """E softmax and E softmax^2 along the last axis, mean and variance of log-sum-exp; None where it does not converge.
 
-    E softmax within 1e-7, sd within 0.1 %; the means must be relative to the largest of each row.
+    E softmax within 1e-7, sd within 0.1 %; the means must be relative to the largest of each row. Rows in which few
+    logits count, as the first under a causal mask, are left to `direct`, the integrals one by one.
     """
     shape = mean.shape
-    call = _call(mean.reshape(-1, shape[-1]), std.reshape(-1, shape[-1]))
+    mean, std = mean.reshape(-1, shape[-1]), std.reshape(-1, shape[-1])
+    counted = (mean.detach() + 8.0 * std.detach() >= -LOST).sum(-1)
+    short = counted <= SHORT
+    if direct is None or shape[-1] <= 2 * SHORT or not bool(short.any()) or bool(short.all()):
+        found = _together(mean, std)
+    else:
+        long, few = (~short).nonzero().squeeze(-1), short.nonzero().squeeze(-1)
+        found = _together(mean[long], std[long])
+        if found is not None:
+            both = zip(found, _few(mean[few], std[few], direct), strict=True)
+            order = torch.cat([long, few]).argsort()
+            found = tuple(torch.cat(parts)[order] for parts in both)  # type: ignore[assignment]
+    return None if found is None else tuple(x.reshape(*shape[:-1], -1) for x in found)  # type: ignore[return-value]
+
+
+def _few(mean: Tensor, std: Tensor, direct: Direct) -> Parts:
+    """Rows in which only the largest few logits count."""
+    places = (mean.detach() + 8.0 * std.detach()).topk(SHORT, -1).indices
+    first, second, log_mean, log_var = direct(mean.gather(-1, places), std.gather(-1, places))
+    empty = torch.zeros_like(mean)
+    return empty.scatter(-1, places, first), empty.scatter(-1, places, second), log_mean, log_var
+
+
+def _together(mean: Tensor, std: Tensor) -> Parts | None:
+    call = _call(mean, std)
     if call is None:
         return None
     some = call.part(slice(None, None, max(1, len(call.mean) // TRIED)))
@@ -196,13 +229,13 @@ def integrals(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
         with torch.no_grad():
             left = _left(table, _sums(some, table).log_below)
         if left < CLOSE and (found := _all_rows(call, table)) is not None:
-            return tuple(part.reshape(*shape[:-1], -1) for part in found)  # type: ignore[return-value]
+            return found
         if size[0] >= HOPELESS[0] and left > HOPELESS[1]:
             return None
     return None
 
 
-def _all_rows(call: Call, table: Table) -> list[Tensor] | None:
+def _all_rows(call: Call, table: Table) -> Parts | None:
     rows = max(1, BLOCK // (call.mean.shape[-1] * sum(table.size)))
     parts = []
     for start in range(0, len(call.mean), rows):
@@ -215,4 +248,5 @@ def _all_rows(call: Call, table: Table) -> list[Tensor] | None:
         one = one / total
         log_var = two / total - one.square() - math.pi**2 / 6.0
         parts.append((first / total, second / total, _reference(x) + one - EULER, log_var))
-    return [torch.cat(part) for part in zip(*parts, strict=True)]
+    first, second, log_mean, log_var = (torch.cat(part) for part in zip(*parts, strict=True))
+    return first, second, log_mean, log_var

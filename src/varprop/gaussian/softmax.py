@@ -16,6 +16,7 @@ differ so much that this does not converge are they integrated one by one.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -112,11 +113,18 @@ def _integrals(mean: Tensor, std: Tensor, setting: Setting) -> Integrals:
     return Integrals(first, second, ref + one - _EULER, two - one.square() - math.pi**2 / 6.0)
 
 
+def _one_by_one(setting: Setting) -> Callable[[Tensor, Tensor], Integrals]:
+    def direct(mean: Tensor, std: Tensor) -> Integrals:
+        return Integrals(*rowwise(partial(_integrals, setting=setting), mean, std))
+
+    return direct
+
+
 def _solve(x: Logits) -> tuple[Integrals, Tensor, Tensor, Tensor]:
     """The integrals; softmax(mean), sum softmax^2 var and the rows whose variances that linearises well."""
     s, std = torch.softmax(x.mean, -1), safe_sqrt(x.var)
-    found = alike.integrals(x.mean, std) if x.together else None
-    integrals = Integrals(*(found or rowwise(partial(_integrals, setting=x.setting), x.mean, std)))
+    found = alike.integrals(x.mean, std, _one_by_one(_FINE)) if x.together else None
+    integrals = Integrals(*(found or _one_by_one(x.setting)(x.mean, std)))
     linear = (x.var < (_ALIKE_LINEAR if found else x.setting.linear) ** 2).all(-1, keepdim=True)
     return integrals, s, (s.square() * x.var).sum(-1, keepdim=True), linear
 
