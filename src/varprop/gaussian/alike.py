@@ -192,7 +192,7 @@ def _reference(x: Call) -> Tensor:
 def integrals(mean: Tensor, std: Tensor, direct: Direct | None = None) -> Parts | None:
     """E softmax and E softmax^2 along the last axis, mean and variance of log-sum-exp; None where it does not converge.
 
-    E softmax within 1e-7, sd within 0.1 %; the means must be relative to the largest of each row. Rows in which few
+    E softmax within 1e-7, sd within 0.2 %; the means must be relative to the largest of each row. Rows in which few
     logits count, as the first under a causal mask, are left to `direct`, the integrals one by one.
     """
     shape = mean.shape
