@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.gaussian import activations, rectifier
+from varprop.gaussian import activations, closed, quadrature, rectifier
 
 Pair = tuple[Tensor, Tensor]
 
@@ -52,7 +52,10 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
     "softsign": (lambda x: x / (1 + x.abs()), activations.softsign),
     "softplus": (lambda x: torch.log(1 + torch.exp(x)), activations.softplus),
     "hardswish": (lambda x: x * F.relu6(x + 3) / 6, activations.hardswish),
-    "tanhshrink": (F.tanhshrink, activations.tanhshrink),
+    "tanhshrink": (
+        F.tanhshrink,
+        lambda m, s: quadrature.expectation(F.tanhshrink, m, s, knots=activations.KNOTS["tanh"]),
+    ),
     "softsign module": (F.softsign, activations.softsign),
     "shifted relu": (lambda x: F.relu(2 * x - 1) * 3 + 1, lambda m, s: _affine(activations.relu(2 * m - 1, 2 * s))),
     "nested": (lambda x: F.relu(F.relu(x) - 0.5), lambda m, s: activations.relu(m - 0.5, s)),
@@ -63,6 +66,34 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
     "outside": (lambda x: ((x < -0.5) | (x > 1.5)).double(), lambda m, s: _band(m, s, torch.zeros_like, outside=1.0)),
     "curved kink": (lambda x: F.relu(torch.tanh(x)) + F.relu(-torch.tanh(x)), lambda m, s: _abs_tanh(m, s)),
 }
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, -1, 1.5])
+def test_a_power_inside_a_function_is_that_of_a_positive_variable(exponent: float) -> None:
+    """sin(x ** 0.5) as sin(x.sqrt()): the base, not the whole expression, must be positive."""
+    x = vp.Moments(torch.full((1, 2), 2.0, dtype=torch.float64), torch.tensor([[0.04, 0.25]], dtype=torch.float64))
+    found = vp.propagate(Pointwise(lambda x: torch.sin(x**exponent)), x).output
+    torch.manual_seed(0)
+    log = (0.5 * torch.log1p(x.var / 4), torch.log1p(x.var / 4).sqrt())
+    drawn = torch.sin((2.0 * torch.exp(log[1] * torch.randn(400_000, 2, dtype=torch.float64) - log[0])) ** exponent)
+    errors = 5 * found.std / 400_000**0.5
+    assert ((found.mean - drawn.mean(0)).abs() < errors).all()
+    assert ((found.std - drawn.std(0)).abs() < 2 * errors).all()
+    if exponent == 0.5:
+        root = vp.propagate(Pointwise(lambda x: torch.sin(x.sqrt())), x).output
+        torch.testing.assert_close((found.mean, found.var), (root.mean, root.var))
+
+
+@pytest.mark.parametrize("function", [lambda x: 2**x, lambda x: 2.0**x, lambda x: torch.tensor([0.5, 3.0]) ** x])
+def test_a_random_exponent_is_exact(function: Callable[[Tensor], Tensor]) -> None:
+    """b^x = exp(x log b), a closed form; nothing is taken as log-normal."""
+    mean, var = torch.tensor([[2.0, -1.0]], dtype=torch.float64), torch.tensor([[0.04, 1.0]], dtype=torch.float64)
+    result = vp.propagate(Pointwise(function), vp.Moments(mean, var))
+    rate = function(torch.ones(1, 2, dtype=torch.float64)).log()
+    m, v = closed.exp(rate * mean, rate.abs() * var.sqrt())
+    torch.testing.assert_close((result.output.mean, result.output.var), (m, v))
+    assert all(entry.status == "exact" for entry in result.entries)
+    assert all(entry.status == "exact" for entry in vp.coverage(Pointwise(function), mean).entries)
 
 
 def _affine(pair: Pair) -> Pair:

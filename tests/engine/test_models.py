@@ -1,8 +1,9 @@
 """Whole models beside Monte Carlo, layer by layer, with stated tolerances.
 
-Each tolerance is the median over a layer's units of |std analytic / std Monte Carlo - 1|, and of the error of the mean
-in standard deviations. They were set from what was measured, with some margin, and guard against getting worse. They
-hold at initialization, where units are nearly uncorrelated; the largest errors stem from operands that share an
+Given for each model is what was measured: the largest median over a layer's units of |std analytic / std Monte Carlo -
+1|, and of the error of the mean in standard deviations; more than a seventh beyond it fails. (The LSTM's
+mean, at the noise of the draws, and torchvision's models are given rounder bounds.) The rules state no error of whole
+models: these hold at initialization, where units are nearly uncorrelated, and stem from operands that share an
 ancestor and from values that are far from Gaussian.
 """
 
@@ -51,10 +52,13 @@ def worst_layers(
     return std_error, mean_error
 
 
+MARGIN = 1.15
+
+
 def check(errors: tuple[tuple[float, str], tuple[float, str]], std: float, mean: float) -> None:
     (std_error, std_path), (mean_error, mean_path) = errors
-    assert std_error <= std, f"std of '{std_path}' is off by {std_error:.3f} in the median"
-    assert mean_error <= mean, f"mean of '{mean_path}' is off by {mean_error:.3f} std in the median"
+    assert std_error <= MARGIN * std, f"std of '{std_path}' is off by {std_error:.3f} in the median"
+    assert mean_error <= MARGIN * mean, f"mean of '{mean_path}' is off by {mean_error:.3f} std in the median"
 
 
 def test_resnet_at_full_resolution() -> None:
@@ -62,7 +66,7 @@ def test_resnet_at_full_resolution() -> None:
     model = trained_looking(ResNet(width=24)).eval()
     moments = standard(1, 3, 32, 32)
     result = vp.propagate(model, moments)
-    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 2048), std=0.25, mean=0.1)
+    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 2048), std=0.166, mean=0.054)
 
 
 def test_resnet_with_uniform_axes() -> None:
@@ -72,7 +76,7 @@ def test_resnet_with_uniform_axes() -> None:
     result = vp.propagate(model, moments, torch.zeros(1, 3, 128, 128))
     assert result["layer1.0.conv1"].shape == (1, 16, 1, 1)
     draw = lambda n: gaussian(moments, (n, 3, 128, 128), n)  # noqa: E731
-    check(worst_layers(model, result, draw, 128, (2, 3), BEHIND_THE_AVERAGE), std=0.25, mean=0.25)
+    check(worst_layers(model, result, draw, 128, (2, 3), BEHIND_THE_AVERAGE), std=0.233, mean=0.2)
 
 
 def test_vision_transformer() -> None:
@@ -80,7 +84,7 @@ def test_vision_transformer() -> None:
     model = ViT().eval()
     moments = standard(1, 3, 32, 32)
     result = vp.propagate(model, moments)
-    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 4096), std=0.2, mean=0.1)
+    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 4096), std=0.172, mean=0.085)
 
 
 def test_unet_with_skip_concatenation() -> None:
@@ -88,7 +92,7 @@ def test_unet_with_skip_concatenation() -> None:
     model = UNet().eval()
     moments = standard(1, 3, 16, 16)
     result = vp.propagate(model, moments)
-    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 16, 16), n), 4096), std=0.1, mean=0.1)
+    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 16, 16), n), 4096), std=0.074, mean=0.041)
 
 
 def test_lstm_classifier() -> None:
@@ -96,14 +100,14 @@ def test_lstm_classifier() -> None:
     model = LSTMClassifier().eval()
     moments = standard(1, 6, 8)
     result = vp.propagate(model, moments)
-    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 6, 8), n), 8192), std=0.1, mean=0.1)
+    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 6, 8), n), 8192), std=0.08, mean=0.02)
 
 
 def test_gpt_over_random_tokens() -> None:
     torch.manual_seed(0)
     model = GPT().eval()
     result = vp.propagate(model, vp.Tokens.uniform(50), torch.zeros(1, 12, dtype=torch.long))
-    check(worst_layers(model, result, lambda n: torch.randint(50, (n, 12)), 4096), std=0.15, mean=0.1)
+    check(worst_layers(model, result, lambda n: torch.randint(50, (n, 12)), 4096), std=0.105, mean=0.044)
 
 
 @pytest.mark.zoo
@@ -115,7 +119,7 @@ def test_torchvision_resnet18() -> None:
     moments = standard(1, 3, 1, 1)
     result = vp.propagate(model, moments, torch.zeros(1, 3, 224, 224))
     draw = lambda n: gaussian(moments, (n, 3, 224, 224), n)  # noqa: E731
-    check(worst_layers(model, result, draw, 32, (2, 3), BEHIND_THE_AVERAGE), std=0.35, mean=0.25)
+    check(worst_layers(model, result, draw, 32, (2, 3), BEHIND_THE_AVERAGE), std=0.3, mean=0.22)
 
 
 @pytest.mark.zoo
@@ -127,4 +131,4 @@ def test_torchvision_vit() -> None:
     nn.init.normal_(model.heads.head.weight, std=0.02)  # torchvision starts it at zero
     moments = standard(1, 3, 32, 32)
     result = vp.propagate(model, moments)
-    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 4096), std=0.2, mean=0.25)
+    check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 4096), std=0.174, mean=0.22)

@@ -30,6 +30,14 @@ class Function(nn.Module):
         return self.function(*args, **kwargs)
 
 
+class Difference(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x - y
+
+
+PAIR = {"x": torch.zeros(1, 2, dtype=DOUBLE), "y": torch.zeros(1, 2, dtype=DOUBLE)}
+
+
 def test_selu_keeps_zero_mean_and_unit_variance() -> None:
     output = vp.propagate(nn.SELU(), standard(1, 1)).output
     assert abs(output.mean.item()) <= 1e-12 and abs(output.var.item() - 1) <= 1e-12
@@ -346,12 +354,42 @@ def test_propagation_is_differentiable_in_the_weights() -> None:
         (nn.Embedding(5, 2), standard(1, 3), torch.zeros(1, 3, dtype=torch.long), r"whole numbers.*vp.Tokens"),
         (nn.Embedding(5, 2), vp.Tokens.uniform(5), None, "give an `example`"),
         (nn.ReLU(), (standard(1, 2), standard(1, 2)), torch.zeros(1, 2), r"takes 1 tensor input\(s\), but 2"),
+        (nn.Linear(3, 2), torch.zeros(8, 3), None, r"No input is random.*did you mean vp.input_moments\(x\)"),
+        (nn.Linear(3, 2), torch.zeros(8, 3), torch.zeros(8, 3), r"No input is random"),
+        (nn.Embedding(5, 2), torch.zeros(1, 3, dtype=torch.long), None, r"No input is random.*vp.Tokens"),
+        (nn.ReLU(), {"inputs": standard(1, 2)}, torch.zeros(1, 2), "has no input 'inputs': .* inputs are 'input'"),
+        (Difference(), {"y": standard(1, 2)}, PAIR, "also takes 'x': its tensor inputs are 'x', 'y'"),
+        (Difference(), {"y": standard(1, 2), "x": standard(1, 2), "z": standard(1, 2)}, PAIR, "has no input 'z'"),
+        (Function(lambda x: x @ x), standard(1, 3, 5), None, "could not be run on the example"),
+        (Function(lambda x: x if x.sum() > 0 else -x), standard(1, 3), None, "branches on the values"),
     ],
 )
-def test_bad_input_gets_one_sentence(model: nn.Module, given: object, example: object, message: str) -> None:
+def test_bad_input_gets_one_sentence(
+    model: nn.Module, given: object, example: object, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(vp.CaptureError, match=message) as caught:
         vp.propagate(model, given, example)
     assert "Traceback" not in str(caught.value)
+    assert capfd.readouterr() == ("", ""), "torch's own account of the failure"
+
+
+@pytest.mark.parametrize("captured", [dict, tuple])
+def test_inputs_are_matched_by_name(captured: type) -> None:
+    """In whatever order they are given, and however the example was."""
+    x, y = vp.Moments(*(torch.full((1, 2), v, dtype=DOUBLE) for v in (5.0, 1.0))), standard(1, 2)
+    example = PAIR if captured is dict else tuple(PAIR.values())
+    for given in ({"x": x, "y": y}, {"y": y, "x": x}, (x, y)):
+        assert (vp.propagate(Difference(), given, example).output.mean == 5.0).all()
+    nested = Function(lambda pair: pair["x"] - pair["y"])
+    for pair in ({"x": x, "y": y}, {"y": y, "x": x}):
+        assert (vp.propagate(nested, (pair,), (PAIR,)).output.mean == 5.0).all()
+
+
+def test_constants_beside_moments_by_name() -> None:
+    model = Function(lambda x, mask=None, times=2: x * mask * times)
+    given = {"mask": torch.tensor([[1.0, 0.0]], dtype=DOUBLE), "x": standard(1, 2)}
+    output = vp.propagate(model, given, {"x": PAIR["x"], "mask": PAIR["y"], "times": 3}).output
+    assert output.var.tolist() == [[9.0, 0.0]]
 
 
 def test_batch_norm_in_training_mode_is_refused() -> None:
@@ -397,6 +435,30 @@ def test_hand_written_normalizations_are_recognised(kind: str) -> None:
     expected = vp.propagate(whole.double(), moments).output
     torch.testing.assert_close(output.mean, expected.mean, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(output.var, expected.var, rtol=1e-4, atol=1e-6)
+
+
+def test_what_a_recognised_expression_replaces_is_gone() -> None:
+    program = vp.capture(Function(lambda x: x / (1 + x.abs())), torch.zeros(2, 3))
+    assert len(program.nodes) == 1
+
+
+@pytest.mark.parametrize(("pool", "shape"), [(nn.LPPool2d(2, 2), (1, 2, 6, 4)), (nn.LPPool1d(2, 3), (1, 2, 9))])
+def test_power_average_pooling(pool: nn.Module, shape: tuple[int, ...]) -> None:
+    """The root of a sum of squares as that of a log-normal variable: std 10 % low of four values, 11 % of three."""
+    torch.manual_seed(0)
+    x = vp.Moments(0.5 * torch.randn(shape, dtype=DOUBLE), torch.ones(shape, dtype=DOUBLE))
+    result = vp.propagate(pool, x)
+    drawn = pool(x.mean + torch.randn(40_000, *shape[1:], dtype=DOUBLE))
+    std = drawn.std(0)
+    assert ((result.output.mean[0] - drawn.mean(0)).abs() < 0.06 * std).all()
+    assert ((result.output.std[0] / std - 1).abs() < 0.13).all()
+    assert [entry.status for entry in result.entries] == ["exact", "exact", "exact", "exact", "approximate"]
+
+
+def test_power_average_pooling_of_odd_order_is_refused() -> None:
+    """Its root is NaN wherever the average is negative, in torch itself."""
+    with pytest.raises(vp.VarpropError, match="NaN came out"):
+        vp.propagate(nn.LPPool2d(3, 2), standard(1, 2, 4, 4))
 
 
 def test_dropout_counts_in_training_and_not_in_evaluation() -> None:

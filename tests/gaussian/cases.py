@@ -56,7 +56,6 @@ OTHERS = {
     "elu_scaled": partial(activations.elu, alpha=1.5, scale=0.7, input_scale=2.0),
     "softplus_beta": partial(activations.softplus, beta=3.0),
     "softplus_threshold": partial(activations.softplus, threshold=2.0),
-    "tanhshrink": activations.tanhshrink,
     "softshrink": activations.softshrink,
     "hardshrink": activations.hardshrink,
     "threshold": partial(activations.threshold, threshold=0.1, value=-2.0),

@@ -55,6 +55,43 @@ def test_gradcheck(name: str) -> None:
     assert torch.autograd.gradcheck((ALL | LOGNORMAL)[name], inputs, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_second_and_forward_derivatives(name: str) -> None:
+    """At mean zero, where every projected layer starts, beside it, and for a small std; all against differences."""
+    mean = torch.tensor([0.0, 0.0, 0.0, -1.0, 0.7, -0.1], dtype=torch.float64, requires_grad=True)
+    std = torch.tensor([1.0, 2.0, 0.05, 0.4, 1.3, 0.1], dtype=torch.float64, requires_grad=True)
+    quick = {"fast_mode": True, "check_undefined_grad": False}
+    assert torch.autograd.gradcheck(ALL[name], (mean, std), atol=1e-6, rtol=1e-5, check_forward_ad=True, **quick)
+    if not all(x.requires_grad for x in ALL[name](mean, std)):
+        return  # a constant
+    assert torch.autograd.gradgradcheck(ALL[name], (mean, std), atol=1e-5, rtol=1e-5, check_fwd_over_rev=True, **quick)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_way_to_the_hessian(name: str) -> None:
+    """Forward and reverse in either order, as torch.func mixes them."""
+    jacfwd, jacrev = torch.func.jacfwd, torch.func.jacrev
+
+    def f(x: Tensor) -> Tensor:
+        m, v = ALL[name](x[0], x[1])
+        return m + 0.7 * v
+
+    x = torch.tensor([0.0, 1.2], dtype=torch.float64)
+    truth = jacrev(jacrev(f))(x)
+    for hessian in (jacfwd(jacfwd(f)), jacfwd(jacrev(f)), jacrev(jacfwd(f))):
+        torch.testing.assert_close(hessian(x), truth, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["relu", "abs", "prelu_0.25", "relu6", "hardtanh", "step", "selu", "hardshrink"])
+def test_second_derivatives_are_finite(name: str, dtype: torch.dtype) -> None:
+    mean, std = _extremes(name, dtype)
+    m, v = ALL[name](mean, std)
+    for first in torch.autograd.grad((m + v).sum(), (mean, std), create_graph=True):
+        for second in torch.autograd.grad(first.sum(), (mean, std), retain_graph=True, materialize_grads=True):
+            assert second.isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["relu", "relu6", "sigmoid", "elu", "step", "cube"])
 def test_shapes_and_dtypes(name: str) -> None:
     mean, std = torch.randn(3, 1), torch.rand(4)
@@ -100,3 +137,5 @@ def test_safe_sqrt(dtype: torch.dtype) -> None:
     torch.testing.assert_close(root.detach(), var.detach().clamp(min=0).sqrt())
     (grad,) = torch.autograd.grad(root.sum(), var)
     assert grad.isfinite().all() and grad[2] == 0.25
+    forward, tangent = torch.func.jvp(safe_sqrt, (var.detach(),), (torch.ones_like(var),))
+    torch.testing.assert_close((forward, tangent), (root.detach(), grad))

@@ -98,3 +98,10 @@ def test_gauss_legendre() -> None:
         assert math.isclose(
             math.fsum(w * x**power for x, w in zip(nodes, weights, strict=True)), 2 / (power + 1), rel_tol=1e-13
         )
+
+
+@pytest.mark.parametrize("mean", [-3.0, -1.5, 1.5, 3.0])
+def test_the_limits_of_arctan_have_all_their_digits(mean: float) -> None:
+    """Also where torch's default dtype is float32, in which pi/2 has eight."""
+    m, _ = activations.atan(torch.tensor([mean], dtype=torch.float64), torch.tensor([1e-9], dtype=torch.float64))
+    assert abs(m.item() - math.atan(mean)) < 1e-14

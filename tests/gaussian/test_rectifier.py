@@ -1,10 +1,14 @@
 """Parameters of the piecewise linear functions, and the scaled partial moments beneath them."""
 
+import math
+
 import mpmath
 import pytest
 import torch
 
 from varprop.gaussian import normal, rectifier
+
+PHI = 1.0 / math.sqrt(2.0 * math.pi)
 
 
 @pytest.mark.parametrize("x", [0.0, 0.3, 1.0, 2.5, 3.999, 4.0, 4.001, 7.0, 15.0, 38.0])
@@ -36,6 +40,21 @@ def test_derivatives_of_the_derivatives() -> None:
     std = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda m, s: rectifier.two_slopes(m, s, 1.0, 0.1), (mean, std))
     assert torch.autograd.gradgradcheck(rectifier.step, (mean, std))
+
+
+def test_second_derivatives_at_zero() -> None:
+    """In closed form at mean zero: m has phi(0)/std, v the Hessian of E relu^2 - m^2 (mathematics.md, 2.7)."""
+    mean, std = (torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (0.0, 1.7))
+    for output, truth in zip(
+        rectifier.two_slopes(mean, std, 1.0, 0.0),
+        ([[PHI / 1.7, 0.0], [0.0, 0.0]], [[0.5 - 1.0 / math.pi, PHI], [PHI, 1.0 - 1.0 / math.pi]]),
+        strict=True,
+    ):
+        grads = torch.autograd.grad(output, (mean, std), create_graph=True)
+        rows = [
+            torch.cat(torch.autograd.grad(g, (mean, std), retain_graph=True, materialize_grads=True)) for g in grads
+        ]
+        torch.testing.assert_close(torch.stack(rows), torch.tensor(truth, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("width", [1e-9, 0.1, 1.0, 5.0, 50.0])

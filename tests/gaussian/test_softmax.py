@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from varprop.gaussian import softmax
+from varprop.gaussian import alike, softmax
 
 FUNCTIONS = [softmax.softmax, softmax.log_softmax, softmax.logsumexp]
 
@@ -102,3 +102,85 @@ def test_one_logit() -> None:
     assert m == 1 and v < 1e-7
     m, v = softmax.logsumexp(torch.tensor([2.0]), torch.tensor([3.0]), -1)
     torch.testing.assert_close((m, v), (torch.tensor(2.0), torch.tensor(3.0)))
+
+
+# rows, logits, spread of the means, least and largest std: as in attention at the start, later on, and beyond it
+ROWS = {
+    "a vision transformer": (25, 197, 0.01, 0.12, 0.18),
+    "nearly constant": (25, 197, 0.01, 0.011, 0.02),
+    "later": (25, 197, 0.2, 1.1, 1.6),
+    "trained": (40, 128, 2.5, 3.5, 5.0),
+    "some constant": (70, 64, 1.0, 0.0, 2.0),
+    "wide": (70, 64, 1.0, 7.0, 8.0),
+    "few": (1100, 4, 1.0, 0.5, 1.0),
+    "a vocabulary": (3, 2000, 2.0, 0.8, 1.2),
+}
+
+
+def _rows(name: str) -> tuple[Tensor, Tensor]:
+    count, width, spread, low, high = ROWS[name]
+    generator = torch.Generator().manual_seed(0)
+    mean, share = (f(count, width, generator=generator, dtype=torch.float64) for f in (torch.randn, torch.rand))
+    return 3.0 + spread * mean, low + (high - low) * share
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_many_logits_share_their_integrals(name: str) -> None:
+    """What is promised of them, against the integrals one by one."""
+    mean, std = _rows(name)
+    assert mean.numel() > softmax.FEW
+    assert alike.integrals(mean - mean.amax(-1, keepdim=True), std) is not None
+    for f in FUNCTIONS:
+        (m, v), (n, w) = (f(mean, std.square(), -1, fine=fine) for fine in (None, True))
+        assert (m - n).abs().max() < 1e-7
+        seen = w > 1e-14
+        assert ((v / w).sqrt() - 1)[seen].abs().max() < 2e-3
+    m, _ = softmax.softmax(mean, std.square(), -1)
+    torch.testing.assert_close(m.sum(-1), torch.ones(len(mean), dtype=torch.float64))
+
+
+def test_hidden_logits_among_many() -> None:
+    """A causal mask, as attention writes it and with -inf; a row that is hidden altogether."""
+    mean, std = (torch.cat([x[:, :65], x[:, -65:]])[:65] for x in _rows("trained"))
+    hidden = torch.ones(65, 65, dtype=torch.bool).triu(1)
+    for floor in (-1e4, -math.inf):
+        hidden[5] = floor == -math.inf
+        inputs = mean.masked_fill(hidden, floor), std.square().masked_fill(hidden, 0.0)
+        (m, v), (n, w) = (softmax.softmax(*inputs, -1, fine=fine) for fine in (None, True))
+        torch.testing.assert_close((m, v), (n, w), rtol=2e-3, atol=1e-7)
+        assert not m[hidden].any()
+
+
+def test_logits_too_different_to_share_fall_back() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean = 2.0 * torch.randn(3000, 2, generator=generator, dtype=torch.float64)
+    var = (0.1 + 2.9 * torch.rand(3000, 2, generator=generator, dtype=torch.float64)).square()
+    assert alike.integrals(mean - mean.amax(-1, keepdim=True), var.sqrt()) is None
+    torch.testing.assert_close(softmax.softmax(mean, var, -1), softmax.softmax(mean, var, -1, fine=True))
+
+
+def test_derivatives_of_shared_integrals() -> None:
+    """First and second, against differences; and against those of the integrals one by one."""
+    mean, std = (x[:2, :4] for x in _rows("later"))
+    mean = mean - mean.amax(-1, keepdim=True) - torch.tensor([0.3, 0.1, 0.0, 0.2], dtype=torch.float64)
+    inputs = (mean.clone().requires_grad_(), std.clone().requires_grad_())
+    assert torch.autograd.gradcheck(alike.integrals, inputs, rtol=1e-4, atol=1e-6, fast_mode=True)
+    assert torch.autograd.gradgradcheck(alike.integrals, inputs, rtol=1e-3, atol=1e-5, fast_mode=True)
+    mean, std = _rows("trained")
+    for f in FUNCTIONS:
+        found = []
+        for fine in (None, True):
+            inputs = (mean.clone().requires_grad_(), std.square().requires_grad_())
+            m, v = f(*inputs, -1, fine=fine)
+            generator = torch.Generator().manual_seed(1)
+            weight = torch.randn(m.shape, generator=generator, dtype=torch.float64)
+            found.append(torch.autograd.grad((weight * (m + v)).sum(), inputs))
+        for a, b in zip(*found, strict=True):
+            assert (a - b).abs().max() < 1e-4 * b.abs().max()
+
+
+def test_shared_integrals_are_not_asked_for_while_compiled_or_transformed() -> None:
+    mean, std = _rows("later")
+    whole = softmax.softmax(mean, std.square(), -1, fine=True)
+    each = torch.func.vmap(lambda m, v: softmax.softmax(m, v, -1))(mean[None], std.square()[None])
+    torch.testing.assert_close((each[0][0], each[1][0]), whole, rtol=1e-4, atol=1e-9)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import varprop  # noqa: F401  (fills the registry)
 from varprop.moments import Moments, Tokens
-from varprop.rules.linear import POOLED
+from varprop.rules.linear import PHASES, POOLED
 from varprop.rules.registry import lookup
 
 aten = torch.ops.aten
@@ -63,7 +63,7 @@ def agree(op: Any, x: Moments, *args: Any, inside: Sequence[int] = (), width: in
     Where the rule says that it pools all positions, the border included, it is held to that.
     """
     compact, dense = apply(op, x, *args), apply(op, x.dense(), *args)
-    everywhere = note(op, x, *args) == POOLED
+    everywhere = note(op, x, *args) in (POOLED, PHASES)
     mean, var = (t if everywhere else middle(t, inside, width) for t in (dense.mean, dense.var))
     if inside:
         centre = mean.mean(tuple(inside), keepdim=True)
@@ -136,32 +136,60 @@ def test_random_weights_on_uniform_axes() -> None:
 TRANSPOSED = [
     (aten.conv_transpose1d.default, (2, 4, 16), (4, 3, 3), [1], [1], [0], 1, [1]),
     (aten.conv_transpose1d.default, (2, 4, 16), (4, 3, 4), [2], [1], [0], 2, [1]),
+    (aten.conv_transpose1d.default, (2, 4, 3), (4, 3, 4), [2], [1], [0], 1, [1]),
+    (aten.conv_transpose1d.default, (2, 4, 5), (4, 3, 2), [3], [0], [2], 1, [1]),
+    (aten.conv_transpose1d.default, (2, 4, 5), (4, 3, 3), [2], [0], [1], 1, [3]),
+    (aten.conv_transpose1d.default, (2, 4, 4), (4, 3, 5), [1], [3], [0], 4, [1]),
     (aten.conv_transpose2d.input, (2, 4, 12, 12), (4, 3, 3, 2), [2, 2], [1, 0], [1, 0], 1, [1, 1]),
-    (aten.conv_transpose2d.input, (2, 4, 12, 12), (4, 2, 3, 3), [2, 2], [1, 1], [1, 1], 2, [1, 3]),
+    (aten.conv_transpose2d.input, (2, 4, 4, 5), (4, 2, 3, 3), [2, 2], [1, 1], [1, 1], 2, [1, 3]),
+    (aten.conv_transpose2d.input, (1, 6, 4, 4), (6, 3, 4, 4), [2, 2], [1, 1], [0, 0], 1, [1, 1]),
+    (aten.conv_transpose2d.input, (1, 3, 2, 2), (3, 2, 16, 16), [16, 16], [0, 0], [0, 0], 1, [1, 1]),
     (
         aten.conv_transpose3d.input,
-        (1, 2, 6, 6, 6),
-        (2, 3, 2, 2, 2),
-        [2, 2, 2],
-        [0, 0, 0],
-        [0, 0, 0],
+        (1, 2, 3, 4, 2),
+        (2, 3, 2, 3, 2),
+        [2, 1, 2],
+        [0, 1, 0],
+        [0, 0, 1],
         1,
-        [1, 1, 1],
+        [1, 1, 2],
     ),
 ]
 
 
 @pytest.mark.parametrize(("op", "full", "kernel", "stride", "padding", "extra", "groups", "dilation"), TRANSPOSED)
-def test_transposed_convolution_pools_the_phases(
+def test_transposed_convolution_pools_all_positions(
     op: Any, full: Any, kernel: Any, stride: Any, padding: Any, extra: Any, groups: int, dilation: Any
 ) -> None:
     spatial = list(range(2, len(full)))
-    for axes in (spatial, [0, *spatial], spatial[:1]):
+    for axes in (spatial, [0, *spatial], spatial[:1], [1, *spatial]):
         x, inside = uniform(*full, axes=axes), [axis for axis in axes if axis > 1]
         args = (weight(*kernel), weight(kernel[1] * groups), stride, padding, extra, groups, dilation)
-        result = agree(op, x, *args, inside=inside, width=stride[0])
+        result = agree(op, x, *args, inside=inside)
         assert all(result.shape[axis] == 1 for axis in inside)
-        assert note(op, x, *args) is not None
+
+
+def test_transposed_convolution_says_when_it_pools() -> None:
+    x = uniform(1, 4, 6, axes=[2])
+    op, kernel = aten.conv_transpose1d.default, weight(4, 3, 3)
+    assert note(op, x, kernel, None, [2], [1]) is not None
+    assert note(op, x, kernel, None, [1], [0]) is not None  # the border
+    assert note(op, x, kernel, None, [1], [2]) is None  # only whole windows are left
+    assert note(op, x, weight(4, 3, 1), None, [1], [0]) is None
+    agree(op, x, uniform(4, 3, 3, axes=[]), uniform(3, axes=[]), [2], [1], inside=[2])
+
+
+def test_transposed_convolution_against_sampling() -> None:
+    """The second layer of a DCGAN generator, 4x4 -> 8x8: what batch norm would measure."""
+    x, kernel = uniform(1, 8, 4, 4, axes=[2, 3]), weight(8, 2, 4, 4)
+    found = apply(aten.conv_transpose2d.input, x, kernel, None, [2, 2], [1, 1])
+    torch.manual_seed(0)
+    drawn = x.mean + x.std * torch.randn(20_000, 8, 4, 4, dtype=torch.float64)
+    out = torch.conv_transpose2d(drawn, kernel, None, 2, 1)
+    each = out.mean((2, 3))  # positions of one draw are correlated, draws are not
+    assert ((out.mean((0, 2, 3)) - found.mean.flatten()).abs() < 5 * each.std(0) / 20_000**0.5).all()
+    squares = (out - found.mean).square().mean((2, 3))
+    assert ((squares.mean(0) - found.var.flatten()).abs() < 5 * squares.std(0) / 20_000**0.5).all()
 
 
 def test_generic_convolution_dispatches() -> None:
@@ -169,7 +197,7 @@ def test_generic_convolution_dispatches() -> None:
     plain = (weight(4, 3, 3), None, [1], [1], [1], False, [0], 1)
     turned = (weight(3, 4, 4), None, [2], [1], [1], True, [0], 1)
     agree(aten.convolution.default, x, *plain, inside=[2])
-    agree(aten.convolution.default, x, *turned, inside=[2], width=2)
+    agree(aten.convolution.default, x, *turned, inside=[2])
     assert note(aten.convolution.default, x, *plain) != note(aten.convolution.default, x, *turned)
 
 
@@ -212,14 +240,26 @@ def test_pooling_on_uniform_axes(case: tuple[Any, ...]) -> None:
         assert (note(op, x, *args) is not None) == bool(padded and inside)
 
 
-@pytest.mark.parametrize("size", [[1, 1], [3, 2], [4, 5], [6, 6], [7, 9]])
+def _sizes(extent: int, count: int) -> set[int]:
+    return {-(-(i + 1) * extent // count) - i * extent // count for i in range(count)}
+
+
+@pytest.mark.parametrize("size", [[1, 1], [3, 2], [4, 5], [6, 6], [7, 9], [4, 3]])
 @pytest.mark.parametrize("axes", [[2, 3], [0, 2], [3]])
-def test_adaptive_pooling_is_exact_on_uniform_axes(size: list[int], axes: list[int]) -> None:
-    x = uniform(2, 3, 6, 6, axes=axes)
+def test_adaptive_pooling_on_uniform_axes(size: list[int], axes: list[int]) -> None:
+    """Exact where all windows are of one size, else pooled over them; uniform axes stay uniform."""
+    x, inside = uniform(2, 3, 6, 6, axes=axes), [axis for axis in axes if axis > 1]
     for op in (aten.adaptive_avg_pool2d.default, aten.adaptive_max_pool2d.default):
         compact, dense = apply(op, x, size), apply(op, x.dense(), size)
-        torch.testing.assert_close(compact.mean.expand_as(dense.mean), dense.mean, **tolerance(op))
-        torch.testing.assert_close(compact.var.expand_as(dense.var), dense.var, **tolerance(op))
+        assert all(compact.shape[axis] == 1 for axis in inside)
+        mean = dense.mean.mean(inside, keepdim=True)
+        var = (dense.var + (dense.mean - mean).square()).mean(inside, keepdim=True)
+        torch.testing.assert_close(compact.mean.expand_as(mean), mean, **tolerance(op))
+        torch.testing.assert_close(compact.var.expand_as(var), var, **tolerance(op))
+        alike = all(len(_sizes(6, size[axis - 2])) == 1 for axis in inside)
+        assert (note(op, x, size) is None) == alike
+        if alike:
+            torch.testing.assert_close(compact.var.expand_as(dense.var), dense.var, **tolerance(op))
 
 
 REDUCTIONS: list[tuple[Any, ...]] = [

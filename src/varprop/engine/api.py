@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .. import rules  # noqa: F401  (importing the rules fills the registry)
 from ..errors import CaptureError
-from ..graph.capture import Program, as_arguments, leaves_of
+from ..graph.capture import Program, as_arguments, leaves_of, named_leaves
 from ..graph.capture import capture as capture_graph
 from ..graph.node import Form, Node, resolve
 from ..graph.outputs import module_outputs
@@ -21,6 +22,8 @@ from .report import Coverage, Entry, Result, Status
 from .walk import Walk, general_reasons
 
 Input = Moments | Tokens | Tensor
+RANDOM = (Moments, Tokens)
+INPUTS = (Moments, Tokens, Tensor)
 
 
 def capture(model: nn.Module, example: Any) -> Program:
@@ -59,7 +62,7 @@ def propagate(
 
     Raises:
         MissingRule: If operations on the random path have no rule.
-        CaptureError: If the model cannot be captured or the input does not fit it.
+        CaptureError: If the model cannot be captured, the input does not fit it, or none of it is random.
         WrongMode: If batch norm is in training mode.
     """
     if on_missing not in ("raise", "sample"):
@@ -163,6 +166,7 @@ def _dynamic_entry(walk: Walk, node: Node) -> Entry:
 
 def example_for(model: nn.Module, given: Any, example: Any) -> Any:
     """The example, or the input's own mean in its place where that says enough."""
+    require_random(given)
     if example is not None:
         return example
     _check_dtype(model, given)
@@ -193,11 +197,41 @@ def _short(dtype: torch.dtype) -> str:
 
 def fitted_inputs(program: Program, given: Any) -> list[Input]:
     """The inputs in the order of the graph, with the model's extents and dtype."""
-    values = leaves_of(as_arguments(given), (Moments, Tokens, Tensor))
-    values = [value for value in values if isinstance(value, (Moments, Tokens, Tensor))]
-    if len(values) != len(program.inputs):
-        raise CaptureError(f"The model takes {len(program.inputs)} tensor input(s), but {len(values)} were given.")
+    require_random(given)
+    named = named_leaves(program.model, *as_arguments(given), INPUTS)
+    named = {name: value for name, value in named.items() if isinstance(value, INPUTS)}
+    if named.keys() == set(program.names):
+        values = [named[name] for name in program.names]
+    else:
+        values = list(named.values())
+        _check_names(program, given, list(named))
     return [_fit(index, node, value) for index, (node, value) in enumerate(zip(program.inputs, values, strict=True))]
+
+
+def require_random(given: Any) -> None:
+    """Refuse data where moments belong; constants beside moments are welcome."""
+    values = leaves_of(as_arguments(given), INPUTS)
+    if any(isinstance(value, Tensor) for value in values) and not any(isinstance(v, RANDOM) for v in values):
+        raise CaptureError(
+            "No input is random, as plain tensors are constants: did you mean vp.input_moments(x), which has the mean "
+            "and variance of data, or vp.Tokens(probabilities) for indices?"
+        )
+
+
+def _check_names(program: Program, given: Any, named: list[str]) -> None:
+    """Inputs without names go by their position; those with names must have the model's."""
+    if len(named) != len(program.inputs) and not isinstance(given, dict):
+        raise CaptureError(f"The model takes {len(program.inputs)} tensor input(s), but {len(named)} were given.")
+    if isinstance(given, dict):
+        unknown = [name for name in named if name not in program.names]
+        wrong = (
+            f"has no input {_listed(unknown)}" if unknown else f"also takes {_listed(set(program.names) - set(named))}"
+        )
+        raise CaptureError(f"The model {wrong}: its tensor inputs are {_listed(program.names)}.")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))
 
 
 def _fit(index: int, node: Node, value: Input) -> Input:

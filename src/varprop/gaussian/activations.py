@@ -191,21 +191,6 @@ def mish(mean: Tensor, std: Tensor) -> Moments:
     return expectation(lambda x: x * torch.tanh(F.softplus(x, threshold=40.0)), mean, std, knots=KNOTS["mish"])
 
 
-def _tanhshrink(x: Tensor) -> Tensor:
-    near = x.clamp(-1.0, 1.0)
-    y = near * near
-    r = torch.full_like(x, 21.0)
-    for k in range(19, 1, -2):  # Lambert's continued fraction of tanh, whose leading x cancels on paper
-        r = k + y / r
-    return torch.where(x.abs() < 1.0, near * y / (r + y), x - torch.tanh(x))
-
-
-@in_float64
-def tanhshrink(mean: Tensor, std: Tensor) -> Moments:
-    """x - tanh x; quadrature, with a continued fraction where the difference would cancel."""
-    return expectation(_tanhshrink, mean, std, knots=KNOTS["tanh"])
-
-
 @in_float64
 def softshrink(mean: Tensor, std: Tensor, lambd: Scalar = 0.5) -> Moments:
     """x -+ lambd beyond +-lambd, 0 between; quadrature, kinks at +-lambd."""

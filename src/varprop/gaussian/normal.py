@@ -137,6 +137,7 @@ class _SafeSqrt(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -146,17 +147,36 @@ class _SafeSqrt(torch.autograd.Function):
         return slope
 
 
+class _SafeSqrtForward(_SafeSqrt):
+    jvp = _SafeSqrt.backward  # of one variable: the tangent is multiplied by the same slope
+
+
+def _held_sqrt(var: Tensor) -> Tensor:
+    """The same in operations with derivatives of every order, forward ones too."""
+    root = _SafeSqrt.forward(var).detach()
+    floor = max(LEAST_STD, torch.finfo(root.dtype).tiny)
+    held = root < floor
+    return torch.where(held, root + (var - var.detach()) / (2.0 * floor), torch.where(held, 1.0, var).sqrt())
+
+
 def safe_sqrt(var: Tensor) -> Tensor:
     """sqrt(max(var, 0)) whose derivative 1 / (2 max(sqrt var, 1e-12)) stays finite at zero."""
-    if not differentiated(var):
+    if not torch.is_grad_enabled():
         return _SafeSqrt.forward(var)
-    root: Tensor = _SafeSqrt.apply(var)  # type: ignore[no-untyped-call]
+    if not var.requires_grad:
+        return _held_sqrt(var)
+    root: Tensor = applied(_SafeSqrt, _SafeSqrtForward, var)
     return root
 
 
 def differentiated(*tensors: Tensor) -> bool:
     """Whether a gradient may be asked for; if not, an autograd function is not worth its overhead of 50 us."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def applied(function: Any, with_jvp: Any, *inputs: Any) -> Any:
+    """An autograd function; the one with a forward-mode derivative unless compiled, which torch does not do."""
+    return (function if torch.compiler.is_compiling() else with_jvp).apply(*inputs)
 
 
 def gauss_legendre(n: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,12 +1,13 @@
 """Mean and variance of any pointwise function of a Gaussian variable, by panels of Gauss-Legendre nodes."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .normal import Moments, Scalar, as_tensor, batches, constant, gauss_legendre, pdf, promote
+from .normal import Moments, Scalar, as_tensor, batches, cdf, constant, gauss_legendre, pdf, promote, ratio
+from .rectifier import two_slopes
 
 Pointwise: TypeAlias = Callable[[Tensor], Tensor]
 Points: TypeAlias = Sequence[Scalar]
@@ -17,6 +18,7 @@ PANELS = 7  # at least
 _EXTRA = 2  # panels beyond the points given
 _LEGENDRE = gauss_legendre(NODES)
 _SHORTEST = 2e-7  # of 1 + |mean|: below this std, mean + std z is rounding noise
+_BESIDE = 1e-5  # of 1 + |at|: how far beside a kink the function is looked at
 _STEEPEST = 1e-3  # below this std the derivative of a jump, which grows like 1/std, is held
 
 
@@ -70,15 +72,50 @@ def _integrate(f: Pointwise, mean: Tensor, std: Tensor, edges: Tensor) -> Moment
     return total[1], total[2] / total[0]
 
 
-def _jump(f: Pointwise, at: Tensor, mean: Tensor, std: Tensor, m: Tensor) -> Moments:
-    """Zero, with the derivative that moving `at` through the density gives the moments (Leibniz)."""
-    z = (at - mean) / std.clamp(min=_STEEPEST)
-    frozen = z.detach()
+class _Passing(NamedTuple):
+    """A kink: values and slopes of f below and above it, and the derivatives constant nodes do not see.
+
+    `mass` and `lift` are zero, with the derivatives of P(X < at) and the higher ones of E(X - at)_+.
+    """
+
+    below: Tensor
+    above: Tensor
+    slope_below: Tensor
+    slope_above: Tensor
+    mass: Tensor
+    lift: Tensor
+
+    def add(self, m0: Tensor) -> Moments:
+        """What is missing from the expectations of f and (f - m0)^2 (Leibniz)."""
+        below, above = self.below - m0, self.above - m0
+        first = self.mass * (below - above) + self.lift * (self.slope_above - self.slope_below)
+        slopes = above * self.slope_above - below * self.slope_below
+        return first, self.mass * (below.square() - above.square()) + 2.0 * self.lift * slopes
+
+
+def _passing(f: Pointwise, at: Tensor, mean: Tensor, std: Tensor, jump: bool) -> _Passing:
     here = at.detach().broadcast_to(mean.shape)
-    step = 1e-12 * (1.0 + here.abs())
-    below, above = f(torch.stack([here - step, here + step])).detach().unbind(0)
-    moved = (z - frozen) * pdf(frozen)
-    return moved * (below - above), moved * ((below - m.detach()).square() - (above - m.detach()).square())
+    step = _BESIDE * (1.0 + here.abs())
+    sides = f(torch.stack([here + k * step for k in (-1, -2, -3, 1, 2, 3)])).detach()
+    (b1, b2, b3), (a1, a2, a3) = sides[:3].unbind(0), sides[3:].unbind(0)  # extrapolated by parabolas
+    below, above = 3.0 * (b1 - b2) + b3, 3.0 * (a1 - a2) + a3
+    slopes = (5.0 * b1 - 8.0 * b2 + 3.0 * b3) / (2.0 * step), (8.0 * a2 - 5.0 * a1 - 3.0 * a3) / (2.0 * step)
+    mass, lift = torch.zeros_like(mean), mean - at
+    if jump:
+        mass = cdf(-lift / std.clamp(min=_STEEPEST))
+    over, _ = two_slopes(lift, std, 1.0, 0.0)
+    a = ratio(lift, std).detach()
+    seen = over.detach() + cdf(a) * (lift - lift.detach()) + pdf(a) * (std - std.detach())
+    return _Passing(below, above, *slopes, mass - mass.detach(), over - seen)
+
+
+def _with_kinks(f: Pointwise, kinks: list[Tensor], jumps: int, mean: Tensor, std: Tensor, m: Tensor) -> Moments:
+    """Zeros to add to the mean and the variance for the derivatives that kinks, the last of them jumps, give them."""
+    m0, dm, dv = m.detach(), torch.zeros_like(m), torch.zeros_like(m)
+    for i, at in enumerate(kinks):
+        first, second = _passing(f, at, mean, std, i >= len(kinks) - jumps).add(m0)
+        dm, dv = dm + first, dv + second
+    return dm, dv - (2.0 * (m - m0) + dm) * dm
 
 
 def expectation(
@@ -88,7 +125,8 @@ def expectation(
 
     m = sum w f(mean + std z), v = sum w (f - m)^2: 24 Gauss-Legendre nodes on each of max(7, points + 2)
     panels of |z| < 13, bounded by the points given and by bisections of the widest. Nodes and weights are
-    constants to autograd, so that its derivatives are those of Bonnet and Price (mathematics.md, 1.1). Where
+    constants to autograd, so that its derivatives are those of Bonnet and Price (mathematics.md, 1.1); what a kink of
+    f adds to the second ones, and a jump to the first and the second, is put in by Leibniz' rule. Where
     std is below 2e-7 (1 + |mean|) and no kink is near, m - f(mean) and v are scaled down from that std by
     their std^2 law. Relative error of v at best 1e-16 |f| / sqrt v: near a limit of f use `shifted`.
 
@@ -112,8 +150,8 @@ def expectation(
     edges = _edges([p.detach() for p in points], mean.detach(), width.detach())
     m, v = _integrate(f, mean, width, edges)
     m, v = m + (1.0 - scale) * (f(mean.unsqueeze(0)).squeeze(0) - m), v * scale
-    for at in kinks[len(breaks) :]:
-        dm, dv = _jump(f, at, mean, std, m)
+    if kinks and torch.is_grad_enabled():
+        dm, dv = _with_kinks(f, kinks, len(jumps), mean, std, m)
         m, v = m + dm, v + dv
     return m.to(dtype), v.to(dtype)
 
@@ -134,7 +172,7 @@ def shifted(
     Near a limit other than zero f(x) - m has no digits left; tail(x) has all of them (mathematics.md, rule R2).
     """
     m, v = expectation(lambda x: torch.where(far, tail(x), f(x)), mean, std, breaks=breaks, knots=knots)
-    return m + torch.where(far, limit, 0.0).to(m.dtype), v
+    return m + torch.where(far, as_tensor(limit, m), 0.0), v
 
 
 def reflected(

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from .normal import (
+    LEAST_STD,
     ROOT_HALF,
     Moments,
     Scalar,
+    applied,
     as_tensor,
     cdf,
     differentiated,
@@ -33,10 +35,14 @@ def _tail(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _half_lines(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean of X_+ and of X_-, and their variances over std^2 (mathematics.md, 2.4)."""
-    a = ratio(mean, std)
-    g, _, r = _tail(a.abs())
-    lift = torch.erf(ROOT_HALF * a)
-    return mean.relu() + std * g, (-mean).relu() + std * g, r + lift.relu(), r + (-lift).relu()
+    # One branch on either side, zero with the upper one, so that derivatives of every order are right at mean zero:
+    # those of abs and relu, which torch takes as zero there, are not.
+    a, up = ratio(mean, std), mean >= 0.0
+    g, _, r = _tail(torch.where(up, a, -a))
+    lift, none = torch.erf(ROOT_HALF * a), torch.zeros_like(a)
+    above, below = torch.where(up, mean, none), torch.where(up, none, -mean)
+    lifted, lowered = torch.where(up, lift, none), torch.where(up, none, -lift)
+    return above + std * g, below + std * g, r + lifted, r + lowered
 
 
 def _of_half_lines(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s: Scalar, t: Scalar) -> Moments:
@@ -46,17 +52,38 @@ def _of_half_lines(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s:
     return s * above - t * below, (std.square() * spread + 2.0 * s * t * above * below).clamp(min=0.0)
 
 
+def _steep(mean: Tensor, std: Tensor) -> Tensor:
+    """The ratio as the first derivatives see it: theirs, which grow like 1/std, are left out below a std of 1e-12."""
+    a = ratio(mean, std)
+    return torch.where(std < LEAST_STD, a.detach(), a)
+
+
+def _along(tangents: tuple[Tensor | None, ...], slopes: tuple[Tensor, ...]) -> Tensor:
+    """The derivative along the tangents of the inputs, absent ones being zero."""
+    total = torch.zeros_like(slopes[0])
+    for tangent, slope in zip(tangents, slopes, strict=True):
+        total = total if tangent is None else total + tangent * slope
+    return total
+
+
 def two_slopes_and_derivatives(
     mean: Tensor, std: Tensor, s: Scalar, t: Scalar
 ) -> tuple[Moments, tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Mean m and variance v after two slopes; dm/dmean, dm/dstd, dv/dmean, dv/dstd (mathematics.md, 2.6 and 2.7)."""
     lines = above, below, _, _ = _half_lines(mean, std)
     m, v = _of_half_lines(lines, std, s, t)
-    a = ratio(mean, std)
+    a = _steep(mean, std)
     p, up, down, d = pdf(a), cdf(a), cdf(-a), s - t
     v_mean = 2.0 * d * (s * above * down + t * below * up)
     v_std = 2.0 * std * (s * s * up + t * t * down) - 2.0 * m * d * p
     return (m, v), (s * up + t * down, d * p, v_mean, v_std)
+
+
+def _by_slopes(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+    """dm/ds, dm/dt, dv/ds, dv/dt."""
+    above, below, var_above, var_below = lines
+    both, var = 2.0 * above * below, 2.0 * std.square()
+    return above, -below, s * var * var_above + t * both, t * var * var_below + s * both
 
 
 class _TwoSlopes(torch.autograd.Function):
@@ -71,6 +98,7 @@ class _TwoSlopes(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Moments) -> None:
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad_m: Tensor, grad_v: Tensor) -> tuple[Tensor | None, ...]:
@@ -78,11 +106,18 @@ class _TwoSlopes(torch.autograd.Function):
         _, (m_mean, m_std, v_mean, v_std) = two_slopes_and_derivatives(mean, std, s, t)
         grads: list[Tensor | None] = [grad_m * m_mean + grad_v * v_mean, grad_m * m_std + grad_v * v_std, None, None]
         if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
-            above, below, var_above, var_below = _half_lines(mean, std)
-            both, var = 2.0 * above * below, 2.0 * std.square()
-            grads[2] = grad_m * above + grad_v * (s * var * var_above + t * both)
-            grads[3] = -grad_m * below + grad_v * (t * var * var_below + s * both)
+            m_s, m_t, v_s, v_t = _by_slopes(_half_lines(mean, std), std, s, t)
+            grads[2], grads[3] = grad_m * m_s + grad_v * v_s, grad_m * m_t + grad_v * v_t
         return tuple(grads)
+
+
+class _TwoSlopesForward(_TwoSlopes):
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Moments:
+        mean, std, s, t = ctx.saved_tensors
+        _, (m_mean, m_std, v_mean, v_std) = two_slopes_and_derivatives(mean, std, s, t)
+        m_s, m_t, v_s, v_t = _by_slopes(_half_lines(mean, std), std, s, t)
+        return _along(tangents, (m_mean, m_std, m_s, m_t)), _along(tangents, (v_mean, v_std, v_s, v_t))
 
 
 @in_float64
@@ -95,17 +130,18 @@ def two_slopes(mean: Tensor, std: Tensor, positive: Scalar, negative: Scalar) ->
     inputs = torch.broadcast_tensors(mean, std, as_tensor(positive, mean), as_tensor(negative, mean))
     if not differentiated(*inputs):
         return _TwoSlopes.forward(*inputs)
-    result: Moments = _TwoSlopes.apply(*inputs)  # type: ignore[no-untyped-call]
+    result: Moments = applied(_TwoSlopes, _TwoSlopesForward, *inputs)
     return result
 
 
 def _clamp_narrow(std: Tensor, to_low: Tensor, to_high: Tensor) -> Moments:
     """Moments of clamp(X) - low if std is at most half the width: differences of rectifiers."""
     a1, a2 = ratio(to_low, std), ratio(to_high, std)
-    g1, _, r1 = _tail(a1.abs())
-    g2, h2, r2 = _tail(a2.abs())
-    over_low, over_high = to_low.relu() + std * g1, std * g2
-    spread = r1 + torch.erf(ROOT_HALF * a1).relu() + r2 - 2.0 * h2
+    above, none = to_low >= 0.0, torch.zeros_like(a1)
+    g1, _, r1 = _tail(torch.where(above, a1, -a1))
+    g2, h2, r2 = _tail(-a2)  # never above the upper end
+    over_low, over_high = torch.where(above, to_low, none) + std * g1, std * g2
+    spread = r1 + torch.where(above, torch.erf(ROOT_HALF * a1), none) + r2 - 2.0 * h2
     return over_low - over_high, std.square() * spread - 2.0 * over_high * (to_low - to_high - over_low)
 
 
@@ -121,8 +157,24 @@ def _clamp_wide(std: Tensor, to_low: Tensor, to_high: Tensor) -> Moments:
     return width * first, width.square() * (second - first.square())
 
 
+def _clamp_slopes(
+    mean: Tensor, std: Tensor, low: Tensor, high: Tensor, m: Tensor
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The derivatives of the mean and of the variance by mean, std, low and high.
+
+    For bounds, dm/dlow = P(X < low) and dv/dlow = 2 (low - m) P(X < low).
+    """
+    a, b = _steep(low - mean, std), _steep(high - mean, std)
+    pa, pb, under, over = pdf(a), pdf(b), cdf(a), cdf(-b)
+    inside = torch.where(a + b > 0.0, cdf(-a) - over, cdf(b) - under)  # no difference of numbers near 1
+    d, off = pa - pb, mean - m
+    v_mean = 2.0 * (off * inside + std * d)
+    v_std = 2.0 * (off * d + std * (inside + a * pa - b * pb))
+    return (inside, d, under, over), (v_mean, v_std, 2.0 * (low - m) * under, 2.0 * (high - m) * over)
+
+
 class _Clamp(torch.autograd.Function):
-    """(2.8) of the mathematics.md; for bounds, dm/dlow = P(X < low) and dv/dlow = 2 (low - m) P(X < low)."""
+    """(2.8) of the mathematics.md."""
 
     generate_vmap_rule = True
 
@@ -140,22 +192,19 @@ class _Clamp(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Moments) -> None:
         ctx.save_for_backward(*inputs, output[0])
+        ctx.save_for_forward(*inputs, output[0])
 
     @staticmethod
     def backward(ctx: Any, grad_m: Tensor, grad_v: Tensor) -> tuple[Tensor, ...]:
-        mean, std, low, high, m = ctx.saved_tensors
-        a, b = ratio(low - mean, std), ratio(high - mean, std)
-        pa, pb, under, over = pdf(a), pdf(b), cdf(a), cdf(-b)
-        inside = torch.where(a + b > 0.0, cdf(-a) - over, cdf(b) - under)  # no difference of numbers near 1
-        d, off = pa - pb, mean - m
-        v_mean = 2.0 * (off * inside + std * d)
-        v_std = 2.0 * (off * d + std * (inside + a * pa - b * pb))
-        return (
-            grad_m * inside + grad_v * v_mean,
-            grad_m * d + grad_v * v_std,
-            under * (grad_m + 2.0 * (low - m) * grad_v),
-            over * (grad_m + 2.0 * (high - m) * grad_v),
-        )
+        by_m, by_v = _clamp_slopes(*ctx.saved_tensors)
+        return tuple(grad_m * m + grad_v * v for m, v in zip(by_m, by_v, strict=True))
+
+
+class _ClampForward(_Clamp):
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Moments:
+        by_m, by_v = _clamp_slopes(*ctx.saved_tensors)
+        return _along(tangents, by_m), _along(tangents, by_v)
 
 
 def _absent(bound: Scalar | None) -> bool:
@@ -181,34 +230,24 @@ def clamp(mean: Tensor, std: Tensor, low: Scalar | None, high: Scalar | None) ->
         return m + bottom, v
     top = as_tensor(high, mean)
     inputs = torch.broadcast_tensors(mean, std, torch.minimum(bottom, top), top)
-    result: Moments = _Clamp.apply(*inputs)  # type: ignore[no-untyped-call]
+    if not differentiated(*inputs):
+        return _Clamp.forward(*inputs)
+    result: Moments = applied(_Clamp, _ClampForward, *inputs)
     return result
 
 
-class _Step(torch.autograd.Function):
+def _step(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """E sign(X), P(X > 0) and Var[X > 0]; derivatives with std held at 1e-3 or more."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a, random = ratio(mean, std), std > 0.0
-        up, down = cdf(a), cdf(-a)
-        sign = torch.where(random, torch.erf(ROOT_HALF * a), mean.sign())
-        step = torch.where(random, up, (mean > 0.0).to(mean.dtype))
-        return sign, step, torch.where(random, up * down, torch.zeros_like(up))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad_sign: Tensor, grad_step: Tensor, grad_v: Tensor) -> Moments:
-        mean, std = ctx.saved_tensors
-        held = std.clamp(min=_STEEPEST)
-        a = ratio(mean, held)
-        grad = pdf(a) / held * (2.0 * grad_sign + grad_step - torch.erf(ROOT_HALF * a) * grad_v)
-        return grad, -a * grad
+    short = std < _STEEPEST
+    a = ratio(mean, torch.where(short, _STEEPEST + (std - std.detach()), std))
+    held = torch.erf(ROOT_HALF * a), cdf(a), cdf(a) * cdf(-a)
+    a, random = ratio(mean, std).detach(), std > 0.0
+    up, down = cdf(a), cdf(-a)
+    sign = torch.where(random, torch.erf(ROOT_HALF * a), mean.sign().detach())
+    step = torch.where(random, up, (mean > 0.0).to(mean.dtype))
+    exact = sign, step, torch.where(random, up * down, torch.zeros_like(up))
+    signs, steps, spreads = (torch.where(short, x + (h - h.detach()), h) for x, h in zip(exact, held, strict=True))
+    return signs, steps, spreads
 
 
 @in_float64
@@ -217,12 +256,12 @@ def step(mean: Tensor, std: Tensor) -> Moments:
 
     The derivatives grow like 1/std; they are taken with std held at 1e-3 or more.
     """
-    _, m, v = _Step.apply(mean, std)  # type: ignore[no-untyped-call]
+    _, m, v = _step(mean, std)
     return m, v
 
 
 @in_float64
 def sign(mean: Tensor, std: Tensor) -> Moments:
     """f(x) = sign x: m = erf(a / sqrt 2), v = 4 Phi(a) Phi(-a); exact, derivatives as for step."""
-    m, _, v = _Step.apply(mean, std)  # type: ignore[no-untyped-call]
+    m, _, v = _step(mean, std)
     return m, 4.0 * v

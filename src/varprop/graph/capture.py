@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import io
 import logging
 import os
 import re
@@ -24,8 +26,10 @@ from .node import Call, Form, Node
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__)
+_LOGS = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.proxy_tensor")
 _ASSERTIONS = {aten._assert_tensor_metadata, aten._assert_scalar, aten._assert_async}
 Fact = TypeVar("Fact")
+Kinds = tuple[type, ...]
 _BATCH_STATISTICS = {aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm}
 
 
@@ -43,6 +47,7 @@ class Program:
         constants: Values fixed at capture.
         outputs: What the model returns, flattened: nodes or plain values.
         output_spec: The structure of what it returns.
+        names: What the inputs are called, in their order: an argument, or a place inside one.
     """
 
     model: nn.Module
@@ -53,6 +58,7 @@ class Program:
     outputs: list[Any]
     output_spec: Any
     facts: dict[Any, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
 
     def once(self, key: Any, make: Callable[[], Fact]) -> Fact:
         """A fact that follows from the graph alone, worked out at the first asking."""
@@ -76,6 +82,22 @@ def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, dict):
         return (), example
     return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+
+
+def named_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kinds: Kinds) -> dict[str, Any]:
+    """The leaves of a model's arguments by name: that of the argument, and the way to a place inside it.
+
+    Values of the given types are kept whole.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names += [f"argument {position}" for position in range(len(names), len(args))]
+    tree = dict(zip(names, args, strict=False)) | kwargs
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        leaves, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda value: isinstance(value, kinds))
+        found |= {name + pytree.keystr(path): leaf for path, leaf in leaves}
+    return found
 
 
 def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] = ()) -> Program:
@@ -118,9 +140,18 @@ def _program(model: nn.Module, exported: torch.export.ExportedProgram) -> Progra
     )
     for spec in exported.graph_signature.input_specs:
         _sort_input(program, made[spec.arg.name], spec, exported)
+    program.names = _names(model, exported)
     kinds = [out.kind for out in exported.graph_signature.output_specs]
     program.outputs = [out for out, kind in zip(outputs, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
     return program
+
+
+def _names(model: nn.Module, exported: torch.export.ExportedProgram) -> list[str]:
+    """The name of every tensor the user gives, in the order of the graph."""
+    specs = [spec for spec in exported.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    args, kwargs = pytree.tree_unflatten(specs, exported.call_spec.in_spec)
+    named = named_leaves(model, args, kwargs, (type(None),))
+    return [name for name, spec in named.items() if not isinstance(spec.arg, ConstantArgument)]
 
 
 def _sort_input(program: Program, node: Node, spec: Any, exported: torch.export.ExportedProgram) -> None:
@@ -220,12 +251,14 @@ def _devices(model: nn.Module) -> list[int]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Export reports through loggers and warnings what the raised error says again."""
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    logs = [logging.getLogger(name) for name in _LOGS]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # it prints graphs, too
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

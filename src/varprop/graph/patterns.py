@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -24,12 +25,11 @@ def fold(graph: fx.Graph) -> None:
                 whole = graph.call_function(target, tuple(args))
             whole.meta.update(node.meta)
             node.replace_all_uses_with(whole)
-            graph.erase_node(node)
-            _erase_unused(graph, node.args)
+            _erase_unused(graph, [node])
 
 
 def _match(node: fx.Node) -> tuple[Any, ...] | None:
-    for pattern in (_softsign, _unit_length, _normalization):
+    for pattern in (_softsign, _signed_size, _unit_length, _normalization):
         found = pattern(node)
         if found is not None:
             return found
@@ -43,6 +43,25 @@ def _softsign(node: fx.Node) -> tuple[Any, ...] | None:
     if one == 1 and _is(inner, aten.abs) and _same(inner.args[0], x):
         return ops.softsign, x
     return None
+
+
+def _signed_size(node: fx.Node) -> tuple[Any, ...] | None:
+    """sign(x) |x|, which is x, as torch.nn.functional.lp_pool writes an average of even powers before its root.
+
+    Odd powers are left as they are: of values of both signs their root has no moments.
+    """
+    for sign, size in permutations(_operands(node, aten.mul)):
+        size = size.args[0] if _is(size, aten.relu) else size
+        if _is(sign, aten.sign) and _is(size, aten.abs) and _same(size.args[0], sign.args[0]):
+            return (aten.alias.default, sign.args[0]) if _averages_even_powers(sign.args[0]) else None
+    return None
+
+
+def _averages_even_powers(node: Any) -> bool:
+    if not any(_is(node, pool) for pool in (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)):
+        return False
+    _, power = _operands(node.args[0], aten.pow)
+    return isinstance(power, (int, float)) and power % 2 == 0
 
 
 def _unit_length(node: fx.Node) -> tuple[Any, ...] | None:
@@ -140,5 +159,6 @@ def _same(a: Any, b: Any) -> bool:
 def _erase_unused(graph: fx.Graph, nodes: Sequence[Any]) -> None:
     for node in nodes:
         if isinstance(node, fx.Node) and node.op == "call_function" and not node.users:
+            parts = node.args  # an erased node has none
             graph.erase_node(node)
-            _erase_unused(graph, node.args)
+            _erase_unused(graph, parts)

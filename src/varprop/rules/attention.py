@@ -16,7 +16,10 @@ from .registry import rule
 
 aten = torch.ops.aten
 Value = Tensor | Moments
-COARSE = f"coarser integrals above {exact.LIMIT} logits: mean within 0.001, std within 3 %"
+COARSE = (
+    f"above {exact.FEW} logits their integrals are interpolated: std within 0.2 %; where they differ too much, "
+    f"or on a GPU, coarser integrals above {exact.LIMIT} logits: mean within 0.001, std within 3 %"
+)
 ATTENTION = (
     "scores are taken as independent Gaussian (std error 0.5 %, at worst 3 %, for heads of 64; 2 %, at worst 9 %, for "
     "heads of 8; mean within 0.1 std)"
@@ -38,7 +41,7 @@ def _cast(x: Moments, dtype: torch.dtype | bool | None) -> Moments:
 
 def _coarse(x: Moments, dim: int, *_: Any, **__: Any) -> str | None:
     count = x.mean.numel() * x.full[dim] // x.shape[dim]
-    return COARSE if count > exact.LIMIT else None
+    return COARSE if count > exact.FEW else None
 
 
 @rule(aten.softmax.int, aten._softmax, approximate=_coarse, bounds=(0.0, 1.0))

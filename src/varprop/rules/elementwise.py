@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..gaussian import activations, closed, rectifier
 from ..graph import ops
+from ..moments import Moments
 from .bend import INFINITY, Bend, clamp_bend, clamp_bounds
 from .gelu import gelu as gelu_of_many
 from .registry import elementwise
@@ -213,11 +214,16 @@ def _is_polynomial(exponent: Any) -> bool:
     return isinstance(exponent, (int, float)) and exponent >= 0 and float(exponent).is_integer()
 
 
+def _is_root(base: Any, exponent: Any) -> bool:
+    """Whether a random base is raised to a power that is not whole; a constant base with a random exponent is exact."""
+    return isinstance(base, Moments) and not _is_polynomial(exponent)
+
+
 @elementwise(
     aten.pow,
     aten.float_power.Tensor_Scalar,
-    positive=lambda base, exponent: None if _is_polynomial(exponent) or not hasattr(base, "op") else 0,
-    approximate=lambda base, exponent: None if _is_polynomial(exponent) or isinstance(base, float) else LOGNORMAL,
+    positive=lambda _base, exponent: None if _is_polynomial(exponent) else 0,
+    approximate=lambda base, exponent: LOGNORMAL if _is_root(base, exponent) else None,
 )
 def power(mean: Tensor, std: Tensor, exponent: float) -> Pair:
     """Whole powers exactly, others of a positive variable."""

@@ -9,17 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..gaussian.normal import constant
 from ..moments import Moments, Tokens
 from .axes import Ints, Random, per_axis, uniform_axes, write_out
 from .convolution import Convolution, of_conv, of_convolution, of_transposed
-from .padding import pooled_convolution
+from .padding import Sets, meeting_taps, pooled_convolution
 from .registry import rule
 
 aten = torch.ops.aten
 
 BORDER = "zero padding is ignored on uniform axes: the statistics are those of positions away from the border"
 POOLED = "zero padding makes the border differ: the statistics of all positions of a uniform axis are pooled"
-PHASES = "positions of a strided transposed convolution, and its border, are pooled on uniform axes"
+PHASES = (
+    "the positions of a transposed convolution see different taps: those of a uniform axis are pooled, border and all"
+)
 _LAYER: dict[str, Any] = {"linear": True, "weighted": True, "channels": 1}
 
 
@@ -105,24 +108,35 @@ def conv(
     return _weighted(lambda t, w, b: _convolve(t, w, b, *settings), Moments(mean, var), weight, bias)
 
 
-def _pools_phases(x: Random, *arguments: Any, **named: Any) -> str | None:
-    return _phases(x, of_transposed(x, *arguments, **named))
+def _meetings(
+    x: Random, weight: Random, stride: Ints, padding: Ints, output_padding: Ints, dilation: Ints
+) -> dict[int, Sets]:
+    """For each uniform axis of the weight, which sets of taps meet at its output positions."""
+    count = weight.ndim - 2
+    numbers = (per_axis(value, count) for value in (stride, padding, output_padding, dilation))
+    extents = x.full[-count:] if isinstance(x, Moments) else x.shape[-count:]
+    axes = enumerate(zip(uniform_axes(x, count), extents, weight.shape[2:], *numbers, strict=True), 2)
+    return {axis: meeting_taps(*values) for axis, (uniform, *values) in axes if uniform}
 
 
-def _phases(x: Random, settings: Convolution) -> str | None:
-    sizes = settings.weight.shape[2:]
-    axes = zip(uniform_axes(x, len(sizes)), settings.stride, settings.zeros, settings.dilation, sizes, strict=True)
-    for uniform, step, (pad, _), gap, size in axes:
-        if uniform and (step > 1 or pad < gap * (size - 1)):
-            return PHASES
-    return None
+def _pools_phases(
+    x: Random,
+    weight: Random,
+    bias: Any = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> str | None:
+    meetings = _meetings(x, weight, stride, padding, output_padding, dilation)
+    return PHASES if any(len(found) > 1 for found in meetings.values()) else None
 
 
-def _phase_sums(weight: Tensor, axis: int, stride: int, dilation: int) -> Tensor:
-    """Sums of the taps that meet at each of the ``stride`` kinds of output position."""
-    taps = torch.arange(weight.shape[axis], device=weight.device) * dilation % stride
-    meets = taps[:, None] == torch.arange(stride, device=weight.device)
-    return (weight.movedim(axis, -1) @ meets.to(weight.dtype)).movedim(-1, axis)
+def _sums(weight: Tensor, axis: int, sets: Sets) -> Tensor:
+    """Sums of the taps of each set, along their axis."""
+    masks = constant(tuple(float(tap) for taps in sets for tap in taps), weight).view(len(sets), -1)
+    return (weight.movedim(axis, -1) @ masks.mT).movedim(-1, axis)
 
 
 @rule(
@@ -143,36 +157,57 @@ def conv_transpose(
     groups: int = 1,
     dilation: Ints = 1,
 ) -> Moments:
-    """Uncorrelated inputs, as `conv`; on a uniform axis the output positions repeat with period ``stride``.
+    """Uncorrelated inputs, as `conv`; which taps meet at an output position depends on where it lies.
 
-    They are pooled over one period away from the border: E = mean_p E_p, Var = mean_p Var_p + spread_p E_p.
+    On a uniform axis all positions are pooled, those at the border included: E = mean_p E_p, Var = mean_p Var_p +
+    spread_p E_p. Positions at which the same taps meet are alike, so one of each kind is computed (`meeting_taps`).
     """
     count = weight.ndim - 2
     steps, pads, gaps, extra = (per_axis(v, count) for v in (stride, padding, dilation, output_padding))
     x = write_out(_lift(x), -count - 1)
-    folds = [(a + 2, steps[a], gaps[a]) for a, uniform in enumerate(uniform_axes(x, count)) if uniform]
-    for axis, *_ in folds:
+    meetings = _meetings(x, weight, stride, padding, output_padding, dilation)
+    for axis in meetings:
         steps[axis - 2], pads[axis - 2], gaps[axis - 2], extra[axis - 2] = 1, 0, 1, 0
 
     def apply(t: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        for fold in folds:
-            w = _phase_sums(w, *fold)
+        for axis, sets in meetings.items():
+            w = _sums(w, axis, sets)
         return _convolve(t, w, b, steps, pads, gaps, True, extra, groups)
 
-    return pooled(_weighted(apply, x, weight, bias), [axis - 2 - count for axis, *_ in folds])
+    return pooled(_weighted(apply, x, weight, bias), {a - 2 - count: list(s.values()) for a, s in meetings.items()})
 
 
-def pooled(x: Moments, axes: list[int]) -> Moments:
-    """Moments of a value at a random position along the axes: E = mean E_p, Var = mean Var_p + spread E_p."""
-    if not axes:
+def pooled(x: Moments, shares: dict[int, list[float]]) -> Moments:
+    """Moments of a value at a random position, given the shares of the positions along some axes.
+
+    E = mean E_p, Var = mean Var_p + spread E_p.
+    """
+    if not shares:
         return x
-    mean = x.mean.mean(axes, keepdim=True)
-    return Moments(mean, (x.var + (x.mean - mean).square()).mean(axes, keepdim=True))
+    mean = _averaged(x.mean, shares)
+    return Moments(mean, _averaged(x.var + (x.mean - mean).square(), shares))
 
 
-def _convolution_reason(x: Random, *arguments: Any, **named: Any) -> str | None:
-    settings = of_convolution(x, *arguments, **named)
-    return _phases(x, settings) if settings.transposed else _border(x, settings)
+def _averaged(values: Tensor, shares: dict[int, list[float]]) -> Tensor:
+    for axis, parts in shares.items():
+        values = (values.movedim(axis, -1) @ constant(tuple(parts), values)).unsqueeze(-1).movedim(-1, axis)
+    return values
+
+
+def _convolution_reason(
+    x: Random,
+    weight: Random,
+    bias: Any,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> str | None:
+    if transposed:
+        return _pools_phases(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return _border(x, of_conv(x, weight, bias, stride, padding, dilation))
 
 
 @rule(aten.convolution, approximate=_convolution_reason, convolution=of_convolution, **_LAYER)

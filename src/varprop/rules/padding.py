@@ -1,4 +1,4 @@
-"""Convolutions with zero padding over uniform axes: statistics pooled over all positions, the border included.
+"""Convolutions over uniform axes: statistics pooled over all positions, the border included.
 
 Near the border some taps fall on zeros, so mean and variance differ from position to position. Their pooled values
 (those of a unit at a random position, which is what batch norm measures) need only the share of positions at which each
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from ..moments import Moments
 
 BLOCK = 2**18  # weights that stay in the cache
+Sets = dict[tuple[bool, ...], float]  # which taps take part, and the share of positions at which just these do
 
 
 def pooled_convolution(
@@ -55,11 +56,26 @@ def _patterns(axes: tuple[tuple[int, int, int, tuple[int, int], int], ...]) -> t
     return [list(row) for row in zip(*columns, strict=True)], shares
 
 
-def _along_axis(size: int, taps: int, stride: int, padding: tuple[int, int], dilation: int) -> dict[Any, float]:
+def _along_axis(size: int, taps: int, stride: int, padding: tuple[int, int], dilation: int) -> Sets:
     positions = (size + sum(padding) - dilation * (taps - 1) - 1) // stride + 1
     starts = (position * stride - padding[0] for position in range(positions))
-    inside = Counter(tuple(0 <= start + tap * dilation < size for tap in range(taps)) for start in starts)
-    return {taps_inside: count / positions for taps_inside, count in inside.items()}
+    return _shares(tuple(0 <= start + tap * dilation < size for tap in range(taps)) for start in starts)
+
+
+@lru_cache(maxsize=256)
+def meeting_taps(size: int, taps: int, stride: int, padding: int, output_padding: int, dilation: int) -> Sets:
+    """The sets of taps of a transposed convolution that meet at an output position, along one axis.
+
+    Tap k of the input at i lands on i stride + k dilation - padding.
+    """
+    positions = (size - 1) * stride - 2 * padding + dilation * (taps - 1) + output_padding + 1
+    lands = {(i * stride + tap * dilation - padding, tap) for i in range(size) for tap in range(taps)}
+    return _shares(tuple((position, tap) in lands for tap in range(taps)) for position in range(positions))
+
+
+def _shares(sets: Iterable[tuple[bool, ...]]) -> Sets:
+    found = Counter(sets)
+    return {taps: count / found.total() for taps, count in found.items()}
 
 
 def _per_tap(weight: Tensor, values: Tensor, groups: int) -> Tensor:

@@ -6,7 +6,9 @@ they count as exact.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from ..gaussian import maximum
 from ..moments import Moments
-from .axes import Ints, per_axis, uniform_axes, write_out
+from .axes import Ints, per_axis, uniform_axes
 from .convolution import of_average
 from .registry import rule
 
@@ -25,6 +27,7 @@ aten = torch.ops.aten
 Reads = Tensor | int
 _POOL: dict[str, Any] = {"per_channel": True, "channels": 1}
 
+WINDOWS = "windows of adaptive pooling differ in size: their statistics are pooled on uniform axes"
 BORDER = "padding and cut-off windows are ignored on uniform axes: the statistics hold away from the border"
 
 
@@ -51,7 +54,7 @@ def _count(extent: int, kernel: int, stride: int, padding: int, dilation: int, c
     return count - 1 if ceil_mode and (count - 1) * stride >= extent + padding else count
 
 
-def _outer(sizes: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+def _outer(sizes: Sequence[Sequence[float]], like: Tensor) -> Tensor:
     """Products of one number from every axis."""
     total = like.new_ones(())
     for numbers in sizes:
@@ -127,10 +130,21 @@ def _edges(extent: int, count: int) -> list[tuple[int, int]]:
     return [(i * extent // count, -(-(i + 1) * extent // count)) for i in range(count)]
 
 
-def _regular(x: Moments, output_size: Sequence[int]) -> Moments:
-    """Uniform axes written out where the windows of adaptive pooling differ in size."""
+def _window_sizes(extent: int, count: int) -> dict[int, float]:
+    """How large the windows of adaptive pooling are, and the share of each size."""
+    sizes = Counter(stop - start for start, stop in _edges(extent, count))
+    return {size: number / count for size, number in sizes.items()}
+
+
+def _typical(extent: int, count: int) -> float:
+    """The size of windows for which 1 / size is the average of all of them."""
+    return 1.0 / sum(share / size for size, share in _window_sizes(extent, count).items())
+
+
+def _pools_windows(x: Moments, output_size: Sequence[int]) -> str | None:
     count = len(output_size)
-    return write_out(x, *(a - count for a, n in enumerate(output_size) if x.full[a - count] % n))
+    axes = zip(uniform_axes(x, count), x.full[-count:], output_size, strict=True)
+    return WINDOWS if any(u and len(_window_sizes(n, m)) > 1 for u, n, m in axes) else None
 
 
 @rule(
@@ -140,15 +154,19 @@ def _regular(x: Moments, output_size: Sequence[int]) -> Moments:
     aten._adaptive_avg_pool2d,
     aten._adaptive_avg_pool3d,
     averages=True,
+    approximate=_pools_windows,
     **_POOL,
 )
 def adaptive_avg_pool(x: Moments, output_size: Sequence[int]) -> Moments:
-    """E = mean of E_i, Var = mean of Var_i / k over windows of k independent values."""
-    count, x = len(output_size), _regular(x, output_size)
+    """E = mean of E_i, Var = mean of Var_i / k over windows of k independent values.
+
+    On uniform axes windows of different size have equal means, so that their variances are averaged.
+    """
+    count = len(output_size)
     uniform = uniform_axes(x, count)
     target: Any = [1 if u else n for u, n in zip(uniform, output_size, strict=True)]
     extents = zip(uniform, x.full[-count:], output_size, strict=True)
-    sizes = [[n // m] if u else [stop - start for start, stop in _edges(n, m)] for u, n, m in extents]
+    sizes = [[_typical(n, m)] if u else [stop - start for start, stop in _edges(n, m)] for u, n, m in extents]
     pool = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[count - 1]
     return Moments(pool(x.mean, target), pool(x.var, target) / _outer(sizes, x.mean))
 
@@ -224,9 +242,27 @@ def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moment
     return max_pool(x, *args, **kwargs), None
 
 
-@rule(aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, order_statistic=True, **_POOL)
+@rule(
+    aten.adaptive_max_pool1d,
+    aten.adaptive_max_pool2d,
+    aten.adaptive_max_pool3d,
+    approximate=_pools_windows,
+    order_statistic=True,
+    **_POOL,
+)
 def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, None]:
-    """Maximum of independent Gaussians over windows that share the axis evenly (mathematics.md, 7)."""
-    count, x = len(output_size), _regular(x, output_size)
-    extents = zip(uniform_axes(x, count), x.full[-count:], output_size, strict=True)
-    return _maximum(x, [n // m if u else _adaptive_positions(n, m, x.device) for u, n, m in extents]), None
+    """Maximum of independent Gaussians over windows that share the axis evenly (mathematics.md, 7).
+
+    On uniform axes windows of different size are pooled: E = mean E_p, Var = mean Var_p + spread E_p.
+    """
+    count = len(output_size)
+    kinds: list[list[tuple[Reads, float]]] = []
+    for uniform, extent, size in zip(uniform_axes(x, count), x.full[-count:], output_size, strict=True):
+        if uniform:
+            kinds.append([(k, share) for k, share in _window_sizes(extent, size).items()])
+        else:
+            kinds.append([(_adaptive_positions(extent, size, x.device), 1.0)])
+    found = [(prod(share for _, share in kind), _maximum(x, [reads for reads, _ in kind])) for kind in product(*kinds)]
+    mean: Tensor = sum((share * part.mean for share, part in found), torch.zeros_like(found[0][1].mean))
+    spread = (share * (part.var + (part.mean - mean).square()) for share, part in found)
+    return Moments(mean, sum(spread, torch.zeros_like(mean))), None
