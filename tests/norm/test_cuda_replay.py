@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +23,6 @@ from varprop.norm.backends.torch import TorchBackend
 from varprop.norm.network import Network
 
 STEPS = cuda_replay.PATIENCE + 4
-NUMBERS = itertools.count(1)
 
 
 class Graph:
@@ -62,7 +59,6 @@ def _like_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_replay, "_recorded", recorded)
     monkeypatch.setattr(dispatch, "_make_backend", Kernels)
     monkeypatch.setattr(dispatch, "stream_to_record", lambda parameter: 0)
-    monkeypatch.setattr(dispatch, "_executors", weakref.WeakValueDictionary())
 
 
 def network(channels_last: bool = False) -> tuple[nn.Module, Tensor]:
@@ -75,12 +71,11 @@ def network(channels_last: bool = False) -> tuple[nn.Module, Tensor]:
 
 
 def with_executors_of_its_own(model: nn.Module, recordable: bool = True) -> nn.Module:
-    """As if its folds had never run: models of equal layouts share an executor."""
+    """As if its folds had never run."""
     for site in sites(model).values():
         for network_, _ in site.networks.values():
-            made = dispatch.Executor(network_.layout)
-            made.recordable, made.number = recordable, made.number + next(NUMBERS)
-            network_.executor = dispatch._executors[made.number] = made
+            network_.executor = dispatch.Executor(network_.layout)
+            network_.executor.recordable = recordable
     return model
 
 

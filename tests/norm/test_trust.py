@@ -593,7 +593,7 @@ def test_one_function_whoever_computes_it(name: str, shuffle: bool) -> None:
 
 
 def test_an_operation_that_makes_nan_is_refused() -> None:
-    plain = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.LPPool2d(2, 2), nn.Conv2d(8, 4, 1)).double()
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.LPPool2d(3, 2), nn.Conv2d(8, 4, 1)).double()
     with pytest.raises(ValueError, match="What enters layer '2' has no finite mean and variance"):
         vp.normalize(plain, moments(3, 1, 1), example=numbers(2, 3, 8, 8))
 

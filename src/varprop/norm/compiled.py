@@ -85,7 +85,7 @@ def _define(schema: str, work: Callable[..., list[Tensor]], form: Callable[..., 
 def _fold(
     parameters: list[Tensor], _anchors: list[Tensor], given: list[Tensor], number: int, dtype: torch.dtype
 ) -> list[Tensor]:
-    executor = executor_known_as(number)
+    executor = executor_known_as(number, parameters[0])
     recording = None if given else executor.recording(dtype, parameters, compiled=True)
     if recording is not None:
         return recording.folded()[0]
@@ -105,7 +105,7 @@ def _fold_form(
 def _fold_backward(
     grads: list[Tensor], kept: list[Tensor], weights: list[Tensor], _anchors: list[Tensor], number: int
 ) -> list[Tensor]:
-    executor = executor_known_as(number)
+    executor = executor_known_as(number, weights[0])
     recording = executor.recorders[True].recording_with(kept)
     replayed = executor.replayed_backward(recording, grads, weights, compiled=True)
     if replayed is None:

@@ -194,21 +194,31 @@ def _apart(results: list[Tensor]) -> list[Tensor]:
     return found
 
 
-_executors: weakref.WeakValueDictionary[int, Executor] = weakref.WeakValueDictionary()
+class Owner(Protocol):
+    """A network: it has an executor of its own, for tables of the kernels hold the addresses of its weights."""
+
+    executor: Executor
+
+    def first_weight(self) -> Tensor:
+        """The weight that comes first among its parameters."""
+        ...
 
 
-def executor_for(layout: Layout) -> Executor:
-    """The executor of a layout; models with equal layouts share one, and with it all that is compiled for them."""
-    number = fingerprint(layout)
-    found = _executors.get(number)
-    if found is None:
-        found = _executors[number] = Executor(layout)
-    return found
+_owners: dict[int, weakref.WeakSet[Any]] = {}  # by the number of the layout
 
 
-def executor_known_as(number: int) -> Executor:
-    """The executor that a compiled graph refers to."""
-    return _executors[number]
+def register(owner: Owner) -> None:
+    """Make a network known to compiled graphs: those of equal layouts are known by one number, and share the graphs."""
+    _owners.setdefault(owner.executor.number, weakref.WeakSet()).add(owner)
+
+
+def executor_known_as(number: int, weight: Tensor | None = None) -> Executor:
+    """An executor of the layout with a number; that of the network with a weight, if one has it."""
+    owners = list(_owners[number])
+    address = None if weight is None else weight.data_ptr()
+    found = next((owner for owner in owners if address and owner.first_weight().data_ptr() == address), owners[0])
+    executor: Executor = found.executor
+    return executor
 
 
 def fingerprint(layout: Layout) -> int:

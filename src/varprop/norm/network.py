@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .autograd import fold_parts, own_saved_tensors, reference_parts
 from .backends import reference
-from .dispatch import computing_dtype, executor_for, needs_reference
+from .dispatch import Executor, computing_dtype, needs_reference, register
 from .layout import Layout, Pair, restricted
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .sites import Site, Use, fits, make_layout, walk_of
@@ -73,9 +73,15 @@ class Network:
         self._start()
 
     def _start(self) -> None:
-        self.executor = executor_for(self.layout)
+        self.executor = Executor(self.layout)
+        register(self)
         self._alone: dict[int, Layout] = {}
         self._links: list[Link] | None = None  # worked out at the first fold, when modules have their final places
+
+    def first_weight(self) -> Tensor:
+        """The weight that comes first among the parameters."""
+        weight: Tensor = self.layers[0].weight
+        return weight
 
     def parameters(self) -> list[Tensor]:
         """All weights, then all shifts, then all scales."""

@@ -18,7 +18,7 @@ from ..memory_format import in_format, memory_format, memory_order
 from .derivatives import DOUBLE, SINGLE, with_derivatives
 
 SMALL = 2**14  # weights: matrices below this are stacked with their like
-SAFE = 40  # a power of two: weights between its inverse and itself have squares and sums within the range of floats
+LEAST, LARGEST = 1e-30, 1e36  # variances between which no sum of squares has left the range of floats
 Index = Tensor | slice
 
 
@@ -101,6 +101,10 @@ class Block:
                 (by_met.reshape(self.shape[0], len(taps), -1, taps.shape[1]) * taps.unsqueeze(1)).sum((1, 3)).view(-1)
             )
         return (by_met.reshape(-1, *taps.shape) * taps).sum((1, 2))
+
+    def of(self, scratch: Tensor) -> Tensor:
+        """Part of a buffer as large as the matrix, in its shape."""
+        return scratch[: self.shape[0] * self.shape[1] * self.shape[2]].view(self.shape)
 
     def column(self, own: Tensor) -> Tensor:
         """A vector over its rows in the shape that multiplies the matrix."""
@@ -237,17 +241,42 @@ def _add_at(total: Tensor, index: Index, part: Tensor) -> None:
 def rows_forward(
     tables: Tables, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Folded weights and biases, flat, and what the backward needs."""
+    """Folded weights and biases, flat, and what the backward needs.
+
+    Where the square of a weight leaves the range of floats, all rows are divided by their sizes first.
+    """
+    size = torch.ones_like(shift_scale[0])
+    rows, spread = _row_statistics(tables, weights, entering, size)
+    if not rows.is_cpu or not bool(((rows[1] > LEAST) & (rows[1] < LARGEST)).all()):
+        size = _sizes(tables, weights)
+        rows, spread = _row_statistics(tables, weights, entering, size)
     shift, scale = shift_scale
-    rows = torch.empty_like(shift_scale)  # mean and variance of every row of the unit matrices
-    size = _sizes(tables, weights)
-    matrices = _unit_matrices(tables, weights, size)
-    squares, spread = [matrix * matrix for matrix in matrices], []
+    rate = scale * _inverse_std(rows[1])
+    flat = torch.empty(sum(tables.weights), dtype=dtype, device=scale.device)
+    pieces, rates = flat.split_with_sizes(tables.weights), rate.split_with_sizes(tables.rows)
+    for block, matrix, piece, own in zip(
+        tables.blocks, _unit_matrices(tables, weights, size), pieces, rates, strict=True
+    ):
+        target = block.in_order(piece, weights)
+        if target is None:
+            block.put(matrix * block.column(own), piece, weights)
+        else:
+            torch.mul(matrix, block.column(own), out=target)
+    return flat, torch.addcmul(shift, rows[0], rate, value=-1).to(dtype), [rows, rate, size, *spread]
+
+
+def _row_statistics(
+    tables: Tables, weights: Sequence[Tensor], entering: Tensor, size: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Mean and variance of every row of the unit matrices, as two rows; and their spread over positions."""
+    rows, spread = torch.empty(2, len(size), dtype=size.dtype, device=size.device), []
     mean_var = (entering[0].split_with_sizes(tables.channels), entering[1].split_with_sizes(tables.channels))
     parts = (rows[0].split_with_sizes(tables.rows), rows[1].split_with_sizes(tables.rows))
-    for block, matrix, square, mean, var, first, second in zip(
-        tables.blocks, matrices, squares, *mean_var, *parts, strict=True
+    scratch = _scratch(tables, size)
+    for block, matrix, mean, var, first, second in zip(
+        tables.blocks, _unit_matrices(tables, weights, size), *mean_var, *parts, strict=True
     ):
+        square = torch.mul(matrix, matrix, out=block.of(scratch))
         torch.bmm(square, block.met(var, INSIDE), out=block.column(second))
         if block.taps.shape[1] == 1:
             torch.bmm(matrix, block.met(mean, ALL), out=block.column(first))
@@ -256,24 +285,18 @@ def rows_forward(
             spread.append(levers)
             first.copy_(levers[..., 0].reshape(-1))
             second += levers[..., 1:].square().sum(-1).view(-1)
-    rate = scale * _inverse_std(rows[1])
-    flat = torch.empty(sum(tables.weights), dtype=dtype, device=scale.device)
-    pieces, rates = flat.split_with_sizes(tables.weights), rate.split_with_sizes(tables.rows)
-    for block, matrix, piece, own in zip(tables.blocks, matrices, pieces, rates, strict=True):
-        target = block.in_order(piece, weights)
-        if target is None:
-            block.put(matrix * block.column(own), piece, weights)
-        else:
-            torch.mul(matrix, block.column(own), out=target)
-    return flat, torch.addcmul(shift, rows[0], rate, value=-1).to(dtype), [rows, rate, size, *squares, *spread]
+    return rows, spread
+
+
+def _scratch(tables: Tables, like: Tensor) -> Tensor:
+    """Room for any of the matrices: one for all of them stays in the cache of a processor."""
+    return torch.empty(max(tables.weights), dtype=like.dtype, device=like.device)
 
 
 def _sizes(tables: Tables, weights: Sequence[Tensor]) -> Tensor:
-    """A power of two near the largest weight of every row; 1 for all where no square leaves the range of floats."""
+    """A power of two near the largest weight of every row, as a vector; 1 for a row of zeros."""
     matrices = [block.matrix(weights) for block in tables.blocks]
     peak = torch.cat([torch.linalg.vector_norm(matrix, torch.inf, -1).view(-1) for matrix in matrices])
-    if peak.is_cpu and bool(((peak > 2.0**-SAFE) & (peak < 2.0**SAFE)).all()):
-        return torch.ones_like(peak)
     return torch.where(peak > 0, torch.exp2(peak.log2().floor()), torch.ones_like(peak))
 
 
@@ -305,40 +328,39 @@ def rows_backward(
     grad_bias: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Derivatives by weights (flat), by scale, and by what enters (two rows)."""
-    count = len(tables.blocks)
-    rows, rate, size, *more = saved
-    squares, spread = more[:count], iter(more[count:])
-    matrices = _unit_matrices(tables, weights, size)
-    pieces = zip(tables.blocks, grad_weight.split_with_sizes(tables.weights), strict=True)
-    grads = [_grad_matrix(block, piece, weights) for block, piece in pieces]
-    by_rate = torch.cat([(g * w).sum(-1).view(-1) for g, w in zip(grads, matrices, strict=True)])
-    by_rate = torch.addcmul(by_rate, grad_bias, rows[0], value=-1)
+    rows, rate, size, *levers_of = saved
+    spread, scratch, plain = iter(levers_of), _scratch(tables, rate), _is_one(size)
     inverse = _inverse_std(rows[1])
-    alpha = -grad_bias * rate  # by the mean of a row
-    beta = by_rate * rate * inverse * inverse * -0.5  # by its variance
-    by_entering = torch.empty_like(entering)
+    by_scale, by_entering = torch.empty_like(rate), torch.empty_like(entering)
     d_flat = torch.empty(len(grad_weight), dtype=weights[0].dtype, device=entering.device)
-    vectors = (part.split_with_sizes(tables.rows) for part in (rate, alpha, beta, size))
+    vectors = [part.split_with_sizes(tables.rows) for part in (rows[0], rate, inverse, size, -grad_bias, by_scale)]
     means = entering.split_with_sizes(tables.channels, 1)
     results, targets = by_entering.split_with_sizes(tables.channels, 1), d_flat.split_with_sizes(tables.weights)
-    parts = zip(tables.blocks, matrices, squares, grads, *vectors, means, results, targets, strict=True)
-    plain = _is_one(size)
-    for block, matrix, square, grad, own_rate, own_alpha, own_beta, own_size, (mean, var), result, piece in parts:
-        column, by_lever = block.column(own_beta), block.column(own_alpha)
+    grads, matrices = grad_weight.split_with_sizes(tables.weights), _unit_matrices(tables, weights, size)
+    parts = zip(tables.blocks, matrices, grads, zip(*vectors, strict=True), means, results, targets, strict=True)
+    for block, matrix, grad_piece, own, (mean, var), result, piece in parts:
+        grad = _grad_matrix(block, grad_piece, weights)
+        row_mean, row_rate, row_inverse, row_size, minus_bias, row_by_scale = (block.column(vector) for vector in own)
+        by_rate = torch.mul(grad, matrix, out=block.of(scratch)).sum(-1, keepdim=True).addcmul_(minus_bias, row_mean)
+        torch.mul(by_rate, row_inverse, out=row_by_scale)
+        by_lever = minus_bias * row_rate  # by the mean of a row
+        by_var = by_rate * row_rate * row_inverse.square() * -0.5
         if block.taps.shape[1] > 1:
             levers = next(spread).view(block.shape[0], block.shape[1], -1)
-            by_lever = torch.cat([by_lever, 2.0 * column * levers[..., 1:]], -1)
+            by_lever = torch.cat([by_lever, 2.0 * by_var * levers[..., 1:]], -1)
         target = block.in_order(piece, weights)
-        d_weight = torch.mul(grad, block.column(own_rate), out=target)
-        d_weight.addcmul_(matrix, torch.bmm(column, block.met(var, INSIDE).mT), value=2.0)
+        d_weight = torch.mul(grad, row_rate, out=target)
+        outer = torch.bmm(by_var, block.met(var, INSIDE).mT, out=block.of(scratch))
+        d_weight.addcmul_(matrix, outer, value=2.0)
         d_weight.baddbmm_(by_lever, block.met(mean, ALL).mT)
         if not plain:
-            d_weight.div_(block.column(own_size))
+            d_weight.div_(row_size)
         if target is None:
             block.put(d_weight, piece, weights)
         result[0] = block.per_channel(torch.bmm(matrix.mT, by_lever), ALL)
-        result[1] = block.per_channel(torch.bmm(square.view(block.shape).mT, column), INSIDE)
-    return d_flat, by_rate * inverse, by_entering
+        square = torch.mul(matrix, matrix, out=block.of(scratch))
+        result[1] = block.per_channel(torch.bmm(square.mT, by_var), INSIDE)
+    return d_flat, by_scale, by_entering
 
 
 def _grad_matrix(block: Block, piece: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -394,8 +416,7 @@ def kept_sizes(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) ->
     """Length and dtype of what `TorchBackend.forward` keeps."""
     lanes, blocks = layout.lanes, [layout.rows[sites] for sites in alike(layout.rows, weights)]
     steps = [(4 * step.count, torch.float64) for step in lanes.steps for _ in range(step.function.arity)]
-    squares = [(sum(rows.weights for rows in block), dtype) for block in blocks]
     spread = [(sum(r.outputs for r in block), block[0].taps.shape[1]) for block in blocks]
     vectors = [(2 * layout.row_count, dtype), (layout.row_count, dtype), (layout.row_count, dtype)]
-    sizes = [(2 * len(lanes.entering), dtype), *steps, *vectors, *squares]
+    sizes = [(2 * len(lanes.entering), dtype), *steps, *vectors]
     return sizes + [(rows * columns, dtype) for rows, columns in spread if columns > 1]
