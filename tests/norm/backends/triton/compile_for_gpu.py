@@ -52,7 +52,7 @@ INT32 = [
 INT64 = ["sites", "pointers", "records"]
 DOUBLE = ["share", "covariance", "numbers", "nodes", "knots", "constant_mean", "constant_var", "slopes"]
 SIZES = ["sources", "constants", "given", "computed"]
-SPILLED = 64  # bytes of a thread, at most, where its registers are limited: one more block makes up for them
+SPILLED = 96  # bytes of a thread, at most, where its registers are limited: one more block makes up for them
 HALF = ["folded", "bias", "grad_folded", "grad_bias"]
 
 
