@@ -659,3 +659,21 @@ def test_a_large_kernel_takes_little_memory() -> None:
     plain = nn.Sequential(nn.Conv2d(2, 2, 15, padding=7, groups=2), nn.ReLU(), nn.Conv2d(2, 1, 1)).double()
     model = vp.normalize(plain, moments(2, 1, 1), example=numbers(1, 2, 20, 20))
     assert {layer.how for layer in vp.fold_report(model).layers} == {"together"}
+
+
+def test_opacus_is_refused() -> None:
+    sampler = type("GradSampleModule", (), {"__module__": "opacus.grad_sample", "hook": lambda self, *_: None})()
+    with pytest.raises(RuntimeError, match="Opacus"):
+        mlp()[0].register_forward_hook(sampler.hook)
+    mlp()[0].register_forward_hook(lambda *_: None)
+
+
+def test_sharded_parameters_are_refused() -> None:
+    class Sharded(nn.Parameter):
+        def full_tensor(self) -> Tensor:
+            return self.data
+
+    model = mlp()
+    model[0].scale = Sharded(model[0].scale.detach())
+    with pytest.raises(RuntimeError, match="fully_shard on the whole model"):
+        model(X)

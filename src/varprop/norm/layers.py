@@ -109,6 +109,15 @@ class Normalized(nn.Module):
             size = [x.full[a] if a == axis else 1 for a in range(x.ndim)]
             return mean.expand(size).flatten(), var.expand(size).flatten()
 
+    def register_forward_hook(self, hook: Any, **settings: Any) -> Any:
+        """As usual, but for Opacus: gradients of one layer at a time miss what goes through those of others."""
+        if type(getattr(hook, "__self__", None)).__module__.split(".")[0] == "opacus":
+            raise RuntimeError(
+                "Opacus takes the gradients of single samples layer by layer, which is wrong for a normalized layer: "
+                "its scale and shift count in the layers behind it too. Train vp.fold(model) instead."
+            )
+        return super().register_forward_hook(hook, **settings)
+
     def _replicate_for_data_parallel(self) -> Normalized:
         raise RuntimeError(
             "nn.DataParallel copies the layers of a normalized model without their network: "

@@ -117,6 +117,7 @@ class Network:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
         self._require_intact()
         parameters, count = self.parameters(), len(self.layers)
+        _refuse_sharded(parameters)
         if place not in self._alone:
             self._alone[place] = restricted(self.layout, [place])
         dtype = computing_dtype(parameters[place].device.type, parameters[place].dtype)
@@ -134,6 +135,7 @@ class Network:
 
     def _parts(self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
         if needs_reference(parameters):
+            _refuse_sharded(parameters)
             return [part.to(dtype) for part in reference_parts(self.layout, given, parameters)]
         if torch.compiler.is_compiling():
             return _compiled(self.executor.number, dtype, given, parameters)
@@ -183,6 +185,15 @@ class Network:
         made.walk = copy.deepcopy(self.walk, memo)
         made._start()
         return made
+
+
+def _refuse_sharded(parameters: list[Tensor]) -> None:
+    """A fold reads the scales and shifts of other layers; where they are sharded, their gradients would not be."""
+    if any(hasattr(parameter, "full_tensor") for parameter in parameters):
+        raise RuntimeError(
+            "Some parameters of the normalized model are sharded while this part of it runs: call fully_shard on the "
+            "whole model, not on its blocks, or train with DistributedDataParallel."
+        )
 
 
 REPLACED = (
