@@ -12,8 +12,8 @@ from torch.nn.utils import parametrize
 
 from ..norm.batchnorm import Absorbed, absorb_, batch_norms_after, find_notes, note_of, noted
 from ..norm.linear_layers import LinearLayer, Only, find_linear_layers, is_linear_layer, replace
+from .absorbed import directly_read
 from .batched import Batched, new_norm
-from .seats import direct_seats
 from .statistics import Statistics, measured_outputs, pooled, run, set_statistics
 
 
@@ -81,13 +81,13 @@ def to_batch_norm_(model: nn.Module, batch: Any, only: Only | None = None) -> nn
         The model, which is another module only where the model was itself a linear layer.
     """
     layers = find_linear_layers(model, only)
-    seats = find_notes(model, layers)
-    with measured_outputs(layers) as measured, direct_seats(layers, seats) as direct:
+    notes = find_notes(model, layers)
+    with measured_outputs(layers) as measured, directly_read(layers, notes) as direct:
         run(model, batch)
     for path, found in pooled(measured).items():
-        seat = seats.get(path)
-        if seat is not None and path in direct and note_of(seat)["norm"].affine:
-            model = _reseated(model, layers[path], seat, found)
+        identity = notes.get(path)
+        if identity is not None and path in direct and note_of(identity)["norm"].affine:
+            model = _returned(model, layers[path], identity, found)
         else:
             model = _wrapped(model, layers[path], found)
     return model
@@ -112,8 +112,8 @@ def _wrapped(model: nn.Module, layer: LinearLayer, found: Statistics) -> nn.Modu
     return replace(model, layer, batched)
 
 
-def _reseated(model: nn.Module, layer: LinearLayer, seat: nn.Identity, found: Statistics) -> nn.Module:
-    note = note_of(seat)
+def _returned(model: nn.Module, layer: LinearLayer, identity: nn.Identity, found: Statistics) -> nn.Module:
+    note = note_of(identity)
     norm = note["norm"].to(device=layer.weight.device, dtype=layer.weight.dtype)
     _fill(norm, layer, found, move_bias=not note["bias"])
-    return replace(model, seat, norm)
+    return replace(model, identity, norm)

@@ -115,7 +115,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
     args, kwargs = as_arguments(example)
     leaves: list[Any] = []
     whole_modules = keep_whole(model, whole, (args, kwargs), leaves)
-    with _quiet(), torch.random.fork_rng(devices=_devices(model)), _spoken(model), whole_modules:
+    with _quiet(), torch.random.fork_rng(devices=_devices(model)), _said_in_one_sentence(model), whole_modules:
         exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
@@ -212,7 +212,7 @@ def _check_mode(program: Program) -> None:
 
 
 @contextlib.contextmanager
-def _spoken(model: nn.Module) -> Iterator[None]:
+def _said_in_one_sentence(model: nn.Module) -> Iterator[None]:
     """Whatever goes wrong within is said in one sentence."""
     try:
         yield

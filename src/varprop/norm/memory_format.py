@@ -15,7 +15,7 @@ MemoryFormat = tuple[list[int], list[int] | None]  # sizes in the order of memor
 
 
 class Formats(NamedTuple):
-    """Of all parameters of a fold: how the weights lie in memory, the sizes of all, their dtype."""
+    """Of all parameters of a fold: memory formats of the weights, the sizes of all, their dtype."""
 
     weights: list[MemoryFormat]
     sizes: list[int]
@@ -70,7 +70,7 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def memory_format(weight: Tensor) -> MemoryFormat:
-    """How a weight lies in memory."""
+    """The memory format of a weight."""
     if weight.is_contiguous():
         return list(weight.shape), None
     order = memory_order(weight)

@@ -207,12 +207,12 @@ def add_partials(
     partial_mean += tl.load(site + 13)
     partial_var += tl.load(site + 13)
     partials = tl.load(site + 14).to(tl.int32)
-    next_to_each_other = tl.arange(0, COLUMNS)
-    column = first + next_to_each_other
+    places = tl.arange(0, COLUMNS)
+    column = first + places
     ok = column < end
     group = first // channels
     if (tl.minimum(first + COLUMNS, end) - 1) // channels == group:  # then it shows that columns lie side by side
-        line = group * (partials * channels) + first % channels + next_to_each_other
+        line = group * (partials * channels) + first % channels + places
         of_mean, of_var = _add_lines(partial_mean, partial_var, line, channels, partials, ok, ROWS, COLUMNS)
     else:
         line = column // channels * (partials * channels) + column % channels

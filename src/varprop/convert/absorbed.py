@@ -1,4 +1,4 @@
-"""Whether a batch norm that left its seat still reads the layer it followed."""
+"""Whether the identity in a batch norm's place still reads the layer that has absorbed it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..norm.linear_layers import LinearLayer
 
 
 @contextlib.contextmanager
-def direct_seats(layers: Mapping[str, LinearLayer], seats: Mapping[str, nn.Identity]) -> Iterator[set[str]]:
-    """Within, tells which seats read their layer's output: the paths noted may be out of date."""
+def directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Identity]) -> Iterator[set[str]]:
+    """Within, tells which notes read their layer's output: the paths noted may be out of date."""
     latest: dict[str, Tensor] = {}
     direct, wrong = set[str](), set[str]()
 
@@ -24,12 +24,12 @@ def direct_seats(layers: Mapping[str, LinearLayer], seats: Mapping[str, nn.Ident
         (direct if read is latest.get(path) else wrong).add(path)
 
     handles = []
-    for path, seat in seats.items():
+    for path, identity in notes.items():
         handles += [
             layers[path].register_forward_hook(
                 lambda _layer, _args, output, path=path: note(path, output), prepend=True
             ),
-            seat.register_forward_pre_hook(lambda _seat, args, path=path: compare(path, args[0])),
+            identity.register_forward_pre_hook(lambda _identity, args, path=path: compare(path, args[0])),
         ]
     try:
         yield direct
