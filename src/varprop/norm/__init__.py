@@ -1,6 +1,7 @@
 """The analytic normalization: statistics of a layer from parameters alone, folded into its weights."""
 
-from .api import PlainWarning, fold, init_, normalize
+from .api import fold, init_, normalize
+from .checks import PlainWarning
 from .depth import DepthWarning
 from .layers import Normalized
 from .report import FoldReport, fold_report

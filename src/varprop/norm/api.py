@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..engine.api import example_for
-from ..moments import Moments
 from ..training.restore import preserved_modes
 from .batchnorm import (
     Absorbed,
@@ -23,6 +22,14 @@ from .batchnorm import (
     noted,
     return_batch_norm,
 )
+from .checks import (
+    check_copyable,
+    check_finite,
+    check_model,
+    check_weights,
+    refuse_reading_by_hand,
+    warn_of_plain,
+)
 from .depth import warn_of_depth
 from .layers import (
     Normalized,
@@ -31,20 +38,16 @@ from .layers import (
     normalized_class,
     remove_parametrization_of_weight_,
 )
-from .linear_layers import Only, find_layers, is_linear_layer, replace, require_weight_of_its_own, weight_norms
+from .linear_layers import Only, find_layers, is_linear_layer, replace
 from .modes import CapturedMode, calls_of, capture_modes, read_by_hand, with_calls
 from .network import make_network
-from .recurrent import NormalizedRecurrent, check_gates, recurrent_class
+from .recurrent import NormalizedRecurrent, recurrent_class
 from .scope import close_scopes_, open_scopes_, shared_fold
 from .sites import Use
 from .statistics import Statistics
 
 Init = Literal["project", "preserve"]
 SWEEPS = 300
-
-
-class PlainWarning(UserWarning):
-    """Modules that one could expect to be normalized stay as they are."""
 
 
 def normalize(
@@ -81,12 +84,12 @@ def normalize(
     """
     if init not in get_args(Init):
         raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
-    _check_copyable(model)
+    check_copyable(model)
     result = normalized_(copy.deepcopy(model), input, example, init, only)
     if init == "project":
         warn_of_depth(result)
     if only is None:
-        _warn_of_plain(result)
+        warn_of_plain(result)
     if inplace:  # the trial on a copy has shown that nothing fails midway
         return normalized_(model, input, example, init, only)
     return result
@@ -96,7 +99,7 @@ def normalized_(
     model: nn.Module, given: Any, example: Any, init: Init, only: Only | None, center: bool = True
 ) -> nn.Module:
     """`normalize` in place and without a net: a failure midway leaves the model half done."""
-    _check_model(model, given)
+    check_model(model, given)
     example = example_for(model, given, example)
     chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
     model, silent = _absorb_batch_norms(model, example, chosen)
@@ -104,8 +107,8 @@ def normalized_(
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
         raise ValueError("The model has no linear layer to normalize.")
-    _check_weights(layers)
-    _refuse_reading_by_hand(read_by_hand(programs[False], layers))
+    check_weights(layers)
+    refuse_reading_by_hand(read_by_hand(programs[False], layers))
     by_program = {id(program): with_calls(program, layers, given) for program in programs.values()}
     graphs = {mode: by_program[id(program)] for mode, program in programs.items()}
     with preserved_modes(model):
@@ -120,7 +123,7 @@ def normalized_(
         if init == "preserve":
             _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
         else:
-            _check_finite(layers)
+            check_finite(layers)
     return model
 
 
@@ -195,91 +198,6 @@ def _set_to_present(path: str, site: Normalized, bias: Tensor | None, silent: Te
     site.scale.copy_(scale)
     site.shift.copy_(shift)
     return not bool(size.isfinite() & (change <= 4 * torch.finfo(scale.dtype).eps * size))
-
-
-def _check_copyable(model: nn.Module) -> None:
-    for path, module in model.named_modules():
-        if is_linear_layer(module):
-            require_weight_of_its_own(path, module)
-
-
-def _check_model(model: nn.Module, given: Any) -> None:
-    done = next((path for path, m in model.named_modules() if isinstance(m, Normalized)), None)
-    if done is not None:
-        raise ValueError(f"The model is normalized already (layer '{done}'); fold it first.")
-    values = given if isinstance(given, (tuple, list)) else given.values() if isinstance(given, dict) else [given]
-    moments = [value for value in values if isinstance(value, Moments)]
-    if moments and len(moments) == len(list(values)) and all(not bool(value.var.any()) for value in moments):
-        raise ValueError("The input's variance is zero everywhere: there is nothing to normalize by.")
-    empty = next((name for name, p in model.named_parameters() if p.is_meta), None)
-    if empty is not None:
-        raise ValueError(
-            f"Parameter '{empty}' is on the meta device and has no values: use model.to_empty and load it."
-        )
-
-
-def _check_weights(layers: dict[str, Any]) -> None:
-    for path, layer in layers.items():
-        require_weight_of_its_own(path, layer)
-        if isinstance(layer, nn.RNNBase):
-            check_gates(path, layer)
-            continue
-        if not bool(layer.weight.isfinite().all()):
-            raise ValueError(f"The weight of '{path}' has a value that is not finite.")
-        empty = (weight_norms(layer.weight.detach(), layer) == 0).nonzero().flatten()
-        if len(empty):
-            raise ValueError(f"Output {int(empty[0])} of '{path}' has only zero weights: it cannot be normalized.")
-
-
-@torch.no_grad()
-def _check_finite(layers: dict[str, Any]) -> None:
-    with shared_fold():
-        for path, layer in layers.items():
-            folded = layer.folded()
-            parts = folded.values() if isinstance(folded, dict) else folded
-            if not all(bool(part.isfinite().all()) for part in parts):
-                raise ValueError(
-                    f"What enters layer '{path}' has no finite mean and variance, for an operation before it gives NaN "
-                    f"or infinity for some values of its input (a power or a root of negative numbers, say): "
-                    f"vp.propagate names it."
-                )
-
-
-def _refuse_reading_by_hand(names: dict[str, str]) -> None:
-    for path, name in names.items():
-        raise ValueError(
-            f"The model reads the {name} of '{path}' by hand as well, where the normalization does not reach: "
-            f"leave the layer out with `only`."
-        )
-
-
-def _warn_of_plain(model: nn.Module) -> None:
-    """Say which modules stay as they are that one could expect to change."""
-    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized)]
-    norms = [path for path, m in named if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    layers = [f"'{path}' ({type(m).__name__})" for path, m in named if _looks_linear(m)]
-    if norms:
-        warnings.warn(
-            f"Batch norms that do not directly follow a linear layer stay, and with them the dependence on the batch: "
-            f"{_listed([repr(path) for path in norms])}.",
-            PlainWarning,
-            stacklevel=3,
-        )
-    if layers:
-        warnings.warn(f"These layers stay as they are: {_listed(layers)}.", PlainWarning, stacklevel=3)
-
-
-def _looks_linear(module: nn.Module) -> bool:
-    """A module with a weight matrix that is none of the embeddings."""
-    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        return False
-    own = [p for name, p in module.named_parameters(recurse=False) if "weight" in name]
-    return any(p.ndim > 1 for p in own)
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
 def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True) -> nn.Module:
@@ -358,7 +276,7 @@ def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = T
     Returns:
         The model.
     """
-    _check_copyable(model)
+    check_copyable(model)
     trial = normalized_(copy.deepcopy(model), input, example, "project", None, center)
     if center:
         warn_of_depth(trial)

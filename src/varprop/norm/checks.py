@@ -1,0 +1,109 @@
+"""What cannot be normalized, and what stays as it is: told in one sentence."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..moments import Moments
+from .layers import Normalized
+from .linear_layers import is_linear_layer, require_weight_of_its_own, weight_norms
+from .recurrent import check_gates
+from .scope import shared_fold
+
+
+class PlainWarning(UserWarning):
+    """Modules that one could expect to be normalized stay as they are."""
+
+
+def check_copyable(model: nn.Module) -> None:
+    """Before a copy is made: torch cannot copy weights that hooks compute."""
+    for path, module in model.named_modules():
+        if is_linear_layer(module):
+            require_weight_of_its_own(path, module)
+
+
+def check_model(model: nn.Module, given: Any) -> None:
+    """What can be seen before the model is captured."""
+    done = next((path for path, m in model.named_modules() if isinstance(m, Normalized)), None)
+    if done is not None:
+        raise ValueError(f"The model is normalized already (layer '{done}'); fold it first.")
+    values = given if isinstance(given, (tuple, list)) else given.values() if isinstance(given, dict) else [given]
+    moments = [value for value in values if isinstance(value, Moments)]
+    if moments and len(moments) == len(list(values)) and all(not bool(value.var.any()) for value in moments):
+        raise ValueError("The input's variance is zero everywhere: there is nothing to normalize by.")
+    empty = next((name for name, p in model.named_parameters() if p.is_meta), None)
+    if empty is not None:
+        raise ValueError(
+            f"Parameter '{empty}' is on the meta device and has no values: use model.to_empty and load it."
+        )
+
+
+def check_weights(layers: dict[str, Any]) -> None:
+    """Raise if a weight cannot be normalized."""
+    for path, layer in layers.items():
+        require_weight_of_its_own(path, layer)
+        if isinstance(layer, nn.RNNBase):
+            check_gates(path, layer)
+            continue
+        if not bool(layer.weight.isfinite().all()):
+            raise ValueError(f"The weight of '{path}' has a value that is not finite.")
+        empty = (weight_norms(layer.weight.detach(), layer) == 0).nonzero().flatten()
+        if len(empty):
+            raise ValueError(f"Output {int(empty[0])} of '{path}' has only zero weights: it cannot be normalized.")
+
+
+@torch.no_grad()
+def check_finite(layers: dict[str, Any]) -> None:
+    """Raise if the fold of a layer is not finite."""
+    with shared_fold():
+        for path, layer in layers.items():
+            folded = layer.folded()
+            parts = folded.values() if isinstance(folded, dict) else folded
+            if not all(bool(part.isfinite().all()) for part in parts):
+                raise ValueError(
+                    f"What enters layer '{path}' has no finite mean and variance, for an operation before it gives NaN "
+                    f"or infinity for some values of its input (a power or a root of negative numbers, say): "
+                    f"vp.propagate names it."
+                )
+
+
+def refuse_reading_by_hand(names: dict[str, str]) -> None:
+    """Raise if something besides its layer reads a parameter."""
+    for path, name in names.items():
+        raise ValueError(
+            f"The model reads the {name} of '{path}' by hand as well, where the normalization does not reach: "
+            f"leave the layer out with `only`."
+        )
+
+
+def warn_of_plain(model: nn.Module) -> None:
+    """Say which modules stay as they are that one could expect to change."""
+    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized)]
+    norms = [path for path, m in named if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    layers = [f"'{path}' ({type(m).__name__})" for path, m in named if _looks_linear(m)]
+    if norms:
+        warnings.warn(
+            f"Batch norms that do not directly follow a linear layer stay, and with them the dependence on the batch: "
+            f"{_listed([repr(path) for path in norms])}.",
+            PlainWarning,
+            stacklevel=3,
+        )
+    if layers:
+        warnings.warn(f"These layers stay as they are: {_listed(layers)}.", PlainWarning, stacklevel=3)
+
+
+def _looks_linear(module: nn.Module) -> bool:
+    """A module with a weight matrix that is none of the embeddings."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return False
+    own = [p for name, p in module.named_parameters(recurse=False) if "weight" in name]
+    return any(p.ndim > 1 for p in own)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
