@@ -33,7 +33,7 @@ test-slow: $(READY) ## the slow tests
 	@$(PYTEST) -m "slow and not zoo" $(NONE_IS_FINE)
 
 fuzz: $(READY) ## the tests that draw their examples, with new ones each time; a failure prints how to repeat it
-	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m "hypothesis and not kernels"
+	@HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=1000 $(PYTEST) --timeout 3600 -m "hypothesis and not kernels"
 
 test-zoo: $(ZOO_READY) ## the tests on torchvision's models (installs torchvision)
 	@$(PYTEST) -m zoo $(NONE_IS_FINE)

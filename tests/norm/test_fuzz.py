@@ -1,0 +1,152 @@
+"""Random networks used in random ways agree with the reference after each of them, forward and all gradients."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import varprop as vp
+from tests.norm.networks import sites
+from varprop.norm.autograd import reference_parts
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ACTIVATIONS = (nn.ReLU, nn.GELU, nn.Softsign, nn.CELU, nn.Tanh, lambda: nn.LayerNorm(5), lambda: nn.PReLU(5))
+
+
+class Net(nn.Module):
+    """Blocks, some with skips, and a switch that raises between them."""
+
+    fails = False
+
+    def __init__(self, blocks: list[tuple[int, bool]]) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.blocks = nn.ModuleList([nn.Sequential(ACTIVATIONS[kind](), nn.Linear(5, 5)) for kind, _ in blocks])
+        self.skips = [skip for _, skip in blocks]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block, skip in zip(self.blocks, self.skips, strict=True):
+            x = x + block(x) if skip else block(x)
+            if self.fails:
+                raise KeyboardInterrupt
+        return self.head(x)
+
+
+def by_reference(model: Any, x: Tensor) -> Tensor:
+    """The present function, layer by layer, from the folded weights of the reference."""
+    network = next(iter(sites(model).values())).networks[model.training][0]
+    parts = reference_parts(network.layout, network._given(), network.parameters())
+    folded = {layer: (parts[k], parts[k + len(network.layers)]) for k, layer in enumerate(network.layers)}
+    x = F.linear(x, *folded[model.stem])
+    for (act, layer), skip in zip(model.blocks, model.skips, strict=True):
+        x = F.linear(act(x), *folded[layer]) + (x if skip else 0)
+    return F.linear(x, *folded[model.head])
+
+
+def agrees(model: nn.Module, x: Tensor, call: Callable[[Tensor], Tensor]) -> None:
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    found = []
+    for function in (call, lambda x: by_reference(model, x)):
+        output = function(x)
+        found.append([output, *torch.autograd.grad(output.square().sum(), wanted, allow_unused=True)])
+    for ours, theirs in zip(*found, strict=True):
+        zero = torch.zeros(()).double()
+        assert torch.allclose(zero if ours is None else ours, zero if theirs is None else theirs, rtol=1e-8, atol=1e-9)
+
+
+def written(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(1.1)
+
+
+def stepped(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05)
+
+
+def interrupted(model: Any) -> None:
+    model.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(2, 4).double())
+    model.fails = False
+
+
+def frozen(model: Any) -> None:
+    model.stem.weight.requires_grad_(not model.stem.weight.requires_grad)
+
+
+def evaluated(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(torch.ones(2, 4).double())
+    with torch.inference_mode():
+        model(torch.ones(2, 4).double())
+
+
+def in_a_thread(model: nn.Module) -> None:
+    thread = threading.Thread(target=lambda: model(torch.ones(2, 4).double()))
+    thread.start()
+    thread.join()
+
+
+def promised(model: nn.Module) -> None:
+    with vp.unchanged(model):
+        model(torch.ones(2, 4).double()), model(torch.ones(2, 4).double())
+
+
+EVENTS: dict[str, Callable[[Any], Any]] = {
+    "written": written,
+    "stepped": stepped,
+    "interrupted": interrupted,
+    "frozen": frozen,
+    "evaluated": evaluated,
+    "in a thread": in_a_thread,
+    "promised": promised,
+    "train": lambda model: model.train(),
+    "eval": lambda model: model.eval(),
+}
+CALLS: dict[str, Callable[[Any], Callable[[Tensor], Tensor]]] = {
+    "plain": lambda model: model,
+    "checkpoint": lambda model: lambda x: checkpoint(model, x, use_reentrant=False),
+    "functional": lambda model: lambda x: functional_call(model, dict(model.named_parameters()), (x,)),
+    "with a graph": lambda model: lambda x: twice(model, x),
+}
+
+
+def twice(model: nn.Module, x: Tensor) -> Tensor:
+    """The output after a derivative with a graph was taken, which must leave nothing behind."""
+    output = model(x)
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    torch.autograd.grad(output.sum(), wanted, create_graph=True, allow_unused=True)
+    return output
+
+
+@settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "20")), deadline=None)
+@given(
+    blocks=st.lists(st.tuples(st.integers(0, len(ACTIVATIONS) - 1), st.booleans()), min_size=1, max_size=3),
+    events=st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.sampled_from(sorted(CALLS))), min_size=1, max_size=6),
+    seed=st.integers(0, 2**16),
+)
+def test_any_use_gives_the_numbers_of_the_reference(
+    blocks: list[tuple[int, bool]], events: list[tuple[str, str]], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    moments = vp.Moments(torch.full((1, 4), 0.3).double(), torch.ones(1, 4).double())
+    model = vp.normalize(Net(blocks).double(), moments, example=torch.zeros(2, 4).double())
+    x = torch.randn(3, 4).double()
+    for event, call in events:
+        EVENTS[event](model)
+        agrees(model, x, CALLS[call](model))
+    assert torch.allclose(vp.fold(model.eval())(x), model(x), rtol=1e-10, atol=1e-12)
