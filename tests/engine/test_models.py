@@ -112,7 +112,7 @@ def test_gpt_over_random_tokens() -> None:
 
 @pytest.mark.zoo
 def test_torchvision_resnet18() -> None:
-    from .torchvision_on_cpu import torchvision
+    from tests.torchvision_on_cpu import torchvision
 
     torch.manual_seed(0)
     model = trained_looking(torchvision.models.resnet18()).eval()
@@ -124,7 +124,7 @@ def test_torchvision_resnet18() -> None:
 
 @pytest.mark.zoo
 def test_torchvision_vit() -> None:
-    from .torchvision_on_cpu import torchvision
+    from tests.torchvision_on_cpu import torchvision
 
     torch.manual_seed(0)
     model = torchvision.models.VisionTransformer(32, 8, 3, 4, 48, 96).eval()
