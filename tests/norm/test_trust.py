@@ -677,3 +677,15 @@ def test_sharded_parameters_are_refused() -> None:
     model[0].scale = Sharded(model[0].scale.detach())
     with pytest.raises(RuntimeError, match="fully_shard on the whole model"):
         model(X)
+
+
+def test_a_promise_for_one_model_holds_for_no_other() -> None:
+    teacher, student = mlp(), mlp()
+    with vp.unchanged(teacher):
+        for _ in range(3):
+            teacher(X), student(X)
+            student[0].weight.data.mul_(1.2)
+            student[0].scale.data.add_(0.1)
+            with torch.no_grad():
+                student[2].shift.add_(0.1)
+            assert same(student(X), expected(student, X)) and same(teacher(X), expected(teacher, X))

@@ -23,7 +23,9 @@ from .network import Folded, Network
 class _Current(threading.local):
     folded: list[tuple[Network, Folded]] | None = None  # while a model is called in this thread
     level = (0, 0)  # of the transforms within which it is called
-    promised = False  # by `unchanged`
+    promised: tuple[Network, ...] = ()  # not to change, by `unchanged`
+    kept: list[tuple[Network, Folded]] = []  # noqa: RUF012  of those, over calls; replaced, never changed in place
+    promise_level = (0, 0)
 
 
 _current = _Current()
@@ -31,18 +33,20 @@ _current = _Current()
 
 def folded_layer(network: Network, place: int) -> Pair:
     """The folded weight and bias of one layer of a network."""
-    shared = _current.folded if _current.level == _level() else None
+    promised = any(other is network for other in _current.promised)
+    shared = _current.kept if promised else _current.folded
+    shared = shared if (_current.promise_level if promised else _current.level) == _level() else None
     if shared is None and not torch.compiler.is_compiling():
         return network.fold_one(place)
     found = next((folded for other, folded in shared or () if other is network), None)
     if found is None or not found.serves(network.layers[place], place):
-        if found is not None and _current.promised and found.changed(network.layers[place], place):
+        if found is not None and promised and found.changed(network.layers[place], place):
             raise RuntimeError(
                 f"The parameters of '{network.sites[place].path}' were changed within `vp.unchanged`, which promises "
                 f"that they are not: leave it before the optimizer's step."
             )
         found = network.fold()
-        if shared is not None and not (_current.promised and found.serves_one_backward):
+        if shared is not None and not (promised and found.serves_one_backward):
             shared[:] = [pair for pair in shared if pair[0] is not network] + [(network, found)]
     return found.layer(place)
 
@@ -58,10 +62,10 @@ def _level() -> tuple[int, int]:
     return 0 if interpreter is None else interpreter.level(), torch.autograd.forward_ad._current_level + 1
 
 
-def _open(level: tuple[int, int], promised: bool) -> Any:
+def _open(level: tuple[int, int]) -> Any:
     """Begin a scope; what is to be put back at its end."""
-    before = _current.folded, _current.level, _current.promised
-    _current.folded, _current.level, _current.promised = [], level, promised
+    before = _current.folded, _current.level
+    _current.folded, _current.level = [], level
     return before
 
 
@@ -80,11 +84,11 @@ class ScopedForward:
         level = _level()
         if _current.folded is not None and _current.level == level:
             return self._call(*args, **kwargs)
-        before = _open(level, promised=False)
+        before = _open(level)
         try:
             return self._call(*args, **kwargs)
         finally:
-            _current.folded, _current.level, _current.promised = before
+            _current.folded, _current.level = before
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         if self.hidden is not None:
@@ -135,18 +139,21 @@ def unchanged(model: nn.Module) -> Iterator[nn.Module]:
     Raises:
         RuntimeError: At the next call after a change.
     """
-    before = _open(_level(), promised=True)
+    networks = [network for m in model.modules() for network, _ in m.__dict__.get("networks", {}).values()]
+    before = _current.promised, _current.kept, _current.promise_level
+    _current.promised, _current.kept = (*_current.promised, *networks), list(_current.kept)
+    _current.promise_level = _level()
     try:
         yield model
     finally:
-        _current.folded, _current.level, _current.promised = before
+        _current.promised, _current.kept, _current.promise_level = before
 
 
 @contextlib.contextmanager
 def shared_fold() -> Iterator[None]:
     """Within it, layers that are asked one after the other share a fold, as in a call of their model."""
-    before = _open(_level(), promised=False)
+    before = _open(_level())
     try:
         yield
     finally:
-        _current.folded, _current.level, _current.promised = before
+        _current.folded, _current.level = before
