@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ..norm import Normalized, fold
-from ..norm.api import normalized_
+from ..norm.api import captured_for, normalized_
 
 
 def normalized_sites(model: nn.Module) -> dict[str, Normalized]:
@@ -17,7 +17,7 @@ def normalized_sites(model: nn.Module) -> dict[str, Normalized]:
 
 def normalize_(model: nn.Module, given: Any, example: Any) -> nn.Module:
     """Put the analytic normalization in, in place, with the function as it is; a failure leaves the model half done."""
-    return normalized_(model, given, example, "preserve", None)
+    return normalized_(model, captured_for(model, given, example), "preserve")
 
 
 def fold_(model: nn.Module) -> nn.Module:

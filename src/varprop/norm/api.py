@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..engine.api import example_for
+from ..graph.capture import Program
+from ..graph.transfer import transferred
 from ..training.restore import preserved_modes
 from .batchnorm import (
     Absorbed,
     absorb_direction_,
     assign_weight_,
-    batch_norms_after,
+    batch_norms_in,
+    bypassed,
     find_notes,
     note_of,
     noted,
@@ -85,31 +88,45 @@ def normalize(
     if init not in get_args(Init):
         raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
     check_copyable(model)
-    result = normalized_(copy.deepcopy(model), input, example, init, only)
+    captured = captured_for(model, input, example, only)
+    result = normalized_(copy.deepcopy(model), captured, init, only)
     if init == "project":
         warn_of_depth(result)
     if only is None:
         warn_of_plain(result)
     if inplace:  # the trial on a copy has shown that nothing fails midway
-        return normalized_(model, input, example, init, only)
+        return normalized_(model, captured, init, only)
     return result
 
 
+class Captured(NamedTuple):
+    """What a model's normalization is found from: its graphs by mode, and what it was captured with."""
+
+    programs: dict[bool, Program]
+    given: Any
+    example: Any
+
+
+def captured_for(model: nn.Module, given: Any, example: Any, only: Only | None = None) -> Captured:
+    """Capture a model that is to be normalized, which is not changed; the result serves for its copies as well."""
+    check_model(model, given)
+    find_layers(model, only, _can_be_normalized)  # complains of a wrong choice before anything takes time
+    example = example_for(model, given, example)
+    return Captured(capture_modes(model, example), given, example)
+
+
 def normalized_(
-    model: nn.Module, given: Any, example: Any, init: Init, only: Only | None, center: bool = True
+    model: nn.Module, captured: Captured, init: Init, only: Only | None = None, center: bool = True
 ) -> nn.Module:
     """`normalize` in place and without a net: a failure midway leaves the model half done."""
-    check_model(model, given)
-    example = example_for(model, given, example)
     chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
-    model, silent = _absorb_batch_norms(model, example, chosen)
-    programs = capture_modes(model, example)
+    model, programs, silent = _without_batch_norms(model, captured, chosen)
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
         raise ValueError("The model has no linear layer to normalize.")
     check_weights(layers)
     refuse_reading_by_hand(read_by_hand(programs[False], layers))
-    by_program = {id(program): with_calls(program, layers, given) for program in programs.values()}
+    by_program = {id(program): with_calls(program, layers, captured.given) for program in programs.values()}
     graphs = {mode: by_program[id(program)] for mode, program in programs.items()}
     with preserved_modes(model):
         model.eval()
@@ -131,16 +148,33 @@ def _can_be_normalized(module: nn.Module) -> bool:
     return (is_linear_layer(module) and normalized_class(module) is not None) or recurrent_class(module) is not None
 
 
-def _absorb_batch_norms(model: nn.Module, example: Any, layers: dict[str, Any]) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Let the layers do the work of the batch norms directly after them; and which of their channels are silent."""
+def _without_batch_norms(
+    model: nn.Module, captured: Captured, layers: dict[str, Any]
+) -> tuple[nn.Module, dict[bool, Program], dict[str, Tensor]]:
+    """Let the layers do the work of the batch norms directly after them.
+
+    Returns:
+        The model, its graphs without those batch norms, and which channels of a layer are silent.
+    """
+    pairs = {path: norm for path, norm in batch_norms_in(captured.programs[False]).items() if path in layers}
+    weights = {path: layers[path].weight for path in pairs}
+    programs = _transferred(captured.programs, model, set(pairs.values()))
     silent = {}
-    for path, norm_path in batch_norms_after(model, example).items():
-        if path in layers:
-            layer, norm = layers[path], cast(Any, model.get_submodule(norm_path))
-            note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
-            silent[path] = absorb_direction_(model, path, layer, norm)
-            model = replace(model, norm, noted(note))
-    return model, silent
+    for path, norm_path in pairs.items():
+        layer, norm = layers[path], cast(Any, model.get_submodule(norm_path))
+        note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
+        silent[path] = absorb_direction_(model, path, layer, norm)
+        model = replace(model, norm, noted(note))
+    if any(layers[path].weight is not weight for path, weight in weights.items()):  # no longer tied to others
+        return model, capture_modes(model, captured.example), silent
+    return model, programs, silent
+
+
+def _transferred(programs: dict[bool, Program], model: nn.Module, norm_paths: set[str]) -> dict[bool, Program]:
+    """The graphs for a copy of the captured model, without some batch norms; one graph of both modes stays one."""
+    norms = {programs[False].model.get_submodule(path) for path in norm_paths}
+    made = {id(program): transferred(program, model, bypassed(program, norms)) for program in programs.values()}
+    return {mode: made[id(program)] for mode, program in programs.items()}
 
 
 def _become_normalized_(
@@ -277,7 +311,8 @@ def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = T
         The model.
     """
     check_copyable(model)
-    trial = normalized_(copy.deepcopy(model), input, example, "project", None, center)
+    captured = captured_for(model, input, example)
+    trial = normalized_(copy.deepcopy(model), captured, "project", center=center)
     if center:
         warn_of_depth(trial)
-    return fold(normalized_(model, input, example, "project", None, center), inplace=True)
+    return fold(normalized_(model, captured, "project", center=center), inplace=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, TypedDict
 
 import torch
@@ -43,6 +43,12 @@ def batch_norms_in(program: Program) -> dict[str, str]:
     calls = list(_calls(program))
     pairs = {layer: norm for layer, norm in calls if layer is not None and norm is not None}
     return {paths[layer]: paths[norm] for layer, norm in pairs.items() if _only_pair(calls, layer, norm)}
+
+
+def bypassed(program: Program, norms: Container[nn.Module]) -> dict[Node, Node]:
+    """The calls of some batch norms and what is taken out of their results, each with what the batch norm reads."""
+    calls = [node for node in program.nodes if node.packet is _BATCH_NORM and _module(program, node) in norms]
+    return {node: call.args[0] for call in calls for node in (call, *call.users)}
 
 
 LayerAndNorm = tuple[nn.Module | None, nn.Module | None]

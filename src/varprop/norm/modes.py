@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from ..engine.api import capture, fitted_inputs
-from ..graph.capture import Program
+from ..graph.capture import Program, as_arguments
 from ..graph.node import Node
+from ..graph.trace import traced_operations
 from ..training.restore import preserved_modes
 from .linear_layers import is_call_of_linear_layer
 from .recurrent import CALLS
@@ -29,19 +30,33 @@ def capture_modes(model: nn.Module, example: Any) -> dict[bool, Program]:
     """The model as it runs in training (key True) and in evaluation: dropout is in one and not in the other."""
     with preserved_modes(model):
         evaluation = capture(model.eval(), example)
-        if all(_ignores_mode(module) for module in model.modules()):
+        if _ignores_mode(model, example):
             return {False: evaluation, True: evaluation}
-        model.train()
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.eval()
-        training = capture(model, example)
+        training = capture(_trained(model), example)
     same = _steps(training) == _steps(evaluation)
     return {False: evaluation, True: evaluation if same else training}
 
 
-def _ignores_mode(module: nn.Module) -> bool:
-    """Whether a module is one of torch's own that do the same in both modes, so that one capture serves."""
+def _trained(model: nn.Module) -> nn.Module:
+    """The model in training mode, but for its batch norms: what a batch measures is not known."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    return model
+
+
+def _ignores_mode(model: nn.Module, example: Any) -> bool:
+    """Whether one capture serves for both modes."""
+    if all(_is_known_to_ignore_mode(module) for module in model.modules()):
+        return True
+    args, kwargs = as_arguments(example)
+    evaluation = traced_operations(model.eval(), args, kwargs)
+    return evaluation is not None and evaluation == traced_operations(_trained(model), args, kwargs)
+
+
+def _is_known_to_ignore_mode(module: nn.Module) -> bool:
+    """Whether a module is one of torch's own that do the same in both modes."""
     if module._forward_hooks or module._forward_pre_hooks:
         return False
     package, _, family = type(module).__module__.rpartition(".")
@@ -50,6 +65,7 @@ def _ignores_mode(module: nn.Module) -> bool:
 
 _WITHOUT_MODE = {
     "activation",
+    "batchnorm",  # captured as in evaluation mode, whatever the mode
     "container",
     "conv",
     "flatten",

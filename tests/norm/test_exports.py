@@ -1,0 +1,58 @@
+"""How often a model is captured to be normalized."""
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+
+
+class Block(nn.Module):
+    """A residual block as users write it."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
+        self.second = nn.Conv2d(3, 3, 3, padding=1)
+        self.dropout = dropout
+
+    def forward(self, x):
+        y = torch.relu(self.norm(self.first(x)))
+        if self.training and self.dropout:
+            y = nn.functional.dropout(y, self.dropout)
+        return torch.relu(x + self.second(y))
+
+
+@pytest.fixture
+def exports(monkeypatch):
+    export, calls = torch.export.export, []
+    monkeypatch.setattr(torch.export, "export", lambda *args, **kwargs: calls.append(args) or export(*args, **kwargs))
+    return calls
+
+
+X = torch.zeros(1, 3, 8, 8)
+MOMENTS = vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1))
+
+
+@pytest.mark.parametrize(("dropout", "expected"), [(0.0, 1), (0.5, 2)])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_one_export_serves_unless_the_modes_differ(exports, dropout, expected, inplace):
+    model = nn.Sequential(Block(dropout), Block(dropout)).train()
+    normalized = vp.normalize(model, MOMENTS, example=X, inplace=inplace)
+    assert len(exports) == expected
+    assert (normalized is model) == inplace
+    assert str(vp.fold_report(normalized)).endswith("4 together, 0 walked, 0 alone")
+
+
+@torch.no_grad()
+def test_a_tied_weight_that_its_batch_norm_unties_is_read_where_it_stays():
+    """The other reader is no normalized layer: its moments follow from the weight as it was."""
+    shared = nn.Conv2d(3, 3, 1, bias=False)
+    other = nn.Conv2d(3, 3, 1, bias=False)
+    model = nn.Sequential(shared, nn.BatchNorm2d(3), nn.ReLU(), other, nn.Conv2d(3, 3, 1)).eval().double()
+    other.weight = shared.weight
+    model[1].running_var.fill_(100.0)
+    with pytest.warns(UserWarning, match="no longer tied"):
+        preserved = vp.normalize(model, MOMENTS, example=X.double(), init="preserve", only=["0", "4"])
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    assert torch.allclose(preserved(x), model(x), atol=1e-12)
