@@ -15,10 +15,12 @@ from .dispatch import Executor, computing_dtype, needs_reference, register
 from .layout import Layout, Pair, restricted
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
-from .sharded import refuse_sharded
+from .sharded import REFUSED, is_sharded, refuse_sharded
 from .sites import Site, Use, fits, make_layout, walk_of
 from .statistics import Statistics
+from .tensor_parallel import tensor_parallel_parts
 
+Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
 
 
@@ -88,7 +90,7 @@ class Network:
         self._links: list[Link] | None = None  # worked out at the first fold, when modules have their final places
         self.outside: list[Any] = []
         self.whole, self.places = self, {place: place for place in range(len(self.layers))}
-        self.latest: Mapping[nn.Module, Pair] = {}
+        self.latest: Vectors = {}
         self._parts: dict[tuple[int, ...], Network] = {}
         self._by_bytes: list[Network] | None = None
         self._reads: dict[int, set[int]] = {}
@@ -146,7 +148,7 @@ class Network:
                 require_weight_of_its_own(site.path, layer)
         return [getattr(layer, name) for name in PARAMETERS for layer in self.layers]
 
-    def fold(self, known: Mapping[nn.Module, Pair] | None = None) -> Folded:
+    def fold(self, known: Vectors | None = None) -> Folded:
         """The folded weights and biases of all layers, as they follow from the present parameters.
 
         Args:
@@ -161,7 +163,7 @@ class Network:
         first, compiling = parameters[0], torch.compiler.is_compiling()
         dtype = computing_dtype(first.device.type, first.dtype)
         with own_saved_tensors():
-            parts = self._folded(dtype, self._given(known), parameters)
+            parts = self._folded(dtype, self._given(known), parameters, known)
         once = (self.walk is not None or bool(self.outside)) and parts[0].requires_grad
         if compiling:
             return Folded(parts, parameters, [], (first.dtype, dtype), False, once)
@@ -188,13 +190,24 @@ class Network:
             if parent._modules.get(name) is not child:
                 raise ValueError(REPLACED.format(name))
 
-    def _folded(self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
+    def _folded(
+        self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor], known: Vectors | None
+    ) -> list[Tensor]:
         if needs_reference(parameters):
-            refuse_sharded(parameters)
+            if any(map(is_sharded, parameters)):
+                return self._tensor_parallel(dtype, given, parameters, known)
             return [part.to(dtype) for part in reference_parts(self.layout, given, parameters)]
         if torch.compiler.is_compiling():
             return _compiled(self.executor.number, dtype, given, parameters)
         return fold_parts(self.executor, dtype, given, parameters)
+
+    def _tensor_parallel(
+        self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor], known: Vectors | None
+    ) -> list[Tensor]:
+        if known is None or not all(layer in known for layer in self.layers):
+            raise RuntimeError(REFUSED)
+        found = tensor_parallel_parts(self.layout, given, parameters, [known[layer] for layer in self.layers])
+        return [part.to(dtype) for part in found]
 
     @torch.no_grad()
     def output_statistics(self, place: int) -> Pair:
@@ -210,7 +223,7 @@ class Network:
         lanes = self.layout.lanes
         return torch.cat([torch.tensor([len(sizes), *sizes]).double(), lanes.constant_mean, lanes.constant_var])
 
-    def _given(self, known: Mapping[nn.Module, Pair] | None = None) -> Pair | None:
+    def _given(self, known: Vectors | None = None) -> Pair | None:
         """Moments of the outputs of layers outside, and those that only the walk can tell, channel by channel."""
         found = [_output_moments(layer, known) for layer in self.outside]
         if self.walk is not None:
@@ -245,7 +258,7 @@ class Network:
         return made
 
 
-def _output_moments(layer: Any, known: Mapping[nn.Module, Pair] | None) -> Pair:
+def _output_moments(layer: Any, known: Vectors | None) -> Pair:
     """Mean and variance of a layer's output channels."""
     shift, scale = (known or {}).get(layer) or (layer.shift, layer.scale)
     return shift, scale.double().square()

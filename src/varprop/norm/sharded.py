@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -22,3 +23,9 @@ def refuse_sharded(parameters: Sequence[Tensor]) -> None:
     """Raise where plain tensors are needed and some are sharded."""
     if any(is_sharded(parameter) for parameter in parameters):
         raise RuntimeError(REFUSED)
+
+
+def gathered(parameter: Any) -> Tensor:
+    """All of a parameter, in every process."""
+    full: Tensor = parameter.full_tensor() if is_sharded(parameter) else parameter
+    return full

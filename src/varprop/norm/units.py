@@ -8,15 +8,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .dispatch import all_plain
 from .layout import Pair
-from .network import Folded, Network
-from .sharded import REFUSED, is_sharded
+from .network import Folded, Network, Vectors
+from .sharded import REFUSED, gathered, is_sharded
 
 
 def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -> tuple[Network, Folded]:
@@ -29,13 +30,26 @@ def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -
     """
     if not _distributed():
         return network, network.fold()
+    if torch.compiler.is_compiling():
+        plain = all_plain([parameter for layer in network.layers for parameter in (layer.weight, layer.scale)])
+        return (network, network.fold()) if plain else _fold_outside_graphs(network, place, met)
     sharded = {n for n, layer in enumerate(network.layers) if _is_sharded(layer)}
     if sharded and place not in sharded:
         return _fold_gathered(network, place, sharded, met)
+    if sharded:  # tensor parallel: weights stay so while they are used
+        return network, network.fold(
+            {layer: (gathered(layer.shift), gathered(layer.scale)) for layer in network.layers}
+        )
     unit = network
-    if not sharded and torch.is_grad_enabled() and _in_ddp():
+    if torch.is_grad_enabled() and _in_ddp():
         unit = next(part for part in network.parts_by_bytes() if place in part.places)
     return unit, unit.fold()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _fold_outside_graphs(network: Network, place: int, met: dict[nn.Module, Pair]) -> tuple[Network, Folded]:
+    """The same where torch.compile meets sharded parameters, of which it cannot tell whether they are gathered."""
+    return fold_with_others(network, place, met)
 
 
 def _distributed() -> bool:
@@ -68,7 +82,7 @@ def _in_backward() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-def _ready(network: Network, place: int, sharded: set[int], known: Mapping[nn.Module, Pair]) -> list[int]:
+def _ready(network: Network, place: int, sharded: set[int], known: Vectors) -> list[int]:
     """The layers that are gathered now and not folded yet, and whose statistics can be computed."""
     missing = {n for n in sharded if network.layers[n] not in known}
     gathered = [n for n in range(len(network.layers)) if n not in sharded]
