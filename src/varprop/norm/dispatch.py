@@ -66,12 +66,17 @@ def needs_reference(parameters: Sequence[Tensor]) -> bool:
 def _alike(parameters: Sequence[Tensor]) -> bool:
     """Plain tensors of one dtype on one device."""
     first = parameters[0]
-    if not _PLAIN.issuperset(map(type, parameters)):
+    if not all_plain(parameters):
         return False
     dtype, device = first.dtype, first.get_device()
     if first.is_cpu:  # all that is not on an accelerator has the same number
         return all([p.dtype is dtype and p.is_cpu for p in parameters])
     return first.is_cuda and all([p.dtype is dtype and p.get_device() == device for p in parameters])
+
+
+def all_plain(parameters: Sequence[Tensor]) -> bool:
+    """Whether no tensor is of a class of its own."""
+    return _PLAIN.issuperset(map(type, parameters))
 
 
 _PLAIN = {Tensor, nn.Parameter}

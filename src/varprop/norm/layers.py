@@ -21,6 +21,7 @@ from .layout import EPS
 from .linear_layers import LinearLayer, along_outputs, is_linear_layer, remove_parametrization_, row_sizes
 from .network import Network
 from .scope import folded_layer
+from .sharded import refuse_sharded
 from .sites import Use
 from .statistics import Statistics
 
@@ -124,11 +125,13 @@ class Normalized(nn.Module):
             "use nn.parallel.DistributedDataParallel, or vp.fold(model) for evaluation."
         )
 
-    def output_moments(self, form: Form) -> Moments:
-        """What the next layers see: mean `shift` and variance `scale`^2 in every channel."""
+    def output_moments(self, form: Form, vectors: tuple[Tensor, Tensor] | None = None) -> Moments:
+        """What the next layers see: mean `shift` and variance `scale`^2 in every channel; or other vectors for them."""
         shape = [1] * len(form.shape)
         shape[self._channel_axis(len(shape))] = -1
-        mean, var = (_at_least_float32(t).view(shape) for t in (self.shift, self.scale.square()))
+        shift, scale = vectors or (self.shift, self.scale)
+        refuse_sharded([shift, scale])
+        mean, var = (_at_least_float32(t).view(shape) for t in (shift, scale.square()))
         return Moments(mean, var, form.shape)
 
     def _channel_axis(self, ndim: int) -> int:

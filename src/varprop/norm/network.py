@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,13 @@ from .backends import reference
 from .dispatch import Executor, computing_dtype, needs_reference, register
 from .layout import Layout, Pair, restricted
 from .linear_layers import is_linear_layer, require_weight_of_its_own
+from .partition import by_bytes, layout_of_part
+from .sharded import REFUSED, is_sharded, refuse_sharded
 from .sites import Site, Use, fits, make_layout, walk_of
 from .statistics import Statistics
+from .tensor_parallel import tensor_parallel_parts
 
+Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
 
 
@@ -58,12 +63,18 @@ def _wants_gradient(parameters: list[Tensor]) -> bool:
 
 
 class Network:
-    """The layers of a model in one mode that are folded together.
+    """The layers of a model in one mode that are folded together: all of them, or a part.
 
     Args:
         joint: The graph between all of them.
         sites: What is known of each.
         layers: The modules, in the same order.
+
+    Attributes:
+        outside: Layers of other parts, whose outputs enter this one.
+        whole: The network of which it is a part; itself, if of none.
+        places: For places in the whole, the places here.
+        latest: Shifts and scales as the latest call has met them, where they are sharded between the calls.
     """
 
     def __init__(self, joint: Statistics, sites: list[Site], layers: list[Any]) -> None:
@@ -77,6 +88,49 @@ class Network:
         register(self)
         self._alone: dict[int, Layout] = {}
         self._links: list[Link] | None = None  # worked out at the first fold, when modules have their final places
+        self.outside: list[Any] = []
+        self.whole, self.places = self, {place: place for place in range(len(self.layers))}
+        self.latest: Vectors = {}
+        self._parts: dict[tuple[int, ...], Network] = {}
+        self._by_bytes: list[Network] | None = None
+        self._reads: dict[int, set[int]] = {}
+
+    def part(self, places: list[int]) -> Network:
+        """The network of some of the layers, in ascending order."""
+        found = self._parts.get(tuple(places))
+        if found is None:
+            found = self._parts[tuple(places)] = self._make_part(places)
+        return found
+
+    def parts_by_bytes(self) -> list[Network]:
+        """Parts of limited size, in the order of their calls; the whole if it is not larger."""
+        if self._by_bytes is None:
+            calls = {path: n for n, path in enumerate(self.joint.sources.values())}  # not of those nobody reads from
+            order = sorted(range(len(self.sites)), key=lambda place: calls.get(self.sites[place].path, len(calls)))
+            cut = by_bytes((place, self.layers[place].weight.nbytes) for place in order)
+            self._by_bytes = [self] if len(cut) == 1 else [self.part(places) for places in cut]
+        return self._by_bytes
+
+    def read_by(self, place: int) -> set[int]:
+        """The layers whose shifts and scales are needed to fold one."""
+        if place not in self._reads:
+            read = set(layout_of_part(self.layout, [place])[1])
+            walk = walk_of(self.joint, self.sites, [place] if place in self.given else [])
+            paths = set(walk.sources.values()) if walk is not None else set()
+            self._reads[place] = read | {n for n, site in enumerate(self.sites) if site.path in paths}
+        return self._reads[place]
+
+    def _make_part(self, places: list[int]) -> Network:
+        made = object.__new__(Network)
+        made.joint, made.sites = self.joint, [self.sites[place] for place in places]
+        made.layers = [self.layers[place] for place in places]
+        made.layout, outside = layout_of_part(self.layout, places)
+        made.given = {n: self.given[place] for n, place in enumerate(places) if place in self.given}
+        made.walk = walk_of(made.joint, made.sites, made.given)
+        made._start()
+        made.outside = [self.layers[place] for place in outside]
+        made.whole, made.places = self, {place: n for n, place in enumerate(places)}
+        return made
 
     def first_weight(self) -> Tensor:
         """The weight that comes first among the parameters."""
@@ -94,8 +148,11 @@ class Network:
                 require_weight_of_its_own(site.path, layer)
         return [getattr(layer, name) for name in PARAMETERS for layer in self.layers]
 
-    def fold(self) -> Folded:
+    def fold(self, known: Vectors | None = None) -> Folded:
         """The folded weights and biases of all layers, as they follow from the present parameters.
+
+        Args:
+            known: Shifts and scales of other layers that are sharded now, as they were when those ran.
 
         Raises:
             ValueError: If a layer was replaced since the model was normalized.
@@ -106,8 +163,8 @@ class Network:
         first, compiling = parameters[0], torch.compiler.is_compiling()
         dtype = computing_dtype(first.device.type, first.dtype)
         with own_saved_tensors():
-            parts = self._parts(dtype, self._given(), parameters)
-        once = self.walk is not None and parts[0].requires_grad
+            parts = self._folded(dtype, self._given(known), parameters, known)
+        once = (self.walk is not None or bool(self.outside)) and parts[0].requires_grad
         if compiling:
             return Folded(parts, parameters, [], (first.dtype, dtype), False, once)
         versions = [p._version for p in parameters]
@@ -117,7 +174,7 @@ class Network:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
         self._require_intact()
         parameters, count = self.parameters(), len(self.layers)
-        _refuse_sharded(parameters)
+        refuse_sharded(parameters)
         if place not in self._alone:
             self._alone[place] = restricted(self.layout, [place])
         dtype = computing_dtype(parameters[place].device.type, parameters[place].dtype)
@@ -133,13 +190,24 @@ class Network:
             if parent._modules.get(name) is not child:
                 raise ValueError(REPLACED.format(name))
 
-    def _parts(self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
+    def _folded(
+        self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor], known: Vectors | None
+    ) -> list[Tensor]:
         if needs_reference(parameters):
-            _refuse_sharded(parameters)
+            if any(map(is_sharded, parameters)):
+                return self._tensor_parallel(dtype, given, parameters, known)
             return [part.to(dtype) for part in reference_parts(self.layout, given, parameters)]
         if torch.compiler.is_compiling():
             return _compiled(self.executor.number, dtype, given, parameters)
         return fold_parts(self.executor, dtype, given, parameters)
+
+    def _tensor_parallel(
+        self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor], known: Vectors | None
+    ) -> list[Tensor]:
+        if known is None or not all(layer in known for layer in self.layers):
+            raise RuntimeError(REFUSED)
+        found = tensor_parallel_parts(self.layout, given, parameters, [known[layer] for layer in self.layers])
+        return [part.to(dtype) for part in found]
 
     @torch.no_grad()
     def output_statistics(self, place: int) -> Pair:
@@ -155,11 +223,14 @@ class Network:
         lanes = self.layout.lanes
         return torch.cat([torch.tensor([len(sizes), *sizes]).double(), lanes.constant_mean, lanes.constant_var])
 
-    def _given(self) -> Pair | None:
-        """Moments that only the walk can tell, for every channel that reads them."""
-        if self.walk is None:
+    def _given(self, known: Vectors | None = None) -> Pair | None:
+        """Moments of the outputs of layers outside, and those that only the walk can tell, channel by channel."""
+        found = [_output_moments(layer, known) for layer in self.outside]
+        if self.walk is not None:
+            walked = zip(self.given, self.walk(known), strict=True)
+            found += [self.layers[place].entering_moments(x) for place, x in walked]
+        if not found:
             return None
-        found = [self.layers[place].entering_moments(x) for place, x in zip(self.given, self.walk(), strict=True)]
         mean, var = (torch.cat([pair[k].double() for pair in found]) for k in (0, 1))
         return mean, var
 
@@ -187,13 +258,10 @@ class Network:
         return made
 
 
-def _refuse_sharded(parameters: list[Tensor]) -> None:
-    """A fold reads the scales and shifts of other layers; where they are sharded, their gradients would not be."""
-    if any(hasattr(parameter, "full_tensor") for parameter in parameters):
-        raise RuntimeError(
-            "Some parameters of the normalized model are sharded while this part of it runs: call fully_shard on the "
-            "whole model, not on its blocks, or train with DistributedDataParallel."
-        )
+def _output_moments(layer: Any, known: Vectors | None) -> Pair:
+    """Mean and variance of a layer's output channels."""
+    shift, scale = (known or {}).get(layer) or (layer.shift, layer.scale)
+    return shift, scale.double().square()
 
 
 REPLACED = (

@@ -142,7 +142,7 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
     def _recurring(self, mean: Tensor, var: Tensor) -> Moments:
         return self._entering(Moments(mean[None], var[None]), mean)
 
-    def output_moments(self, form: Any) -> list[Moments]:  # type: ignore[override]
+    def output_moments(self, form: Any, _vectors: Any = None) -> list[Moments]:  # type: ignore[override]
         """What the next layers see: the stationary moments as output, last states, and for an LSTM last cells."""
         states, last = self.states(), suffixes(self, self.num_layers - 1)
         mean, var = (torch.cat(parts)[None, None] for parts in zip(*(states[s][0] for s in last), strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,12 @@ from torch import nn
 
 from .layout import Pair
 from .network import Folded, Network
+from .units import fold_with_others
 
 
 class _Current(threading.local):
     folded: list[tuple[Network, Folded]] | None = None  # while a model is called in this thread
+    known: dict[nn.Module, Pair] = {}  # noqa: RUF012  shifts and scales met in this call, where some are sharded
     level = (0, 0)  # of the transforms within which it is called
     promised: tuple[Network, ...] = ()  # not to change, by `unchanged`
     kept: list[tuple[Network, Folded]] = []  # noqa: RUF012  of those, over calls; replaced, never changed in place
@@ -38,17 +40,27 @@ def folded_layer(network: Network, place: int) -> Pair:
     shared = shared if (_current.promise_level if promised else _current.level) == _level() else None
     if shared is None and not torch.compiler.is_compiling():
         return network.fold_one(place)
-    found = next((folded for other, folded in shared or () if other is network), None)
-    if found is None or not found.serves(network.layers[place], place):
-        if found is not None and promised and found.changed(network.layers[place], place):
+    unit, found = _shared_with(shared or (), network, place)
+    if found is None or not found.serves(network.layers[place], unit.places[place]):
+        if found is not None and promised and found.changed(network.layers[place], unit.places[place]):
             raise RuntimeError(
                 f"The parameters of '{network.sites[place].path}' were changed within `vp.unchanged`, which promises "
                 f"that they are not: leave it before the optimizer's step."
             )
-        found = network.fold()
+        unit, found = fold_with_others(network, place, _current.known)
         if shared is not None and not (promised and found.serves_one_backward):
-            shared[:] = [pair for pair in shared if pair[0] is not network] + [(network, found)]
-    return found.layer(place)
+            shared[:] = [pair for pair in shared if pair[0] is not unit] + [(unit, found)]
+    return found.layer(unit.places[place])
+
+
+def _shared_with(
+    shared: Sequence[tuple[Network, Folded]], network: Network, place: int
+) -> tuple[Network, Folded | None]:
+    """The latest fold that has a layer, and of what it is one."""
+    return next(
+        ((unit, folded) for unit, folded in reversed(shared) if unit.whole is network and place in unit.places),
+        (network, None),
+    )
 
 
 def _level() -> tuple[int, int]:
@@ -64,8 +76,8 @@ def _level() -> tuple[int, int]:
 
 def _open(level: tuple[int, int]) -> Any:
     """Begin a scope; what is to be put back at its end."""
-    before = _current.folded, _current.level
-    _current.folded, _current.level = [], level
+    before = _current.folded, _current.known, _current.level
+    _current.folded, _current.known, _current.level = [], {}, level
     return before
 
 
@@ -88,7 +100,7 @@ class ScopedForward:
         try:
             return self._call(*args, **kwargs)
         finally:
-            _current.folded, _current.level = before
+            _current.folded, _current.known, _current.level = before
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         if self.hidden is not None:
@@ -156,4 +168,4 @@ def shared_fold() -> Iterator[None]:
     try:
         yield
     finally:
-        _current.folded, _current.level = before
+        _current.folded, _current.known, _current.level = before

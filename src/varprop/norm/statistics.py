@@ -7,6 +7,7 @@ reads from and on the operations between, and on no data (paper, section 2.1).
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,17 +55,21 @@ class Statistics:
         self.plan = make_plan(program, random)
         require_complete(self.plan)
 
-    def __call__(self) -> list[Moments]:
-        """The moments of every target, as they follow from the present parameters."""
-        with trusted():
-            return self._run()
+    def __call__(self, known: Mapping[nn.Module, Any] | None = None) -> list[Moments]:
+        """The moments of every target, as they follow from the present parameters.
 
-    def _run(self) -> list[Moments]:
+        Args:
+            known: Shifts and scales of earlier layers that cannot be read there now.
+        """
+        with trusted():
+            return self._run(known or {})
+
+    def _run(self, known: Mapping[nn.Module, Any]) -> list[Moments]:
         sources = {node: _module(self.root, path) for node, path in self.sources.items()}
         device = next(self.root.parameters()).device
         env: dict[Node, Any] = {node: tensor_at(self.root, name) for node, name in self.state.items()}
         env.update({node: _to(value, device) for node, value in (self.constants | self.inputs).items()})
-        env.update({node: source.output_moments(node.form) for node, source in sources.items()})
+        env.update({node: source.output_moments(node.form, known.get(source)) for node, source in sources.items()})
         walk = Walk(self.plan, env, annotate=False)
         walk.run()
         return [_as_moments(walk.value(target)) for target in self.targets]

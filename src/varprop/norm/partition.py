@@ -1,0 +1,95 @@
+"""Parts of a network that are folded one by one, each with the layout of its own layers.
+
+The statistics of a layer depend on its own weight and on the shifts and scales of the layers it reads from, and on no
+other weight. So a part needs of the other parts no more than a few vectors, as means and variances of what enters it:
+the gradients of its weights are ready as soon as those of its own folded weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .layout import Layout, Rows, Step, restricted
+
+LIMIT = 25 * 2**20  # bytes of weights in a part: as many as DistributedDataParallel puts in a bucket
+
+
+def by_bytes(sizes: Iterable[tuple[int, int]], limit: int | None = None) -> list[list[int]]:
+    """Places of layers in the order of their calls, cut so that a part has about `limit` bytes.
+
+    It is cut from the end, for there the backward pass begins.
+
+    Args:
+        sizes: Place and bytes of every layer, in the order of their calls.
+        limit: `LIMIT` by default.
+    """
+    parts: list[list[int]] = []
+    room = 0
+    for place, size in reversed(list(sizes)):
+        if not parts or size > room:
+            parts.append([])
+            room = LIMIT if limit is None else limit
+        parts[-1].append(place)
+        room -= size
+    return [sorted(part) for part in reversed(parts)]
+
+
+def layout_of_part(layout: Layout, places: Sequence[int]) -> tuple[Layout, list[int]]:
+    """The layout of some of the sites by themselves, and the other sites whose outputs they read.
+
+    The rows of those others are no sources here but given lanes, which come before those that were given already.
+    """
+    found = restricted(layout, places)
+    read = _lanes_read(found)
+    others = [n for n, rows in enumerate(layout.rows) if n not in set(places) and bool(read[_outputs(rows)].any())]
+    own, outside = (_joined([_outputs(layout.rows[n]) for n in numbers]) for numbers in (places, others))
+    lanes = found.lanes
+    constants, given, computed = torch.arange(lanes.sources, lanes.total).split(
+        [len(lanes.constant_mean), lanes.given, sum(step.count for step in lanes.steps)]
+    )
+    given = _joined([outside, given[read[given]]])
+    number = _numbers(_joined([own, constants, given, computed]), lanes.total)
+    steps = tuple(_renumbered(step, number) for step in lanes.steps)
+    kept = replace(lanes, sources=len(own), given=len(given), steps=steps, entering=number[lanes.entering])
+    return Layout(kept, _from_first_row(found.rows)), others
+
+
+def _lanes_read(layout: Layout) -> Tensor:
+    read = torch.zeros(layout.lanes.total, dtype=torch.bool)
+    read[layout.lanes.entering] = True
+    for step in layout.lanes.steps:
+        for lanes in step.inputs:
+            read[lanes] = True
+    return read
+
+
+def _outputs(rows: Rows) -> Tensor:
+    """The lanes of a site's outputs, which are sources."""
+    return torch.arange(rows.first_row, rows.first_row + rows.outputs)
+
+
+def _joined(lanes: list[Tensor]) -> Tensor:
+    return torch.cat(lanes) if lanes else torch.arange(0)
+
+
+def _numbers(order: Tensor, total: int) -> Tensor:
+    """For every lane its place in an order that leaves some of them out."""
+    number = torch.full((total,), -1)
+    number[order] = torch.arange(len(order))
+    return number
+
+
+def _renumbered(step: Step, number: Tensor) -> Step:
+    return replace(step, inputs=tuple(number[lanes] for lanes in step.inputs), start=int(number[step.start]))
+
+
+def _from_first_row(chosen: Sequence[Rows]) -> tuple[Rows, ...]:
+    made, row = [], 0
+    for rows in chosen:
+        made.append(replace(rows, first_row=row))
+        row += rows.outputs
+    return tuple(made)

@@ -1,0 +1,31 @@
+"""Parameters of which every process holds a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+REFUSED = (
+    "Some parameters of the normalized model are sharded while a part of it runs that depends on them: call "
+    "fully_shard on the whole model, or only on blocks that are called one after the other within it, or train with "
+    "DistributedDataParallel."
+)
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether it is a tensor of `torch.distributed.tensor`."""
+    return hasattr(parameter, "full_tensor")
+
+
+def refuse_sharded(parameters: Sequence[Tensor]) -> None:
+    """Raise where plain tensors are needed and some are sharded."""
+    if any(is_sharded(parameter) for parameter in parameters):
+        raise RuntimeError(REFUSED)
+
+
+def gathered(parameter: Any) -> Tensor:
+    """All of a parameter, in every process."""
+    full: Tensor = parameter.full_tensor() if is_sharded(parameter) else parameter
+    return full
