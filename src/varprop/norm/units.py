@@ -46,10 +46,12 @@ def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -
     return unit, unit.fold()
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _fold_outside_graphs(network: Network, place: int, met: dict[nn.Module, Pair]) -> tuple[Network, Folded]:
     """The same where torch.compile meets sharded parameters, of which it cannot tell whether they are gathered."""
-    return fold_with_others(network, place, met)
+    from .outside_graphs import call_outside_graphs
+
+    found: tuple[Network, Folded] = call_outside_graphs(fold_with_others, network, place, met)
+    return found
 
 
 def _distributed() -> bool:
