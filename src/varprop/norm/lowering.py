@@ -2,11 +2,13 @@
 
 Between normalized layers most networks only apply functions to every channel, add channels, and move them. Moving is
 followed by letting the operations move the lanes' numbers instead of their values; all else becomes a `Function` of one
-or two lanes. Whatever does not fit (attention, layer norm, parameters between layers) is left to the walk.
+or two lanes. A parameter between layers (of a PReLU, a learned factor) is a lane of variance 0 that is given at every
+call. Whatever does not fit (attention, layer norm) is left to the walk.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +19,8 @@ from torch import Tensor
 
 from ..engine.plan import Plan
 from ..engine.walk import Walk, apply
+from ..gaussian.normal import safe_sqrt
+from ..gaussian.rectifier import two_slopes
 from ..gaussian.skip import FALL, SKEW, SPLIT, relu_of_sum
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, trusted
@@ -28,6 +32,7 @@ NUMBER = 2**40  # lanes are numbered from here while they are moved, so that no 
 AFTER_SKIP = Function(
     "relu(x + y), x rectified", lambda x, y: relu_of_sum(*x, *y), ("skip", SKEW, FALL, SPLIT), arity=2
 )
+WITH_SLOPE = Function("x or y x below 0", lambda x, y: two_slopes(x[0], safe_sqrt(x[1]), 1.0, y[0]), arity=2)
 OVER_AXES = {aten.mean.dim, aten.sum.dim_IntList, aten.amax.default}  # channelwise if those axes are uniform
 
 
@@ -45,12 +50,14 @@ class Lowering:
             several results. Nodes that are no lanes are missing.
         level: For every lane, how many steps come before it.
         raw: Every function applied: with the lanes it reads, and the first lane it makes.
+        fixed: The lanes of nodes that are not random: parameters, and what follows from them alone.
     """
 
     plan: Plan
     lanes: dict[Node, Any] = field(default_factory=dict)
     level: list[int] = field(default_factory=list)
     raw: list[tuple[Function, tuple[Tensor, ...], int]] = field(default_factory=list)
+    fixed: dict[Node, Tensor] = field(default_factory=dict)
     known: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,7 +118,7 @@ class Lowering:
             return self._moved(node)
         self._require_only_random(node)
         if rule.kind == "elementwise" and rule.independent is not None:
-            return self._combined(node)
+            return self._combined(node, self.plan.random_operands(node))
         return self._channelwise(node)
 
     def _moved(self, node: Node) -> Any:
@@ -128,9 +135,50 @@ class Lowering:
         if node in self.plan.skips:
             return self._applied(AFTER_SKIP, node, *self.plan.skips[node])
         root = self.plan.root[node]
+        if any(not self.plan.random(operand) for operand in node.operands):
+            return self._with_parameter(node, root)
+        if self._reads_parameters(node, root):  # a function of what is Gaussian like the root
+            argument = node.operands[0]
+            self._require_affine(argument)
+            return self._applied(self._function_from(node, argument), node, argument)
         name = self._expression(node, root)
         function = recognized(name, self._cluster_moments(node, root), self._values(node, root))
         return self._applied(function, node, root)
+
+    def _reads_parameters(self, node: Node, root: Node) -> bool:
+        path = self.walk.clusters.path(node, root)
+        return any(not self.plan.random(operand) for other in path for operand in other.operands)
+
+    def _with_parameter(self, node: Node, root: Node) -> Moments:
+        """A function of a random value and a parameter, which is a random value of variance 0."""
+        (argument, *more), rule = self.plan.random_operands(node), self.plan.rules[node]
+        if more or len(node.operands) != 2 or any(operand not in node.args[:2] for operand in node.operands):
+            raise NotLanes
+        if rule.affine is not None and rule.independent is not None:
+            return self._combined(node, list(node.args[:2]))
+        if node.packet not in (aten.prelu, aten._prelu_kernel):
+            raise NotLanes
+        self._require_affine(argument)
+        slope = self._fixed(node.args[1], argument)
+        if node.packet is aten.prelu and slope.mean.numel() > 1:  # along the channels
+            slope = _moving(self.fixed[node.args[1]].view(-1, *[1] * (node.ndim - 2)), slope.full)
+        return self._apply(WITH_SLOPE, [self._value(argument), slope], node.form.shape)
+
+    def _require_affine(self, node: Node) -> None:
+        """What follows from a Gaussian by factors and sums with constants is Gaussian as well."""
+        root = self.plan.root[node]
+        for other in self.walk.clusters.path(node, root) if node is not root else ():
+            if self.plan.rules[other].affine is None or sum(a in self.plan.sources for a in _nodes(other)) != 1:
+                raise NotLanes
+
+    def _fixed(self, node: Node, like: Node) -> Moments:
+        """The lanes of a node that is not random, to be combined with one that is."""
+        other, shape = self._value(like), tuple(node.form.shape) if isinstance(node.form, Form) else None
+        if shape is None or not node.form.is_floating or math.prod(shape) > other.mean.numel():
+            raise NotLanes
+        if node not in self.fixed:
+            self.fixed[node] = self.new(math.prod(shape))
+        return _moving(self.fixed[node].view(*[1] * (other.ndim - len(shape)), *shape), shape)
 
     def _expression(self, node: Any, root: Node) -> str:
         """The cluster as text, by which equal functions are known."""
@@ -173,11 +221,10 @@ class Lowering:
             self.known[key] = made
         return _moving(self.known[key][place].view(spread[0].shape), full)
 
-    def _combined(self, node: Node) -> Moments:
-        rule, random = self.plan.rules[node], self.plan.random_operands(node)
-        if len(random) != 2 or list(node.args[:2]) != random:
+    def _combined(self, node: Node, operands: list[Node]) -> Moments:
+        if len(operands) != 2 or list(node.args[:2]) != operands:
             raise NotLanes
-        independent, rest, kwargs = rule.independent, node.args[2:], node.kwargs
+        independent, rest, kwargs = self.plan.rules[node].independent, node.args[2:], node.kwargs
         assert independent is not None
 
         def moments(x: Pair, y: Pair) -> Pair:
@@ -185,8 +232,12 @@ class Lowering:
                 found = independent(Moments(*x), Moments(*y), *rest, **kwargs)
             return found.mean, found.var
 
-        name = f"{node.target}(x, y, {rest!r}, {kwargs!r})"
-        return self._applied(recognized(name, moments, None, arity=2), node, *random)
+        function = recognized(f"{node.target}(x, y, {rest!r}, {kwargs!r})", moments, None, arity=2)
+        random = self.plan.random_operands(node)
+        if len(random) == 1 and function.kernel is None:
+            raise NotLanes
+        moving = [self._value(o) if o in random else self._fixed(o, random[0]) for o in operands]
+        return self._apply(function, moving, node.form.shape)
 
     def _channelwise(self, node: Node) -> Any:
         rule, (argument, *settings) = self.plan.rules[node], node.args
@@ -213,7 +264,7 @@ class Lowering:
         name = f"{node.target}(x{spatial}, {settings!r}, {node.kwargs!r})"
         function = recognized(name, _trusting(pooled), None)
         if before is not None:
-            after = self._after_maximum(argument, before)
+            after = self._function_from(argument, before)
             function = recognized(
                 f"{after.name} after {name}", _chained(function, after), None, parts=(function, after)
             )
@@ -221,15 +272,15 @@ class Lowering:
         made = _moving((made.mean - NUMBER).long().view(_kept_axes(made.mean, form)), form.shape)
         return [made] + [None] * (len(node.form) - 1) if several else made
 
-    def _after_maximum(self, argument: Node, before: Node) -> Function:
+    def _function_from(self, node: Node, start: Node) -> Function:
+        """The function of an earlier node of its cluster, as if that were Gaussian."""
+
         def moments(x: Pair) -> Pair:
             with trusted():
-                found = self.walk.clusters.moments_from(argument, before, Moments(*x))
+                found = self.walk.clusters.moments_from(node, start, Moments(*x))
             return found.mean.reshape(-1), found.var.reshape(-1)
 
-        name = self._expression(argument, before)
-        clusters = self.walk.clusters
-        return recognized(name, moments, lambda x: clusters.evaluate(clusters.path(argument, before), before, x))
+        return recognized(self._expression(node, start), moments, self._values(node, start))
 
     def _require_uniform(self, node: Node, moving: Moments) -> None:
         """The rule mixes positions; lanes stay apart only where all positions of a channel are the same lane."""
@@ -255,7 +306,7 @@ class Lowering:
             if bool(needed[own].any()):
                 needed[torch.cat(inputs)] = True
                 groups.setdefault((self.level[first], function.name), []).insert(0, place)
-        number = torch.cumsum(~made, 0) - 1  # those not made keep their order and come first
+        number = self._numbers_of_unmade(made)
         start, steps = int((~made).sum()), []
         for key in sorted(groups):
             members = [self.raw[place] for place in groups[key]]
@@ -269,11 +320,27 @@ class Lowering:
         done = [Step(f, tuple(number[lane] for lane in lanes), first, n) for f, lanes, first, n in steps]
         return done, number
 
+    def _numbers_of_unmade(self, made: Tensor) -> Tensor:
+        """Lanes that no function makes come first, in their order, those of parameters at their end."""
+        fixed = torch.zeros_like(made)
+        for lanes in self.fixed.values():
+            fixed[lanes] = True
+        number = torch.cumsum(~made & ~fixed, 0) - 1
+        number[fixed] = int((~made & ~fixed).sum()) + torch.arange(int(fixed.sum()))
+        return number
 
-def _trusting(moments: Callable[[Pair], Pair]) -> Callable[[Pair], Pair]:
-    def run(x: Pair) -> Pair:
+
+def _nodes(node: Node) -> list[Node]:
+    """Every node among the arguments, as often as it is there."""
+    found: list[Node] = []
+    resolve((node.args, node.kwargs), found.append)
+    return found
+
+
+def _trusting(moments: Callable[..., Pair]) -> Callable[..., Pair]:
+    def run(*x: Pair) -> Pair:
         with trusted():
-            return moments(x)
+            return moments(*x)
 
     return run
 

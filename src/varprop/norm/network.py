@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -79,8 +80,8 @@ class Network:
 
     def __init__(self, joint: Statistics, sites: list[Site], layers: list[Any]) -> None:
         self.joint, self.sites, self.layers = joint, sites, layers
-        self.layout, self.given = make_layout(joint, sites)
-        self.walk = walk_of(joint, sites, self.given)
+        self.layout, self.given, self.fixed = make_layout(joint, sites)
+        self.walk = walk_of(joint, sites, self.given, self.fixed)
         self._start()
 
     def _start(self) -> None:
@@ -114,8 +115,8 @@ class Network:
     def read_by(self, place: int) -> set[int]:
         """The layers whose shifts and scales are needed to fold one."""
         if place not in self._reads:
-            read = set(layout_of_part(self.layout, [place])[1])
-            walk = walk_of(self.joint, self.sites, [place] if place in self.given else [])
+            read = set(layout_of_part(self.layout, [place], self.fixed).others)
+            walk = walk_of(self.joint, self.sites, [place] if place in self.given else [], [])
             paths = set(walk.sources.values()) if walk is not None else set()
             self._reads[place] = read | {n for n, site in enumerate(self.sites) if site.path in paths}
         return self._reads[place]
@@ -124,9 +125,10 @@ class Network:
         made = object.__new__(Network)
         made.joint, made.sites = self.joint, [self.sites[place] for place in places]
         made.layers = [self.layers[place] for place in places]
-        made.layout, outside = layout_of_part(self.layout, places)
+        made.layout, outside, fixed = layout_of_part(self.layout, places, self.fixed)
         made.given = {n: self.given[place] for n, place in enumerate(places) if place in self.given}
-        made.walk = walk_of(made.joint, made.sites, made.given)
+        made.fixed = {name: self.fixed[name] for name in fixed}
+        made.walk = walk_of(made.joint, made.sites, made.given, made.fixed)
         made._start()
         made.outside = [self.layers[place] for place in outside]
         made.whole, made.places = self, {place: n for n, place in enumerate(places)}
@@ -224,11 +226,15 @@ class Network:
         return torch.cat([torch.tensor([len(sizes), *sizes]).double(), lanes.constant_mean, lanes.constant_var])
 
     def _given(self, known: Vectors | None = None) -> Pair | None:
-        """Moments of the outputs of layers outside, and those that only the walk can tell, channel by channel."""
+        """Moments of outputs of layers outside, then what only the walk can tell, then parameters between layers."""
         found = [_output_moments(layer, known) for layer in self.outside]
         if self.walk is not None:
-            walked = zip(self.given, self.walk(known), strict=True)
+            values = self.walk(known)
+            walked = zip(self.given, values, strict=False)
             found += [self.layers[place].entering_moments(x) for place, x in walked]
+            fixed = [value.mean.flatten() for value in values[len(self.given) :]]
+            refuse_sharded(fixed)
+            found += [(value, torch.zeros_like(value)) for value in fixed]
         if not found:
             return None
         mean, var = (torch.cat([pair[k].double() for pair in found]) for k in (0, 1))
@@ -252,7 +258,9 @@ class Network:
         made = object.__new__(Network)
         memo[id(self)] = made
         made.joint, made.layers = copy.deepcopy(self.joint, memo), copy.deepcopy(self.layers, memo)
-        made.sites, made.layout, made.given = self.sites, self.layout, self.given
+        targets = zip(self.sites, made.joint.targets, strict=True)
+        made.sites = [replace(site, target=target) for site, target in targets]
+        made.layout, made.given, made.fixed = self.layout, self.given, self.fixed
         made.walk = copy.deepcopy(self.walk, memo)
         made._start()
         return made

@@ -7,8 +7,9 @@ the gradients of its weights are ready as soon as those of its own folded weight
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,10 +39,27 @@ def by_bytes(sizes: Iterable[tuple[int, int]], limit: int | None = None) -> list
     return [sorted(part) for part in reversed(parts)]
 
 
-def layout_of_part(layout: Layout, places: Sequence[int]) -> tuple[Layout, list[int]]:
-    """The layout of some of the sites by themselves, and the other sites whose outputs they read.
+class Part(NamedTuple):
+    """The layout of some of the sites by themselves, and what of the rest they read.
 
-    The rows of those others are no sources here but given lanes, which come before those that were given already.
+    Attributes:
+        layout: In which the outputs of other sites are no sources but given lanes, before those given already.
+        others: Those other sites.
+        fixed: Which of the parameters between layers are read.
+    """
+
+    layout: Layout
+    others: list[int]
+    fixed: list[str]
+
+
+def layout_of_part(layout: Layout, places: Sequence[int], fixed: Mapping[str, int]) -> Part:
+    """What some of the sites have to know.
+
+    Args:
+        layout: Of all sites.
+        places: The sites.
+        fixed: The parameters between layers with the number of their lanes, which are the last of the given ones.
     """
     found = restricted(layout, places)
     read = _lanes_read(found)
@@ -51,11 +69,20 @@ def layout_of_part(layout: Layout, places: Sequence[int]) -> tuple[Layout, list[
     constants, given, computed = torch.arange(lanes.sources, lanes.total).split(
         [len(lanes.constant_mean), lanes.given, sum(step.count for step in lanes.steps)]
     )
-    given = _joined([outside, given[read[given]]])
+    *parameters, walked = _from_end(given, fixed.values())
+    used = {name: own for name, own in zip(fixed, parameters, strict=True) if bool(read[own].any())}
+    given = _joined([outside, walked[read[walked]], *used.values()])
     number = _numbers(_joined([own, constants, given, computed]), lanes.total)
     steps = tuple(_renumbered(step, number) for step in lanes.steps)
     kept = replace(lanes, sources=len(own), given=len(given), steps=steps, entering=number[lanes.entering])
-    return Layout(kept, _from_first_row(found.rows)), others
+    return Part(Layout(kept, _from_first_row(found.rows)), others, list(used))
+
+
+def _from_end(lanes: Tensor, sizes: Iterable[int]) -> list[Tensor]:
+    """The last lanes in pieces of some sizes, and then those before."""
+    pieces = list(sizes)
+    before, *last = lanes.split([len(lanes) - sum(pieces), *pieces])
+    return [*last, before]
 
 
 def _lanes_read(layout: Layout) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -90,8 +90,23 @@ def fits(site: Site) -> bool:
     return site.taps() is not None
 
 
-def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, dict[int, str]]:
-    """The layout of the sites, and which of them read what only a walk can compute (given lanes), with the reason."""
+class Found(NamedTuple):
+    """A layout, and what its given lanes stand for: what enters some sites, and then values that are not random.
+
+    Attributes:
+        layout: Of the sites.
+        walked: The sites that read what only a walk can compute, with the reason.
+        fixed: Parameters, and what follows from them alone, that functions of lanes read: names of their nodes, and
+            how many lanes each has.
+    """
+
+    layout: Layout
+    walked: dict[int, str]
+    fixed: dict[str, int]
+
+
+def make_layout(joint: Statistics, sites: list[Site]) -> Found:
+    """The layout of the sites."""
     lowering = Lowering(_without_model(joint.plan))
     for site in sites:
         lanes = lowering.new(site.outputs)
@@ -111,8 +126,10 @@ def make_layout(joint: Statistics, sites: list[Site]) -> tuple[Layout, dict[int,
     steps, number = lowering.steps([lanes for lanes in entering if lanes is not None])
     mean, var = (torch.cat([pair[k] for pair in (data, *pooled)]) for k in (0, 1))
     found = [number[lanes] for lanes in entering if lanes is not None]
-    count = sum(len(found[place]) for place in given)
-    return Layout(Lanes(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites)), given
+    count = sum(len(found[place]) for place in given) + sum(len(lanes) for lanes in lowering.fixed.values())
+    layout = Layout(Lanes(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites))
+    fixed = sorted(lowering.fixed.items(), key=lambda item: int(item[1][0]))
+    return Found(layout, given, {node.name: len(lanes) for node, lanes in fixed})
 
 
 def _without_model(plan: Plan) -> Plan:
@@ -173,9 +190,11 @@ def _rows(sites: list[Site]) -> tuple[Rows, ...]:
     return tuple(rows)
 
 
-def walk_of(joint: Statistics, sites: list[Site], given: Iterable[int]) -> Statistics | None:
+def walk_of(joint: Statistics, sites: list[Site], walked: Iterable[int], fixed: Iterable[str]) -> Statistics | None:
     """The walk that computes what the given lanes stand for."""
-    if not given:
+    nodes = {node.name: node for node in (*joint.nodes, *joint.state, *joint.constants)}
+    targets = [*(sites[place].target for place in walked), *(nodes[name] for name in fixed)]
+    if not targets:
         return None
     program = Program(joint.root, joint.nodes, [], joint.state, joint.constants, [], None)
-    return Statistics(joint.root, program, joint.sources, [sites[place].target for place in given], joint.inputs)
+    return Statistics(joint.root, program, joint.sources, targets, joint.inputs)
