@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -252,7 +253,9 @@ class Network:
         made = object.__new__(Network)
         memo[id(self)] = made
         made.joint, made.layers = copy.deepcopy(self.joint, memo), copy.deepcopy(self.layers, memo)
-        made.sites, made.layout, made.given = self.sites, self.layout, self.given
+        targets = zip(self.sites, made.joint.targets, strict=True)
+        made.sites = [replace(site, target=target) for site, target in targets]
+        made.layout, made.given = self.layout, self.given
         made.walk = copy.deepcopy(self.walk, memo)
         made._start()
         return made
