@@ -18,6 +18,7 @@ from ..engine.walk import Walk
 from ..graph.capture import Program, tensor_at
 from ..graph.node import Node, resolve
 from ..moments import Moments, Tokens, trusted
+from .sharded import refuse_sharded
 
 
 class Statistics:
@@ -68,6 +69,7 @@ class Statistics:
         sources = {node: _module(self.root, path) for node, path in self.sources.items()}
         device = next(self.root.parameters()).device
         env: dict[Node, Any] = {node: tensor_at(self.root, name) for node, name in self.state.items()}
+        refuse_sharded(list(env.values()))
         env.update({node: _to(value, device) for node, value in (self.constants | self.inputs).items()})
         env.update({node: source.output_moments(node.form, known.get(source)) for node, source in sources.items()})
         walk = Walk(self.plan, env, annotate=False)

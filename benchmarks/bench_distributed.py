@@ -1,0 +1,86 @@
+"""When the gradients of a normalized model leave the backward pass under DistributedDataParallel.
+
+Two gloo processes train an MLP of 100 MB: plain, normalized in one autograd node, and in parts of 25 MB. For every
+bucket the moment is noted at which its exchange is started, as a share of the backward pass.
+
+    python benchmarks/bench_distributed.py
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import varprop as vp
+from varprop.norm import partition
+
+WIDTH, DEPTH, BATCH, STEPS = 1448, 12, 64, 4
+LIMITS = {"plain": None, "one node": 2**60, "parts": partition.LIMIT}
+
+
+def model(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [part for _ in range(DEPTH) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    plain = nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+    if kind == "plain":
+        return plain
+    return vp.normalize(plain, vp.Moments(torch.zeros(1, WIDTH), torch.ones(1, WIDTH)))
+
+
+class Clock:
+    """Notes when buckets are sent, and lets DistributedDataParallel's own exchange go on."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[float, int]] = []
+
+    def send(self, _state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations as strings
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+        self.sent.append((time.perf_counter(), bucket.buffer().nbytes))
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+
+def measure(kind: str) -> tuple[float, list[tuple[float, float]]]:
+    """Median seconds of a step, and of the last step for every bucket: share of the backward pass, and megabytes."""
+    partition.LIMIT = LIMITS[kind] or partition.LIMIT
+    wrapped, clock = nn.parallel.DistributedDataParallel(model(kind)), Clock()
+    wrapped.register_comm_hook(None, clock.send)
+    images, seconds, sent = torch.randn(BATCH, WIDTH), [], []
+    for _ in range(STEPS):
+        wrapped.zero_grad()
+        dist.barrier()
+        clock.sent.clear()
+        start = time.perf_counter()
+        loss = wrapped(images).square().mean()
+        begun = time.perf_counter()
+        loss.backward()
+        end = time.perf_counter()
+        seconds.append(end - start)
+        sent = [((at - begun) / (end - begun), size / 2**20) for at, size in clock.sent]
+    return statistics.median(seconds[1:]), sent
+
+
+def worker(rank: int, meeting: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    for kind in LIMITS:
+        seconds, sent = measure(kind)
+        if rank == 0:
+            buckets = ", ".join(f"{share:.0%} ({size:.0f} MB)" for share, size in sent)
+            print(f"{kind:9} {seconds:6.2f} s a step; buckets sent at {buckets} of the backward pass", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(worker, args=(os.path.join(folder, "meeting"),), nprocs=2)

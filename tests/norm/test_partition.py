@@ -1,0 +1,79 @@
+"""A network folded in parts gives the weights and the gradients of one that is folded at once."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from varprop.norm.layers import Normalized
+from varprop.norm.network import Network
+from varprop.norm.partition import by_bytes
+
+from .networks import kept
+
+NAMES = ("identity skip", "branches", "two in two out", "pools, one input channel", "own norms", "dropout")
+
+
+def whole(model: Any) -> Network:
+    return next(m for m in model.modules() if isinstance(m, Normalized)).networks[False][0]
+
+
+def gradients(network: Network, parts: list[Network]) -> list[Tensor]:
+    """By all parameters, of a function of all folded weights; last its value."""
+    total = torch.zeros((), dtype=torch.float64)
+    for part in parts:
+        folded = part.fold()
+        for place, here in part.places.items():
+            weight, bias = folded.layer(here)
+            total = total + (place + 1) * weight.sin().sum() + bias.cos().sum()
+    parameters = list(network.joint.root.parameters())
+    return [*torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True), total.detach()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_are_the_whole(name: str) -> None:
+    network = whole(kept(name)[1])
+    count = len(network.layers)
+    alone = [network.part([place]) for place in range(count)]
+    halves = [network.part(list(range(0, count, 2))), network.part(list(range(1, count, 2)))]
+    expected = gradients(network, [network])
+    for parts in (alone, halves):
+        for ours, theirs in zip(gradients(network, parts), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_copies_have_parts() -> None:
+    model = kept("own norms")[1]
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        network = whole(copied)
+        found = gradients(network, [network.part([place]) for place in range(len(network.layers))])
+        for ours, theirs in zip(found, gradients(network, [network]), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_part_reads_what_its_layers_read() -> None:
+    network = whole(kept("identity skip")[1])
+    places = {site.path: place for place, site in enumerate(network.sites)}
+    assert network.read_by(places["stem"]) == set()
+    assert network.read_by(places["body.2"]) == {places["body.0"]}
+    assert network.read_by(places["head"]) == {places["stem"], places["body.2"]}
+    part = network.part([places["head"]])
+    assert part.layout.lanes.sources == 4 and part.layout.lanes.given == 12
+
+
+def test_cut_by_bytes_from_the_end() -> None:
+    sizes = [(3, 10), (0, 10), (2, 5), (1, 5)]
+    assert by_bytes(sizes, 10) == [[3], [0], [1, 2]]
+    assert by_bytes(sizes, 20) == [[3], [0, 1, 2]]
+    assert by_bytes(sizes, 1) == [[3], [0], [2], [1]]
+    assert by_bytes(sizes, 30) == [[0, 1, 2, 3]]
+
+
+def test_without_processes_there_is_one_part() -> None:
+    network = whole(kept("identity skip")[1])
+    assert network.parts_by_bytes() == [network]
