@@ -26,7 +26,7 @@ def lanes_of(made: Function) -> Lanes:
 def by_kernels(made, device):
     """Mean and variance, and the derivatives of each by mean and std."""
     lanes = lanes_of(made)
-    tables = kernels.Tables(Layout(lanes, ()), device)
+    tables = kernels.TritonTables(Layout(lanes, ()), device)
     shift, scale, none = GRID[:, 0].to(device), GRID[:, 1].to(device), NONE.float().to(device)
     mean, var, saved = kernels.moments_forward(lanes, tables, shift, scale, none, none)
     one, zero = torch.ones_like(mean), torch.zeros_like(mean)
@@ -59,7 +59,7 @@ def test_scale_of_zero_and_of_either_sign(device):
     """Moments are even in the scale, its gradient is odd, and nothing is NaN where the scale is zero."""
     made = function("two_slopes", 1.0, 0.0)
     lanes = Lanes(4, NONE, NONE, 0, (Step(made, (torch.arange(4),), 4, 4),), 4 + torch.arange(4))
-    tables, none = kernels.Tables(Layout(lanes, ()), device), NONE.float().to(device)
+    tables, none = kernels.TritonTables(Layout(lanes, ()), device), NONE.float().to(device)
     shift, scale = torch.tensor([0.5, 0.5, 0.5, 0.0], device=device), torch.tensor([0.7, -0.7, 0.0, 0.0], device=device)
     mean, var, saved = kernels.moments_forward(lanes, tables, shift, scale, none, none)
     assert mean[0] == mean[1] and var[0] == var[1] and mean[2] == 0.5 and mean[3] == 0.0
