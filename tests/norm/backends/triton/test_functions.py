@@ -5,10 +5,12 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install triton")
 
+from varprop.gaussian.derivatives import DOUBLE, KERNELS
 from varprop.norm.backends import triton as kernels
+from varprop.norm.backends.triton.opcodes import BUILDERS
 from varprop.norm.layout import Function, Lanes, Layout, Step
 
-from .functions import RULES, function
+from .functions import ADD, MUL, RULES, SKIP, function
 from .reference import EPS, NONE
 
 pytestmark = pytest.mark.kernels
@@ -53,6 +55,12 @@ def test_function_and_its_derivatives_agree_with_the_rule(kernel, device):
     assert ((found[1] - expected[1]).abs() <= 1e-6 * expected[1]).all()
     for got, want in zip(found[2:], expected[2:], strict=True):
         assert ((got - want).abs() <= 1e-5 * want.abs() + 1e-8 * (1.0 + GRID[:, 1])).all()
+
+
+def test_kernels_name_the_functions_of_gaussian_and_all_are_compared():
+    assert {*BUILDERS, "compose"} == set(KERNELS[DOUBLE])
+    compared = {kernel[0] for kernel in RULES} | {made.kernel[0] for made in (ADD, MUL, SKIP)}
+    assert compared == set(KERNELS[DOUBLE])
 
 
 def test_scale_of_zero_and_of_either_sign(device):
