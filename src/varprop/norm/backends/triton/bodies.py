@@ -143,7 +143,8 @@ def _pieces(rows: Rows, order: WeightOrder, backward: bool) -> Body:
     taps = 1 if one_by_one else min(TAPS_OF_PIECE, _power(rows.tap_count))
     most = CHANNELS_OF_PIECE[backward] if taps == 1 else PIECE // (2 * taps)
     channels = min(most, _power(rows.channels))
-    count, per_group = PIECE // (channels * taps), rows.outputs // rows.groups
+    size = PIECE if taps <= TAPS_APART else PIECE // 2  # sums over many taps take registers of their own
+    count, per_group = size // (channels * taps), rows.outputs // rows.groups
     across = _tiny(rows) and not rows.transposed and count >= 2 * per_group
     count = max(1, min(count, _power(rows.outputs if across else per_group)))
     return Body(False, taps, order.aligned, False, across, count, channels)
