@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.gaussian import activations, closed, quadrature, rectifier
+from varprop.gaussian import activations, closed, curves, quadrature, rectifier
 
 Pair = tuple[Tensor, Tensor]
 
@@ -54,7 +54,7 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
     "hardswish": (lambda x: x * F.relu6(x + 3) / 6, activations.hardswish),
     "tanhshrink": (
         F.tanhshrink,
-        lambda m, s: quadrature.expectation(F.tanhshrink, m, s, knots=activations.KNOTS["tanh"]),
+        lambda m, s: quadrature.expectation(F.tanhshrink, m, s, knots=curves.KNOTS["tanh"]),
     ),
     "softsign module": (F.softsign, activations.softsign),
     "shifted relu": (lambda x: F.relu(2 * x - 1) * 3 + 1, lambda m, s: _affine(activations.relu(2 * m - 1, 2 * s))),

@@ -4,6 +4,17 @@ Every function takes means and standard deviations (or variances, where the name
 ``(mean, variance)`` in the dtype it was given; inside, everything is computed in float64.
 """
 
-from . import activations, closed, maximum, normal, quadrature, rectifier, skip, softmax
+from . import activations, closed, curves, derivatives, maximum, normal, quadrature, rectifier, skip, softmax
 
-__all__ = ["activations", "closed", "maximum", "normal", "quadrature", "rectifier", "skip", "softmax"]
+__all__ = [
+    "activations",
+    "closed",
+    "curves",
+    "derivatives",
+    "maximum",
+    "normal",
+    "quadrature",
+    "rectifier",
+    "skip",
+    "softmax",
+]

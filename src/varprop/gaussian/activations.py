@@ -1,7 +1,7 @@
 """Mean and variance after the activation functions of PyTorch, for a Gaussian input.
 
 Piecewise linear ones are exact; the others are integrated by `quadrature.expectation` to about 1e-12, which
-needs to know where each function bends (KNOTS) and where it has kinks. Formulas: mathematics.md, sections 2-4.
+needs to know where each function bends (`curves.KNOTS`) and where it has kinks. Formulas: mathematics.md, sections 2-4.
 """
 
 import math
@@ -10,23 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .normal import Moments, Scalar, as_tensor, cdf, in_float64
+from . import curves
+from .curves import KNOTS
+from .normal import Moments, Scalar, as_tensor, in_float64
 from .quadrature import expectation, reflected, shifted
 from .rectifier import clamp, two_slopes
 
 SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
-
-# Where each smooth function turns from one asymptote to the other, to double precision.
-KNOTS = {
-    "sigmoid": (-45.0, -9.0, 0.0, 9.0, 45.0),
-    "tanh": (-22.0, -4.5, 0.0, 4.5, 22.0),
-    "gelu": (-9.0, -3.0, 0.0, 3.0, 9.0),
-    "erf": (-6.5, -2.2, 0.0, 2.2, 6.5),
-    "mish": (-45.0, -9.0, 0.0, 9.0, 24.0),
-    "softsign": (-60.0, -12.0, -2.5, 2.5, 12.0, 60.0),
-    "atan": (-60.0, -12.0, -2.5, 0.0, 2.5, 12.0, 60.0),
-}
 
 
 def relu(mean: Tensor, std: Tensor) -> Moments:
@@ -64,7 +55,7 @@ def hardsigmoid(mean: Tensor, std: Tensor) -> Moments:
 @in_float64
 def hardswish(mean: Tensor, std: Tensor) -> Moments:
     """x relu6(x + 3) / 6; quadrature, kinks at -3 and 3."""
-    return expectation(lambda x: x * (x + 3.0).clamp(0.0, 6.0) / 6.0, mean, std, breaks=(-3.0, 3.0))
+    return expectation(curves.hardswish, mean, std, breaks=KNOTS["hardswish"])
 
 
 @in_float64
@@ -143,20 +134,19 @@ def atan(mean: Tensor, std: Tensor) -> Moments:
 @in_float64
 def silu(mean: Tensor, std: Tensor) -> Moments:
     """x S(x), also called swish; quadrature."""
-    return expectation(lambda x: x * torch.sigmoid(x), mean, std, knots=KNOTS["sigmoid"])
+    return expectation(curves.silu, mean, std, knots=KNOTS["sigmoid"])
 
 
 @in_float64
 def gelu(mean: Tensor, std: Tensor) -> Moments:
     """x Phi(x); quadrature, with Phi from erfc for the digits of the lower tail."""
-    return expectation(lambda x: x * cdf(x), mean, std, knots=KNOTS["gelu"])
+    return expectation(curves.gelu, mean, std, knots=KNOTS["gelu"])
 
 
 @in_float64
 def gelu_tanh(mean: Tensor, std: Tensor) -> Moments:
     """The tanh form of GELU, x S(2u) with u = sqrt(2/pi) (x + 0.044715 x^3); quadrature."""
-    c = 2.0 * math.sqrt(2.0 / math.pi)
-    return expectation(lambda x: x * torch.sigmoid(c * (x + 0.044715 * x * x * x)), mean, std, knots=KNOTS["gelu"])
+    return expectation(curves.gelu_tanh, mean, std, knots=KNOTS["gelu"])
 
 
 @in_float64
@@ -171,7 +161,7 @@ def softplus(mean: Tensor, std: Tensor, beta: Scalar = 1.0, threshold: float = 2
     jumps = () if threshold >= 20.0 else (threshold,)
 
     def f(x: Tensor) -> Tensor:
-        smooth = F.softplus(x, threshold=40.0)
+        smooth = curves.softplus(x)
         return smooth if not jumps else torch.where(x > threshold, x, smooth)
 
     m, v = expectation(f, beta * mean, size * std, jumps=jumps, knots=KNOTS["sigmoid"])
@@ -188,7 +178,7 @@ def logsigmoid(mean: Tensor, std: Tensor) -> Moments:
 @in_float64
 def mish(mean: Tensor, std: Tensor) -> Moments:
     """x tanh(softplus(x)); quadrature."""
-    return expectation(lambda x: x * torch.tanh(F.softplus(x, threshold=40.0)), mean, std, knots=KNOTS["mish"])
+    return expectation(curves.mish, mean, std, knots=KNOTS["mish"])
 
 
 @in_float64

@@ -10,6 +10,8 @@ from torch import Tensor
 
 Scalar: TypeAlias = Tensor | float
 Moments: TypeAlias = tuple[Tensor, Tensor]
+# Mean and variance as two rows, and for every argument their derivatives: [of mean or var, by mean or var, element].
+Slopes: TypeAlias = tuple[Tensor, list[Tensor]]
 P = ParamSpec("P")
 
 ROOT_HALF = math.sqrt(0.5)

@@ -1,6 +1,7 @@
 """Piecewise linear functions of a Gaussian variable: two slopes, clamp, step and sign."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from .normal import (
     ROOT_HALF,
     Moments,
     Scalar,
+    Slopes,
     applied,
     as_tensor,
     cdf,
@@ -205,6 +207,26 @@ class _ClampForward(_Clamp):
     def jvp(ctx: Any, *tangents: Tensor | None) -> Moments:
         by_m, by_v = _clamp_slopes(*ctx.saved_tensors)
         return _along(tangents, by_m), _along(tangents, by_v)
+
+
+def clamp_and_derivatives(
+    mean: Tensor, std: Tensor, low: float, high: float
+) -> tuple[Moments, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Mean m and variance v after clamping to finite bounds; dm/dmean, dm/dstd, dv/dmean, dv/dstd."""
+    bounds = as_tensor(min(low, high), mean), as_tensor(high, mean)
+    m, v = _Clamp.forward(mean, std, *bounds)
+    (m_mean, m_std, *_), (v_mean, v_std, *_) = _clamp_slopes(mean, std, *bounds, m)
+    return (m, v), (m_mean, m_std, v_mean, v_std)
+
+
+def by_variance(x: Moments, rule: Callable[..., Any], *numbers: float) -> Slopes:
+    """A rule of mean and std with derivatives by these, as one of mean and variance with derivatives by those."""
+    mean, var = x
+    std = var.sqrt()
+    moments, (m_mean, m_std, v_mean, v_std) = rule(mean, std, *numbers)
+    per_std = 0.5 / std.clamp(min=LEAST_STD)
+    derivatives = torch.stack([m_mean, per_std * m_std, v_mean, per_std * v_std]).view(2, 2, -1)
+    return torch.stack(moments), [derivatives]
 
 
 def _absent(bound: Scalar | None) -> bool:

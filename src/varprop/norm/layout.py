@@ -16,8 +16,6 @@ from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
 EPS = 1e-6  # goes with the variance of what enters, so that a row of any scale has the same normalization
-# Mean and variance as two rows, and for every argument their derivatives: [of mean or var, by mean or var, lane].
-Slopes = tuple[Tensor, list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,8 @@ class Function:
     Attributes:
         name: Equal for functions that compute the same.
         moments: Maps (mean, var) of every argument to (mean, var); differentiable by autograd.
-        kernel: How a kernel computes it: a name known to `slopes` and numbers, as ("two_slopes", 1.0, 0.0); None if
-            only `moments` can.
+        kernel: How a kernel computes it: a name known to `gaussian.derivatives` and numbers, as ("two_slopes", 1.0,
+            0.0); None if only `moments` can.
         arity: Number of random arguments.
     """
 

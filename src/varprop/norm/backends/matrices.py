@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...gaussian.derivatives import DOUBLE, SINGLE
 from ..layout import EPS, Function, Layout, Rows
 from ..memory_format import in_format, memory_format, memory_order
-from .derivatives import DOUBLE, SINGLE
 
 SMALL = 2**14  # weights: matrices below this are stacked with their like
 Index = Tensor | slice
@@ -26,7 +26,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Block:
+class MatrixBlock:
     """Sites of one shape as one matrix: (groups, rows, entries), where sites count as groups too.
 
     Attributes:
@@ -109,7 +109,7 @@ ALL, INSIDE = slice(None), slice(0, 1)  # columns of the taps: all, and the shar
 
 
 @dataclass(frozen=True)
-class Tables:
+class TorchTables:
     """All that the passes read besides parameters, on one device."""
 
     sources: int
@@ -118,14 +118,14 @@ class Tables:
     runs: tuple[Run, ...]
     entering: Index
     offset: Tensor  # to add to what enters: epsilon to the variance
-    blocks: tuple[Block, ...]
+    blocks: tuple[MatrixBlock, ...]
     rows: list[int]  # of every block
     channels: list[int]
     weights: list[int]
     nodes: int
 
 
-def make_tables(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> Tables:
+def make_tables(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> TorchTables:
     """Lay everything down for weights as they are; `dtype` is that of the statistics."""
     lanes, device = layout.lanes, weights[0].device
     state = torch.zeros(2, lanes.total, dtype=torch.float64, device=device)
@@ -137,7 +137,7 @@ def make_tables(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -
     ]
     blocks = [_block(layout.rows, group, weights, dtype) for group in alike(layout.rows, weights)]
     rows, channels, sizes = (list(part) for part in zip(*(block.sizes for block in blocks), strict=True))
-    return Tables(
+    return TorchTables(
         lanes.sources,
         slice(first, first + lanes.given),
         state,
@@ -178,10 +178,10 @@ def _form(rows: Rows, weight: Tensor) -> tuple[int, ...] | None:
     return rows.groups, *weight.shape
 
 
-def _block(rows: Sequence[Rows], sites: slice, weights: Sequence[Tensor], dtype: torch.dtype) -> Block:
+def _block(rows: Sequence[Rows], sites: slice, weights: Sequence[Tensor], dtype: torch.dtype) -> MatrixBlock:
     first, weight = rows[sites.start], weights[sites.start]
     groups = (sites.stop - sites.start) * first.groups
     shape = (groups, first.outputs // first.groups, first.channels * first.tap_count)
     last = [0, *range(2, weight.ndim), 1]
     inner = not first.transposed and not weight.is_contiguous() and memory_order(weight) == last
-    return Block(sites, shape, first.taps.to(weight.device, dtype), first.transposed, inner)
+    return MatrixBlock(sites, shape, first.taps.to(weight.device, dtype), first.transposed, inner)

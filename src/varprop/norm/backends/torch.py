@@ -1,8 +1,8 @@
 """The two passes that fold a whole network, in plain torch: moments of all lanes, then all weight rows.
 
 Each has its backward derived by hand (mathematics.md, section 10), so that nothing but parameters and a few vectors
-is kept. What a pass needs to know is laid down in `Tables`, for in a small network the looking up would cost more than
-the arithmetic. The Triton kernels compute the same on CUDA.
+is kept. What a pass needs to know is laid down in `TorchTables`, for in a small network the looking up would cost more
+than the arithmetic. The Triton kernels compute the same on CUDA.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 from ..layout import Layout, Pair
 from ..memory_format import in_format, memory_format
 from .derivatives import with_derivatives
-from .matrices import ALL, INSIDE, Block, Index, Tables, alike, make_tables
+from .matrices import ALL, INSIDE, Index, MatrixBlock, TorchTables, alike, make_tables
 
 LEAST, LARGEST = 1e-30, 1e36  # variances between which no sum of squares has left the range of floats
 
 
 def moments_forward(
-    tables: Tables, shift_scale: Tensor, given: Pair | None, backward: bool
+    tables: TorchTables, shift_scale: Tensor, given: Pair | None, backward: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """Mean and variance (with epsilon) of what enters every site, as two rows, and what the backward needs."""
     state = tables.lanes.clone()
@@ -42,7 +42,7 @@ def moments_forward(
 
 
 def moments_backward(
-    tables: Tables, saved: Sequence[Tensor], scale: Tensor, by_entering: Tensor
+    tables: TorchTables, saved: Sequence[Tensor], scale: Tensor, by_entering: Tensor
 ) -> tuple[Tensor, Pair]:
     """Derivatives by the shifts and scales of the sources, as two rows, and by the moments of the given lanes."""
     by_lane = torch.zeros_like(tables.lanes)
@@ -66,7 +66,7 @@ def _add_at(total: Tensor, index: Index, part: Tensor) -> None:
 
 
 def rows_forward(
-    tables: Tables, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
+    tables: TorchTables, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Folded weights and biases, flat, and what the backward needs.
 
@@ -93,7 +93,7 @@ def rows_forward(
 
 
 def _row_statistics(
-    tables: Tables, weights: Sequence[Tensor], entering: Tensor, size: Tensor
+    tables: TorchTables, weights: Sequence[Tensor], entering: Tensor, size: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """Mean and variance of every row of the unit matrices, as two rows; and their spread over positions."""
     rows, spread = torch.empty(2, len(size), dtype=size.dtype, device=size.device), []
@@ -115,19 +115,19 @@ def _row_statistics(
     return rows, spread
 
 
-def _scratch(tables: Tables, like: Tensor) -> Tensor:
+def _scratch(tables: TorchTables, like: Tensor) -> Tensor:
     """Room for any of the matrices: one for all of them stays in the cache of a processor."""
     return torch.empty(max(tables.weights), dtype=like.dtype, device=like.device)
 
 
-def _sizes(tables: Tables, weights: Sequence[Tensor]) -> Tensor:
+def _sizes(tables: TorchTables, weights: Sequence[Tensor]) -> Tensor:
     """A power of two near the largest weight of every row, as a vector; 1 for a row of zeros."""
     matrices = [block.matrix(weights) for block in tables.blocks]
     peak = torch.cat([torch.linalg.vector_norm(matrix, torch.inf, -1).view(-1) for matrix in matrices])
     return torch.where(peak > 0, torch.exp2(peak.log2().floor()), torch.ones_like(peak))
 
 
-def _unit_matrices(tables: Tables, weights: Sequence[Tensor], size: Tensor) -> list[Tensor]:
+def _unit_matrices(tables: TorchTables, weights: Sequence[Tensor], size: Tensor) -> list[Tensor]:
     """The weights of every block as a matrix, its rows divided by their sizes."""
     matrices = [block.matrix(weights) for block in tables.blocks]
     if _is_one(size):
@@ -147,7 +147,7 @@ def _inverse_std(var: Tensor) -> Tensor:
 
 
 def rows_backward(
-    tables: Tables,
+    tables: TorchTables,
     weights: Sequence[Tensor],
     saved: Sequence[Tensor],
     entering: Tensor,
@@ -190,7 +190,7 @@ def rows_backward(
     return d_flat, by_scale, by_entering
 
 
-def _grad_matrix(block: Block, piece: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def _grad_matrix(block: MatrixBlock, piece: Tensor, weights: Sequence[Tensor]) -> Tensor:
     piece = piece.to(weights[0].dtype)
     found = block.in_order(piece, weights)
     if found is not None:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +19,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from varprop.norm.backends.triton import fold_rows, fold_whole, moments, unfold_rows, unfold_whole
-from varprop.norm.backends.triton.blocks import COLUMNS, WARPS, WARPS_BACK, Kind, Launch, shapes_of
+from varprop.norm.backends.triton import fold, moments, unfold
+from varprop.norm.backends.triton.blocks import COLUMNS, Launch
+from varprop.norm.backends.triton.bodies import LONGEST
 from varprop.norm.backends.triton.components import BLOCK, BLOCK_INTEGRATED
 from varprop.norm.backends.triton.lane_tables import _gathered
-from varprop.norm.backends.triton.launch import _ENTRIES, _PARTIALS, _constants, _whole_constants
+from varprop.norm.backends.triton.launch import _ENTRIES, _PARTIALS, row_constants
 from varprop.norm.backends.triton.opcodes import (
     CLAMP,
     FIRST_INTEGRATED,
@@ -33,11 +35,11 @@ from varprop.norm.backends.triton.opcodes import (
     SIGMOID,
     TWO_SLOPES,
 )
-from varprop.norm.backends.triton.whole import BY_TAPS, WholeLaunch, body_of, most_rounds, registers_of, warps_of
-from varprop.norm.layout import Rows
+from varprop.norm.backends.triton.tables import TritonTables
+
+from .reference import Shape, make_layout
 
 INT32 = [
-    "blocks",
     "programs",
     "operations",
     "first",
@@ -47,9 +49,8 @@ INT32 = [
     "entry_lane",
     "owned",
     "owned_span",
-    "columns",
 ]
-INT64 = ["sites", "pointers", "records"]
+INT64 = ["records", "columns"]
 DOUBLE = ["share", "covariance", "numbers", "nodes", "knots", "constant_mean", "constant_var", "slopes"]
 SIZES = ["sources", "constants", "given", "computed"]
 SPILLED = 96  # bytes of a thread, at most, where its registers are limited: one more block makes up for them
@@ -96,81 +97,57 @@ def compile_kernel(
 
 def partial_sums_are_read_in_lines() -> bool:
     """Whether the threads of a warp read neighbours; the compiler does not see to it unless it shows in the code."""
-    made = compiled(unfold_rows.add_partials, {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}, 4)
+    made = compiled(unfold.add_partials, {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}, 4)
     return f"threadsPerWarp = [1, {COLUMNS}]" in made.asm["ttgir"]
 
 
-def kinds_of(every: bool) -> dict[str, Kind]:
-    """Kinds of weights: all that occur in residual networks, or many more."""
-    single, half, double = torch.float32, torch.bfloat16, torch.float64
-    kinds = {
-        "1 tap, aligned": Kind(1, True, True, False, False, single),
-        "9 taps": Kind(16, False, False, False, False, single),
-        "9 taps, channels last": Kind(16, True, True, False, False, single),
-    }
+def shapes_of(every: bool) -> dict[str, list[Shape]]:
+    """Sites that share a launch: whole rows of all lengths as in residual networks, rows in pieces; or many more."""
+    lengths = LONGEST // 9, 512, 64
+    last = [Shape(64, length, (3, 3), padded=True, channels_last=True) for length in lengths]
+    single = [Shape(64, length, (1, 1)) for length in (2048, 256, 64)]
+    stem, plain = Shape(64, 3, (7, 7), padded=True), Shape(64, 512, (3, 3), padded=True)
+    depthwise = Shape(1, 1, (3, 3), groups=128, padded=True)
+    found = {"channels last": [stem, *last, *single], "in pieces": [stem, plain, depthwise]}
     if every:
-        kinds |= {
-            "1 tap": Kind(1, True, False, False, False, single),
-            "49 taps": Kind(64, False, False, False, False, single),
-            "121 taps": Kind(64, False, False, True, False, single),
-            "9 taps, strided": Kind(16, False, False, False, True, single),
-            "1 tap, bfloat16": Kind(1, True, True, False, False, half),
-            "9 taps, float64": Kind(16, False, False, False, False, double),
+        found |= {
+            "channels last, no padding": [replace(shape, padded=False) for shape in last],
+            "long rows": [Shape(8, 40000), Shape(8, 40001), Shape(8, 2000, (3, 3), channels_last=True)],
+            "many taps": [Shape(8, 3, (11, 11), padded=True), Shape(8, 200, (11, 11), channels_last=True)],
+            "transposed": [Shape(64, 64, (2, 2), transposed=True, channels_last=True)],
+            "bfloat16": [replace(shape, dtype=torch.bfloat16) for shape in (last[1], single[1], plain)],
+            "float64": [replace(shape, dtype=torch.float64) for shape in (last[2], single[3], plain)],
         }
-    return kinds
+    return found
 
 
-def row_kernels(every: bool):
-    """Launches of tiles, several to a row."""
-    for name, kind in kinds_of(every).items():
-        for backward in (False, True):
-            for body in (1, 2, 4) if every else (1, 4):
-                own = replace(kind, taps=1, many=kind.taps > 1) if backward and kind.inner else kind
-                warps = WARPS_BACK if backward and own.taps == 1 else WARPS
-                yield name, Launch(own, shapes_of(own.taps, backward), torch.empty(0), body, warps), backward
+def row_launches(every: bool) -> Iterator[tuple[str, Launch, bool]]:
+    """The launches that fold sites of these shapes.
 
-
-def whole_kernels(every: bool):
-    """Blocks of whole rows: of each kind the longest and shorter ones, there and back."""
-    none = [torch.empty(0)] * 3
-    for name, kind in kinds_of(every).items():
-        taps = 9 if kind.taps == 16 else kind.taps
-        spread = 1 if taps == 1 else 9
-        for backward in (False, True):
-            sites = [
-                Rows(64, 1, BY_TAPS[1] // taps >> n, torch.ones(taps, spread), 0, 0, 0) for n in (0, 1, 2, 3, 4, 6)
-            ]
-            found = [(body_of(rows, kind), rows) for rows in sites]
-            bodies = [replace(b, rounds=most_rounds(b, rows, backward)) for b, rows in found if b is not None]
-            for body in dict.fromkeys(bodies):
-                warps = warps_of(body, backward)
-                label = f"{name}, {body.rows} x {body.channels}, {warps} warps"
-                yield (
-                    label,
-                    WholeLaunch(kind.dtype, warps, registers_of(kind.dtype, warps, backward), (body,), *none),
-                    backward,
-                )
+    Backward with all bodies, since the one that takes most registers sets how many blocks run at a time; forward, where
+    that is limited, body by body, to see what each spills.
+    """
+    for name, shapes in shapes_of(every).items():
+        layout, weights = make_layout(shapes)
+        tables = TritonTables(layout, "cpu").rows(weights)
+        for launch in tables.forward:
+            yield from ((name, replace(launch, bodies=(body,)), False) for body in launch.bodies)
+        yield from ((name, launch, True) for launch in tables.backward)
 
 
 def main() -> int:
     """Compiles everything; returns whether a kernel of float32 weights spills or reads badly."""
     every, spilled = "--all" in sys.argv, 0
-    for name, launch, backward in row_kernels(every):
-        kernel = unfold_rows.backward if backward else fold_rows.forward
-        label = f"{'backward' if backward else 'forward'}, {name}, {launch.shapes.of(launch.bodies // 2)}"
-        constants = {name: value for name, value in _constants(launch).items() if name != "num_warps"}
-        bytes_spilled = compile_kernel(label, kernel, constants, launch.warps)
-        spilled += bytes_spilled if launch.kind.dtype != torch.float64 else 0
-    for name, launch, backward in whole_kernels(every):
-        kernel = unfold_whole.backward if backward else fold_whole.forward
-        constants = _whole_constants(launch)
+    for name, launch, backward in row_launches(every):
+        constants = row_constants(launch)
         warps, registers = constants.pop("num_warps"), constants.pop("maxnreg", None)
-        label = f"{'backward' if backward else 'forward'}, {name}, whole rows"
+        label = f"{'backward' if backward else 'forward'}, {name}, {launch.shapes[0][1:]}, {warps} warps"
+        kernel = unfold.backward if backward else fold.forward
         bytes_spilled = compile_kernel(label, kernel, constants, warps, registers=registers)
         allowed = 0 if registers is None else SPILLED
         spilled += bytes_spilled if launch.dtype != torch.float64 and bytes_spilled > allowed else 0
     sums = {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}
-    spilled += compile_kernel("sums of blocks", unfold_rows.add_partials, sums, 4)
+    spilled += compile_kernel("sums of blocks", unfold.add_partials, sums, 4)
     pairs = sum(1 << code for code in PAIRS)
     groups = {
         "rectifiers": 1 << TWO_SLOPES | 1 << LINEAR | pairs,

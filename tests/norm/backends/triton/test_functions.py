@@ -5,10 +5,12 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install triton")
 
+from varprop.gaussian.derivatives import DOUBLE, KERNELS
 from varprop.norm.backends import triton as kernels
+from varprop.norm.backends.triton.opcodes import BUILDERS
 from varprop.norm.layout import Function, Lanes, Layout, Step
 
-from .functions import RULES, function
+from .functions import ADD, MUL, RULES, SKIP, function
 from .reference import EPS, NONE
 
 pytestmark = pytest.mark.kernels
@@ -26,7 +28,7 @@ def lanes_of(made: Function) -> Lanes:
 def by_kernels(made, device):
     """Mean and variance, and the derivatives of each by mean and std."""
     lanes = lanes_of(made)
-    tables = kernels.Tables(Layout(lanes, ()), device)
+    tables = kernels.TritonTables(Layout(lanes, ()), device)
     shift, scale, none = GRID[:, 0].to(device), GRID[:, 1].to(device), NONE.float().to(device)
     mean, var, saved = kernels.moments_forward(lanes, tables, shift, scale, none, none)
     one, zero = torch.ones_like(mean), torch.zeros_like(mean)
@@ -55,11 +57,17 @@ def test_function_and_its_derivatives_agree_with_the_rule(kernel, device):
         assert ((got - want).abs() <= 1e-5 * want.abs() + 1e-8 * (1.0 + GRID[:, 1])).all()
 
 
+def test_kernels_name_the_functions_of_gaussian_and_all_are_compared():
+    assert {*BUILDERS, "compose"} == set(KERNELS[DOUBLE])
+    compared = {kernel[0] for kernel in RULES} | {made.kernel[0] for made in (ADD, MUL, SKIP)}
+    assert compared == set(KERNELS[DOUBLE])
+
+
 def test_scale_of_zero_and_of_either_sign(device):
     """Moments are even in the scale, its gradient is odd, and nothing is NaN where the scale is zero."""
     made = function("two_slopes", 1.0, 0.0)
     lanes = Lanes(4, NONE, NONE, 0, (Step(made, (torch.arange(4),), 4, 4),), 4 + torch.arange(4))
-    tables, none = kernels.Tables(Layout(lanes, ()), device), NONE.float().to(device)
+    tables, none = kernels.TritonTables(Layout(lanes, ()), device), NONE.float().to(device)
     shift, scale = torch.tensor([0.5, 0.5, 0.5, 0.0], device=device), torch.tensor([0.7, -0.7, 0.0, 0.0], device=device)
     mean, var, saved = kernels.moments_forward(lanes, tables, shift, scale, none, none)
     assert mean[0] == mean[1] and var[0] == var[1] and mean[2] == 0.5 and mean[3] == 0.0

@@ -27,7 +27,7 @@ def inputs_of(lanes, seed=0):
 
 def by_kernels(lanes, device, seed=0):
     inputs, grads = ([x.to(device) for x in part] for part in inputs_of(lanes, seed))
-    tables = kernels.Tables(Layout(lanes, ()), device)
+    tables = kernels.TritonTables(Layout(lanes, ()), device)
     mean, var, saved = kernels.moments_forward(lanes, tables, *inputs)
     return [mean, var, *kernels.moments_backward(lanes, tables, saved, inputs[1], *grads)]
 

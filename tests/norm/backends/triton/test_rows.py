@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the kernels need triton: pip install triton")
 
 from varprop.norm.backends import triton as kernels
-from varprop.norm.backends.triton import whole
+from varprop.norm.backends.triton import bodies
 
 from .conftest import INTERPRETED
 from .reference import Shape, error, fold, like_memory, make_layout
@@ -41,7 +41,7 @@ def by_kernels(layout, weights, dtype, device):
     """Folded weights and biases, then the gradients of weights, scale, mean and var."""
     scale, shift, mean, var = (x.to(device) for x in vectors_of(layout))
     weights = [weight.to(device) for weight in weights]
-    tables = kernels.Tables(layout, device)
+    tables = kernels.TritonTables(layout, device)
     folded, bias, saved = kernels.rows_forward(layout, tables, weights, scale, shift, mean, var, dtype)
     grads = [x.to(device) for x in grads_of(layout, dtype)]
     found = kernels.rows_backward(layout, tables, weights, saved, scale, mean, var, *grads)
@@ -87,7 +87,8 @@ SITES = {
     "long odd rows": Shape(2, 1111),
     "rows longer than a tile": Shape(2, 9000),
     "conv, rows longer than a tile": Shape(3, 600, (3, 3), padded=True),
-    "channels last, rows longer than a tile": Shape(20, 600, (3, 3), padded=True, channels_last=True),
+    "channels last, rows longer than a tile": Shape(3, 600, (3, 3), padded=True, channels_last=True),
+    "channels last, rows in pieces": Shape(3, 1200, (3, 3), padded=True, channels_last=True),
     "several tiles of rows": Shape(40, 500, (1, 1), channels_last=True),
     "many short rows": Shape(150, 3),
     "conv": Shape(5, 7, (3, 3)),
@@ -107,6 +108,8 @@ SITES = {
     "few channels in groups": Shape(3, 2, (3, 3), groups=5),
     "depthwise": Shape(1, 1, (3, 3), groups=70, padded=True),
     "depthwise, several rows": Shape(2, 1, (5,), groups=33),
+    "depthwise, more rows than a tile": Shape(3, 1, (7, 7), groups=11, padded=True),
+    "transposed depthwise": Shape(1, 1, (3, 3), groups=9, transposed=True, padded=True),
     "depthwise, channels last": Shape(1, 1, (3, 3), groups=8, channels_last=True),
     "transposed": Shape(5, 6, (3, 3), transposed=True, padded=True),
     "transposed in groups": Shape(2, 3, (3, 3), groups=5, transposed=True, padded=True),
@@ -120,14 +123,14 @@ def test_site(name, device):
     check([SITES[name]], device)
 
 
-@pytest.mark.parametrize("at_once", (1, 15, 30))
+@pytest.mark.parametrize("at_once", (1, 10))
 def test_blocks_that_take_several_tiles_in_turn(at_once, device, monkeypatch):
-    monkeypatch.setattr(whole, "AT_ONCE", at_once)
+    monkeypatch.setattr(bodies, "AT_ONCE", at_once)
     sites = [Shape(40, 500, (1, 1), channels_last=True), Shape(7, 300, (3, 3), padded=True, channels_last=True)]
-    sites += [Shape(30, 100, groups=2), Shape(70, 20, (3, 3), padded=True)]
+    sites += [Shape(30, 100, groups=2), Shape(40, 20, (3, 3), padded=True, channels_last=True)]
     layout, weights = make_layout(sites)
-    tables = kernels.Tables(layout, "cpu").rows(weights)
-    for launches in (tables.whole_forward, tables.whole_backward):
+    tables = kernels.TritonTables(layout, "cpu").rows(weights)
+    for launches in (tables.forward, tables.backward):
         assert max(body.rounds for launch in launches for body in launch.bodies) > 1
     check(sites, device)
 

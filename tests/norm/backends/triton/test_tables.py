@@ -23,13 +23,13 @@ def vectors(layout, device):
 def test_tables_follow_weights_that_move(device):
     layout, weights = make_layout([Shape(6, 16), Shape(3, 4, (3, 3))])
     weights = [w.to(device) for w in weights]
-    tables, given = kernels.Tables(layout, device), vectors(layout, device)
+    tables, given = kernels.TritonTables(layout, device), vectors(layout, device)
     kept = tables.rows(weights)
     assert tables.rows(weights) is kept
     moved = [2.0 * weights[0], -weights[1]]
-    assert tables.rows(moved).sites is kept.sites
+    assert tables.rows(moved).columns is kept.columns
     folded, *_ = kernels.rows_forward(layout, tables, moved, *given, torch.float32)
-    fresh, *_ = kernels.rows_forward(layout, kernels.Tables(layout, device), moved, *given, torch.float32)
+    fresh, *_ = kernels.rows_forward(layout, kernels.TritonTables(layout, device), moved, *given, torch.float32)
     assert torch.equal(folded, fresh)
     old, *_ = kernels.rows_forward(layout, tables, weights, *given, torch.float32)
     assert not torch.equal(old[96:], folded[96:])
@@ -38,7 +38,7 @@ def test_tables_follow_weights_that_move(device):
 def test_tables_follow_another_order_in_memory(device):
     layout, (weight,) = make_layout([Shape(4, 8, (3, 3))])
     weight = weight.to(device)
-    tables, given = kernels.Tables(layout, device), vectors(layout, device)
+    tables, given = kernels.TritonTables(layout, device), vectors(layout, device)
     plain, *_ = kernels.rows_forward(layout, tables, [weight], *given, torch.float32)
     last = weight.contiguous(memory_format=torch.channels_last)
     turned, *_ = kernels.rows_forward(layout, tables, [last], *given, torch.float32)
@@ -48,7 +48,7 @@ def test_tables_follow_another_order_in_memory(device):
 def test_tables_are_not_built_while_capturing(monkeypatch, device):
     layout, weights = make_layout([Shape(6, 16)])
     weights = [w.to(device) for w in weights]
-    tables = kernels.Tables(layout, device)
+    tables = kernels.TritonTables(layout, device)
     tables.rows(weights)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -56,7 +56,7 @@ def test_tables_are_not_built_while_capturing(monkeypatch, device):
     with pytest.raises(RuntimeError, match="run one step before the capture"):
         tables.rows([w.clone() for w in weights])
     with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
-        kernels.Tables(layout, device)
+        kernels.TritonTables(layout, device)
 
 
 def test_weights_that_do_not_fit_are_named(device):
@@ -67,7 +67,7 @@ def test_weights_that_do_not_fit_are_named(device):
     for bad in (gaps, turned):
         assert not kernels.fits(layout, [bad])
         with pytest.raises(ValueError, match="strides"):
-            kernels.Tables(layout, device).rows([bad])
+            kernels.TritonTables(layout, device).rows([bad])
 
 
 def test_a_chain_too_long_to_run_in_sequence_is_not_supported():

@@ -7,11 +7,11 @@ results are bitwise reproducible and everything can be captured in a CUDA graph 
 
 from .backend import TritonBackend, fits, kept_sizes, supported
 from .launch import moments_backward, moments_forward, rows_backward, rows_forward
-from .tables import Tables
+from .tables import TritonTables
 
 __all__ = [
-    "Tables",
     "TritonBackend",
+    "TritonTables",
     "fits",
     "kept_sizes",
     "moments_backward",

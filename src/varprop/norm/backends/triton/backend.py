@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ...layout import Layout, Pair
-from .blocks import strides_of
+from .bodies import order_of
 from .components import LONGEST, longest
 from .launch import SLOPES, moments_backward_onto, moments_forward, rows_backward, rows_forward
 from .opcodes import known
-from .tables import Tables
+from .tables import TritonTables
 
 
 def supported(layout: Layout) -> bool:
@@ -26,7 +26,7 @@ def fits(layout: Layout, weights: Sequence[Tensor]) -> bool:
     """Whether the weights lie in memory as the kernels read them: dense, with taps at one distance from each other."""
     try:
         for rows, weight in zip(layout.rows, weights, strict=True):
-            strides_of(rows, weight)
+            order_of(rows, weight)
     except ValueError:
         return False
     return True
@@ -46,7 +46,7 @@ class TritonBackend:
 
     def __init__(self, layout: Layout, weights: Sequence[Tensor]) -> None:
         self.layout = layout
-        self.tables = Tables(layout, weights[0].device)
+        self.tables = TritonTables(layout, weights[0].device)
         self.tables.rows(list(weights))
         self._nothing = torch.empty(0, device=weights[0].device)
 

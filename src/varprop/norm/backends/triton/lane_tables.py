@@ -11,7 +11,7 @@ from torch import Tensor
 from ....gaussian.normal import gauss_legendre
 from ...layout import Lanes
 from .components import BLOCK, BLOCK_INTEGRATED, Program, Template, integrated, programs, templates
-from .opcodes import KNOTS, OPERATIONS, PANELS
+from .opcodes import BENDS, OPERATIONS, PANELS
 
 _FAR = 1e30  # beyond any window of the quadrature
 # Entries that a program adds at a time, in all and of one lane at most; lanes at least.
@@ -158,6 +158,6 @@ def _nodes() -> Tensor:
 def _knots() -> Tensor:
     table = torch.full((OPERATIONS, PANELS + 1), _FAR, dtype=torch.float64)
     table[:, 0] = -_FAR
-    for code, knots in KNOTS.items():
+    for code, knots in BENDS.items():
         table[code, 1 : len(knots) + 1] = torch.tensor(knots, dtype=torch.float64)
     return table

@@ -10,10 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...layout import Lanes, Layout
-from . import fold_rows, fold_whole, moments, unfold_rows, unfold_whole, whole
+from . import fold, moments, unfold
 from .blocks import COLUMNS, Launch
-from .tables import RowTables, Tables
-from .whole import WholeLaunch
+from .tables import RowTables, TritonTables
 
 _TYPES = {
     torch.float32: tl.float32,
@@ -35,7 +34,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def moments_forward(
-    lanes: Lanes, tables: Tables, shift: Tensor, scale: Tensor, given_mean: Tensor, given_var: Tensor
+    lanes: Lanes, tables: TritonTables, shift: Tensor, scale: Tensor, given_mean: Tensor, given_var: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Mean and variance (1e-6 added) of all entering lanes.
 
@@ -67,7 +66,7 @@ def moments_forward(
 
 
 def moments_backward(
-    lanes: Lanes, tables: Tables, saved: list[Tensor], scale: Tensor, d_mean: Tensor, d_var: Tensor
+    lanes: Lanes, tables: TritonTables, saved: list[Tensor], scale: Tensor, d_mean: Tensor, d_var: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of shift, scale, given means and given variances, from those of the entering lanes."""
     by_source, *d_given = moments_backward_onto(lanes, tables, saved, scale, d_mean, d_var, None)
@@ -76,7 +75,7 @@ def moments_backward(
 
 def moments_backward_onto(
     lanes: Lanes,
-    tables: Tables,
+    tables: TritonTables,
     saved: list[Tensor],
     scale: Tensor,
     d_mean: Tensor,
@@ -101,32 +100,16 @@ def moments_backward_onto(
     return by_source, d_given[0], d_given[1]
 
 
-def _types(dtype: torch.dtype) -> dict[str, object]:
-    return {"WEIGHT": _TYPES[dtype], "ACC": tl.float64 if dtype == torch.float64 else tl.float32}
-
-
-def _whole_constants(launch: WholeLaunch) -> dict[str, object]:
-    """What a launch for whole rows compiles into the kernel."""
-    shapes = whole.shapes(launch.bodies)
-    constants = {**_types(launch.dtype), "BODIES": len(launch.bodies), "SHAPES": shapes, "num_warps": launch.warps}
+def row_constants(launch: Launch) -> dict[str, object]:
+    """What a launch for rows compiles into the kernel."""
+    work = tl.float64 if launch.dtype == torch.float64 else tl.float32
+    constants = {"WEIGHT": _TYPES[launch.dtype], "ACC": work, "BODIES": launch.shapes, "num_warps": launch.warps}
     return constants if launch.registers is None else {**constants, "maxnreg": launch.registers}
-
-
-def _constants(launch: Launch) -> dict[str, object]:
-    """What a launch compiles into the kernel."""
-    kind, shapes = launch.kind, launch.shapes
-    return {
-        **_types(kind.dtype),
-        "KIND": (kind.taps, kind.inner, kind.aligned, kind.many, kind.strided),
-        "BODIES": launch.bodies,
-        "SHAPES": (*shapes.cross, *shapes.narrow, *shapes.wide),
-        "num_warps": launch.warps,
-    }
 
 
 def rows_forward(
     layout: Layout,
-    tables: Tables,
+    tables: TritonTables,
     weights: list[Tensor],
     scale: Tensor,
     shift: Tensor,
@@ -158,21 +141,16 @@ def rows_forward(
     inputs = [_flat(x) for x in (scale, shift, mean, var)]
     with _on(device):
         for launch in t.forward:
-            fold_rows.forward[(len(launch.blocks),)](
-                launch.blocks, t.sites, t.pointers, tables.share, tables.covariance, *inputs, folded, bias,
-                stats, stats[layout.row_count :], sums, spread, **_constants(launch),
-            )  # fmt: skip
-        for rows in t.whole_forward:
-            fold_whole.forward[(len(rows.records),)](
-                rows.records, tables.share, tables.covariance, *inputs, folded, bias,
-                stats, stats[layout.row_count :], spread, **_whole_constants(rows),
+            fold.forward[(len(launch.records),)](
+                launch.records, tables.share, tables.covariance, *inputs, folded, bias,
+                stats, stats[layout.row_count :], sums, spread, **row_constants(launch),
             )  # fmt: skip
     return folded, bias, [stats, spread]
 
 
 def rows_backward(
     layout: Layout,
-    tables: Tables,
+    tables: TritonTables,
     weights: list[Tensor],
     saved: list[Tensor],
     scale: Tensor,
@@ -195,21 +173,16 @@ def rows_backward(
     )  # fmt: skip
     with _on(device):
         for launch in t.backward:
-            unfold_rows.backward[(len(launch.blocks),)](
-                launch.blocks, t.sites, t.pointers, *arguments, **_constants(launch)
-            )
-        for rows in t.whole_backward:
-            unfold_whole.backward[(len(rows.records),)](rows.records, *arguments, **_whole_constants(rows))
+            unfold.backward[(len(launch.records),)](launch.records, *arguments, **row_constants(launch))
         _add_partials(t, partial, of_entering)
     return d_weight, d_scale, of_entering[0], of_entering[1]
 
 
 def _add_partials(t: RowTables, partial: Tensor, result: Tensor) -> None:
     if len(t.columns):
-        unfold_rows.add_partials[(len(t.columns),)](
-            t.columns, t.sites, partial[0], partial[1], result[0], result[1],
-            ROWS=_PARTIALS, COLUMNS=COLUMNS, num_warps=4,
-        )  # fmt: skip
+        unfold.add_partials[(len(t.columns),)](
+            t.columns, partial[0], partial[1], result[0], result[1], ROWS=_PARTIALS, COLUMNS=COLUMNS, num_warps=4
+        )
 
 
 def _common(weights: list[Tensor]) -> torch.dtype:

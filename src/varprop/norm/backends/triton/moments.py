@@ -55,6 +55,15 @@ def _operands(operations, first, second, output, n, there, component, mask):
     )
 
 
+@triton.jit
+def _write(mean, var, slopes, found, computed, mask, SLOPES: tl.constexpr):
+    """Mean, variance and their derivatives to where they belong."""
+    tl.store(mean, found[0], mask)
+    tl.store(var, found[1], mask)
+    for n in tl.static_range(SLOPES):
+        tl.store(slopes + n * computed, found[2 + n], mask)
+
+
 _SIZES = ["sources", "constants", "given", "computed"]
 
 
@@ -108,26 +117,12 @@ def forward(
                 if (code >= _FIRST_PAIR) & (code <= _LAST_PAIR):
                     m2 = _read(shift, constant_mean, given_mean, mean, other, mask, sources, constants, given)
                     v2 = _read_var(scale, constant_var, given_var, var, other, mask, sources, constants, given)
-                    m, v, a, b, c, d, e, f, g, h = two_arguments(code, numbers + 8 * n, m1, v1, m2, v2, OPS)
-                    tl.store(mean + target, m, mask)
-                    tl.store(var + target, v, mask)
-                    tl.store(slopes + target, a, mask)
-                    tl.store(slopes + computed + target, b, mask)
-                    tl.store(slopes + 2 * computed + target, c, mask)
-                    tl.store(slopes + 3 * computed + target, d, mask)
-                    tl.store(slopes + 4 * computed + target, e, mask)
-                    tl.store(slopes + 5 * computed + target, f, mask)
-                    tl.store(slopes + 6 * computed + target, g, mask)
-                    tl.store(slopes + 7 * computed + target, h, mask)
+                    found = two_arguments(code, numbers + 8 * n, m1, v1, m2, v2, OPS)
+                    _write(mean + target, var + target, slopes + target, found, computed, mask, 8)
             if ~_HAS_PAIRS & OPS:
                 if (code < _FIRST_PAIR) | (code > _LAST_PAIR):
-                    m, v, a, b, c, d = one_argument(code, numbers + 8 * n, nodes, knots, m1, v1, OPS)
-                    tl.store(mean + target, m, mask)
-                    tl.store(var + target, v, mask)
-                    tl.store(slopes + target, a, mask)
-                    tl.store(slopes + computed + target, b, mask)
-                    tl.store(slopes + 2 * computed + target, c, mask)
-                    tl.store(slopes + 3 * computed + target, d, mask)
+                    found = one_argument(code, numbers + 8 * n, nodes, knots, m1, v1, OPS)
+                    _write(mean + target, var + target, slopes + target, found, computed, mask, 4)
             tl.debug_barrier()
     last = tl.load(here + 5)
     for start in range(tl.load(here + 4), last, ENTRIES):
@@ -142,11 +137,15 @@ def forward(
 
 
 @triton.jit
-def _accumulate(grad_mean, grad_var, lane, add_mean, add_var, mask, sources, constants):
-    """Adds to the gradients of lanes, but to no constant's."""
+def _take_back(grad_mean, grad_var, lane, dm, dv, saved, computed, mask, sources, constants):
+    """Adds to the gradients of the lanes of an argument, but to no constant's, those of the result times its slopes."""
+    mm = tl.load(saved, mask, 0.0)
+    mv = tl.load(saved + computed, mask, 0.0)
+    vm = tl.load(saved + 2 * computed, mask, 0.0)
+    vv = tl.load(saved + 3 * computed, mask, 0.0)
     mask = mask & ((lane < sources) | (lane >= sources + constants))
-    tl.store(grad_mean + lane, tl.load(grad_mean + lane, mask, 0.0) + add_mean, mask)
-    tl.store(grad_var + lane, tl.load(grad_var + lane, mask, 0.0) + add_var, mask)
+    tl.store(grad_mean + lane, tl.load(grad_mean + lane, mask, 0.0) + (dm * mm + dv * vm), mask)
+    tl.store(grad_var + lane, tl.load(grad_var + lane, mask, 0.0) + (dm * mv + dv * vv), mask)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -216,23 +215,12 @@ def backward(
             dm = tl.load(grad_mean + target, mask, 0.0)
             dv = tl.load(grad_var + target, mask, 0.0)
             saved = slopes + target - sources - constants - given
-            mm = tl.load(saved, mask, 0.0)
-            mv = tl.load(saved + computed, mask, 0.0)
-            vm = tl.load(saved + 2 * computed, mask, 0.0)
-            vv = tl.load(saved + 3 * computed, mask, 0.0)
-            add_mean = dm * mm + dv * vm
-            add_var = dm * mv + dv * vv
-            _accumulate(grad_mean, grad_var, lane, add_mean, add_var, mask, sources, constants)
+            _take_back(grad_mean, grad_var, lane, dm, dv, saved, computed, mask, sources, constants)
             if _HAS_PAIRS & OPS:
                 if (code >= _FIRST_PAIR) & (code <= _LAST_PAIR):
                     tl.debug_barrier()  # both arguments may be one lane
-                    mm = tl.load(saved + 4 * computed, mask, 0.0)
-                    mv = tl.load(saved + 5 * computed, mask, 0.0)
-                    vm = tl.load(saved + 6 * computed, mask, 0.0)
-                    vv = tl.load(saved + 7 * computed, mask, 0.0)
-                    add_mean = dm * mm + dv * vm
-                    add_var = dm * mv + dv * vv
-                    _accumulate(grad_mean, grad_var, other, add_mean, add_var, mask, sources, constants)
+                    second_saved = saved + 4 * computed
+                    _take_back(grad_mean, grad_var, other, dm, dv, second_saved, computed, mask, sources, constants)
             tl.debug_barrier()
     for start in range(own_begin, own_end, LANES):
         row = start + tl.arange(0, LANES)

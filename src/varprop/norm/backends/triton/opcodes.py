@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ....gaussian.curves import KNOTS
+
 LINEAR, TWO_SLOPES, CLAMP, ADD, MUL, SKIP = range(6)
 SIGMOID, NORMAL_CDF, SILU, GELU, GELU_TANH, SOFTPLUS, ELU, MISH, HARDSWISH = range(6, 15)
 PAIRS = (ADD, MUL, SKIP)  # of two arguments
@@ -18,19 +20,17 @@ FIRST_INTEGRATED = SIGMOID
 OPERATIONS = 15
 PANELS = 6  # at most five knots
 
-_LOGISTIC = (-45.0, -9.0, 0.0, 9.0, 45.0)
-_GELU = (-9.0, -3.0, 0.0, 3.0, 9.0)
 # Where an integrated base function bends or has a kink; panels of nodes end there.
-KNOTS: dict[int, tuple[float, ...]] = {
-    SIGMOID: _LOGISTIC,
-    NORMAL_CDF: tuple(math.sqrt(2.0) * x for x in (-6.5, -2.2, 0.0, 2.2, 6.5)),
-    SILU: _LOGISTIC,
-    GELU: _GELU,
-    GELU_TANH: _GELU,
-    SOFTPLUS: _LOGISTIC,
-    ELU: (-45.0, -9.0, 0.0),
-    MISH: _LOGISTIC,
-    HARDSWISH: (-3.0, 3.0),
+BENDS: dict[int, tuple[float, ...]] = {
+    SIGMOID: KNOTS["sigmoid"],
+    NORMAL_CDF: tuple(math.sqrt(2.0) * x for x in KNOTS["erf"]),
+    SILU: KNOTS["sigmoid"],
+    GELU: KNOTS["gelu"],
+    GELU_TANH: KNOTS["gelu"],
+    SOFTPLUS: KNOTS["sigmoid"],
+    ELU: KNOTS["elu"],
+    MISH: KNOTS["mish"],
+    HARDSWISH: KNOTS["hardswish"],
 }
 
 
@@ -88,7 +88,7 @@ def _elu(alpha: float = 1.0, scale: float = 1.0, rate: float = 1.0) -> Instructi
     return Instruction(ELU, rate=rate, first=scale / rate, second=scale * alpha)
 
 
-_BUILDERS: dict[str, Callable[..., Instruction]] = {
+BUILDERS: dict[str, Callable[..., Instruction]] = {
     "two_slopes": lambda p, n: Instruction(TWO_SLOPES, first=p, second=n),
     "clamp": _clamp,
     "affine": lambda a, b: _linear(a, b, a * a, 0.0),
@@ -118,8 +118,8 @@ def known(kernel: Sequence[str | float | None] | None) -> bool:
         return False
     if kernel[0] == "compose":
         inner = kernel[4] if len(kernel) > 4 else None
-        return kernel[1] == "maximum" and inner in _BUILDERS and inner not in ("maximum", "add", "mul", "skip")
-    return kernel[0] in _BUILDERS
+        return kernel[1] == "maximum" and inner in BUILDERS and inner not in ("maximum", "add", "mul", "skip")
+    return kernel[0] in BUILDERS
 
 
 def encode(kernel: Sequence[str | float | None]) -> Instruction:
@@ -131,6 +131,6 @@ def encode(kernel: Sequence[str | float | None]) -> Instruction:
     if not known(kernel):
         raise ValueError(f"No kernel computes {tuple(kernel)}.")
     if kernel[0] != "compose":
-        return _BUILDERS[str(kernel[0])](*kernel[1:])
-    inner = _BUILDERS[str(kernel[4])](*kernel[5:])
+        return BUILDERS[str(kernel[0])](*kernel[1:])
+    inner = BUILDERS[str(kernel[4])](*kernel[5:])
     return Instruction(inner.code, float(kernel[2] or 0.0), float(kernel[3] or 0.0), *inner.numbers[2:])

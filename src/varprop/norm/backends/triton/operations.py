@@ -10,18 +10,11 @@ from .opcodes import CLAMP, FIRST_INTEGRATED, LINEAR, MUL, SKIP, TWO_SLOPES
 from .quadrature import integrated
 from .skip import after_skip
 
-_FIRST_INTEGRATED = tl.constexpr(FIRST_INTEGRATED)
+_LINEAR, _TWO_SLOPES, _CLAMP, _MUL, _SKIP, _FIRST_INTEGRATED = (
+    tl.constexpr(code) for code in (LINEAR, TWO_SLOPES, CLAMP, MUL, SKIP, FIRST_INTEGRATED)
+)
+_BIT = tl.constexpr(1)
 _HAS_INTEGRATED = tl.constexpr(-1 << FIRST_INTEGRATED)
-_LINEAR = tl.constexpr(LINEAR)
-_HAS_LINEAR = tl.constexpr(1 << LINEAR)
-_TWO_SLOPES = tl.constexpr(TWO_SLOPES)
-_HAS_TWO_SLOPES = tl.constexpr(1 << TWO_SLOPES)
-_CLAMP = tl.constexpr(CLAMP)
-_HAS_CLAMP = tl.constexpr(1 << CLAMP)
-_MUL = tl.constexpr(MUL)
-_HAS_MUL = tl.constexpr(1 << MUL)
-_SKIP = tl.constexpr(SKIP)
-_HAS_SKIP = tl.constexpr(1 << SKIP)
 _HAS_CURVES = tl.constexpr(-1 << FIRST_INTEGRATED | 1 << TWO_SLOPES | 1 << CLAMP)
 _SMALLEST_STD = tl.constexpr(1e-12)
 
@@ -46,7 +39,7 @@ def one_argument(code, numbers, nodes, knots, mean, var, OPS: tl.constexpr):
     mv = mean
     vm = mean
     vv = mean
-    if _HAS_LINEAR & OPS:
+    if _BIT << _LINEAR & OPS:
         if code == _LINEAR:
             m = rate * top + shift
             v = gain * d * var + offset * top * top
@@ -65,10 +58,10 @@ def one_argument(code, numbers, nodes, knots, mean, var, OPS: tl.constexpr):
             fs = x
             gm = x
             gs = x
-            if _HAS_TWO_SLOPES & OPS:
+            if _BIT << _TWO_SLOPES & OPS:
                 if code == _TWO_SLOPES:
                     f, g, fm, fs, gm, gs = two_slopes(x, s, p, n)
-            if _HAS_CLAMP & OPS:
+            if _BIT << _CLAMP & OPS:
                 if code == _CLAMP:
                     f, g, fm, fs, gm, gs = clamp(x, s, p, n, nodes)
             if _HAS_INTEGRATED & OPS:
@@ -98,7 +91,7 @@ def two_arguments(code, numbers, m1, v1, m2, v2, OPS: tl.constexpr):
     mv2 = zero
     vm2 = zero
     vv2 = zero + alpha * alpha
-    if _HAS_MUL & OPS:
+    if _BIT << _MUL & OPS:
         if code == _MUL:
             m = m1 * m2
             v = v1 * v2 + m1 * m1 * v2 + m2 * m2 * v1
@@ -108,7 +101,7 @@ def two_arguments(code, numbers, m1, v1, m2, v2, OPS: tl.constexpr):
             mm2 = m1
             vm2 = 2.0 * m2 * v1
             vv2 = v1 + m1 * m1
-    if _HAS_SKIP & OPS:
+    if _BIT << _SKIP & OPS:
         if code == _SKIP:
             m, v, mm1, mv1, vm1, vv1, mm2, mv2, vm2, vv2 = after_skip(numbers, m1, v1, m2, v2)
     return m, v, mm1, mv1, vm1, vv1, mm2, mv2, vm2, vv2

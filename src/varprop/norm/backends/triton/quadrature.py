@@ -6,27 +6,13 @@ import triton
 import triton.language as tl
 
 from .gauss import NODES, TINY, density, upper
-from .opcodes import ELU, GELU, GELU_TANH, HARDSWISH, MISH, NORMAL_CDF, PANELS, SIGMOID, SILU, SOFTPLUS
+from .opcodes import FIRST_INTEGRATED, OPERATIONS, PANELS
 
 EDGES = tl.constexpr(PANELS + 1)
-_SIGMOID = tl.constexpr(SIGMOID)
-_HAS_SIGMOID = tl.constexpr(1 << SIGMOID)
-_NORMAL_CDF = tl.constexpr(NORMAL_CDF)
-_HAS_NORMAL_CDF = tl.constexpr(1 << NORMAL_CDF)
-_SILU = tl.constexpr(SILU)
-_HAS_SILU = tl.constexpr(1 << SILU)
-_GELU = tl.constexpr(GELU)
-_HAS_GELU = tl.constexpr(1 << GELU)
-_GELU_TANH = tl.constexpr(GELU_TANH)
-_HAS_GELU_TANH = tl.constexpr(1 << GELU_TANH)
-_SOFTPLUS = tl.constexpr(SOFTPLUS)
-_HAS_SOFTPLUS = tl.constexpr(1 << SOFTPLUS)
-_ELU = tl.constexpr(ELU)
-_HAS_ELU = tl.constexpr(1 << ELU)
-_MISH = tl.constexpr(MISH)
-_HAS_MISH = tl.constexpr(1 << MISH)
-_HARDSWISH = tl.constexpr(HARDSWISH)
-_HAS_HARDSWISH = tl.constexpr(1 << HARDSWISH)
+_SIGMOID, _NORMAL_CDF, _SILU, _GELU, _GELU_TANH, _SOFTPLUS, _ELU, _MISH, _HARDSWISH = (
+    tl.constexpr(code) for code in range(FIRST_INTEGRATED, OPERATIONS)
+)
+_BIT = tl.constexpr(1)
 _WINDOW = tl.constexpr(8.5)
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 _TANH_RATE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
@@ -54,48 +40,48 @@ def _base(code, x, p, n, far, OPS: tl.constexpr):
     """A base function and its derivative at x; `OPS` has a bit for each that occurs, so that no other is compiled."""
     f = x
     slope = x
-    if _HAS_SIGMOID & OPS:
+    if _BIT << _SIGMOID & OPS:
         if code == _SIGMOID:
             f = _logistic(x)
             slope = f * _logistic(-x)
-    if _HAS_NORMAL_CDF & OPS:
+    if _BIT << _NORMAL_CDF & OPS:
         if code == _NORMAL_CDF:
             # erf near zero, where the fit's 3e-9 would show as a step; the tail beyond has its digits from the fit.
             f = tl.where(x < -5.0, upper(-x), 0.5 + 0.5 * tl.erf(_ROOT_HALF * x))
             slope = density(x)
-    if _HAS_SILU & OPS:
+    if _BIT << _SILU & OPS:
         if code == _SILU:
             s = _logistic(x)
             f = x * s
             slope = s + f * _logistic(-x)
-    if _HAS_GELU & OPS:
+    if _BIT << _GELU & OPS:
         if code == _GELU:
             up = tl.where(x < -5.0, upper(-x), 0.5 + 0.5 * tl.erf(_ROOT_HALF * x))
             f = x * up
             slope = up + x * density(x)
-    if _HAS_GELU_TANH & OPS:
+    if _BIT << _GELU_TANH & OPS:
         if code == _GELU_TANH:
             u = _TANH_RATE * (x + 0.044715 * x * x * x)
             s = _logistic(u)
             f = x * s
             slope = s + f * _logistic(-u) * _TANH_RATE * (1.0 + 0.134145 * x * x)
-    if _HAS_SOFTPLUS & OPS:
+    if _BIT << _SOFTPLUS & OPS:
         if code == _SOFTPLUS:
             f = _softplus(x)
             slope = _logistic(x)
-    if _HAS_ELU & OPS:
+    if _BIT << _ELU & OPS:
         if code == _ELU:
             e = n * tl.exp(tl.minimum(x, 0.0))
             f = tl.where(x > 0.0, p * x + tl.where(far, n, 0.0), tl.where(far, e, e - n))
             slope = tl.where(x > 0.0, p, e)
-    if _HAS_MISH & OPS:
+    if _BIT << _MISH & OPS:
         if code == _MISH:
             w = tl.exp(tl.minimum(x, 40.0))
             y = w * (w + 2.0)
             t = y / (y + 2.0)
             f = x * t
             slope = t + x * _logistic(x) * 4.0 * (y + 1.0) / ((y + 2.0) * (y + 2.0))
-    if _HAS_HARDSWISH & OPS:
+    if _BIT << _HARDSWISH & OPS:
         if code == _HARDSWISH:
             f = x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0
             slope = tl.where(x < -3.0, 0.0, tl.where(x > 3.0, 1.0, (2.0 * x + 3.0) / 6.0))

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Device function: the rectifier behind a skip connection, as `norm.skip` computes it."""
+"""Device function: the rectifier behind a skip connection, as `gaussian.skip` computes it."""
 
 import triton
 import triton.language as tl

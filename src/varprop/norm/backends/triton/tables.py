@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ...layout import Layout, Rows
-from . import lane_tables, whole
-from .blocks import Kind, Launch, Strides, columns, kind_of, launches, partials_of, site_of, strides_of, with_partials
+from . import lane_tables
+from .blocks import Launch, columns, launches, places_of
+from .bodies import WeightOrder, bodies_of, order_of
 from .lane_tables import LaneTables
-from .whole import WholeLaunch
 
 T = TypeVar("T")
-Key = tuple[tuple[Strides, Kind], ...]  # of every weight, how it lies in memory
+Key = tuple[WeightOrder, ...]  # of every weight
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,12 @@ class RowTables:
 
     forward: tuple[Launch, ...]
     backward: tuple[Launch, ...]
-    whole_forward: tuple[WholeLaunch, ...]
-    whole_backward: tuple[WholeLaunch, ...]
-    sites: Tensor  # int64, a row of `blocks.Site` each
-    columns: Tensor
-    pointers: Tensor  # int64, of the weights
+    columns: Tensor  # of partial sums
     partials: int
     work: torch.dtype  # of all sums: float32, or float64 if a weight is
 
 
-class Tables:
+class TritonTables:
     """The device-side tables of a layout.
 
     Those of the moment pass and of the taps are built at once; those of rows when the weights are first seen, again
@@ -65,20 +61,16 @@ class Tables:
                 self._captured[addresses] = self._current
             return self._current
         _refuse_capture("renewed (a weight has moved or changed its layout)")
-        ways = [strides_of(rows, weight) for rows, weight in zip(self.layout.rows, weights, strict=True)]
-        sites = list(zip(self.layout.rows, ways, weights, strict=True))
-        there, back = ([kind_of(*site, backward=backward) for site in sites] for backward in (False, True))
-        key = tuple(zip(ways, there, strict=True))
-        renewed = functools.partial(self._rows_at, key, addresses, ways, there, back)
-        self._current = self._rows[key] = _to_stay(self.device, renewed)
+        orders = [order_of(rows, weight) for rows, weight in zip(self.layout.rows, weights, strict=True)]
+        self._current = _to_stay(self.device, functools.partial(self._rows_at, orders, addresses))
         self._addresses, self._seen = addresses, seen
         return self._current
 
-    def _rows_at(
-        self, key: Key, addresses: tuple[int, ...], ways: list[Strides], there: list[Kind], back: list[Kind]
-    ) -> RowTables:
-        found = self._rows.get(key) or _build_rows(self.layout.rows, ways, there, back, self.device)
-        return _at(found, torch.tensor(addresses, dtype=torch.int64), self.device)
+    def _rows_at(self, orders: list[WeightOrder], addresses: tuple[int, ...]) -> RowTables:
+        key = tuple(orders)
+        if key not in self._rows:
+            self._rows[key] = _build_rows(self.layout.rows, orders, self.device)
+        return _at(self._rows[key], torch.tensor(addresses, dtype=torch.int64), self.device)
 
 
 def _to_stay(device: torch.device, work: Callable[[], T]) -> T:
@@ -107,49 +99,24 @@ def _of_taps(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
     return share.to(device), torch.cat([none, *covariances]).to(device)
 
 
-def _build_rows(
-    rows: tuple[Rows, ...], ways: list[Strides], there: list[Kind], back: list[Kind], device: torch.device
-) -> RowTables:
-    share = covariance = sums = 0
-    sites = []
-    for site, way in zip(rows, ways, strict=True):
-        spreads = site.taps.shape[1] > 1
-        sites.append(site_of(site, way, share, covariance if spreads else -1, sums))
-        share += site.tap_count
-        covariance += site.tap_count**2 if spreads else 0
-        sums += site.outputs * site.tap_count if spreads else 0
-    bodies, bodies_back = (whole.bodies_of(rows, there, backward) for backward in (False, True))
-    others, others_back = ([i for i in range(len(rows)) if i not in known] for known in (bodies, bodies_back))
-    counts = [
-        whole.partials_of(site, bodies_back[index]) if index in bodies_back else partials_of(site, back[index])
-        for index, site in enumerate(rows)
-    ]
-    sites, partials = with_partials(sites, rows, counts)
+def _build_rows(rows: tuple[Rows, ...], orders: list[WeightOrder], device: torch.device) -> RowTables:
+    there, back = (bodies_of(rows, orders, backward) for backward in (False, True))
+    places, partials = places_of(rows, back)
     return RowTables(
-        _placed(launches(rows, there, others, backward=False), device),
-        _placed(launches(rows, back, others_back, backward=True), device),
-        tuple(whole.launches(rows, there, sites, bodies, backward=False)),
-        tuple(whole.launches(rows, there, sites, bodies_back, backward=True)),
-        torch.tensor([astuple(site) for site in sites], dtype=torch.int64).to(device),
-        columns(rows).to(torch.int32).to(device),
-        torch.empty(0, dtype=torch.int64),
+        launches(rows, orders, places, there, backward=False),
+        launches(rows, orders, places, back, backward=True),
+        columns(rows, places, back).to(device),
         partials,
-        torch.float64 if any(kind.dtype == torch.float64 for kind in there) else torch.float32,
+        torch.float64 if any(order.dtype == torch.float64 for order in orders) else torch.float32,
     )
 
 
 def _at(tables: RowTables, addresses: Tensor, device: torch.device) -> RowTables:
     """The tables for weights at these addresses: new ones, since a captured graph goes on with those it has seen."""
-    return replace(
-        tables,
-        whole_forward=tuple(launch.at(addresses, device) for launch in tables.whole_forward),
-        whole_backward=tuple(launch.at(addresses, device) for launch in tables.whole_backward),
-        pointers=addresses.to(device),
+    forward, backward = (
+        tuple(launch.at(addresses, device) for launch in made) for made in (tables.forward, tables.backward)
     )
-
-
-def _placed(found: list[Launch], device: torch.device) -> tuple[Launch, ...]:
-    return tuple(replace(launch, blocks=launch.blocks.to(torch.int32).to(device)) for launch in found)
+    return replace(tables, forward=forward, backward=backward)
 
 
 def _capturing() -> bool:

@@ -1,30 +1,22 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
-"""The fold of all rows of all sites, grouped into one launch per class of weights.
+"""Device functions that the fold of rows and its backward share.
 
-A program takes a block of rows of one site and walks over its channels and taps in tiles [rows, channels, taps]: once
-for the sums of the row, once more (from the cache) to write. The pass is bound by memory, so a tile has some 4096
-elements, 16 a thread: enough loads in flight, and still several programs on a multiprocessor. `Shapes` in `blocks`
-gives three bodies that share the launch: `CROSS` for many tiny rows that belong to many groups (depthwise
-convolutions), where every row reads its own channels; `NARROW` and `WIDE` for blocks inside one group, whose rows share
-the means they meet, with few or many channels. Where channels lie next to each other in memory they are the tile's last
-axis and, if aligned, move in 16-byte pieces; else the taps are, and nine of them fill nine of sixteen places.
+A block takes some rows of one site. Rows that fit into its registers, which is most of them, are read once: each tap
+has a tile [rows, channels] of its own, so that no place of a tile is empty. What bounds them is how many bytes are on
+their way at a time: blocks are small, so that several on a multiprocessor wait in turns, and all that a block has to
+know lies in one record, so that its weights are asked for after one wait. All other rows (very long ones, those whose
+taps lie side by side or are many, tiny ones in many groups) are walked over in pieces [rows, channels, taps], once for
+their sums and once more, from the cache, to write.
+
 Sums over rows leave each block as partial sums and are added by a second kernel in a fixed order: no atomics.
-
-Rows that fit whole into the registers of a block, which is most of them, have kernels of their own that read nothing
-twice (`fold_whole`, `unfold_whole`, shapes in `whole`). What bounds those is how many bytes are on their way at a time:
-blocks are small, so that several on a multiprocessor wait in turns; all that a block has to know lies in one record, so
-that its weights are asked for after one wait; and each tap has a tile of its own, so that no place of a tile is empty.
 """
 
 import triton
 import triton.language as tl
 
-from .whole import TAPS_APART, TILE
+from .bodies import TAPS_APART, TILE
 
-BLOCK_FIELDS = tl.constexpr(4)
-SITE_FIELDS = tl.constexpr(15)
-RECORD_FIELDS = tl.constexpr(16)  # of a block of whole rows, as `record_of` reads them
-SHAPE_FIELDS = tl.constexpr(8)  # of a tile of whole rows, see `whole.Body`
+RECORD_FIELDS = tl.constexpr(16)  # of a block, as `record_of` reads them
 PLACES_OF_TAPS = tl.constexpr(TAPS_APART)  # where every tap has a tile of its own
 
 
@@ -33,29 +25,6 @@ def inverse_std(var):
     """1 / sigma of rows: 0 for a row of zeros, and NaN where squares of its weights left the range of floats."""
     other = tl.where(var == 0.0, float("inf"), float("nan"))
     return 1.0 / tl.sqrt(tl.where((var > 1e-30) & (var < 1e36), var, other))
-
-
-@triton.jit
-def site(sites, index):
-    """The row of the site table: places in the buffers of all sites as int64, everything inside a site as int32."""
-    here = sites + index * SITE_FIELDS
-    return (
-        tl.load(here),
-        tl.load(here + 1).to(tl.int32),
-        tl.load(here + 2).to(tl.int32),
-        tl.load(here + 3).to(tl.int32),
-        tl.load(here + 4).to(tl.int32),
-        tl.load(here + 5).to(tl.int32),
-        tl.load(here + 6).to(tl.int32),
-        tl.load(here + 7).to(tl.int32),
-        tl.load(here + 8),
-        tl.load(here + 9),
-        tl.load(here + 10),
-        tl.load(here + 11),
-        tl.load(here + 12),
-        tl.load(here + 13),
-        tl.load(here + 14).to(tl.int32),
-    )
 
 
 @triton.constexpr_function
@@ -75,7 +44,7 @@ def of_eight(x):
 
 @triton.jit
 def record_of(here, WEIGHT: tl.constexpr, ALIGNED: tl.constexpr):
-    """All that a block of whole rows has to know, from one line of memory; a weight's address comes first."""
+    """All that a block has to know, from one line of memory; the address of its first weight comes first."""
     weight = tl.load(here).to(tl.pointer_type(WEIGHT))
     place = tl.load(here + 1)
     channels = tl.load(here + 4).to(tl.int32)
@@ -102,7 +71,20 @@ def record_of(here, WEIGHT: tl.constexpr, ALIGNED: tl.constexpr):
         tl.load(here + 11),  # first number of the covariance, or -1
         tl.load(here + 12),  # first sum over channels
         tl.load(here + 13),  # first partial sum
+        tl.load(here + 14).to(tl.int32),  # rows of a group
     )
+
+
+@triton.jit
+def across(x):
+    """A vector as the only row of a tile."""
+    return tl.expand_dims(x, 0)
+
+
+@triton.jit
+def down(x):
+    """A vector as the only column of a tile."""
+    return tl.expand_dims(x, 1)
 
 
 @triton.jit
@@ -142,18 +124,6 @@ def sums_of_taps(tiles, m, square, TAPS: tl.constexpr):
 
 
 @triton.jit
-def across(x):
-    """A vector as the only row of a tile."""
-    return tl.expand_dims(x, 0)
-
-
-@triton.jit
-def down(x):
-    """A vector as the only column of a tile."""
-    return tl.expand_dims(x, 1)
-
-
-@triton.jit
 def common_part(sums, covariance, TAPS: tl.constexpr, ACC: tl.constexpr):
     """What the common part of the taps adds to the variance of rows, and its matrix times the sums of the taps.
 
@@ -171,68 +141,53 @@ def common_part(sums, covariance, TAPS: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def channel_axis(x, INNER: tl.constexpr):
-    """A vector of channels as a tile."""
-    return tl.expand_dims(tl.expand_dims(x, 0), 0) if INNER else tl.expand_dims(tl.expand_dims(x, 0), 2)
-
-
-@triton.jit
-def tap_axis(x, INNER: tl.constexpr):
-    """A vector of taps as a tile."""
-    return tl.expand_dims(tl.expand_dims(x, 0), 2) if INNER else tl.expand_dims(tl.expand_dims(x, 0), 0)
+def common_part_in_memory(sums, spread, covariance, row, exists, taps, PLACES: tl.constexpr, ACC: tl.constexpr):
+    """The same for any number of taps, whose sums the block has written; the products are written too."""
+    added = tl.zeros_like(row).to(ACC)
+    for t in range(0, taps, PLACES):
+        tap = t + tl.arange(0, PLACES)
+        products = tl.zeros([row.shape[0], PLACES], tl.float64)
+        for n in range(taps):
+            one = tl.load(sums + row * taps + n, exists, 0.0).to(tl.float64)
+            products += down(one) * across(tl.load(covariance + n * taps + tap, tap < taps, 0.0))
+        at = down(row * taps) + across(tap)
+        inside = down(exists) & across(tap < taps)
+        added += tl.sum(tl.load(sums + at, inside, 0.0).to(tl.float64) * products, 1).to(ACC)
+        tl.store(spread + at, products.to(ACC), inside)
+    return added
 
 
 @triton.jit
 def row_axis(x):
-    """A vector of rows as a tile."""
+    """A vector of rows as a piece."""
     return tl.expand_dims(tl.expand_dims(x, 1), 1)
 
 
 @triton.jit
-def offsets(channel, tap, channel_stride, tap_stride, INNER: tl.constexpr, STRIDED: tl.constexpr):
-    """Where weights lie relative to the start of their row; an inner stride known to be 1 lets loads be joined."""
-    if INNER:
-        return channel_axis(channel, INNER) + tap_axis(tap * tap_stride, INNER)
-    elif STRIDED:
-        return channel_axis(channel * channel_stride, INNER) + tap_axis(tap * tap_stride, INNER)
-    else:
-        return channel_axis(channel * channel_stride, INNER) + tap_axis(tap, INNER)
+def channel_axis(x):
+    """A vector of channels as a piece."""
+    return tl.expand_dims(tl.expand_dims(x, 0), 2)
 
 
 @triton.jit
-def meet(values, base, channel, inside, INNER: tl.constexpr, CROSS: tl.constexpr):
-    """Means or variances of channels as a tile: the same for all rows, or those of every row's own group."""
-    if CROSS:
-        return tl.load(values + row_axis(base) + channel_axis(channel, INNER), inside, 0.0)
-    else:
-        return tl.load(values + base + channel_axis(channel, INNER), inside, 0.0)
+def tap_axis(x):
+    """A vector of taps as a piece."""
+    return tl.expand_dims(tl.expand_dims(x, 0), 0)
 
 
 @triton.jit
-def between_taps(sums, covariance, saved, row, exists, taps, TAPS: tl.constexpr, ACC: tl.constexpr):
-    """What the common part of the taps adds to the variance of rows; the products are saved for the backward."""
-    tap = tl.arange(0, TAPS)
-    tap_ok = tap < taps
-    both = tl.expand_dims(tap_ok, 1) & tl.expand_dims(tap_ok, 0)
-    square = tl.expand_dims(tap * taps, 1) + tl.expand_dims(tap, 0)
-    form = tl.load(covariance + square, both, 0.0)
-    whole = sums.to(tl.float64)
-    d = tl.sum(tl.expand_dims(whole, 2) * tl.expand_dims(form, 0), 1)
-    place = tl.expand_dims(row * taps, 1) + tl.expand_dims(tap, 0)
-    tl.store(saved + place, d.to(ACC), tl.expand_dims(exists, 1) & tl.expand_dims(tap_ok, 0))
-    return tl.sum(whole * d, 1).to(ACC)
+def piece_at(row, channel, tap, row_stride, channel_stride, tap_stride, ALIGNED: tl.constexpr):
+    """Where the weights of a piece lie from the first of the block; channels that are aligned lie side by side."""
+    within = channel_axis(channel if ALIGNED else channel * channel_stride) + tap_axis(tap * tap_stride)
+    return row_axis(row * row_stride) + within
 
 
 @triton.jit
-def rows_of(
-    first, end, per_group, group_stride, row_stride, R: tl.constexpr, CROSS: tl.constexpr, ALIGNED: tl.constexpr
-):
-    """Rows of a block, which of them exist, their group and place in it, and where they start in memory."""
-    row = first + tl.arange(0, R)
-    exists = row < end
-    group = row // per_group if CROSS else first // per_group
-    member = row - group * per_group
-    start = group * group_stride + member * row_stride
-    if ALIGNED:
-        start = of_eight(start)
-    return row, exists, group, member, start
+def met_by_piece(mean, var, row, exists, channel, channels, per_group, ACROSS: tl.constexpr):
+    """Means and variances of channels: the same for all rows, or those of every row's own group."""
+    at = channel_axis(channel)
+    known = channel_axis(channel < channels)
+    if ACROSS:
+        at = at + row_axis(row // per_group * channels)
+        known = known & row_axis(exists)
+    return tl.load(mean + at, known, 0.0), tl.load(var + at, known, 0.0)
