@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .curves import CURVES, Curve
 from .normal import LEAST_STD, ROOT_TWO_PI, Moments, Slopes, constant, gauss_legendre
-from .rectifier import by_variance, clamp_and_derivatives, two_slopes_and_derivatives
+from .rectifier import by_variance, clamp_and_derivatives, learned_slope, two_slopes_and_derivatives
 from .skip import relu_of_sum_and_derivatives
 
 WINDOW = 8.5  # standard deviations; what lies beyond weighs 2e-17
@@ -177,6 +177,7 @@ def _kernels(nodes: int) -> dict[str, Callable[..., Slopes]]:
         "add": _add,
         "skip": relu_of_sum_and_derivatives,
         "mul": _mul,
+        "slope": learned_slope,
         **{name: _quadrature(curve, nodes) for name, curve in CURVES.items()},
     }
 

@@ -88,6 +88,16 @@ def _by_slopes(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s: Ten
     return above, -below, s * var * var_above + t * both, t * var * var_below + s * both
 
 
+def learned_slope(x: Moments, slope: Moments) -> Slopes:
+    """f(x) = x for x > 0, t x for x < 0, with a number t given as a mean; derivatives by mean and variance of both."""
+    mean, var = x
+    std, t = var.sqrt(), slope[0]
+    moments, derivatives = by_variance(x, two_slopes_and_derivatives, 1.0, t)
+    _, m_t, _, v_t = _by_slopes(_half_lines(mean, std), std, torch.ones_like(t), t)
+    none = torch.zeros_like(t)
+    return moments, [*derivatives, torch.stack([m_t, none, v_t, none]).view(2, 2, -1)]
+
+
 class _TwoSlopes(torch.autograd.Function):
     """(2.6), with the derivatives (2.7) of the mathematics.md."""
 
@@ -219,7 +229,7 @@ def clamp_and_derivatives(
     return (m, v), (m_mean, m_std, v_mean, v_std)
 
 
-def by_variance(x: Moments, rule: Callable[..., Any], *numbers: float) -> Slopes:
+def by_variance(x: Moments, rule: Callable[..., Any], *numbers: Scalar) -> Slopes:
     """A rule of mean and std with derivatives by these, as one of mean and variance with derivatives by those."""
     mean, var = x
     std = var.sqrt()

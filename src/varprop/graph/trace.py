@@ -15,7 +15,7 @@ class _Recorder(TorchDispatchMode):
     """Writes down every operation, its arguments and results; tensors by the order in which they were first seen."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Any] = []
         self.seen: dict[int, tuple[int, Tensor]] = {}  # the tensors too: an id may be used again when one is gone
 
@@ -42,7 +42,7 @@ def traced_operations(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     state = {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            copies = {name: fake.from_tensor(tensor, static_shapes=True) for name, tensor in state.items()}
+            copies: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
             args, kwargs = pytree.tree_map_only(Tensor, fake.from_tensor, (args, kwargs))
             with _Recorder() as recorder:
                 for tensor in (*copies.values(), *pytree.tree_leaves((args, kwargs))):

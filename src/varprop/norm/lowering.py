@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +32,28 @@ NUMBER = 2**40  # lanes are numbered from here while they are moved, so that no 
 AFTER_SKIP = Function(
     "relu(x + y), x rectified", lambda x, y: relu_of_sum(*x, *y), ("skip", SKEW, FALL, SPLIT), arity=2
 )
-WITH_SLOPE = Function("x or y x below 0", lambda x, y: two_slopes(x[0], safe_sqrt(x[1]), 1.0, y[0]), arity=2)
+LEARNED_SLOPE = Function(
+    "x, below 0 y x", lambda x, y: two_slopes(x[0], safe_sqrt(x[1]), 1.0, y[0]), ("slope",), arity=2
+)
 OVER_AXES = {aten.mean.dim, aten.sum.dim_IntList, aten.amax.default}  # channelwise if those axes are uniform
+
+
+class Fixed(NamedTuple):
+    """A value that is not random among lanes: a parameter, or what follows from parameters alone.
+
+    Attributes:
+        node: The name of its node.
+        shape: The shape in which it stands beside a random value.
+        lanes: The shape of its lanes, to which it is expanded.
+    """
+
+    node: str
+    shape: tuple[int, ...]
+    lanes: tuple[int, ...]
+
+    def expanded(self, value: Tensor) -> Tensor:
+        """The value of every lane."""
+        return value.reshape(self.shape).expand(self.lanes).flatten()
 
 
 class NotLanes(Exception):
@@ -50,14 +70,14 @@ class Lowering:
             several results. Nodes that are no lanes are missing.
         level: For every lane, how many steps come before it.
         raw: Every function applied: with the lanes it reads, and the first lane it makes.
-        fixed: The lanes of nodes that are not random: parameters, and what follows from them alone.
+        fixed: Values that are not random beside lanes, with the lanes they are.
     """
 
     plan: Plan
     lanes: dict[Node, Any] = field(default_factory=dict)
     level: list[int] = field(default_factory=list)
     raw: list[tuple[Function, tuple[Tensor, ...], int]] = field(default_factory=list)
-    fixed: dict[Node, Tensor] = field(default_factory=dict)
+    fixed: list[tuple[Fixed, Tensor]] = field(default_factory=list)
     known: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -159,10 +179,13 @@ class Lowering:
         if node.packet not in (aten.prelu, aten._prelu_kernel):
             raise NotLanes
         self._require_affine(argument)
-        slope = self._fixed(node.args[1], argument)
-        if node.packet is aten.prelu and slope.mean.numel() > 1:  # along the channels
-            slope = _moving(self.fixed[node.args[1]].view(-1, *[1] * (node.ndim - 2)), slope.full)
-        return self._apply(WITH_SLOPE, [self._value(argument), slope], node.form.shape)
+        weight = node.args[1]
+        shape = list(weight.form.shape)
+        if node.packet is aten.prelu and weight.form.shape.numel() > 1:  # along the channels
+            shape += [1] * (node.ndim - 2)
+        return self._apply(
+            LEARNED_SLOPE, [self._value(argument), self._fixed(weight, argument, shape)], node.form.shape
+        )
 
     def _require_affine(self, node: Node) -> None:
         """What follows from a Gaussian by factors and sums with constants is Gaussian as well."""
@@ -171,14 +194,21 @@ class Lowering:
             if self.plan.rules[other].affine is None or sum(a in self.plan.sources for a in _nodes(other)) != 1:
                 raise NotLanes
 
-    def _fixed(self, node: Node, like: Node) -> Moments:
-        """The lanes of a node that is not random, to be combined with one that is."""
-        other, shape = self._value(like), tuple(node.form.shape) if isinstance(node.form, Form) else None
-        if shape is None or not node.form.is_floating or math.prod(shape) > other.mean.numel():
+    def _fixed(self, node: Node, like: Node, shape: Sequence[int]) -> Moments:
+        """Lanes for a node that is not random, seen in some shape: one for every lane of the node it is combined with.
+
+        So channels that share a parameter share no lane, and are computed apart.
+        """
+        lanes = self._value(like).shape
+        if not node.form.is_floating or math.prod(shape) > math.prod(lanes):
             raise NotLanes
-        if node not in self.fixed:
-            self.fixed[node] = self.new(math.prod(shape))
-        return _moving(self.fixed[node].view(*[1] * (other.ndim - len(shape)), *shape), shape)
+        try:
+            together = torch.broadcast_shapes(lanes, shape)
+        except RuntimeError:
+            raise NotLanes from None
+        numbers = self.new(math.prod(together))
+        self.fixed.append((Fixed(node.name, tuple(shape), tuple(together)), numbers))
+        return _moving(numbers.view(together), together)
 
     def _expression(self, node: Any, root: Node) -> str:
         """The cluster as text, by which equal functions are known."""
@@ -236,7 +266,7 @@ class Lowering:
         random = self.plan.random_operands(node)
         if len(random) == 1 and function.kernel is None:
             raise NotLanes
-        moving = [self._value(o) if o in random else self._fixed(o, random[0]) for o in operands]
+        moving = [self._value(o) if o in random else self._fixed(o, random[0], o.form.shape) for o in operands]
         return self._apply(function, moving, node.form.shape)
 
     def _channelwise(self, node: Node) -> Any:
@@ -323,7 +353,7 @@ class Lowering:
     def _numbers_of_unmade(self, made: Tensor) -> Tensor:
         """Lanes that no function makes come first, in their order, those of parameters at their end."""
         fixed = torch.zeros_like(made)
-        for lanes in self.fixed.values():
+        for _, lanes in self.fixed:
             fixed[lanes] = True
         number = torch.cumsum(~made & ~fixed, 0) - 1
         number[fixed] = int((~made & ~fixed).sum()) + torch.arange(int(fixed.sum()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -115,7 +116,7 @@ class Network:
     def read_by(self, place: int) -> set[int]:
         """The layers whose shifts and scales are needed to fold one."""
         if place not in self._reads:
-            read = set(layout_of_part(self.layout, [place], self.fixed).others)
+            read = set(layout_of_part(self.layout, [place], self._fixed_sizes()).others)
             walk = walk_of(self.joint, self.sites, [place] if place in self.given else [], [])
             paths = set(walk.sources.values()) if walk is not None else set()
             self._reads[place] = read | {n for n, site in enumerate(self.sites) if site.path in paths}
@@ -125,14 +126,17 @@ class Network:
         made = object.__new__(Network)
         made.joint, made.sites = self.joint, [self.sites[place] for place in places]
         made.layers = [self.layers[place] for place in places]
-        made.layout, outside, fixed = layout_of_part(self.layout, places, self.fixed)
+        made.layout, outside, fixed = layout_of_part(self.layout, places, self._fixed_sizes())
         made.given = {n: self.given[place] for n, place in enumerate(places) if place in self.given}
-        made.fixed = {name: self.fixed[name] for name in fixed}
+        made.fixed = [self.fixed[n] for n in fixed]
         made.walk = walk_of(made.joint, made.sites, made.given, made.fixed)
         made._start()
         made.outside = [self.layers[place] for place in outside]
         made.whole, made.places = self, {place: n for n, place in enumerate(places)}
         return made
+
+    def _fixed_sizes(self) -> list[int]:
+        return [math.prod(value.lanes) for value in self.fixed]
 
     def first_weight(self) -> Tensor:
         """The weight that comes first among the parameters."""
@@ -232,7 +236,7 @@ class Network:
             values = self.walk(known)
             walked = zip(self.given, values, strict=False)
             found += [self.layers[place].entering_moments(x) for place, x in walked]
-            fixed = [value.mean.flatten() for value in values[len(self.given) :]]
+            fixed = [f.expanded(x.mean) for f, x in zip(self.fixed, values[len(self.given) :], strict=True)]
             refuse_sharded(fixed)
             found += [(value, torch.zeros_like(value)) for value in fixed]
         if not found:

@@ -7,7 +7,7 @@ the gradients of its weights are ready as soon as those of its own folded weight
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,21 +45,21 @@ class Part(NamedTuple):
     Attributes:
         layout: In which the outputs of other sites are no sources but given lanes, before those given already.
         others: Those other sites.
-        fixed: Which of the parameters between layers are read.
+        fixed: Which of the values between layers that are not random are read, by their numbers.
     """
 
     layout: Layout
     others: list[int]
-    fixed: list[str]
+    fixed: list[int]
 
 
-def layout_of_part(layout: Layout, places: Sequence[int], fixed: Mapping[str, int]) -> Part:
+def layout_of_part(layout: Layout, places: Sequence[int], fixed: Sequence[int]) -> Part:
     """What some of the sites have to know.
 
     Args:
         layout: Of all sites.
         places: The sites.
-        fixed: The parameters between layers with the number of their lanes, which are the last of the given ones.
+        fixed: How many lanes each value between layers has that is not random; they are the last of the given ones.
     """
     found = restricted(layout, places)
     read = _lanes_read(found)
@@ -69,20 +69,13 @@ def layout_of_part(layout: Layout, places: Sequence[int], fixed: Mapping[str, in
     constants, given, computed = torch.arange(lanes.sources, lanes.total).split(
         [len(lanes.constant_mean), lanes.given, sum(step.count for step in lanes.steps)]
     )
-    *parameters, walked = _from_end(given, fixed.values())
-    used = {name: own for name, own in zip(fixed, parameters, strict=True) if bool(read[own].any())}
+    walked, *parameters = given.split([len(given) - sum(fixed), *fixed])
+    used = {n: own for n, own in enumerate(parameters) if bool(read[own].any())}
     given = _joined([outside, walked[read[walked]], *used.values()])
     number = _numbers(_joined([own, constants, given, computed]), lanes.total)
     steps = tuple(_renumbered(step, number) for step in lanes.steps)
     kept = replace(lanes, sources=len(own), given=len(given), steps=steps, entering=number[lanes.entering])
     return Part(Layout(kept, _from_first_row(found.rows)), others, list(used))
-
-
-def _from_end(lanes: Tensor, sizes: Iterable[int]) -> list[Tensor]:
-    """The last lanes in pieces of some sizes, and then those before."""
-    pieces = list(sizes)
-    before, *last = lanes.split([len(lanes) - sum(pieces), *pieces])
-    return [*last, before]
 
 
 def _lanes_read(layout: Layout) -> Tensor:

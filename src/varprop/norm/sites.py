@@ -15,7 +15,7 @@ from ..graph.node import Node
 from ..moments import Moments
 from ..rules.registry import lookup
 from .layout import Lanes, Layout, Pair, Rows
-from .lowering import Lowering, NotLanes
+from .lowering import Fixed, Lowering, NotLanes
 from .statistics import Statistics
 from .taps import tap_matrix
 
@@ -96,13 +96,12 @@ class Found(NamedTuple):
     Attributes:
         layout: Of the sites.
         walked: The sites that read what only a walk can compute, with the reason.
-        fixed: Parameters, and what follows from them alone, that functions of lanes read: names of their nodes, and
-            how many lanes each has.
+        fixed: Parameters, and what follows from them alone, that functions of lanes read.
     """
 
     layout: Layout
     walked: dict[int, str]
-    fixed: dict[str, int]
+    fixed: list[Fixed]
 
 
 def make_layout(joint: Statistics, sites: list[Site]) -> Found:
@@ -126,10 +125,9 @@ def make_layout(joint: Statistics, sites: list[Site]) -> Found:
     steps, number = lowering.steps([lanes for lanes in entering if lanes is not None])
     mean, var = (torch.cat([pair[k] for pair in (data, *pooled)]) for k in (0, 1))
     found = [number[lanes] for lanes in entering if lanes is not None]
-    count = sum(len(found[place]) for place in given) + sum(len(lanes) for lanes in lowering.fixed.values())
+    count = sum(len(found[place]) for place in given) + sum(len(lanes) for _, lanes in lowering.fixed)
     layout = Layout(Lanes(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites))
-    fixed = sorted(lowering.fixed.items(), key=lambda item: int(item[1][0]))
-    return Found(layout, given, {node.name: len(lanes) for node, lanes in fixed})
+    return Found(layout, given, [fixed for fixed, _ in lowering.fixed])
 
 
 def _without_model(plan: Plan) -> Plan:
@@ -190,10 +188,10 @@ def _rows(sites: list[Site]) -> tuple[Rows, ...]:
     return tuple(rows)
 
 
-def walk_of(joint: Statistics, sites: list[Site], walked: Iterable[int], fixed: Iterable[str]) -> Statistics | None:
+def walk_of(joint: Statistics, sites: list[Site], walked: Iterable[int], fixed: Iterable[Fixed]) -> Statistics | None:
     """The walk that computes what the given lanes stand for."""
     nodes = {node.name: node for node in (*joint.nodes, *joint.state, *joint.constants)}
-    targets = [*(sites[place].target for place in walked), *(nodes[name] for name in fixed)]
+    targets = [*(sites[place].target for place in walked), *(nodes[value.node] for value in fixed)]
     if not targets:
         return None
     program = Program(joint.root, joint.nodes, [], joint.state, joint.constants, [], None)

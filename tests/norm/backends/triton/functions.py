@@ -8,7 +8,7 @@ from varprop.gaussian import activations as act
 from varprop.gaussian.normal import safe_sqrt
 from varprop.gaussian.rectifier import clamp, two_slopes
 from varprop.norm.layout import Function
-from varprop.norm.lowering import AFTER_SKIP
+from varprop.norm.lowering import AFTER_SKIP, LEARNED_SLOPE
 
 
 def of_std(rule: Callable, *numbers) -> Callable:
@@ -73,3 +73,4 @@ MUL = Function(
     2,
 )
 SKIP = AFTER_SKIP
+SLOPE = LEARNED_SLOPE

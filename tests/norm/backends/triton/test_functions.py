@@ -10,7 +10,7 @@ from varprop.norm.backends import triton as kernels
 from varprop.norm.backends.triton.opcodes import BUILDERS
 from varprop.norm.layout import Function, Lanes, Layout, Step
 
-from .functions import ADD, MUL, RULES, SKIP, function
+from .functions import ADD, MUL, RULES, SKIP, SLOPE, function
 from .reference import EPS, NONE
 
 pytestmark = pytest.mark.kernels
@@ -59,7 +59,7 @@ def test_function_and_its_derivatives_agree_with_the_rule(kernel, device):
 
 def test_kernels_name_the_functions_of_gaussian_and_all_are_compared():
     assert {*BUILDERS, "compose"} == set(KERNELS[DOUBLE])
-    compared = {kernel[0] for kernel in RULES} | {made.kernel[0] for made in (ADD, MUL, SKIP)}
+    compared = {kernel[0] for kernel in RULES} | {made.kernel[0] for made in (ADD, MUL, SKIP, SLOPE)}
     assert compared == set(KERNELS[DOUBLE])
 
 

@@ -11,7 +11,7 @@ from varprop.norm.backends import triton as kernels
 from varprop.norm.backends.triton.components import labels, templates
 from varprop.norm.layout import Layout
 
-from .functions import ADD, DROPOUT, MAX_RELU, MUL, RELU, SIGMOID, SKIP, SUBTRACT
+from .functions import ADD, DROPOUT, MAX_RELU, MUL, RELU, SIGMOID, SKIP, SLOPE, SUBTRACT
 from .reference import chain, error, run_lanes
 
 pytestmark = pytest.mark.kernels
@@ -69,6 +69,12 @@ def test_skip_connections(device):
         (SKIP, [numbers(40, 10), numbers(20, 10)]),  # 50
     ]
     check(chain(30, links, [*numbers(50, 10), *numbers(30, 10), *numbers(40, 10)]), device)
+
+
+def test_learned_slopes(device):
+    """Sources 0..9, slopes 10..19 given: relu with a slope below zero, twice with the same ones."""
+    links = [(SLOPE, [numbers(0, 10), numbers(10, 10)]), (SLOPE, [numbers(20, 10), numbers(10, 10)])]
+    check(chain(10, links, [*numbers(20, 10), *numbers(30, 10)], given=10), device)
 
 
 def test_concatenation_and_shuffled_channels(device):

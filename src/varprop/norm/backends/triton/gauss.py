@@ -77,6 +77,22 @@ def two_slopes(mean, std, s, t):
 
 
 @triton.jit
+def learned_slope(mean, var, t):
+    """f(x) = x for x > 0, t x for x < 0: mean, variance, and both by mean, by variance, and by t."""
+    std = tl.sqrt(tl.maximum(var, 0.0))
+    p, up, down, above, below, var_above, var_below = _half_lines(mean, std)
+    per_var = 0.5 / tl.maximum(std, 1e-12)
+    d = 1.0 - t
+    both = 2.0 * above * below
+    m = above - t * below
+    v = std * std * (var_above + t * t * var_below) + t * both
+    v_mean = 2.0 * d * (above * down + t * below * up)
+    v_std = 2.0 * std * (up + t * t * down) - 2.0 * m * d * p
+    v_t = 2.0 * t * std * std * var_below + both
+    return m, tl.maximum(v, 0.0), up + t * down, d * p * per_var, v_mean, v_std * per_var, -below, v_t
+
+
+@triton.jit
 def _tail(x):
     """E(Z-x)_+, E(Z-x)_+² and Var(Z-x)_+ for x >= 0."""
     p = density(x)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from ....gaussian.curves import KNOTS
 
-LINEAR, TWO_SLOPES, CLAMP, ADD, MUL, SKIP = range(6)
-SIGMOID, NORMAL_CDF, SILU, GELU, GELU_TANH, SOFTPLUS, ELU, MISH, HARDSWISH = range(6, 15)
-PAIRS = (ADD, MUL, SKIP)  # of two arguments
+LINEAR, TWO_SLOPES, CLAMP, ADD, MUL, SKIP, SLOPE = range(7)
+SIGMOID, NORMAL_CDF, SILU, GELU, GELU_TANH, SOFTPLUS, ELU, MISH, HARDSWISH = range(7, 16)
+PAIRS = (ADD, MUL, SKIP, SLOPE)  # of two arguments
 FIRST_INTEGRATED = SIGMOID
-OPERATIONS = 15
+OPERATIONS = 16
 PANELS = 6  # at most five knots
 
 # Where an integrated base function bends or has a kink; panels of nodes end there.
@@ -108,6 +108,7 @@ BUILDERS: dict[str, Callable[..., Instruction]] = {
     "hardsigmoid": lambda: Instruction(CLAMP, shift=3.0, gain=1.0 / 6.0, first=0.0, second=6.0),
     "add": lambda alpha: Instruction(ADD, first=alpha),
     "mul": lambda: Instruction(MUL),
+    "slope": lambda: Instruction(SLOPE),
     "skip": lambda skew, fall, split: Instruction(SKIP, rate=split, first=skew, second=fall),
 }
 
@@ -118,7 +119,7 @@ def known(kernel: Sequence[str | float | None] | None) -> bool:
         return False
     if kernel[0] == "compose":
         inner = kernel[4] if len(kernel) > 4 else None
-        return kernel[1] == "maximum" and inner in BUILDERS and inner not in ("maximum", "add", "mul", "skip")
+        return kernel[1] == "maximum" and inner in BUILDERS and inner not in ("maximum", "add", "mul", "skip", "slope")
     return kernel[0] in BUILDERS
 
 

@@ -5,13 +5,13 @@
 import triton
 import triton.language as tl
 
-from .gauss import clamp, two_slopes
-from .opcodes import CLAMP, FIRST_INTEGRATED, LINEAR, MUL, SKIP, TWO_SLOPES
+from .gauss import clamp, learned_slope, two_slopes
+from .opcodes import CLAMP, FIRST_INTEGRATED, LINEAR, MUL, SKIP, SLOPE, TWO_SLOPES
 from .quadrature import integrated
 from .skip import after_skip
 
-_LINEAR, _TWO_SLOPES, _CLAMP, _MUL, _SKIP, _FIRST_INTEGRATED = (
-    tl.constexpr(code) for code in (LINEAR, TWO_SLOPES, CLAMP, MUL, SKIP, FIRST_INTEGRATED)
+_LINEAR, _TWO_SLOPES, _CLAMP, _MUL, _SKIP, _SLOPE, _FIRST_INTEGRATED = (
+    tl.constexpr(code) for code in (LINEAR, TWO_SLOPES, CLAMP, MUL, SKIP, SLOPE, FIRST_INTEGRATED)
 )
 _BIT = tl.constexpr(1)
 _HAS_INTEGRATED = tl.constexpr(-1 << FIRST_INTEGRATED)
@@ -104,4 +104,8 @@ def two_arguments(code, numbers, m1, v1, m2, v2, OPS: tl.constexpr):
     if _BIT << _SKIP & OPS:
         if code == _SKIP:
             m, v, mm1, mv1, vm1, vv1, mm2, mv2, vm2, vv2 = after_skip(numbers, m1, v1, m2, v2)
+    if _BIT << _SLOPE & OPS:
+        if code == _SLOPE:
+            m, v, mm1, mv1, vm1, vv1, mm2, vm2 = learned_slope(m1, v1, m2)
+            vv2 = zero
     return m, v, mm1, mv1, vm1, vv1, mm2, mv2, vm2, vv2
