@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton", reason="the kernels need triton: pip install triton")
 
@@ -68,6 +69,15 @@ def test_weights_that_do_not_fit_are_named(device):
         assert not kernels.fits(layout, [bad])
         with pytest.raises(ValueError, match="strides"):
             kernels.TritonTables(layout, device).rows([bad])
+
+
+def test_whether_weights_fit_can_be_asked_without_their_data():
+    """torch.compile asks for the form of the results, and has no addresses."""
+    layout, weights = make_layout([Shape(6, 16), Shape(3, 4, (3, 3))])
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(weight) for weight in weights]
+        assert kernels.fits(layout, fakes)
+        assert not kernels.fits(layout, [fakes[0], fakes[1].transpose(2, 3).transpose(0, 1)])
 
 
 def test_a_chain_too_long_to_run_in_sequence_is_not_supported():

@@ -42,7 +42,7 @@ class WeightOrder:
 
 
 def order_of(rows: Rows, weight: Tensor) -> WeightOrder:
-    """How a weight lies in memory.
+    """How a weight lies in memory, from its strides alone: it may be one without data.
 
     Raises:
         ValueError: If it is no dense block, or its taps do not lie at one distance from each other.
@@ -63,8 +63,13 @@ def order_of(rows: Rows, weight: Tensor) -> WeightOrder:
         group, row, channel = rows.outputs // rows.groups * outer, outer, inner
     found = WeightOrder(group, row, channel, tap, False, weight.dtype)
     steps = (rows.channels, row, group, rows.first_weight, tap if rows.tap_count > 1 else 0)
-    aligned = _channels_inside(rows, found) and all(step % ALIGNED == 0 for step in steps)
-    return replace(found, aligned=aligned and weight.data_ptr() % 16 == 0)
+    return replace(found, aligned=_channels_inside(rows, found) and all(step % ALIGNED == 0 for step in steps))
+
+
+def order_in_memory(rows: Rows, weight: Tensor) -> WeightOrder:
+    """The same for a weight that has an address, where the first element may be out of line."""
+    found = order_of(rows, weight)
+    return replace(found, aligned=found.aligned and weight.data_ptr() % 16 == 0)
 
 
 def _tap_stride(weight: Tensor) -> int | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...layout import Layout, Rows
 from . import lane_tables
 from .blocks import Launch, columns, launches, places_of
-from .bodies import WeightOrder, bodies_of, order_of
+from .bodies import WeightOrder, bodies_of, order_in_memory
 from .lane_tables import LaneTables
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class TritonTables:
                 self._captured[addresses] = self._current
             return self._current
         _refuse_capture("renewed (a weight has moved or changed its layout)")
-        orders = [order_of(rows, weight) for rows, weight in zip(self.layout.rows, weights, strict=True)]
+        orders = [order_in_memory(rows, weight) for rows, weight in zip(self.layout.rows, weights, strict=True)]
         self._current = _to_stay(self.device, functools.partial(self._rows_at, orders, addresses))
         self._addresses, self._seen = addresses, seen
         return self._current
