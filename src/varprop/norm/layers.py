@@ -114,7 +114,7 @@ class Normalized(nn.Module):
         if type(getattr(hook, "__self__", None)).__module__.split(".")[0] == "opacus":
             raise RuntimeError(
                 "Opacus takes the gradients of single samples layer by layer, which is wrong for a normalized layer: "
-                "its scale and shift count in the layers behind it too. Train vp.fold(model) instead."
+                "its scale and shift count in the layers behind it too. Use varprop.opacus.PrivacyEngine instead."
             )
         return super().register_forward_hook(hook, **settings)
 
