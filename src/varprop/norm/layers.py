@@ -148,7 +148,10 @@ class Normalized(nn.Module):
         Raises:
             ValueError: If they differ: the parameters would mean another function here.
         """
-        own = self.get_extra_state().to(state.device)
+        own = self.get_extra_state()
+        if not isinstance(state, Tensor):
+            raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")
+        own = own.to(state.device)
         if own.shape != state.shape or not torch.allclose(own, state.to(own.dtype), rtol=1e-4, atol=1e-6):
             raise ValueError(
                 "The checkpoint belongs to a model that was normalized with other input moments or for inputs of "
