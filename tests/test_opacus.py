@@ -146,6 +146,7 @@ def backward(mode: str, parts: tuple[Any, ...], x: Tensor, y: Tensor) -> None:
     criterion(model(x), y).backward()
 
 
+@pytest.mark.compatibility("Opacus")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ("convolutions", "layer norm", "batch norm", "tied"))
 def test_a_step_is_the_clipped_gradients_of_torch_func(name: str, mode: str) -> None:
@@ -192,6 +193,7 @@ def test_without_a_bound_it_is_the_ordinary_gradient() -> None:
     assert agree(taken(model, before), {n: p.grad for n, p in before.named_parameters()}, 1e-9)
 
 
+@pytest.mark.compatibility("Opacus")
 def test_poisson_sampling() -> None:
     model, x, y = made("layer norm", 40)
     _, twin, optimizer, loader = private(model, x, y, 4, poisson_sampling=True)
@@ -210,6 +212,7 @@ def test_poisson_sampling() -> None:
     assert len(set(sizes)) > 2
 
 
+@pytest.mark.compatibility("Opacus")
 @pytest.mark.parametrize("mode", ("hooks", "ghost"))
 def test_virtual_steps(mode: str) -> None:
     model, x, y = made("layer norm")

@@ -83,6 +83,8 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.mark.compatibility("DDP")
+@pytest.mark.compatibility("FSDP")
 @pytest.mark.parametrize("kind", ("ddp", "fully_shard"))
 def test_two_processes_train_like_one(kind: str, tmp_path: Any) -> None:
     path = str(tmp_path / "parameters.pt")

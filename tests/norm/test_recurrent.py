@@ -162,6 +162,7 @@ class OfLengths(nn.Module):
         return self.head(pad_packed_sequence(packed)[0])
 
 
+@pytest.mark.compatibility("packed sequences")
 @all_cells
 @pytest.mark.parametrize("settings", ({}, {"bidirectional": True, "num_layers": 2}), ids=("plain", "deep"))
 def test_packed_sequences_have_the_numbers_of_each_by_itself(cell, settings):
