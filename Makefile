@@ -10,6 +10,8 @@ ZOO_READY := $(VENV)/.ready-zoo
 ZOO_VENV := .venv-zoo
 ZOO_VENV_READY := $(ZOO_VENV)/.ready
 KERNELS_READY := $(VENV)/.ready-kernels
+OPACUS_READY := $(VENV)/.ready-opacus
+FRAMEWORKS_READY := $(VENV)/.ready-frameworks
 
 # -qq hides pip's notes and warnings and still shows its errors.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
@@ -18,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-gpu test-browser check format format-check lint types bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-opacus test-frameworks test-gpu test-browser check format format-check lint types bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -44,6 +46,12 @@ zoo: $(ZOO_VENV_READY) ## the sweep over 254 public models, for docs/zoo.md (2 G
 
 test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the CPU (installs triton, 1 GB)
 	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/norm/backends/triton
+
+test-opacus: $(OPACUS_READY) ## private training with Opacus (installs it)
+	@$(PYTEST) -m opacus tests/test_opacus.py
+
+test-frameworks: $(FRAMEWORKS_READY) ## training by Lightning, transformers and accelerate (installs them)
+	@HF_HUB_OFFLINE=1 $(PYTEST) -m frameworks tests/test_frameworks.py
 
 test-gpu: ## the kernels and the normalization on CUDA, with the Python that runs make (PYTHON=...)
 	@PYTHONPATH=src:. $(PYTHON) -m pytest -q -m "kernels or gpu" tests/norm/backends/triton tests/gpu
@@ -86,6 +94,15 @@ $(READY): pyproject.toml constraints.txt
 
 $(KERNELS_READY): $(READY)
 	@$(PIP) install -c constraints.txt triton
+	@touch $@
+
+# without dependencies: those that matter are there, and none can replace the torch already chosen
+$(OPACUS_READY): $(READY)
+	@$(PIP) install -c constraints.txt --no-deps opacus opt_einsum
+	@touch $@
+
+$(FRAMEWORKS_READY): $(READY)
+	@$(PIP) install -c constraints.txt lightning transformers accelerate
 	@touch $@
 
 # torchvision comes without its dependencies, so that it can never replace the torch already chosen.

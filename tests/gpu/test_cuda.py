@@ -326,6 +326,7 @@ def test_models_that_ran_leave_no_memory_behind() -> None:
     assert left[1] == left[2]
 
 
+@pytest.mark.compatibility("torch.compile, reduce-overhead")
 @pytest.mark.parametrize("mode", ("reduce-overhead", "max-autotune-no-cudagraphs"))
 def test_other_modes_of_the_compiler(mode: str) -> None:
     model, x = normalized("paper")

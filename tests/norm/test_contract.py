@@ -43,6 +43,7 @@ def test_names_read_naturally() -> None:
     assert "normalized" in repr(model) and "Conv2d" in repr(model)
 
 
+@pytest.mark.compatibility("deepcopy")
 @pytest.mark.parametrize("name", COPIED)
 def test_a_copy_stands_on_its_own(name: str) -> None:
     given, model = fresh(name)
@@ -54,6 +55,7 @@ def test_a_copy_stands_on_its_own(name: str) -> None:
     assert torch.equal(given.run(twin), before)
 
 
+@pytest.mark.compatibility("pickle")
 @pytest.mark.parametrize("name", COPIED)
 def test_pickle(name: str) -> None:
     given, model = fresh(name)
@@ -71,6 +73,7 @@ def test_a_deep_chain_can_be_copied() -> None:
     assert len(pickle.dumps(model)) < 60 * sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.compatibility("pickle")
 @pytest.mark.parametrize("name", ("conv", "own batch norm"))
 def test_state_dict_into_a_freshly_normalized_model(name: str, tmp_path: Path) -> None:
     given, model = fresh(name)
@@ -96,6 +99,7 @@ def test_every_architecture_compiles_as_one_graph(name: str) -> None:
     assert apart(ours, given.run(model)) <= 1e-5
 
 
+@pytest.mark.compatibility("torch.compile")
 @pytest.mark.parametrize("name", ("named parts", pytest.param("dropout", marks=pytest.mark.slow)))
 def test_compiles_without_a_graph_break(name: str) -> None:
     given, model = single(name)
@@ -138,6 +142,7 @@ def test_exports() -> None:
     assert apart(given.run(exported.module()), given.run(model)) <= 1e-12
 
 
+@pytest.mark.compatibility("ONNX")
 def test_onnx_of_the_folded_model() -> None:
     given, model = single()
     folded = vp.fold(model)
@@ -166,6 +171,7 @@ class Dtypes(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
+@pytest.mark.compatibility("AMP")
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=("bf16", "fp16"))
 def test_autocast_leaves_the_statistics_in_full_precision(dtype: torch.dtype) -> None:
     given, model = single()
@@ -204,6 +210,7 @@ def test_double_precision_afterwards() -> None:
     assert all(t.dtype == torch.float64 for site in sites(model).values() for t in site.output_statistics())
 
 
+@pytest.mark.compatibility("AMP")
 def test_grad_scaler() -> None:
     given, model = single()
     scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=2.0**10), torch.optim.SGD(model.parameters(), lr=0.05)
@@ -219,6 +226,7 @@ def test_grad_scaler() -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.compatibility("functional_call")
 @pytest.mark.parametrize("name", ("named parts", "reused", "resnet"))
 def test_functional_call_replaces_what_statistics_read(name: str) -> None:
     given, model = fresh(name)

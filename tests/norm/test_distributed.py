@@ -77,6 +77,8 @@ def by_one_process() -> list[Tensor]:
     return [full(p) for p in model.parameters()]
 
 
+@pytest.mark.compatibility("DDP")
+@pytest.mark.compatibility("FSDP")
 @pytest.mark.parametrize(("name", "checkpointed"), CASES)
 def test_two_processes_train_like_one(name: str, checkpointed: bool, by_engines: Any, by_one_process: Any) -> None:
     for ours, theirs in zip(by_engines[name, checkpointed], by_one_process, strict=True):

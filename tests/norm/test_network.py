@@ -58,6 +58,7 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float, floor: float = 1e-9) -
     return float((ours - theirs).norm()) <= tolerance * float(theirs.norm()) + floor
 
 
+@pytest.mark.compatibility("eager")
 @pytest.mark.parametrize(
     "training", (pytest.param(False, marks=pytest.mark.slow), True), ids=("evaluation", "training")
 )
@@ -351,6 +352,7 @@ def test_derivatives_of_derivatives() -> None:
     assert all(close(a, b, 1e-9) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.compatibility("double backward")
 def test_gradient_penalty_on_the_input() -> None:
     model, x = mlp()
     x.requires_grad_()
@@ -394,6 +396,7 @@ def test_under_autocast_the_weights_come_in_its_dtype() -> None:
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.compatibility("vmap")
 def test_transforms_of_torch_func_see_single_layers() -> None:
     model, x = mlp()
     parameters = {name: torch.stack([p.detach(), 1.1 * p.detach()]) for name, p in model.named_parameters()}

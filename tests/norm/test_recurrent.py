@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import varprop as vp
 from tests.models import LSTMClassifier
@@ -145,6 +145,73 @@ def test_all_ways_to_call_it_stay(cell):
     same(layer(x[:, 0]), site(x[:, 0]))
     with pytest.raises(RuntimeError, match="input_size"):
         site(x[..., 1:])
+
+
+class OfLengths(nn.Module):
+    """Packs what it is given where it is given lengths."""
+
+    def __init__(self, cell: str, **settings) -> None:
+        super().__init__()
+        self.gates = CELLS[cell](**settings)
+        self.head = nn.Linear(HIDDEN * (1 + self.gates.bidirectional), 3)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if lengths is None:
+            return self.head(self.gates(x)[0])
+        packed = self.gates(pack_padded_sequence(x, lengths, enforce_sorted=False))[0]
+        return self.head(pad_packed_sequence(packed)[0])
+
+
+@pytest.mark.compatibility("packed sequences")
+@all_cells
+@pytest.mark.parametrize("settings", ({}, {"bidirectional": True, "num_layers": 2}), ids=("plain", "deep"))
+def test_packed_sequences_have_the_numbers_of_each_by_itself(cell, settings):
+    torch.manual_seed(0)
+    model = normalized(OfLengths(cell, **settings).double().eval(), "project")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    x, lengths = example(), [3, 7, 2, 5]
+    together, folded = model(x, lengths), vp.fold(model)(x, lengths)
+    assert torch.allclose(together, folded, rtol=1e-12, atol=1e-13)
+    alone = [model(x[:length, k : k + 1])[:, 0] for k, length in enumerate(lengths)]
+    for k, length in enumerate(lengths):
+        assert torch.allclose(together[:length, k], alone[k], rtol=1e-12, atol=1e-13)
+    wanted = list(model.parameters())
+    loss = sum(together[:length, k].square().sum() for k, length in enumerate(lengths))
+    ours = torch.autograd.grad(loss, wanted)
+    theirs = torch.autograd.grad(sum(each.square().sum() for each in alone), wanted)
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-11) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_model_that_only_packs_is_told_how_to_be_captured():
+    lengths = torch.tensor([3, 7, 2, 5])
+    with pytest.raises(vp.CaptureError, match=r"packs sequences inside.* let it take padded sequences"):
+        vp.normalize(OfLengths("lstm").double(), (moments(), lengths), example=(example(), lengths))
+
+
+class Stepwise(nn.Module):
+    """A recurrence written by hand around one of torch's cells."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.cell, self.head = kind(INPUTS, HIDDEN), nn.Linear(HIDDEN, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for step in x[:3]:
+            state = self.cell(step, state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+@pytest.mark.parametrize("kind", (nn.LSTMCell, nn.GRUCell, nn.RNNCell))
+def test_cells_stay_plain_and_are_named(kind):
+    torch.manual_seed(0)
+    plain = Stepwise(kind).double().eval()
+    with pytest.warns(vp.PlainWarning, match=rf"stay as they are: 'cell' \({kind.__name__}\)"):
+        model = normalized(plain)
+    assert type(model.cell) is kind and type(model.head) is not nn.Linear
+    assert torch.allclose(model(example()), plain(example()), rtol=1e-12, atol=1e-13)
 
 
 # --- invariance ---

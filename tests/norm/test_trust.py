@@ -132,6 +132,7 @@ def test_derivatives_with_a_graph_are_those_without(name: str) -> None:
     assert all(same(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.compatibility("double backward")
 @pytest.mark.parametrize("name", ("layer norm", "prelu", "celu"))
 def test_second_derivatives_are_differences_of_first_ones(name: str) -> None:
     model = mlp(BETWEEN[name]())
@@ -165,6 +166,7 @@ def test_derivatives_by_parameters_given_to_a_functional_call() -> None:
     assert all(bool(g.isfinite().all()) and bool(g.any()) for g in meta)
 
 
+@pytest.mark.compatibility("jvp")
 @pytest.mark.parametrize("name", ("celu", "softsign", "layer norm"))
 def test_forward_mode_agrees_with_reverse_mode(name: str) -> None:
     model = mlp(BETWEEN[name]())
@@ -297,6 +299,7 @@ class Blocks(nn.Module):
         return self.o(x)
 
 
+@pytest.mark.compatibility("gradient checkpoints")
 @pytest.mark.parametrize("reentrant", (True, False))
 @pytest.mark.parametrize("act", (nn.GELU, nn.ReLU, nn.Softsign, nn.CELU))
 def test_gradient_checkpoints_around_blocks(act: type[nn.Module], reentrant: bool) -> None:
@@ -464,6 +467,8 @@ TRACERS: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
+@pytest.mark.compatibility("ONNX")
+@pytest.mark.compatibility("torch.jit")
 @pytest.mark.parametrize("name", TRACERS)
 def test_tracing_that_would_bake_weights_in_is_refused(name: str) -> None:
     model = mlp().eval()
@@ -472,6 +477,7 @@ def test_tracing_that_would_bake_weights_in_is_refused(name: str) -> None:
         TRACERS[name](model)
 
 
+@pytest.mark.compatibility("torch.export")
 def test_an_exported_model_computes_the_same() -> None:
     model = mlp(nn.LayerNorm(6), nn.GELU()).eval()
     exported = torch.export.export(model, (X,)).module()
@@ -481,6 +487,7 @@ def test_an_exported_model_computes_the_same() -> None:
     assert same(torch.export.export(model, (X,)).module()(X), model(X))
 
 
+@pytest.mark.compatibility("torch.compile")
 @pytest.mark.parametrize("act", (nn.ReLU, nn.Softsign, nn.CELU, nn.LogSigmoid))
 def test_the_first_compiled_step_has_the_whole_gradient(act: type[nn.Module]) -> None:
     model = mlp(act())
@@ -492,6 +499,7 @@ def test_the_first_compiled_step_has_the_whole_gradient(act: type[nn.Module]) ->
     assert all(same(p.grad, g) for p, g in zip(model.parameters(), theirs, strict=True))
 
 
+@pytest.mark.compatibility("torch.compile, dynamic")
 def test_compiled_for_batches_of_any_size() -> None:
     model = mlp()
     torch._dynamo.reset()
@@ -566,6 +574,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.compatibility("vmap")
 @pytest.mark.parametrize("shuffle", (True, False), ids=("shuffled", "as it is"))
 @pytest.mark.parametrize("name", POOLS)
 def test_one_function_whoever_computes_it(name: str, shuffle: bool) -> None:
@@ -650,6 +659,7 @@ def test_the_fast_fold_is_not_lost(name: str) -> None:
     assert {layer.how for layer in vp.fold_report(model).layers} == {"together"}
 
 
+@pytest.mark.compatibility("DataParallel")
 def test_data_parallel_is_refused() -> None:
     with pytest.raises(RuntimeError, match="DistributedDataParallel"):
         mlp()[0]._replicate_for_data_parallel()
@@ -668,6 +678,7 @@ def test_opacus_is_refused() -> None:
     mlp()[0].register_forward_hook(lambda *_: None)
 
 
+@pytest.mark.compatibility("FSDP")
 def test_sharded_parameters_are_refused() -> None:
     class Sharded(nn.Parameter):
         def full_tensor(self) -> Tensor:

@@ -9,9 +9,11 @@ import io
 import logging
 import os
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -229,8 +231,19 @@ def _explain(model: nn.Module, error: Exception) -> str:
             f"tensor), so there is no single graph to follow; write the branch with torch.where, or keep the module "
             f"that holds it whole with `@vp.rule(ThatModule)`.{where}"
         )
+    if any(_packs(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return (
+            f"{type(model).__name__} packs sequences inside, whose lengths no graph can follow: let it take padded "
+            f"sequences where it is given no lengths, and give an example of those; packed ones may follow."
+        )
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return f"{type(model).__name__} could not be run on the example: {first}{where}"
+
+
+def _packs(frame: FrameType) -> bool:
+    """Whether a frame is one of torch's that packs sequences, or that of a recurrent layer on a packed one."""
+    packed = frame.f_code.co_filename.endswith("rnn.py") and frame.f_locals.get("batch_sizes") is not None
+    return packed or frame.f_code.co_name in ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence")
 
 
 def _user_frames(text: str) -> list[str]:

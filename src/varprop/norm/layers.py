@@ -115,7 +115,7 @@ class Normalized(nn.Module):
         if type(getattr(hook, "__self__", None)).__module__.split(".")[0] == "opacus":
             raise RuntimeError(
                 "Opacus takes the gradients of single samples layer by layer, which is wrong for a normalized layer: "
-                "its scale and shift count in the layers behind it too. Train vp.fold(model) instead."
+                "its scale and shift count in the layers behind it too. Use varprop.opacus.PrivacyEngine instead."
             )
         return super().register_forward_hook(hook, **settings)
 
@@ -151,7 +151,10 @@ class Normalized(nn.Module):
         Raises:
             ValueError: If they differ: the parameters would mean another function here.
         """
-        own = self.get_extra_state().to(state.device)
+        own = self.get_extra_state()
+        if not isinstance(state, Tensor):
+            raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")
+        own = own.to(state.device)
         if own.shape != state.shape or not torch.allclose(own, state.to(own.dtype), rtol=1e-4, atol=1e-6):
             raise ValueError(
                 "The checkpoint belongs to a model that was normalized with other input moments or for inputs of "

@@ -191,8 +191,8 @@ def _pictures(folder: Path, files: list[Path], shape: tuple[int, ...]) -> Any:
     def one(file: Path) -> Any:
         try:
             picture = pillow.open(file).convert(mode).resize(size)
-        except OSError as error:
-            raise vp.VarpropError(f"{file} cannot be read as a picture.") from error
+        except Exception as error:  # which one depends on the format, and on how the file is broken
+            raise vp.VarpropError(f"{file} cannot be read as a picture ({type(error).__name__}).") from error
         values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(shape[1], shape[2], shape[0])
         return values.permute(2, 0, 1).float() / 255
 

@@ -25,6 +25,7 @@ _MARKS = {  # by which a data set is recognised
     "cifar10": (CIFAR10_FOLDER, "data_batch_1.bin"),
 }
 _CIFAR10_SHAPE = (3, 32, 32)
+_LARGEST = 1 << 28  # bytes in a compressed file: a few kilobytes of zeros may unpack to more than there is memory
 _DIGITS_SEED = 0  # of the one permutation that decides which digits are for testing
 
 
@@ -173,13 +174,21 @@ def read_idx(path: Path) -> Tensor:
 def _bytes_of(path: Path) -> bytes:
     packed = path.with_name(f"{path.name}.gz")
     try:
-        return path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
+        return path.read_bytes() if path.is_file() else _decompressed(packed)
     except FileNotFoundError:
         raise DataError(f"{path} is missing; run `varprop data get` for this data set again.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _damaged(packed, f"it cannot be decompressed ({error})") from error
     except OSError as error:
         raise DataError(f"{path} could not be read: {error.strerror or error}.") from error
+
+
+def _decompressed(packed: Path) -> bytes:
+    with gzip.open(packed) as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise _damaged(packed, f"it holds more than {_LARGEST} bytes")
+    return content
 
 
 def _damaged(path: Path, why: str) -> DataError:

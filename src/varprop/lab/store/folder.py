@@ -104,7 +104,7 @@ def _read(path: Path) -> bytes:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
         raise _damaged(path, f"it is no JSON ({error})") from error
 
 

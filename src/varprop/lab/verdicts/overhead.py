@@ -30,7 +30,7 @@ def overhead(files: Sequence[Path]) -> Finding:
         return Finding(MISSING, ("no benchmark of the overhead was found",))
     try:
         models = {name: _samples(steps) for name, steps in json.loads(file.read_text("utf-8"))["models"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return Finding(MISSING, (f"{file} was not understood ({type(error).__name__}: {error})",))
     parts = [_compare(name, steps) for name, steps in models.items()]
     return Finding(all_of(part.verdict for part in parts), tuple(line for part in parts for line in part.measured))

@@ -1,0 +1,248 @@
+"""Differentially private training of normalized models with Opacus (the extra `varprop[opacus]`).
+
+Opacus needs the gradient of every sample by the parameters of single layers. A normalized layer cannot give it: its
+scale and shift count in the layers behind it too. Its folded weights W' and b' can: they are the parameters of a plain
+model, the twin, that computes the same. So the twin is what Opacus sees. Gradients of single samples by W' and b' are
+clipped, summed and made noisy there, and one backward pass through the fold (W', b') = F(parameters) turns the noisy
+sum into a gradient of the normalized model. F is computed from the parameters and the moments of the input and sees no
+sample: what follows the noise is post-processing, and the guarantee is that of Opacus, so long as the input moments are
+public.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .norm.api import fold
+from .norm.layers import Normalized
+from .norm.linear_layers import replace
+from .norm.recurrent import NormalizedRecurrent
+from .norm.scope import shared_fold
+from .training.restore import preserved_modes
+
+try:
+    import opacus
+    from opacus.layers import DPGRU, DPLSTM, DPRNN
+except ImportError as error:
+    raise ImportError("Private training needs Opacus: pip install 'varprop[opacus]'.") from error
+
+
+class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
+    """Opacus' engine, for normalized models too.
+
+    >>> model = vp.normalize(plain, moments)  # public moments
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    >>> private, private_optimizer, loader = PrivacyEngine().make_private(
+    ...     module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
+
+    Train `private` as always with Opacus: with virtual steps, all ways to clip, and the `grad_sample_mode` hooks,
+    functorch, ew or ghost. Each step changes the parameters of `model`, which is the one to evaluate, save and fold.
+    Models that are not normalized are left to Opacus.
+    """
+
+    def make_private(self, *, module: nn.Module, optimizer: Optimizer, **settings: Any) -> Any:
+        """As in Opacus; a normalized model is trained through its plain twin.
+
+        Raises:
+            ValueError: If the optimizer has parameters that are not the model's, or the model cannot have a twin.
+        """
+        if not any(isinstance(m, Normalized) for m in module.modules()):
+            return super().make_private(module=module, optimizer=optimizer, **settings)
+        _check(module, optimizer, settings)
+        twin = Twin(module)
+        return super().make_private(module=twin.plain, optimizer=PullBack(twin, optimizer), **settings)
+
+    def save_checkpoint(self, *, module: nn.Module, **settings: Any) -> None:
+        """As in Opacus; of a normalized model its own parameters are saved."""
+        super().save_checkpoint(module=_trained_model(module), **settings)
+
+    def load_checkpoint(self, *, path: Any, module: nn.Module, **settings: Any) -> Any:
+        """As in Opacus, which would run code that the file contains: such a file is refused first.
+
+        Raises:
+            ValueError: If the file contains more than tensors, numbers and lists of them, or is no checkpoint.
+        """
+        _refuse_code(path)
+        return super().load_checkpoint(path=path, module=_trained_model(module), **settings)
+
+
+def _check(model: nn.Module, optimizer: Optimizer, settings: dict[str, Any]) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError("The optimizer has parameters that are not the model's: make it of model.parameters().")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("Private training of a normalized model runs in one process: pass the model, not its DDP.")
+    if not settings.get("wrap_model", True):
+        raise ValueError("Private training of a normalized model needs wrap_model=True: Opacus wraps its plain twin.")
+
+
+def _trained_model(module: nn.Module) -> nn.Module:
+    """The normalized model behind what `make_private` returned; any other module itself."""
+    twin = getattr(getattr(module, "_module", None), TWIN, None)
+    return module if twin is None else twin.model
+
+
+def _refuse_code(path: Any) -> None:
+    start = path.tell() if hasattr(path, "tell") else None
+    try:
+        torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises what the broken part of the file happens to cause
+        raise ValueError(f"{path} is no checkpoint of tensors and numbers alone, or is damaged.") from error
+    if start is not None:
+        path.seek(start)
+
+
+TWIN = "varprop_twin"  # an attribute of the plain model
+
+
+class Twin:
+    """A plain model that computes what a normalized one does, with a parameter for every folded tensor.
+
+    Args:
+        model: The normalized model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        with warnings.catch_warnings():  # of layers that gain a bias or are no longer tied: here all do, and all are
+            warnings.simplefilter("ignore", UserWarning)
+            self.plain = fold(model, keep_batchnorm=False)
+        for path, site in _sites(model):
+            self.plain = _prepared(self.plain, path, site)
+        present = dict(self.plain.named_modules())
+        self._modules = [(present[path], module) for path, module in model.named_modules() if path in present]
+        self.parameters = {
+            name: self.plain.get_parameter(name).requires_grad_(value.requires_grad) for name, value in self._values()
+        }
+        setattr(self.plain, TWIN, self)
+        # Computed anew in each call: nobody has to notice that the model was stepped, loaded or written to.
+        self.plain.register_forward_pre_hook(lambda *_: self.refresh())
+
+    def _values(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter of the plain model by name, as a function of those of the normalized one."""
+        seen: set[nn.Parameter] = set()
+        folded = tuple(f"{path}." if path else "" for path, _ in _sites(self.model))
+        for path, site in _sites(self.model):
+            yield from ((f"{path}.{name}".lstrip("."), value) for name, value in _folded(site).items())
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if not name.startswith(folded) and parameter not in seen:
+                seen.add(parameter)
+                yield name, parameter
+
+    def values(self) -> list[Tensor]:
+        """The values of `parameters`, in the modes that the modules of the plain model are in."""
+        with preserved_modes(self.model), shared_fold():
+            for plain, module in self._modules:
+                module.training = plain.training
+            return [value for _, value in self._values()]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Give the plain model the folded weights of the present parameters."""
+        for parameter, value in zip(self.parameters.values(), self.values(), strict=True):
+            parameter.data.copy_(value)
+
+    def pull_back(self) -> None:
+        """Set the gradients of the normalized model to those of the plain one, taken through the fold."""
+        with torch.enable_grad():
+            values = self.values()
+        pairs = [(v, p.grad) for v, p in zip(values, self.parameters.values(), strict=True) if v.requires_grad]
+        outputs, grads = zip(*((value, grad) for value, grad in pairs if grad is not None), strict=True)
+        wanted = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad(outputs, wanted, grads, allow_unused=True)
+        for parameter, grad in zip(wanted, found, strict=True):
+            parameter.grad = grad
+
+
+def _sites(model: nn.Module) -> list[tuple[str, Normalized]]:
+    return [(path, module) for path, module in model.named_modules() if isinstance(module, Normalized)]
+
+
+def _folded(site: Normalized) -> dict[str, Tensor]:
+    if isinstance(site, NormalizedRecurrent):
+        return site.folded()
+    return dict(zip(("weight", "bias"), site.folded(), strict=True))
+
+
+def _prepared(plain: nn.Module, path: str, site: Normalized) -> nn.Module:
+    """The plain model with a layer that has a parameter, its own, for every folded tensor."""
+    layer = plain.get_submodule(path)
+    if isinstance(layer, nn.RNNBase):
+        return replace(plain, layer, _with_visible_gates(path, layer))
+    with torch.no_grad():
+        for name, value in _folded(site).items():
+            layer.register_parameter(name, nn.Parameter(value.clone()))
+    return plain
+
+
+def _with_visible_gates(path: str, layer: nn.RNNBase) -> nn.Module:
+    """Opacus' own layer, which computes the same step by step."""
+    kinds = {"RNN_TANH": DPRNN, "RNN_RELU": DPRNN, "LSTM": DPLSTM, "GRU": DPGRU}
+    if layer.proj_size:
+        raise ValueError(f"Opacus has no LSTM with a projection: '{path}' cannot be trained privately.")
+    settings = {"nonlinearity": layer.mode[4:].lower()} if layer.mode.startswith("RNN") else {}
+    names = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
+    made: nn.Module = kinds[layer.mode](**{name: getattr(layer, name) for name in names}, **settings)
+    made.to(next(layer.parameters())).load_state_dict(layer.state_dict())
+    return made.train(layer.training)
+
+
+class PullBack(Optimizer):
+    """What Opacus steps: it takes the plain twin's noisy gradients back to the model and lets the optimizer step.
+
+    Args:
+        twin: The plain model.
+        optimizer: That of the normalized model.
+    """
+
+    def __init__(self, twin: Twin, optimizer: Optimizer) -> None:
+        private = [parameter for parameter in twin.parameters.values() if parameter.requires_grad]
+        super().__init__(private, {})
+        self.twin, self.optimizer = twin, optimizer
+        groups = [Group(private if k == 0 else [], theirs) for k, theirs in enumerate(optimizer.param_groups)]
+        self.param_groups = groups  # type: ignore[assignment]  # schedules of either optimizer reach both
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Step the normalized model."""
+        self.twin.pull_back()
+        self.optimizer.step()
+        for parameter in self.twin.model.parameters():
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the model's optimizer."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Into the model's optimizer."""
+        self.optimizer.load_state_dict(state_dict)
+        for own, theirs in zip(self.param_groups, self.optimizer.param_groups, strict=True):
+            own.settings = theirs  # type: ignore[attr-defined]  # torch has put others in their place
+
+
+class Group(MutableMapping[str, Any]):
+    """Parameters of the twin under the settings of a group of the model's optimizer."""
+
+    def __init__(self, params: Sequence[Tensor], settings: dict[str, Any]) -> None:
+        self.params, self.settings = params, settings
+
+    def __getitem__(self, key: str) -> Any:
+        return self.params if key == "params" else self.settings[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.settings[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.settings[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.settings)
+
+    def __len__(self) -> int:
+        return len(self.settings)

@@ -1,0 +1,134 @@
+"""Normalized models in the loops of others: the parameters are those of a loop by hand."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import varprop as vp
+
+if importlib.util.find_spec("torchvision"):
+    importlib.import_module("tests.torchvision_on_cpu")  # which they import where it is installed
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
+X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(16) % 3
+STEPS = 4
+
+
+class Classifier(nn.Module):
+    """Returns its loss as models of transformers do."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.body(x)
+        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+@functools.cache
+def start() -> nn.Module:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
+    return vp.normalize(plain, vp.Moments(torch.zeros(1, 5), torch.ones(1, 5)), example=X)
+
+
+def model() -> Classifier:
+    return Classifier(copy.deepcopy(start()))
+
+
+@functools.cache
+def by_hand() -> Classifier:
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        trained(X, Y)["loss"].backward()
+        optimizer.step()
+    return trained
+
+
+def assert_trained_as_by_hand(trained: nn.Module) -> None:
+    own = dict(trained.named_parameters())
+    for name, wanted in by_hand().named_parameters():
+        assert torch.allclose(own[name], wanted, rtol=1e-5, atol=1e-6), name
+    assert not torch.allclose(own["body.0.weight"], model().body[0].weight)
+
+
+@pytest.mark.compatibility("Lightning")
+def test_lightning(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning", reason="make test-frameworks installs it")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model()
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            return self.model(*batch)["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module = Module()
+    settings = {"max_epochs": STEPS, "accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(default_root_dir=tmp_path, enable_model_summary=False, **settings)
+    trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=len(X)))
+    assert_trained_as_by_hand(module.model)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    again = Module.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True)
+    assert torch.equal(again.model(X)["logits"], module.model(X)["logits"])
+
+
+@pytest.mark.compatibility("Hugging Face Trainer")
+def test_the_trainer_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="make test-frameworks installs it")
+    pytest.importorskip("accelerate")
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=STEPS,
+        per_device_train_batch_size=len(X),
+        max_grad_norm=0.0,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    data = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
+    trainer = transformers.Trainer(trained, arguments, train_dataset=data, optimizers=(optimizer, constant))
+    trainer.train()
+    assert_trained_as_by_hand(trained)
+    trainer.save_model(str(tmp_path / "saved"))
+    from safetensors.torch import load_file
+
+    again = model()
+    again.load_state_dict(load_file(tmp_path / "saved" / "model.safetensors"))
+    assert torch.equal(again(X)["logits"], trained(X)["logits"])
+
+
+@pytest.mark.compatibility("accelerate")
+def test_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="make test-frameworks installs it")
+    accelerator, trained = accelerate.Accelerator(cpu=True), model()
+    optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=len(X))
+    prepared, optimizer, loader = accelerator.prepare(trained, optimizer, loader)
+    for _ in range(STEPS):
+        for x, y in loader:
+            optimizer.zero_grad()
+            accelerator.backward(prepared(x, y)["loss"])
+            optimizer.step()
+    assert_trained_as_by_hand(accelerator.unwrap_model(prepared))
