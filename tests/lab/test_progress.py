@@ -45,7 +45,7 @@ def test_on_a_narrow_terminal_only_the_text_is_cut(monkeypatch):
 
 def test_elsewhere_at_most_one_line_in_ten_seconds(clock):
     stream = io.StringIO()
-    bar = progress.Progress(1000, "mnist", 0, stream)
+    bar = progress.Progress(1000, "mnist", stream)
     for _ in range(100):
         clock.now += 0.5
         bar.advance(2, "training")
@@ -62,12 +62,12 @@ def test_the_last_line_always_comes_even_when_it_ends_in_an_error():
     assert stream.getvalue().startswith("mnist:  33 % (1/3)")
 
 
-def test_what_was_done_before_does_not_count_in_the_rate(clock):
+def test_slow_work_has_a_rate_by_the_minute(clock):
     stream = io.StringIO()
-    bar = progress.Progress(100, "resumed", 50, stream)
+    bar = progress.Progress(50, "slow", stream)
     clock.now = 20.0
     bar.advance(10)
-    assert stream.getvalue() == "resumed:  60 % (60/100), 30/min, 0:20 gone, 1:20 left\n"
+    assert stream.getvalue() == "slow:  20 % (10/50), 30/min, 0:20 gone, 1:20 left\n"
 
 
 def test_nothing_to_do_divides_by_nothing():

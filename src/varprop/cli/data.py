@@ -27,11 +27,11 @@ def get(
 ) -> None:
     """Fetch data sets from their official sources, check them, and lay them down in their official layout.
 
-    What is there already is left alone; what was interrupted is continued.
+    What is there already is left alone.
     """
     from varprop.lab.data import download
 
-    with stoppable("Run the command again: it continues where it stopped."):
+    with stoppable("Run the command again: what is finished is kept."):
         for name in dict.fromkeys(names):
             place = download.get(name, root, say=typer.echo)
             typer.echo(f"{name} is in {place}")

@@ -10,6 +10,7 @@ import typer
 
 from varprop.lab.protocol.labels import method_label, method_rank, rate, start_label, start_rank
 from varprop.lab.protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
+from varprop.text_table import Table
 
 HEADINGS = ("experiment", "start", "method", "lr", "training loss", "validation", "test")
 
@@ -35,10 +36,7 @@ def table(outcomes: Sequence[Outcome]) -> None:
     """Print a row for every start and method: learning rate, final loss and accuracies, averaged over seeds."""
     if not outcomes:
         return
-    rows = [_row(group) for group in _groups(outcomes)]
-    widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
-    for row in (HEADINGS, *rows):
-        typer.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo(Table("", HEADINGS, [_row(group) for group in _groups(outcomes)], left=HEADINGS).plain())
     if any(outcome.search.at_bound for outcome in outcomes):
         typer.echo("* the best rate lies next to the bound of the search, which --lr-max widens")
 

@@ -2,7 +2,7 @@
 
 - `data`: data sets, their download, augmentation and batches.
 - `protocol`: the experiments as plain values, their results, networks and starting points.
-- `training`: one network, or many as a stacked ensemble, with CUDA graphs and horizontal fusion.
+- `training`: one network, or many as a stacked ensemble, traced, and captured as CUDA graphs.
 - `execution`: runs an experiment: search, training, checkpoints, processes.
 - `store`: the folder of results.
 - `verdicts`: the paper's claims, judged on results.

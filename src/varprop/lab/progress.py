@@ -13,31 +13,35 @@ PLAIN_SECONDS = 10.0  # between two plain lines, at least
 
 
 class Progress:
-    """Counts steps, as plain lines.
+    """Counts steps: in a bar of rich's where there is one, otherwise as plain lines.
 
     Args:
         total: How many steps there are.
         title: At the beginning of the line.
-        done: Steps that were done in an earlier run: counted, but not in the rate.
-        stream: Where lines go; None for nowhere.
+        stream: Where plain lines go; None for nowhere.
+        bar: A `rich.progress.Progress` instead.
     """
 
-    def __init__(self, total: int, title: str, done: int = 0, stream: TextIO | None = None) -> None:
-        self.total, self.title, self.first, self.done, self.stream, self.text = total, title, done, done, stream, ""
+    def __init__(self, total: int, title: str, stream: TextIO | None = None, bar: Any = None) -> None:
+        self.total, self.title, self.stream, self.bar = total, title, stream, bar
+        self.done, self.text = 0, ""
         self.started = self.printed = time.monotonic()
+        self.task = bar.add_task(title, total=total, text="") if bar else None
 
     def advance(self, steps: int = 1, text: str = "") -> None:
         """Count steps done, and say what is going on; an empty text leaves the one before."""
         self.done += steps
         self.text = text or self.text
-        if time.monotonic() - self.printed >= PLAIN_SECONDS:
+        if self.bar:
+            self.bar.update(self.task, advance=steps, text=self.text)
+        elif time.monotonic() - self.printed >= PLAIN_SECONDS:
             self.print_line()
 
     def print_line(self) -> None:
-        """The state of things, whenever the last line was."""
+        """The state of things as a plain line, whenever the last one was."""
         self.printed = time.monotonic()
         elapsed = self.printed - self.started
-        rate = (self.done - self.first) / elapsed if elapsed > 0 else 0.0
+        rate = self.done / elapsed if elapsed > 0 else 0.0
         share = 100 * self.done / max(1, self.total)
         parts = [f"{self.title}: {share:3.0f} % ({self.done}/{self.total})", _rate(rate), f"{_clock(elapsed)} gone"]
         if rate and self.done < self.total:
@@ -46,29 +50,15 @@ class Progress:
             print(", ".join([*parts, self.text] if self.text else parts), file=self.stream, flush=True)
 
 
-class _Bar(Progress):
-    """The same on a terminal."""
-
-    def __init__(self, total: int, title: str, done: int, stream: TextIO) -> None:
-        super().__init__(total, title, done, stream)
-        self.bar = _rich_bar(title, stream)
-        self.task = self.bar.add_task(title, total=total, completed=done, text="")
-
-    def advance(self, steps: int = 1, text: str = "") -> None:
-        self.text = text or self.text
-        self.bar.update(self.task, advance=steps, text=self.text)
-
-
 @contextmanager
-def show(total: int, title: str, done: int = 0, stream: TextIO | None = None) -> Iterator[Progress]:
+def show(total: int, title: str, stream: TextIO | None = None) -> Iterator[Progress]:
     """Show the progress of what happens within; arguments as of `Progress`, standard error by default."""
     stream = sys.stderr if stream is None else stream  # results on standard output stay clean
     if stream.isatty() and find_spec("rich") is not None:
-        bar = _Bar(total, title, done, stream)
-        with bar.bar:
-            yield bar
+        with _rich_bar(title, stream) as bar:
+            yield Progress(total, title, bar=bar)
         return
-    progress = Progress(total, title, done, stream)
+    progress = Progress(total, title, stream)
     try:
         yield progress
     finally:

@@ -11,10 +11,10 @@ from torch import nn
 
 import varprop as vp
 from varprop.cli.main import main as command_line
-from varprop.lab.bench import cases, chart, profiling, roofline, run, session, step, tables, targets, timing, variants
+from varprop.lab.bench import cases, chart, profiling, roofline, run, session, step, tables, timing, variants
 from varprop.lab.bench.__main__ import main, names, parser
 from varprop.lab.bench.models import Recipe
-from varprop.lab.bench.record import Cell, Inference, Record, Roofline, first_line
+from varprop.lab.bench.record import Measurement, Record, Roofline, first_line
 from varprop.lab.bench.session import Options
 from varprop.lab.environment import chosen_device
 from varprop.lab.protocol.models import FACTORIES
@@ -190,7 +190,7 @@ def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
 def test_tables_and_chart(measured, monkeypatch):
     record, out, _ = measured
     text = "\n".join(found.plain() for found in tables.tables(record))
-    assert "analytic norm" in text and "mlp eager, time to batch" in text and "quartiles" in text
+    assert "analytic norm" in text and "quartiles" in text and "arget" not in text
     monkeypatch.setattr(chart.importlib.util, "find_spec", lambda name: None)
     assert chart.draw(record, out) is None
     monkeypatch.undo()
@@ -230,7 +230,7 @@ def test_nothing_is_begun_after_the_time_is_over(tmp_path):
     record = run.run(options, lambda text: None)
     assert not any(cell.rounds for cell in record.cells) and any("skipped" in note for note in record.notes)
     kept = json.loads((tmp_path / "normalization.json").read_text("utf-8"))
-    assert kept["models"] == {} and {t["verdict"] for t in kept["targets"]} == {"not measured"}
+    assert kept["models"] == {} and "targets" not in kept
 
 
 def test_fold_alone(trained):
@@ -264,52 +264,26 @@ def test_other_work_is_told_of(load, told, monkeypatch, tmp_path):
     assert any("load 2.5" in note for note in record.notes) is told
 
 
-# --- targets ---
+# --- tables ---
 
 
-def record_of(*cells, inferences=()):
-    return Record({"hardware": {}}, list(cells), list(inferences))
-
-
-def cell(variant, *rounds, case="mlp", mode="eager", memory=None):
-    return Cell(case, case, mode, variant, "float32", 8, memory=memory, rounds=rounds)
-
-
-def test_targets_are_judged_at_two_decimals():
-    cells = [cell("none", 1.0, 2.0), cell("batch", 1.5, 3.0), cell("analytic", 1.604, 3.208)]
-    found = {t["target"]: t for t in targets.judge(record_of(*cells), "cpu")}
-    assert found["mlp eager, time to none"]["verdict"] == "pass"
-    assert found["mlp eager, time to batch"]["verdict"] == "miss"
-    assert found["cifar eager, time to none"]["verdict"] == "not measured"
+def test_ratios_are_to_the_network_without_normalization():
+    sizes = {"none": 100, "batch": None, "analytic": 104}
+    cells = [Measurement("mlp", "MLP", "eager", v, "float32", 8, memory=m, rounds=(1.0,)) for v, m in sizes.items()]
+    record = Record({"hardware": {}}, cells)
+    assert [record.memory_ratio(cell) for cell in cells] == [1.0, None, 1.04]
+    assert [record.time_ratio(cell) for cell in cells] == [1.0, 1.0, 1.0]
+    assert Record({"hardware": {}}, cells[1:]).time_ratio(cells[2]) is None
 
 
 def test_the_fold_alone_as_a_table():
-    record = record_of()
+    record = Record({"hardware": {}})
     record.roofline = Roofline(10**6, 1e12, 6 * 10**6, 10**7, 12e-6, 16e-6, "by clock", 8e-6)
     found = tables.tables(record)[0]
     assert tuple(found.columns[1:]) == ("Mflop at least", "MB at least", "least us", "measured us", "x least", "GB/s")
     assert tuple(found.rows[0]) == ("forward", "6", "6.0", "6.0", "12.0", "2.00", "500")
     assert tuple(found.rows[1]) == ("backward", "13", "10.0", "10.0", "16.0", "1.60", "625")
     assert tuple(found.rows[2]) == ("gradients joined", "0", "4.0", "4.0", "8.0", "2.00", "500")
-
-
-def test_the_fold_alone_is_judged():
-    record = record_of()
-    record.roofline = Roofline(1000, 1e9, 6000, 10000, 11.9e-6, 2.1e-5, "by clock")
-    found = {t["target"]: t for t in targets.judge(record, "cuda")}
-    assert found["fold alone, forward, time to the least"]["verdict"] == "pass"
-    assert found["fold alone, backward, time to the least"]["verdict"] == "miss"
-
-
-def test_memory_and_inference_are_judged():
-    sizes = {"none": 100, "analytic": 104}
-    cells = [cell(v, 1.0, case="resnet50", mode="compiled", memory=size) for v, size in sizes.items()]
-    wrong = Inference("mlp", "MLP", "float32", (1.0,), (1.0,), identical=False)
-    found = {t["target"]: t["verdict"] for t in targets.judge(record_of(*cells, inferences=[wrong]), "cuda")}
-    assert found["resnet50 compiled, memory to none"] == "miss"
-    assert found["resnet50 compiled, time to none"] == "pass"
-    assert found["mlp folded inference, time to the plain model"] == "pass"
-    assert found["mlp folded inference, bits differ (1) or not (0)"] == "miss"
 
 
 # --- the command line ---

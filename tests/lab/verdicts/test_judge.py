@@ -12,7 +12,7 @@ from varprop.lab.protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN
 from varprop.lab.store.runs import Run
 from varprop.lab.verdicts.claims import CLAIMS
 from varprop.lab.verdicts.judge import judge, markdown, write
-from varprop.lab.verdicts.seed_statistics import Sample, noise, order
+from varprop.lab.verdicts.seed_statistics import Sample, difference, order
 
 from .. import synthetic
 
@@ -48,9 +48,9 @@ def verdict(name, outcomes, benchmarks=()):
     [
         ((1.0, 1.1, 0.9), (2.0, 2.1, 1.9), "lower"),
         ((2.0, 2.1, 1.9), (1.0, 1.1, 0.9), "higher"),
-        ((1.0, 1.2, 0.8), (1.3, 1.5, 1.1), "noise"),
-        ((1.0,), (2.0, 2.1, 1.9), "lower"),
-        ((1.8,), (2.0, 2.1, 1.9), "noise"),
+        ((1.0, 1.2, 0.8), (1.3, 1.5, 1.1), "lower"),  # in every seed by the same, though the seeds differ by more
+        ((1.0, 1.2, 0.8), (1.1, 1.5, 1.3), "noise"),  # -0.3 on average, the interval reaches from -0.8 to 0.2
+        ((1.0,), (2.0, 2.1, 1.9), "noise"),
         ((1.0,), (9.0,), "noise"),
         ((1.0, 1.1), (math.inf, math.inf), "lower"),
         ((math.inf, math.inf), (1.0,), "higher"),
@@ -58,14 +58,15 @@ def verdict(name, outcomes, benchmarks=()):
         ((math.inf,), (math.inf,), "noise"),
     ],
 )
-def test_a_difference_counts_beyond_twice_its_spread(a, b, expected):
+def test_a_difference_counts_where_its_interval_leaves_out_zero(a, b, expected):
     assert order(Sample(a), Sample(b)) == expected
 
 
-def test_noise_is_twice_the_spread_of_a_difference_of_single_runs():
-    assert noise(Sample((1.0, 3.0)), Sample((5.0, 5.0))) == pytest.approx(2 * math.sqrt(2))
-    assert noise(Sample((1.0, 3.0)), Sample((5.0,))) == pytest.approx(2 * 2)
-    assert math.isnan(noise(Sample((1.0,)), Sample((5.0,))))
+def test_differences_are_taken_seed_by_seed():
+    mean, margin = difference(Sample((1.0, 3.0)), Sample((5.0, 5.0)))
+    assert (mean, margin) == (-3.0, pytest.approx(12.706, abs=1e-3))  # Student's t with one degree of freedom
+    assert difference(Sample((1.0, 3.0, 9.0), (0, 1, 2)), Sample((4.0, 2.0), (1, 0)))[0] == -1.0
+    assert all(map(math.isnan, difference(Sample((1.0, 3.0), (0, 1)), Sample((5.0, 5.0), (1, 2)))))
 
 
 @pytest.mark.parametrize(
@@ -116,12 +117,21 @@ def test_others_work_from_the_analytic_start(weight, expected):
     assert verdict("others-from-ap2", outcomes[:2]).verdict == "no data"
 
 
+def test_what_trains_is_measured_by_the_best_of_the_experiment():
+    slow = [o for method in ("standard", "weight") for o in seeds("mnist", method, "ap2", (0.5, 0.5))]
+    assert verdict("others-from-ap2", slow).verdict == "holds"
+    best = seeds("mnist", "analytic", "none", (0.2, 0.2))
+    assert verdict("others-from-ap2", [*slow, *best]).verdict == "does not hold"
+    nobody = [o for method in ("standard", "weight") for o in seeds("mnist", method, "ap2", (2.3, 2.3))]
+    assert verdict("others-from-ap2", nobody).verdict == "does not hold"
+
+
 def four_methods(analytic, others, start="bn", experiment="mnist"):
     rest = [o for method in METHODS if method != "analytic" for o in seeds(experiment, method, start, others)]
     return [*rest, *seeds(experiment, "analytic", start, analytic)]
 
 
-WIN, LOSS, TIE = ((0.10, 0.11), (0.20, 0.21)), ((0.30, 0.31), (0.20, 0.21)), ((0.2, 0.3), (0.25, 0.35))
+WIN, LOSS, TIE = ((0.10, 0.11), (0.20, 0.21)), ((0.30, 0.31), (0.20, 0.21)), ((0.2, 0.35), (0.25, 0.3))
 
 
 @pytest.mark.parametrize(
@@ -157,12 +167,13 @@ def test_batch_norm_evaluates_differently_from_none(evaluations, expected):
 
 
 def validation(experiment, losses, errors, start="bn"):
-    """Two seeds a method around a loss and an error."""
+    """Two seeds a method around a loss and an error; the second is a little better for AP2 and worse for the others."""
+    sign = {"analytic": -1}
     return [
         ended(
             Cell(experiment, method, start, seed),
-            valid=losses[method] + 0.001 * seed,
-            error=errors[method] + 1e-4 * seed,
+            valid=losses[method] + 0.001 * seed * sign.get(method, 1),
+            error=errors[method] + 1e-4 * seed * sign.get(method, 1),
         )
         for method in losses
         for seed in (0, 1)
@@ -234,11 +245,9 @@ def test_cifar_differences_are_small_and_batch_norm_leads(train, errors, expecte
     assert verdict("cifar", [o for o in outcomes if o.cell.method != "weight"]).verdict == "no data"
 
 
-def test_a_single_seed_borrows_the_spread_of_the_other_side():
+def test_a_single_seed_in_common_decides_nothing():
     outcomes = [o for o in cifar(ALIKE, BATCH_FIRST) if o.cell.seed == 0 or o.cell.method in ("batch", "analytic")]
-    found = verdict("cifar", outcomes)
-    # Training losses of Standard and WN have one seed each, and BN or AP2 is then the other side.
-    assert found.verdict == "holds"
+    assert verdict("cifar", outcomes).verdict == "within noise"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +281,8 @@ def test_small_batches_do_not_enter_the_claims():
     [
         ({"models": {"net": {"batch": 2.0, "analytic": 1.5, "standard": 1.0}}}, "holds"),
         ({"models": {"net": {"batch": 1.0, "analytic": 1.5}}}, "does not hold"),
-        ({"models": {"net": {"batch": [1.0, 1.2, 1.1], "analytic": [1.1, 1.3, 1.2]}}}, "holds"),
+        ({"models": {"net": {"batch": [1.0, 1.2, 1.1], "analytic": [1.1, 1.1, 1.2]}}}, "holds"),
+        ({"models": {"net": {"batch": [1.0, 1.2, 1.1], "analytic": [1.1, 1.3, 1.2]}}}, "does not hold"),
         ({"models": {"net": {"batch": [1.0, 1.01], "analytic": [1.2, 1.21]}}}, "does not hold"),
         ({"models": {"a": {"batch": 2.0, "analytic": 1.0}, "b": {"batch": 1.0, "analytic": 2.0}}}, "does not hold"),
         ({"models": {"net": {"batch": 2.0}}}, "no data"),

@@ -18,7 +18,7 @@ METHODS = {"none": "standard", "weight": "weight", "batch": "batch", "analytic":
 
 
 @dataclass(frozen=True)
-class Cell:
+class Measurement:
     """One variant in one mode of one case.
 
     Attributes:
@@ -126,30 +126,29 @@ class Record:
     """Everything of a run; grows while it runs."""
 
     manifest: dict[str, Any]
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[Measurement] = field(default_factory=list)
     inferences: list[Inference] = field(default_factory=list)
     roofline: Roofline | None = None
     notes: list[str] = field(default_factory=list)
-    targets: list[dict[str, Any]] = field(default_factory=list)
 
-    def cell(self, case: str, mode: str, variant: str) -> Cell | None:
+    def cell(self, case: str, mode: str, variant: str) -> Measurement | None:
         """One that was measured."""
         found = (c for c in self.cells if (c.case, c.mode, c.variant) == (case, mode, variant) and c.rounds)
         return next(found, None)
 
-    def time_ratio(self, cell: Cell, base: str = "none") -> float | None:
-        """Of its step to that of another variant in the same rounds."""
-        other = self.cell(cell.case, cell.mode, base)
+    def time_ratio(self, cell: Measurement) -> float | None:
+        """Of its step to that without normalization in the same rounds."""
+        other = self.cell(cell.case, cell.mode, "none")
         if other is None or len(other.rounds) != len(cell.rounds) or not cell.rounds:
             return None
         return ratio(cell.rounds, other.rounds)
 
-    def memory_ratio(self, cell: Cell, base: str = "none") -> float | None:
-        """Of its memory to that of another variant."""
-        other = self.cell(cell.case, cell.mode, base)
+    def memory_ratio(self, cell: Measurement) -> float | None:
+        """Of its memory to that without normalization."""
+        other = self.cell(cell.case, cell.mode, "none")
         return cell.memory / other.memory if other and other.memory and cell.memory else None
 
-    def put(self, cells: Sequence[Cell]) -> None:
+    def put(self, cells: Sequence[Measurement]) -> None:
         """Add cells, in the place of earlier records of the same ones."""
         keys = {(c.case, c.mode, c.variant) for c in cells}
         self.cells[:] = [c for c in self.cells if (c.case, c.mode, c.variant) not in keys] + list(cells)
@@ -159,7 +158,6 @@ class Record:
         return {
             **self.manifest,
             "models": self.models(),
-            "targets": self.targets,
             "cells": [{**c.to_dict(), "ratio": self.time_ratio(c)} for c in self.cells],
             "inference": [{**asdict(i), "ratio": i.ratio} for i in self.inferences],
             "roofline": None if self.roofline is None else roofline_dict(self.roofline),
@@ -188,7 +186,7 @@ def roofline_dict(found: Roofline) -> dict[str, Any]:
     return {**asdict(found), **{name: getattr(found, name) for name in names}}
 
 
-def group_title(cell: Cell) -> str:
+def group_title(cell: Measurement) -> str:
     """Case, mode and precision in a few words."""
     return f"{cell.title}, batch {cell.batch}, {cell.mode} {cell.precision}"
 

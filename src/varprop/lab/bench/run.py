@@ -14,9 +14,9 @@ from . import roofline
 from .cases import CASES, MODES, Case, cases, default_cases, default_modes, variants_of
 from .inference import compare_inference
 from .profiling import clean, kernels
-from .record import Cell, Record, first_line
+from .record import Measurement, Record, first_line
 from .session import Options, Session, begin, known, settings
-from .step import Network, Step, drop_traces, make_step, network, prime
+from .step import Network, TimedStep, drop_traces, make_step, network, prime
 from .timing import interleaved
 from .variants import VARIANTS, title
 
@@ -80,10 +80,10 @@ def _measure_mode(
     session: Session, case: Case, mode: str, variants: tuple[str, ...], network_of: Callable[[str], Network]
 ) -> None:
     """Prepare all variants, then time them in turns."""
-    steps: dict[str, Step] = {}
-    cells: dict[str, Cell] = {}
+    steps: dict[str, TimedStep] = {}
+    cells: dict[str, Measurement] = {}
     for variant in variants:
-        empty = Cell(case.name, case.title, mode, variant, case.precision(mode), case.batch)
+        empty = Measurement(case.name, case.title, mode, variant, case.precision(mode), case.batch)
         cells[variant], step = _prepared(session, empty, network_of)
         steps |= {variant: step} if step else {}
         session.record.put([cells[variant]])
@@ -101,7 +101,9 @@ def _measure_mode(
         session.print(f"{cell.case} {cell.mode} {title(cell.variant)}: {1e3 * cell.seconds:.3f} ms{more}")
 
 
-def _prepared(session: Session, cell: Cell, network_of: Callable[[str], Network]) -> tuple[Cell, Step | None]:
+def _prepared(
+    session: Session, cell: Measurement, network_of: Callable[[str], Network]
+) -> tuple[Measurement, TimedStep | None]:
     """The step of a cell, and what is known before it is timed; no step if there is no time or it fails."""
     name = f"{cell.case} {cell.mode} {title(cell.variant)}"
     if session.is_over(name):

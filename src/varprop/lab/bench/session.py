@@ -17,7 +17,6 @@ import torch
 import varprop as vp
 
 from .. import environment
-from . import targets
 from .cases import STEP
 from .record import Record
 from .step import LR
@@ -81,7 +80,6 @@ class Session:
     def save(self) -> None:
         """Write what there is."""
         self.record.manifest["seconds"] = round(self.spent, 1)
-        self.record.targets[:] = targets.judge(self.record, self.device.type)
         self.record.write(self.options.out)
 
     def is_over(self, name: str) -> bool:

@@ -16,7 +16,7 @@ from ..training.cuda_graph import captured
 from .cases import Case
 from .profiling import allocated, clean, peak, reset_peak
 
-Step = Callable[[], Tensor]  # returns the loss
+TimedStep = Callable[[], Tensor]  # returns the loss
 LR = 1e-7  # nothing is learned: what is timed must not depend on how training goes
 SETTLE = 6  # steps after which all that is recorded when repeated is
 
@@ -91,7 +91,7 @@ def optimizer(network: Network, capturable: bool) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LR, momentum=0.9, foreach=True)
 
 
-def make_step(network: Network, mode: str, backend: str) -> tuple[Step, int]:
+def make_step(network: Network, mode: str, backend: str) -> tuple[TimedStep, int]:
     """The step of a mode, warmed up, and the peak of device memory in it.
 
     Raises:
@@ -116,7 +116,7 @@ def make_step(network: Network, mode: str, backend: str) -> tuple[Step, int]:
     return final, peak(network.device) - before + network.bytes
 
 
-def _warm(step: Step, network: Network) -> Step:
+def _warm(step: TimedStep, network: Network) -> TimedStep:
     """The step itself after a few runs, the last of which is watched."""
     for _ in range(SETTLE):
         step()
@@ -141,7 +141,7 @@ def prime(device: torch.device) -> None:
         layer(torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)).sum().backward()
 
 
-def _captured(step: Step, network: Network) -> Step:
+def _captured(step: TimedStep, network: Network) -> TimedStep:
     def settle() -> None:
         network.model.zero_grad(set_to_none=True)
         clean()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from varprop.text_table import Table
+
 from ..report.facts import facts
 from ..store.files import write_atomically
-from ..text_table import Table
-from .record import FILE, ROOM, Cell, Record, group_title
+from .record import FILE, ROOM, Measurement, Record, group_title
 from .timing import quartiles
 from .variants import title
 
-_LEFT = ("variant", "model", "fold", "target", "note", "verdict")
+_LEFT = ("variant", "model", "fold", "note")
 
 
 def tables(record: Record) -> list[Table]:
@@ -21,7 +22,7 @@ def tables(record: Record) -> list[Table]:
 
 
 def _tables(record: Record) -> Iterator[Table]:
-    groups: dict[str, list[Cell]] = {}
+    groups: dict[str, list[Measurement]] = {}
     for cell in record.cells:
         groups.setdefault(group_title(cell), []).append(cell)
     for heading, cells in groups.items():
@@ -31,11 +32,9 @@ def _tables(record: Record) -> Iterator[Table]:
         yield _inference(record)
     if record.roofline is not None:
         yield _roofline(record)
-    targets = [(t["target"], _ratio(t["measured"]), f"{t['limit']:.2f}", t["verdict"]) for t in record.targets]
-    yield Table("Targets of the analytic norm", ("target", "measured", "at most", "verdict"), targets, _LEFT)
 
 
-def _step(record: Record, cell: Cell) -> Sequence[str]:
+def _step(record: Record, cell: Measurement) -> Sequence[str]:
     if not cell.rounds:
         return title(cell.variant), "", "", "", "", "", "", cell.note
     lower, middle, upper = (f"{1e3 * value:.3f}" for value in quartiles(cell.rounds))

@@ -1,21 +1,29 @@
-"""Fetches MNIST and CIFAR-10: sources in turn, interrupted transfers continued, contents checked before they count."""
+"""Fetches MNIST and CIFAR-10: sources in turn, contents checked before they count."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
+import http.client
+import socket
+import sys
 import tarfile
+import urllib.error
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
 
 import varprop as vp
 
 from ..store.files import write_atomically
 from . import datasets
-from .transfer import TransferError, fetch
 
+TIMEOUT = 30.0  # seconds without a byte after which a source is given up
 _LARGEST = 1 << 26  # bytes of one file in an archive; the largest, the images of MNIST, have 47 million
 
 Unpack = Callable[[Path, "Archive"], dict[str, bytes]]
@@ -26,8 +34,8 @@ class DownloadError(vp.VarpropError):
     """A data set could not be fetched; the message says why from each source and what to do."""
 
 
-class _WrongContent(Exception):
-    """What came is not what it should be."""
+class _SourceFailed(Exception):
+    """A source does not answer, or what came is not what it should be."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ def get(name: str, root: Path | str | None = None, say: Say = print) -> Path:
         The root, as `datasets.load` takes it.
 
     Raises:
-        DownloadError: If no source gives the right files. What came so far is kept and continued the next time.
+        DownloadError: If no source gives the right files.
     """
     if name not in ARCHIVES:
         raise DownloadError(f"There is no data set {name!r} to fetch; known are {', '.join(ARCHIVES)}.")
@@ -91,47 +99,76 @@ def _is_installed(archive: Archive, folder: Path) -> bool:
 
 def _install(name: str, archive: Archive, folder: Path) -> None:
     """Fetch the contents from the first source that has them, and write them."""
-    part = folder / f"{archive.name}.part"
     reasons = []
     for url in archive.urls:
         try:
-            contents = _contents_from(url, archive, part)
+            contents = _contents_from(url, archive, folder)
             break
-        except (TransferError, _WrongContent) as error:
+        except _SourceFailed as error:
             reasons.append(str(error))
     else:
         raise DownloadError(
             f"{archive.name} of {name} could not be fetched ({'; '.join(reasons)}). Without a network, put the "
-            f"official files into {folder}; otherwise run the command again: it continues where it stopped."
+            f"official files into {folder}; otherwise run the command again."
         )
     for file, content in contents.items():
-        write_atomically(folder / file, content, then="run the command again; it continues where it stopped")
-    part.unlink()
+        write_atomically(folder / file, content, then="run the command again")
 
 
-def _contents_from(url: str, archive: Archive, part: Path) -> dict[str, bytes]:
-    continued = part.exists()
-    fetch(url, part)
+def _contents_from(url: str, archive: Archive, folder: Path) -> dict[str, bytes]:
+    packed = folder / f".{archive.name}.download"
     try:
-        return _checked_contents(part, archive, url)
-    except _WrongContent:
-        part.unlink()
-        if not continued:
-            raise
-    # The beginning may have come from elsewhere or long ago: once more, from the first byte.
-    return _contents_from(url, archive, part)
+        folder.mkdir(parents=True, exist_ok=True)
+        _fetch(url, packed)
+        return _checked_contents(packed, archive, url)
+    except OSError as error:
+        raise DownloadError(f"{packed} could not be written: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            packed.unlink(missing_ok=True)
 
 
-def _checked_contents(part: Path, archive: Archive, url: str) -> dict[str, bytes]:
+def _fetch(url: str, path: Path) -> None:
+    """Bring the file here; a progress bar on a terminal."""
     try:
-        contents = archive.unpack(part, archive)
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise _WrongContent(f"{url} is no such archive") from error
+        with _timeout(TIMEOUT):
+            torch.hub.download_url_to_file(url, str(path), progress=sys.stderr.isatty())
+    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
+        raise _SourceFailed(f"{urlsplit(url).netloc}: {_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def _timeout(seconds: float) -> Iterator[None]:
+    """torch's download takes no timeout, so that of new sockets is set around it."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib.error.HTTPError):
+        return f"HTTP {error.code} {error.reason}"
+    inner = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(inner, TimeoutError):
+        return "no answer in time"
+    if isinstance(inner, OSError) and inner.strerror:
+        return f"no connection ({inner.strerror})"
+    return str(inner) or type(inner).__name__
+
+
+def _checked_contents(packed: Path, archive: Archive, url: str) -> dict[str, bytes]:
+    try:
+        contents = archive.unpack(packed, archive)
+    except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError) as error:
+        raise _SourceFailed(f"{url} is no such archive") from error
     for name, digest in archive.contents.items():
         if name not in contents:
-            raise _WrongContent(f"{url} has no {name} in it")
+            raise _SourceFailed(f"{url} has no {name} in it")
         if hashlib.sha256(contents[name]).hexdigest() != digest:
-            raise _WrongContent(f"{url} has another SHA-256 in {name} than the official file")
+            raise _SourceFailed(f"{url} has another SHA-256 in {name} than the official file")
     return contents
 
 

@@ -38,8 +38,14 @@ _SUMMARY = """| start | method | learning rates | training loss | validation err
 """
 
 
-def write(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
-    """Write everything below a folder.
+def write_runs(runs: Sequence[Run], folder: Path) -> None:
+    """Figures, tables and manifests, in a folder for each run."""
+    for run in runs:
+        _write_run(run, _headlines(run), folder / run.experiment)
+
+
+def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
+    """The claims, and the page that says how everything came about.
 
     Args:
         runs: With something to show.
@@ -49,15 +55,17 @@ def write(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Pat
     Returns:
         The page, ``experiments.md``.
     """
-    shown = {run.experiment: [figure for figure in figures_of(run) if figure.headline] for run in runs}
-    for run in runs:
-        _write_run(run, shown[run.experiment], folder / run.experiment)
+    shown = {run.experiment: _headlines(run) for run in runs}
     addresses = {f"{name}/{figure.name}" for name, those in shown.items() for figure in those}
     judge.write(verdicts, folder)
     claims = judge.markdown(verdicts, lambda figure: _address(figure) if figure in addresses else "")
     parts = [_HEADER, "## Claims\n\n" + claims, *(_section(run, shown[run.experiment]) for run in runs)]
     write_atomically(folder / "experiments.md", "\n".join(parts).encode())
     return folder / "experiments.md"
+
+
+def _headlines(run: Run) -> list[Figure]:
+    return [figure for figure in figures_of(run) if figure.headline]
 
 
 def _write_run(run: Run, shown: Sequence[Figure], folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..protocol.labels import experiment_label
 from ..store.files import write_atomically
-from ..store.runs import WITHOUT_CELLS, read_runs
+from ..store.runs import WITHOUT_CELLS, Run, read_runs
 from ..verdicts import judge
 from . import html_page, markdown, plotting, tables
 from .figures import figures_of
@@ -26,11 +26,14 @@ def write(out: Path, experiments: Sequence[str] = ()) -> Path:
         experiments: Names that must appear, if only as missing.
 
     Returns:
-        The path of ``report.html``.
+        The path of ``report.html``; of ``experiments.md`` where the folder is that of the documentation, in which only
+        the pages are written again.
     """
     out = Path(out)
     runs = read_runs(out, list(experiments))
     verdicts = judge.judge(runs, _benchmarks(out))
+    if any(run.compact for run in runs):
+        return _write_again(out)
     judge.write(verdicts, out)
     for run in runs:
         folder = out / run.experiment
@@ -52,8 +55,19 @@ def write_docs(out: Path, docs: Path) -> Path:
     Returns:
         The path of ``docs/results/experiments.md``.
     """
-    runs = [run for run in read_runs(Path(out), list(WITHOUT_CELLS)) if run.outcomes or run.experiment in WITHOUT_CELLS]
-    return markdown.write(runs, judge.judge(runs, _benchmarks(Path(out))), Path(docs) / "results")
+    runs = _shown(Path(out))
+    markdown.write_runs(runs, Path(docs) / "results")
+    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(Path(out))), Path(docs) / "results")
+
+
+def _write_again(out: Path) -> Path:
+    """Verdicts and tables of the documentation from its own records; records and figures stay as they are."""
+    runs = _shown(out)
+    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(out)), out)
+
+
+def _shown(out: Path) -> list[Run]:
+    return [run for run in read_runs(out, list(WITHOUT_CELLS)) if run.outcomes or run.experiment in WITHOUT_CELLS]
 
 
 def _benchmarks(out: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from typing import Any
 from ..protocol.experiments import PAPER_GRIDS
 from ..protocol.labels import experiment_rank, method_rank, start_rank
 from ..protocol.records import METHODS, STARTS, Outcome
+from .compact import read_tables
 
 WITHOUT_CELLS = ("relu",)  # a figure, and nothing trained
 _NO_EXPERIMENT = ("claims", "all")  # names of the command line only
@@ -25,12 +26,14 @@ class Run:
         outcomes: Of its finished cells, in a fixed order.
         manifest: How it was run; empty where the file is missing.
         problems: One sentence for each thing that is missing or cannot be read.
+        compact: Whether the outcomes come from the tables of a report, because the files of the cells are not there.
     """
 
     experiment: str
     outcomes: list[Outcome]
     manifest: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    compact: bool = False
 
     def select(self, **fields: object) -> list[Outcome]:
         """The outcomes whose cells have these values."""
@@ -54,11 +57,13 @@ def read_run(folder: Path) -> Run:
     """All that one experiment's folder holds."""
     problems: list[str] = []
     manifest = _read_manifest(folder / "manifest.json", problems)
-    outcomes = [outcome for file in sorted((folder / "cells").glob("*.json")) for outcome in _read_cell(file, problems)]
+    compact = (folder / "runs.csv").is_file() and not (folder / "cells").is_dir()
+    cells = sorted((folder / "cells").glob("*.json"))
+    outcomes = _read_compact(folder, problems) if compact else [o for file in cells for o in _read_cell(file, problems)]
     outcomes.sort(key=_place_in_paper)
     if folder.name not in WITHOUT_CELLS:
         problems += _missing_cells(folder.name, outcomes, manifest) + _missing_seeds(outcomes, manifest)
-    return Run(folder.name, outcomes, manifest, problems)
+    return Run(folder.name, outcomes, manifest, problems, compact)
 
 
 def _read_manifest(file: Path, problems: list[str]) -> dict[str, Any]:
@@ -79,6 +84,17 @@ def _read_cell(file: Path, problems: list[str]) -> list[Outcome]:
         return [outcome]
     except _NOT_UNDERSTOOD as error:
         problems.append(f"{file} cannot be read ({type(error).__name__}: {error}); delete it and run with --resume")
+        return []
+
+
+def _read_compact(folder: Path, problems: list[str]) -> list[Outcome]:
+    try:
+        outcomes = read_tables(folder)
+        for outcome in outcomes:
+            _check(outcome)
+        return outcomes
+    except _NOT_UNDERSTOOD as error:
+        problems.append(f"The tables in {folder} cannot be read ({type(error).__name__}: {error})")
         return []
 
 

@@ -1,1 +1,1 @@
-"""Training steps: one network, or many stacked into one ensemble; CUDA graphs and fusion to make them fast."""
+"""Training steps: one network, or many stacked into one ensemble; traced and captured to make them fast."""

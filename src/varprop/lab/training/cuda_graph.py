@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-Step = Callable[[Tensor, Tensor], None]
+TrainingStep = Callable[[Tensor, Tensor], None]
 Result = TypeVar("Result")
 _WARM_UP = 3
 
@@ -46,7 +46,7 @@ def captured(
     return replay
 
 
-def captured_step(step: Step, images: Tensor, labels: Tensor) -> Step:
+def captured_step(step: TrainingStep, images: Tensor, labels: Tensor) -> TrainingStep:
     """A training step as a CUDA graph; on other devices the step itself.
 
     Args:

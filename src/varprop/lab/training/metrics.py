@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Pair = tuple[Tensor, Tensor]
+LabelledImages = tuple[Tensor, Tensor]
 Scores = Callable[[Tensor], Tensor]
 
 _AT_ONCE = {"cpu": 2000, "cuda": 10_000}  # images
 
 
-def in_parts(images: Tensor, labels: Tensor, axis: int = 0) -> Iterator[Pair]:
+def in_parts(images: Tensor, labels: Tensor, axis: int = 0) -> Iterator[LabelledImages]:
     """Images and labels, as many at a time as the device takes well."""
     count = _AT_ONCE.get(images.device.type, 2000)
     yield from zip(images.split(count, axis), labels.split(count, axis), strict=True)
 
 
 @torch.no_grad()
-def loss_and_accuracy(scores: Scores, parts: Iterable[Pair]) -> tuple[Tensor, Tensor]:
+def loss_and_accuracy(scores: Scores, parts: Iterable[LabelledImages]) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy and share of right answers; an answer that is not finite is not right.
 
     Args:

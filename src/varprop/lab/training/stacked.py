@@ -99,8 +99,7 @@ class StackedNetworks:
     def prepare(self, images: Tensor, labels: Tensor) -> None:
         """Trace the step, for samples of this shape."""
         x, y = self.own(images), self.own(labels)
-        size, count = labels.shape[-1], len(self.cells)
-        self.graph = flat_step(self._gradients, [self.parameters, self.buffers, x, y], 2, {size, count * size})
+        self.graph = flat_step(self._gradients, [self.parameters, self.buffers, x, y])
 
     def _gradients(self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
         """Gradients and buffers as rows, and the loss of each network."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,34 +14,18 @@ from torch import Tensor, fx
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from .horizontal_fusion import fused, unfused
-
 Flat = Callable[..., list[Tensor]]
-_WORTHWHILE = 0.8  # of the operations may be left, or stacking them is not worth its copies
 
 
-def flat_step(function: Flat, arguments: list[Tensor], samples: int, batch_extents: set[int]) -> Flat:
-    """The function as a graph of ATen operations, equal ones stacked.
+def flat_step(function: Flat, arguments: list[Tensor]) -> Flat:
+    """The function as a graph of ATen operations; what depends on no argument is computed here, once.
 
     Args:
         function: Takes tensors and returns tensors; may change copies of its arguments, but not these.
         arguments: Tensors of the shapes it will be called with; the graph is good for no others.
-        samples: How many of the last arguments hold samples.
-        batch_extents: Extents that tell which tensors have an entry for every sample.
     """
     with _without_collection():
-        return _flat_step(function, arguments, samples, batch_extents)
-
-
-def _flat_step(function: Flat, arguments: list[Tensor], samples: int, batch_extents: set[int]) -> Flat:
-    plain = _without_mutation(function, arguments)
-    placeholders = [node for node in plain.graph.nodes if node.op == "placeholder"]
-    whole = _reduced(_graph_of(unfused(plain.graph), arguments))
-    if any("batch_norm" in str(node.target) for node in plain.graph.nodes):
-        return torch.no_grad()(whole)  # it changes running statistics unseen: the order has to stay
-    stacked = _reduced(_graph_of(fused(plain.graph, placeholders[-samples:], batch_extents), arguments))
-    fewer = len(stacked.graph.nodes) <= _WORTHWHILE * len(whole.graph.nodes)
-    return torch.no_grad()(stacked if fewer else whole)
+        return torch.no_grad()(_reduced(_with_constants(_without_mutation(function, arguments))))
 
 
 def _without_mutation(function: Flat, arguments: list[Tensor]) -> fx.GraphModule:
@@ -52,7 +37,8 @@ def _without_mutation(function: Flat, arguments: list[Tensor]) -> fx.GraphModule
 
 
 def _graph_of(function: Callable[..., Any], arguments: list[Tensor]) -> fx.GraphModule:
-    with torch.no_grad(), _without_notes():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
         return make_fx(lambda *tensors: function(*tensors))(*arguments)
 
 
@@ -61,11 +47,26 @@ def _reduced(found: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(found, fx_graph_cse(found.graph))
 
 
-@contextlib.contextmanager
-def _without_notes() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*performance drop.*")
-        yield
+def _with_constants(found: fx.GraphModule) -> fx.GraphModule:
+    """Tensors that depend on no argument become attributes, in place."""
+    for index, (node, value) in enumerate(_constants(found).items()):
+        if node.op == "call_function" and isinstance(value, Tensor):
+            found.register_buffer(f"_constant{index}", value)
+            with found.graph.inserting_before(node):
+                node.replace_all_uses_with(found.graph.get_attr(f"_constant{index}"))
+    return found
+
+
+def _constants(found: fx.GraphModule) -> dict[fx.Node, Any]:
+    values: dict[fx.Node, Any] = {}
+    for node in found.graph.nodes:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.op == "get_attr":
+            values[node] = operator.attrgetter(str(node.target))(found)
+        elif node.op == "call_function" and not random and all(x in values for x in node.all_input_nodes):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    return values
 
 
 @contextlib.contextmanager

@@ -1,10 +1,9 @@
 """The paper's claims against the outcomes: each a small function from runs to a verdict with its numbers.
 
-How a verdict comes about. A *difference* counts only when it is larger than twice the standard deviation that the
-difference of two single runs has over seeds (`seed_statistics`). A *threshold* is passed when every seed passes it,
-failed when every seed fails it, and undecided otherwise. A claim of several parts holds when all parts hold, does not
-hold when one of them does not, and is within noise otherwise. What has not been run is never guessed: the verdict is
-``no data``.
+How a verdict comes about. A *difference* counts only when zero lies outside the 95 % interval of its mean over the
+seeds that both sides have (`seed_statistics`). A *threshold* is passed when every seed passes it, failed when every
+seed fails it, and undecided otherwise. A claim of several parts holds when all parts hold, does not hold when one of
+them does not, and is within noise otherwise. What has not been run is never guessed: the verdict is ``no data``.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from .overhead import overhead
 from .rules import Evidence
 
 RULE = (
-    "A difference counts only when it is larger than twice the standard deviation that the difference of two single "
-    "runs has over seeds, 2 sqrt(s_a² + s_b²). Where one side has a single seed, the other's spread stands for both; "
-    "where both have, nothing counts. A threshold is passed when every seed passes it, and failed when every seed "
-    "fails it. Whatever is not decided so is within noise. Numbers are mean ± standard deviation over seeds."
+    "Runs are compared seed by seed. A difference counts only when zero lies outside the 95 % interval of Student's t "
+    "for the mean of the differences; with fewer than two seeds in common nothing counts. A threshold is passed when "
+    "every seed passes it, and failed when every seed fails it. Whatever is not decided so is within noise. Numbers "
+    "are mean ± standard deviation over seeds."
 )
 
 

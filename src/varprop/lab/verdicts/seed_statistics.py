@@ -1,10 +1,9 @@
 """Numbers over seeds, and when a difference between two of them counts.
 
-A difference of means counts when it is larger than twice the standard deviation that the difference of two single runs
-would have: ``|a - b| > 2 sqrt(s_a^2 + s_b^2)``, with the sample standard deviations over seeds. That is stricter than a
-test on the means, and stays as strict with more seeds. Where one side has a single seed, the other side's spread stands
-for both; where both have, no difference counts. A run that diverged has an infinite loss: a side none of whose runs
-diverged is lower than a side all of whose runs did, and otherwise nothing counts.
+Cells of one seed share data, split, order and first weights, so that they are compared seed by seed: a difference
+counts when zero lies outside the 95 % interval of Student's t for the mean of the differences. With fewer than two
+seeds in common nothing counts. A run that diverged has an infinite loss: a side none of whose runs diverged is lower
+than a side all of whose runs did, and otherwise nothing counts.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from ..environment import require
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, Outcome
 
 Order = Literal["lower", "higher", "noise"]
@@ -62,9 +62,10 @@ def evaluation_gap(outcome: Outcome) -> float:
 
 @dataclass(frozen=True)
 class Sample:
-    """One value a seed, infinite or NaN where the run diverged."""
+    """One value a seed, infinite or NaN where the run diverged; `ids` are the seeds, 0, 1, ... if they are left out."""
 
     values: tuple[float, ...]
+    ids: tuple[int, ...] = ()
 
     @property
     def seeds(self) -> int:
@@ -85,6 +86,11 @@ class Sample:
     def all_finite(self) -> bool:
         """Whether no run diverged."""
         return all(map(math.isfinite, self.values))
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """The values by their seeds."""
+        return dict(zip(self.ids or range(self.seeds), self.values, strict=True))
 
     @property
     def none_finite(self) -> bool:
@@ -110,20 +116,21 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if abs(value) < 10 ** (digits - 1) or not math.isfinite(value) else f"{value:.0f}"
 
 
-def noise(a: Sample, b: Sample) -> float:
-    """Twice the standard deviation of the difference of two single runs; NaN where it cannot be known."""
-    first, second = a.std, b.std
-    if a.all_finite and b.all_finite:
-        first = second if math.isnan(first) else first
-        second = first if math.isnan(second) else second
-    return 2.0 * math.hypot(first, second)
+def difference(a: Sample, b: Sample) -> tuple[float, float]:
+    """Mean of a - b over the seeds in common, and half the width of its 95 % interval; NaN where that is not known."""
+    first, second = a.by_seed, b.by_seed
+    differences = [first[seed] - second[seed] for seed in first if seed in second]
+    if len(differences) < 2:
+        return math.nan, math.nan
+    quantile = float(require("scipy.stats", "A verdict").t.ppf(0.975, len(differences) - 1))
+    return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(len(differences))
 
 
 def order(a: Sample, b: Sample) -> Order:
     """Whether `a` is lower or higher than `b` by more than the noise."""
     if not (a.all_finite and b.all_finite):
         return "lower" if a.all_finite and b.none_finite else "higher" if a.none_finite and b.all_finite else "noise"
-    difference, margin = a.mean - b.mean, noise(a, b)
-    if math.isnan(margin) or abs(difference) <= margin:
+    mean, margin = difference(a, b)
+    if math.isnan(mean) or abs(mean) <= margin:
         return "noise"
-    return "lower" if difference < 0 else "higher"
+    return "lower" if mean < 0 else "higher"

@@ -1,4 +1,4 @@
-"""Tables of text: aligned columns for a terminal, or Markdown."""
+"""Tables of text: aligned columns for a terminal, or Markdown; the core, the lab and the command line share it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Table:
         return Table(self.heading, columns, rows, self.left)
 
     def plain(self) -> str:
-        """The heading and aligned columns."""
+        """The heading, if it has one, and aligned columns."""
         aligned = [_aligned(column, column[0] in self.left) for column in zip(self.columns, *self.rows, strict=True)]
-        return "\n".join([self.heading, *("  ".join(row).rstrip() for row in zip(*aligned, strict=True))])
+        lines = ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)]
+        return "\n".join([self.heading, *lines] if self.heading else lines)
 
     def markdown(self) -> str:
         """The columns as Markdown, without the heading."""
