@@ -97,6 +97,27 @@ def test_doctor(varprop_command, monkeypatch, tmp_path):
     assert "tracking: pyarrow missing: pip install 'varprop[tracking]'" in varprop_command("doctor")[1]
 
 
+DOCTORED = """
+from torch import nn
+
+def plain():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Softmax(-1), nn.Linear(8, 2))
+
+def nothing():
+    return nn.ReLU()
+"""
+
+
+def test_doctor_says_which_layers_are_folded_together_which_are_walked_and_why(varprop_command, tmp_path):
+    (tmp_path / "net.py").write_text(DOCTORED)
+    code, out, err = varprop_command("doctor", f"{tmp_path / 'net.py'}:plain", "--input-shape", "6")
+    lines = [line[10:] for line in out[out.index("layers ") :].splitlines()]
+    assert code == 0 and lines[:2] == ["0  together", "2  together"], err
+    assert lines[2].startswith("4  walked    after ") and lines[3] == "2 together, 1 walked, 0 alone"
+    code, _, err = varprop_command("doctor", f"{tmp_path / 'net.py'}:nothing", "--input-shape", "6")
+    assert code and "cannot be normalized: The model has no linear layer" in err and err.count("\n") == 1
+
+
 def test_doctor_knows_the_extras():
     extras = PROJECT["optional-dependencies"]
     assert {name: list(packages) for name, packages in doctor.EXTRAS.items()} == {

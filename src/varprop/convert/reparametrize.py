@@ -15,12 +15,12 @@ from .batchnorm import from_batch_norm_, own_batch_norms, to_batch_norm_
 from .statistics import calibrate_
 from .weightnorm import from_weight_norm_, to_weight_norm_
 
-Form = Literal["standard", "weight", "batch", "analytic"]
+Parametrization = Literal["standard", "weight", "batch", "analytic"]
 
 
 def reparametrize(
     model: nn.Module,
-    to: Form,
+    to: Parametrization,
     *,
     input: Any = None,
     example: Any = None,
@@ -69,15 +69,15 @@ def reparametrize(
 
 
 def _check_arguments(to: str, given: Any, batch: Any) -> None:
-    if to not in get_args(Form):
-        raise ValueError(f"`to` must be one of {', '.join(map(repr, get_args(Form)))}, not {to!r}.")
+    if to not in get_args(Parametrization):
+        raise ValueError(f"`to` must be one of {', '.join(map(repr, get_args(Parametrization)))}, not {to!r}.")
     if to == "batch" and batch is None:
         raise ValueError('to="batch" needs `batch`, an input to take the mean and variance of every layer from.')
     if to == "analytic" and given is None:
         raise ValueError('to="analytic" needs `input`, the mean and variance of the data (see vp.input_moments).')
 
 
-def _convert(model: nn.Module, to: Form, given: Any, example: Any, batch: Any) -> nn.Module:
+def _convert(model: nn.Module, to: Parametrization, given: Any, example: Any, batch: Any) -> nn.Module:
     example = next((value for value in (example, batch, _stand_in(given)) if value is not None), None)
     model = _standard(model, example, None if to == "batch" else batch)
     if to == "weight":

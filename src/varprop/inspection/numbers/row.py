@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...engine.text_table import extents_text
 from ..places import label
 from .statistics import UnitSpread
 
@@ -96,6 +97,11 @@ class ReportRow:
     def indented(self) -> str:
         """The same, as deep as it lies in the tree of modules."""
         return "  " * self.depth + self.own_name
+
+    @property
+    def extents_text(self) -> str:
+        """Extents of the result, uniform axes in brackets."""
+        return extents_text(self.extents, self.uniform)
 
     @property
     def label(self) -> str:
