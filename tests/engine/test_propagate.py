@@ -352,7 +352,7 @@ def test_propagation_is_differentiable_in_the_weights() -> None:
         (nn.Linear(3, 2), standard(3, dtype=torch.float32), torch.zeros(1, 3), r"moments of shape \(3,\)"),
         (nn.Linear(3, 2), standard(1, 3), None, r"Input 0 is float64.*parameters are float32.*to\(torch.float32\)"),
         (nn.Embedding(5, 2), standard(1, 3), torch.zeros(1, 3, dtype=torch.long), r"whole numbers.*vp.Tokens"),
-        (nn.Embedding(5, 2), vp.Tokens.uniform(5), None, "give an `example`"),
+        (nn.Embedding(5, 2), vp.Tokens.uniform(5), None, "give one, such as example="),
         (nn.ReLU(), (standard(1, 2), standard(1, 2)), torch.zeros(1, 2), r"takes 1 tensor input\(s\), but 2"),
         (nn.Linear(3, 2), torch.zeros(8, 3), None, r"No input is random.*did you mean vp.input_moments\(x\)"),
         (nn.Linear(3, 2), torch.zeros(8, 3), torch.zeros(8, 3), r"No input is random"),

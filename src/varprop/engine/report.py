@@ -82,7 +82,10 @@ class Result:
         return [entry for entry in self.entries if entry.status != "exact"]
 
     def table(self) -> str:
-        """One line a module: its output's extents, and mean and standard deviation over its units."""
+        """One line a module: extents of its output, mean over its units, and their standard deviation.
+
+        That of the layer is the root mean square over its units, as everywhere; then those of the smallest and largest.
+        """
         marks = _marks(self.entries)
         header = ("module", "class", "extents", "mean", "std", "smallest", "largest", "")
         rows: list[tuple[str, ...]] = []
@@ -180,7 +183,7 @@ def _summary(moments: Moments) -> dict[str, float]:
     std = moments.std.detach()
     return {
         "mean": _number(moments.mean.detach().mean()),
-        "std": _number(std.mean()),
+        "std": _number(moments.var.detach().double().mean().sqrt()),
         "std_min": _number(std.min()),
         "std_max": _number(std.max()),
     }

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, WrongMode
 from . import patterns
+from .examples import as_example
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Form, Node
 
@@ -105,14 +106,14 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
 
     Args:
         model: Any module `torch.export` can trace; its mode (training or evaluation) is respected, nothing is changed.
-        example: A tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        example: A tensor, a tuple of positional arguments, or a dict of keyword arguments, or shapes of these.
         whole: Module classes to keep as one operation.
 
     Raises:
         CaptureError: If the model cannot be exported, with the reason in one sentence.
         WrongMode: If batch norm is in training mode.
     """
-    args, kwargs = as_arguments(example)
+    args, kwargs = as_arguments(as_example(model, example))
     leaves: list[Any] = []
     whole_modules = keep_whole(model, whole, (args, kwargs), leaves)
     with _quiet(), torch.random.fork_rng(devices=_devices(model)), _said_in_one_sentence(model), whole_modules:

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..engine.api import capture, example_for, fitted_inputs
+from ..engine.api import capture
+from ..engine.inputs import example_for, fitted_inputs
 from ..engine.plan import make_plan, require_complete
 from ..engine.walk import Walk
 from ..graph.capture import Program
 from ..graph.node import Node
 from ..moments import Moments
-from .findings.judge import findings
+from .findings.judge import ARGUMENTS, findings
 from .gradients.backward import gradients
 from .numbers.batch_norms import unsettled
 from .numbers.collect import make_row
@@ -47,7 +48,7 @@ def inspect(
     Args:
         model: A module in the mode it is to be looked at, or the result of `capture`.
         input: Moments of the data, as for `propagate`.
-        example: An input that gives the real shape where `input` has uniform axes.
+        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         check: Inputs to measure the same numbers on: a tensor, a loader of batches, or ``"gaussian"`` for random ones
             with the given moments.
         samples: How many inputs of `check` to use at most.
@@ -65,6 +66,7 @@ def inspect(
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
+    with_example = example is not None or isinstance(model, Program)
     example = None if isinstance(model, Program) else example_for(model, input, example)
     runs = 0 if check is None else math.ceil(samples / _batch_extent(model, example))
     step = _counted(progress or (lambda text, done, total: None), STEPS + runs)
@@ -84,7 +86,7 @@ def inspect(
         type(program.model).__name__,
         sum(parameter.numel() for parameter in program.model.parameters()),
         tuple(rows),
-        findings(rows, ratio, unsettled(walk)),
+        findings(rows, ratio, unsettled(walk), _arguments(program, with_example)),
         tuple(_described(walk, node) for node in program.inputs),
         ratio,
         "" if check is None else "gaussian" if isinstance(check, str) else "data",
@@ -116,6 +118,13 @@ def _walked(program: Program, given: Any, on_missing: str) -> Walk:
     walk.run()
     walk.finish([node for node in program.nodes if plan.random(node)])
     return walk
+
+
+def _arguments(program: Program, with_example: bool) -> str:
+    """Those of a further call with this model and input."""
+    shapes = [tuple(node.form.shape) for node in program.inputs]
+    example = f", example={shapes[0] if len(shapes) == 1 else tuple(shapes)}" if with_example else ""
+    return ARGUMENTS + example
 
 
 def _gradient_ratio(rows: list[ReportRow]) -> float | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..engine.api import example_for
+from ..engine.inputs import example_for
 from ..training.restore import preserved_modes
 from .batchnorm import (
     Absorbed,
@@ -68,7 +68,7 @@ def normalize(
     Args:
         model: Any model `torch.export` can trace.
         input: Moments of the data, as for `propagate`.
-        example: An input that gives the real shape where `input` has uniform axes.
+        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         init: ``"project"`` sets scale 1 and shift 0 (scale 0 for a channel whose batch norm has gamma 0);
             ``"preserve"`` sets them so that the function (in evaluation mode) stays the same.
         only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
@@ -269,7 +269,7 @@ def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = T
     Args:
         model: The model; its weights and biases are changed.
         input: Moments of the data, as for `propagate`.
-        example: An input that gives the real shape where `input` has uniform axes.
+        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         center: Whether to centre every unit by its bias. Without, weights are scaled by the second moment alone and
             biases are zero: He's rule for any activation and graph, safer in deep chains without skips.
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ..engine.api import capture, fitted_inputs
+from ..engine.api import capture
+from ..engine.inputs import fitted_inputs
 from ..graph.capture import Program
 from ..graph.node import Node
 from ..training.restore import preserved_modes

@@ -1,5 +1,8 @@
 """Findings on models that are known to train, which get no error, and on broken ones, which get the right one."""
 
+import copy
+import re
+
 import pytest
 import torch
 import torch.nn as nn
@@ -133,6 +136,25 @@ def test_broken_networks_get_the_right_error(make, kinds):
     torch.manual_seed(0)
     report = vp.inspect(make(), vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
     assert kinds <= {finding.kind for finding in report.errors}, report.text()
+
+
+CALL = re.compile(r"vp\.\w+\((?:[^()]|\([^()]*\))*\)")
+
+
+@pytest.mark.filterwarnings("ignore::varprop.DepthWarning")
+@pytest.mark.parametrize("name", ["weights far too large", "saturated tanh", "shifted far down"])
+def test_the_advice_can_be_followed_as_printed(name):
+    """With moments that need no example, and with some that do."""
+    torch.manual_seed(0)
+    for model, moments, example in (
+        (BROKEN[name][0](), vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)), None),
+        (BROKEN[name][0](), vp.Moments(0.0, 1.0), (1, 64)),
+    ):
+        report = vp.inspect(model, moments, example=example)
+        calls = {call for finding in report.findings for call in CALL.findall(finding.advice)}
+        assert calls
+        for call in calls:
+            eval(call, {"vp": vp, "model": copy.deepcopy(model), "moments": moments})
 
 
 HEALTHY = {

@@ -9,13 +9,16 @@ from ..numbers.row import ReportRow
 from .finding import ORDER, Finding, Severity
 from .thresholds import ALWAYS_ON, CONSTANT, DEAD, GRADIENT, GROWN, SATURATED, SHRUNK
 
-INIT = "initialize by vp.init_(model, moments)"
-REMEDY = f"{INIT}, or train with vp.normalize(model, moments)"
+ARGUMENTS = "model, moments"
+INIT = f"initialize by vp.init_({ARGUMENTS})"
+REMEDY = f"{INIT}, or train with vp.normalize({ARGUMENTS})"
 NUMBER = ".3g"
 NAMED = 4  # layers that one finding names
 
 
-def findings(rows: list[ReportRow], gradient_ratio: float | None, unsettled: int = 0) -> tuple[Finding, ...]:
+def findings(
+    rows: list[ReportRow], gradient_ratio: float | None, unsettled: int = 0, arguments: str = ARGUMENTS
+) -> tuple[Finding, ...]:
     """All findings, errors first, in the order of the network within a severity.
 
     Args:
@@ -23,6 +26,7 @@ def findings(rows: list[ReportRow], gradient_ratio: float | None, unsettled: int
         gradient_ratio: Gradient at the first layer over that at the last.
         unsettled: How many batch norms have seen no data: in training they would rescale what grows or shrinks, so
             that this is no error yet.
+        arguments: Those of the calls that are advised, the shape of an example among them where it is needed.
     """
     layers = [row for row in rows if row.is_layer]
     # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
@@ -33,6 +37,7 @@ def findings(rows: list[ReportRow], gradient_ratio: float | None, unsettled: int
     for row in layers:
         found += [*_saturation(row), *_softened(_rectifier(row), row.unsettled), *_disagreement(row, alike)]
     found = [*_merged(found), *_approximations(layers)]
+    found = [replace(one, advice=one.advice.replace(f"({ARGUMENTS}", f"({arguments}")) for one in found]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
 
 
@@ -176,7 +181,8 @@ def _approximations(rows: list[ReportRow]) -> Iterator[Finding]:
     sampled = [row for row in rows if row.status == "sampled"]
     if back:
         text = f"{back[-1].gradient_reason} ({len(back)} place(s)): gradient scales before it are approximate"
-        yield Finding("note", "backward", back[-1].label, text, 'compare with check="gaussian"', float(len(back)))
+        advice = f'compare with vp.inspect({ARGUMENTS}, check="gaussian")'
+        yield Finding("note", "backward", back[-1].label, text, advice, float(len(back)))
     if sampled:
         text = f"{len(sampled)} operation(s) without a rule were estimated by sampling"
         yield Finding("note", "sampled", sampled[0].label, text, "write a rule with @vp.rule", float(len(sampled)))
