@@ -45,7 +45,8 @@ def propagate(
     """Mean and variance of every unit of a model, computed from its parameters and the input's moments.
 
     Args:
-        model: A module in the mode it is to be looked at, or the result of `capture`.
+        model: A module in the mode it is to be looked at, or the result of `capture`. Batch norms in training mode
+            normalize by the statistics of a large batch.
         input: `Moments` shaped like one batch of the model's input with a batch axis of extent 1; any axis may have
             extent 1 and is then uniform, so ``(1, 3, 1, 1)`` is "per channel". `Tokens` for integer inputs of
             embeddings. A tuple (or a dict by name) for several inputs; plain tensors among them are constants.
@@ -61,7 +62,7 @@ def propagate(
     Raises:
         MissingRule: If operations on the random path have no rule.
         CaptureError: If the model cannot be captured, the input does not fit it, or none of it is random.
-        WrongMode: If batch norm is in training mode.
+        WrongMode: If a batch norm has no statistics to normalize by.
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')

@@ -19,18 +19,19 @@ def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
         example: An input tensor, a tuple or dict of them, or shapes instead.
         given: What is known of the inputs, in the same structure: `Tokens` are whole numbers.
     """
-    if _is_shape(example):
+    if is_shape(example):
         return _zeros(model, example, given)
-    if isinstance(example, dict) and example and all(map(_is_shape, example.values())):
+    if isinstance(example, dict) and example and all(map(is_shape, example.values())):
         known = given if isinstance(given, dict) else {}
         return {name: _zeros(model, shape, known.get(name)) for name, shape in example.items()}
-    if isinstance(example, (tuple, list)) and example and all(map(_is_shape, example)):
+    if isinstance(example, (tuple, list)) and example and all(map(is_shape, example)):
         parts = given if isinstance(given, (tuple, list)) and len(given) == len(example) else [None] * len(example)
         return tuple(_zeros(model, shape, part) for shape, part in zip(example, parts, strict=True))
     return example
 
 
-def _is_shape(value: Any) -> bool:
+def is_shape(value: Any) -> bool:
+    """Whether a value is a sequence of whole numbers."""
     return isinstance(value, (tuple, list)) and len(value) > 0 and all(type(extent) is int for extent in value)
 
 

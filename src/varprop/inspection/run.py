@@ -20,7 +20,7 @@ from ..graph.node import Node
 from ..moments import Moments
 from .findings.judge import ARGUMENTS, findings
 from .gradients.backward import gradients
-from .numbers.batch_norms import unsettled
+from .numbers.batch_norms import new_ones_by_batch
 from .numbers.collect import make_row
 from .numbers.measure import batch_extent, measure
 from .numbers.row import ReportRow
@@ -46,7 +46,8 @@ def inspect(
     """See inside a network without data: statistics of every layer, gradients, and what is wrong with it.
 
     Args:
-        model: A module in the mode it is to be looked at, or the result of `capture`.
+        model: A module in the mode it is to be looked at, or the result of `capture`. Batch norms that have seen no
+            data normalize by the statistics of a large batch, as those in training mode do.
         input: Moments of the data, as for `propagate`.
         example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         check: Inputs to measure the same numbers on: a tensor, a loader of batches, or ``"gaussian"`` for random ones
@@ -71,9 +72,9 @@ def inspect(
     runs = 0 if check is None else math.ceil(samples / _batch_extent(model, example))
     step = _counted(progress or (lambda text, done, total: None), STEPS + runs)
     step("capturing the graph")
-    program = model if isinstance(model, Program) else capture(model, example)
+    program, unsettled = (model, 0) if isinstance(model, Program) else captured(model, example)
     step("propagating moments")
-    walk = _walked(program, input, on_missing)
+    walk = walked(program, input, on_missing)
     step("following gradients back")
     back, found = gradients(walk), places(walk)
     measured: list[dict[str, dict[str, float]]] = [{} for _ in found]
@@ -86,12 +87,18 @@ def inspect(
         type(program.model).__name__,
         sum(parameter.numel() for parameter in program.model.parameters()),
         tuple(rows),
-        findings(rows, ratio, unsettled(walk), _arguments(program, with_example)),
+        findings(rows, ratio, unsettled, _arguments(program, with_example)),
         tuple(_described(walk, node) for node in program.inputs),
         ratio,
         "" if check is None else "gaussian" if isinstance(check, str) else "data",
         (walk, tuple(found)),
     )
+
+
+def captured(model: nn.Module, example: Any) -> tuple[Program, int]:
+    """The model as it will be trained, and how many of its batch norms have seen no data."""
+    with new_ones_by_batch(model) as count:
+        return capture(model, example), count
 
 
 def _counted(progress: ProgressCallback, total: int) -> Callable[[str], None]:
@@ -109,7 +116,8 @@ def _batch_extent(model: nn.Module | Program, example: Any) -> int:
 
 
 @torch.no_grad()
-def _walked(program: Program, given: Any, on_missing: str) -> Walk:
+def walked(program: Program, given: Any, on_missing: str) -> Walk:
+    """Every random value of a captured model."""
     values = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, torch.Tensor)])
     if on_missing == "raise":

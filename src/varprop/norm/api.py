@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -18,6 +19,7 @@ from .batchnorm import (
     assign_weight_,
     batch_norms_after,
     find_notes,
+    has_seen_nothing,
     note_of,
     noted,
     return_batch_norm,
@@ -96,14 +98,23 @@ def normalize(
 
 
 def normalized_(
-    model: nn.Module, given: Any, example: Any, init: Init, only: Only | None, center: bool = True
+    model: nn.Module,
+    given: Any,
+    example: Any,
+    init: Init,
+    only: Only | None,
+    center: bool = True,
+    by_batch: Callable[[nn.Module], bool] = lambda module: False,
 ) -> nn.Module:
-    """`normalize` in place and without a net: a failure midway leaves the model half done."""
+    """`normalize` in place and without a net: a failure midway leaves the model half done.
+
+    Batch norms that stay and that `by_batch` names count as normalizing by the batch.
+    """
     check_model(model, given)
     example = example_for(model, given, example)
     chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
     model, silent = _absorb_batch_norms(model, example, chosen)
-    programs = capture_modes(model, example)
+    programs = capture_modes(model, example, [module for module in model.modules() if by_batch(module)])
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
         raise ValueError("The model has no linear layer to normalize.")
@@ -264,7 +275,8 @@ def _is_rounding(bias: Tensor, site: Normalized) -> bool:
 def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True) -> nn.Module:
     """Initialize a plain model without data, so that every unit starts with mean 0 and variance 1.
 
-    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them.
+    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them. Batch norms
+    elsewhere than after a layer normalize by the batch, unless they are in evaluation mode and have seen data.
 
     Args:
         model: The model; its weights and biases are changed.
@@ -277,7 +289,12 @@ def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = T
         The model.
     """
     check_copyable(model)
-    trial = normalized_(copy.deepcopy(model), input, example, "project", None, center)
+    trial = normalized_(copy.deepcopy(model), input, example, "project", None, center, _normalizes_by_batch)
     if center:
         warn_of_depth(trial)
-    return fold(normalized_(model, input, example, "project", None, center), inplace=True)
+    return fold(normalized_(model, input, example, "project", None, center, _normalizes_by_batch), inplace=True)
+
+
+def _normalizes_by_batch(module: nn.Module) -> bool:
+    """Whether a batch norm is in training mode or will be: what it has stored says nothing."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or has_seen_nothing(module))

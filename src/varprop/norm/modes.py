@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +26,22 @@ class CapturedMode:
     inputs: dict[Node, Any]
 
 
-def capture_modes(model: nn.Module, example: Any) -> dict[bool, Program]:
-    """The model as it runs in training (key True) and in evaluation: dropout is in one and not in the other."""
+def capture_modes(model: nn.Module, example: Any, by_batch: Collection[nn.Module] = ()) -> dict[bool, Program]:
+    """The model as it runs in training (key True) and in evaluation: dropout is in one and not in the other.
+
+    Batch norms normalize by what they have stored in both, those in `by_batch` by the batch.
+    """
     with preserved_modes(model):
-        evaluation = capture(model.eval(), example)
+        model.eval()
+        for module in by_batch:
+            module.train()
+        evaluation = capture(model, example)
         if all(_ignores_mode(module) for module in model.modules()):
             return {False: evaluation, True: evaluation}
         model.train()
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.eval()
+                module.train(module in by_batch)
         training = capture(model, example)
     same = _steps(training) == _steps(evaluation)
     return {False: evaluation, True: evaluation if same else training}

@@ -173,16 +173,18 @@ def test_healthy_networks_get_none(make):
     assert report.errors == (), report.text()
 
 
-def test_scales_before_batch_norms_have_settled_are_warnings_that_say_so():
-    model = scaled(normalized(), 1e-4)
-    report = vp.inspect(model, vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
-    assert report.errors == ()
+def test_batch_norms_that_have_seen_nothing_are_taken_as_in_training():
+    unit = vp.Moments(torch.zeros(1, 64), torch.ones(1, 64))
+    model = scaled(normalized(), 0.1)
+    report = vp.inspect(model, unit)
     (told,) = [finding for finding in report.findings if finding.kind == "unsettled"]
-    assert (told.severity, told.value) == ("warning", 3.0) and "decay" in {f.kind for f in report.findings}
-    model[1].running_var.fill_(0.9)
-    model[4].running_var.fill_(0.9)
-    model[7].running_var.fill_(0.9)
-    assert "decay" in {f.kind for f in vp.inspect(model, vp.Moments(torch.zeros(1, 64), torch.ones(1, 64))).errors}
+    assert (told.severity, told.value) == ("note", 3.0) and report.errors == ()
+    assert report["1"].numbers["std"] == pytest.approx(1.0, rel=0.02)
+    assert not any(module.training for module in model.modules())
+    assert vp.inspect(model.train(), unit)["1"].numbers["std"] == report["1"].numbers["std"]
+    for norm in (model[1], model[4], model[7]):
+        norm.running_var.fill_(0.9)
+    assert "decay" in {f.kind for f in vp.inspect(model.eval(), unit).findings}
 
 
 def test_a_branch_of_zeros_is_no_error():

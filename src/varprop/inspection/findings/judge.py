@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..numbers.row import ReportRow
@@ -24,18 +24,17 @@ def findings(
     Args:
         rows: Of the report.
         gradient_ratio: Gradient at the first layer over that at the last.
-        unsettled: How many batch norms have seen no data: in training they would rescale what grows or shrinks, so
-            that this is no error yet.
+        unsettled: How many batch norms have seen no data, and were taken as in training.
         arguments: Those of the calls that are advised, the shape of an example among them where it is needed.
     """
     layers = [row for row in rows if row.is_layer]
     # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
     weighted = [row for row in layers if row.weighted] or layers
     scale = [*_size(weighted), *_gradient(weighted, gradient_ratio), *_shift(weighted)]
-    found: list[Finding] = [*_unsettled(scale, unsettled), *_softened(scale, unsettled), *_constant(layers, weighted)]
+    found: list[Finding] = [*scale, *_constant(layers, weighted), *_unsettled(unsettled)]
     alike = any(any(row.uniform[2:]) for row in rows)
     for row in layers:
-        found += [*_saturation(row), *_softened(_rectifier(row), row.unsettled), *_disagreement(row, alike)]
+        found += [*_saturation(row), *_rectifier(row), *_disagreement(row, alike)]
     found = [*_merged(found), *_approximations(layers)]
     found = [replace(one, advice=one.advice.replace(f"({ARGUMENTS}", f"({arguments}")) for one in found]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
@@ -55,19 +54,10 @@ def _merged(found: list[Finding]) -> Iterator[Finding]:
             yield replace(worst, text=f"{worst.text} (the most of {len(group)} such layers: {names})")
 
 
-def _softened(found: Iterable[Finding], soften: int | bool) -> list[Finding]:
-    """Errors as warnings where a batch norm has yet to see the data it will divide by."""
-    return [replace(one, severity="warning") if soften and one.severity == "error" else one for one in found]
-
-
-def _unsettled(found: list[Finding], count: int) -> Iterator[Finding]:
+def _unsettled(count: int) -> Iterator[Finding]:
     if count:
-        text = (
-            f"{count} batch norm(s) have seen no data yet (mean 0, variance 1) and change nothing here; in training "
-            f"they rescale what grows or shrinks"
-        )
-        advice = "send data through in training mode before judging the scales, or replace them by vp.normalize"
-        yield Finding("warning" if found else "note", "unsettled", "(model)", text, advice, float(count))
+        text = f"{count} batch norm(s) have seen no data: they are taken as in training, by the statistics of the batch"
+        yield Finding("note", "unsettled", "(model)", text, "load the weights if there are some", float(count))
 
 
 def _graded(value: float, warning: float, error: float) -> Severity | None:

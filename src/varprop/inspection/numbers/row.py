@@ -44,8 +44,6 @@ class ReportRow:
         measured: The same numbers from data, each with its standard error.
         node: Name of the graph node.
         constant: Share of the channels that do not vary at any position.
-        unsettled: Whether it follows a batch norm that has seen no data (mean 0, variance 1, shift 0), or belongs to a
-            gate behind such ones.
         weighted: Whether it is a single linear layer or convolution.
     """
 
@@ -74,7 +72,6 @@ class ReportRow:
     node: str
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     constant: float = 0.0
-    unsettled: bool = False
     weighted: bool = False
 
     @property
