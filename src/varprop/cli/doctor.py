@@ -9,11 +9,10 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Annotated
 
-import typer
-
 import varprop as vp
 
 from .inspect.command import SHAPE, TARGET
+from .parser import typer
 
 EXTRAS = {
     "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy", "typer"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
+from .names import unknown_name
 from .text_table import extents_text, text_table
 
 Status = Literal["exact", "approximate", "sampled", "missing"]
@@ -59,7 +60,7 @@ class Result:
     def __getitem__(self, path: str) -> Moments:
         """Output statistics of a module, averaged over its calls (see `calls` for each)."""
         if path not in self.calls:
-            raise KeyError(f"no module '{path}' produced random values; known: {', '.join(self.calls)}")
+            raise KeyError(unknown_name("no random value came from a module", path, self.calls))
         return _average(path, self.calls[path])
 
     def __contains__(self, path: object) -> bool:
