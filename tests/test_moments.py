@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -46,6 +49,23 @@ def test_is_a_pytree() -> None:
     again = pytree.tree_unflatten(leaves, spec)["x"]
     assert len(leaves) == 2 and again.full == (8, 3)
     assert torch.equal(again.var, m.var)
+
+
+def test_extents_survive_copies_and_files(tmp_path) -> None:
+    m = vp.Moments(torch.zeros(1, 3), torch.ones(1, 3), full=(8, 3))
+    torch.save({"moments": m}, tmp_path / "state.pt")
+    copies = [m.to(torch.float64), m.clone(), m.detach(), copy.deepcopy(m), pickle.loads(pickle.dumps(m))]
+    for again in [*copies, torch.load(tmp_path / "state.pt")["moments"]]:
+        assert again.full == (8, 3) and again.shape == (1, 3) and (again.var == 1).all()
+    assert m.clone().mean.data_ptr() != m.mean.data_ptr()
+
+
+def test_numbers_are_the_same_for_every_element() -> None:
+    assert vp.Moments(0.0, 1).shape == ()
+    assert torch.equal(vp.Moments(torch.zeros(2, 3), 4).std, torch.full((2, 3), 2.0))
+    assert torch.equal(vp.Moments(2, torch.ones(3).double()).mean, torch.full((3,), 2.0).double())
+    with pytest.raises(ValueError, match="variance is negative"):
+        vp.Moments(0.0, -1.0)
 
 
 def test_uniform_axes_survive_movement() -> None:

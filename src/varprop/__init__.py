@@ -5,7 +5,7 @@ from .engine.api import capture, coverage, propagate
 from .engine.report import Coverage, Entry, Result
 from .errors import CaptureError, MissingRule, VarpropError, WrongMode
 from .graph.capture import Program
-from .inspection import Comparison, Report, inspect
+from .inspection import Comparison, Report, Summary, inspect, summary
 from .moments import Moments, Tokens
 from .norm import DepthWarning, FoldReport, PlainWarning, fold, fold_report, init_, normalize, unchanged
 from .rules.registry import elementwise, rule, structural
@@ -26,6 +26,7 @@ __all__ = [
     "Program",
     "Report",
     "Result",
+    "Summary",
     "Tokens",
     "VarpropError",
     "WrongMode",
@@ -45,6 +46,7 @@ __all__ = [
     "reparametrize",
     "rule",
     "structural",
+    "summary",
     "training_objective",
     "unchanged",
     "unit_norm_",

@@ -16,4 +16,4 @@ class MissingRule(VarpropError):
 
 
 class WrongMode(VarpropError):
-    """The model is in a mode whose statistics depend on the batch (batch norm in training mode)."""
+    """A batch norm in evaluation mode has no statistics to normalize by."""

@@ -30,9 +30,10 @@ class Moments:
     axis); ``full`` holds the extents as the model sees them.
 
     Args:
-        mean: Expected values, floating point.
-        var: Variances, of the same shape, dtype and device.
-        full: The model's extents, where they differ from ``mean.shape``; set by `propagate`.
+        mean: Expected values, floating point; a number is the same for every element.
+        var: Variances, of the same shape, dtype and device, or a number.
+        full: The model's extents, where they differ from ``mean.shape``; set by `propagate`, and by `input_moments` to
+            those of the data.
 
     Raises:
         ValueError: On mismatched shapes, NaN, or a negative variance; the message names the position.
@@ -40,7 +41,8 @@ class Moments:
 
     __slots__ = ("full", "mean", "var")
 
-    def __init__(self, mean: Tensor, var: Tensor, full: Sequence[int] | None = None) -> None:
+    def __init__(self, mean: Tensor | float, var: Tensor | float, full: Sequence[int] | None = None) -> None:
+        mean, var = _as_tensors(mean, var)
         if not (torch.compiler.is_compiling() or _trust.given):
             _check_form(mean, var)
             _check_values(mean, var)
@@ -77,6 +79,10 @@ class Moments:
         """Both tensors through `Tensor.to`."""
         return Moments(self.mean.to(*args, **kwargs), self.var.to(*args, **kwargs), self.full)
 
+    def clone(self) -> Moments:
+        """The same values in memory of their own."""
+        return Moments(self.mean.clone(), self.var.clone(), self.full)
+
     def expand(self, *sizes: int) -> Moments:
         """Both tensors through `Tensor.expand`."""
         return Moments(self.mean.expand(*sizes), self.var.expand(*sizes))
@@ -93,9 +99,24 @@ class Moments:
         """Whether one stored value stands for the whole axis."""
         return self.shape[axis] == 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Moments, (self.mean, self.var, tuple(self.full))
+
     def __repr__(self) -> str:
         seen = "" if self.shape == self.full else f", full={tuple(self.full)}"
         return f"Moments(mean={self.mean}, var={self.var}{seen})"
+
+
+torch.serialization.add_safe_globals([Moments])  # torch.load reads no class it does not know
+
+
+def _as_tensors(mean: Tensor | float, var: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Numbers as tensors, of the other's shape if that is one."""
+    if isinstance(mean, Tensor):
+        return mean, var if isinstance(var, Tensor) else torch.full_like(mean, float(var))
+    if isinstance(var, Tensor):
+        return torch.full_like(var, float(mean)), var
+    return torch.tensor(float(mean)), torch.tensor(float(var))
 
 
 def _check_form(mean: Tensor, var: Tensor) -> None:

@@ -97,6 +97,27 @@ def test_doctor(varprop_command, monkeypatch, tmp_path):
     assert "tracking: pyarrow missing: pip install 'varprop[tracking]'" in varprop_command("doctor")[1]
 
 
+DOCTORED = """
+from torch import nn
+
+def plain():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Softmax(-1), nn.Linear(8, 2))
+
+def nothing():
+    return nn.ReLU()
+"""
+
+
+def test_doctor_says_which_layers_are_folded_together_which_are_walked_and_why(varprop_command, tmp_path):
+    (tmp_path / "net.py").write_text(DOCTORED)
+    code, out, err = varprop_command("doctor", f"{tmp_path / 'net.py'}:plain", "--input-shape", "6")
+    lines = [line[10:] for line in out[out.index("layers ") :].splitlines()]
+    assert code == 0 and lines[:2] == ["0  together", "2  together"], err
+    assert lines[2].startswith("4  walked    after ") and lines[3] == "2 together, 1 walked, 0 alone"
+    code, _, err = varprop_command("doctor", f"{tmp_path / 'net.py'}:nothing", "--input-shape", "6")
+    assert code and "cannot be normalized: The model has no linear layer" in err and err.count("\n") == 1
+
+
 def test_doctor_knows_the_extras():
     extras = PROJECT["optional-dependencies"]
     assert {name: list(packages) for name, packages in doctor.EXTRAS.items()} == {
@@ -159,7 +180,7 @@ def test_all_is_written_out_and_what_needs_no_training_is_left_to_the_report(var
 def test_reproduce_names_what_it_knows(varprop_command, lab):
     calls = lab()
     code, _, err = varprop_command("reproduce", "mnist", "imagenet")
-    assert code == 1 and "no experiment 'imagenet'" in err and "noisy-cifar10" in err and "claims" in err and not calls
+    assert code == 2 and "no experiment 'imagenet'" in err and "noisy-cifar10" in err and "claims" in err and not calls
 
 
 def test_compare_hands_everything_on(varprop_command, lab, tmp_path):
@@ -180,7 +201,7 @@ def test_compare_hands_everything_on(varprop_command, lab, tmp_path):
 def test_compare_names_what_it_knows(varprop_command, lab, option, value):
     calls = lab()
     code, _, err = varprop_command("compare", "--dataset", "digits", "--model", "net.py:make", option, value)
-    assert code == 1 and option in err and repr(value) in err and not calls
+    assert code == 2 and option in err and repr(value) in err and not calls
 
 
 def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, lab, tmp_path):
@@ -218,7 +239,7 @@ def test_compare_for_real_and_resume(varprop_command, tmp_path):
     assert [line.split()[4] for line in out.splitlines()[1:3]] == ["BN", "AP2"]
     assert (tmp_path / "out" / "report.html").stat().st_size > 1000
     code, _, err = varprop_command(*asked)
-    assert code == 1 and "--resume" in err and err.count("\n") == 1
+    assert code == 2 and "--resume" in err and err.count("\n") == 1
     assert varprop_command(*asked, "--resume")[1] == out
 
 
@@ -226,7 +247,7 @@ def test_a_missing_data_set_names_the_command(varprop_command, tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("VARPROP_DATA", raising=False)
     code, _, err = varprop_command("reproduce", "mnist", "--device", "cpu", "--out", tmp_path / "out")
-    assert code == 1 and "`varprop data get mnist`" in err and err.count("\n") == 1
+    assert code == 2 and "`varprop data get mnist`" in err and err.count("\n") == 1
 
 
 # --- errors ---
@@ -234,20 +255,20 @@ def test_a_missing_data_set_names_the_command(varprop_command, tmp_path, monkeyp
 
 def test_an_error_is_one_sentence(varprop_command, lab):
     lab(vp.VarpropError("The disk is full of sand; empty it."))
-    assert varprop_command("reproduce", "mnist") == (1, "", "varprop: The disk is full of sand; empty it.\n")
+    assert varprop_command("reproduce", "mnist") == (2, "", "varprop: The disk is full of sand; empty it.\n")
 
 
 @pytest.mark.parametrize("arguments", [("--debug", "reproduce", "mnist"), ("reproduce", "mnist", "--debug")])
 def test_debug_anywhere_shows_the_traceback(varprop_command, lab, arguments):
     lab(vp.VarpropError("sand"))
     code, _, err = varprop_command(*arguments)
-    assert code == 1 and "Traceback" in err and "VarpropError: sand" in err
+    assert code == 2 and "Traceback" in err and "VarpropError: sand" in err
 
 
 def test_an_unexpected_error_is_one_sentence_too(varprop_command, lab):
     lab(KeyError("lost"))
     code, _, err = varprop_command("reproduce", "mnist")
-    assert code == 1 and err.count("\n") == 1 and "KeyError: 'lost'" in err and "--debug" in err
+    assert code == 2 and err.count("\n") == 1 and "KeyError: 'lost'" in err and "--debug" in err
 
 
 def test_an_error_of_the_system_names_the_file(varprop_command, lab):
@@ -270,7 +291,7 @@ def test_control_c_says_how_to_go_on(varprop_command, lab):
 def test_no_gpu_is_one_sentence(varprop_command, lab):
     lab()
     code, _, err = varprop_command("reproduce", "mnist", "--device", "cuda")
-    assert code == 1 and "sees no CUDA device; use --device cpu" in err
+    assert code == 2 and "sees no CUDA device; use --device cpu" in err
 
 
 @pytest.mark.parametrize(
@@ -291,10 +312,41 @@ def test_wrong_use_exits_with_two(varprop_command, lab, arguments):
     assert code == 2 and "Usage" in err and not calls
 
 
-def test_without_typer_one_sentence_names_the_extra():
-    script = "import sys; sys.modules['typer'] = None; from varprop.cli.main import main; main(['doctor'])"
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (run.returncode, run.stderr) == (1, "varprop: The command line needs typer: pip install 'varprop[lab]'.\n")
+BARE = """
+import sys
+for name in ("typer", "rich", "scipy", "sklearn", "matplotlib", "jinja2", "pandas"):
+    sys.modules[name] = None
+from varprop.cli.main import main
+
+def run(*arguments):
+    print("$", *arguments)
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        print("status", ended.code or 0)
+    sys.stderr.flush()
+
+run("--version")
+run("doctor")
+run("inspect", "torch.nn:ReLU", "--input-shape", "4", "--std", "2")
+run("inspect", "torch.nn:ReLu", "--input-shape", "4")
+run("inspect", "torch.nn:ReLU", "--samples", "3")
+run("demo", "--out", "nowhere")
+run()
+"""
+
+
+def test_with_torch_alone_the_command_line_works_in_plain_text():
+    run = subprocess.run([sys.executable, "-c", BARE], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    answers = [part.split("\n", 1)[1] for part in run.stdout.split("$")[1:]]
+    version, doctor, relu, misspelt, few, demo, nothing = answers
+    assert version.startswith("varprop ") and version.endswith("status 0\n")
+    assert "torch " in doctor and doctor.endswith("status 0\n")
+    assert "ReLU" in relu and "1.17" in relu and relu.endswith("status 0\n")  # sqrt(1/2 - 1/(2 pi)) times 2
+    assert "has no function or class 'ReLu'. Did you mean ReLU" in misspelt and misspelt.endswith("status 2\n")
+    assert "--samples: 3 must be at least 16" in few and few.endswith("status 2\n")
+    assert "pip install 'varprop[lab]'" in demo and demo.endswith("status 2\n")
+    assert "usage: varprop" in nothing and "inspect" in nothing and nothing.endswith("status 2\n")
 
 
 def test_the_shell_completes_names():
@@ -333,7 +385,7 @@ def test_data_get_with_root_and_variable(varprop_command, small_mnist, tmp_path,
 
 def test_data_get_unknown_name(varprop_command):
     code, _, err = varprop_command("data", "get", "svhn")
-    assert code == 1 and err == "varprop: There is no data set 'svhn' to fetch; known are mnist, cifar10.\n"
+    assert code == 2 and err == "varprop: There is no data set 'svhn' to fetch; known are mnist, cifar10.\n"
 
 
 # --- the small table ---

@@ -352,7 +352,7 @@ def test_propagation_is_differentiable_in_the_weights() -> None:
         (nn.Linear(3, 2), standard(3, dtype=torch.float32), torch.zeros(1, 3), r"moments of shape \(3,\)"),
         (nn.Linear(3, 2), standard(1, 3), None, r"Input 0 is float64.*parameters are float32.*to\(torch.float32\)"),
         (nn.Embedding(5, 2), standard(1, 3), torch.zeros(1, 3, dtype=torch.long), r"whole numbers.*vp.Tokens"),
-        (nn.Embedding(5, 2), vp.Tokens.uniform(5), None, "give an `example`"),
+        (nn.Embedding(5, 2), vp.Tokens.uniform(5), None, "give one, such as example="),
         (nn.ReLU(), (standard(1, 2), standard(1, 2)), torch.zeros(1, 2), r"takes 1 tensor input\(s\), but 2"),
         (nn.Linear(3, 2), torch.zeros(8, 3), None, r"No input is random.*did you mean vp.input_moments\(x\)"),
         (nn.Linear(3, 2), torch.zeros(8, 3), torch.zeros(8, 3), r"No input is random"),
@@ -392,12 +392,30 @@ def test_constants_beside_moments_by_name() -> None:
     assert output.var.tolist() == [[9.0, 0.0]]
 
 
-def test_batch_norm_in_training_mode_is_refused() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    with pytest.raises(vp.WrongMode, match=r"'1' is in training mode.*model.eval\(\)"):
-        vp.propagate(model, standard(1, 3, dtype=torch.float32), torch.zeros(2, 3))
-    with pytest.raises(vp.WrongMode):
-        vp.coverage(model, torch.zeros(2, 3))
+def test_batch_norm_in_training_mode_normalizes_by_the_batch() -> None:
+    """Mean and variance of its output are bias and squared weight, whatever enters; the running statistics stay."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5)
+    )
+    nn.init.uniform_(model[1].weight)
+    nn.init.normal_(model[1].bias)
+    found = vp.propagate(model, vp.Moments(3.0, 40.0), (1, 3, 6, 6))
+    assert torch.allclose(found["1"].mean.flatten(), model[1].bias)
+    assert torch.allclose(found["1"].var.flatten(), model[1].weight.square(), rtol=1e-4)
+    assert torch.allclose(found["5"].var, torch.ones(1, 5), rtol=1e-3) and bool((found["5"].mean.abs() < 1e-5).all())
+    assert not model[1].running_mean.any() and model.training
+    assert any("infinitely many" in reason for e in vp.coverage(model, (1, 3, 6, 6)) for reason in e.reasons)
+
+
+def test_batch_norm_in_training_mode_agrees_with_a_large_batch() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Tanh(), nn.BatchNorm1d(8))
+    x = torch.randn(40000, 6)
+    seen = model(x).detach()
+    found = vp.propagate(model, vp.Moments(0.0, 1.0), (1, 6)).output
+    assert torch.allclose(found.mean, seen.mean(0, keepdim=True), atol=0.02)
+    assert torch.allclose(found.std, seen.std(0, keepdim=True), rtol=0.02)
 
 
 def test_nan_in_a_weight_is_found_at_its_layer() -> None:

@@ -183,3 +183,11 @@ def test_other_bad_use_is_refused():
         input_moments(3)
     with pytest.raises(ValueError, match="batch axis"):
         input_moments(torch.tensor(1.0))
+
+
+def test_extents_of_the_data_are_kept_where_all_items_have_them():
+    small, large = torch.randn(4, 3, 8, 6), torch.randn(2, 3, 8, 9)
+    assert input_moments(small).full == (1, 3, 8, 6)
+    assert input_moments([small, small]).full == (1, 3, 8, 6)
+    assert input_moments([small, large]).full == (1, 3, 8, 1)
+    assert input_moments(small, per="element").full == (1, 3, 8, 6)

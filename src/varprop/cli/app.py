@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Annotated
 
-import typer
-
 from . import bench, compare, data, demo, doctor, reproduce
 from .inspect.command import inspect
+from .parser import typer
 
 app = typer.Typer(
     name="varprop",

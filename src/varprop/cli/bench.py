@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from .errors import stoppable
 from .options import Device, DeviceOption, OutOption, chosen, command_line
+from .parser import typer
 
 KEPT = "What was measured is kept in the folder of the results."
 

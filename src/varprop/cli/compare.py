@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from . import options
 from .errors import stoppable
+from .parser import typer
 from .reproduce import CONTINUE
 
 METHODS = ("standard", "weight", "batch", "analytic")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from .errors import stoppable
 from .options import RootOption
+from .parser import typer
 
 app = typer.Typer(help="Data sets.", no_args_is_help=True)
 

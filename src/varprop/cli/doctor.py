@@ -1,13 +1,18 @@
-"""``varprop doctor``: what is installed, what can be used, where the data is."""
+"""``varprop doctor``: what is installed, what can be used, where the data is; and how a model would be normalized."""
 
 from __future__ import annotations
 
 import os
 import platform
+import warnings
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Annotated
 
-import typer
+import varprop as vp
+
+from .inspect.command import SHAPE, TARGET
+from .parser import typer
 
 EXTRAS = {
     "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy", "typer"),
@@ -17,18 +22,44 @@ EXTRAS = {
 FOR_MODELS = ("torchvision", "timm", "transformers", "safetensors", "pillow", "pandas")
 
 
-def doctor() -> None:
-    """Show versions, devices, extras and data: what to look at first when something does not work."""
-    for title, lines in (
-        ("versions", _versions()),
-        ("devices", _devices()),
-        ("extras", [_extra(name, packages) for name, packages in EXTRAS.items()]),
-        ("models", [_optional()]),
-        ("data", _data()),
-    ):
-        for line in lines:
-            typer.echo(f"{title:<10}{line}")
-            title = ""
+def doctor(
+    target: Annotated[str | None, typer.Argument(help=f"A model to look at: {TARGET}")] = None,
+    input_shape: Annotated[list[str] | None, typer.Option(help=SHAPE)] = None,
+) -> None:
+    """Show versions, devices, extras and data: what to look at first when something does not work.
+
+    With TARGET also how vp.normalize would treat its layers: which are folded together, which need a walk, and why.
+    """
+    _print("versions", _versions())
+    _print("devices", _devices())
+    _print("extras", [_extra(name, packages) for name, packages in EXTRAS.items()])
+    _print("models", [_optional()])
+    _print("data", _data())
+    if target is not None:
+        _print("layers", _folded_layers(target, input_shape or []))
+
+
+def _print(title: str, lines: list[str]) -> None:
+    for line in lines:
+        typer.echo(f"{title:<10}{line}")
+        title = ""
+
+
+def _folded_layers(target: str, shapes: list[str]) -> list[str]:
+    """How the layers of a model are folded once it is normalized, and what `vp.normalize` warns of."""
+    from .inspect.inputs import InputOptions, make_inputs
+    from .inspect.models import load
+
+    found = load(target)
+    inputs = make_inputs(found, target, InputOptions(shapes))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            normalized = vp.normalize(found.model, inputs.moments, example=inputs.example)
+        except ValueError as error:
+            raise vp.VarpropError(f"{target} cannot be normalized: {error}") from error
+    report = str(vp.fold_report(normalized)).splitlines()
+    return [*report, *(f"warning: {one.message}" for one in warned)]
 
 
 def _versions() -> list[str]:

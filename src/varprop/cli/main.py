@@ -4,48 +4,36 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 import varprop as vp
 
 from .errors import Stopped
 
 DEBUG = "--debug"
+FAILED = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run ``varprop`` with the given arguments, those of the process by default, and exit.
 
-    ``--debug`` may stand anywhere; with it errors come with their traceback.
+    ``--debug`` may stand anywhere; with it errors come with their traceback. The status is 0, or 2 if the command
+    failed, whatever the reason, 130 after Ctrl-C; with `inspect` 1 says that the model has errors.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in given
     try:
-        _app()(args=[argument for argument in given if argument != DEBUG], prog_name="varprop")
+        from .app import app
+
+        app(args=[argument for argument in given if argument != DEBUG], prog_name="varprop")
     except Exception as error:
         if debug:
             traceback.print_exc()
         else:
             print(sentence(error), file=sys.stderr)
-        sys.exit(130 if isinstance(error, Stopped) else _status(given))
+        sys.exit(130 if isinstance(error, Stopped) else FAILED)
     sys.exit(0)
-
-
-def _status(given: Sequence[str]) -> int:
-    """Of a failure: with `inspect` 1 means that the model has errors, so that failing is 2."""
-    command = next((argument for argument in given if not argument.startswith("-")), "")
-    return 2 if command == "inspect" else 1
-
-
-def _app() -> Callable[..., Any]:
-    try:
-        from .app import app
-    except ImportError as error:
-        if (error.name or "").startswith("varprop"):
-            raise
-        raise vp.VarpropError(f"The command line needs {error.name}: pip install 'varprop[lab]'.") from error
-    return app
 
 
 def sentence(error: Exception) -> str:

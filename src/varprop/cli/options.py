@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import varprop as vp
+
+from .parser import typer
 
 
 class Device(StrEnum):

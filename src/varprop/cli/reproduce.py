@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import varprop as vp
 
 from . import options
 from .errors import stoppable
+from .parser import typer
 
 CONTINUE = "What is finished is kept: run the command again with --resume."
 UNTRAINED = ("relu", "claims")  # made by the report from nothing, and from what lies in the folder

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-
 from varprop.lab.protocol.labels import method_label, method_rank, rate, start_label, start_rank
 from varprop.lab.protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
 from varprop.text_table import Table
+
+from .parser import typer
 
 HEADINGS = ("experiment", "start", "method", "lr", "training loss", "validation", "test")
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..engine.inputs import example_for
 from ..moments import Moments, Tokens
 from .analytic import fold_, normalize_, normalized_sites
 from .batched import Batched
@@ -15,12 +16,12 @@ from .batchnorm import from_batch_norm_, own_batch_norms, to_batch_norm_
 from .statistics import calibrate_
 from .weightnorm import from_weight_norm_, to_weight_norm_
 
-Form = Literal["standard", "weight", "batch", "analytic"]
+Parametrization = Literal["standard", "weight", "batch", "analytic"]
 
 
 def reparametrize(
     model: nn.Module,
-    to: Form,
+    to: Parametrization,
     *,
     input: Any = None,
     example: Any = None,
@@ -69,16 +70,16 @@ def reparametrize(
 
 
 def _check_arguments(to: str, given: Any, batch: Any) -> None:
-    if to not in get_args(Form):
-        raise ValueError(f"`to` must be one of {', '.join(map(repr, get_args(Form)))}, not {to!r}.")
+    if to not in get_args(Parametrization):
+        raise ValueError(f"`to` must be one of {', '.join(map(repr, get_args(Parametrization)))}, not {to!r}.")
     if to == "batch" and batch is None:
         raise ValueError('to="batch" needs `batch`, an input to take the mean and variance of every layer from.')
     if to == "analytic" and given is None:
         raise ValueError('to="analytic" needs `input`, the mean and variance of the data (see vp.input_moments).')
 
 
-def _convert(model: nn.Module, to: Form, given: Any, example: Any, batch: Any) -> nn.Module:
-    example = next((value for value in (example, batch, _stand_in(given)) if value is not None), None)
+def _convert(model: nn.Module, to: Parametrization, given: Any, example: Any, batch: Any) -> nn.Module:
+    example = _example(model, given, example, batch)
     model = _standard(model, example, None if to == "batch" else batch)
     if to == "weight":
         return to_weight_norm_(model)
@@ -96,13 +97,11 @@ def _standard(model: nn.Module, example: Any, batch: Any) -> nn.Module:
     return from_batch_norm_(model, example)
 
 
-def _stand_in(given: Any) -> Any:
-    """An input of the moments' shape, for want of a real one; none where there is no shape."""
+def _example(model: nn.Module, given: Any, example: Any, batch: Any) -> Any:
+    """What is there to capture the model with: an example, a batch, or what the moments tell; None if nothing is."""
+    if example is not None or batch is not None:
+        return batch if example is None else example
     leaves = pytree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, (Moments, Tokens)))
-    if given is None or any(isinstance(leaf, Tokens) for leaf in leaves):
-        return None
-
-    def mean(leaf: Any) -> Any:
-        return leaf.mean.detach() if isinstance(leaf, Moments) else leaf
-
-    return pytree.tree_map(mean, given, is_leaf=lambda leaf: isinstance(leaf, Moments))
+    return (
+        None if given is None or any(isinstance(leaf, Tokens) for leaf in leaves) else example_for(model, given, None)
+    )

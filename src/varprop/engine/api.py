@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -10,20 +9,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .. import rules  # noqa: F401  (importing the rules fills the registry)
-from ..errors import CaptureError
-from ..graph.capture import Program, as_arguments, leaves_of, named_leaves
+from ..graph.capture import Program
 from ..graph.capture import capture as capture_graph
 from ..graph.node import Form, Node, resolve
 from ..graph.outputs import module_outputs
-from ..moments import Moments, Tokens, trusted
+from ..moments import Moments, trusted
 from ..rules.registry import module_classes
+from .inputs import example_for, fitted_inputs
 from .plan import Plan, make_plan, require_complete
 from .report import Coverage, Entry, Result, Status
 from .walk import Walk, general_reasons
-
-Input = Moments | Tokens | Tensor
-RANDOM = (Moments, Tokens)
-INPUTS = (Moments, Tokens, Tensor)
 
 
 def capture(model: nn.Module, example: Any) -> Program:
@@ -31,7 +26,8 @@ def capture(model: nn.Module, example: Any) -> Program:
 
     Args:
         model: Any module `torch.export` can trace.
-        example: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        example: An input tensor, a tuple of positional arguments, or a dict of keyword arguments; shapes such as
+            ``(1, 3, 32, 32)`` will do.
 
     Returns:
         A program that `propagate` and `coverage` take in place of the model.
@@ -49,11 +45,14 @@ def propagate(
     """Mean and variance of every unit of a model, computed from its parameters and the input's moments.
 
     Args:
-        model: A module in the mode it is to be looked at, or the result of `capture`.
+        model: A module in the mode it is to be looked at, or the result of `capture`. Batch norms in training mode
+            normalize by the statistics of a large batch.
         input: `Moments` shaped like one batch of the model's input with a batch axis of extent 1; any axis may have
             extent 1 and is then uniform, so ``(1, 3, 1, 1)`` is "per channel". `Tokens` for integer inputs of
             embeddings. A tuple (or a dict by name) for several inputs; plain tensors among them are constants.
-        example: An input tensor (or tuple, or dict) that gives the real shape; may be left out when `input` has it.
+            ``Moments(0.0, 1.0)`` is one mean and variance for everything.
+        example: The real shape, as ``(1, 3, 32, 32)`` or as an input of it (or a tuple, or a dict); may be left out
+            where `input` knows it, as that of `input_moments` does.
         on_missing: ``"raise"`` lists operations without a rule; ``"sample"`` estimates those by sampling and marks
             them.
 
@@ -63,7 +62,7 @@ def propagate(
     Raises:
         MissingRule: If operations on the random path have no rule.
         CaptureError: If the model cannot be captured, the input does not fit it, or none of it is random.
-        WrongMode: If batch norm is in training mode.
+        WrongMode: If a batch norm has no statistics to normalize by.
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
@@ -82,7 +81,7 @@ def coverage(model: nn.Module | Program, example: Any) -> Coverage:
 
     Args:
         model: A module, or the result of `capture`.
-        example: An input tensor, a tuple of them, or a dict by name; every one is taken as random.
+        example: An input tensor, a tuple of them, or a dict by name, or their shapes; every one is taken as random.
     """
     program = model if isinstance(model, Program) else capture(model, example)
     plan = _plan(program, tuple(program.inputs))
@@ -162,92 +161,3 @@ def _dynamic_entry(walk: Walk, node: Node) -> Entry:
         return _entry(node, "sampled", ("estimated by sampling for want of a rule",), moments)
     reasons = tuple(walk.notes.get(node, ()))
     return _entry(node, "approximate" if reasons else "exact", reasons, moments)
-
-
-def example_for(model: nn.Module, given: Any, example: Any) -> Any:
-    """The example, or the input's own mean in its place where that says enough."""
-    require_random(given)
-    if example is not None:
-        return example
-    _check_dtype(model, given)
-
-    def stand_in(leaf: Any) -> Any:
-        if isinstance(leaf, Tokens):
-            raise CaptureError("Tokens have no shape of their own: give an `example` of indices.")
-        return leaf.mean.detach() if isinstance(leaf, Moments) else leaf
-
-    return pytree.tree_map(stand_in, given, is_leaf=lambda leaf: isinstance(leaf, (Moments, Tokens)))
-
-
-def _check_dtype(model: nn.Module, given: Any) -> None:
-    """The graph is captured without computing, so torch itself would not notice."""
-    own = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    for index, value in enumerate(leaves_of(as_arguments(given), (Moments, Tokens))):
-        if isinstance(value, Moments) and len(own) == 1 and value.dtype not in own:
-            (expected,) = own
-            raise CaptureError(
-                f"Input {index} is {_short(value.dtype)} but the model's parameters are {_short(expected)}: "
-                f"convert one of them, e.g. input.to({expected})."
-            )
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def fitted_inputs(program: Program, given: Any) -> list[Input]:
-    """The inputs in the order of the graph, with the model's extents and dtype."""
-    require_random(given)
-    named = named_leaves(program.model, *as_arguments(given), INPUTS)
-    named = {name: value for name, value in named.items() if isinstance(value, INPUTS)}
-    if named.keys() == set(program.names):
-        values = [named[name] for name in program.names]
-    else:
-        values = list(named.values())
-        _check_names(program, given, list(named))
-    return [_fit(index, node, value) for index, (node, value) in enumerate(zip(program.inputs, values, strict=True))]
-
-
-def require_random(given: Any) -> None:
-    """Refuse data where moments belong; constants beside moments are welcome."""
-    values = leaves_of(as_arguments(given), INPUTS)
-    if any(isinstance(value, Tensor) for value in values) and not any(isinstance(v, RANDOM) for v in values):
-        raise CaptureError(
-            "No input is random, as plain tensors are constants: did you mean vp.input_moments(x), which has the mean "
-            "and variance of data, or vp.Tokens(probabilities) for indices?"
-        )
-
-
-def _check_names(program: Program, given: Any, named: list[str]) -> None:
-    """Inputs without names go by their position; those with names must have the model's."""
-    if len(named) != len(program.inputs) and not isinstance(given, dict):
-        raise CaptureError(f"The model takes {len(program.inputs)} tensor input(s), but {len(named)} were given.")
-    if isinstance(given, dict):
-        unknown = [name for name in named if name not in program.names]
-        wrong = (
-            f"has no input {_listed(unknown)}" if unknown else f"also takes {_listed(set(program.names) - set(named))}"
-        )
-        raise CaptureError(f"The model {wrong}: its tensor inputs are {_listed(program.names)}.")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in sorted(names))
-
-
-def _fit(index: int, node: Node, value: Input) -> Input:
-    form, shape = node.form, node.form.shape
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, Tokens):
-        return Tokens(value.probabilities, shape)
-    if not form.is_floating:
-        raise CaptureError(
-            f"Input {index} of the model holds whole numbers ({form.dtype}), which have no mean and variance to "
-            f"propagate: give vp.Tokens(probabilities) for indices of an embedding, or a plain tensor for a constant."
-        )
-    if value.ndim != len(shape) or any(own not in (1, full) for own, full in zip(value.shape, shape, strict=True)):
-        raise CaptureError(
-            f"Input {index} has moments of shape {tuple(value.shape)}, but the model sees {tuple(shape)}: every axis "
-            f"must have that extent, or 1 where the statistics do not change along it."
-        )
-    return Moments(value.mean.to(form.dtype), value.var.to(form.dtype), shape)

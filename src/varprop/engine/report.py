@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
+from .names import unknown_name
+from .text_table import extents_text, text_table
 
 Status = Literal["exact", "approximate", "sampled", "missing"]
 
@@ -58,7 +60,7 @@ class Result:
     def __getitem__(self, path: str) -> Moments:
         """Output statistics of a module, averaged over its calls (see `calls` for each)."""
         if path not in self.calls:
-            raise KeyError(f"no module '{path}' produced random values; known: {', '.join(self.calls)}")
+            raise KeyError(unknown_name("no random value came from a module", path, self.calls))
         return _average(path, self.calls[path])
 
     def __contains__(self, path: object) -> bool:
@@ -81,16 +83,20 @@ class Result:
         return [entry for entry in self.entries if entry.status != "exact"]
 
     def table(self) -> str:
-        """One line a module: its output's extents, and mean and standard deviation over its units."""
+        """One line a module: extents of its output, mean over its units, and their standard deviation.
+
+        That of the layer is the root mean square over its units, as everywhere; then those of the smallest and largest.
+        """
         marks = _marks(self.entries)
-        rows: list[tuple[str, ...]] = [("module", "class", "extents", "mean", "std", "smallest", "largest", "")]
+        header = ("module", "class", "extents", "mean", "std", "smallest", "largest", "")
+        rows: list[tuple[str, ...]] = []
         for path, calls in self.calls.items():
             for index, moments in enumerate(calls):
                 name = (path or "(model)") + (f" #{index + 1}" if len(calls) > 1 else "")
                 rows.append(
                     (name, self.classes[path], _extents(moments), *_summary_cells(moments), marks.get(path, ""))
                 )
-        text = _aligned(rows)
+        text = text_table(header, rows)
         legend = [f"{mark} {reason}" for reason, mark in _legend(self.entries).items()]
         return "\n".join([text, *legend])
 
@@ -147,11 +153,12 @@ class Coverage:
         """One line an operation and status, with count, reason and first place."""
         counts = Counter((e.status, e.op, e.reasons) for e in self.entries)
         first = {(e.status, e.op, e.reasons): e for e in reversed(self.entries)}
-        rows: list[tuple[str, ...]] = [("status", "operation", "count", "first module", "line", "reason")]
+        header = ("status", "operation", "count", "first module", "line", "reason")
+        rows: list[tuple[str, ...]] = []
         for key, count in sorted(counts.items(), key=lambda item: (item[0][0], -item[1])):
             entry = first[key]
             rows.append((entry.status, entry.op, str(count), entry.module, entry.line, "; ".join(entry.reasons)))
-        return _aligned(rows)
+        return text_table(header, rows)
 
     def _with(self, status: Status) -> list[Entry]:
         return [entry for entry in self.entries if entry.status == status]
@@ -169,16 +176,15 @@ def _average(path: str, calls: tuple[Moments, ...]) -> Moments:
 
 
 def _extents(moments: Moments) -> str:
-    """The model's extents; a uniform axis in brackets."""
     pairs = zip(moments.full, moments.shape, strict=True)
-    return "x".join(f"({full})" if full > 1 and stored == 1 else str(full) for full, stored in pairs)
+    return extents_text(moments.full, [full > 1 and stored == 1 for full, stored in pairs])
 
 
 def _summary(moments: Moments) -> dict[str, float]:
     std = moments.std.detach()
     return {
         "mean": _number(moments.mean.detach().mean()),
-        "std": _number(std.mean()),
+        "std": _number(moments.var.detach().double().mean().sqrt()),
         "std_min": _number(std.min()),
         "std_max": _number(std.max()),
     }
@@ -210,9 +216,3 @@ def _marks(entries: tuple[Entry, ...]) -> dict[str, str]:
     for entry in entries:
         marks.setdefault(entry.module, {}).update(dict.fromkeys(legend[reason] for reason in entry.reasons))
     return {module: "".join(found) for module, found in marks.items()}
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])

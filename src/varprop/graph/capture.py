@@ -19,10 +19,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from ..errors import CaptureError, WrongMode
+from ..errors import CaptureError
 from . import patterns
+from .examples import as_example
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Form, Node
 
@@ -32,7 +34,6 @@ _LOGS = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.fx.experimenta
 _ASSERTIONS = {aten._assert_tensor_metadata, aten._assert_scalar, aten._assert_async}
 Fact = TypeVar("Fact")
 Kinds = tuple[type, ...]
-_BATCH_STATISTICS = {aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm}
 
 
 @dataclass
@@ -107,24 +108,22 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
 
     Args:
         model: Any module `torch.export` can trace; its mode (training or evaluation) is respected, nothing is changed.
-        example: A tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        example: A tensor, a tuple of positional arguments, or a dict of keyword arguments, or shapes of these.
         whole: Module classes to keep as one operation.
 
     Raises:
         CaptureError: If the model cannot be exported, with the reason in one sentence.
-        WrongMode: If batch norm is in training mode.
     """
-    args, kwargs = as_arguments(example)
+    args, kwargs = as_arguments(as_example(model, example))
     leaves: list[Any] = []
     whole_modules = keep_whole(model, whole, (args, kwargs), leaves)
-    with _quiet(), torch.random.fork_rng(devices=_devices(model)), _said_in_one_sentence(model), whole_modules:
+    generators = torch.random.fork_rng(devices=_devices(model))
+    with _quiet(), generators, _said_in_one_sentence(model), whole_modules, _any_batch():
         exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
     patterns.fold(graph)
-    program = _program(model, exported)
-    _check_mode(program)
-    return program
+    return _program(model, exported)
 
 
 def _program(model: nn.Module, exported: torch.export.ExportedProgram) -> Program:
@@ -199,20 +198,6 @@ def _line(node: fx.Node) -> str:
     return next(reversed(_user_frames(node.meta.get("stack_trace") or "")), "")
 
 
-def _check_mode(program: Program) -> None:
-    """Batch statistics of the input are refused; those of weights (weight standardization) are constants."""
-    fed = set(program.inputs)
-    for node in program.nodes:
-        if fed.isdisjoint(node.operands):
-            continue
-        fed.add(node)
-        if getattr(node.target, "overloadpacket", None) in _BATCH_STATISTICS:
-            raise WrongMode(
-                f"Batch norm '{node.module}' is in training mode, where its statistics are those of a batch; "
-                f"call model.eval() first, or set that module alone to eval()."
-            )
-
-
 @contextlib.contextmanager
 def _said_in_one_sentence(model: nn.Module) -> Iterator[None]:
     """Whatever goes wrong within is said in one sentence."""
@@ -259,6 +244,35 @@ def leaves_of(tree: Any, kinds: tuple[type, ...]) -> list[Any]:
 def _devices(model: nn.Module) -> list[int]:
     found = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
     return sorted(found)
+
+
+@contextlib.contextmanager
+def _any_batch() -> Iterator[None]:
+    """Within, batch norms in training mode take a batch of one, and leave alone what they have stored.
+
+    Torch refuses that, or divides by zero: for data it makes no sense, but moments stand for any number of samples.
+    """
+    original = functional.batch_norm
+
+    def batch_norm(
+        input: Tensor,
+        running_mean: Any,
+        running_var: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training:
+            return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        return torch.batch_norm(input, weight, bias, None, None, True, momentum, eps, False)
+
+    functional.batch_norm = batch_norm
+    try:
+        yield
+    finally:
+        functional.batch_norm = original
 
 
 @contextlib.contextmanager

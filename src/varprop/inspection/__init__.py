@@ -3,5 +3,6 @@
 from .comparison import Comparison
 from .report import Report
 from .run import inspect
+from .summary import Summary, summary
 
-__all__ = ["Comparison", "Report", "inspect"]
+__all__ = ["Comparison", "Report", "Summary", "inspect", "summary"]

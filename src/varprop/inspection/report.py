@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from ..engine.names import unknown_name
 from ..engine.walk import Walk
 from ..errors import VarpropError
 from .comparison import Comparison
@@ -34,7 +35,7 @@ class Report(ReportData, Exports):
         for row in self.rows:
             if (row.kind == "module" and row.path == path and row.call == 0) or row.label == path:
                 return row
-        raise KeyError(f"no row '{path}'; known: {', '.join(row.label for row in self.rows)}")
+        raise KeyError(unknown_name("no row", path, [row.label for row in self.rows]))
 
     @property
     def errors(self) -> tuple[Finding, ...]:

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..engine.api import capture, example_for, fitted_inputs
+from ..engine.api import capture
+from ..engine.inputs import example_for, fitted_inputs
 from ..engine.plan import make_plan, require_complete
 from ..engine.walk import Walk
 from ..graph.capture import Program
 from ..graph.node import Node
 from ..moments import Moments
-from .findings.judge import findings
+from .findings.judge import ARGUMENTS, findings
 from .gradients.backward import gradients
-from .numbers.batch_norms import unsettled
+from .numbers.batch_norms import new_ones_by_batch
 from .numbers.collect import make_row
 from .numbers.measure import batch_extent, measure
 from .numbers.row import ReportRow
@@ -45,9 +46,10 @@ def inspect(
     """See inside a network without data: statistics of every layer, gradients, and what is wrong with it.
 
     Args:
-        model: A module in the mode it is to be looked at, or the result of `capture`.
+        model: A module in the mode it is to be looked at, or the result of `capture`. Batch norms that have seen no
+            data normalize by the statistics of a large batch, as those in training mode do.
         input: Moments of the data, as for `propagate`.
-        example: An input that gives the real shape where `input` has uniform axes.
+        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         check: Inputs to measure the same numbers on: a tensor, a loader of batches, or ``"gaussian"`` for random ones
             with the given moments.
         samples: How many inputs of `check` to use at most.
@@ -65,13 +67,14 @@ def inspect(
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
+    with_example = example is not None or isinstance(model, Program)
     example = None if isinstance(model, Program) else example_for(model, input, example)
     runs = 0 if check is None else math.ceil(samples / _batch_extent(model, example))
     step = _counted(progress or (lambda text, done, total: None), STEPS + runs)
     step("capturing the graph")
-    program = model if isinstance(model, Program) else capture(model, example)
+    program, unsettled = (model, 0) if isinstance(model, Program) else captured(model, example)
     step("propagating moments")
-    walk = _walked(program, input, on_missing)
+    walk = walked(program, input, on_missing)
     step("following gradients back")
     back, found = gradients(walk), places(walk)
     measured: list[dict[str, dict[str, float]]] = [{} for _ in found]
@@ -84,12 +87,18 @@ def inspect(
         type(program.model).__name__,
         sum(parameter.numel() for parameter in program.model.parameters()),
         tuple(rows),
-        findings(rows, ratio, unsettled(walk)),
+        findings(rows, ratio, unsettled, _arguments(program, with_example)),
         tuple(_described(walk, node) for node in program.inputs),
         ratio,
         "" if check is None else "gaussian" if isinstance(check, str) else "data",
         (walk, tuple(found)),
     )
+
+
+def captured(model: nn.Module, example: Any) -> tuple[Program, int]:
+    """The model as it will be trained, and how many of its batch norms have seen no data."""
+    with new_ones_by_batch(model) as count:
+        return capture(model, example), count
 
 
 def _counted(progress: ProgressCallback, total: int) -> Callable[[str], None]:
@@ -107,7 +116,8 @@ def _batch_extent(model: nn.Module | Program, example: Any) -> int:
 
 
 @torch.no_grad()
-def _walked(program: Program, given: Any, on_missing: str) -> Walk:
+def walked(program: Program, given: Any, on_missing: str) -> Walk:
+    """Every random value of a captured model."""
     values = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, torch.Tensor)])
     if on_missing == "raise":
@@ -116,6 +126,13 @@ def _walked(program: Program, given: Any, on_missing: str) -> Walk:
     walk.run()
     walk.finish([node for node in program.nodes if plan.random(node)])
     return walk
+
+
+def _arguments(program: Program, with_example: bool) -> str:
+    """Those of a further call with this model and input."""
+    shapes = [tuple(node.form.shape) for node in program.inputs]
+    example = f", example={shapes[0] if len(shapes) == 1 else tuple(shapes)}" if with_example else ""
+    return ARGUMENTS + example
 
 
 def _gradient_ratio(rows: list[ReportRow]) -> float | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..engine.api import example_for
+from ..engine.inputs import example_for
 from ..graph.capture import Program
 from ..graph.transfer import transferred
 from ..training.restore import preserved_modes
@@ -21,6 +22,7 @@ from .batchnorm import (
     batch_norms_in,
     bypassed,
     find_notes,
+    has_seen_nothing,
     note_of,
     noted,
     return_batch_norm,
@@ -71,7 +73,7 @@ def normalize(
     Args:
         model: Any model `torch.export` can trace.
         input: Moments of the data, as for `propagate`.
-        example: An input that gives the real shape where `input` has uniform axes.
+        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         init: ``"project"`` sets scale 1 and shift 0 (scale 0 for a channel whose batch norm has gamma 0);
             ``"preserve"`` sets them so that the function (in evaluation mode) stays the same.
         only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
@@ -107,12 +109,25 @@ class Captured(NamedTuple):
     example: Any
 
 
-def captured_for(model: nn.Module, given: Any, example: Any, only: Only | None = None) -> Captured:
-    """Capture a model that is to be normalized, which is not changed; the result serves for its copies as well."""
+def captured_for(
+    model: nn.Module,
+    given: Any,
+    example: Any,
+    only: Only | None = None,
+    by_batch: Callable[[nn.Module], bool] = lambda module: False,
+) -> Captured:
+    """Capture a model that is to be normalized, which is not changed; the result serves for its copies as well.
+
+    Batch norms that stay and that `by_batch` names count as normalizing by the batch.
+    """
     check_model(model, given)
-    find_layers(model, only, _can_be_normalized)  # complains of a wrong choice before anything takes time
+    layers = find_layers(model, only, _can_be_normalized)  # complains of a wrong choice before anything takes time
     example = example_for(model, given, example)
-    return Captured(capture_modes(model, example), given, example)
+    programs = capture_modes(model, example)
+    pairs = batch_norms_in(programs[False])
+    absorbed = {model.get_submodule(norm) for path, norm in pairs.items() if path in layers}
+    staying = [module for module in model.modules() if by_batch(module) and module not in absorbed]
+    return Captured(capture_modes(model, example, staying) if staying else programs, given, example)
 
 
 def normalized_(
@@ -298,12 +313,13 @@ def _is_rounding(bias: Tensor, site: Normalized) -> bool:
 def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True) -> nn.Module:
     """Initialize a plain model without data, so that every unit starts with mean 0 and variance 1.
 
-    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them.
+    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them. Batch norms
+    elsewhere than after a layer normalize by the batch, unless they are in evaluation mode and have seen data.
 
     Args:
         model: The model; its weights and biases are changed.
         input: Moments of the data, as for `propagate`.
-        example: An input that gives the real shape where `input` has uniform axes.
+        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         center: Whether to centre every unit by its bias. Without, weights are scaled by the second moment alone and
             biases are zero: He's rule for any activation and graph, safer in deep chains without skips.
 
@@ -311,8 +327,13 @@ def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = T
         The model.
     """
     check_copyable(model)
-    captured = captured_for(model, input, example)
+    captured = captured_for(model, input, example, by_batch=_normalizes_by_batch)
     trial = normalized_(copy.deepcopy(model), captured, "project", center=center)
     if center:
         warn_of_depth(trial)
     return fold(normalized_(model, captured, "project", center=center), inplace=True)
+
+
+def _normalizes_by_batch(module: nn.Module) -> bool:
+    """Whether a batch norm is in training mode or will be: what it has stored says nothing."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or has_seen_nothing(module))

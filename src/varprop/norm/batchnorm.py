@@ -19,6 +19,13 @@ from .linear_layers import LinearLayer, along_outputs, is_call_of_linear_layer, 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training
 
 
+def has_seen_nothing(module: nn.Module) -> bool:
+    """Whether it is a batch norm whose statistics are those it was made with: mean 0 and variance 1."""
+    if not isinstance(module, _BatchNorm) or module.running_mean is None or module.running_var is None:
+        return False
+    return bool((module.running_mean == 0).all() & (module.running_var == 1).all())
+
+
 def batch_norms_after(model: nn.Module, example: Any) -> dict[str, str]:
     """The batch norm directly after each linear layer: nothing else reads the layer's output.
 

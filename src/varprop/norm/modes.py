@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from ..engine.api import capture, fitted_inputs
+from ..engine.api import capture
+from ..engine.inputs import fitted_inputs
 from ..graph.capture import Program, as_arguments
+from ..graph.examples import as_example
 from ..graph.node import Node
 from ..graph.trace import traced_operations
 from ..training.restore import preserved_modes
@@ -26,33 +28,36 @@ class CapturedMode:
     inputs: dict[Node, Any]
 
 
-def capture_modes(model: nn.Module, example: Any) -> dict[bool, Program]:
-    """The model as it runs in training (key True) and in evaluation: dropout is in one and not in the other."""
+def capture_modes(model: nn.Module, example: Any, by_batch: Collection[nn.Module] = ()) -> dict[bool, Program]:
+    """The model as it runs in training (key True) and in evaluation: dropout is in one and not in the other.
+
+    Batch norms normalize by what they have stored in both, those in `by_batch` by the batch.
+    """
     with preserved_modes(model):
-        evaluation = capture(model.eval(), example)
-        if _ignores_mode(model, example):
+        evaluation = capture(_in_mode(model, False, by_batch), example)
+        if _ignores_mode(model, example, by_batch):
             return {False: evaluation, True: evaluation}
-        training = capture(_trained(model), example)
+        training = capture(_in_mode(model, True, by_batch), example)
     same = _steps(training) == _steps(evaluation)
     return {False: evaluation, True: evaluation if same else training}
 
 
-def _trained(model: nn.Module) -> nn.Module:
-    """The model in training mode, but for its batch norms: what a batch measures is not known."""
-    model.train()
+def _in_mode(model: nn.Module, training: bool, by_batch: Collection[nn.Module]) -> nn.Module:
+    """The model in a mode, but for its batch norms: what a batch measures is not known."""
+    model.train(training)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
+            module.train(module in by_batch)
     return model
 
 
-def _ignores_mode(model: nn.Module, example: Any) -> bool:
+def _ignores_mode(model: nn.Module, example: Any, by_batch: Collection[nn.Module]) -> bool:
     """Whether one capture serves for both modes."""
     if all(_is_known_to_ignore_mode(module) for module in model.modules()):
         return True
-    args, kwargs = as_arguments(example)
-    evaluation = traced_operations(model.eval(), args, kwargs)
-    return evaluation is not None and evaluation == traced_operations(_trained(model), args, kwargs)
+    args, kwargs = as_arguments(as_example(model, example))
+    evaluation = traced_operations(_in_mode(model, False, by_batch), args, kwargs)
+    return evaluation is not None and evaluation == traced_operations(_in_mode(model, True, by_batch), args, kwargs)
 
 
 def _is_known_to_ignore_mode(module: nn.Module) -> bool:
@@ -65,7 +70,7 @@ def _is_known_to_ignore_mode(module: nn.Module) -> bool:
 
 _WITHOUT_MODE = {
     "activation",
-    "batchnorm",  # captured as in evaluation mode, whatever the mode
+    "batchnorm",  # in one mode in both captures
     "container",
     "conv",
     "flatten",

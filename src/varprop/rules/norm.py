@@ -1,4 +1,4 @@
-"""Normalization layers: affine by stored statistics, exact, or by those of the input, to second order."""
+"""Normalization layers: affine by stored statistics, exact, or by those of the input or of a batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _SECOND_ORDER = (
 
 
 _GAMMA = "the squared norm is taken as a Gamma variable (std error up to 7 %, from 8 values on 4 %)"
-BATCH = "Batch norm uses the statistics of the batch here: call model.eval(), and track running statistics."
+STORED = "Batch norm has no statistics to normalize by here: call model.train(), or track running statistics."
+BATCH = "the statistics of a batch are taken as those of infinitely many samples"
 
 
 def affine(mean: Tensor, var: Tensor, weight: Factor, bias: Factor, shape: Sequence[int]) -> Moments:
@@ -84,19 +85,19 @@ def standardize(
     return y * (1 + 0.375 * r) - 0.5 * c, spread.clamp_min(0.0)
 
 
-@rule(ops.standardize, approximate=_SECOND_ORDER)
+@rule(ops.standardize, approximate=_SECOND_ORDER, normalizes=True)
 def standardized(x: Moments, dims: Sequence[int], eps: float, center: bool = True) -> Moments:
     """Layer normalization over any axes, without scale and shift; see `standardize`."""
     return Moments(*standardize(x.mean, x.var, dims, prod([x.full[axis] for axis in dims]), eps, center))
 
 
-@rule(ops.rms_normalize, approximate=_SECOND_ORDER)
+@rule(ops.rms_normalize, approximate=_SECOND_ORDER, normalizes=True)
 def rms_normalized(x: Moments, dims: Sequence[int], eps: float) -> Moments:
     """x / sqrt(avg x^2 + eps) over any axes; see `standardize`."""
     return standardized(x, dims, eps, center=False)
 
 
-@rule(ops.unit_normalize, approximate=_SECOND_ORDER)
+@rule(ops.unit_normalize, approximate=_SECOND_ORDER, normalizes=True)
 def unit_normalized(x: Moments, dims: Sequence[int], eps: float) -> Moments:
     """x / |x|, which is x / sqrt(avg x^2) / sqrt n; eps only keeps a zero vector finite."""
     count = prod([x.full[axis] for axis in dims])
@@ -104,7 +105,7 @@ def unit_normalized(x: Moments, dims: Sequence[int], eps: float) -> Moments:
     return Moments(scaled.mean / count**0.5, scaled.var / count)
 
 
-@rule(aten.layer_norm, approximate=_SECOND_ORDER, channels=-1)
+@rule(aten.layer_norm, approximate=_SECOND_ORDER, normalizes=True, channels=-1)
 def layer_norm(
     x: Moments, normalized_shape: Sequence[int], weight: Factor = None, bias: Factor = None, eps: float = 1e-5, *_: Any
 ) -> Moments:
@@ -113,13 +114,13 @@ def layer_norm(
     return affine(y.mean, y.var, weight, bias, normalized_shape)
 
 
-@rule(aten.native_layer_norm, approximate=_SECOND_ORDER, channels=-1)
+@rule(aten.native_layer_norm, approximate=_SECOND_ORDER, normalizes=True, channels=-1)
 def native_layer_norm(x: Moments, *settings: Any) -> tuple[Moments, None, None]:
     """`layer_norm`; the saved statistics are not followed."""
     return layer_norm(x, *settings), None, None
 
 
-@rule(aten.rms_norm, approximate=_SECOND_ORDER, channels=-1)
+@rule(aten.rms_norm, approximate=_SECOND_ORDER, normalizes=True, channels=-1)
 def rms_norm(x: Moments, normalized_shape: Sequence[int], weight: Factor = None, eps: float | None = None) -> Moments:
     """x / sqrt(avg x^2 + eps) over the trailing axes, then the weight; see `standardize`."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
@@ -127,7 +128,7 @@ def rms_norm(x: Moments, normalized_shape: Sequence[int], weight: Factor = None,
     return affine(y.mean, y.var, weight, None, normalized_shape)
 
 
-@rule(aten.group_norm, approximate=_SECOND_ORDER, channels=1)
+@rule(aten.group_norm, approximate=_SECOND_ORDER, normalizes=True, channels=1)
 def group_norm(
     x: Moments, num_groups: int, weight: Factor = None, bias: Factor = None, eps: float = 1e-5, *_: Any
 ) -> Moments:
@@ -138,7 +139,7 @@ def group_norm(
     return affine(mean.flatten(1, 2), var.flatten(1, 2), weight, bias, _channels(x))
 
 
-@rule(aten.native_group_norm, approximate=_SECOND_ORDER, channels=1)
+@rule(aten.native_group_norm, approximate=_SECOND_ORDER, normalizes=True, channels=1)
 def native_group_norm(
     x: Moments, weight: Factor, bias: Factor, n: int, c: int, hxw: int, group: int, eps: float
 ) -> tuple[Moments, None, None]:
@@ -146,12 +147,15 @@ def native_group_norm(
     return group_norm(x, group, weight, bias, eps), None, None
 
 
-def _stored(*arguments: Any, **keywords: Any) -> str | None:
-    use_input_stats = keywords.get("use_input_stats", arguments[5] if len(arguments) > 5 else True)
-    return _SECOND_ORDER if use_input_stats else None
+def _by_input(*arguments: Any, **keywords: Any) -> bool:
+    return bool(keywords.get("use_input_stats", arguments[5] if len(arguments) > 5 else True))
 
 
-@rule(aten.instance_norm, approximate=_stored, channels=1)
+def _second_order(*arguments: Any, **keywords: Any) -> str | None:
+    return _SECOND_ORDER if _by_input(*arguments, **keywords) else None
+
+
+@rule(aten.instance_norm, approximate=_second_order, normalizes=_by_input, channels=1)
 def instance_norm(
     x: Moments,
     weight: Factor,
@@ -179,11 +183,23 @@ def _by_stored(
 ) -> Moments:
     """(x - mean) / sqrt(var + eps) weight + bias with constant statistics by channel; exact."""
     if mean is None or var is None:
-        raise WrongMode(BATCH)
+        raise WrongMode(STORED)
     shape = _channels(x)
     scale = (var.to(x.dtype) + eps).rsqrt().view(shape)
     shifted = (x.mean - mean.to(x.dtype).view(shape)) * scale
     return affine(shifted, (x.var * scale.square()).expand_as(shifted), weight, bias, shape)
+
+
+def _by_batch(x: Moments, weight: Factor, bias: Factor, eps: float) -> Moments:
+    """(x - m) / sqrt(v + eps) weight + bias with m and v of every channel over a large batch and all its positions.
+
+    Where all positions are alike the mean is the bias, and the variance weight^2 but for eps.
+    """
+    axes = [axis for axis in range(x.ndim) if axis != 1]
+    mean = x.mean.mean(axes, keepdim=True)
+    var = (x.var + (x.mean - mean).square()).mean(axes, keepdim=True)
+    scale = (var + eps).rsqrt()
+    return affine((x.mean - mean) * scale, x.var * scale.square(), weight, bias, _channels(x))
 
 
 @dataclass(frozen=True)
@@ -215,7 +231,23 @@ def _of_batch_norm(
     return Stored(weight, bias, mean, var, eps)
 
 
-@rule(aten.batch_norm, batch_norm=_of_batch_norm, multilinear=True, channels=1)
+def _trains(x: Any, weight: Any, bias: Any, *rest: Any) -> bool:
+    """Whether a batch norm takes the statistics of the batch; some of its kin have no running ones to store them in."""
+    return bool(rest[2] if len(rest) > 4 else rest[0])
+
+
+def _infinite(*arguments: Any, **_: Any) -> str | None:
+    return BATCH if _trains(*arguments) else None
+
+
+@rule(
+    aten.batch_norm,
+    batch_norm=_of_batch_norm,
+    approximate=_infinite,
+    normalizes=_trains,
+    multilinear=True,
+    channels=1,
+)
 def batch_norm(
     x: Moments,
     weight: Factor,
@@ -227,9 +259,9 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Moments:
-    """Batch norm in eval mode is affine: exact. In training mode it mixes the samples of a batch."""
+    """Affine by stored statistics, exact; in training mode by those of a large batch (`_by_batch`)."""
     if training:
-        raise WrongMode(BATCH)
+        return _by_batch(x, weight, bias, eps)
     return _by_stored(x, weight, bias, running_mean, running_var, eps)
 
 
@@ -237,6 +269,8 @@ def batch_norm(
     aten.native_batch_norm,
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_functional,
+    approximate=_infinite,
+    normalizes=_trains,
     multilinear=True,
     channels=1,
 )

@@ -67,6 +67,7 @@ class Rule:
         product: Multiplies its arguments, element by element or as matrices.
         signs: Of a sum, those of its first two arguments.
         batch_norm: How to read the arguments of a batch norm in evaluation (`rules.norm.Stored`).
+        normalizes: Divides by statistics of its own argument or of a batch; a function of its arguments.
         per_channel: Over uniform positions, treats every channel alike and by itself (pooling, upsampling, dropout).
         channels: The axis of the result that holds the channels, if the operation decides it: 1 or -1.
         copies: The result is the argument itself, perhaps in another dtype.
@@ -100,6 +101,7 @@ class Rule:
     product: bool = False
     signs: tuple[float, float] | None = None
     batch_norm: Callable[..., Any] | None = None
+    normalizes: Callable[..., bool | None] = _nothing
     per_channel: bool = False
     channels: int | None = None
     copies: bool = False
@@ -207,7 +209,7 @@ def constant(*ops: Key) -> None:
 
 
 Points = Sequence[float] | Callable[..., Sequence[Any]]
-DEPENDENT = {"kinks", "jumps", "knots", "bend", "bounds"}
+DEPENDENT = {"kinks", "jumps", "knots", "bend", "bounds", "normalizes"}
 
 
 def elementwise(

@@ -33,7 +33,8 @@ def input_moments(
             "element" gives (1, *item shape).
 
     Returns:
-        Moments with a batch axis of extent 1, on the data's device, in its dtype (float32 for halves).
+        Moments with a batch axis of extent 1, on the data's device, in its dtype (float32 for halves). They know the
+        extents of the data, where all items have the same, so that a model can be looked at without an example.
 
     Raises:
         ValueError: On empty data, items whose statistics differ in shape, NaN or infinity (with its place).
@@ -74,6 +75,7 @@ class _Statistics:
     deviations: Tensor
     dtype: torch.dtype
     device: torch.device
+    extents: tuple[int, ...]
 
     def merged(self, other: _Statistics, chunk: _Chunk) -> _Statistics:
         if self.mean.shape != other.mean.shape:
@@ -87,12 +89,17 @@ class _Statistics:
         mean = self.mean + shift * (other.count / count)
         between = shift.square() * (self.count * (other.count / count))
         deviations = self.deviations + other.deviations.to(self.mean.device) + between
-        return _Statistics(count, mean, deviations, torch.promote_types(self.dtype, other.dtype), self.device)
+        dtype = torch.promote_types(self.dtype, other.dtype)
+        return _Statistics(count, mean, deviations, dtype, self.device, self._common_extents(other))
+
+    def _common_extents(self, other: _Statistics) -> tuple[int, ...]:
+        """The data's extents, 1 along an axis where items differ."""
+        return tuple(own if own == new else 1 for own, new in zip(self.extents, other.extents, strict=True))
 
     def moments(self) -> Moments:
         dtype = torch.promote_types(self.dtype, torch.float32)
         var = self.deviations / self.count
-        return Moments(self.mean.to(self.device, dtype), var.to(self.device, dtype))
+        return Moments(self.mean.to(self.device, dtype), var.to(self.device, dtype), self.extents)
 
 
 def _statistics(chunk: _Chunk, per: str) -> _Statistics:
@@ -105,7 +112,8 @@ def _statistics(chunk: _Chunk, per: str) -> _Statistics:
         raise ValueError(f"The data holds NaN or infinity in {chunk.place(_first_bad_row(values))}.")
     deviations = (values - mean).square().sum(axes, keepdim=True)
     count = math.prod(values.shape[axis] for axis in axes)
-    return _Statistics(count, mean, deviations, chunk.values.dtype, chunk.values.device)
+    extents = (1, *values.shape[1:])
+    return _Statistics(count, mean, deviations, chunk.values.dtype, chunk.values.device, extents)
 
 
 def _in_float64(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from .restore import preserved_rng, preserved_training
 
 Objective = Callable[[float], float]
-Step = Callable[[nn.Module, Optimizer, Any], "Tensor | float"]
+StepFunction = Callable[[nn.Module, Optimizer, Any], "Tensor | float"]
 
 
 class RunningMean:
@@ -56,7 +56,7 @@ class RunningMean:
         return f"RunningMean({self.value:.6g}, decay={self.decay:.6g})"
 
 
-def supervised_step(loss_fn: Callable[[Any, Any], Tensor]) -> Step:
+def supervised_step(loss_fn: Callable[[Any, Any], Tensor]) -> StepFunction:
     """The ordinary training step for batches `(input, target)`.
 
     Args:
@@ -84,7 +84,7 @@ def training_objective(
     loss_fn: Callable[[Any, Any], Tensor] | None = None,
     epochs: int = 5,
     *,
-    step: Step | None = None,
+    step: StepFunction | None = None,
     steps_per_epoch: int | None = None,
     schedule: Callable[[int], float] | None = None,
     loss_limit: float = math.inf,
@@ -145,7 +145,7 @@ def _checked_length(data: Iterable[Any], steps_per_epoch: int | None) -> int:
     return steps_per_epoch
 
 
-def _chosen_step(loss_fn: Callable[[Any, Any], Tensor] | None, step: Step | None) -> Step:
+def _chosen_step(loss_fn: Callable[[Any, Any], Tensor] | None, step: StepFunction | None) -> StepFunction:
     if (loss_fn is None) == (step is None):
         raise TypeError("Pass either loss_fn, for batches (input, target), or step, for anything else.")
     return step if step is not None else supervised_step(loss_fn)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def _rates(lr: float, epochs: int, schedule: Callable[[int], float] | None) -> l
 
 
 def _training_losses(
-    model: nn.Module, optimizer: Optimizer, data: Iterable[Any], step: Step, rates: list[float]
+    model: nn.Module, optimizer: Optimizer, data: Iterable[Any], step: StepFunction, rates: list[float]
 ) -> Iterator[float]:
     set_rate = rate_setter(optimizer)
     model.train()

@@ -298,11 +298,20 @@ def test_a_class_in_a_package(run):
     assert code == 0 and json.loads(out)["model"] == "ReLU"
 
 
+def test_the_seed_chooses_the_weights(run, models):
+    def std(*options):
+        _, out, _ = run(f"{models}:picture", "--input-shape", "3,6,6", "--json", "-", *options)
+        return json.loads(out)["rows"][1]["numbers"]["std"]
+
+    assert std() == std("--seed", "0") != std("--seed", "1")
+
+
 MISTAKES = {
     "no colon": (["models"], "TARGET is"),
     "no file": (["nowhere.py:f"], "There is no file nowhere.py"),
     "no module": (["no_such_package:f"], "There is no module no_such_package"),
     "no function": (["{models}:nothing"], "has no function or class 'nothing'"),
+    "nearly a function": (["{models}:pictur"], "has no function or class 'pictur'. Did you mean picture"),
     "factory raises": (["{models}:raises"], "failed with RuntimeError: this cannot be built"),
     "no model": (["{models}:no_module"], "must return an nn.Module, not int"),
     "unknown shape": (["{models}:good"], "give it by --input-shape"),

@@ -1,5 +1,8 @@
 """Findings on models that are known to train, which get no error, and on broken ones, which get the right one."""
 
+import copy
+import re
+
 import pytest
 import torch
 import torch.nn as nn
@@ -135,6 +138,25 @@ def test_broken_networks_get_the_right_error(make, kinds):
     assert kinds <= {finding.kind for finding in report.errors}, report.text()
 
 
+CALL = re.compile(r"vp\.\w+\((?:[^()]|\([^()]*\))*\)")
+
+
+@pytest.mark.filterwarnings("ignore::varprop.DepthWarning")
+@pytest.mark.parametrize("name", ["weights far too large", "saturated tanh", "shifted far down"])
+def test_the_advice_can_be_followed_as_printed(name):
+    """With moments that need no example, and with some that do."""
+    torch.manual_seed(0)
+    for model, moments, example in (
+        (BROKEN[name][0](), vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)), None),
+        (BROKEN[name][0](), vp.Moments(0.0, 1.0), (1, 64)),
+    ):
+        report = vp.inspect(model, moments, example=example)
+        calls = {call for finding in report.findings for call in CALL.findall(finding.advice)}
+        assert calls
+        for call in calls:
+            eval(call, {"vp": vp, "model": copy.deepcopy(model), "moments": moments})
+
+
 HEALTHY = {
     "rectifiers": lambda: chain(depth=3),
     "tanh": lambda: chain(nn.Tanh, 3),
@@ -151,16 +173,18 @@ def test_healthy_networks_get_none(make):
     assert report.errors == (), report.text()
 
 
-def test_scales_before_batch_norms_have_settled_are_warnings_that_say_so():
-    model = scaled(normalized(), 1e-4)
-    report = vp.inspect(model, vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
-    assert report.errors == ()
+def test_batch_norms_that_have_seen_nothing_are_taken_as_in_training():
+    unit = vp.Moments(torch.zeros(1, 64), torch.ones(1, 64))
+    model = scaled(normalized(), 0.1)
+    report = vp.inspect(model, unit)
     (told,) = [finding for finding in report.findings if finding.kind == "unsettled"]
-    assert (told.severity, told.value) == ("warning", 3.0) and "decay" in {f.kind for f in report.findings}
-    model[1].running_var.fill_(0.9)
-    model[4].running_var.fill_(0.9)
-    model[7].running_var.fill_(0.9)
-    assert "decay" in {f.kind for f in vp.inspect(model, vp.Moments(torch.zeros(1, 64), torch.ones(1, 64))).errors}
+    assert (told.severity, told.value) == ("note", 3.0) and report.errors == ()
+    assert report["1"].numbers["std"] == pytest.approx(1.0, rel=0.02)
+    assert not any(module.training for module in model.modules())
+    assert vp.inspect(model.train(), unit)["1"].numbers["std"] == report["1"].numbers["std"]
+    for norm in (model[1], model[4], model[7]):
+        norm.running_var.fill_(0.9)
+    assert "decay" in {f.kind for f in vp.inspect(model.eval(), unit).findings}
 
 
 def test_a_branch_of_zeros_is_no_error():

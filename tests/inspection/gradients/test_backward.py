@@ -335,3 +335,25 @@ def test_dropout_passes_what_positions_share(dropout):
         seen = row.measured["gradient"]
         assert row.gradient_status == "exact"
         assert row.numbers["gradient"] == pytest.approx(seen["value"], abs=5 * seen["error"])
+
+
+NORMALIZED = {
+    "layer norm": (lambda: nn.LayerNorm(32), False),
+    "rms norm": (lambda: nn.RMSNorm(32), False),
+    "group norm": (lambda: nn.GroupNorm(2, 32), False),
+    "batch norm in training": (lambda: nn.BatchNorm1d(32), True),
+}
+
+
+@pytest.mark.parametrize(("make", "batch"), NORMALIZED.values(), ids=NORMALIZED.keys())
+def test_normalizations_divide_gradients_by_what_they_divide_by(make, batch):
+    """Against autograd, with weights and spreads that differ from unit to unit; two of n components are lost."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), make(), nn.Linear(32, 32))
+    nn.init.uniform_(model[1].weight, 0.5, 1.5)
+    model[0].weight.data.mul_(3)
+    example = torch.zeros(64 if batch else 8, 32)
+    report = vp.inspect(model, unit(1, 32), example=example, check="gaussian", samples=2048)
+    row = report["0"]
+    assert row.numbers["gradient"] == pytest.approx(row.measured["gradient"]["value"], rel=0.1)
+    assert not any("no backward rule" in row.gradient_reason for row in report.rows)

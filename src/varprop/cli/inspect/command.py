@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-import typer
-
 import varprop as vp
 
 from ..errors import stoppable
 from ..options import RootOption
+from ..parser import typer
 from .files import load_weights, write_json
 from .inputs import InputOptions, Inputs, make_inputs
 from .models import load
@@ -62,6 +61,7 @@ def inspect(
         File, typer.Option(help="Write activation ranges and bias corrections for rounded weights as JSON.")
     ] = None,
     bits: Annotated[int, typer.Option(min=2, max=16, help="Of the weights, for --quantization.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights, and of the inputs that --check draws.")] = 0,
     root: RootOption = None,
 ) -> None:
     """Statistics, gradients and problems of every layer, from the weights alone.
@@ -71,15 +71,15 @@ def inspect(
     check_against(against, weights, figure)
     _check_folders(html, figure, quantization, None if json == "-" else json)
     with stoppable("Nothing was written."), _quiet_output(json == "-"):
-        found = load(target)
+        found = load(target, seed)
         if weights is not None:
             load_weights(found.model, weights)
         options = InputOptions(input_shape or [], mean, std, data, check, samples, root, positions)
         inputs = make_inputs(found, target, options)
-        report = result = _inspected(found.model, inputs, samples)
+        report = result = _inspected(found.model, inputs, samples, seed)
         if against is not None:
-            other = other_state(target, found.model, weights, against, inputs.moments, inputs.example)
-            result = other.compared(report, _inspected(other.model, inputs, samples))
+            other = other_state(load(target, seed).model, found.model, weights, against, inputs)
+            result = other.compared(report, _inspected(other.model, inputs, samples, seed))
         roundings = report.quantization(bits) if quantization is not None else None
     if quantization is not None:
         write_json(roundings, quantization.expanduser())
@@ -117,11 +117,10 @@ def _quiet_output(wanted: bool) -> Iterator[None]:
         yield
 
 
-def _inspected(model: Any, inputs: Inputs, samples: int) -> Any:
+def _inspected(model: Any, inputs: Inputs, samples: int, seed: int) -> Any:
+    settings: dict[str, Any] = {"check": inputs.check, "samples": samples, "seed": seed}
     with _progress() as progress:
-        return vp.inspect(
-            model, inputs.moments, example=inputs.example, check=inputs.check, samples=samples, progress=progress
-        )
+        return vp.inspect(model, inputs.moments, example=inputs.example, progress=progress, **settings)
 
 
 @contextlib.contextmanager

@@ -23,13 +23,13 @@ class InputOptions:
     """What the options say of the input."""
 
     shapes: list[str]
-    mean: str | None
-    std: str | None
-    data: str | None
-    check: bool
-    samples: int
-    root: Path | None
-    positions: bool
+    mean: str | None = None
+    std: str | None = None
+    data: str | None = None
+    check: bool = False
+    samples: int = 64
+    root: Path | None = None
+    positions: bool = False
 
     def batch(self, available: int) -> int:
         """How many inputs to run at a time."""

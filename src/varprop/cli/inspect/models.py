@@ -15,7 +15,7 @@ from typing import Any
 
 import varprop as vp
 
-from .packages import needed, no_such_model
+from .packages import did_you_mean, needed, no_such_model
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class NamedModel:
     tokens: int | None = None
 
 
-def load(text: str) -> NamedModel:
-    """The model that a target names, in evaluation mode.
+def load(text: str, seed: int = 0) -> NamedModel:
+    """The model that a target names, in evaluation mode, with the random weights of a seed.
 
     Raises:
         VarpropError: In one sentence, if there is no such thing or it fails.
@@ -39,10 +39,11 @@ def load(text: str) -> NamedModel:
             f"TARGET is package.module:callable, file.py:factory, torchvision:NAME, timm:NAME or hf:NAME, not {text!r}."
         )
     known: dict[str, Callable[[str], NamedModel]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
-    with _in_one_sentence(text):
-        found = known[place](name) if place in known else NamedModel(_attribute(place, name)())
     import torch
 
+    torch.manual_seed(seed)
+    with _in_one_sentence(text):
+        found = known[place](name) if place in known else NamedModel(_attribute(place, name)())
     if not isinstance(found.model, torch.nn.Module):
         raise vp.VarpropError(f"{text} must return an nn.Module, not {type(found.model).__name__}.")
     found.model.eval()
@@ -67,7 +68,8 @@ def _attribute(place: str, name: str) -> Callable[[], Any]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise vp.VarpropError(f"{place} has no function or class {name!r}.")
+        known = [own for own in vars(module) if callable(getattr(module, own)) and not own.startswith("_")]
+        raise vp.VarpropError(f"{place} has no function or class {name!r}.{did_you_mean(name, known)}")
     return found  # type: ignore[no-any-return]
 
 

@@ -47,6 +47,10 @@ def _forget(*packages: str) -> None:
 
 def no_such_model(package: str, name: str, known: Iterable[str]) -> vp.VarpropError:
     """One sentence, with names that look alike."""
+    return vp.VarpropError(f"{package} has no model {name!r}.{did_you_mean(name, known)}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question to add to a sentence; empty if nothing looks alike."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    meant = f" Did you mean {' or '.join(near)}?" if near else ""
-    return vp.VarpropError(f"{package} has no model {name!r}.{meant}")
+    return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -10,7 +10,7 @@ from typing import Any
 import varprop as vp
 
 from .files import load_weights
-from .models import load
+from .inputs import Inputs
 
 FRESH, INIT = "fresh", "init"
 
@@ -48,12 +48,11 @@ def check_against(against: str | None, weights: Path | None, figure: Path | None
         raise vp.VarpropError(f"--against takes a file of weights, {FRESH} or {INIT}; there is no file {against}.")
 
 
-def other_state(target: str, model: Any, weights: Path | None, against: str, moments: Any, example: Any) -> OtherState:
-    """The model in the state that ``--against`` names."""
+def other_state(other: Any, model: Any, weights: Path | None, against: str, inputs: Inputs) -> OtherState:
+    """The state that ``--against`` names: of `other`, the model as built, or of a copy of the model looked at."""
     if against == INIT:
-        changed = vp.init_(copy.deepcopy(model), moments, example=example)
+        changed = vp.init_(copy.deepcopy(model), inputs.moments, example=inputs.example)
         return OtherState(changed, "vp.init_", _own_name(weights), later=True)
-    other = load(target).model
     if against == FRESH:
         return OtherState(other, "as built", _own_name(weights))
     file = Path(against).expanduser()

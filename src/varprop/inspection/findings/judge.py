@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..numbers.row import ReportRow
 from .finding import ORDER, Finding, Severity
 from .thresholds import ALWAYS_ON, CONSTANT, DEAD, GRADIENT, GROWN, SATURATED, SHRUNK
 
-INIT = "initialize by vp.init_(model, moments)"
-REMEDY = f"{INIT}, or train with vp.normalize(model, moments)"
+ARGUMENTS = "model, moments"
+INIT = f"initialize by vp.init_({ARGUMENTS})"
+REMEDY = f"{INIT}, or train with vp.normalize({ARGUMENTS})"
 NUMBER = ".3g"
 NAMED = 4  # layers that one finding names
 
 
-def findings(rows: list[ReportRow], gradient_ratio: float | None, unsettled: int = 0) -> tuple[Finding, ...]:
+def findings(
+    rows: list[ReportRow], gradient_ratio: float | None, unsettled: int = 0, arguments: str = ARGUMENTS
+) -> tuple[Finding, ...]:
     """All findings, errors first, in the order of the network within a severity.
 
     Args:
         rows: Of the report.
         gradient_ratio: Gradient at the first layer over that at the last.
-        unsettled: How many batch norms have seen no data: in training they would rescale what grows or shrinks, so
-            that this is no error yet.
+        unsettled: How many batch norms have seen no data, and were taken as in training.
+        arguments: Those of the calls that are advised, the shape of an example among them where it is needed.
     """
     layers = [row for row in rows if row.is_layer]
     # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
     weighted = [row for row in layers if row.weighted] or layers
     scale = [*_size(weighted), *_gradient(weighted, gradient_ratio), *_shift(weighted)]
-    found: list[Finding] = [*_unsettled(scale, unsettled), *_softened(scale, unsettled), *_constant(layers, weighted)]
+    found: list[Finding] = [*scale, *_constant(layers, weighted), *_unsettled(unsettled)]
     alike = any(any(row.uniform[2:]) for row in rows)
     for row in layers:
-        found += [*_saturation(row), *_softened(_rectifier(row), row.unsettled), *_disagreement(row, alike)]
+        found += [*_saturation(row), *_rectifier(row), *_disagreement(row, alike)]
     found = [*_merged(found), *_approximations(layers)]
+    found = [replace(one, advice=one.advice.replace(f"({ARGUMENTS}", f"({arguments}")) for one in found]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
 
 
@@ -50,19 +54,10 @@ def _merged(found: list[Finding]) -> Iterator[Finding]:
             yield replace(worst, text=f"{worst.text} (the most of {len(group)} such layers: {names})")
 
 
-def _softened(found: Iterable[Finding], soften: int | bool) -> list[Finding]:
-    """Errors as warnings where a batch norm has yet to see the data it will divide by."""
-    return [replace(one, severity="warning") if soften and one.severity == "error" else one for one in found]
-
-
-def _unsettled(found: list[Finding], count: int) -> Iterator[Finding]:
+def _unsettled(count: int) -> Iterator[Finding]:
     if count:
-        text = (
-            f"{count} batch norm(s) have seen no data yet (mean 0, variance 1) and change nothing here; in training "
-            f"they rescale what grows or shrinks"
-        )
-        advice = "send data through in training mode before judging the scales, or replace them by vp.normalize"
-        yield Finding("warning" if found else "note", "unsettled", "(model)", text, advice, float(count))
+        text = f"{count} batch norm(s) have seen no data: they are taken as in training, by the statistics of the batch"
+        yield Finding("note", "unsettled", "(model)", text, "load the weights if there are some", float(count))
 
 
 def _graded(value: float, warning: float, error: float) -> Severity | None:
@@ -176,7 +171,8 @@ def _approximations(rows: list[ReportRow]) -> Iterator[Finding]:
     sampled = [row for row in rows if row.status == "sampled"]
     if back:
         text = f"{back[-1].gradient_reason} ({len(back)} place(s)): gradient scales before it are approximate"
-        yield Finding("note", "backward", back[-1].label, text, 'compare with check="gaussian"', float(len(back)))
+        advice = f'compare with vp.inspect({ARGUMENTS}, check="gaussian")'
+        yield Finding("note", "backward", back[-1].label, text, advice, float(len(back)))
     if sampled:
         text = f"{len(sampled)} operation(s) without a rule were estimated by sampling"
         yield Finding("note", "sampled", sampled[0].label, text, "write a rule with @vp.rule", float(len(sampled)))

@@ -16,7 +16,6 @@ from ..channels import channel_axis, over_channels, ranges
 from ..gradients.backward import GradientScales
 from ..gradients.slopes import chance_on, slopes
 from ..places import Place, bend_at, first_moments, op_name
-from .batch_norms import follows_unsettled
 from .row import ReportRow
 from .statistics import UnitStatistics, numbers, spread_of
 
@@ -73,7 +72,6 @@ def make_row(
         measured=measured,
         node=place.output.name,
         constant=_constant_share(moments, place.output),
-        unsettled=follows_unsettled(walk, place.output),
         weighted=place.leaf and _has_weights(walk, _maker(place.output)),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ...engine.text_table import extents_text
 from ..places import label
 from .statistics import UnitSpread
 
@@ -43,8 +44,6 @@ class ReportRow:
         measured: The same numbers from data, each with its standard error.
         node: Name of the graph node.
         constant: Share of the channels that do not vary at any position.
-        unsettled: Whether it follows a batch norm that has seen no data (mean 0, variance 1, shift 0), or belongs to a
-            gate behind such ones.
         weighted: Whether it is a single linear layer or convolution.
     """
 
@@ -73,7 +72,6 @@ class ReportRow:
     node: str
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     constant: float = 0.0
-    unsettled: bool = False
     weighted: bool = False
 
     @property
@@ -96,6 +94,11 @@ class ReportRow:
     def indented(self) -> str:
         """The same, as deep as it lies in the tree of modules."""
         return "  " * self.depth + self.own_name
+
+    @property
+    def extents_text(self) -> str:
+        """Extents of the result, uniform axes in brackets."""
+        return extents_text(self.extents, self.uniform)
 
     @property
     def label(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _POWER = re.compile(r"\b\d(?:\.\d+)?e[+-]\d+\b")
-_CALL = re.compile(r"(@?vp\.\w+(?:\([^()]*\))?|check=&quot;\w+&quot;)")
+_CALL = re.compile(r"(@?vp\.\w+(?:\((?:[^()]|\([^()]*\))*\))?)")
 
 
 def number(value: float | None) -> str:

@@ -26,7 +26,7 @@ from .plots import (
     total_series,
 )
 from .table import Column, TableCell, number_column, share_column, text_column
-from .text import extents, shown
+from .text import shown
 
 LEAD = "Expected statistics of every layer, computed from the weights and the mean and variance of the input."
 NOTEBOOK = {"mean", "std", "gain", "shift", "gradient", "saturated", "dead", "always on"}
@@ -89,7 +89,7 @@ MADE = (
     share_column("dead", number_of("dead")),
     share_column("always on", number_of("always_on")),
     text_column("status", _status, _reasons),
-    text_column("extents", lambda row: extents(row).replace("x", "×")),
+    text_column("extents", lambda row: row.extents_text.replace("x", "×")),
     Column("measured mean", _measured("mean")),
     Column("measured std", _measured("std")),
     number_column("ratio", _ratio),

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from ...engine.text_table import text_table
 from ..data import Change, ComparisonData, ReportData
 from ..findings.differences import Differences, severity_change
 from ..findings.finding import NOTHING_FOUND
@@ -14,16 +15,6 @@ from ..numbers.row import SHARES, ReportRow
 HEADER = ("module", "class", "extents", "mean", "std", "growth", "gain", "shift", "gradient", "units", "")
 NUMBERS = {"mean", "std", "growth", "gain", "shift", "gradient"}
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
-
-
-def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, with a rule below the header."""
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    text = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (header, *lines)
-    ]
-    return "\n".join([text[0], "-" * max(map(len, text)), *text[1:]])
 
 
 def report_text(report: ReportData) -> str:
@@ -80,7 +71,7 @@ def _cells(row: ReportRow) -> tuple[str, ...]:
     return (
         row.indented,
         row.class_name,
-        extents(row),
+        row.extents_text,
         _number(row.numbers["mean"]) + _measured(row, "mean"),
         _number(row.numbers["std"]) + _measured(row, "std"),
         _number(row.growth),
@@ -90,12 +81,6 @@ def _cells(row: ReportRow) -> tuple[str, ...]:
         _units(row),
         "" if row.status == "exact" else row.status,
     )
-
-
-def extents(row: ReportRow) -> str:
-    """Extents of the result, uniform axes in brackets."""
-    pairs = zip(row.extents, row.uniform, strict=True)
-    return "x".join(f"({extent})" if uniform else str(extent) for extent, uniform in pairs)
 
 
 def _number(value: float | None) -> str:

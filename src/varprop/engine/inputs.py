@@ -1,0 +1,205 @@
+"""What the user gives, fitted to the model: an example to capture it with, and the moments of every input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..errors import CaptureError
+from ..graph.capture import Program, as_arguments, capture, leaves_of, named_leaves
+from ..graph.examples import as_example
+from ..graph.node import Node
+from ..moments import Moments, Tokens
+from ..rules.registry import module_classes
+from .plan import make_plan
+from .walk import Walk
+
+Input = Moments | Tokens | Tensor
+RANDOM = (Moments, Tokens)
+INPUTS = (Moments, Tokens, Tensor)
+LONGER = 2  # the extent that an axis of extent 1 is tried with
+
+
+def example_for(model: nn.Module, given: Any, example: Any) -> Any:
+    """The example, or an input of the moments' own extents in its place where these say enough.
+
+    Raises:
+        CaptureError: If moments have extent 1 along an axis that an operation looks along, and no example tells how
+            long it is.
+    """
+    require_random(given)
+    if example is not None:
+        return as_example(model, example, given)
+    _check_dtype(model, given)
+    _refuse_unknown_extents(model, given)
+    return _with_extents(given)
+
+
+def _with_extents(given: Any, moments: Moments | None = None, axis: int = 0) -> Any:
+    """Inputs of the extents that the moments have; one axis of one of them longer, if given."""
+
+    def stand_in(leaf: Any) -> Any:
+        if isinstance(leaf, Tokens):
+            raise CaptureError("Tokens have no shape of their own: give one, such as example=(1, 128).")
+        if not isinstance(leaf, Moments):
+            return leaf
+        if not leaf.full:
+            raise CaptureError("Moments of one number have no shape: give one, such as example=(1, 3, 32, 32).")
+        extents = [LONGER if leaf is moments and place == axis else full for place, full in enumerate(leaf.full)]
+        return leaf.mean.detach().expand(extents).contiguous()
+
+    return pytree.tree_map(stand_in, given, is_leaf=lambda leaf: isinstance(leaf, RANDOM))
+
+
+def _refuse_unknown_extents(model: nn.Module, given: Any) -> None:
+    """Is an axis of extent 1 a whole one, or does it stand for a longer one? Where that matters it has to be said.
+
+    It does not matter where the model takes no other extent, nor where all statistics are the same with another.
+    """
+    moments = [leaf for leaf in leaves_of(given, RANDOM) if isinstance(leaf, Moments)]
+    # the last first: positions are behind channels, and more often meant
+    unknown = [(one, axis) for one in moments for axis in reversed(range(1, one.ndim)) if one.full[axis] == 1]
+    if not unknown:
+        return
+    example = _with_extents(given)
+    program = _captured(model, example, unknown[0][0])
+    for one, axis in unknown:
+        try:
+            longer = capture(model, _with_extents(given, one, axis), module_classes())
+        except CaptureError:
+            continue
+        node = next(_differing(program, longer, given), None)
+        if node is not None:
+            raise CaptureError(
+                f"The moments have extent 1 along axis {axis}, and {_op(node)} in '{node.module or '(model)'}' looks "
+                f"along it: say how long it is, {_hint(one)}."
+            )
+
+
+def _captured(model: nn.Module, example: Any, moments: Moments) -> Program:
+    try:
+        return capture(model, example, module_classes())
+    except CaptureError as error:
+        raise CaptureError(
+            f"{error} If an axis of extent 1 stands for a longer one, say how long it is, {_hint(moments)}."
+        ) from error
+
+
+def _hint(moments: Moments) -> str:
+    extents = [str(full) if full > 1 or axis == 0 else "32" for axis, full in enumerate(moments.full)]
+    return f"such as example=({', '.join(extents)})"
+
+
+def _differing(program: Program, longer: Program, given: Any) -> Iterator[Node]:
+    """Operations whose results have other statistics where an axis is longer."""
+    first, second = (_walked(one, given) for one in (program, longer))
+    for node, other in zip(program.nodes, longer.nodes, strict=False):
+        if (
+            node.target != other.target
+            or node in first.plan.missing
+            or not _alike(first.env.get(node), second.env.get(other))
+        ):
+            yield node
+
+
+@torch.no_grad()
+def _walked(program: Program, given: Any) -> Walk:
+    values = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
+    plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, Tensor)])
+    walk = Walk(plan, {**program.tensors(), **values}, annotate=False)
+    walk.run()
+    return walk
+
+
+def _alike(first: Any, second: Any) -> bool:
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return all(map(_alike, first, second))
+    if not isinstance(first, Moments) or not isinstance(second, Moments):
+        return True
+    return first.shape == second.shape and all(
+        torch.allclose(a, b, rtol=1e-4, atol=1e-30) for a, b in ((first.mean, second.mean), (first.var, second.var))
+    )
+
+
+def _op(node: Node) -> str:
+    return str(node.packet).split(".")[-1] if node.packet else getattr(node.target, "__name__", str(node.target))
+
+
+def _check_dtype(model: nn.Module, given: Any) -> None:
+    """The graph is captured without computing, so torch itself would not notice."""
+    own = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    for index, value in enumerate(leaves_of(as_arguments(given), (Moments, Tokens))):
+        if isinstance(value, Moments) and len(own) == 1 and value.dtype not in own:
+            (expected,) = own
+            raise CaptureError(
+                f"Input {index} is {_short(value.dtype)} but the model's parameters are {_short(expected)}: "
+                f"convert one of them, e.g. input.to({expected})."
+            )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def fitted_inputs(program: Program, given: Any) -> list[Input]:
+    """The inputs in the order of the graph, with the model's extents and dtype."""
+    require_random(given)
+    named = named_leaves(program.model, *as_arguments(given), INPUTS)
+    named = {name: value for name, value in named.items() if isinstance(value, INPUTS)}
+    if named.keys() == set(program.names):
+        values = [named[name] for name in program.names]
+    else:
+        values = list(named.values())
+        _check_names(program, given, list(named))
+    return [_fit(index, node, value) for index, (node, value) in enumerate(zip(program.inputs, values, strict=True))]
+
+
+def require_random(given: Any) -> None:
+    """Refuse data where moments belong; constants beside moments are welcome."""
+    values = leaves_of(as_arguments(given), INPUTS)
+    if any(isinstance(value, Tensor) for value in values) and not any(isinstance(v, RANDOM) for v in values):
+        raise CaptureError(
+            "No input is random, as plain tensors are constants: did you mean vp.input_moments(x), which has the mean "
+            "and variance of data, or vp.Tokens(probabilities) for indices?"
+        )
+
+
+def _check_names(program: Program, given: Any, named: list[str]) -> None:
+    """Inputs without names go by their position; those with names must have the model's."""
+    if len(named) != len(program.inputs) and not isinstance(given, dict):
+        raise CaptureError(f"The model takes {len(program.inputs)} tensor input(s), but {len(named)} were given.")
+    if isinstance(given, dict):
+        unknown = [name for name in named if name not in program.names]
+        wrong = (
+            f"has no input {_listed(unknown)}" if unknown else f"also takes {_listed(set(program.names) - set(named))}"
+        )
+        raise CaptureError(f"The model {wrong}: its tensor inputs are {_listed(program.names)}.")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))
+
+
+def _fit(index: int, node: Node, value: Input) -> Input:
+    form, shape = node.form, node.form.shape
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Tokens):
+        return Tokens(value.probabilities, shape)
+    if value.ndim == 0:
+        value = value.expand(*[1] * len(shape))
+    if not form.is_floating:
+        raise CaptureError(
+            f"Input {index} of the model holds whole numbers ({form.dtype}), which have no mean and variance to "
+            f"propagate: give vp.Tokens(probabilities) for indices of an embedding, or a plain tensor for a constant."
+        )
+    if value.ndim != len(shape) or any(own not in (1, full) for own, full in zip(value.shape, shape, strict=True)):
+        raise CaptureError(
+            f"Input {index} has moments of shape {tuple(value.shape)}, but the model sees {tuple(shape)}: every axis "
+            f"must have that extent, or 1 where the statistics do not change along it."
+        )
+    return Moments(value.mean.to(form.dtype), value.var.to(form.dtype), shape)

@@ -1,0 +1,43 @@
+"""Examples: what a model is captured with. Only their shape counts, so a shape will do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CaptureError
+from ..moments import Tokens
+
+
+def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
+    """The example, with zeros where it has a shape: ``(1, 3, 32, 32)``, or several of these in a tuple or a dict.
+
+    Args:
+        model: Gives dtype and device of the zeros.
+        example: An input tensor, a tuple or dict of them, or shapes instead.
+        given: What is known of the inputs, in the same structure: `Tokens` are whole numbers.
+    """
+    if is_shape(example):
+        return _zeros(model, example, given)
+    if isinstance(example, dict) and example and all(map(is_shape, example.values())):
+        known = given if isinstance(given, dict) else {}
+        return {name: _zeros(model, shape, known.get(name)) for name, shape in example.items()}
+    if isinstance(example, (tuple, list)) and example and all(map(is_shape, example)):
+        parts = given if isinstance(given, (tuple, list)) and len(given) == len(example) else [None] * len(example)
+        return tuple(_zeros(model, shape, part) for shape, part in zip(example, parts, strict=True))
+    return example
+
+
+def is_shape(value: Any) -> bool:
+    """Whether a value is a sequence of whole numbers."""
+    return isinstance(value, (tuple, list)) and len(value) > 0 and all(type(extent) is int for extent in value)
+
+
+def _zeros(model: nn.Module, shape: Any, given: Any) -> Tensor:
+    if min(shape) < 1:
+        raise CaptureError(f"The example has the shape {tuple(shape)}: every extent must be 1 or more.")
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    dtype = torch.long if isinstance(given, Tokens) else like.dtype
+    return torch.zeros(tuple(shape), dtype=dtype, device=like.device)

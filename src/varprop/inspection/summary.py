@@ -1,0 +1,178 @@
+"""A model at a glance: extents, parameters, work, memory, mean and standard deviation, module by module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..engine.inputs import example_for
+from ..engine.names import unknown_name
+from ..engine.text_table import text_table
+from ..graph.examples import is_shape
+from ..graph.node import Form
+from ..moments import Moments
+from .numbers.statistics import UnitStatistics, numbers
+from .places import Place, first_moments, places
+from .run import captured, walked
+from .work import macs
+
+HEADER = ("layer", "class", "output", "parameters", "MACs", "memory", "mean", "std")
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One call of a module.
+
+    Attributes:
+        label: Path of the module, with the number of the call from the second on.
+        class_name: Its class.
+        depth: In the tree of modules.
+        extents: Of its output.
+        parameters: How many numbers it holds, those of its parts included; 0 in further calls.
+        macs: Multiplications with additions of the call, for the whole batch.
+        memory: Bytes of its output.
+        mean: Over the units of the output.
+        std: Root mean square over the units.
+    """
+
+    label: str
+    class_name: str
+    depth: int
+    extents: tuple[int, ...]
+    parameters: int
+    macs: int
+    memory: int
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """What `summary` found; it prints as a table.
+
+    Attributes:
+        rows: One a module call, in the order of execution, containers before what they hold.
+        parameters: Of the whole model.
+        trainable: Those of them that take gradients.
+        macs: Of one call of the model.
+        parameter_memory: Bytes of parameters and buffers.
+        activation_memory: Bytes of the results of all operations, which is what training keeps at most.
+        depth: The deepest level that is printed.
+    """
+
+    rows: tuple[SummaryRow, ...]
+    parameters: int
+    trainable: int
+    macs: int
+    parameter_memory: int
+    activation_memory: int
+    depth: int | None = None
+
+    def __getitem__(self, label: str) -> SummaryRow:
+        """The row of a module's call by its label."""
+        for row in self.rows:
+            if row.label == label:
+                return row
+        raise KeyError(unknown_name("no module", label, [row.label for row in self.rows]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        rows = [row for row in self.rows if self.depth is None or row.depth <= self.depth]
+        total = (
+            f"{self.parameters:,} parameters ({self.trainable:,} trainable, {_bytes(self.parameter_memory)}), "
+            f"{_count(self.macs)} MACs, activations {_bytes(self.activation_memory)}"
+        )
+        return "\n".join([text_table(HEADER, [_cells(row) for row in rows]), total])
+
+
+def summary(
+    model: nn.Module,
+    input: Any,
+    *,
+    moments: Any = None,
+    depth: int | None = None,
+) -> Summary:
+    """A model at a glance: what every module gives out, holds and computes, and the mean and std of its units.
+
+    Args:
+        model: Any module `torch.export` can trace; batch norms that have seen no data count as in training.
+        input: The shape of one input, without a batch axis: ``(3, 32, 32)``; or an example, as for `propagate`.
+        moments: Of the data, as for `propagate`; mean 0 and variance 1 if left out.
+        depth: The deepest level of modules to print, the model itself being level 0; all if left out.
+
+    Returns:
+        Rows and totals; printed, a table.
+
+    Raises:
+        CaptureError: If the model cannot be captured or the input does not fit it.
+    """
+    if depth is not None and depth < 0:
+        raise ValueError(f"depth must be 0 or more, not {depth!r}.")
+    given = Moments(0.0, 1.0) if moments is None else moments
+    example = example_for(model, given, (1, *input) if is_shape(input) else input)
+    program, _ = captured(model, example)
+    walk = walked(program, given, "sample")
+    found = [place for place in places(walk) if place.kind == "module"]
+    held = {*model.parameters(), *model.buffers()}
+    return Summary(
+        tuple(_row(model, place, first_moments(walk, place.output)) for place in found),
+        sum(parameter.numel() for parameter in model.parameters()),
+        sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        sum(macs(node) for node in program.nodes),
+        sum(tensor.numel() * tensor.element_size() for tensor in held),
+        sum(_memory(node.form) for node in program.nodes if walk.plan.random(node)),
+        depth,
+    )
+
+
+def _row(model: nn.Module, place: Place, moments: Moments | None) -> SummaryRow:
+    assert moments is not None
+    known = numbers(UnitStatistics(moments.mean.detach(), moments.var.detach()))
+    module = model.get_submodule(place.path)
+    own = 0 if place.call else sum(parameter.numel() for parameter in module.parameters())
+    work = sum(macs(node) for node in place.nodes)
+    memory = math.prod(moments.full) * moments.mean.element_size()
+    extents = tuple(moments.full)
+    return SummaryRow(place.label, place.name, place.depth, extents, own, work, memory, known["mean"], known["std"])
+
+
+def _memory(form: Any) -> int:
+    return math.prod(form.shape) * torch.empty(0, dtype=form.dtype).element_size() if isinstance(form, Form) else 0
+
+
+def _cells(row: SummaryRow) -> Sequence[str]:
+    return (
+        "  " * row.depth + row.label.rpartition(".")[2],
+        row.class_name,
+        "x".join(map(str, row.extents)),
+        f"{row.parameters:,}" if row.parameters else "",
+        _count(row.macs) if row.macs else "",
+        _bytes(row.memory),
+        f"{row.mean:.3g}",
+        f"{row.std:.3g}",
+    )
+
+
+def _count(value: int) -> str:
+    return _with_unit(value, 1000, ("", " k", " M", " G", " T"))
+
+
+def _bytes(value: int) -> str:
+    return _with_unit(value, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _with_unit(value: float, step: int, units: Sequence[str]) -> str:
+    """Three digits and a unit."""
+    for unit in units[:-1]:
+        if value < 0.9995 * step:
+            return f"{value:.3g}{unit}"
+        value /= step
+    return f"{value:.3g}{units[-1]}"

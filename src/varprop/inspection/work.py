@@ -1,0 +1,48 @@
+"""How much a model computes: multiplications with additions (MACs) of every operation, from its extents alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..engine.plan import rule_of
+from ..graph.node import Form, Node
+
+aten = torch.ops.aten
+RECURRENT = {aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu}
+
+
+def macs(node: Node) -> int:
+    """Those of linear layers, convolutions, matrix products, attention and recurrent layers; others have none."""
+    if not isinstance(node.form, Form) and node.packet not in RECURRENT:
+        return 0
+    rule, args = rule_of(node), node.args
+    if node.packet in RECURRENT:
+        steps = _numel(args[0]) // _shape(args[0])[-1]
+        return steps * sum(_numel(weight) for weight in node.operands if len(_shape(weight)) == 2)
+    if node.packet is aten.scaled_dot_product_attention:
+        return 2 * _numel(args[0]) * _shape(args[1])[-2]
+    if rule is not None and rule.linear:
+        return _of_layer(node, args[0], args[1])
+    if rule is not None and rule.product and rule.kind == "rule" and len(args) > 1:
+        return math.prod(node.form.shape) * _shape(args[0])[-1] if _shape(args[0]) else 0
+    return 0
+
+
+def _of_layer(node: Node, x: Any, weight: Any) -> int:
+    """All weights once for every position: of the output, or of the input if the layer is a transposed convolution."""
+    transposed = "transpose" in str(node.packet) or (node.packet is aten.convolution and node.args[6])
+    shape = _shape(x) if transposed else node.form.shape
+    spatial = len(_shape(weight)) - 2
+    channels = shape[-1] if spatial == 0 else shape[len(shape) - spatial - 1]
+    return math.prod(shape) // channels * _numel(weight)
+
+
+def _shape(value: Any) -> torch.Size:
+    return value.form.shape if isinstance(value, Node) and isinstance(value.form, Form) else torch.Size()
+
+
+def _numel(value: Any) -> int:
+    return math.prod(_shape(value))

@@ -1,0 +1,79 @@
+"""`vp.summary`: extents, parameters, work, memory and moments of every module."""
+
+import pytest
+import torch
+import torch.nn as nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import varprop as vp
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.down = nn.Conv2d(8, 16, 3, stride=2, groups=2)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.head(self.down(self.stem(x)).relu().mean((2, 3)))
+
+
+def test_what_every_module_gives_out_holds_and_computes():
+    torch.manual_seed(0)
+    model = Small()
+    found = vp.summary(model, (3, 9, 9))
+    assert [row.label for row in found.rows] == ["(model)", "stem", "stem.0", "stem.1", "stem.2", "down", "head"]
+    assert found["stem.0"].extents == (1, 8, 9, 9) and found["stem.0"].memory == 4 * 8 * 81
+    assert found["stem.0"].parameters == 8 * 27 + 8 and found["stem"].parameters == 8 * 27 + 8 + 16
+    assert found["stem.0"].macs == 81 * 8 * 27 and found["down"].macs == 16 * 16 * 36 and found["head"].macs == 80
+    assert found.macs == found["(model)"].macs == 81 * 8 * 27 + 16 * 16 * 36 + 80
+    assert found.parameters == found.trainable == sum(p.numel() for p in model.parameters())
+    assert found["stem.1"].std == pytest.approx(1.0, rel=1e-3)  # new batch norms count as in training
+    expected = vp.propagate(model, vp.Moments(0.0, 1.0), (1, 3, 9, 9)).output
+    assert found["(model)"].std == pytest.approx(float(expected.var.detach().mean().sqrt()), rel=1e-5)
+
+
+WORK = {
+    "transposed": (nn.ConvTranspose2d(4, 6, 3, stride=2), (4, 5, 5)),
+    "one axis": (nn.Conv1d(4, 6, 3, groups=2), (4, 9)),
+    "attention": (nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval(), (7, 16)),
+    "three axes": (nn.Linear(16, 4), (7, 16)),
+}
+
+
+@pytest.mark.parametrize(("model", "shape"), WORK.values(), ids=WORK.keys())
+def test_work_is_what_torch_counts(model, shape):
+    # its counter does not know the CPU's kernels of attention
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(torch.zeros(1, *shape, requires_grad=True))
+    assert 2 * vp.summary(model, shape).macs == counter.get_total_flops()
+
+
+def test_depth_limits_what_is_printed():
+    text = str(vp.summary(Small(), (3, 9, 9), depth=1))
+    assert "stem" in text and "BatchNorm2d" not in text
+    assert text.splitlines()[-1].startswith("917 parameters (917 trainable, ")
+    assert len(str(vp.summary(Small(), (3, 9, 9))).splitlines()) == 2 + 7 + 1
+
+
+def test_other_inputs():
+    tokens = vp.summary(nn.Embedding(10, 4), (6,), moments=vp.Tokens.uniform(10))
+    assert tokens["(model)"].extents == (1, 6, 4)
+    data = torch.randn(10, 3, 9, 9)
+    assert vp.summary(Small(), data[:2], moments=vp.input_moments(data))["head"].extents == (2, 5)
+
+
+def test_names_that_were_meant():
+    with pytest.raises(KeyError, match=r"no module 'stem0'; did you mean 'stem.0'"):
+        vp.summary(Small(), (3, 9, 9))["stem0"]
+    with pytest.raises(KeyError, match=r"did you mean 'down'\?"):
+        vp.inspect(Small(), vp.Moments(0.0, 1.0), example=(1, 3, 9, 9))["downs"]
+    with pytest.raises(KeyError, match=r"did you mean 'down'\?"):
+        vp.propagate(Small(), vp.Moments(0.0, 1.0), (1, 3, 9, 9))["downs"]
+
+
+def test_bad_depths_are_refused():
+    with pytest.raises(ValueError, match="depth must be 0 or more"):
+        vp.summary(Small(), (3, 9, 9), depth=-1)

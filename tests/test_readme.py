@@ -1,0 +1,65 @@
+"""The README does what it says: its Python blocks run in order, print what stands below them, and its calls exist."""
+
+import contextlib
+import copy
+import io
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from varprop.rules.registry import unregister
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```\n(?:\n```\n(.*?)```)?", TEXT, re.DOTALL)
+CALLS = sorted(set(re.findall(r"`(vp\.\w+\([^`]*\))`", TEXT)))
+
+
+def words(text):
+    """Every word of a text, numbers as such."""
+    return [float(word) if re.fullmatch(r"-?[\d.]+(e-?\d+)?", word) else word for word in text.split()]
+
+
+def same(first, second):
+    if isinstance(first, float) and isinstance(second, float):
+        return second == pytest.approx(first, rel=0.01)
+    return first == second or set(str(first)) == set(str(second)) == {"-"}
+
+
+def test_the_blocks_run_in_order_and_print_what_stands_below_them():
+    names: dict[str, object] = {}
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("error")
+        for code, expected in BLOCKS:
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(code, names)
+            found, wanted = words(printed.getvalue()), words(expected)
+            assert len(found) == len(wanted) and all(map(same, found, wanted)), printed.getvalue()
+    assert len(BLOCKS) >= 2
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_calls_it_names_can_be_made(call):
+    x = torch.rand(16, 3, 16, 16)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 10))
+    moments = vp.input_moments(x)
+    names = {
+        "vp": vp,
+        "model": vp.normalize(model, moments) if "fold" in call or "unchanged" in call else copy.deepcopy(model),
+        "moments": moments,
+        "example": x[:1],
+        "loader": [x],
+        "plain": model,
+        "x": x,
+        "vocabulary": 7,
+        "objective": lambda rate: (rate - 1e-3) ** 2,
+        "op": torch.ops.aten.bucketize,  # an operation without a rule
+    }
+    try:
+        eval(call, names)
+    finally:
+        unregister(names["op"])
