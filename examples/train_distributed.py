@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_distributed.py --engine fsdp --steps 20
 
-Nothing in it is special to the normalization: it adds no collective, so DistributedDataParallel and fully_shard are
+Nothing in it is special to the normalization: it adds no collective, and DistributedDataParallel and fully_shard are
 used as for any model. Every process normalizes the same model from the same seed. A killed worker is started again by
-`torchrun --max-restarts 3`, and goes on from the last complete checkpoint; a run with more or fewer processes does too.
+`torchrun --max-restarts 3`, and goes on from the last complete checkpoint, as does a run with more or fewer processes.
 """
 
 from __future__ import annotations
