@@ -14,7 +14,7 @@ from ..norm.batchnorm import Absorbed, absorb_, batch_norms_after, find_notes, n
 from ..norm.linear_layers import LinearLayer, Only, find_linear_layers, is_linear_layer, replace
 from .absorbed import directly_read
 from .batched import Batched, new_norm
-from .statistics import Statistics, measured_outputs, pooled, run, set_statistics
+from .statistics import ChannelStatistics, measured_outputs, pooled, run, set_statistics
 
 
 def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
@@ -94,10 +94,10 @@ def to_batch_norm_(model: nn.Module, batch: Any, only: Only | None = None) -> nn
 
 
 @torch.no_grad()
-def _fill(norm: _BatchNorm, layer: LinearLayer, found: Statistics, move_bias: bool) -> None:
+def _fill(norm: _BatchNorm, layer: LinearLayer, found: ChannelStatistics, move_bias: bool) -> None:
     """Statistics and parameters that undo each other; on request the layer's bias goes over into the norm's."""
     bias = layer.bias if move_bias else None
-    without = found if bias is None else Statistics(found.count, found.mean - bias, found.var)
+    without = found if bias is None else ChannelStatistics(found.count, found.mean - bias, found.var)
     set_statistics(norm, without)
     norm.weight.copy_(torch.sqrt(without.var + norm.eps))
     norm.bias.copy_(found.mean)
@@ -106,13 +106,13 @@ def _fill(norm: _BatchNorm, layer: LinearLayer, found: Statistics, move_bias: bo
         layer.bias = None
 
 
-def _wrapped(model: nn.Module, layer: LinearLayer, found: Statistics) -> nn.Module:
+def _wrapped(model: nn.Module, layer: LinearLayer, found: ChannelStatistics) -> nn.Module:
     batched = Batched(layer, new_norm(layer), had_bias=layer.bias is not None)
     _fill(batched.norm, layer, found, move_bias=True)
     return replace(model, layer, batched)
 
 
-def _returned(model: nn.Module, layer: LinearLayer, identity: nn.Identity, found: Statistics) -> nn.Module:
+def _returned(model: nn.Module, layer: LinearLayer, identity: nn.Identity, found: ChannelStatistics) -> nn.Module:
     note = note_of(identity)
     norm = note["norm"].to(device=layer.weight.device, dtype=layer.weight.dtype)
     _fill(norm, layer, found, move_bias=not note["bias"])

@@ -18,7 +18,7 @@ from .batched import channels_second
 
 
 @dataclass
-class Statistics:
+class ChannelStatistics:
     """Number, mean and (biased) variance of the values of each channel."""
 
     count: int
@@ -26,14 +26,14 @@ class Statistics:
     var: Tensor
 
     @classmethod
-    def of(cls, values: Tensor) -> Statistics:
+    def of(cls, values: Tensor) -> ChannelStatistics:
         """Those of a tensor with channels on axis 1."""
         axes = [axis for axis in range(values.ndim) if axis != 1]
         var, mean = torch.var_mean(values, dim=axes, correction=0)
         return cls(values.numel() // max(values.shape[1], 1), mean, var)
 
     @classmethod
-    def pooled(cls, parts: Iterable[Statistics]) -> Statistics:
+    def pooled(cls, parts: Iterable[ChannelStatistics]) -> ChannelStatistics:
         """Those of all the parts' values together: for a layer called several times."""
         first, *others = parts = list(parts)
         if not others:
@@ -56,12 +56,12 @@ def run(model: nn.Module, batch: Any, training: tuple[nn.Module, ...] = ()) -> N
 
 
 @contextlib.contextmanager
-def measured_outputs(layers: Mapping[str, LinearLayer]) -> Iterator[dict[str, list[Statistics]]]:
+def measured_outputs(layers: Mapping[str, LinearLayer]) -> Iterator[dict[str, list[ChannelStatistics]]]:
     """Within, every call of a layer adds the statistics of its output."""
-    found: dict[str, list[Statistics]] = {path: [] for path in layers}
+    found: dict[str, list[ChannelStatistics]] = {path: [] for path in layers}
 
     def measure(path: str, output: Tensor) -> None:
-        found[path].append(Statistics.of(channels_second(output, layers[path])))
+        found[path].append(ChannelStatistics.of(channels_second(output, layers[path])))
 
     handles = [
         # First of all hooks: what a user's hook makes of the output comes after the batch norm.
@@ -75,19 +75,19 @@ def measured_outputs(layers: Mapping[str, LinearLayer]) -> Iterator[dict[str, li
             handle.remove()
 
 
-def pooled(measured: Mapping[str, list[Statistics]]) -> dict[str, Statistics]:
+def pooled(measured: Mapping[str, list[ChannelStatistics]]) -> dict[str, ChannelStatistics]:
     """One statistics for each layer that was called.
 
     Raises:
         ValueError: If a layer has no finite variance on the batch.
     """
-    found = {path: Statistics.pooled(parts) for path, parts in measured.items() if parts}
+    found = {path: ChannelStatistics.pooled(parts) for path, parts in measured.items() if parts}
     for path, statistics in found.items():
         _check(path, statistics)
     return found
 
 
-def _check(path: str, found: Statistics) -> None:
+def _check(path: str, found: ChannelStatistics) -> None:
     if found.count < 2:
         raise ValueError(f"The batch gives '{path}' one value per channel, which has no variance: give a larger one.")
     if not (found.mean.isfinite().all() and found.var.isfinite().all()):
@@ -95,7 +95,7 @@ def _check(path: str, found: Statistics) -> None:
 
 
 @torch.no_grad()
-def set_statistics(norm: _BatchNorm, found: Statistics) -> None:
+def set_statistics(norm: _BatchNorm, found: ChannelStatistics) -> None:
     """Make these the running statistics; the variance is the biased one, so that both modes agree on the batch."""
     assert norm.running_mean is not None and norm.running_var is not None
     norm.running_mean.copy_(found.mean)
@@ -113,10 +113,10 @@ def calibrate_(model: nn.Module, norms: Mapping[str, _BatchNorm], batch: Any) ->
     Returns:
         The paths of the batch norms that the batch reached; the others are not changed.
     """
-    measured: dict[str, list[Statistics]] = {path: [] for path in norms}
+    measured: dict[str, list[ChannelStatistics]] = {path: [] for path in norms}
 
     def measure(path: str, values: Tensor) -> None:
-        measured[path].append(Statistics.of(values))
+        measured[path].append(ChannelStatistics.of(values))
 
     handles = [
         norm.register_forward_pre_hook(lambda _norm, args, path=path: measure(path, args[0]))

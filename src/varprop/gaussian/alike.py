@@ -60,7 +60,7 @@ def _transform(count: int, like: Tensor) -> Tensor:
     return rows
 
 
-class Table(NamedTuple):
+class Coefficients(NamedTuple):
     """Coefficients (mean x std x t) of log F and of E[a e^-a] / F and E[a^2 e^-a] / F, scaled by e^-m/2 and e^-m."""
 
     t: Tensor
@@ -76,14 +76,14 @@ class Table(NamedTuple):
         return self.log_f.shape[0], self.log_f.shape[1]
 
 
-def _table(t: Tensor, means: Range, stds: Range, size: tuple[int, int]) -> Table:
+def _table(t: Tensor, means: Range, stds: Range, size: tuple[int, int]) -> Coefficients:
     m, s = means.nodes(size[0], t)[:, None, None], stds.nodes(size[1], t)[:, None]
     f0, f1, f2 = gumbel(m, s.abs(), t, FINE)
     f0 = f0.clamp(min=1e-150)
     values = torch.log(f0), f1 / f0 * torch.exp(-0.5 * m), f2 / f0 * torch.exp(-m)
     by_mean, by_std = _transform(size[0], t), _transform(size[1], t)
     log_f, first, second = (torch.einsum("am,bs,mst->abt", by_mean, by_std, v) for v in values)
-    return Table(t, log_f, first, second, means, stds)
+    return Coefficients(t, log_f, first, second, means, stds)
 
 
 def _tail(coefficients: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def _between(low: Tensor, high: Tensor) -> Range:
     return Range(0.5 * (a + b), max(0.5 * (b - a), 1e-3))
 
 
-class Call(NamedTuple):
+class LogitRows(NamedTuple):
     """The logits of a call as rows, which of them are lost, and the nodes of t with their ranges."""
 
     mean: Tensor
@@ -112,12 +112,12 @@ class Call(NamedTuple):
     means: Range
     stds: Range
 
-    def part(self, rows: slice) -> "Call":
+    def part(self, rows: slice) -> "LogitRows":
         """Some of the rows."""
         return self._replace(mean=self.mean[rows], std=self.std[rows], lost=self.lost[rows])
 
 
-def _call(mean: Tensor, std: Tensor) -> Call | None:
+def _call(mean: Tensor, std: Tensor) -> LogitRows | None:
     mu, sd = mean.detach(), std.detach()
     lost = mu + 8.0 * sd < -LOST
     kept_mean, kept_std = mu[~lost], sd[~lost]
@@ -132,7 +132,7 @@ def _call(mean: Tensor, std: Tensor) -> Call | None:
     means, stds = _between(kept_mean.amin(), kept_mean.amax()), _between(kept_std.amin(), kept_std.amax())
     # What is lost has no weight, whatever it is: it must only lie on the intervals.
     mean, std = torch.where(lost, means.middle, mean), torch.where(lost, stds.middle, std)
-    return Call(mean, std, lost, t, means, stds)
+    return LogitRows(mean, std, lost, t, means, stds)
 
 
 class Sums(NamedTuple):
@@ -143,7 +143,7 @@ class Sums(NamedTuple):
     log_below: Tensor
 
 
-def _sums(x: Call, table: Table) -> Sums:
+def _sums(x: LogitRows, table: Coefficients) -> Sums:
     by_mean = x.means.polynomials(x.mean, table.size[0]).masked_fill(x.lost.unsqueeze(-1), 0.0)
     by_std = x.stds.polynomials(x.std, table.size[1])
     log_below = (by_mean.mT @ by_std).flatten(-2) @ table.log_f.flatten(0, 1)
@@ -152,13 +152,13 @@ def _sums(x: Call, table: Table) -> Sums:
     return Sums(by_mean, by_std, log_below.masked_fill(least < NEVER, -math.inf))
 
 
-def _left(table: Table, log_below: Tensor) -> float:
+def _left(table: Coefficients, log_below: Tensor) -> float:
     """What polynomials of higher degree would add to log F, wherever some row has a probability."""
     counts = (log_below.detach() > NEVER).any(0)
     return float(torch.where(counts, _tail(table.log_f), 0.0).amax())
 
 
-def _moments(x: Call, table: Table, sums: Sums) -> Parts:
+def _moments(x: LogitRows, table: Coefficients, sums: Sums) -> Parts:
     """The trapezoidal rule in t, with what lies above the last node, where integrands fall like e^-t and e^-2t."""
     r = math.exp(-STEP)
     weight = STEP * torch.exp(sums.log_below)
@@ -175,7 +175,7 @@ def _moments(x: Call, table: Table, sums: Sums) -> Parts:
     return one * root, two * x.mean.exp(), *_logarithm(x, density, r)
 
 
-def _logarithm(x: Call, density: Tensor, r: float) -> tuple[Tensor, Tensor]:
+def _logarithm(x: LogitRows, density: Tensor, r: float) -> tuple[Tensor, Tensor]:
     """First and second moment of T relative to the log-sum-exp of the means, times the total density."""
     y = x.t - _reference(x)
     s0, s1, s2 = r / (1.0 - r), r / (1.0 - r) ** 2, r * (1.0 + r) / (1.0 - r) ** 3
@@ -185,7 +185,7 @@ def _logarithm(x: Call, density: Tensor, r: float) -> tuple[Tensor, Tensor]:
     return one, two + last * (end.square() * s0 + 2.0 * end * STEP * s1 + STEP * STEP * s2)
 
 
-def _reference(x: Call) -> Tensor:
+def _reference(x: LogitRows) -> Tensor:
     return torch.logsumexp(x.mean.detach().masked_fill(x.lost, -math.inf), -1, keepdim=True).clamp(min=-1e3)
 
 
@@ -235,7 +235,7 @@ def _together(mean: Tensor, std: Tensor) -> Parts | None:
     return None
 
 
-def _all_rows(call: Call, table: Table) -> Parts | None:
+def _all_rows(call: LogitRows, table: Coefficients) -> Parts | None:
     rows = max(1, BLOCK // (call.mean.shape[-1] * sum(table.size)))
     parts = []
     for start in range(0, len(call.mean), rows):

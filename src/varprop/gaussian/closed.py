@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from .normal import Moments, Scalar, as_tensor, in_float64
+from .normal import Pair, Scalar, as_tensor, in_float64
 
 
 def _exp(x: Tensor) -> Tensor:
@@ -14,7 +14,7 @@ def _exp(x: Tensor) -> Tensor:
 
 
 @in_float64
-def power(mean: Tensor, std: Tensor, n: int) -> Moments:
+def power(mean: Tensor, std: Tensor, n: int) -> Pair:
     """f(x) = x^n for an integer n >= 0; exact for Gaussian x.
 
     Raw moments M_j = mean M_{j-1} + (j-1) std^2 M_{j-2}; v = sum_{k>=1} C(n,k)^2 k! std^{2k} M_{n-k}^2, the
@@ -31,45 +31,45 @@ def power(mean: Tensor, std: Tensor, n: int) -> Moments:
 
 
 @in_float64
-def exp(mean: Tensor, std: Tensor) -> Moments:
+def exp(mean: Tensor, std: Tensor) -> Pair:
     """f(x) = e^x: m = exp(mean + var/2), v = exp(2 mean + 2 var) (1 - exp(-var)); exact for Gaussian x."""
     var = std.square()
     return _exp(mean + 0.5 * var), _exp(2.0 * (mean + var)) * -torch.expm1(-var)
 
 
 @in_float64
-def expm1(mean: Tensor, std: Tensor) -> Moments:
+def expm1(mean: Tensor, std: Tensor) -> Pair:
     """f(x) = e^x - 1: m = expm1(mean + var/2), v as for exp; exact for Gaussian x."""
     var = std.square()
     limit = math.log(torch.finfo(mean.dtype).max) - 1e-4
     return torch.expm1((mean + 0.5 * var).clamp(max=limit)), _exp(2.0 * (mean + var)) * -torch.expm1(-var)
 
 
-def _wave(damped: Tensor, other: Tensor, var: Tensor) -> Moments:
+def _wave(damped: Tensor, other: Tensor, var: Tensor) -> Pair:
     q, e = torch.exp(-var), -torch.expm1(-var)
     return torch.exp(-0.5 * var) * damped, 0.5 * e * (e + 2.0 * q * other.square())
 
 
 @in_float64
-def sin(mean: Tensor, std: Tensor) -> Moments:
+def sin(mean: Tensor, std: Tensor) -> Pair:
     """m = e^{-var/2} sin mean, v = E (E + 2 q cos^2 mean) / 2, q = e^{-var}, E = 1 - q; exact."""
     return _wave(torch.sin(mean), torch.cos(mean), std.square())
 
 
 @in_float64
-def cos(mean: Tensor, std: Tensor) -> Moments:
+def cos(mean: Tensor, std: Tensor) -> Pair:
     """m = e^{-var/2} cos mean, v = E (E + 2 q sin^2 mean) / 2, q = e^{-var}, E = 1 - q; exact."""
     return _wave(torch.cos(mean), torch.sin(mean), std.square())
 
 
-def _log_scale(mean: Tensor, std: Tensor) -> Moments:
+def _log_scale(mean: Tensor, std: Tensor) -> Pair:
     """log |mean| and tau^2 = log(1 + var / mean^2) of the matching log-normal."""
     size = mean.abs().clamp(min=torch.finfo(mean.dtype).tiny ** 0.25)
     return torch.log(size), torch.log1p((std / size).square())
 
 
 @in_float64
-def lognormal_power(mean: Tensor, std: Tensor, p: Scalar) -> Moments:
+def lognormal_power(mean: Tensor, std: Tensor, p: Scalar) -> Pair:
     """f(x) = x^p of a positive x, taken as the log-normal of the same mean and variance (an assumption).
 
     With tau^2 = log(1 + var/mean^2): m = mean^p exp(p(p-1) tau^2 / 2), v = m^2 expm1(p^2 tau^2). A variable
@@ -84,7 +84,7 @@ def lognormal_power(mean: Tensor, std: Tensor, p: Scalar) -> Moments:
 
 
 @in_float64
-def lognormal_log(mean: Tensor, std: Tensor) -> Moments:
+def lognormal_log(mean: Tensor, std: Tensor) -> Pair:
     """f(x) = log x of a positive x, taken as log-normal: m = log mean - tau^2/2, v = tau^2."""
     log, tau2 = _log_scale(mean, std)
     return log - 0.5 * tau2, tau2

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .curves import CURVES, Curve
-from .normal import LEAST_STD, ROOT_TWO_PI, Moments, Slopes, constant, gauss_legendre
+from .normal import LEAST_STD, ROOT_TWO_PI, Pair, Slopes, constant, gauss_legendre
 from .rectifier import by_variance, clamp_and_derivatives, learned_slope, two_slopes_and_derivatives
 from .skip import relu_of_sum_and_derivatives
 
@@ -28,24 +28,24 @@ def _square(m_m: Tensor, m_v: Tensor, v_m: Tensor, v_v: Tensor) -> Tensor:
     return torch.stack([m_m, m_v, v_m, v_v]).view(2, 2, -1)
 
 
-def _affine(x: Moments, slope: float, offset: float) -> Slopes:
+def _affine(x: Pair, slope: float, offset: float) -> Slopes:
     return _linear(x, slope, slope * slope, offset)
 
 
-def _linear(x: Moments, gain: float, var_gain: float, offset: float = 0.0) -> Slopes:
+def _linear(x: Pair, gain: float, var_gain: float, offset: float = 0.0) -> Slopes:
     mean, var = x
     none = torch.zeros_like(mean)
     return torch.stack([mean * gain + offset, var * var_gain]), [_square(none + gain, none, none, none + var_gain)]
 
 
-def _dropout(x: Moments, p: float) -> Slopes:
+def _dropout(x: Pair, p: float) -> Slopes:
     mean, var = x
     one, none = torch.ones_like(mean), torch.zeros_like(mean)
     moments = torch.stack([mean, (var + p * mean.square()) / (1 - p)])
     return moments, [_square(one, none, 2 * p / (1 - p) * mean, one / (1 - p))]
 
 
-def _maximum(x: Moments, lift: float, share: float) -> Slopes:
+def _maximum(x: Pair, lift: float, share: float) -> Slopes:
     """The largest of k independent equal Gaussians: m + e std, d v."""
     mean, var = x
     std = var.sqrt()
@@ -54,28 +54,28 @@ def _maximum(x: Moments, lift: float, share: float) -> Slopes:
     return moments, [_square(one, 0.5 * lift / std.clamp(min=LEAST_STD), none, share * one)]
 
 
-def _two_slopes(x: Moments, s: float, t: float) -> Slopes:
+def _two_slopes(x: Pair, s: float, t: float) -> Slopes:
     return by_variance(x, two_slopes_and_derivatives, s, t)
 
 
-def _clamp(x: Moments, low: float, high: float) -> Slopes:
+def _clamp(x: Pair, low: float, high: float) -> Slopes:
     return by_variance(x, clamp_and_derivatives, low, high)
 
 
-def _hardsigmoid(x: Moments) -> Slopes:
+def _hardsigmoid(x: Pair) -> Slopes:
     moments, [derivatives] = _clamp((x[0] + 3.0, x[1]), 0.0, 6.0)
     scale = constant((1.0 / 6.0, 1.0 / 36.0), moments).unsqueeze(1)
     return moments * scale, [derivatives * scale.unsqueeze(1)]
 
 
-def _add(x: Moments, y: Moments, alpha: float) -> Slopes:
+def _add(x: Pair, y: Pair, alpha: float) -> Slopes:
     one, none = torch.ones_like(x[0]), torch.zeros_like(x[0])
     square = alpha * alpha
     moments = torch.stack([x[0] + alpha * y[0], x[1] + square * y[1]])
     return moments, [_square(one, none, none, one), _square(alpha * one, none, none, square * one)]
 
 
-def _mul(x: Moments, y: Moments) -> Slopes:
+def _mul(x: Pair, y: Pair) -> Slopes:
     (m1, v1), (m2, v2) = x, y
     none = torch.zeros_like(m1)
     second1, second2 = v1 + m1 * m1, v2 + m2 * m2
@@ -86,7 +86,7 @@ def _mul(x: Moments, y: Moments) -> Slopes:
 def _compose(nodes: int) -> Callable[..., Slopes]:
     """A maximum (three entries), then any function of one argument."""
 
-    def composed(x: Moments, *kernels: Any) -> Slopes:
+    def composed(x: Pair, *kernels: Any) -> Slopes:
         (mean, var), [inner] = _maximum(x, *kernels[1:3])
         moments, [outer] = KERNELS[nodes][kernels[3]]((mean, var), *kernels[4:])
         return moments, [torch.einsum("ikn,kjn->ijn", outer, inner)]
@@ -101,7 +101,7 @@ def _quadrature(curve: Curve, nodes: int) -> Callable[..., Slopes]:
     widest is can be asked without waiting on a CPU only.
     """
 
-    def integrate(x: Moments, *numbers: float) -> Slopes:
+    def integrate(x: Pair, *numbers: float) -> Slopes:
         mean, var = x
         std = var.sqrt().clamp_(min=LEAST_STD)
         count = _grid_size(std, curve.narrow / max([1.0, *numbers]), nodes) if curve.narrow else None
@@ -140,7 +140,7 @@ def grid(count: int) -> tuple[Tensor, Tensor]:
         return z[:, None], torch.stack([weight, 0.5 * z * weight])
 
 
-def _on_grid(mean: Tensor, std: Tensor, curve: Callable[[Tensor], Moments], count: int) -> Slopes:
+def _on_grid(mean: Tensor, std: Tensor, curve: Callable[[Tensor], Pair], count: int) -> Slopes:
     z, weights = grid(count)
     f, slope = curve(torch.addcmul(mean, std, z))
     m = weights[0] @ f
@@ -150,7 +150,7 @@ def _on_grid(mean: Tensor, std: Tensor, curve: Callable[[Tensor], Moments], coun
     return torch.stack([m, weights[0] @ f.square_()]), [derivatives]
 
 
-def _nodes(mean: Tensor, std: Tensor, knots: Sequence[float], nodes: int) -> Moments:
+def _nodes(mean: Tensor, std: Tensor, knots: Sequence[float], nodes: int) -> Pair:
     """Nodes in units of std from the mean, and weights that sum to one, on a new first axis."""
     ends = constant((-WINDOW, *(0.0 for _ in knots), WINDOW), mean)[:, None].expand(-1, len(mean)).clone()
     inner = (constant(tuple(knots), mean)[:, None] - mean) / std

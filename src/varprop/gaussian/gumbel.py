@@ -12,15 +12,15 @@ _FLAT, _BEND, _END = -18.0, -3.0, 3.7  # where exp(-e^y) is one, begins to fall,
 _WIDE = 0.8
 
 
-class Rule(NamedTuple):
+class Panels(NamedTuple):
     """Gauss-Legendre nodes on three panels of a window of so many standard deviations."""
 
     window: float
     panels: tuple[tuple[tuple[float, float], ...], ...]
 
 
-def _rule(window: float, *counts: int) -> Rule:
-    return Rule(window, tuple(tuple(zip(*gauss_legendre(n), strict=True)) for n in counts))
+def _rule(window: float, *counts: int) -> Panels:
+    return Panels(window, tuple(tuple(zip(*gauss_legendre(n), strict=True)) for n in counts))
 
 
 FINE = _rule(7.5, 16, 16, 24)
@@ -57,7 +57,7 @@ class _Gumbel(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(mean: Tensor, std: Tensor, t: Tensor, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(mean: Tensor, std: Tensor, t: Tensor, rule: Panels) -> tuple[Tensor, Tensor, Tensor]:
         total = [torch.zeros_like(t - mean) for _ in range(3)]
         for panel, (centre, half) in zip(rule.panels, _panels(mean, std, t, rule.window), strict=True):
             f0, f1, f2 = (torch.zeros_like(half) for _ in range(3))
@@ -86,7 +86,7 @@ class _Gumbel(torch.autograd.Function):
         return by_mean.sum_to_size(mean.shape), by_std.sum_to_size(std.shape), None, None
 
 
-def gumbel(mean: Tensor, std: Tensor, t: Tensor, rule: Rule = FINE) -> tuple[Tensor, Tensor, Tensor]:
+def gumbel(mean: Tensor, std: Tensor, t: Tensor, rule: Panels = FINE) -> tuple[Tensor, Tensor, Tensor]:
     """E[a^n e^{-a}] for n = 0, 1, 2 with a = e^{X - t}, X ~ N(mean, std^2); no derivative by t."""
     result: tuple[Tensor, Tensor, Tensor] = _Gumbel.apply(mean, std, t, rule)  # type: ignore[no-untyped-call]
     return result

@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor
 
-from .normal import ROOT_HALF, Moments, Scalar, as_tensor, batches, cdf, in_float64, promote, ratio, rowwise, safe_sqrt
+from .normal import ROOT_HALF, Pair, Scalar, as_tensor, batches, cdf, in_float64, promote, ratio, rowwise, safe_sqrt
 from .rectifier import two_slopes
 
 NODES = 128
@@ -17,7 +17,7 @@ _START = 0.01  # of the smallest std: the first node above the lower end of the 
 _SHARP = 1e-7  # of the range: an entry of smaller std counts as constant
 
 
-def pair(mean1: Tensor, var1: Tensor, mean2: Tensor, var2: Tensor, cov: Scalar = 0.0) -> Moments:
+def pair(mean1: Tensor, var1: Tensor, mean2: Tensor, var2: Tensor, cov: Scalar = 0.0) -> Pair:
     """max(X1, X2) of a Gaussian pair with covariance `cov`; exact (Clark 1961; mathematics.md, 7.1).
 
     As X2 + max(X1 - X2, 0), ordered so that mean1 <= mean2: with theta^2 = var1 + var2 - 2 cov and
@@ -62,7 +62,7 @@ def _log_cdf(z: float) -> float:
 
 
 @in_float64
-def iid(mean: Tensor, std: Tensor, k: int) -> Moments:
+def iid(mean: Tensor, std: Tensor, k: int) -> Pair:
     """The largest of k independent N(mean, std^2): m = mean + std e_k, v = std^2 v_k; exact."""
     e, v = order_statistic(k)
     return mean + e * std, v * std.square()
@@ -74,7 +74,7 @@ def _log_below(t: Tensor, mean: Tensor, std: Tensor, sharp: Tensor) -> Tensor:
     return torch.log1p(torch.where(sharp, 0.0, -above)).sum(-1)
 
 
-def _independent(mean: Tensor, std: Tensor) -> Moments:
+def _independent(mean: Tensor, std: Tensor) -> Pair:
     top = mean.detach().amax(-1, keepdim=True)
     mean = mean - top  # exact where it matters, so that small deviations keep their digits
     mu, sd = mean.detach(), std.detach()
@@ -106,7 +106,7 @@ def _independent(mean: Tensor, std: Tensor) -> Moments:
     return top.squeeze(-1) + (low + one), (two - one.square()).clamp(min=0.0)
 
 
-def independent(mean: Tensor, std: Tensor, dim: int) -> Moments:
+def independent(mean: Tensor, std: Tensor, dim: int) -> Pair:
     """The largest of independent N(mean_i, std_i^2) along `dim`; exact up to quadrature, also with zero std.
 
     E[M - l] = int_l P(M > t) dt and E[(M - l)^2] = int_l 2 (t - l) P(M > t) dt from the lower end

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Scalar: TypeAlias = Tensor | float
-Moments: TypeAlias = tuple[Tensor, Tensor]
+Pair: TypeAlias = tuple[Tensor, Tensor]
 # Mean and variance as two rows, and for every argument their derivatives: [of mean or var, by mean or var, element].
 Slopes: TypeAlias = tuple[Tensor, list[Tensor]]
 P = ParamSpec("P")
@@ -44,15 +44,15 @@ def promote(*tensors: Tensor) -> tuple[torch.dtype, list[Tensor]]:
 
 
 def in_float64(
-    function: Callable[Concatenate[Tensor, Tensor, P], Moments],
-) -> Callable[Concatenate[Tensor, Tensor, P], Moments]:
+    function: Callable[Concatenate[Tensor, Tensor, P], Pair],
+) -> Callable[Concatenate[Tensor, Tensor, P], Pair]:
     """Decorates an elementwise `function(mean, std, ...)`: float64 inside, the given dtype outside.
 
     Large tensors are taken in blocks that fit the processor's cache, unless a parameter varies over them.
     """
 
     @functools.wraps(function)
-    def wrapped(mean: Tensor, std: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Moments:
+    def wrapped(mean: Tensor, std: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Pair:
         dtype, (mean, std) = promote(mean, std)
         varying = any(isinstance(p, Tensor) and p.numel() > 1 for p in (*args, *kwargs.values()))
         if varying or mean.numel() <= BLOCK or mean.device.type != "cpu" or torch.compiler.is_compiling():

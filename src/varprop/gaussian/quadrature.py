@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .normal import Moments, Scalar, as_tensor, batches, cdf, constant, gauss_legendre, pdf, promote, ratio
+from .normal import Pair, Scalar, as_tensor, batches, cdf, constant, gauss_legendre, pdf, promote, ratio
 from .rectifier import two_slopes
 
 Pointwise: TypeAlias = Callable[[Tensor], Tensor]
@@ -60,7 +60,7 @@ def _merge(total: tuple[Tensor, Tensor, Tensor], f: Tensor, w: Tensor) -> tuple[
     return weight + new, mean + share * delta, squares + inner + weight * share * delta.square()
 
 
-def _integrate(f: Pointwise, mean: Tensor, std: Tensor, edges: Tensor) -> Moments:
+def _integrate(f: Pointwise, mean: Tensor, std: Tensor, edges: Tensor) -> Pair:
     node, weight = (constant(c, mean).reshape(-1, *[1] * mean.dim()) for c in _LEGENDRE)
     centre, half = 0.5 * (edges[1:] + edges[:-1]), 0.5 * (edges[1:] - edges[:-1])
     zero = torch.zeros_like(mean)
@@ -85,7 +85,7 @@ class _Passing(NamedTuple):
     mass: Tensor
     lift: Tensor
 
-    def add(self, m0: Tensor) -> Moments:
+    def add(self, m0: Tensor) -> Pair:
         """What is missing from the expectations of f and (f - m0)^2 (Leibniz)."""
         below, above = self.below - m0, self.above - m0
         first = self.mass * (below - above) + self.lift * (self.slope_above - self.slope_below)
@@ -109,7 +109,7 @@ def _passing(f: Pointwise, at: Tensor, mean: Tensor, std: Tensor, jump: bool) ->
     return _Passing(below, above, *slopes, mass - mass.detach(), over - seen)
 
 
-def _with_kinks(f: Pointwise, kinks: list[Tensor], jumps: int, mean: Tensor, std: Tensor, m: Tensor) -> Moments:
+def _with_kinks(f: Pointwise, kinks: list[Tensor], jumps: int, mean: Tensor, std: Tensor, m: Tensor) -> Pair:
     """Zeros to add to the mean and the variance for the derivatives that kinks, the last of them jumps, give them."""
     m0, dm, dv = m.detach(), torch.zeros_like(m), torch.zeros_like(m)
     for i, at in enumerate(kinks):
@@ -120,7 +120,7 @@ def _with_kinks(f: Pointwise, kinks: list[Tensor], jumps: int, mean: Tensor, std
 
 def expectation(
     f: Pointwise, mean: Tensor, std: Tensor, *, breaks: Points = (), jumps: Points = (), knots: Points = ()
-) -> Moments:
+) -> Pair:
     """Mean and variance of f(X), X ~ N(mean, std^2), for any pointwise f of moderate growth.
 
     m = sum w f(mean + std z), v = sum w (f - m)^2: 24 Gauss-Legendre nodes on each of max(7, points + 2)
@@ -166,7 +166,7 @@ def shifted(
     *,
     breaks: Points = (),
     knots: Points = (),
-) -> Moments:
+) -> Pair:
     """`expectation` of a function that saturates: where `far`, of tail = f - limit, which must not cancel.
 
     Near a limit other than zero f(x) - m has no digits left; tail(x) has all of them (mathematics.md, rule R2).
@@ -185,7 +185,7 @@ def reflected(
     *,
     breaks: Points = (),
     knots: Points = (),
-) -> Moments:
+) -> Pair:
     """`shifted` for f rising from low to high with f(-x) = low + high - f(x); tail = f - low for x < 0.
 
     Points are given for the reflected variable, whose mean is negative.

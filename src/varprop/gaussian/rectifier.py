@@ -10,7 +10,7 @@ from torch import Tensor
 from .normal import (
     LEAST_STD,
     ROOT_HALF,
-    Moments,
+    Pair,
     Scalar,
     Slopes,
     applied,
@@ -47,7 +47,7 @@ def _half_lines(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     return above + std * g, below + std * g, r + lifted, r + lowered
 
 
-def _of_half_lines(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s: Scalar, t: Scalar) -> Moments:
+def _of_half_lines(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s: Scalar, t: Scalar) -> Pair:
     """(2.6) of mathematics.md: slope s on the half line above zero, t on the one below."""
     above, below, var_above, var_below = lines
     spread = s * s * var_above + t * t * var_below
@@ -70,7 +70,7 @@ def _along(tangents: tuple[Tensor | None, ...], slopes: tuple[Tensor, ...]) -> T
 
 def two_slopes_and_derivatives(
     mean: Tensor, std: Tensor, s: Scalar, t: Scalar
-) -> tuple[Moments, tuple[Tensor, Tensor, Tensor, Tensor]]:
+) -> tuple[Pair, tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Mean m and variance v after two slopes; dm/dmean, dm/dstd, dv/dmean, dv/dstd (mathematics.md, 2.6 and 2.7)."""
     lines = above, below, _, _ = _half_lines(mean, std)
     m, v = _of_half_lines(lines, std, s, t)
@@ -88,7 +88,7 @@ def _by_slopes(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s: Ten
     return above, -below, s * var * var_above + t * both, t * var * var_below + s * both
 
 
-def learned_slope(x: Moments, slope: Moments) -> Slopes:
+def learned_slope(x: Pair, slope: Pair) -> Slopes:
     """f(x) = x for x > 0, t x for x < 0, with a number t given as a mean; derivatives by mean and variance of both."""
     mean, var = x
     std, t = var.sqrt(), slope[0]
@@ -104,11 +104,11 @@ class _TwoSlopes(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(mean: Tensor, std: Tensor, positive: Tensor, negative: Tensor) -> Moments:
+    def forward(mean: Tensor, std: Tensor, positive: Tensor, negative: Tensor) -> Pair:
         return _of_half_lines(_half_lines(mean, std), std, positive, negative)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Moments) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
@@ -125,7 +125,7 @@ class _TwoSlopes(torch.autograd.Function):
 
 class _TwoSlopesForward(_TwoSlopes):
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Moments:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Pair:
         mean, std, s, t = ctx.saved_tensors
         _, (m_mean, m_std, v_mean, v_std) = two_slopes_and_derivatives(mean, std, s, t)
         m_s, m_t, v_s, v_t = _by_slopes(_half_lines(mean, std), std, s, t)
@@ -133,7 +133,7 @@ class _TwoSlopesForward(_TwoSlopes):
 
 
 @in_float64
-def two_slopes(mean: Tensor, std: Tensor, positive: Scalar, negative: Scalar) -> Moments:
+def two_slopes(mean: Tensor, std: Tensor, positive: Scalar, negative: Scalar) -> Pair:
     """f(x) = positive x for x > 0, negative x for x < 0; exact for Gaussian x.
 
     m = s G+ - t G-, v = std^2 (s^2 R(a) + t^2 R(-a)) + 2 s t G+ G-, with a = mean/std, G+- the means of the
@@ -142,11 +142,11 @@ def two_slopes(mean: Tensor, std: Tensor, positive: Scalar, negative: Scalar) ->
     inputs = torch.broadcast_tensors(mean, std, as_tensor(positive, mean), as_tensor(negative, mean))
     if not differentiated(*inputs):
         return _TwoSlopes.forward(*inputs)
-    result: Moments = applied(_TwoSlopes, _TwoSlopesForward, *inputs)
+    result: Pair = applied(_TwoSlopes, _TwoSlopesForward, *inputs)
     return result
 
 
-def _clamp_narrow(std: Tensor, to_low: Tensor, to_high: Tensor) -> Moments:
+def _clamp_narrow(std: Tensor, to_low: Tensor, to_high: Tensor) -> Pair:
     """Moments of clamp(X) - low if std is at most half the width: differences of rectifiers."""
     a1, a2 = ratio(to_low, std), ratio(to_high, std)
     above, none = to_low >= 0.0, torch.zeros_like(a1)
@@ -157,7 +157,7 @@ def _clamp_narrow(std: Tensor, to_low: Tensor, to_high: Tensor) -> Moments:
     return over_low - over_high, std.square() * spread - 2.0 * over_high * (to_low - to_high - over_low)
 
 
-def _clamp_wide(std: Tensor, to_low: Tensor, to_high: Tensor) -> Moments:
+def _clamp_wide(std: Tensor, to_low: Tensor, to_high: Tensor) -> Pair:
     """The same if std is larger, where those differences cancel: integrals of P(X > t) over the width."""
     a, width = ratio(to_low, std), to_low - to_high
     w = ratio(width, std).clamp(max=2.0)
@@ -191,7 +191,7 @@ class _Clamp(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(mean: Tensor, std: Tensor, low: Tensor, high: Tensor) -> Moments:
+    def forward(mean: Tensor, std: Tensor, low: Tensor, high: Tensor) -> Pair:
         mirror = 2.0 * mean > low + high  # f(low + high - x) = low + high - f(x)
         to_low = torch.where(mirror, high - mean, mean - low)
         to_high = torch.where(mirror, low - mean, mean - high)
@@ -202,7 +202,7 @@ class _Clamp(torch.autograd.Function):
         return torch.where(mirror, high - m, low + m), v.clamp(min=0.0)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Moments) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
         ctx.save_for_backward(*inputs, output[0])
         ctx.save_for_forward(*inputs, output[0])
 
@@ -214,14 +214,14 @@ class _Clamp(torch.autograd.Function):
 
 class _ClampForward(_Clamp):
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Moments:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Pair:
         by_m, by_v = _clamp_slopes(*ctx.saved_tensors)
         return _along(tangents, by_m), _along(tangents, by_v)
 
 
 def clamp_and_derivatives(
     mean: Tensor, std: Tensor, low: float, high: float
-) -> tuple[Moments, tuple[Tensor, Tensor, Tensor, Tensor]]:
+) -> tuple[Pair, tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Mean m and variance v after clamping to finite bounds; dm/dmean, dm/dstd, dv/dmean, dv/dstd."""
     bounds = as_tensor(min(low, high), mean), as_tensor(high, mean)
     m, v = _Clamp.forward(mean, std, *bounds)
@@ -229,7 +229,7 @@ def clamp_and_derivatives(
     return (m, v), (m_mean, m_std, v_mean, v_std)
 
 
-def by_variance(x: Moments, rule: Callable[..., Any], *numbers: Scalar) -> Slopes:
+def by_variance(x: Pair, rule: Callable[..., Any], *numbers: Scalar) -> Slopes:
     """A rule of mean and std with derivatives by these, as one of mean and variance with derivatives by those."""
     mean, var = x
     std = var.sqrt()
@@ -244,7 +244,7 @@ def _absent(bound: Scalar | None) -> bool:
 
 
 @in_float64
-def clamp(mean: Tensor, std: Tensor, low: Scalar | None, high: Scalar | None) -> Moments:
+def clamp(mean: Tensor, std: Tensor, low: Scalar | None, high: Scalar | None) -> Pair:
     """f(x) = min(max(x, low), high), either bound may be None; exact for Gaussian x (mathematics.md, 2.8).
 
     A difference of two rectifiers while the interval is at least two std wide, else 16-point Gauss-Legendre
@@ -264,7 +264,7 @@ def clamp(mean: Tensor, std: Tensor, low: Scalar | None, high: Scalar | None) ->
     inputs = torch.broadcast_tensors(mean, std, torch.minimum(bottom, top), top)
     if not differentiated(*inputs):
         return _Clamp.forward(*inputs)
-    result: Moments = applied(_Clamp, _ClampForward, *inputs)
+    result: Pair = applied(_Clamp, _ClampForward, *inputs)
     return result
 
 
@@ -283,7 +283,7 @@ def _step(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @in_float64
-def step(mean: Tensor, std: Tensor) -> Moments:
+def step(mean: Tensor, std: Tensor) -> Pair:
     """f(x) = [x > 0]: m = Phi(a), v = Phi(a) Phi(-a), a = mean/std; exact for Gaussian x.
 
     The derivatives grow like 1/std; they are taken with std held at 1e-3 or more.
@@ -293,7 +293,7 @@ def step(mean: Tensor, std: Tensor) -> Moments:
 
 
 @in_float64
-def sign(mean: Tensor, std: Tensor) -> Moments:
+def sign(mean: Tensor, std: Tensor) -> Pair:
     """f(x) = sign x: m = erf(a / sqrt 2), v = 4 Phi(a) Phi(-a); exact, derivatives as for step."""
     m, _, v = _step(mean, std)
     return m, 4.0 * v

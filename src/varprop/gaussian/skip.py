@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .normal import LEAST_STD, Moments, Slopes, cdf, promote, ratio, safe_sqrt
+from .normal import LEAST_STD, Pair, Slopes, cdf, promote, ratio, safe_sqrt
 from .rectifier import by_variance, two_slopes, two_slopes_and_derivatives
 
 SKEW, FALL, SPLIT = 1.4, 0.42, 0.1  # skewness = SKEW exp(-FALL r²) / r; variance between the two = 1 / (1 + SPLIT r⁴)
@@ -43,7 +43,7 @@ def positive_sum(mean: Tensor, var: Tensor, other_mean: Tensor, other_var: Tenso
     return (below + share * (above - below)).to(dtype)
 
 
-def relu_of_sum(mean: Tensor, var: Tensor, other_mean: Tensor, other_var: Tensor) -> Moments:
+def relu_of_sum(mean: Tensor, var: Tensor, other_mean: Tensor, other_var: Tensor) -> Pair:
     """Moments of max(0, X + Y), X a rectified variable (the first), Y Gaussian and independent; approximate."""
     dtype, given = promote(mean, var, other_mean, other_var)
     low, high, within, share = mixture(*given)
@@ -90,7 +90,7 @@ def _shape(r: Tensor, skew: float, fall: float, split: float) -> _Shape:
     return _Shape(between, between_r, down, down_r, up, up_r, share, -2.0 * e * e_r * share.square())
 
 
-def relu_of_sum_and_derivatives(x: Moments, y: Moments, skew: float, fall: float, split: float) -> Slopes:
+def relu_of_sum_and_derivatives(x: Pair, y: Pair, skew: float, fall: float, split: float) -> Slopes:
     """As `relu_of_sum`, with the derivatives by mean and variance of either (mathematics.md, 2.9)."""
     (m1, v1), (m2, v2) = x, y
     std = v1.sqrt()

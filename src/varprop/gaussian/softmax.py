@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from . import alike
-from .gumbel import COARSE, FINE, Rule, gumbel
-from .normal import Moments, batches, promote, rowwise, safe_sqrt
+from .gumbel import COARSE, FINE, Panels, gumbel
+from .normal import Pair, batches, promote, rowwise, safe_sqrt
 
 FEW = 1 << 12  # logits up to which each has integrals of its own
 LIMIT = 1 << 15  # logits up to which the fine setting is the choice for them
@@ -37,7 +37,7 @@ _MASKED = -1e3  # relative to the largest mean: no weight at all
 class Setting(NamedTuple):
     """Nodes in t; ends of t beyond the range of the logits; range in std; std below which v is linearised."""
 
-    rule: Rule
+    rule: Panels
     nodes: int
     left: float
     right: float
@@ -129,11 +129,11 @@ def _solve(x: Logits) -> tuple[Integrals, Tensor, Tensor, Tensor]:
     return integrals, s, (s.square() * x.var).sum(-1, keepdim=True), linear
 
 
-def _finish(m: Tensor, v: Tensor, x: Logits, dim: int) -> Moments:
+def _finish(m: Tensor, v: Tensor, x: Logits, dim: int) -> Pair:
     return m.movedim(-1, dim).to(x.dtype), v.clamp(min=0.0).movedim(-1, dim).to(x.dtype)
 
 
-def softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) -> Moments:
+def softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) -> Pair:
     """Mean and variance of each probability; exact for independent Gaussian logits up to quadrature.
 
     E s_y = int D_y prod_{k != y} F_k dt with D_y = E[a e^{-a}], E s_y^2 the same with E[a^2 e^{-a}], a = e^{X_y-t}.
@@ -154,7 +154,7 @@ def softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) ->
     return _finish(m, torch.where(x.masked, 0.0, v), x, dim)
 
 
-def log_softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) -> Moments:
+def log_softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) -> Pair:
     """x_y - LSE: m = mean_y - E LSE, v = var_y + Var LSE - 2 var_y E s_y (Stein); arguments as for `softmax`."""
     x = _logits(mean, var, dim, fine)
     exact, s, pooled, linear = _solve(x)
@@ -164,7 +164,7 @@ def log_softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None
     return _finish(m, v, x, dim)
 
 
-def logsumexp(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) -> Moments:
+def logsumexp(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) -> Pair:
     """Mean and variance of log sum exp along `dim`, which is dropped; arguments as for `softmax`."""
     x = _logits(mean, var, dim, fine)
     exact, _, pooled, linear = _solve(x)

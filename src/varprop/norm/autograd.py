@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..gaussian.normal import Pair
 from .backends import reference
 from .cuda_replay import Recording, handed_out
 from .dispatch import Executor
-from .layout import Layout, Pair
+from .layout import Layout
 from .memory_format import by_parameter, formats_of, parted
 
 STALE = (

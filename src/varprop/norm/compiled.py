@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gaussian.normal import Pair
 from .cuda_replay import handed_out
 from .dispatch import executor_known_as, kept_sizes, statistics_dtype
-from .layout import Pair
 from .memory_format import by_parameter, formats_of, parted
 
 # not `custom_op`, which at each call compares every result with every input

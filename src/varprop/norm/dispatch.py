@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from ..gaussian.normal import Pair
 from .backends import torch as torch_backend
 from .cuda_replay import LARGEST, Recorder, Recording, Replay, Results, graph_trees_run, stream_to_record
-from .layout import Layout, Pair
+from .layout import Layout
 from .memory_format import by_parameter, formats_of, formats_with, joined, joined_grads, parted
 
 Result = tuple[Tensor, Tensor, list[Tensor]]  # folded weights and biases, flat, and what the backward needs

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-Pair = tuple[Tensor, Tensor]
+from ..gaussian.normal import Pair
+
 EPS = 1e-6  # goes with the variance of what enters, so that a row of any scale has the same normalization
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from ..engine.plan import Plan
 from ..engine.walk import Walk, apply
-from ..gaussian.normal import safe_sqrt
+from ..gaussian.normal import Pair, safe_sqrt
 from ..gaussian.rectifier import two_slopes
 from ..gaussian.skip import FALL, SKEW, SPLIT, relu_of_sum
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, trusted
-from .layout import Function, Pair, Step
+from .layout import Function, Step
 from .recognize import recognized
 
 aten = torch.ops.aten

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..gaussian.normal import Pair
 from .autograd import fold_parts, own_saved_tensors, reference_parts
 from .backends import reference
 from .dispatch import Executor, computing_dtype, needs_reference, register
-from .layout import Layout, Pair, restricted
+from .layout import Layout, restricted
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
 from .sharded import REFUSED, is_sharded, refuse_sharded

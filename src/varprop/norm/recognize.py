@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..gaussian.activations import SELU_ALPHA, SELU_SCALE
+from ..gaussian.normal import Pair
 from .backends.derivatives import with_derivatives
-from .layout import Function, Pair
+from .layout import Function
 
 Kernel = tuple[str | float, ...]
 # The text of a single operation on x, without the overload, and the kernel that computes it.

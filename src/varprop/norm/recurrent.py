@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..gaussian.normal import safe_sqrt
+from ..gaussian.normal import Pair, safe_sqrt
 from ..moments import Moments, trusted
 from ..rules.dropout import dropout as drop
 from .backends.reference import full_precision
 from .layers import Normalized
-from .recurrent_state import CONVERGED, STATES, Pair, distance, fixed_point, gate_statistics, joined, parted
+from .recurrent_state import CONVERGED, STATES, distance, fixed_point, gate_statistics, joined, parted
 from .recurrent_weights import WithWeights, check_gates, gate_norms, list_weights, suffixes
 
 __all__ = ["CALLS", "NormalizedRecurrent", "check_gates", "recurrent_class", "unit_gates_"]

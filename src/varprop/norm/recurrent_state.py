@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..gaussian import activations
-from ..gaussian.normal import safe_sqrt
+from ..gaussian.normal import Pair, safe_sqrt
 from ..moments import Moments
 
-Pair = tuple[Tensor, Tensor]  # mean and variance
 _DAMPINGS, _STEPS, CONVERGED = (1.0, 0.5, 0.1), 300, 1e-13
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layout import Pair
+from ..gaussian.normal import Pair
 from .network import Folded, Network
 from .units import fold_with_others
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.plan import Plan
+from ..gaussian.normal import Pair
 from ..graph.capture import Program
 from ..graph.node import Node
 from ..moments import Moments
 from ..rules.registry import lookup
-from .layout import Lanes, Layout, Pair, Rows
+from .layout import Lanes, Layout, Rows
 from .lowering import Fixed, Lowering, NotLanes
 from .statistics import Statistics
 from .taps import tap_matrix

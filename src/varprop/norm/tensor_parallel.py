@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gaussian.normal import Pair
 from .backends import reference
-from .layout import Layout, Pair, restricted
+from .layout import Layout, restricted
 from .sharded import REFUSED, is_sharded
 
 NOT_LINEAR = (

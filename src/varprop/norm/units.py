@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..gaussian.normal import Pair
 from .dispatch import all_plain
-from .layout import Pair
 from .network import Folded, Network, Vectors
 from .sharded import REFUSED, gathered, is_sharded
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian import activations, closed, rectifier
+from ..gaussian.normal import Pair
 from ..graph import ops
 from ..moments import Moments
 from .bend import INFINITY, Bend, clamp_bend, clamp_bounds
@@ -20,7 +21,6 @@ from .registry import elementwise
 from .rounding import FRACTIONS, frac_moments, unresolved
 
 aten = torch.ops.aten
-Pair = tuple[Tensor, Tensor]
 LOGNORMAL = "a variable that must be positive is matched by a log-normal one: good while its std is below its mean"
 SMOOTH_STEP = (0.0, -9.0, 9.0, -40.0, 40.0)  # logistic and its kin; doubled argument for tanh
 HALF_STEP = tuple(edge / 2 for edge in SMOOTH_STEP)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from ..gaussian import maximum
-from ..gaussian.normal import cdf, pdf, promote, ratio, rowwise
+from ..gaussian.normal import Pair, cdf, pdf, promote, ratio, rowwise
 from ..moments import Moments
 from .axes import write_out
 from .registry import rule
 
 aten = torch.ops.aten
-Pair = tuple[Tensor, Tensor]
 _NODES = 256
 _REACH = 7.0  # standard deviations that hold all but 1e-12 of a value
 _FINEST = 0.8  # of a step between nodes: a smaller std is raised to this

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gaussian.normal import cdf, in_float64, pdf, ratio
+from ..gaussian.normal import Pair, cdf, in_float64, pdf, ratio
 from .registry import elementwise
 
 aten = torch.ops.aten
-Pair = tuple[Tensor, Tensor]
 _WIDE = 0.5  # std from which three harmonics describe the remainder to 1e-30
 _NEAR = range(-5, 7)  # the steps within 10 std of a narrower Gaussian, counted from the one below its mean
 _RESOLVED = range(-4, 5)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...gaussian.derivatives import DOUBLE, KERNELS
-from ...gaussian.normal import Slopes
-from ..layout import Function, Pair
+from ...gaussian.normal import Pair, Slopes
+from ..layout import Function
 
 _AUTOGRAD_KEYS = (
     torch._C.DispatchKey.AutogradCPU,

@@ -17,7 +17,7 @@ Index = Tensor | slice
 
 
 @dataclass(frozen=True)
-class Run:
+class LaneStep:
     """A step of the moment pass: its function, the lanes it reads, and those it makes."""
 
     function: Function
@@ -115,7 +115,7 @@ class TorchTables:
     sources: int
     given: slice
     lanes: Tensor  # mean and variance of all lanes, as two rows; constants are there already
-    runs: tuple[Run, ...]
+    runs: tuple[LaneStep, ...]
     entering: Index
     offset: Tensor  # to add to what enters: epsilon to the variance
     blocks: tuple[MatrixBlock, ...]
@@ -132,7 +132,9 @@ def make_tables(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -
     first = lanes.sources + len(lanes.constant_mean)
     state[:, lanes.sources : first] = torch.stack([lanes.constant_mean, lanes.constant_var])
     runs = [
-        Run(step.function, tuple(_index(i, device) for i in step.inputs), slice(step.start, step.start + step.count))
+        LaneStep(
+            step.function, tuple(_index(i, device) for i in step.inputs), slice(step.start, step.start + step.count)
+        )
         for step in lanes.steps
     ]
     blocks = [_block(layout.rows, group, weights, dtype) for group in alike(layout.rows, weights)]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...gaussian.normal import safe_sqrt, working_dtype
-from ..layout import EPS, Lanes, Layout, Pair, Rows
+from ...gaussian.normal import Pair, safe_sqrt, working_dtype
+from ..layout import EPS, Lanes, Layout, Rows
 
 
 class UnitRows(NamedTuple):

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..layout import Layout, Pair
+from ...gaussian.normal import Pair
+from ..layout import Layout
 from ..memory_format import in_format, memory_format
 from .derivatives import with_derivatives
 from .matrices import ALL, INSIDE, Index, MatrixBlock, TorchTables, alike, make_tables

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...layout import Layout, Pair
+from ....gaussian.normal import Pair
+from ...layout import Layout
 from .bodies import order_of
 from .components import LONGEST, longest
 from .launch import SLOPES, moments_backward_onto, moments_forward, rows_backward, rows_forward

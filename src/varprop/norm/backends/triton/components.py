@@ -37,7 +37,7 @@ class Template:
 
 
 @dataclass(frozen=True)
-class Program:
+class ComponentBlock:
     """A block of components of one template."""
 
     template: int
@@ -97,12 +97,12 @@ def templates(lanes: Lanes) -> list[Template]:
     return parts
 
 
-def programs(parts: list[Template], block: int) -> list[Program]:
+def programs(parts: list[Template], block: int) -> list[ComponentBlock]:
     """Blocks of components, the longest lists of operations first."""
     result = []
     for index, part in enumerate(parts):
         size = block if part.instructions else IDLE
         for start in range(0, len(part.members), size):
             block_members = part.members[start : start + size]
-            result.append(Program(index, start, len(block_members), torch.cat(block_members)))
+            result.append(ComponentBlock(index, start, len(block_members), torch.cat(block_members)))
     return result

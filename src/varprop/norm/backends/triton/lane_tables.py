@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....gaussian.normal import gauss_legendre
 from ...layout import Lanes
-from .components import BLOCK, BLOCK_INTEGRATED, Program, Template, integrated, programs, templates
+from .components import BLOCK, BLOCK_INTEGRATED, ComponentBlock, Template, integrated, programs, templates
 from .opcodes import BENDS, OPERATIONS, PANELS
 
 _FAR = 1e30  # beyond any window of the quadrature
@@ -120,7 +120,7 @@ def _operation_tables(parts: list[Template]) -> tuple[list[Tensor], list[int]]:
 
 
 def _lane_tables(
-    lanes: Lanes, parts: list[Template], blocks: list[Program], begins: list[int]
+    lanes: Lanes, parts: list[Template], blocks: list[ComponentBlock], begins: list[int]
 ) -> tuple[list[tuple[int, ...]], Tensor, Tensor, Tensor, Tensor]:
     """The program table, the entries in the order of programs and lanes, and the owned lanes with their entries."""
     order = torch.cat([block.lanes for block in blocks])  # every lane once
