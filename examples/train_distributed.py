@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.rendezvous import rendezvous
 
 import varprop as vp
 
@@ -95,6 +96,13 @@ def train(model: nn.Module, settings: argparse.Namespace) -> Tensor:
     return loss
 
 
+def join() -> None:
+    """Meet the other processes; apart from those of an earlier start, whose addresses torchrun's store still has."""
+    store, rank, processes = next(iter(rendezvous("env://")))
+    start = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group("gloo", store=start, rank=rank, world_size=processes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("ddp", "fsdp"), default="ddp")
@@ -103,7 +111,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     parser.add_argument("--kill-at", type=int, default=-1, help="kill the last process at this step, once, to try it")
     settings = parser.parse_args()
-    dist.init_process_group("gloo")
+    join()
     loss = train(distributed(normalized_model(), settings.engine), settings)
     print(f"process {dist.get_rank()} of {dist.get_world_size()}: loss {float(loss):.4f} after {settings.steps} steps")
     dist.destroy_process_group()
