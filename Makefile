@@ -10,6 +10,8 @@ ZOO_READY := $(VENV)/.ready-zoo
 ZOO_VENV := .venv-zoo
 ZOO_VENV_READY := $(ZOO_VENV)/.ready
 KERNELS_READY := $(VENV)/.ready-kernels
+RAY_VENV := .venv-ray
+RAY_READY := $(RAY_VENV)/.ready
 
 # -qq hides pip's notes and warnings and still shows its errors.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
@@ -18,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-gpu test-browser check format format-check lint types bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-ray test-gpu test-browser check format format-check lint types bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -44,6 +46,9 @@ zoo: $(ZOO_VENV_READY) ## the sweep over 254 public models, for docs/zoo.md (2 G
 
 test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the CPU (installs triton, 1 GB)
 	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/norm/backends/triton
+
+test-ray: $(RAY_READY) ## sweeps on Ray, with workers and drivers that are killed (.venv-ray, with torch and ray)
+	@OMP_NUM_THREADS=1 $(RAY_VENV)/bin/python -m pytest -q -m ray tests/lab/execution
 
 test-gpu: ## the kernels and the normalization on CUDA, with the Python that runs make (PYTHON=...)
 	@PYTHONPATH=src:. $(PYTHON) -m pytest -q -m "kernels or gpu" tests/norm/backends/triton tests/gpu
@@ -86,6 +91,13 @@ $(READY): pyproject.toml constraints.txt
 
 $(KERNELS_READY): $(READY)
 	@$(PIP) install -c constraints.txt triton
+	@touch $@
+
+# Ray has a venv of its own: it is large, and nothing else may come to depend on it.
+$(RAY_READY): pyproject.toml constraints.txt
+	@$(RAY_VENV)/bin/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(RAY_VENV)
+	@$(RAY_VENV)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt \
+		-e '.[ray]' hypothesis numpy pytest pytest-timeout scipy
 	@touch $@
 
 # torchvision comes without its dependencies, so that it can never replace the torch already chosen.
