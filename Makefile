@@ -12,6 +12,8 @@ ZOO_VENV_READY := $(ZOO_VENV)/.ready
 KERNELS_READY := $(VENV)/.ready-kernels
 OPACUS_READY := $(VENV)/.ready-opacus
 FRAMEWORKS_READY := $(VENV)/.ready-frameworks
+RAY_VENV := .venv-ray
+RAY_READY := $(RAY_VENV)/.ready
 
 # -qq hides pip's notes and warnings and still shows its errors.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
@@ -20,7 +22,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-opacus test-frameworks test-gpu test-browser check format format-check lint types bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-opacus test-frameworks test-ray test-gpu test-browser check format format-check lint types bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -52,6 +54,9 @@ test-opacus: $(OPACUS_READY) ## private training with Opacus (installs it)
 
 test-frameworks: $(FRAMEWORKS_READY) ## training by Lightning, transformers and accelerate (installs them)
 	@HF_HUB_OFFLINE=1 $(PYTEST) -m frameworks tests/test_frameworks.py
+
+test-ray: $(RAY_READY) ## sweeps on Ray, with workers and drivers that are killed (.venv-ray, with torch and ray)
+	@OMP_NUM_THREADS=1 $(RAY_VENV)/bin/python -m pytest -q -m ray tests/lab/execution
 
 test-gpu: ## the kernels and the normalization on CUDA, with the Python that runs make (PYTHON=...)
 	@PYTHONPATH=src:. $(PYTHON) -m pytest -q -m "kernels or gpu" tests/norm/backends/triton tests/gpu
@@ -103,6 +108,13 @@ $(OPACUS_READY): $(READY)
 
 $(FRAMEWORKS_READY): $(READY)
 	@$(PIP) install -c constraints.txt lightning transformers accelerate
+	@touch $@
+
+# Ray has a venv of its own: it is large, and nothing else may come to depend on it.
+$(RAY_READY): pyproject.toml constraints.txt
+	@$(RAY_VENV)/bin/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(RAY_VENV)
+	@$(RAY_VENV)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt \
+		-e '.[ray]' hypothesis numpy pytest pytest-timeout scipy
 	@touch $@
 
 # torchvision comes without its dependencies, so that it can never replace the torch already chosen.

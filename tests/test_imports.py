@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "varprop"
 ORDER = [
     "errors",
     "text_table",
+    "pages",
     "gaussian",
     "moments",
     "graph",
@@ -32,7 +33,7 @@ ORDER = [
 OUTSIDE = ["lab", "cli"]
 
 # What the core and those outside both use, and users have no need of.
-SHARED = ["text_table"]
+SHARED = ["text_table", "pages"]
 
 # What the core may import inside a function, with an error that names the extra; at the top only torch.
 OPTIONAL = {"jinja2", "matplotlib", "numpy", "pandas", "rich", "scipy", "triton"}

@@ -42,6 +42,7 @@ def compare(
     resume: options.ResumeOption = False,
     tensorboard: options.TensorboardOption = False,
     max_seconds: options.TimeOption = math.inf,
+    ray: options.RayOption = None,
 ) -> None:
     """Compare normalizations of your own model: equal starts, and a learning rate found for each."""
     from varprop.lab import compare as comparison
@@ -65,6 +66,7 @@ def compare(
             resume=resume,
             tensorboard=options.event_folder(out, tensorboard),
             max_seconds=max_seconds,
+            ray=ray,
             command=options.command_line(),
             **{name: value for name, value in given.items() if value is not None},
         )

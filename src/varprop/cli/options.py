@@ -56,6 +56,15 @@ JobsOption = Annotated[
     int,
     typer.Option("--jobs", min=1, help="Train so many networks at once, each in a process of its own (noisy-cifar10)."),
 ]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Run on Ray: the address of a cluster, `auto` for the one this machine is in, or `local` (extra `ray`). "
+        "Networks that are trained together are one task.",
+    ),
+]
 CompileOption = Annotated[
     bool | None, typer.Option("--compile", help="Compile the network on a GPU (noisy-cifar10).", show_default=False)
 ]

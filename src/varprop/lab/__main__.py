@@ -28,6 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--max-seconds", type=float, default=math.inf, help="stop at the next piece after this time")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once, where they are not trained together anyway")
+    parser.add_argument("--ray", metavar="ADDRESS", help="run on Ray: the address of a cluster, or `local`")
     parser.add_argument("--tensorboard", type=Path, help="a folder for event files")
     options = vars(parser.parse_args(arguments))
     for name in ("lr_max", "methods", "starts"):

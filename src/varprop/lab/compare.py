@@ -58,7 +58,7 @@ def compare(
         epochs: Of the training that is reported; the search has at most 5.
         lr_max: Upper bounds of the search.
         together: Train all cells as one ensemble, which is fastest for small networks; otherwise one at a time.
-        options: For `execution.run.run`: device, resume, max_seconds, show, tensorboard, command.
+        options: For `execution.run.run`: device, resume, max_seconds, ray, show, tensorboard, command.
     """
     check_names(methods, starts)
     if batch_size < 2:

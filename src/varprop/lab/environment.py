@@ -35,12 +35,13 @@ def chosen_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def require(package: str, purpose: str) -> Any:
+def require(package: str, purpose: str, extra: str = "lab") -> Any:
     """Import an optional package.
 
     Args:
         package: Its name for import.
         purpose: What needs it, the beginning of a sentence.
+        extra: Of varprop, that brings it.
 
     Raises:
         VarpropError: If it is not installed.
@@ -49,7 +50,7 @@ def require(package: str, purpose: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         name = package.partition(".")[0]
-        raise vp.VarpropError(f"{purpose} needs {name}: pip install 'varprop[lab]'.") from error
+        raise vp.VarpropError(f"{purpose} needs {name}: pip install 'varprop[{extra}]'.") from error
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...errors import VarpropError
+from ...pages import environment, script
 from ..numbers.row import ReportRow
 from .findings import FindingGroup, FindingItem
 from .format import inline_json, sentence, with_code
@@ -17,7 +17,7 @@ from .table import Column, sort_key
 from .tree import ends, entries, groups
 
 TEMPLATES = Path(__file__).parent / "templates"
-SCRIPTS = ("scales.js", "plots.js", "depth.js", "scatter.js", "pointer.js", "rows.js")
+SCRIPTS = ("plots.js", "depth.js", "scatter.js", "pointer.js", "rows.js")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def render(page: Page) -> str:
         tree=entries(page.rows, page.severities),
         style=(TEMPLATES / "page.css").read_text("utf-8"),
         data=inline_json(_data(page)),
-        script="\n".join((TEMPLATES / name).read_text("utf-8") for name in SCRIPTS),
+        script=script(TEMPLATES, *SCRIPTS),
     )
 
 
@@ -93,13 +93,7 @@ def _rendered(name: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Any:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise VarpropError("The page needs jinja2, which comes with torch: pip install 'varprop[report]'.") from error
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    made = environment(TEMPLATES)
     made.filters |= {"sentence": sentence, "with_code": with_code, "sort_key": sort_key}
     return made
 

@@ -26,6 +26,7 @@ from ..store import manifest
 from ..store.folder import Store
 from ..training.task import Task
 from .job import Context, Log, OutOfTime, missing_jobs, run_job
+from .ray_cluster import run_on_ray
 from .workers import run_in_processes
 
 Show = Callable[[int, str], contextlib.AbstractContextManager[progress.Progress]]
@@ -63,6 +64,7 @@ def run(
     factory: Factory | None = None,
     max_seconds: float = math.inf,
     jobs: int = 1,
+    ray: str | None = None,
     show: Show = progress.show,
     tensorboard: Path | None = None,
     command: str | None = None,
@@ -79,6 +81,7 @@ def run(
         factory: Instead of the model the experiment names.
         max_seconds: Stop at the checkpoint that comes next then; every run reaches one at least.
         jobs: So many cells at once, each in a process of its own, where cells are not trained together anyway.
+        ray: Run on Ray instead: the address of a cluster, or ``local``. Cells that are trained together are one task.
         show: Shows progress: `progress.show`, or anything like it.
         tensorboard: A folder for its event files; none are written by default.
         command: What the user called, for the manifest.
@@ -89,8 +92,8 @@ def run(
     Raises:
         RunError: If the folder holds results and `resume` was not given, or results of other settings.
     """
-    if jobs > 1 and tensorboard is not None:
-        raise RunError("Event files can be written by one process only: leave out --tensorboard or --jobs.")
+    if (jobs > 1 or ray is not None) and tensorboard is not None:
+        raise RunError("Event files can be written by one process only: leave out --tensorboard, or --jobs and --ray.")
     deadline, place = time.monotonic() + max_seconds, chosen_device(device)
     store = Store(Path(out) / experiment.name)
     described = _described(store, experiment, place, resume, command)
@@ -105,8 +108,11 @@ def run(
         store.write_manifest(described)  # the first file: nothing is left behind if something is missing
         bar.advance(0, f"{len(experiment.cells())} cells")
         context = Context(task, store, bar.advance, log, deadline)
-        apart = jobs > 1 and not experiment.together
-        finished = run_in_processes(context, jobs) if apart else _run_all(context)
+        if ray is not None:
+            finished = run_on_ray(context, ray, jobs)
+        else:
+            apart = jobs > 1 and not experiment.together
+            finished = run_in_processes(context, jobs) if apart else _run_all(context)
     seconds = described["seconds"] + time.monotonic() - started
     store.write_manifest({**described, "seconds": seconds, "finished": finished})
     wanted = {cell.key for cell in experiment.cells()}

@@ -24,6 +24,7 @@ from ..environment import reproducible
 from ..protocol.experiments import Experiment
 from ..protocol.models import Factory
 from ..protocol.records import Cell
+from ..store.files import Files, LocalFiles
 from ..store.folder import Store
 from ..training.task import Task
 from ..training.trainer import Tick
@@ -37,16 +38,48 @@ class WorkerError(vp.VarpropError):
 
 
 @dataclass(frozen=True)
-class _Setup:
-    """What a worker has to know; `deadline` is by `time.monotonic`, which is the same in all processes."""
+class Setup:
+    """What a worker has to know, here or on another machine.
+
+    Attributes:
+        experiment: What is run.
+        dataset: On the CPU.
+        factory: Of the network.
+        folder: Of the experiment.
+        device: To train on.
+        threads: That torch uses on a CPU, as in the process that asks: results depend on it.
+    """
 
     experiment: Experiment
-    dataset: Dataset  # on the CPU
+    dataset: Dataset
     factory: str | Factory
     folder: Path
-    deadline: float
     device: torch.device
-    parent: int
+    threads: int
+
+    @classmethod
+    def of(cls, context: Context) -> Setup:
+        """Of a run."""
+        task, folder = context.task, context.store.folder.resolve()
+        dataset = on_device(task.dataset, torch.device("cpu"))
+        return cls(task.experiment, dataset, task.factory, folder, task.device, torch.get_num_threads())
+
+    def context(self, files: Files, tick: Tick, deadline: float) -> Context:
+        """The same run in a worker."""
+        torch.set_num_threads(self.threads)
+        task = Task(self.experiment, on_device(self.dataset, self.device), self.factory)
+        return Context(task, Store(self.folder, files), tick, lambda *_: None, deadline)
+
+
+def work(context: Context, name: str, cells: list[Cell]) -> bool:
+    """Run one job; whether the time was enough."""
+    try:
+        context.check_time()
+        with reproducible(context.task.device, context.experiment.together):
+            run_job(context, name, cells)
+    except OutOfTime:
+        return False
+    return True
 
 
 def run_in_processes(context: Context, processes: int) -> bool:
@@ -57,12 +90,10 @@ def run_in_processes(context: Context, processes: int) -> bool:
     """
     spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
     steps: SimpleQueue[int] = spawn.SimpleQueue()
-    task, dataset = context.task, on_device(context.task.dataset, torch.device("cpu"))
-    folder, deadline = context.store.folder, context.deadline
-    setup = _Setup(task.experiment, dataset, task.factory, folder, deadline, task.device, os.getpid())
-    with ProcessPoolExecutor(processes, spawn, _start_worker, (setup, steps)) as pool:
+    arguments = Setup.of(context), steps, context.deadline, os.getpid()
+    with ProcessPoolExecutor(processes, spawn, _start_worker, arguments) as pool:
         try:
-            missing = missing_jobs(task.experiment, context.store)
+            missing = missing_jobs(context.experiment, context.store)
             futures = [pool.submit(_work, name, cells) for name, cells in missing.items()]
             _watch(futures, steps, context.tick)
             return all([future.result() for future in futures])
@@ -87,25 +118,18 @@ def _watch(futures: list[Future[bool]], steps: SimpleQueue[int], tick: Tick) -> 
 _context: Context | None = None  # of a worker process
 
 
-def _start_worker(setup: _Setup, steps: SimpleQueue[int]) -> None:
+def _start_worker(setup: Setup, steps: SimpleQueue[int], deadline: float, parent: int) -> None:
+    """`deadline` is by `time.monotonic`, which is the same in all processes of a machine."""
     global _context
 
     def tick(count: int) -> None:
-        if os.getppid() != setup.parent:  # nobody waits any more
+        if os.getppid() != parent:  # nobody waits any more
             raise OutOfTime
         steps.put(count)
 
-    task = Task(setup.experiment, on_device(setup.dataset, setup.device), setup.factory)
-    _context = Context(task, Store(setup.folder), tick, lambda *_: None, setup.deadline)
+    _context = setup.context(LocalFiles(), tick, deadline)
 
 
 def _work(name: str, cells: list[Cell]) -> bool:
-    """Run one job; whether the time was enough."""
     assert _context is not None
-    try:
-        _context.check_time()
-        with reproducible(_context.task.device, _context.experiment.together):
-            run_job(_context, name, cells)
-    except OutOfTime:
-        return False
-    return True
+    return work(_context, name, cells)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..environment import require
+from varprop.pages import environment, script
+
 from ..protocol.labels import experiment_label, experiment_rank, method_label, method_rank, start_label, start_rank
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
 from ..store.runs import Run
@@ -64,22 +65,23 @@ class _Section:
 
 def render(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """The page as text."""
-    jinja2 = require("jinja2", "The report")
-    loader = jinja2.FileSystemLoader(_TEMPLATES)
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     sections = [_section(run) for run in runs]
     figures = [figure for one in sections for figure in one.figures]
-    text: str = environment.get_template("report.html.j2").render(
-        sections=sections,
-        verdicts=verdicts,
-        judged=any(verdict.verdict != "no data" for verdict in verdicts),
-        places={f"{one.experiment}/{figure['name']}": figure["id"] for one in sections for figure in one.figures},
-        rule=RULE,
-        headline=_headline(sections),
-        data={figure["id"]: figure["data"] for figure in figures},
-        columns=_COLUMNS,
-        css=(_TEMPLATES / "report.css").read_text("utf-8"),
-        script=(_TEMPLATES / "report.js").read_text("utf-8"),
+    text: str = (
+        environment(_TEMPLATES)
+        .get_template("report.html.j2")
+        .render(
+            sections=sections,
+            verdicts=verdicts,
+            judged=any(verdict.verdict != "no data" for verdict in verdicts),
+            places={f"{one.experiment}/{figure['name']}": figure["id"] for one in sections for figure in one.figures},
+            rule=RULE,
+            headline=_headline(sections),
+            data={figure["id"]: figure["data"] for figure in figures},
+            columns=_COLUMNS,
+            css=(_TEMPLATES / "report.css").read_text("utf-8"),
+            script=script(_TEMPLATES, "report.js"),
+        )
     )
     return text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Protocol
 
 import varprop as vp
 
@@ -13,6 +14,41 @@ _AGAIN = "run the command again with --resume; what is finished is kept"
 
 class StoreError(vp.VarpropError):
     """A file of a run could not be written or read; the message says which and what to do."""
+
+
+class Files(Protocol):
+    """Where a store keeps its files: the disk here, or that of another machine."""
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file, whole or not at all."""
+
+    def read(self, path: Path) -> bytes | None:
+        """Its content; None if there is no such file."""
+
+    def remove(self, path: Path) -> None:
+        """Delete it; nothing happens if there is none."""
+
+
+class LocalFiles:
+    """Files on the disk here."""
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file, whole or not at all."""
+        write_atomically(path, content)
+
+    def read(self, path: Path) -> bytes | None:
+        """Its content; None if there is no such file."""
+        try:
+            return path.read_bytes() if path.is_file() else None
+        except OSError as error:
+            raise StoreError(f"{path} could not be read: {error.strerror or error}.") from error
+
+    def remove(self, path: Path) -> None:
+        """Delete it; nothing happens if there is none."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path} could not be removed: {error.strerror or error}.") from error
 
 
 def write_atomically(path: Path, content: bytes, then: str = _AGAIN) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..protocol.records import Cell, Outcome
-from .files import StoreError, write_atomically
+from .files import Files, LocalFiles, StoreError
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,15 @@ class Store:
 
     Attributes:
         folder: Of one experiment; made when something is written.
+        files: Where that folder is.
     """
 
     folder: Path
+    files: Files = field(default_factory=LocalFiles)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Keep what came of a cell; from then on `has` says so."""
-        write_atomically(self._cell_file(outcome.cell), _json(outcome.to_dict()))
+        self.files.write(self._cell_file(outcome.cell), _json(outcome.to_dict()))
 
     def has(self, cell: Cell) -> bool:
         """Whether the cell is finished."""
@@ -34,16 +36,16 @@ class Store:
 
     def outcomes(self) -> list[Outcome]:
         """All finished cells, in the order of their keys."""
-        return [_outcome(path) for path in sorted((self.folder / "cells").glob("*.json"))]
+        return [_outcome(path, self.files) for path in sorted((self.folder / "cells").glob("*.json"))]
 
     def write_manifest(self, values: dict[str, Any]) -> None:
         """Keep how the run was made."""
-        write_atomically(self.folder / "manifest.json", _json(values))
+        self.files.write(self.folder / "manifest.json", _json(values))
 
     def manifest(self) -> dict[str, Any]:
         """What `write_manifest` kept; empty if there is none."""
         path = self.folder / "manifest.json"
-        values = _read_json(path) if path.is_file() else {}
+        values = _read_json(path, self.files) if path.is_file() else {}
         if not isinstance(values, dict):
             raise _damaged(path, "it holds no JSON object")
         return values
@@ -52,14 +54,14 @@ class Store:
         """Keep the state of something unfinished: tensors, numbers, strings, and lists and dicts of them."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        write_atomically(self._partial_file(name), buffer.getvalue())
+        self.files.write(self._partial_file(name), buffer.getvalue())
 
     def load_partial(self, name: str, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The state `save_partial` kept, its tensors on the device; None if there is none."""
         path = self._partial_file(name)
-        if not path.is_file():
+        content = self.files.read(path)
+        if content is None:
             return None
-        content = _read(path)
         try:
             state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
         except Exception as error:  # torch.load has no one error for files that are not its own
@@ -70,11 +72,7 @@ class Store:
 
     def drop_partial(self, name: str) -> None:
         """Forget it; nothing happens if there is none."""
-        path = self._partial_file(name)
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(f"{path} could not be removed: {error.strerror or error}.") from error
+        self.files.remove(self._partial_file(name))
 
     def _cell_file(self, cell: Cell) -> Path:
         return self.folder / "cells" / f"{_file_name(cell.key)}.json"
@@ -94,23 +92,18 @@ def _json(values: dict[str, Any]) -> bytes:
     return (json.dumps(values, indent=1) + "\n").encode()
 
 
-def _read(path: Path) -> bytes:
+def _read_json(path: Path, files: Files) -> Any:
     try:
-        return path.read_bytes()
+        return json.loads(files.read(path) or b"")
     except OSError as error:
         raise StoreError(f"{path} could not be read: {error.strerror or error}.") from error
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(_read(path))
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
         raise _damaged(path, f"it is no JSON ({error})") from error
 
 
-def _outcome(path: Path) -> Outcome:
+def _outcome(path: Path, files: Files) -> Outcome:
     try:
-        return Outcome.from_dict(_read_json(path))
+        return Outcome.from_dict(_read_json(path, files))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, "it holds no outcome of a cell") from error
 

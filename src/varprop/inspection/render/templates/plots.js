@@ -2,25 +2,10 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const ROWS = DATA.rows.map(([label, name, group, layer, weighted, end], index) => ({ label, name, group, layer, weighted, end, index }));
-const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 54, RIGHT = 10, TOP = 10, BOTTOM = 40;
 const state = { show: "layers", picked: -1, charts: [] };
 const tooltip = document.getElementById("tooltip");
 
-function element(parent, name, attributes, text) {
-  const node = document.createElementNS(SVG, name);
-  for (const key in attributes) node.setAttribute(key, attributes[key]);
-  if (text !== undefined) node.textContent = text;
-  parent.appendChild(node);
-  return node;
-}
-function html(parent, name, className, text) {
-  const node = document.createElement(name);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  parent.appendChild(node);
-  return node;
-}
 const one = (value) => value.toFixed(1);
 
 // shares of units are known of activations, which have no weights

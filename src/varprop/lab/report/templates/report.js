@@ -1,72 +1,10 @@
 (function () {
-  "use strict";
-  const SVG = "http://www.w3.org/2000/svg";
   const W = 380, H = 268, LEFT = 56, RIGHT = 12, TOP = 26, BOTTOM = 40;
   const DASH = { solid: "", dashed: "7 4", dashdot: "9 3 2 3", dotted: "2 3" };
   const figures = JSON.parse(document.getElementById("data").textContent);
   const tooltip = document.getElementById("tooltip");
-
-  function element(parent, name, attributes, text) {
-    const node = document.createElementNS(SVG, name);
-    for (const key in attributes) if (attributes[key] !== "") node.setAttribute(key, attributes[key]);
-    if (text !== undefined) node.textContent = text;
-    parent.appendChild(node);
-    return node;
-  }
-  function html(parent, name, className, text) {
-    const node = document.createElement(name);
-    if (className) node.className = className;
-    if (text !== undefined) node.textContent = text;
-    parent.appendChild(node);
-    return node;
-  }
-  function format(value) {
-    if (value === null || value === undefined) return "–";
-    const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(2).replace(/\.?0+e/, "e");
-    return String(Number(value.toPrecision(4)));
-  }
-  const isNumber = (value, log) => value !== null && value !== undefined && (!log || value > 0);
+  const shows = (value, log) => isNumber(value) && (!log || value > 0);
   const colours = (series) => `--c:${series.colour};--d:${series.dark_colour}`;
-
-  // Scales and ticks
-
-  function extent(values, log) {
-    let low = Infinity, high = -Infinity;
-    for (const value of values) if (isNumber(value, log)) { low = Math.min(low, value); high = Math.max(high, value); }
-    if (low > high) return log ? [0.1, 1] : [0, 1];
-    if (low === high) return log ? [low / 2, high * 2] : [low - 0.5, high + 0.5];
-    const room = (log ? Math.log(high / low) : high - low) * 0.04;
-    return log ? [low / Math.exp(room), high * Math.exp(room)] : [low - room, high + room];
-  }
-  function scale(domain, range, log) {
-    const map = log ? Math.log : (value) => value;
-    const [from, to] = [map(domain[0]), map(domain[1])];
-    return (value) => range[0] + (map(value) - from) / (to - from) * (range[1] - range[0]);
-  }
-  function ticks([low, high], log, whole) {
-    return log ? logTicks(low, high) : linearTicks(low, high, whole);
-  }
-  function logTicks(low, high) {
-    const decades = Math.log10(high / low), found = [];
-    const steps = decades < 1 ? [1, 2, 3, 5, 7] : decades < 2.5 ? [1, 2, 5] : [1];
-    const every = Math.max(1, Math.ceil(decades / 6));
-    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
-      for (const step of steps) {
-        const value = step * Math.pow(10, power);
-        if (value >= low && value <= high && power % every === 0) found.push(Number(value.toPrecision(1)));
-      }
-    return found;
-  }
-  function linearTicks(low, high, whole) {
-    const rough = (high - low) / 6.7, unit = Math.pow(10, Math.floor(Math.log10(rough)));
-    let step = [1, 2, 5, 10].find((factor) => factor * unit >= rough) * unit;
-    if (whole) step = Math.max(1, Math.round(step));
-    const found = [];
-    for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step)
-      found.push(Number(value.toPrecision(10)));
-    return found;
-  }
 
   // One figure: its controls and its panels, drawn again whenever something changes
 
@@ -119,20 +57,21 @@
     const { figure, log, hidden } = state;
     const shown = figure.panels.flatMap((panel) => panel.series).filter((series) => !hidden.has(series.label));
     const base = shown.length ? shown : figure.panels.flatMap((panel) => panel.series);
-    const domains = {
-      x: extent([...base.flatMap((series) => series.x), ...figure.panels.flatMap((panel) => panel.bounds)], figure.x_log),
-      y: extent(base.flatMap((series) => [...series.y, ...series.low, ...series.high]), log),
+    const places = [...base.flatMap((series) => series.x), ...figure.panels.flatMap((panel) => panel.bounds)];
+    const axes = {
+      x: axisOf(figure.x_log ? "log" : "linear", places),
+      y: axisOf(log ? "log" : "linear", base.flatMap((series) => [...series.y, ...series.low, ...series.high])),
     };
     state.panels.replaceChildren();
-    for (const panel of figure.panels) drawPanel(state, panel, domains);
+    for (const panel of figure.panels) drawPanel(state, panel, axes);
   }
-  function drawPanel(state, panel, domains) {
+  function drawPanel(state, panel, axes) {
     const { figure, log, hidden } = state;
     const svg = element(state.panels, "svg", { viewBox: `0 0 ${W} ${H}`, tabindex: 0, role: "img" });
     const shown = panel.series.filter((series) => !hidden.has(series.label));
     svg.setAttribute("aria-label", `${figure.title}, ${panel.title}: ${shown.map((series) => series.label).join(", ") || "no data"}`);
-    const x = scale(domains.x, [LEFT, W - RIGHT], figure.x_log), y = scale(domains.y, [H - BOTTOM, TOP], log);
-    drawAxes(svg, figure, panel, domains, x, y, log);
+    const x = (value) => LEFT + axes.x.at(value) * (W - RIGHT - LEFT), y = (value) => H - BOTTOM - axes.y.at(value) * (H - BOTTOM - TOP);
+    drawAxes(svg, figure, panel, axes, x, y);
     for (const bound of panel.bounds) element(svg, "path", { class: "bound", d: `M${x(bound)} ${TOP}V${H - BOTTOM}` });
     const view = { svg, x, y, log, figure, panel, shown };
     for (const series of shown) if (series.low.length) drawBand(view, series);
@@ -142,14 +81,14 @@
       element(svg, "text", { class: "note", x: (LEFT + W - RIGHT) / 2, y: (TOP + H - BOTTOM) / 2, "text-anchor": "middle" }, "no data");
     addCursor(view);
   }
-  function drawAxes(svg, figure, panel, domains, x, y, log) {
-    for (const value of xTicks(figure, panel, domains)) {
+  function drawAxes(svg, figure, panel, axes, x, y) {
+    for (const value of xTicks(figure, panel, axes.x)) {
       element(svg, "path", { class: "grid", d: `M${x(value)} ${TOP}V${H - BOTTOM}` });
-      element(svg, "text", { class: "tick", x: x(value), y: H - BOTTOM + 14, "text-anchor": "middle" }, tickText(value, figure.x_log));
+      element(svg, "text", { class: "tick", x: x(value), y: H - BOTTOM + 14, "text-anchor": "middle" }, tickText(value));
     }
-    for (const value of ticks(domains.y, log, false)) {
+    for (const value of axes.y.ticks) {
       element(svg, "path", { class: "grid", d: `M${LEFT} ${y(value)}H${W - RIGHT}` });
-      element(svg, "text", { class: "tick", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, tickText(value, log));
+      element(svg, "text", { class: "tick", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, tickText(value));
     }
     element(svg, "path", { class: "frame", d: `M${LEFT} ${TOP}V${H - BOTTOM}H${W - RIGHT}` });
     const missing = panel.series.length && panel.missing.length ? `  (no data: ${panel.missing.join(", ")})` : "";
@@ -158,12 +97,9 @@
     const middle = (TOP + H - BOTTOM) / 2;
     element(svg, "text", { x: 12, y: middle, transform: `rotate(-90 12 ${middle})`, "text-anchor": "middle" }, figure.y_label);
   }
-  function xTicks(figure, panel, domains) {
+  function xTicks(figure, panel, axis) {
     if (figure.x_label === "batch size") return [...new Set(panel.series.flatMap((series) => series.x))];
-    return ticks(domains.x, figure.x_log, figure.x_label === "epoch");
-  }
-  function tickText(value, log) {
-    return log && (value < 1e-3 || value >= 1e5) ? value.toExponential(0) : String(value);
+    return figure.x_label === "epoch" ? axis.ticks.filter(Number.isInteger) : axis.ticks;
   }
 
   // What is in a panel
@@ -176,7 +112,7 @@
       for (const point of points) if (point) marker(group, series, point[0], point[1], 2.6);
   }
   function positions({ x, y, log }, series) {
-    return series.x.map((at, index) => isNumber(series.y[index], log) ? [x(at), y(series.y[index])] : null);
+    return series.x.map((at, index) => shows(series.y[index], log) ? [x(at), y(series.y[index])] : null);
   }
   function line(points) {
     let path = "", pen = "M";
@@ -187,7 +123,7 @@
     return path;
   }
   function drawBand({ svg, x, y, log }, series) {
-    const whole = series.x.map((at, i) => [at, series.low[i], series.high[i]]).filter((edge) => isNumber(edge[1], log) && isNumber(edge[2], log));
+    const whole = series.x.map((at, i) => [at, series.low[i], series.high[i]]).filter((edge) => shows(edge[1], log) && shows(edge[2], log));
     if (whole.length < 2) return;
     const upper = whole.map((edge) => `${x(edge[0]).toFixed(1)} ${y(edge[2]).toFixed(1)}`);
     const lower = whole.map((edge) => `${x(edge[0]).toFixed(1)} ${y(edge[1]).toFixed(1)}`).reverse();
@@ -207,7 +143,7 @@
     else element(parent, "circle", { class: look, cx, cy, r: size * 1.1 });
   }
   function drawMark({ svg, x, y, log }, series, mark) {
-    const cx = x(mark.x), cy = isNumber(mark.y, log) ? y(mark.y) : TOP + 5;
+    const cx = x(mark.x), cy = shows(mark.y, log) ? y(mark.y) : TOP + 5;
     const group = element(svg, "g", { style: colours(series) });
     element(group, "title", {}, `${series.label}: ${mark.kind}`);
     if (mark.kind === "diverged") element(group, "path", { class: "c-cross", d: `M${cx - 4} ${cy - 4}l8 8m0 -8l-8 8` });
@@ -265,16 +201,16 @@
     const rows = [];
     for (const series of view.shown) {
       const index = series.x.indexOf(place);
-      if (index < 0 || !isNumber(series.y[index], view.log)) continue;
+      if (index < 0 || !shows(series.y[index], view.log)) continue;
       const dot = element(cursor, "g", { style: colours(series) });
       element(dot, "circle", { class: "c-dot", cx: view.x(place), cy: view.y(series.y[index]), r: 3.5 });
-      rows.push([series, format(series.y[index]), bandText(series, index)]);
+      rows.push([series, format(series.y[index], 4), bandText(series, index)]);
     }
-    say(view, `${view.panel.title}, ${view.figure.x_label} ${format(place)}`, rows, view.x(place), TOP);
+    say(view, `${view.panel.title}, ${view.figure.x_label} ${tickText(place)}`, rows, view.x(place), TOP);
   }
   function bandText(series, index) {
     if (!series.low.length || (series.seeds < 2 && series.seeds > 0)) return "";
-    return `${format(series.low[index])} to ${format(series.high[index])}`;
+    return `${format(series.low[index], 4)} to ${format(series.high[index], 4)}`;
   }
   function showPoint(view, cursor, [px, py]) {
     let best = null;
@@ -286,7 +222,7 @@
     if (!best) { tooltip.hidden = true; return; }
     element(cursor, "circle", { class: "c-ring", style: colours(best.series), cx: best.point[0], cy: best.point[1], r: 8 });
     const { series, index } = best;
-    say(view, `${view.panel.title}, ${view.figure.x_label} ${format(series.x[index])}`, [[series, format(series.y[index]), ""]], best.point[0], best.point[1]);
+    say(view, `${view.panel.title}, ${view.figure.x_label} ${format(series.x[index])}`, [[series, format(series.y[index], 4), ""]], best.point[0], best.point[1]);
   }
   function say(view, title, rows, px, py) {
     tooltip.replaceChildren();

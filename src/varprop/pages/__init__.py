@@ -1,0 +1,31 @@
+"""What the HTML pages of the inspection and of the lab have in common: the template engine and the drawing of axes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import VarpropError
+
+_HERE = Path(__file__).parent
+_SHARED = ("svg.js", "scales.js")
+
+
+def environment(templates: Path) -> Any:
+    """The environment of Jinja for a folder of templates; what is inserted is escaped.
+
+    Raises:
+        VarpropError: If Jinja is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise VarpropError("The page needs jinja2, which comes with torch: pip install 'varprop[report]'.") from error
+    loader = jinja2.FileSystemLoader(templates)
+    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+
+
+def script(templates: Path, *names: str) -> str:
+    """The scripts of a page one after another, the shared ones first."""
+    files = [*(_HERE / name for name in _SHARED), *(templates / name for name in names)]
+    return "\n".join(file.read_text("utf-8") for file in files)

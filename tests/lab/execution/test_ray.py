@@ -1,0 +1,165 @@
+"""Sweeps on Ray: the numbers and files of a run without it, whatever is killed."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import varprop as vp
+from varprop.lab.execution import ray_cluster
+from varprop.lab.execution.run import RunError
+from varprop.lab.execution.run import run as run_experiment
+from varprop.lab.execution.workers import WorkerError
+from varprop.lab.store.folder import Store
+
+from .. import tiny
+from .test_run import numbers, quiet
+
+needs_ray = pytest.mark.ray
+ROOT = Path(__file__).parents[3]
+EPOCHS = 40  # long enough to be killed in
+
+
+def recorded_network(folder):
+    """The network, and a file named after the process that made it."""
+    (folder / str(os.getpid())).touch()
+    return tiny.network()
+
+
+def broken_network():
+    raise vp.VarpropError("This network cannot be made.")
+
+
+def run(out, ray=None, factory=tiny.network, resume=False, **changes):
+    protocol = replace(tiny.experiment().protocol, epochs=EPOCHS)
+    chosen = {"methods": ("standard", "weight"), "starts": ("none",), "together": False, "protocol": protocol}
+    experiment = tiny.experiment(**{**chosen, **changes})
+    options = {"dataset": tiny.dataset(), "factory": factory, "show": quiet}
+    return run_experiment(experiment, out, "cpu", resume, ray=ray, **options)
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def wait_for(condition, seconds=400.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it took too long"
+        time.sleep(0.005)
+
+
+def is_running(pid):
+    """Whether the process is there and no zombie."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same without Ray."""
+    out = tmp_path_factory.mktemp("alone")
+    return out, run(out)
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_ray_finds_the_same_numbers_and_leaves_the_same_files(alone, tmp_path):
+    out, outcomes = alone
+    assert numbers(run(tmp_path, "local")) == numbers(outcomes)
+    assert files(tmp_path) == files(out)
+    kept = [Store(folder / "tiny").manifest() for folder in (tmp_path, out)]
+    assert kept[0]["finished"] and kept[0].keys() == kept[1].keys()
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_an_ensemble_is_one_task_with_the_same_numbers(tmp_path):
+    changes = {"together": True, "methods": ("standard", "analytic"), "protocol": tiny.experiment().protocol}
+    assert numbers(run(tmp_path / "ray", "local", **changes)) == numbers(run(tmp_path / "here", **changes))
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_a_worker_that_is_killed_costs_nothing_but_time(alone, tmp_path):
+    pids, out, killed = tmp_path / "pids", tmp_path / "out", []
+    pids.mkdir()
+
+    def kill():
+        wait_for(lambda: list(out.rglob("*.final.pt")))  # there is something to go on from
+        killed.extend(int(path.name) for path in pids.iterdir() if is_running(int(path.name)))
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = run(out, "local", functools.partial(recorded_network, pids))
+    killer.join()
+    assert killed and {int(path.name) for path in pids.iterdir()} > set(killed)  # others went on
+    assert numbers(found) == numbers(alone[1])
+    assert files(out) == files(alone[0])
+
+
+DRIVER = """
+import functools, sys
+from pathlib import Path
+from tests.lab.execution.test_ray import recorded_network, run
+run(Path(sys.argv[1]), "local", functools.partial(recorded_network, Path(sys.argv[2])))
+"""
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_a_driver_that_is_killed_takes_its_workers_along_and_resumes(alone, tmp_path):
+    pids, out = tmp_path / "pids", tmp_path / "out"
+    pids.mkdir()
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", DRIVER, str(out), str(pids)]
+    driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, cwd=ROOT)
+    wait_for(lambda: list(out.rglob("*.final.pt")) or driver.poll() is not None)
+    driver.kill()
+    assert driver.wait(60) == -signal.SIGKILL  # not finished before
+    wait_for(lambda: not any(is_running(int(path.name)) for path in pids.iterdir()))
+    assert not Store(out / "tiny").manifest()["finished"]
+    assert numbers(run(out, "local", resume=True)) == numbers(alone[1])
+    assert files(out) == files(alone[0])
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_a_cluster_by_its_address(alone, tmp_path):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        assert numbers(run(tmp_path, cluster.address)) == numbers(alone[1])
+        with pytest.raises(vp.VarpropError, match="This network cannot be made"):
+            run(tmp_path / "broken", cluster.address, broken_network)
+    finally:
+        cluster.shutdown()
+    with pytest.raises(WorkerError, match="There is no Ray cluster at"):
+        run(tmp_path / "nowhere", "127.0.0.1:1")
+
+
+def test_resources_that_are_not_there_are_named():
+    with pytest.raises(WorkerError, match="A job needs 1 GPU of Ray, which has 0"):
+        ray_cluster._require_resources({"CPU": 4.0}, {"num_cpus": 1, "num_gpus": 1.0})
+
+
+def test_without_ray_one_sentence_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(vp.VarpropError, match=r"--ray needs ray: pip install 'varprop\[ray\]'"):
+        run(tmp_path, "local")
+
+
+def test_event_files_are_written_here_only(tmp_path):
+    with pytest.raises(RunError, match="one process only"):
+        run_experiment(tiny.experiment(), tmp_path, "cpu", ray="local", tensorboard=tmp_path)
