@@ -69,6 +69,7 @@ INDIFFERENT = {
     "one feature": (nn.Sequential(nn.Linear(1, 5), nn.Tanh()), (1, 1)),
     "one channel": (nn.Conv2d(1, 4, 3), (1, 1, 8, 8)),
     "elementwise": (nn.Sigmoid(), (1, 1)),
+    "a batch behind time": (nn.LSTM(2, 2), (1, 1, 2)),
     "tokens one by one": (nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4)), (1, 1, 6)),
 }
 

@@ -138,7 +138,7 @@ def _arguments(program: Program, with_example: bool) -> str:
 def _gradient_ratio(rows: list[ReportRow]) -> float | None:
     """Of the first to the last layer with weights; of any layers where there are no two of them."""
     layers = [row for row in rows if row.leaf and row.gradient_total is not None]
-    weighted = [row for row in layers if row.weighted]
+    weighted = [row for row in layers if row.weighted and row.role not in ("query", "gate")]
     totals = [row.gradient_total or 0.0 for row in (weighted if len(weighted) > 1 else layers)]
     return totals[0] / totals[-1] if totals and totals[-1] else None
 

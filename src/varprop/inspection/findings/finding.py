@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
 ORDER: dict[str, int] = {"error": 0, "warning": 1, "note": 2}
 NOTHING_FOUND = "Nothing to worry about was found."
+
+
+def times(factor: float) -> str:
+    """A factor as people write it: "2.4 times", "12,000 times", "1/30 of"; two digits."""
+    if not math.isfinite(factor) or factor == 0:
+        return f"{factor:.3g} times"
+    if 0.5 < factor < 1:
+        return f"{factor:.2g} times"
+    size = factor if factor >= 1 else 1 / factor
+    rounded = float(f"{size:.2g}")
+    text = f"{size:.0e}" if rounded >= 1e9 else f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
+    return f"{text} times" if factor >= 1 else f"1/{text} of"
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from ..numbers.row import ReportRow
-from .finding import ORDER, Finding, Severity
+from .finding import ORDER, Finding, Severity, times
 from .thresholds import ALWAYS_ON, CONSTANT, DEAD, GRADIENT, GROWN, SATURATED, SHRUNK
 
 ARGUMENTS = "model, moments"
 INIT = f"initialize by vp.init_({ARGUMENTS})"
 REMEDY = f"{INIT}, or train with vp.normalize({ARGUMENTS})"
-NUMBER = ".3g"
 NAMED = 4  # layers that one finding names
 
 
@@ -29,12 +29,13 @@ def findings(
     """
     layers = [row for row in rows if row.is_layer]
     # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
-    weighted = [row for row in layers if row.weighted] or layers
-    scale = [*_size(weighted), *_gradient(weighted, gradient_ratio), *_shift(weighted)]
-    found: list[Finding] = [*scale, *_constant(layers, weighted), *_unsettled(unsettled)]
+    weighted = [row for row in layers if row.weighted and row.role != "gate"] or layers
+    streams = [row for row in layers if row.role == "stream"]
+    scale = [*_growth([*weighted, *streams]), *_decay(weighted, streams), *_gradient(weighted, gradient_ratio)]
+    found: list[Finding] = [*scale, *_shift(weighted), *_constant(layers, weighted), *_unsettled(unsettled)]
     alike = any(any(row.uniform[2:]) for row in rows)
     for row in layers:
-        found += [*_saturation(row), *_rectifier(row), *_disagreement(row, alike)]
+        found += [*_saturation(row), *_softened_in_gates(row, _rectifier(row)), *_disagreement(row, alike)]
     found = [*_merged(found), *_approximations(layers)]
     found = [replace(one, advice=one.advice.replace(f"({ARGUMENTS}", f"({arguments}")) for one in found]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
@@ -74,15 +75,30 @@ def _extreme(
         yield _graded(value(worst), *limits) or "warning", beyond[0], worst
 
 
-def _size(rows: list[ReportRow]) -> Iterator[Finding]:
-    """Growth and decay of the standard deviation: where each begins, and how far it goes."""
-    grown = _extreme(rows, lambda row: row.growth or 0.0, GROWN)
-    shrunk = _extreme(rows, lambda row: 1 / row.growth if row.growth else 0.0, SHRUNK)
-    for kind, verb, extreme in (("growth", "grown", grown), ("decay", "shrunk", shrunk)):
-        for severity, first, worst in extreme:
-            text = f"std has {verb} to {first.growth:{NUMBER}} times that of the input"
-            text += f", and reaches {worst.growth:{NUMBER}} times at {worst.label}" if worst is not first else ""
-            yield Finding(severity, kind, first.label, text, REMEDY, worst.growth or 0.0)
+def _growth(rows: list[ReportRow]) -> Iterator[Finding]:
+    """Where growth of the standard deviation begins, and how far it goes; before a normalization it is no matter."""
+    judged = [row for row in rows if row.role != "normalized"]
+    for found in _extreme(judged, lambda row: row.growth or 0.0, GROWN):
+        yield _of_size("growth", "grown", *found)
+
+
+def _decay(weighted: list[ReportRow], streams: list[ReportRow]) -> Iterator[Finding]:
+    """The same for decay. Branches may be small, and so may what the last layer gives before it has learned."""
+    judged = [row for row in weighted[:-1] if row.role not in ("normalized", "branch", "query")]
+    for found in _extreme([*judged, *streams], lambda row: 1 / row.growth if row.growth else 0.0, SHRUNK):
+        yield _of_size("decay", "shrunk", *found)
+
+
+def _of_size(kind: str, verb: str, severity: Severity, first: ReportRow, worst: ReportRow) -> Finding:
+    text = f"std has {verb} to {times(first.growth or 0.0)} that of the input"
+    text += f", and reaches {times(worst.growth or 0.0)} it at {worst.label}" if worst is not first else ""
+    return Finding(severity, kind, first.label, text, REMEDY, worst.growth or 0.0)
+
+
+def _softened_in_gates(row: ReportRow, found: Iterable[Finding]) -> Iterator[Finding]:
+    """Averages hardly vary, so that the rectifier of a gate is on or off by its mean: no warning, though an error."""
+    for one in found:
+        yield replace(one, severity="note") if row.role == "gate" and one.severity == "warning" else one
 
 
 def _shift(rows: list[ReportRow]) -> Iterator[Finding]:
@@ -97,7 +113,7 @@ def _gradient(rows: list[ReportRow], ratio: float | None) -> Iterator[Finding]:
     if ratio and (severity := _graded(max(ratio, 1 / ratio), *GRADIENT)):
         kind = "explode" if ratio > 1 else "vanish"
         labels = [row.label for row in rows if "gradient" in row.numbers]
-        text = f"gradients {kind}: at the first layer they are {ratio:{NUMBER}} times those at the last ({labels[-1]})"
+        text = f"gradients {kind}: at the first layer they are {times(ratio)} those at the last ({labels[-1]})"
         yield Finding(severity, kind, labels[0], text, REMEDY, ratio)
 
 
@@ -107,7 +123,7 @@ def _saturation(row: ReportRow) -> Iterator[Finding]:
         text = f"outputs of {share:.0%} of its units saturate (in the flat part {row.numbers['flat']:.0%} of the time)"
         if row.growth is not None:
             verb = "grown" if row.growth > 1 else "shrunk"
-            text = f"std has {verb} to {row.growth:{NUMBER}} times the input; {text}"
+            text = f"std has {verb} to {times(row.growth)} that of the input; {text}"
         yield Finding(severity, "saturated", row.label, text, f"make its input smaller: {REMEDY}", share)
 
 
@@ -130,7 +146,8 @@ def _at_least(share: float) -> str:
 def _exact_percent(share: float) -> str:
     """Close to the whole the digits that count are those after the nines."""
     missing = (1 - share) * 100
-    return f"{100 - missing:.6g} %" if missing > 1e-4 else "all"
+    digits = max(0, math.ceil(-math.log10(missing))) if missing > 1e-4 else 0
+    return f"{100 - missing:.{digits}f} %" if missing > 1e-4 else "all"
 
 
 def _constant(rows: list[ReportRow], weighted: list[ReportRow]) -> Iterator[Finding]:
@@ -160,7 +177,7 @@ def _disagreement(row: ReportRow, alike: bool) -> Iterator[Finding]:
         return
     value, error, ratio = seen["value"], seen["error"], own / seen["value"]
     if not 2 / 3 < ratio < 3 / 2 and abs(own - value) >= 4 * error:
-        text = f"the analytic std is {ratio:{NUMBER}} times the measured one ({value:{NUMBER}} +- {error:.1g})"
+        text = f"the analytic std is {times(ratio)} the measured one ({value:.3g} +- {error:.1g})"
         apart = ", or keep positions apart: moments of every element, --positions on the command line"
         advice = "trust the measured numbers of this layer" + (apart if alike else "")
         yield Finding("note", "disagreement", row.label, text, advice, ratio)

@@ -16,6 +16,7 @@ from ..channels import channel_axis, over_channels, ranges
 from ..gradients.backward import GradientScales
 from ..gradients.slopes import chance_on, slopes
 from ..places import Place, bend_at, first_moments, op_name
+from ..roles import role_of
 from .row import ReportRow
 from .statistics import UnitStatistics, numbers, spread_of
 
@@ -73,6 +74,7 @@ def make_row(
         node=place.output.name,
         constant=_constant_share(moments, place.output),
         weighted=place.leaf and _has_weights(walk, _maker(place.output)),
+        role=role_of(walk, place.output) if place.leaf else "",
     )
 
 

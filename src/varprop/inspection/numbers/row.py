@@ -45,6 +45,7 @@ class ReportRow:
         node: Name of the graph node.
         constant: Share of the channels that do not vary at any position.
         weighted: Whether it is a single linear layer or convolution.
+        role: What becomes of it, where that decides how it is to be judged (`inspection.roles`).
     """
 
     path: str
@@ -73,6 +74,7 @@ class ReportRow:
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     constant: float = 0.0
     weighted: bool = False
+    role: str = ""
 
     @property
     def is_layer(self) -> bool:

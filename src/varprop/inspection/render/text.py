@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from ...engine.text_table import text_table
 from ..data import Change, ComparisonData, ReportData
 from ..findings.differences import Differences, severity_change
-from ..findings.finding import NOTHING_FOUND
+from ..findings.finding import NOTHING_FOUND, Finding
 from ..numbers.row import SHARES, ReportRow
 
 HEADER = ("module", "class", "extents", "mean", "std", "growth", "gain", "shift", "gradient", "units", "")
@@ -19,7 +20,7 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 def report_text(report: ReportData) -> str:
     """Findings and the table of the tree of modules."""
-    findings = [str(finding) for finding in report.findings] or [NOTHING_FOUND]
+    findings = [line for _, line in _finding_lines(report.findings)] or [NOTHING_FOUND]
     table = text_table(HEADER, [_cells(row) for row in shown(report.rows)])
     return "\n".join([_heading(report), *findings, "", table])
 
@@ -36,10 +37,17 @@ def show_report(report: ReportData, file: TextIO | None) -> None:
     # in a file or a pipe nothing is folded to the width of a terminal
     console = console if console.is_terminal else Console(file=file, width=200)
     console.print(_heading(report), markup=False, highlight=False)
-    for finding in report.findings:
-        console.print(str(finding), style=STYLES[finding.severity], markup=False, highlight=False)
+    for severity, line in _finding_lines(report.findings):
+        console.print(line, style=STYLES[severity], markup=False, highlight=False)
     console.print()
     console.print(_rich_table(report))
+
+
+def _finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """A line for each with its severity; what to do about several in a row stands behind the last of them."""
+    for finding, following in itertools.zip_longest(findings, findings[1:]):
+        shared = following is not None and following.advice == finding.advice
+        yield finding.severity, f"{finding.severity}: {finding.where}: {finding.text}" if shared else str(finding)
 
 
 def _rich_table(report: ReportData) -> Any:
