@@ -7,11 +7,11 @@ import torch
 import varprop as vp
 
 from .record import Inference
-from .step import Network, autocast
+from .step import BenchModel, autocast
 from .timing import interleaved
 
 
-def compare_inference(network: Network, rounds: int, seconds: float) -> Inference:
+def compare_inference(network: BenchModel, rounds: int, seconds: float) -> Inference:
     """Time the folded model against a plain one with the same weights, and compare what they compute.
 
     Args:

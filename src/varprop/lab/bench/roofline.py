@@ -14,7 +14,7 @@ from torch import Tensor
 from ..training.cuda_graph import captured
 from .profiling import clean
 from .record import Roofline, first_line
-from .step import Network, autocast, capture_stream
+from .step import BenchModel, autocast, capture_stream
 from .timing import Function, interleaved, timed, wait
 
 COPY = 2**30  # bytes, far beyond any cache
@@ -26,7 +26,7 @@ GRAPH = (
 CLOCK = "wall time of the fold alone, called from Python, nothing subtracted"
 
 
-def measure(network: Network, rounds: int, seconds: float, tiny: bool = False) -> Roofline:
+def measure(network: BenchModel, rounds: int, seconds: float, tiny: bool = False) -> Roofline:
     """Measure the fold of a normalized network, and a copy beside it.
 
     Args:
@@ -46,7 +46,7 @@ def measure(network: Network, rounds: int, seconds: float, tiny: bool = False) -
     return Roofline(count, bandwidth, count * (read + written), count * (read + written + 4), **medians, how=how)
 
 
-def folding_of(network: Network) -> Any:
+def folding_of(network: BenchModel) -> Any:
     """What folds the layers of a network together in training."""
     networks = (getattr(module, "networks", None) for module in network.model.modules())
     return next(found for found in networks if found)[True][0]

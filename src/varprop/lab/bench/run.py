@@ -16,7 +16,7 @@ from .inference import compare_inference
 from .profiling import clean, kernels
 from .record import Measurement, Record, first_line
 from .session import Options, Session, begin, known, settings
-from .step import Network, TimedStep, drop_traces, make_step, network, prime
+from .step import BenchModel, TimedStep, drop_traces, make_step, network, prime
 from .timing import interleaved
 from .variants import VARIANTS, title
 
@@ -52,9 +52,9 @@ def run(options: Options, say: Callable[[str], None] = print) -> Record:
 def _measure_case(session: Session, case: Case, modes: tuple[str, ...], wanted: tuple[str, ...] | None) -> None:
     """All modes of a case, then inference and the fold alone."""
     images, labels = case.data(session.device)
-    networks: dict[str, Network] = {}
+    networks: dict[str, BenchModel] = {}
 
-    def network_of(variant: str) -> Network:
+    def network_of(variant: str) -> BenchModel:
         if variant not in networks:
             networks[variant] = network(case, variant, images, labels)
         return networks[variant]
@@ -77,7 +77,7 @@ def _measure_case(session: Session, case: Case, modes: tuple[str, ...], wanted: 
 
 
 def _measure_mode(
-    session: Session, case: Case, mode: str, variants: tuple[str, ...], network_of: Callable[[str], Network]
+    session: Session, case: Case, mode: str, variants: tuple[str, ...], network_of: Callable[[str], BenchModel]
 ) -> None:
     """Prepare all variants, then time them in turns."""
     steps: dict[str, TimedStep] = {}
@@ -102,7 +102,7 @@ def _measure_mode(
 
 
 def _prepared(
-    session: Session, cell: Measurement, network_of: Callable[[str], Network]
+    session: Session, cell: Measurement, network_of: Callable[[str], BenchModel]
 ) -> tuple[Measurement, TimedStep | None]:
     """The step of a cell, and what is known before it is timed; no step if there is no time or it fails."""
     name = f"{cell.case} {cell.mode} {title(cell.variant)}"
@@ -132,14 +132,14 @@ def attempt(session: Session, name: str, action: Callable[[], None]) -> None:
     session.save()
 
 
-def _add_inference(session: Session, analytic: Network) -> None:
+def _add_inference(session: Session, analytic: BenchModel) -> None:
     found = compare_inference(analytic, session.rounds, session.options.seconds)
     session.record.inferences.append(found)
     same = "bit-identical" if found.identical else "NOT bit-identical"
     session.print(f"{found.case} folded inference: {found.ratio:.3f} x plain, {same}")
 
 
-def _add_roofline(session: Session, analytic: Network) -> None:
+def _add_roofline(session: Session, analytic: BenchModel) -> None:
     found = roofline.measure(analytic, session.rounds, session.options.seconds, session.options.tiny)
     session.record.roofline = found
     session.print(f"fold alone: forward {1e6 * found.forward:.0f} us, backward {1e6 * found.backward:.0f} us")

@@ -22,7 +22,7 @@ SETTLE = 6  # steps after which all that is recorded when repeated is
 
 
 @dataclass(frozen=True)
-class Network:
+class BenchModel:
     """A model of a case with its batch, used in all modes.
 
     Attributes:
@@ -58,16 +58,16 @@ class Network:
         return self.losses[precision]
 
 
-def network(case: Case, variant: str, images: Tensor, labels: Tensor) -> Network:
+def network(case: Case, variant: str, images: Tensor, labels: Tensor) -> BenchModel:
     """Built on the device of the batch."""
     clean()  # what others left behind must not be counted as freed by this one
     before = allocated(images.device)
     model = case.network(variant, images.device)
     clean()
-    return Network(case, variant, model, images, labels, allocated(images.device) - before, {})
+    return BenchModel(case, variant, model, images, labels, allocated(images.device) - before, {})
 
 
-def _with_own_code(network: Network, name: str) -> Callable[..., Tensor]:
+def _with_own_code(network: BenchModel, name: str) -> Callable[..., Tensor]:
     """What is compiled is kept by code object; if variants shared one, each call would look through all of them."""
     model = network.model
 
@@ -83,7 +83,7 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
 
 
-def optimizer(network: Network, capturable: bool) -> torch.optim.Optimizer:
+def optimizer(network: BenchModel, capturable: bool) -> torch.optim.Optimizer:
     """That of the case, over all parameters, with the foreach implementation."""
     parameters = list(network.model.parameters())
     if network.case.optimizer == "adam":
@@ -91,7 +91,7 @@ def optimizer(network: Network, capturable: bool) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LR, momentum=0.9, foreach=True)
 
 
-def make_step(network: Network, mode: str, backend: str) -> tuple[TimedStep, int]:
+def make_step(network: BenchModel, mode: str, backend: str) -> tuple[TimedStep, int]:
     """The step of a mode, warmed up, and the peak of device memory in it.
 
     Raises:
@@ -116,7 +116,7 @@ def make_step(network: Network, mode: str, backend: str) -> tuple[TimedStep, int
     return final, peak(network.device) - before + network.bytes
 
 
-def _warm(step: TimedStep, network: Network) -> TimedStep:
+def _warm(step: TimedStep, network: BenchModel) -> TimedStep:
     """The step itself after a few runs, the last of which is watched."""
     for _ in range(SETTLE):
         step()
@@ -141,7 +141,7 @@ def prime(device: torch.device) -> None:
         layer(torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)).sum().backward()
 
 
-def _captured(step: TimedStep, network: Network) -> TimedStep:
+def _captured(step: TimedStep, network: BenchModel) -> TimedStep:
     def settle() -> None:
         network.model.zero_grad(set_to_none=True)
         clean()
@@ -152,7 +152,7 @@ def _captured(step: TimedStep, network: Network) -> TimedStep:
     return replay
 
 
-def drop_traces(network: Network) -> None:
+def drop_traces(network: BenchModel) -> None:
     """Let go of gradients and of folded weights, so that the next mode finds the model as it was made."""
     network.model.zero_grad(set_to_none=True)
     network.model.eval().train()
