@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
+import itertools
 import resource
 from pathlib import Path
 
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory of the process from /proc"),
 ]
 CALLS = 1_000
-MEASURED = 3  # after warm-up, in equal parts: a leak grows from one to the next
+MEASURED = 4  # after warm-up, in equal parts: a leak grows from one to the next
 
 
 def used() -> int:
@@ -44,11 +44,14 @@ def growth(work: object, parts: int = MEASURED) -> tuple[list[int], list[int]]:
 
 
 def is_flat(counts: list[int], sizes: list[int], per_part: int) -> None:
-    """No tensor more, and less than one float a call or step in the process, but for a megabyte of its allocator."""
-    assert counts[0] == counts[-1], f"live tensors: {counts}"
-    grown = sizes[-1] - sizes[0]
-    assert grown < 4 * per_part * (len(sizes) - 1) + (1 << 20), f"the process grew by {grown} bytes: {sizes}"
-    print(f"{counts[-1]} live tensors, {grown / 2**10:.0f} KiB in {per_part * (len(sizes) - 1)}, pid {os.getpid()}")
+    """No tensor more; and some part in which the process grew by less than a float a step.
+
+    A leak grows in every part. Torch's allocator may take more memory once, in one of them.
+    """
+    grown = [after - before for before, after in itertools.pairwise(sizes)]
+    print(f"{counts[-1]} live tensors; grown in parts of {per_part}, in KiB: {[size >> 10 for size in grown]}")
+    assert len(set(counts)) == 1, f"live tensors: {counts}"
+    assert min(grown) < 4 * per_part + resource.getpagesize(), f"the process grows, by {grown} bytes"
 
 
 def network(*between: nn.Module) -> nn.Module:
@@ -93,7 +96,7 @@ def test_propagations_leave_nothing() -> None:
 
 
 def test_captures_leave_nothing() -> None:
-    """Of a propagation that captures the model each time: torch keeps some of its own, which is bounded."""
+    """Of propagations that capture the model each time: no tensor, though torch.export keeps records of its own."""
     model, example = network(nn.GELU()).eval(), torch.zeros(1, 2, 6, 6)
 
     def calls() -> None:
@@ -102,5 +105,6 @@ def test_captures_leave_nothing() -> None:
 
     calls()
     counts, sizes = growth(calls)
-    assert counts[0] == counts[-1], f"live tensors: {counts}"
-    assert sizes[-1] - sizes[0] < 8 << 20, f"the process grew by {sizes[-1] - sizes[0]} bytes"
+    grown = [after - before for before, after in itertools.pairwise(sizes)]
+    assert len(set(counts)) == 1, f"live tensors: {counts}"
+    assert min(grown) < 2 << 20, f"the process grows, by {grown} bytes"
