@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import io
 import pickle
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import varprop as vp
 from tests.norm.networks import Recalled
+from tests.test_federated import example
 
 opacus = pytest.importorskip("opacus", reason="make test-opacus installs it")
 PrivacyEngine = pytest.importorskip("varprop.opacus").PrivacyEngine
@@ -345,6 +347,17 @@ def test_plain_models_are_left_to_opacus() -> None:
     parts[2].step()
     F.cross_entropy(before(x), y).backward()
     assert torch.allclose(before.weight - plain.weight, before.weight.grad, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ("none", "group norm", "analytic", "analytic, plain head"))
+def test_the_example_trains(method: str) -> None:
+    script = example("private_training")
+    assert method in script.METHODS
+    x, y = torch.randn(96, 1, 28, 28), torch.arange(96) % 10
+    settings = argparse.Namespace(epsilon=8.0, epochs=1, batch=32)
+    model, epsilon, _ = script.train(method, x, y, 0.1, 0, settings)
+    assert 0 < epsilon < 8.1 and 0 <= script.accuracy(model, x, y) <= 100
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
 def test_bad_use_is_named() -> None:
