@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from ..gaussian.normal import Pair
@@ -46,12 +47,10 @@ def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -
     return unit, unit.fold()
 
 
+@_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
 def _fold_outside_graphs(network: Network, place: int, met: dict[nn.Module, Pair]) -> tuple[Network, Folded]:
     """The same where torch.compile meets sharded parameters, of which it cannot tell whether they are gathered."""
-    from .outside_graphs import call_outside_graphs
-
-    found: tuple[Network, Folded] = call_outside_graphs(fold_with_others, network, place, met)
-    return found
+    return fold_with_others(network, place, met)
 
 
 def _distributed() -> bool:
