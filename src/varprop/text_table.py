@@ -38,3 +38,14 @@ class Table:
 def _aligned(column: Sequence[str], left: bool) -> list[str]:
     width = max(map(len, column))
     return [text.ljust(width) if left else text.rjust(width) for text in column]
+
+
+def text_table(header: Sequence[str], lines: Rows) -> str:
+    """Columns aligned to the left, with a rule below the header."""
+    first, *others = Table("", header, lines, left=header).plain().split("\n")
+    return "\n".join([first, "-" * max(map(len, (first, *others))), *others])
+
+
+def extents_text(full: Sequence[int], uniform: Sequence[bool]) -> str:
+    """Extents joined by x, those of uniform axes in brackets."""
+    return "x".join(f"({extent})" if alike else str(extent) for extent, alike in zip(full, uniform, strict=True))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
+from ..text_table import extents_text, text_table
 from .names import unknown_name
-from .text_table import extents_text, text_table
 
 Status = Literal["exact", "approximate", "sampled", "missing"]
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from ..engine.inputs import example_for
 from ..engine.names import unknown_name
-from ..engine.text_table import text_table
 from ..graph.examples import is_shape
 from ..graph.node import Form
 from ..moments import Moments
+from ..text_table import text_table
 from .numbers.statistics import UnitStatistics, numbers
 from .places import Place, first_moments, places
 from .run import captured, walked

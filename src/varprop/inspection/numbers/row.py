@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...engine.text_table import extents_text
+from ...text_table import extents_text
 from ..places import label
 from .statistics import UnitSpread
 

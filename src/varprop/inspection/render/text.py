@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from ...engine.text_table import text_table
+from ...text_table import text_table
 from ..data import Change, ComparisonData, ReportData
 from ..findings.differences import Differences, severity_change
 from ..findings.finding import NOTHING_FOUND, Finding
