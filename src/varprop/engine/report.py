@@ -60,7 +60,7 @@ class Result:
     def __getitem__(self, path: str) -> Moments:
         """Output statistics of a module, averaged over its calls (see `calls` for each)."""
         if path not in self.calls:
-            raise KeyError(unknown_name("no random value came from a module", path, self.calls))
+            raise KeyError(unknown_name("no module", path, self.calls))
         return _average(path, self.calls[path])
 
     def __contains__(self, path: object) -> bool:
