@@ -61,7 +61,8 @@ def test_the_mean_behind_a_rectifier_knows_the_sign_of_the_scale():
     """With one scale flipped the same rectifier passes the other half."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.ReLU()).eval()
     model[0].weight.data = torch.tensor([2.0, -2.0])
-    report = vp.inspect(model, vp.Moments(torch.full((1, 2), 1.0), torch.ones(1, 2)))
+    model[0].running_mean.fill_(0.5)  # it has seen data, and counts as in evaluation mode
+    report = vp.inspect(model, vp.Moments(torch.full((1, 2), 1.5), torch.ones(1, 2)))
     (_, rectified) = report.quantization()["activations"]
     # E max(0, +-2 + 2 Z) = +-2 Phi(+-1) + 2 phi(1)
     assert rectified["mean"] == pytest.approx([2 * 0.841345 + 2 * 0.241971, -2 * 0.158655 + 2 * 0.241971], abs=1e-4)

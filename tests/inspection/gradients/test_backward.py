@@ -148,11 +148,19 @@ def measured_gradients(model, x, paths):
     return {path: rms(g.square()) for path, g in zip(kept, found, strict=True)}
 
 
+def used(norm):
+    """A batch norm that has seen data: one that has not counts as normalizing by the batch."""
+    nn.init.constant_(norm.running_mean, 0.2), nn.init.constant_(norm.running_var, 1.5)
+    return norm
+
+
 NETWORKS = {
     "tanh": lambda: nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)),
     "residual": Residual,
     "dropout": lambda: nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.SiLU(), nn.Linear(64, 64)).train(),
-    "batch norm": lambda: nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ELU(), nn.Linear(64, 64)).eval(),
+    "batch norm": lambda: nn.Sequential(
+        nn.Linear(64, 64), used(nn.BatchNorm1d(64)), nn.ELU(), nn.Linear(64, 64)
+    ).eval(),
     "layer norm": lambda: nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64)),
 }
 
@@ -246,7 +254,7 @@ AVERAGED = {
     "window": (lambda: pooled(conv(), nn.ReLU(), nn.AvgPool2d(2), conv(), nn.ReLU()), 0.06),
     "overlapping window": (lambda: pooled(nn.AvgPool2d(3, 1, 1), conv(), nn.ReLU()), 0.2),
     "batch norm, dropout": (
-        lambda: pooled(conv(), nn.BatchNorm2d(24), nn.SiLU(), nn.Dropout(0.3), conv(), nn.SiLU()),
+        lambda: pooled(conv(), used(nn.BatchNorm2d(24)), nn.SiLU(), nn.Dropout(0.3), conv(), nn.SiLU()),
         0.06,
     ),
     "residual": (lambda: pooled(Block(24), nn.ReLU(), Block(24), nn.ReLU()), 0.2),
