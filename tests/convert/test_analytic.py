@@ -21,6 +21,7 @@ def moments(x: Tensor) -> vp.Moments:
     return vp.Moments(x.mean(axes, keepdim=True), x.var(axes, keepdim=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_to_and_from_every_form(name: str) -> None:
     model, x = network(name)

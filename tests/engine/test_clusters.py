@@ -170,6 +170,7 @@ STEPS: list[Callable[[Tensor], Tensor]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(range(len(STEPS))), min_size=1, max_size=4), st.floats(-2, 2), st.floats(0.2, 2))
 def test_any_chain_agrees_with_the_integral(chain: list[int], mean: float, std: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
@@ -83,6 +84,7 @@ class Graph(nn.Module):
         return self.branch.function(list(inputs))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(branches())
 def test_graphs_agree_with_monte_carlo(branch: Branch) -> None:

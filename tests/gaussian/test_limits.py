@@ -106,6 +106,7 @@ def test_shapes_and_dtypes(name: str) -> None:
     torch.testing.assert_close(large, tuple(x.expand(3, BLOCK) for x in ALL[name](torch.zeros(1), torch.ones(1))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["relu", "clamp_-0.5_2", "step", "sigmoid", "hardshrink", "elu", "cube", "sin"])
 def test_compiles_as_one_graph(name: str) -> None:
     function = ALL[name]

@@ -125,6 +125,7 @@ def test_pair_of_equals(dtype: torch.dtype) -> None:
     torch.testing.assert_close(maximum.pair(mean.detach().clamp(max=10), var, other, var)[1], var)
 
 
+@pytest.mark.slow
 def test_compiles_as_one_graph() -> None:
     def loss(mean: Tensor, std: Tensor) -> Tensor:
         return sum(maximum.independent(mean, std, -1)).sum() + sum(maximum.iid(mean, std, 9)).sum()

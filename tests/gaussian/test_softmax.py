@@ -124,6 +124,7 @@ def _rows(name: str) -> tuple[Tensor, Tensor]:
     return 3.0 + spread * mean, low + (high - low) * share
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_many_logits_share_their_integrals(name: str) -> None:
     """What is promised of them, against the integrals one by one."""
@@ -159,6 +160,7 @@ def test_logits_too_different_to_share_fall_back() -> None:
     torch.testing.assert_close(softmax.softmax(mean, var, -1), softmax.softmax(mean, var, -1, fine=True))
 
 
+@pytest.mark.slow
 def test_derivatives_of_shared_integrals() -> None:
     """First and second, against differences; and against those of the integrals one by one."""
     mean, std = (x[:2, :4] for x in _rows("later"))

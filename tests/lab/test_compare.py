@@ -39,6 +39,7 @@ def own(tmp_path):
     return tmp_path / "own.py"
 
 
+@pytest.mark.slow
 def test_a_model_and_data_of_ones_own_are_compared(own, tmp_path):
     options = {"batch_size": 16, "epochs": 1, "show": quiet, "device": "cpu"}
     outcomes = compare(tmp_path, f"{own}:data", f"{own}:model", METHODS, ("bn",), **options)

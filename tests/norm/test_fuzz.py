@@ -181,6 +181,7 @@ FEW: tuple[Blocks, ...] = (
 captured = functools.cache(normalized)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")), deadline=None)
 @given(blocks=st.sampled_from(FEW), events=some_events, seed=seeds)

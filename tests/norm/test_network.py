@@ -99,6 +99,7 @@ def channels_of(layer: Any) -> int:
     return int(layer.out_channels)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=4),

@@ -97,6 +97,7 @@ def test_preserve_and_fold_are_exact(name):
     same(layer(x), folded(site)(x))
 
 
+@pytest.mark.slow
 @all_variants
 def test_preserve_is_exact_in_float32(name):
     layer, x = variant(name).float(), example().float()

@@ -574,6 +574,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility("vmap")
 @pytest.mark.parametrize("shuffle", (True, False), ids=("shuffled", "as it is"))
 @pytest.mark.parametrize("name", POOLS)

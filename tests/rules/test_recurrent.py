@@ -24,6 +24,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [6, 64])
 @pytest.mark.parametrize(("name", "kind", "options"), CASES, ids=lambda value: str(getattr(value, "__name__", value)))
 def test_stated_error(name: str, kind: type[nn.Module], options: dict, units: int) -> None:

@@ -198,6 +198,7 @@ def test_broken_networks_get_the_right_error(make, kinds):
 CALL = re.compile(r"vp\.\w+\((?:[^()]|\([^()]*\))*\)")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::varprop.DepthWarning")
 @pytest.mark.parametrize("name", ["weights far too large", "saturated tanh", "shifted far down"])
 def test_the_advice_can_be_followed_as_printed(name):

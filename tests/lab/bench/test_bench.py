@@ -84,6 +84,7 @@ def test_plain_network_gives_scores_and_has_biases(name):
     assert all(layer.bias is not None for layer in model.modules() if isinstance(layer, LINEAR))
 
 
+@pytest.mark.slow
 def test_variants_are_what_they_are_called(trained):
     weighted = [m for m in trained["weight"].model.modules() if hasattr(m, "parametrizations")]
     assert len(weighted) == 7
@@ -166,6 +167,7 @@ def test_default_plan():
 # --- a whole run ---
 
 
+@pytest.mark.slow
 def test_run_measures_every_cell(measured):
     record, _, lines = measured
     assert {(c.mode, c.variant) for c in record.cells if len(c.rounds) == 3} == {
@@ -339,6 +341,7 @@ def test_varprop_bench(capsys, tmp_path):
     assert f"Chart: {tmp_path / 'normalization.png'}" in out
 
 
+@pytest.mark.slow
 def test_it_needs_nothing_but_torch(tmp_path):
     extras = "('jinja2', 'matplotlib', 'rich', 'scipy', 'sklearn', 'typer', 'torchvision')"
     script = f"""

@@ -79,6 +79,7 @@ def test_one_at_a_time_finds_the_same_rates(finished, tmp_path):
         assert one.curves[TRAIN_LOSS] == pytest.approx(other.curves[TRAIN_LOSS], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_manifest_of_a_resumed_run_knows_every_sitting(tmp_path):
     run(tmp_path, seeds=(0,))
     run(tmp_path, resume=True, seeds=(0, 1))
@@ -104,6 +105,7 @@ def test_a_run_grows_by_more_seeds(tmp_path):
     assert numbers(both[:1]) == numbers(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False])
 def test_time_that_is_over_stops_at_a_piece_and_resumes_to_the_same_numbers(tmp_path, together):
     whole = run(tmp_path / "whole", together=together)
@@ -140,6 +142,7 @@ run(Path(sys.argv[1]), resume=True, starts=("none", "bn"))
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_resumes_and_ends_with_the_same_numbers(finished, tmp_path):
     root = Path(__file__).parents[3]
     paths = os.pathsep.join([str(root / "src"), str(root)])
@@ -193,6 +196,7 @@ def test_unknown_names_are_refused(tmp_path):
         chosen_device("tpu")
 
 
+@pytest.mark.slow
 def test_several_processes_find_the_same_numbers(tmp_path):
     chosen = {"methods": ("standard", "analytic"), "starts": ("none", "bn"), "together": False}
     alone = run(tmp_path / "alone", **chosen)
@@ -210,6 +214,7 @@ def test_several_processes_find_the_same_numbers(tmp_path):
     assert sum(counted) == 4 * (3 + 3) * 6  # cells, epochs of searches and of the final training, steps
 
 
+@pytest.mark.slow
 def test_several_processes_stop_in_time_and_go_on(tmp_path):
     experiment = tiny.experiment(methods=QUICK, starts=("bn",), together=False)
     options = {"dataset": tiny.dataset(), "factory": tiny.network, "jobs": 2, "show": quiet}

@@ -165,6 +165,7 @@ for wait in random.Random(0).choices(range(1, 60), k=30):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_while_writing_the_file_is_whole(tmp_path):
     write_atomically(tmp_path / "file", b"0" * 2_000_000)

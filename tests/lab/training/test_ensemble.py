@@ -70,6 +70,7 @@ def together(ensemble):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", CELLS, ids=lambda each: each.key)
 def test_ensemble_and_one_at_a_time_agree(task, started, together, which):
     alone = trained(SingleTrainer(task, which, started[which]), [RATES[which]])
@@ -118,6 +119,7 @@ def test_cells_of_several_batch_sizes_are_refused(task):
         EnsembleTrainer(task, [cell("weight"), Cell("tiny", "weight", "ap2", 0, batch_size=4)])
 
 
+@pytest.mark.slow
 def test_convolutions_train_together_too():
     def network():
         return nn.Sequential(
