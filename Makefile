@@ -10,7 +10,8 @@ ZOO_READY := $(VENV)/.ready-zoo
 ZOO_VENV := .venv-zoo
 ZOO_VENV_READY := $(ZOO_VENV)/.ready
 KERNELS_READY := $(VENV)/.ready-kernels
-OPACUS_READY := $(VENV)/.ready-opacus
+OPACUS := $(VENV)/opacus
+OPACUS_READY := $(OPACUS)/.ready
 FRAMEWORKS_READY := $(VENV)/.ready-frameworks
 RAY_VENV := .venv-ray
 RAY_READY := $(RAY_VENV)/.ready
@@ -50,7 +51,7 @@ test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the C
 	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/norm/backends/triton
 
 test-opacus: $(OPACUS_READY) ## private training with Opacus (installs it)
-	@$(PYTEST) -m opacus tests/test_opacus.py
+	@PYTHONPATH=$(OPACUS) $(PYTEST) -m opacus tests/test_opacus.py
 
 test-frameworks: $(FRAMEWORKS_READY) ## training by Lightning, transformers and accelerate (installs them)
 	@HF_HUB_OFFLINE=1 $(PYTEST) -m frameworks tests/test_frameworks.py
@@ -101,9 +102,10 @@ $(KERNELS_READY): $(READY)
 	@$(PIP) install -c constraints.txt triton
 	@touch $@
 
-# without dependencies: those that matter are there, and none can replace the torch already chosen
+# In a folder of its own: its wheel has packages called benchmarks and examples, which would stand before ours. Without
+# dependencies: those that matter are there, and none can replace the torch already chosen.
 $(OPACUS_READY): $(READY)
-	@$(PIP) install -c constraints.txt --no-deps opacus opt_einsum
+	@$(PIP) install -c constraints.txt --no-deps --upgrade --target $(OPACUS) opacus opt_einsum
 	@touch $@
 
 $(FRAMEWORKS_READY): $(READY)
