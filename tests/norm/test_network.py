@@ -203,7 +203,7 @@ def test_every_kernel_is_tested(name: str) -> None:
     assert name in {kernel[0] for kernel in KERNEL_CASES} | {"add", "mul", "skip", "slope"}
 
 
-@pytest.mark.parametrize("function", (AFTER_SKIP, LEARNED_SLOPE), ids=str)
+@pytest.mark.parametrize("function", (AFTER_SKIP, LEARNED_SLOPE), ids=("skip", "slope"))
 def test_slopes_of_two_arguments_are_the_derivatives(function: Function) -> None:
     torch.manual_seed(0)
     mean, other_mean = torch.rand(500, dtype=torch.float64) * 3, torch.randn(500, dtype=torch.float64)
