@@ -17,6 +17,7 @@ import varprop as vp
 from tests.norm.networks import NETWORKS, Case, case, sites, train_a_little
 from varprop.gaussian.curves import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS, SINGLE
+from varprop.norm import dispatch
 from varprop.norm import network as network_module
 from varprop.norm.backends.derivatives import with_derivatives
 from varprop.norm.layers import Normalized
@@ -426,3 +427,12 @@ def test_frozen_layers_get_no_gradient() -> None:
     model[0].weight.requires_grad_(False)
     model(x).sum().backward()
     assert model[0].weight.grad is None and model[0].scale.grad is not None
+
+
+def test_modes_that_agree_share_one_network():
+    model = vp.normalize(
+        nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3)), vp.Moments(0.0, 1.0), example=(1, 2)
+    )
+    network = model[0].networks[True][0]
+    owners = [owner for owner in dispatch._owners[network.executor.number] if owner.layers[0] is model[0]]
+    assert owners == [network] and model[0].networks[False][0] is network

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import re
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__)
 _LOGS = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.proxy_tensor")
 _ASSERTIONS = {aten._assert_tensor_metadata, aten._assert_scalar, aten._assert_async}
+_ONE_AT_A_TIME = threading.RLock()  # captures swap a function of torch's, and each must put back the one it found
 Fact = TypeVar("Fact")
 Kinds = tuple[type, ...]
 
@@ -118,7 +120,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
     leaves: list[Any] = []
     whole_modules = keep_whole(model, whole, (args, kwargs), leaves)
     generators = torch.random.fork_rng(devices=_devices(model))
-    with _quiet(), generators, _said_in_one_sentence(model), whole_modules, _any_batch():
+    with _ONE_AT_A_TIME, _quiet(), generators, _said_in_one_sentence(model), whole_modules, _any_batch():
         exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
@@ -248,11 +250,11 @@ def _devices(model: nn.Module) -> list[int]:
 
 @contextlib.contextmanager
 def _any_batch() -> Iterator[None]:
-    """Within, batch norms in training mode take a batch of one, and leave alone what they have stored.
+    """Within, batch norms of this thread in training mode take a batch of one, and leave alone what they have stored.
 
     Torch refuses that, or divides by zero: for data it makes no sense, but moments stand for any number of samples.
     """
-    original = functional.batch_norm
+    original, capturing = functional.batch_norm, threading.get_ident()
 
     def batch_norm(
         input: Tensor,
@@ -264,7 +266,7 @@ def _any_batch() -> Iterator[None]:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if not training:
+        if not training or threading.get_ident() != capturing:
             return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return torch.batch_norm(input, weight, bias, None, None, True, momentum, eps, False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,8 @@ from .scope import close_scopes_, open_scopes_, shared_fold
 from .sites import Use
 from .statistics import Statistics
 
+T = TypeVar("T")
+Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
 SWEEPS = 300
 
@@ -141,8 +143,7 @@ def normalized_(
         raise ValueError("The model has no linear layer to normalize.")
     check_weights(layers)
     refuse_reading_by_hand(read_by_hand(programs[False], layers))
-    by_program = {id(program): with_calls(program, layers, captured.given) for program in programs.values()}
-    graphs = {mode: by_program[id(program)] for mode, program in programs.items()}
+    graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given))
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in layers.items()}
@@ -188,8 +189,13 @@ def _without_batch_norms(
 def _transferred(programs: dict[bool, Program], model: nn.Module, norm_paths: set[str]) -> dict[bool, Program]:
     """The graphs for a copy of the captured model, without some batch norms; one graph of both modes stays one."""
     norms = {programs[False].model.get_submodule(path) for path in norm_paths}
-    made = {id(program): transferred(program, model, bypassed(program, norms)) for program in programs.values()}
-    return {mode: made[id(program)] for mode, program in programs.items()}
+    return _by_distinct(programs, lambda program: transferred(program, model, bypassed(program, norms)))
+
+
+def _by_distinct(values: dict[bool, T], make: Callable[[T], Made]) -> dict[bool, Made]:
+    """What is made of the value of each mode, once where both modes have the same one."""
+    made = {key: make(value) for key, value in {id(value): value for value in values.values()}.items()}
+    return {mode: made[id(value)] for mode, value in values.items()}
 
 
 def _become_normalized_(
@@ -207,10 +213,8 @@ def _become_normalized_(
 
 def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str, Any]) -> None:
     """Let all layers that are called once be folded together."""
-    made = {id(graph): make_network(model, graph, layers) for graph in graphs.values()}
     joined: list[nn.Module] = []
-    for mode, graph in graphs.items():
-        network = made[id(graph)]
+    for mode, network in _by_distinct(graphs, lambda graph: make_network(model, graph, layers)).items():
         for place, layer in enumerate(network.layers if network else ()):
             layer.networks[mode] = (network, place)
             joined.append(layer)

@@ -156,7 +156,7 @@ class Lowering:
             return self._applied(AFTER_SKIP, node, *self.plan.skips[node])
         root = self.plan.root[node]
         if any(not self.plan.random(operand) for operand in node.operands):
-            return self._with_parameter(node, root)
+            return self._with_parameter(node)
         if self._reads_parameters(node, root):  # a function of what is Gaussian like the root
             argument = node.operands[0]
             self._require_affine(argument)
@@ -169,7 +169,7 @@ class Lowering:
         path = self.walk.clusters.path(node, root)
         return any(not self.plan.random(operand) for other in path for operand in other.operands)
 
-    def _with_parameter(self, node: Node, root: Node) -> Moments:
+    def _with_parameter(self, node: Node) -> Moments:
         """A function of a random value and a parameter, which is a random value of variance 0."""
         (argument, *more), rule = self.plan.random_operands(node), self.plan.rules[node]
         if more or len(node.operands) != 2 or any(operand not in node.args[:2] for operand in node.operands):
