@@ -1,9 +1,10 @@
 """How deep a plain chain of layers stays in range right after `vp.init_`: random MLPs over Gaussian input.
 
-python benchmarks/safe_depth.py [--width 256] [--depth 100] [--seeds 3] [--samples 8192] [--json FILE]
+python benchmarks/safe_depth.py [--widths 256 32] [--depth 100] [--seeds 3] [--samples 8192] [--json FILE]
 
 For every layer: the standard deviation of its units over the samples (median and root mean square over the units) and
-their second moment, in the median over the seeds; and the spread that `varprop.norm.depth` predicts.
+their second moment, in the median over the seeds; the safe depth is the last layer up to which the root mean square
+stays in [0.9, 1.1]; and the spread that `varprop.norm.depth` predicts.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
+}
+STARTS: dict[str, dict[str, Any]] = {
+    "deep form": {"form": "deep"},
+    "paper's form": {"form": "paper"},
+    "center=False": {"center": False},
 }
 SHOWN = (1, 5, 10, 15, 20, 30, 40, 50, 70, 100)
 RANGE = (0.9, 1.1)
@@ -67,19 +73,19 @@ def safe_depth(stds: list[float]) -> int:
     return next(outside, len(stds))
 
 
-def predicted(activation: Callable[[], nn.Module], given: vp.Moments, depth: int) -> list[float]:
+def predicted(activation: Callable[[], nn.Module], given: vp.Moments, depth: int, form: Any) -> list[float]:
     """What the warning goes by."""
-    model = vp.normalize(chain(activation, given.shape[1], depth, 0), given)
+    model = vp.normalize(chain(activation, given.shape[1], depth, 0), given, form=form)
     spreads = predict_spread(model)
     return [spreads[str(2 * layer)].std for layer in range(depth)]
 
 
-def study(name: str, center: bool, options: argparse.Namespace) -> dict[str, Any]:
+def study(name: str, start: str, width: int, options: argparse.Namespace) -> dict[str, Any]:
     """All seeds of one activation; only the layers shown, and the safe depths."""
-    given = vp.Moments(torch.zeros(1, options.width), torch.ones(1, options.width))
-    runs = []
+    given = vp.Moments(torch.zeros(1, width), torch.ones(1, width))
+    runs, center = [], STARTS[start].get("center", True)
     for seed in range(options.seeds):
-        net = vp.init_(chain(ACTIVATIONS[name], options.width, options.depth, seed), given, center=center)
+        net = vp.init_(chain(ACTIVATIONS[name], width, options.depth, seed), given, **STARTS[start])
         runs.append(measure(net, options.samples, seed))
     shown = [layer for layer in SHOWN if layer <= options.depth]
     table: dict[str, Any] = {
@@ -89,12 +95,15 @@ def study(name: str, center: bool, options: argparse.Namespace) -> dict[str, Any
     table["second moment, seeds' extremes at any layer"] = [
         rounded(pick(pick(run["second moment"]) for run in runs)) for pick in (min, max)
     ]
-    what = "median std" if center else "second moment"
+    what = "rms std" if center else "second moment"
     tracks = [run[what] if center else [value**0.5 for value in run[what]] for run in runs]
     table["safe depth of each seed"] = [safe_depth(track) for track in tracks]
-    table["safe depth"] = safe_depth([statistics.median(values) for values in zip(*tracks, strict=True)])
+    middle = [statistics.median(values) for values in zip(*tracks, strict=True)]
+    table["safe depth"] = safe_depth(middle)
+    table["smallest and largest of any layer"] = [rounded(pick(middle)) for pick in (min, max)]
+    table["of any seed"] = [rounded(pick(pick(track) for track in tracks)) for pick in (min, max)]
     if center:
-        spreads = predicted(ACTIVATIONS[name], given, options.depth)
+        spreads = predicted(ACTIVATIONS[name], given, options.depth, STARTS[start]["form"])
         table["predicted std"] = {layer: rounded(spreads[layer - 1]) for layer in shown}
     return table
 
@@ -104,33 +113,35 @@ def rounded(value: float | Tensor) -> float:
     return float(f"{float(value):.4g}")
 
 
-def show(name: str, center: bool, table: dict[str, Any]) -> None:
-    """One line for what is measured, and one for what is predicted."""
-    whats = ("median std", "rms std", "predicted std") if center else ("second moment",)
+def show(name: str, heading: str, table: dict[str, Any]) -> None:
+    """A line for each of what is measured and what is predicted."""
+    whats = ("rms std", "predicted std") if "predicted std" in table else ("second moment",)
     for what in whats:
         values = "  ".join(f"{layer}: {value:.3g}" for layer, value in table[what].items())
-        print(f"{name:<16} center={center!s:<5} safe depth {table['safe depth']:>3}  {what:<14} {values}", flush=True)
+        print(f"{name:<16} {heading:<24} safe depth {table['safe depth']:>3}  {what:<14} {values}", flush=True)
 
 
 def main() -> None:
     """Measure, print, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for option, default in (("width", 256), ("depth", 100), ("seeds", 3), ("samples", 8192)):
+    parser.add_argument("--widths", type=int, nargs="+", default=[256, 32])
+    for option, default in (("depth", 100), ("seeds", 3), ("samples", 8192)):
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the very depth that is studied here
     start = time.perf_counter()
     results: dict[str, Any] = {}
-    for center in (True, False):
-        for name in ACTIVATIONS:
-            table = study(name, center, options)
-            show(name, center, table)
-            results.setdefault(f"center={center}", {})[name] = table
+    for start in STARTS:
+        for width in options.widths:
+            for name in ACTIVATIONS:
+                heading = f"{start}, width {width}"
+                results.setdefault(heading, {})[name] = table = study(name, start, width, options)
+                show(name, heading, table)
     if options.json:
         about = {
             "command": shlex.join(["python", "benchmarks/safe_depth.py", *sys.argv[1:]]),
-            "width, depth, seeds, samples": [options.width, options.depth, options.seeds, options.samples],
+            "depth, seeds, samples": [options.depth, options.seeds, options.samples],
             "range of the safe depth": RANGE,
             "versions": {"varprop": vp.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "hardware": f"{cpu()}, {torch.get_num_threads()} thread(s), no GPU",

@@ -36,6 +36,7 @@ from .checks import (
     warn_of_plain,
 )
 from .depth import warn_of_depth
+from .first_shift import first_shifts
 from .layers import (
     Normalized,
     become_normalized_,
@@ -54,6 +55,7 @@ from .statistics import Statistics
 T = TypeVar("T")
 Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
+Form = Literal["paper", "deep"]
 SWEEPS = 300
 
 
@@ -133,7 +135,12 @@ def captured_for(
 
 
 def normalized_(
-    model: nn.Module, captured: Captured, init: Init, only: Only | None = None, center: bool = True
+    model: nn.Module,
+    captured: Captured,
+    init: Init,
+    only: Only | None = None,
+    center: bool = True,
+    form: Form = "paper",
 ) -> nn.Module:
     """`normalize` in place and without a net: a failure midway leaves the model half done."""
     chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
@@ -153,6 +160,8 @@ def normalized_(
         with torch.no_grad():
             for path, mask in silent.items():
                 layers[path].scale[mask] = 0
+        if form == "deep" and center:
+            _set_first_shifts_(model, graphs[False], layers)
         if init == "preserve":
             _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
         else:
@@ -219,6 +228,14 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
             layer.networks[mode] = (network, place)
             joined.append(layer)
     open_scopes_(model, joined)
+
+
+@torch.no_grad()
+def _set_first_shifts_(model: nn.Module, graph: CapturedMode, layers: dict[str, Any]) -> None:
+    """Let the layers before activations start where errors of scale die out."""
+    for path, shift in first_shifts(model, graph).items():
+        if not isinstance(layers[path], NormalizedRecurrent):
+            layers[path].shift.copy_(shift * layers[path].scale)
 
 
 def _preserve(sites: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
@@ -314,8 +331,8 @@ def _is_rounding(bias: Tensor, site: Normalized) -> bool:
     return bool((bias.abs() <= 8 * torch.finfo(bias.dtype).eps * (site.shift.abs() + site.scale.abs())).all())
 
 
-def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True) -> nn.Module:
-    """Initialize a plain model without data, so that every unit starts with mean 0 and variance 1.
+def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True, form: Form = "deep") -> nn.Module:
+    """Initialize a plain model without data, so that every unit starts with variance 1 and a mean that is known.
 
     The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them. Batch norms
     elsewhere than after a layer normalize by the batch, unless they are in evaluation mode and have seen data.
@@ -325,17 +342,20 @@ def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = T
         input: Moments of the data, as for `propagate`.
         example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         center: Whether to centre every unit by its bias. Without, weights are scaled by the second moment alone and
-            biases are zero: He's rule for any activation and graph, safer in deep chains without skips.
+            biases are zero: He's rule for any activation and graph.
+        form: Where the means start, with `center`: ``"paper"`` at 0; ``"deep"`` at 0 but before activations that do not
+            damp errors of scale there, such as rectifiers, where they start at the smallest shift at which they do
+            (0.377 for ReLU).
 
     Returns:
         The model.
     """
     check_copyable(model)
     captured = captured_for(model, input, example, by_batch=_normalizes_by_batch)
-    trial = normalized_(copy.deepcopy(model), captured, "project", center=center)
+    trial = normalized_(copy.deepcopy(model), captured, "project", center=center, form=form)
     if center:
         warn_of_depth(trial)
-    return fold(normalized_(model, captured, "project", center=center), inplace=True)
+    return fold(normalized_(model, captured, "project", center=center, form=form), inplace=True)
 
 
 def _normalizes_by_batch(module: nn.Module) -> bool:

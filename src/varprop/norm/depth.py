@@ -8,7 +8,6 @@ pi / (pi - 1) a layer beyond, so that the fluctuations of every finite layer pil
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 
 from ..engine.plan import Plan, make_plan
 from ..engine.walk import Walk
-from ..graph.capture import Program
-from ..graph.node import Node, resolve
+from ..graph.capture import Program, tensor_at
+from ..graph.node import Node
 from ..moments import Moments
 from .layers import Normalized
 from .statistics import Statistics
@@ -127,7 +126,7 @@ def _only_source(statistics: Statistics) -> str | None:
     """The layer that all randomness comes from in the only call, unless another weight matrix stands between."""
     single = len(statistics.sources) == len(statistics.targets) == 1
     fixed = all(isinstance(value, Tensor) for value in statistics.inputs.values())
-    matrices = any(_of(statistics.root, name).ndim > 1 for name in statistics.state.values())
+    matrices = any(tensor_at(statistics.root, name).ndim > 1 for name in statistics.state.values())
     return next(iter(statistics.sources.values())) if single and fixed and not matrices else None
 
 
@@ -203,13 +202,7 @@ class _Response:
 
 def _known_response(statistics: Statistics, center: bool, known: dict[str, _Response]) -> _Response:
     """The response, computed once for all layers with the same operations before them."""
-    names = {node: f"%{place}" for place, node in enumerate((*statistics.sources, *statistics.nodes))}
-    operations = [
-        (id(node.target), resolve((node.args, node.kwargs), lambda operand: names.get(operand, "")), node.form)
-        for node in statistics.nodes
-    ]
-    values = [value.flatten().tolist() for value in _constants(statistics).values()]
-    key = repr((operations, values, center))
+    key = repr((statistics.key(), center, _mean_before(statistics)))
     if key not in known:
         known[key] = _response(statistics, center)
     return known[key]
@@ -245,25 +238,22 @@ def _squares(statistics: Statistics, mean: Tensor, scales: Tensor) -> tuple[Tens
 
 
 def _walk(statistics: Statistics, plan: Plan, scales: Tensor, given: dict[Node, Any] | None = None) -> Walk:
-    """Run the operations on outputs of mean zero whose standard deviations are the scales."""
+    """Run the operations on outputs with the mean they start with, whose standard deviations are the scales."""
     (source,) = statistics.sources
     var = scales.square().view(-1, *[1] * (source.ndim - 1)).to(next(statistics.root.parameters()).device)
-    env = _constants(statistics) | (given or {}) | {source: Moments(torch.zeros_like(var), var, source.form.shape)}
+    mean = torch.full_like(var, _mean_before(statistics))
+    env = statistics.given_values() | (given or {}) | {source: Moments(mean, var, source.form.shape)}
     walk = Walk(plan, env, annotate=False)
     walk.run()
     return walk
 
 
+def _mean_before(statistics: Statistics) -> float:
+    """The mean that the layer before starts with, in all its channels."""
+    (path,) = statistics.sources.values()
+    layer: Any = statistics.root.get_submodule(path)
+    return float(layer.shift.mean())
+
+
 def _program(statistics: Statistics, nodes: list[Node]) -> Program:
     return Program(statistics.root, nodes, [], statistics.state, statistics.constants, [], None)
-
-
-def _constants(statistics: Statistics) -> dict[Node, Any]:
-    """Everything on the way that is not random."""
-    state = {node: _of(statistics.root, name) for node, name in statistics.state.items()}
-    device = next(statistics.root.parameters()).device
-    return state | {node: value.to(device) for node, value in (statistics.constants | statistics.inputs).items()}
-
-
-def _of(root: nn.Module, name: str) -> Any:
-    return operator.attrgetter(name)(root)

@@ -67,14 +67,27 @@ class Statistics:
 
     def _run(self, known: Mapping[nn.Module, Any]) -> list[Moments]:
         sources = {node: _module(self.root, path) for node, path in self.sources.items()}
-        device = next(self.root.parameters()).device
-        env: dict[Node, Any] = {node: tensor_at(self.root, name) for node, name in self.state.items()}
-        refuse_sharded(list(env.values()))
-        env.update({node: _to(value, device) for node, value in (self.constants | self.inputs).items()})
+        env = self.given_values()
+        refuse_sharded([env[node] for node in self.state])
         env.update({node: source.output_moments(node.form, known.get(source)) for node, source in sources.items()})
         walk = Walk(self.plan, env, annotate=False)
         walk.run()
         return [_as_moments(walk.value(target)) for target in self.targets]
+
+    def given_values(self) -> dict[Node, Any]:
+        """All that is known beforehand: parameters, buffers, constants and the model's inputs."""
+        device = next(self.root.parameters()).device
+        state = {node: tensor_at(self.root, name) for node, name in self.state.items()}
+        return state | {node: _to(value, device) for node, value in (self.constants | self.inputs).items()}
+
+    def key(self) -> str:
+        """Equal for those that compute the same from the same shapes; no input of the model may be random."""
+        names = {node: f"%{place}" for place, node in enumerate((*self.sources, *self.nodes))}
+        operations = [
+            (id(node.target), resolve((node.args, node.kwargs), lambda operand: names.get(operand, "")), node.form)
+            for node in self.nodes
+        ]
+        return repr((operations, [value.flatten().tolist() for value in self.given_values().values()]))
 
     def __getstate__(self) -> dict[str, Any]:
         """Nodes as a flat list: they refer to each other in chains too long for pickle and deepcopy to follow."""

@@ -1,0 +1,94 @@
+"""Which layers start with a shift, and with how much: those whose outputs an activation reads.
+
+Statistics fixed in advance do not bring back a sample whose scale is off. A rectifier behind units of mean zero does
+not either, but behind units of a positive mean it does (gaussian/stability.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.plan import Plan, make_plan
+from ..engine.walk import Walk
+from ..gaussian.normal import Pair
+from ..gaussian.stability import stable_shift
+from ..graph.node import Node
+from ..moments import Moments
+from .modes import CapturedMode
+from .statistics import Statistics
+
+
+@torch.no_grad()
+def first_shifts(model: nn.Module, graph: CapturedMode) -> dict[str, float]:
+    """The shift at scale 1 of every layer whose outputs an activation reads, by the layer's path.
+
+    Of two layers whose sum it reads, the one on the shorter path has it: the convolution on a shortcut, and not the
+    last one of the branch. Where a layer is added to a residual stream, the stream has a mean of its own, and the layer
+    has no shift.
+    """
+    random = [node for node, value in graph.inputs.items() if not isinstance(value, Tensor)]
+    plan = make_plan(graph.program, random)
+    depths = _depths(graph)
+    found: dict[str, float] = {}
+    known: dict[str, float] = {}
+    for root, end in _activations(plan):
+        call = _layer_before(root, plan, graph, depths)
+        if call is not None:
+            shift = _known_shift(model, graph, root, end, known)
+            found[graph.calls[call]] = max(shift, found.get(graph.calls[call], 0.0), key=abs)
+    return found
+
+
+def _activations(plan: Plan) -> Iterator[tuple[Node, Node]]:
+    """Every elementwise function of a value that something else reads: the value and the function's last operation."""
+    for node in plan.program.nodes:
+        if plan.inside_cluster(node) and any(plan.root.get(user) is not plan.root[node] for user in node.users):
+            yield plan.root[node], node
+
+
+def _depths(graph: CapturedMode) -> dict[Node, int]:
+    """For every node, the most layers on a path to it."""
+    depths: dict[Node, int] = {}
+    for node in graph.program.nodes:
+        depths[node] = max((depths.get(operand, 0) for operand in node.operands), default=0) + (node in graph.calls)
+    return depths
+
+
+def _layer_before(node: Node, plan: Plan, graph: CapturedMode, depths: dict[Node, int]) -> Node | None:
+    """The call of a layer whose outputs a node only moves, or adds to those of a deeper one; None if there is none."""
+    if node in graph.calls:
+        return node
+    rule, operands = plan.rules.get(node), plan.random_operands(node)
+    if rule is None or not (rule.kind == "structural" if len(operands) == 1 else rule.signs is not None):
+        return None
+    before = [_layer_before(operand, plan, graph, depths) for operand in operands]
+    calls = [call for call in before if call is not None]
+    return min(calls, key=lambda call: depths[call]) if calls and len(calls) == len(before) else None
+
+
+def _known_shift(model: nn.Module, graph: CapturedMode, root: Node, end: Node, known: dict[str, float]) -> float:
+    """The shift, computed once for all layers with the same operations behind them."""
+    fixed = {node: value for node, value in graph.inputs.items() if isinstance(value, Tensor)}
+    statistics = Statistics(model, graph.program, {root: ""}, [end], fixed)
+    key = statistics.key()
+    if key not in known:
+        known[key] = stable_shift(_Activation(statistics, root, end))
+    return known[key]
+
+
+class _Activation:
+    """Mean and variance of one value as a function of those of another."""
+
+    def __init__(self, statistics: Statistics, root: Node, end: Node) -> None:
+        self.statistics, self.root, self.end = statistics, root, end
+
+    def __call__(self, mean: Tensor, std: Tensor) -> Pair:
+        shape = (-1, *[1] * (self.root.ndim - 1))
+        given = Moments(mean.view(shape), std.square().view(shape), self.root.form.shape)
+        walk = Walk(self.statistics.plan, self.statistics.given_values() | {self.root: given}, annotate=False)
+        walk.run()
+        found = walk.value(self.end)
+        return found.mean, found.var
