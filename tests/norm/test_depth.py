@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import functools
 import warnings
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_deep_chain_is_warned_of_with_its_layer_length_and_growth():
 
 
 def test_init_warns_where_it_centres_and_only_there():
-    assert len(depth_warnings(lambda: vp.init_(chain(8, width=16), gaussian(16)))) == 1
+    assert len(depth_warnings(lambda: vp.init_(chain(8, width=16), gaussian(16), form="paper"))) == 1
     assert not depth_warnings(lambda: vp.init_(chain(8, width=16), gaussian(16), center=False))
 
 
@@ -93,11 +94,11 @@ def test_no_warning_without_reason(build):
 def test_as_an_error_the_warning_leaves_the_model_as_it_was():
     model = chain(8, width=16)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for change in (vp.init_, lambda *args: vp.normalize(*args, inplace=True)):
+    for change in (vp.init_, functools.partial(vp.normalize, inplace=True)):
         with warnings.catch_warnings():
             warnings.simplefilter("error", DepthWarning)
             with pytest.raises(DepthWarning):
-                change(model, gaussian(16))
+                change(model, gaussian(16), form="paper")
         after = model.state_dict()
         assert list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
 
