@@ -54,6 +54,8 @@ from .statistics import Statistics
 T = TypeVar("T")
 Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
+Form = Literal["paper", "deep"]
+DEFAULT_FORM: Form = "paper"  # of what is projected
 SWEEPS = 300
 
 
@@ -63,6 +65,7 @@ def normalize(
     *,
     example: Any = None,
     init: Init = "project",
+    form: Form | None = None,
     only: Only | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -78,6 +81,10 @@ def normalize(
         example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         init: ``"project"`` sets scale 1 and shift 0 (scale 0 for a channel whose batch norm has gamma 0);
             ``"preserve"`` sets them so that the function (in evaluation mode) stays the same.
+        form: ``"paper"`` normalizes the weights as they are; ``"deep"``, for deep networks, first takes from the
+            weights of every output channel their mean, which then does not matter and gets no gradient (an output with
+            one weight only keeps it). The default is ``"paper"``. What ``init="preserve"`` keeps may depend on those
+            means, so it has the form ``"paper"`` and no other.
         only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
         inplace: Change the model itself instead of a copy; if that fails it is as before.
 
@@ -86,21 +93,37 @@ def normalize(
 
     Raises:
         ValueError: If the model is normalized already, has no layer to normalize, or a layer cannot be normalized (a
-            weight row of zeros, a weight that is not finite, one that a hook computes or the model reads by hand); the
-            message names it.
+            weight row of zeros, or of equal weights in the deep form, a weight that is not finite, one that a hook
+            computes or the model reads by hand); the message names it.
     """
-    if init not in get_args(Init):
-        raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
+    form = _form_for(init, form)
     check_copyable(model)
     captured = captured_for(model, input, example, only)
-    result = normalized_(copy.deepcopy(model), captured, init, only)
+    result = normalized_(copy.deepcopy(model), captured, init, only, form=form)
     if init == "project":
         warn_of_depth(result)
     if only is None:
         warn_of_plain(result)
     if inplace:  # the trial on a copy has shown that nothing fails midway
-        return normalized_(model, captured, init, only)
+        return normalized_(model, captured, init, only, form=form)
     return result
+
+
+def _form_for(init: Init, form: Form | None) -> Form:
+    """The form that is asked for, or the one that goes with a start.
+
+    Raises:
+        ValueError: If there is no such start or form, or they exclude each other.
+    """
+    if init not in get_args(Init):
+        raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
+    if form is None:
+        return "paper" if init == "preserve" else DEFAULT_FORM
+    if form not in get_args(Form):
+        raise ValueError(f'form must be "paper" or "deep", not {form!r}.')
+    if form == "deep" and init == "preserve":
+        raise ValueError('form="deep" takes the means of weights away, which init="preserve" would have to keep.')
+    return form
 
 
 class Captured(NamedTuple):
@@ -133,7 +156,12 @@ def captured_for(
 
 
 def normalized_(
-    model: nn.Module, captured: Captured, init: Init, only: Only | None = None, center: bool = True
+    model: nn.Module,
+    captured: Captured,
+    init: Init,
+    only: Only | None = None,
+    center: bool = True,
+    form: Form = "paper",
 ) -> nn.Module:
     """`normalize` in place and without a net: a failure midway leaves the model half done."""
     chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
@@ -141,18 +169,17 @@ def normalized_(
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
         raise ValueError("The model has no linear layer to normalize.")
-    check_weights(layers)
+    centred_rows = form == "deep"
+    check_weights(layers, centred_rows)
     refuse_reading_by_hand(read_by_hand(programs[False], layers))
     graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given))
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in layers.items()}
         for path, layer in layers.items():
-            _become_normalized_(model, path, layer, graphs, center)
+            _become_normalized_(model, path, layer, graphs, center, centred_rows)
         _join_(model, graphs, layers)
-        with torch.no_grad():
-            for path, mask in silent.items():
-                layers[path].scale[mask] = 0
+        _set_first_values(layers, silent)
         if init == "preserve":
             _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
         else:
@@ -199,10 +226,11 @@ def _by_distinct(values: dict[bool, T], make: Callable[[T], Made]) -> dict[bool,
 
 
 def _become_normalized_(
-    model: nn.Module, path: str, layer: Any, graphs: dict[bool, CapturedMode], center: bool
+    model: nn.Module, path: str, layer: Any, graphs: dict[bool, CapturedMode], center: bool, centred_rows: bool
 ) -> None:
     recurrent = recurrent_class(layer)
-    site: Normalized = recurrent.from_plain_(layer, center) if recurrent else become_normalized_(layer, center)
+    become = recurrent.from_plain_ if recurrent else become_normalized_
+    site: Normalized = become(layer, center, centred_rows)
     site.uses, site.statistics = {}, {}
     for mode, graph in graphs.items():
         calls = [node for node, owner in graph.calls.items() if owner == path]
@@ -219,6 +247,13 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
             layer.networks[mode] = (network, place)
             joined.append(layer)
     open_scopes_(model, joined)
+
+
+@torch.no_grad()
+def _set_first_values(layers: dict[str, Any], silent: dict[str, Tensor]) -> None:
+    """Set every scale and shift to what projection starts with: layers are made with 1 and 0."""
+    for path, mask in silent.items():
+        layers[path].scale[mask] = 0
 
 
 def _preserve(sites: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
@@ -319,6 +354,7 @@ def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = T
 
     The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them. Batch norms
     elsewhere than after a layer normalize by the batch, unless they are in evaluation mode and have seen data.
+    The form is ``"paper"``: weights are scaled and keep their means.
 
     Args:
         model: The model; its weights and biases are changed.
