@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.norm.api import captured_for, normalized_
 from varprop.norm.depth import predict_spread
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -36,8 +37,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 STARTS: dict[str, dict[str, Any]] = {
-    "deep form": {"form": "deep"},
-    "paper's form": {"form": "paper"},
+    "first shift": {"shift": True},
+    "mean 0": {"shift": False},
     "center=False": {"center": False},
 }
 SHOWN = (1, 5, 10, 15, 20, 30, 40, 50, 70, 100)
@@ -73,9 +74,10 @@ def safe_depth(stds: list[float]) -> int:
     return next(outside, len(stds))
 
 
-def predicted(activation: Callable[[], nn.Module], given: vp.Moments, depth: int, form: Any) -> list[float]:
+def predicted(activation: Callable[[], nn.Module], given: vp.Moments, depth: int, shift: bool) -> list[float]:
     """What the warning goes by."""
-    model = vp.normalize(chain(activation, given.shape[1], depth, 0), given, form=form)
+    model = chain(activation, given.shape[1], depth, 0)
+    model = normalized_(model, captured_for(model, given, None), "project", shifted=shift)
     spreads = predict_spread(model)
     return [spreads[str(2 * layer)].std for layer in range(depth)]
 
@@ -103,7 +105,7 @@ def study(name: str, start: str, width: int, options: argparse.Namespace) -> dic
     table["smallest and largest of any layer"] = [rounded(pick(middle)) for pick in (min, max)]
     table["of any seed"] = [rounded(pick(pick(track) for track in tracks)) for pick in (min, max)]
     if center:
-        spreads = predicted(ACTIVATIONS[name], given, options.depth, STARTS[start]["form"])
+        spreads = predicted(ACTIVATIONS[name], given, options.depth, STARTS[start]["shift"])
         table["predicted std"] = {layer: rounded(spreads[layer - 1]) for layer in shown}
     return table
 

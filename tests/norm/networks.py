@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -178,14 +179,17 @@ def moments_of(x: Tensor) -> vp.Moments | vp.Tokens:
 
 
 @functools.cache
-def _kept(name: str, init: str) -> tuple[Case, nn.Module]:
+def _kept(name: str, init: str, form: str) -> tuple[Case, nn.Module]:
     found = case(name)
-    return found, found.normalized(init=init)
+    return found, found.normalized(init=init, form=form)
 
 
-def kept(name: str, init: str = "preserve") -> tuple[Case, nn.Module]:
+def kept(name: str, init: str = "preserve", form: str = "paper") -> tuple[Case, nn.Module]:
     """A float64 case and its normalized model: made once, for tests that change neither."""
-    return _kept(name, init)
+    return _kept(name, "project" if form == "deep" else init, form)
+
+
+both_forms = pytest.mark.parametrize("form", ("paper", "deep"))
 
 
 def sites(model: nn.Module) -> dict[str, Normalized]:

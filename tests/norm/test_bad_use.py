@@ -33,6 +33,10 @@ def zero_row(given: Case) -> None:
     given.model[3].weight.data[2] = 0
 
 
+def equal_row(given: Case) -> None:
+    given.model[3].weight.data[2] = 0.1
+
+
 def not_a_number(given: Case) -> None:
     given.model[3].weight.data[1, 0, 0, 0] = float("nan")
 
@@ -58,7 +62,8 @@ def no_layer(given: Case) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Case], None], str]] = {
-    "zero row": (zero_row, r"Output 2 of '3'"),
+    "zero row": (zero_row, r"Output 2 of '3' has only zero weights"),
+    "equal row": (equal_row, r"Output 2 of '3' has only equal weights"),
     "nan": (not_a_number, r"weight of '3'.*not finite"),
     "infinity": (infinite, r"weight of '8'.*not finite"),
     "no variance": (no_variance, r"variance is zero everywhere"),
@@ -73,8 +78,9 @@ def check_harmless(name: str, inplace: bool) -> None:
     given = case("own batch norm")
     spoil(given)
     given.model.train()
+    form = "deep" if "equal" in name else "paper"
     with untouched(given.model), pytest.raises((ValueError, vp.VarpropError), match=message):
-        given.normalized(inplace=inplace)
+        given.normalized(inplace=inplace, form=form)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -113,5 +119,9 @@ def test_an_unknown_path_or_start() -> None:
     with untouched(given.model):
         with pytest.raises(ValueError, match="init must be"):
             given.normalized(init="keep")
+        with pytest.raises(ValueError, match="form must be"):
+            given.normalized(form="shallow")
+        with pytest.raises(ValueError, match="means of weights away"):
+            given.normalized(form="deep", init="preserve")
         with pytest.raises(ValueError, match="nowhere"):
             given.normalized(only="nowhere", inplace=True)

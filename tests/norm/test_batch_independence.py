@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
-from tests.norm.networks import Case, apart, kept, sites
+from tests.norm.networks import Case, apart, both_forms, kept, sites
 
 
 def fresh(name: str = "identity skip") -> tuple[Case, nn.Module]:
@@ -145,7 +145,8 @@ def test_a_frozen_backbone_stays_put() -> None:
     assert all(p.grad is None for p in model.features.parameters())
 
 
-def test_gradcheck_through_the_statistics() -> None:
+@both_forms
+def test_gradcheck_through_the_statistics(form: str) -> None:
     torch.manual_seed(0)
 
     class Small(nn.Module):
@@ -159,7 +160,7 @@ def test_gradcheck_through_the_statistics() -> None:
 
     x = 0.5 + torch.randn(2, 1, 3, 3, dtype=torch.float64)
     moments = vp.Moments(torch.full((1, 1, 1, 1), 0.5).double(), torch.ones(1, 1, 1, 1).double())
-    model = vp.normalize(Small().double(), moments, example=x)
+    model = vp.normalize(Small().double(), moments, example=x, form=form)
     names = [name for name, _ in model.named_parameters()]
     generator = torch.Generator().manual_seed(4)
     values = [p.detach() + 0.2 * torch.randn(p.shape, generator=generator).double() for p in model.parameters()]

@@ -16,20 +16,21 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.func import functional_call
 
 import varprop as vp
-from tests.norm.networks import NETWORKS, Case, apart, case, kept, sites, train_a_little
+from tests.norm.networks import NETWORKS, Case, apart, both_forms, case, kept, sites, train_a_little
 from varprop.norm.layers import Normalized
 
-COPIED = ("conv", "dense", "reused", "resnet", "two in two out", "dropout")
+COPIED = [(name, "paper") for name in ("conv", "dense", "reused", "resnet", "two in two out", "dropout")]
+COPIED += [(name, "deep") for name in ("conv", "reused", "recalled")]
 
 
-def fresh(name: str = "named parts") -> tuple[Case, nn.Module]:
-    given, normalized = kept(name)
+def fresh(name: str = "named parts", form: str = "paper") -> tuple[Case, nn.Module]:
+    given, normalized = kept(name, form=form)
     return given, train_a_little(copy.deepcopy(normalized))
 
 
-def single(name: str = "named parts") -> tuple[Case, nn.Module]:
+def single(name: str = "named parts", form: str = "paper") -> tuple[Case, nn.Module]:
     given = case(name, torch.float32)
-    return given, given.normalized()
+    return given, given.normalized(form=form)
 
 
 def test_names_read_naturally() -> None:
@@ -44,9 +45,9 @@ def test_names_read_naturally() -> None:
 
 
 @pytest.mark.compatibility("deepcopy")
-@pytest.mark.parametrize("name", COPIED)
-def test_a_copy_stands_on_its_own(name: str) -> None:
-    given, model = fresh(name)
+@pytest.mark.parametrize(("name", "form"), COPIED)
+def test_a_copy_stands_on_its_own(name: str, form: str) -> None:
+    given, model = fresh(name, form)
     before, twin = given.run(model), copy.deepcopy(model)
     assert torch.equal(given.run(twin), before)
     with torch.no_grad():
@@ -56,9 +57,9 @@ def test_a_copy_stands_on_its_own(name: str) -> None:
 
 
 @pytest.mark.compatibility("pickle")
-@pytest.mark.parametrize("name", COPIED)
-def test_pickle(name: str) -> None:
-    given, model = fresh(name)
+@pytest.mark.parametrize(("name", "form"), COPIED)
+def test_pickle(name: str, form: str) -> None:
+    given, model = fresh(name, form)
     assert torch.equal(given.run(pickle.loads(pickle.dumps(model))), given.run(model))
 
 
@@ -74,15 +75,16 @@ def test_a_deep_chain_can_be_copied() -> None:
 
 
 @pytest.mark.compatibility("pickle")
-@pytest.mark.parametrize("name", ("conv", "own batch norm"))
-def test_state_dict_into_a_freshly_normalized_model(name: str, tmp_path: Path) -> None:
-    given, model = fresh(name)
+@both_forms
+@pytest.mark.parametrize("name", ("conv", "own batch norm", "recalled"))
+def test_state_dict_into_a_freshly_normalized_model(name: str, form: str, tmp_path: Path) -> None:
+    given, model = fresh(name, form)
     torch.save(model.state_dict(), tmp_path / "state.pt")
     torch.manual_seed(99)
     other = case(name)
     for parameter in other.model.parameters():
         nn.init.normal_(parameter)
-    resumed = other.normalized()
+    resumed = other.normalized(form=form)
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True), strict=True)
     assert torch.equal(given.run(resumed), given.run(model))
 
@@ -100,9 +102,17 @@ def test_every_architecture_compiles_as_one_graph(name: str) -> None:
 
 
 @pytest.mark.compatibility("torch.compile")
-@pytest.mark.parametrize("name", ("named parts", pytest.param("dropout", marks=pytest.mark.slow)))
-def test_compiles_without_a_graph_break(name: str) -> None:
-    given, model = single(name)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    (
+        ("named parts", "paper"),
+        pytest.param("dropout", "paper", marks=pytest.mark.slow),
+        pytest.param("grouped", "deep", marks=pytest.mark.slow),
+        pytest.param("named parts", "deep", marks=pytest.mark.slow),
+    ),
+)
+def test_compiles_without_a_graph_break(name: str, form: str) -> None:
+    given, model = single(name, form)
     torch._dynamo.reset()
     compiled = torch.compile(model.eval(), fullgraph=True, backend="aot_eager")
     assert apart(given.run(compiled), given.run(model)) <= 1e-5
@@ -136,8 +146,9 @@ def test_a_compiled_step_copies_no_derivative() -> None:
     assert not [node for node in fold.all_input_nodes if node.target is torch.ops.aten.clone.default]
 
 
-def test_exports() -> None:
-    given, model = fresh("mlp")
+@pytest.mark.parametrize("form", ("paper", pytest.param("deep", marks=pytest.mark.slow)))
+def test_exports(form: str) -> None:
+    given, model = fresh("mlp", form)
     exported = torch.export.export(model, given.inputs)
     assert apart(given.run(exported.module()), given.run(model)) <= 1e-12
 
@@ -240,8 +251,9 @@ def test_functional_call_replaces_what_statistics_read(name: str) -> None:
     assert torch.equal(given.run(model), before)
 
 
-def test_moves_between_devices() -> None:
-    given, model = fresh()
+@both_forms
+def test_moves_between_devices(form: str) -> None:
+    given, model = fresh(form=form)
     state = {name: value.clone() for name, value in model.state_dict().items()}
     before = given.run(model)
     there = copy.deepcopy(model).to("meta")
@@ -259,8 +271,9 @@ def test_requires_grad_switches_everything() -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_channels_last() -> None:
-    given, model = fresh()
+@both_forms
+def test_channels_last(form: str) -> None:
+    given, model = fresh(form=form)
     before = given.run(model)
     model = model.to(memory_format=torch.channels_last)
     x = given.inputs[0].contiguous(memory_format=torch.channels_last)

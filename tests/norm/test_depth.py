@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-import functools
 import warnings
 
 import pytest
@@ -39,10 +39,10 @@ def gaussian(width=WIDTH):
     return vp.Moments(torch.zeros(1, width), torch.ones(1, width))
 
 
-def normalized(model, given=None, **options):
+def normalized(model, given=None, form="paper"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DepthWarning)
-        return vp.normalize(model, given or gaussian(), **options)
+        return vp.normalize(model, given or gaussian(), form=form)
 
 
 def depth_warnings(call):
@@ -67,16 +67,16 @@ def measured_spreads(model, inputs):
 
 
 def test_a_deep_chain_is_warned_of_with_its_layer_length_and_growth():
-    (warning,) = depth_warnings(lambda: vp.normalize(chain(30), gaussian()))
+    (warning,) = depth_warnings(lambda: vp.normalize(chain(30), gaussian(), form="paper"))
     text = str(warning.message)
     assert "Layer '58' ends a chain of 30 normalized layers without skips" in text
     assert "predicted to grow to 15" in text and "above 1.2 from layer '20' on" in text
-    assert "center=False" in text
+    assert 'vp.normalize(..., form="deep")' in text
     assert warning.filename == __file__
 
 
 def test_init_warns_where_it_centres_and_only_there():
-    assert len(depth_warnings(lambda: vp.init_(chain(8, width=16), gaussian(16), form="paper"))) == 1
+    assert len(depth_warnings(lambda: vp.init_(chain(8, width=16), gaussian(16), shift=False))) == 1
     assert not depth_warnings(lambda: vp.init_(chain(8, width=16), gaussian(16), center=False))
 
 
@@ -88,17 +88,20 @@ def test_preserving_the_function_is_no_reason_to_warn():
     "build", [lambda: chain(8), lambda: chain(50, nn.Tanh), lambda: Skips(30)], ids=["shallow", "tanh", "skips"]
 )
 def test_no_warning_without_reason(build):
-    assert not depth_warnings(lambda: vp.normalize(build(), gaussian()))
+    assert not depth_warnings(lambda: vp.normalize(build(), gaussian(), form="paper"))
 
 
 def test_as_an_error_the_warning_leaves_the_model_as_it_was():
     model = chain(8, width=16)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    for change in (vp.init_, functools.partial(vp.normalize, inplace=True)):
+    for change in (
+        functools.partial(vp.init_, shift=False),
+        functools.partial(vp.normalize, inplace=True, form="paper"),
+    ):
         with warnings.catch_warnings():
             warnings.simplefilter("error", DepthWarning)
             with pytest.raises(DepthWarning):
-                change(model, gaussian(16), form="paper")
+                change(model, gaussian(16))
         after = model.state_dict()
         assert list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
 
@@ -108,7 +111,7 @@ def test_what_cannot_be_predicted_is_not_warned_of(monkeypatch):
         raise RuntimeError
 
     monkeypatch.setattr("varprop.norm.depth.predict_spread", fail)
-    assert not depth_warnings(lambda: vp.normalize(chain(8, width=16), gaussian(16)))
+    assert not depth_warnings(lambda: vp.normalize(chain(8, width=16), gaussian(16), form="paper"))
 
 
 # --- the prediction ---
@@ -157,11 +160,31 @@ def test_convolutions_average_over_places():
     assert spreads["14"].std < predict_spread(normalized(chain(8, width=8), gaussian(8)))["14"].std
 
 
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.SiLU])
+def test_with_the_first_shift_deep_chains_stay_in_range_and_are_not_warned_of(activation):
+    deep, made = chain(60, activation), []
+    assert not depth_warnings(lambda: made.append(vp.normalize(deep, gaussian(), form="deep")))
+    predicted = [spread.std for spread in predict_spread(made[0]).values()]
+    measured = measured_spreads(made[0], torch.randn(512, WIDTH))
+    assert all(0.9 < std < 1.1 for std in predicted)
+    assert measured == pytest.approx(predicted, rel=0.25)  # single networks of this width scatter that much
+
+
+def test_the_map_of_a_rectifier_with_centred_rows_is_a_square():
+    from varprop.norm.depth import _known_response
+
+    model = normalized(chain(2), form="deep")
+    with torch.no_grad():
+        model[0].shift.zero_()
+    squares, _ = _known_response(model[2], {})(torch.tensor([0.25, 1.0, 9.0], dtype=torch.float64))
+    assert squares == pytest.approx(torch.tensor([0.25, 1.0, 9.0], dtype=torch.float64), rel=1e-3)
+
+
 def test_the_map_of_a_rectifier_is_the_closed_form():
     from varprop.norm.depth import _known_response
 
     model = normalized(chain(2))
-    response = _known_response(model[2].statistics[False], True, {})
+    response = _known_response(model[2], {})
     r = torch.tensor([0.1, 0.3, 0.9, 1.0, 1.05, 3.0, 60.0], dtype=torch.float64)
     closed = (r.square() / 2 - r / math.pi + 1 / (2 * math.pi)) / (0.5 - 0.5 / math.pi)
     squares, variances = response(r.square())

@@ -208,9 +208,10 @@ class Dense(nn.Module):
         return self.d(nn.functional.gelu(self.c(self.norm(x))))
 
 
-def dense() -> nn.Module:
+def dense(form: Any = "paper") -> nn.Module:
     torch.manual_seed(0)
-    model = vp.normalize(Dense().double(), vp.Moments(torch.zeros(1, 6).double(), torch.ones(1, 6).double()))
+    data = vp.Moments(torch.zeros(1, 6).double(), torch.ones(1, 6).double())
+    model = vp.normalize(Dense().double(), data, form=form)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -232,6 +233,7 @@ def other_engines(_rank: int) -> dict[str, Any]:
     mesh, x = dist.init_device_mesh("cpu", (WORLD,)), torch.randn(4, 6).double()
     plan = {"a": ColwiseParallel(), "b": RowwiseParallel(), "c": ColwiseParallel(), "d": RowwiseParallel()}
     found: dict[str, Any] = {"tensor parallel": dense_trained(parallelize_module(dense(), mesh, plan))}
+    found["tensor parallel, deep"] = dense_trained(parallelize_module(dense("deep"), mesh, plan))
     found["partly"] = dense_trained(parallelize_module(dense(), mesh, {name: plan[name] for name in "cd"}))
     model = dense()
     for name in plan:
@@ -258,8 +260,10 @@ def message(work: Callable[[], Any]) -> str:
 def test_tensor_parallel_and_what_is_refused(tmp_path: Any) -> None:
     found = run(other_engines, tmp_path)
     alone = dense_trained(dense())
-    for name in ("tensor parallel", "partly", "layer by layer"):
-        for ours, theirs in zip(found[name], alone, strict=True):
+    expected = {name: alone for name in ("tensor parallel", "partly", "layer by layer")}
+    expected["tensor parallel, deep"] = dense_trained(dense("deep"))
+    for name, parameters in expected.items():
+        for ours, theirs in zip(found[name], parameters, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for name in ("norm", "alone", "recalled"):
         assert "fully_shard on the whole model" in found[name]

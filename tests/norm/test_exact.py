@@ -73,9 +73,13 @@ def test_resnet18_survives() -> None:
     check_preserved(single, single.normalized(init="preserve"), 1e-5)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_deployment_needs_nothing_but_the_original_class(name: str) -> None:
-    given, normalized = kept(name)
+DEPLOYED = [(name, "paper") for name in NETWORKS]
+DEPLOYED += [(name, "deep") for name in ("grouped", "unet", "recalled", "own batch norm")]
+
+
+@pytest.mark.parametrize(("name", "form"), DEPLOYED)
+def test_deployment_needs_nothing_but_the_original_class(name: str, form: str) -> None:
+    given, normalized = kept(name, form=form)
     trained = train_a_little(copy.deepcopy(normalized))
     assert apart(given.run(trained), given.run(normalized)) > 0.01
     folded = quiet_fold(trained)

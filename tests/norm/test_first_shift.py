@@ -15,7 +15,7 @@ RELU, SILU = 0.3767, stable_shift(kernel("silu"))
 
 
 def shifts(model, given, example=None):
-    made = normalized_(model, captured_for(model, given, example), "project", form="deep")
+    made = normalized_(model, captured_for(model, given, example), "project", shifted=True)
     return {path: layer.shift for path, layer in made.named_modules() if hasattr(layer, "shift")}
 
 
@@ -76,7 +76,7 @@ class Recurrent(nn.Module):
 def test_recurrent_layers_keep_theirs():
     given = vp.Moments(torch.zeros(1, 1, 3), torch.ones(1, 1, 3))
     captured = captured_for(model := Recurrent(), given, (1, 5, 3))
-    paper, deep = (normalized_(copy.deepcopy(model), captured, "project", form=form) for form in ("paper", "deep"))
+    paper, deep = (normalized_(copy.deepcopy(model), captured, "project", shifted=shifted) for shifted in (False, True))
     assert all(torch.equal(deep.state_dict()[name], value) for name, value in paper.rnn.named_parameters("rnn"))
 
 
@@ -85,7 +85,7 @@ def test_deep_chains_stay_in_range(activation):
     torch.manual_seed(0)
     layers = [part for _ in range(60) for part in (nn.Linear(64, 64), activation())]
     model = nn.Sequential(*layers[:-1])
-    vp.init_(model, vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)), form="deep")
+    vp.init_(model, vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
     x = torch.randn(512, 64)
     for layer in model.requires_grad_(False):
         x = layer(x)

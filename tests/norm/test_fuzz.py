@@ -47,9 +47,9 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def normalized(blocks: Blocks) -> Any:
+def normalized(blocks: Blocks, form: Any) -> Any:
     moments = vp.Moments(torch.full((1, 4), 0.3).double(), torch.ones(1, 4).double())
-    return vp.normalize(Net(list(blocks)).double(), moments, example=torch.zeros(2, 4).double())
+    return vp.normalize(Net(list(blocks)).double(), moments, example=torch.zeros(2, 4).double(), form=form)
 
 
 def by_reference(model: Any, x: Tensor) -> Tensor:
@@ -147,6 +147,7 @@ some_blocks = st.lists(st.tuples(st.integers(0, len(ACTIVATIONS) - 1), st.boolea
 some_events = st.lists(
     st.tuples(st.sampled_from(sorted(EVENTS)), st.sampled_from(sorted(CALLS))), min_size=1, max_size=6
 )
+forms = st.sampled_from(("paper", "deep"))
 seeds = st.integers(0, 2**16)
 
 
@@ -161,13 +162,15 @@ def check(model: Any, events: list[tuple[str, str]], seed: int) -> None:
 
 
 @settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "20")), deadline=None)
-@given(blocks=some_blocks, events=some_events, seed=seeds)
-def test_any_use_gives_the_numbers_of_the_reference(blocks: Blocks, events: list[tuple[str, str]], seed: int) -> None:
+@given(blocks=some_blocks, form=forms, events=some_events, seed=seeds)
+def test_any_use_gives_the_numbers_of_the_reference(
+    blocks: Blocks, form: str, events: list[tuple[str, str]], seed: int
+) -> None:
     torch.manual_seed(seed)
-    check(normalized(blocks), events, seed)
+    check(normalized(blocks, form), events, seed)
 
 
-# Most of the time of an example goes into the capture of its network: here there are eight, captured once and copied.
+# Most of the time of an example goes into the capture of its network: here are eight, captured once a form and copied.
 FEW: tuple[Blocks, ...] = (
     ((0, False),),
     ((1, True), (0, False)),
@@ -184,9 +187,9 @@ captured = functools.cache(normalized)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "200")), deadline=None)
-@given(blocks=st.sampled_from(FEW), events=some_events, seed=seeds)
-def test_any_use_of_a_few_networks(blocks: Blocks, events: list[tuple[str, str]], seed: int) -> None:
-    model = copy.deepcopy(captured(blocks))
+@given(blocks=st.sampled_from(FEW), form=forms, events=some_events, seed=seeds)
+def test_any_use_of_a_few_networks(blocks: Blocks, form: str, events: list[tuple[str, str]], seed: int) -> None:
+    model = copy.deepcopy(captured(blocks, form))
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

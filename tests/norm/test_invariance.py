@@ -1,4 +1,4 @@
-"""The scale of a weight and a former bias do not matter: nothing to tune, nothing to decay."""
+"""The scale of a weight, in the deep form its mean too, and a former bias do not matter: nothing to tune or decay."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from tests.norm.networks import apart, case, kept, sites
+from tests.norm.networks import apart, both_forms, case, kept, sites
 from varprop.norm.layers import Normalized
+from varprop.norm.linear_layers import along_outputs
 
 NAMES = ("conv", "grouped", pytest.param("identity skip", marks=pytest.mark.slow), "own norms")
 
@@ -36,15 +37,28 @@ def test_no_learning_rate_is_lost_to_the_scale_of_a_weight(name: str) -> None:
         assert apart(given.run(normalized), before) <= 1e-5  # all of them together
 
 
+@both_forms
 @pytest.mark.parametrize("name", ("conv", "grouped", "recalled", "own norms"))
-def test_homogeneity_is_exact(name: str) -> None:
-    given, kept_model = kept(name)
+def test_homogeneity_is_exact(name: str, form: str) -> None:
+    given, kept_model = kept(name, form=form)
     normalized = copy.deepcopy(kept_model)
     before = given.run(normalized)
     for site in sites(normalized).values():
         with torch.no_grad():
             site.weight.mul_(2.0**18)
     assert torch.equal(given.run(normalized), before)
+
+
+@pytest.mark.parametrize("name", ("conv", "grouped", "other ranks", "unet", "recalled", "own norms"))
+def test_a_number_added_to_a_centred_row_does_not_matter(name: str) -> None:
+    given, kept_model = kept(name, form="deep")
+    normalized = copy.deepcopy(kept_model)
+    before = given.run(normalized)
+    for site in sites(normalized).values():
+        numbers = torch.linspace(-3, 5, len(site.scale)).double()
+        with torch.no_grad():
+            site.weight.add_(along_outputs(numbers, site.weight, site))
+    assert apart(given.run(normalized), before) <= 1e-12
 
 
 def test_a_former_bias_leaves_no_trace() -> None:
@@ -56,9 +70,10 @@ def test_a_former_bias_leaves_no_trace() -> None:
     assert apart(given.run(given.normalized()), before) <= 1e-5
 
 
+@both_forms
 @pytest.mark.parametrize("name", ("mlp", "conv", "grouped", "identity skip", "unet", "recalled", "own norms"))
-def test_steps_go_around_the_sphere(name: str) -> None:
-    given, normalized = kept(name)
+def test_steps_go_around_the_sphere(name: str, form: str) -> None:
+    given, normalized = kept(name, form=form)
     outputs = given.run(normalized)
     loss = (outputs * torch.linspace(-1, 1, len(outputs), dtype=outputs.dtype)).sum() + outputs.square().mean()
     found: dict[str, Normalized] = sites(normalized)
@@ -68,18 +83,24 @@ def test_steps_go_around_the_sphere(name: str) -> None:
         size = rows(gradient.square(), site).sqrt() * rows(site.weight.square(), site).sqrt()
         assert size.max() > 0, path
         assert (along <= 1e-12 * torch.maximum(size, size.max())).all(), path
+        if form == "deep":
+            assert (rows(gradient, site).abs() <= 1e-12 * rows(gradient.abs(), site).max()).all(), path
 
 
-def test_unit_norms_change_no_output() -> None:
-    given, kept_model = kept("grouped")
+@both_forms
+@pytest.mark.parametrize("name", ("grouped", "unet"))
+def test_unit_norms_change_no_output(name: str, form: str) -> None:
+    given, kept_model = kept(name, form=form)
     normalized = vp.unit_norm_(copy.deepcopy(kept_model))
     assert apart(given.run(normalized), given.run(kept_model)) <= 1e-12
     for site in sites(normalized).values():
         assert (rows(site.weight.square(), site) - 1).abs().max() <= 1e-12
+        assert form == "paper" or rows(site.weight, site).abs().max() <= 1e-12
 
 
-def test_no_decay_on_what_has_no_scale() -> None:
-    _, normalized = kept("conv")
+@both_forms
+def test_no_decay_on_what_has_no_scale(form: str) -> None:
+    _, normalized = kept("conv", form=form)
     assert [group["weight_decay"] for group in vp.param_groups(normalized, 0.1)] == [0.0]
 
 

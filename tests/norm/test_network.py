@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
-from tests.norm.networks import NETWORKS, Case, case, sites, train_a_little
+from tests.norm.networks import NETWORKS, Case, both_forms, case, sites, train_a_little
 from varprop.gaussian.curves import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from varprop.norm import dispatch
@@ -46,12 +46,12 @@ def gradients(given: Case, model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def mlp(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor]:
+def mlp(dtype: torch.dtype = torch.float64, form: Any = "paper") -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     hidden = [nn.Linear(6, 6), nn.Sigmoid(), nn.Linear(6, 6), nn.Sigmoid()]
     model = nn.Sequential(nn.Linear(5, 6), nn.Sigmoid(), *hidden, nn.Linear(6, 3)).to(dtype)
     x = torch.randn(8, 5, dtype=dtype)
-    return vp.normalize(model, vp.Moments(torch.zeros(1, 5, dtype=dtype), torch.ones(1, 5, dtype=dtype))), x
+    return vp.normalize(model, vp.Moments(torch.zeros(1, 5, dtype=dtype), torch.ones(1, 5, dtype=dtype)), form=form), x
 
 
 def close(ours: Tensor, theirs: Tensor, tolerance: float, floor: float = 1e-9) -> bool:
@@ -59,14 +59,19 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float, floor: float = 1e-9) -
     return float((ours - theirs).norm()) <= tolerance * float(theirs.norm()) + floor
 
 
+IN_BRIEF = ("mlp", "grouped", "other ranks", "unet", "recalled", "own norms")  # in the deep form
+FORMS = [(name, "paper") for name in NETWORKS] + [(name, "deep") for name in IN_BRIEF]
+FORMS += [pytest.param(name, "deep", marks=pytest.mark.slow) for name in NETWORKS if name not in IN_BRIEF]
+
+
 @pytest.mark.compatibility("eager")
 @pytest.mark.parametrize(
     "training", (pytest.param(False, marks=pytest.mark.slow), True), ids=("evaluation", "training")
 )
-@pytest.mark.parametrize("name", NETWORKS)
-def test_values_and_gradients_are_those_of_single_layers(name: str, training: bool) -> None:
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_values_and_gradients_are_those_of_single_layers(name: str, form: str, training: bool) -> None:
     found = case(name)
-    model = train_a_little(found.normalized()).train(training)
+    model = train_a_little(found.normalized(form=form)).train(training)
     alone = apart_(copy.deepcopy(model))
     expected, theirs = run(found, alone).detach(), gradients(found, alone)
     assert close(run(found, model), expected, 1e-11)
@@ -107,10 +112,11 @@ def channels_of(layer: Any) -> int:
     widths=st.lists(st.integers(2, 9), min_size=5, max_size=5),
     activation=st.sampled_from(ACTIVATIONS),
     lasting=st.booleans(),
+    form=st.sampled_from(("paper", "deep")),
     seed=st.integers(0, 2**16),
 )
 def test_single_precision_agrees_with_the_reference(
-    kinds: list[str], widths: list[int], activation: Any, lasting: bool, seed: int
+    kinds: list[str], widths: list[int], activation: Any, lasting: bool, form: str, seed: int
 ) -> None:
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
@@ -122,7 +128,7 @@ def test_single_precision_agrees_with_the_reference(
     plain = plain.to(memory_format=torch.channels_last) if lasting else plain
     x = torch.randn(2, 3, 9, 9)
     data = Case(plain, (x,), vp.Moments(x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True)))
-    model = data.normalized()
+    model = data.normalized(form=form)
     with torch.no_grad():
         for site in sites(model).values():
             site.scale.uniform_(0.3, 2.0), site.shift.normal_()
@@ -157,14 +163,15 @@ NEIGHBOURS = {  # layers with weights of one shape that are not of one form
 }
 
 
+@both_forms
 @pytest.mark.parametrize("name", NEIGHBOURS)
-def test_layers_of_one_weight_shape_and_different_forms_keep_apart(name: str) -> None:
+def test_layers_of_one_weight_shape_and_different_forms_keep_apart(name: str, form: str) -> None:
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 2, 1), *NEIGHBOURS[name](), *NEIGHBOURS[name]())
     plain = nn.Sequential(*(module for layer in layers for module in (layer, nn.Tanh())))
     x = torch.randn(2, 3, 12, 12)
     data = Case(plain, (x,), vp.Moments(x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True)))
-    model = data.normalized()
+    model = data.normalized(form=form)
     agrees_with_the_reference(model)
 
 
@@ -341,8 +348,9 @@ def test_gradient_checkpoints(reentrant: bool) -> None:
     assert all(close(a, p.grad, 1e-12) for a, p in zip(ours, model.parameters(), strict=True))
 
 
-def test_derivatives_of_derivatives() -> None:
-    model, x = mlp()
+@both_forms
+def test_derivatives_of_derivatives(form: str) -> None:
+    model, x = mlp(form=form)
     parameters = list(model.parameters())
 
     def penalty(network: nn.Module, wanted: list[Tensor]) -> tuple[Tensor, ...]:
@@ -400,8 +408,9 @@ def test_under_autocast_the_weights_come_in_its_dtype() -> None:
 
 
 @pytest.mark.compatibility("vmap")
-def test_transforms_of_torch_func_see_single_layers() -> None:
-    model, x = mlp()
+@both_forms
+def test_transforms_of_torch_func_see_single_layers(form: str) -> None:
+    model, x = mlp(form=form)
     parameters = {name: torch.stack([p.detach(), 1.1 * p.detach()]) for name, p in model.named_parameters()}
 
     def call(own: dict[str, Tensor]) -> Tensor:

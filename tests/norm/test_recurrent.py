@@ -12,9 +12,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import varprop as vp
 from tests.models import LSTMClassifier
+from tests.norm.networks import both_forms
 from varprop.norm.recurrent import NormalizedRecurrent
 from varprop.norm.recurrent_state import joined, parted
-from varprop.norm.recurrent_weights import in_one_chunk
+from varprop.norm.recurrent_weights import in_one_chunk, with_centred_gates
 
 INPUTS, HIDDEN = 5, 6
 CELLS = {
@@ -60,12 +61,12 @@ def normalized(layer: nn.Module, init: str = "preserve", **more) -> nn.Module:
 
 
 @functools.cache
-def _site(name: str, init: str) -> nn.Module:
-    return normalized(variant(name), init)
+def _site(name: str, init: str, form: str) -> nn.Module:
+    return normalized(variant(name), init, form=form)
 
 
-def site_of(name: str, init: str = "preserve") -> nn.Module:
-    return copy.deepcopy(_site(name, init))
+def site_of(name: str, init: str = "preserve", form: str = "paper") -> nn.Module:
+    return copy.deepcopy(_site(name, init, form))
 
 
 def folded(model: nn.Module) -> nn.Module:
@@ -106,9 +107,10 @@ def test_preserve_is_exact_in_float32(name):
     same(layer(x), folded(site)(x), 1e-5)
 
 
+@both_forms
 @all_variants
-def test_the_folded_state_dict_loads_into_the_original_class(name):
-    layer, x, site = variant(name), example(), site_of(name, "project")
+def test_the_folded_state_dict_loads_into_the_original_class(name, form):
+    layer, x, site = variant(name), example(), site_of(name, "project", form)
     plain = folded(site)
     assert type(plain) is type(layer) and plain.bias is True and vars(plain).keys() == vars(layer).keys()
     cell, settings = VARIANTS[name]
@@ -218,9 +220,10 @@ def test_cells_stay_plain_and_are_named(kind):
 # --- invariance ---
 
 
+@both_forms
 @all_variants
-def test_the_gradient_is_orthogonal_to_the_weights_of_every_gate(name):
-    site = site_of(name, "project")
+def test_the_gradient_is_orthogonal_to_the_weights_of_every_gate(name, form):
+    site = site_of(name, "project", form)
     output, _ = site(example())
     (output * torch.linspace(-1, 3, output.numel()).view_as(output).double()).sum().backward()
     for suffix in suffixes(site):
@@ -228,6 +231,50 @@ def test_the_gradient_is_orthogonal_to_the_weights_of_every_gate(name):
         products = joined(site.mode, *((w * w.grad).sum(1) for w in pair)).detach()
         sizes = joined(site.mode, *((w.norm(dim=1) * w.grad.norm(dim=1)) for w in pair)).detach()
         assert sizes.any() and (products.abs() <= 1e-12 * sizes).all()
+        if form == "deep":
+            assert (joined(site.mode, *(w.grad.sum(1) for w in pair)).abs() <= 1e-12 * sizes.max()).all()
+
+
+@all_variants
+def test_a_number_added_to_a_centred_gates_weights_does_not_matter(name):
+    site, x = site_of(name, "project", "deep"), example()
+    before = site(x)
+    with torch.no_grad():
+        for suffix in suffixes(site):
+            gates = torch.linspace(-3, 5, len(getattr(site, f"scale_{suffix}"))).double()
+            for kind, rows in zip(("weight_ih", "weight_hh"), parted(site.mode, gates), strict=True):
+                getattr(site, f"{kind}_{suffix}").add_(rows[:, None])
+    same(before, site(x))
+
+
+def test_parts_of_a_candidate_that_have_one_weight_stay():
+    torch.manual_seed(0)
+    one = torch.ones(1, 1, 1).double()
+    site = vp.normalize(nn.GRU(1, 4).double(), vp.Moments(0 * one, one), form="deep")
+    w_ih, w_hh = with_centred_gates(site.mode, site.weight_ih_l0, site.weight_hh_l0)
+    assert torch.equal(w_ih[8:], site.weight_ih_l0[8:])
+    torch.testing.assert_close(w_hh[8:].sum(1), torch.zeros(4).double(), rtol=0, atol=1e-14)
+    torch.testing.assert_close(w_ih[:8].sum(1) + w_hh[:8].sum(1), torch.zeros(8).double(), rtol=0, atol=1e-14)
+
+
+@all_cells
+def test_equal_weights_of_a_gate_are_named_and_harmless(cell):
+    layer, site = build(cell), site_of(f"{cell}, plain", "project", "deep")
+    for each in (layer, site):
+        with torch.no_grad():
+            each.weight_ih_l0[1] = each.weight_hh_l0[1] = 0.1
+    with pytest.raises(ValueError, match=r"Gate 1 \(l0\) of '' has only equal weights"):
+        normalized(layer, "project", form="deep")
+    output, _ = site(example())
+    output.sum().backward()
+    assert output.isfinite().all() and all(p.grad.isfinite().all() for p in site.parameters())
+
+
+@pytest.mark.parametrize(("saved", "own"), (("deep", "paper"), ("paper", "deep")))
+def test_a_checkpoint_of_the_other_form_is_refused(saved, own):
+    state = site_of("gru, plain", "project", saved).state_dict()
+    with pytest.raises(ValueError, match="in another form"):
+        site_of("gru, plain", "project", own).load_state_dict(state)
 
 
 @all_cells
@@ -251,9 +298,10 @@ def test_the_sign_of_a_scale_turns_the_gates_weights():
     torch.testing.assert_close(folded(site).weight_hh_l0, -plain.weight_hh_l0)
 
 
+@both_forms
 @all_variants
-def test_unit_norm_changes_no_output(name):
-    site, x = site_of(name, "project"), example()
+def test_unit_norm_changes_no_output(name, form):
+    site, x = site_of(name, "project", form), example()
     before = site(x)
     vp.unit_norm_(site)
     same(before, site(x))
@@ -333,8 +381,10 @@ def test_dropout_between_layers_counts_in_training():
     assert (training["weight_ih_l1"].abs() < evaluation["weight_ih_l1"].abs()).all()
 
 
-def test_everything_is_differentiated_through():
-    site = vp.normalize(nn.LSTM(2, 2).double(), vp.Moments(torch.ones(1, 1, 2).double(), torch.ones(1, 1, 2).double()))
+@pytest.mark.parametrize(("kind", "form"), ((nn.LSTM, "paper"), (nn.LSTM, "deep"), (nn.GRU, "deep"), (nn.RNN, "deep")))
+def test_everything_is_differentiated_through(kind, form):
+    ones = torch.ones(1, 1, 2).double()
+    site = vp.normalize(kind(2, 2).double(), vp.Moments(ones, ones), form=form)
     names, values = zip(*site.named_parameters(), strict=True)
     x = torch.randn(2, 1, 2).double()
 
@@ -361,8 +411,12 @@ def test_a_batch_of_64_equals_64_batches_of_one(cell):
 @pytest.mark.parametrize("name", ["tanh, deep", "relu, plain", "lstm, projected", "gru, no bias"])
 def test_copies_state_dicts_and_other_parameters(name):
     layer, x, site, other = variant(name), example(), site_of(name), site_of(name, "project")
-    for copied in (copy.deepcopy(site), pickle.loads(pickle.dumps(site))):
-        same(site(x), copied(x), 0)
+    deep = site_of(name, "project", "deep")
+    for kind in (site, deep):
+        for copied in (copy.deepcopy(kind), pickle.loads(pickle.dumps(kind))):
+            same(kind(x), copied(x), 0)
+            assert copied.centred_rows is (kind is deep)
+    site_of(name, "project", "deep").load_state_dict(deep.state_dict(), strict=True)
     expected = other(x)
     same(torch.func.functional_call(site, dict(other.named_parameters()), (x,)), expected, 0)
     same(layer(x), site(x))

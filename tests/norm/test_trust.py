@@ -626,7 +626,7 @@ def test_a_checkpoint_for_other_data_is_refused() -> None:
     saved = made(0.3).state_dict()
     made(0.3).load_state_dict(saved)
     for other in (made(0.6), made(0.3, 12)):
-        with pytest.raises(ValueError, match="other input moments or for inputs of another size"):
+        with pytest.raises(ValueError, match="other input moments, in another form or for inputs of another size"):
             other.load_state_dict(saved)
 
 
@@ -640,6 +640,9 @@ def test_a_report_says_how_layers_are_folded() -> None:
     report = vp.fold_report(mlp(nn.LayerNorm(6), nn.GELU()))
     assert [(layer.path, layer.how) for layer in report.layers] == [("0", "together"), ("3", "walked")]
     assert "layer_norm" in report.layers[1].why and str(report).endswith("1 together, 1 walked, 0 alone")
+    deep = vp.normalize(nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 3)).double(), moments(1), form="deep")
+    assert [layer.centred for layer in vp.fold_report(deep).layers] == [False, True]  # the first has rows of one weight
+    assert str(vp.fold_report(deep)).endswith("1 with centred rows")
     with pytest.raises(ValueError, match="not normalized"):
         vp.fold_report(nn.Linear(2, 2))
 

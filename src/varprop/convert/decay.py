@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..norm.batchnorm import batch_norms_after
-from ..norm.linear_layers import along_outputs, is_linear_layer, owners, weight_norms
+from ..norm.linear_layers import along_outputs, is_linear_layer, owners, weight_norms, with_centred_rows
 from ..norm.recurrent import NormalizedRecurrent, unit_gates_
 from ..norm.recurrent_weights import suffixes
 from .analytic import normalized_sites
@@ -60,6 +60,8 @@ def param_groups(model: nn.Module, weight_decay: float, *, example: Any = None) 
 def unit_norm_(model: nn.Module) -> nn.Module:
     """Scale the weights of every output channel to norm 1 where the output does not depend on their scale.
 
+    Where it does not depend on their mean either (the deep form), they lose that first.
+
     These are the weights of analytically normalized layers (of a recurrent one those of input and state together) and
     the directions of weight normalization. Layers under batch norm stay as they are: the eps in sqrt(var + eps) makes
     their scale matter a little. So do frozen weights, weights tied to others whose scale matters, and channels whose
@@ -77,6 +79,8 @@ def unit_norm_(model: nn.Module) -> nn.Module:
     for module, name, layer in invariant:
         weight = getattr(module, name)
         if weight.requires_grad and all(owner in places for owner in held[weight]):
+            if all(getattr(owner, "centred_rows", False) for owner, _ in held[weight]):
+                weight.copy_(with_centred_rows(weight, layer))
             weight.div_(_positive(_row_norms(weight, module, layer)))
     for site, suffix in _gates(model):
         weights = [site.part(name, suffix) for name in ("weight_ih", "weight_hh")]

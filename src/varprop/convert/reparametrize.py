@@ -38,7 +38,8 @@ def reparametrize(
     - ``"batch"``: torch's batch norm after every layer, in a `Batched` at the layer's path (``fc.layer.weight``,
       ``fc.norm.weight``), with the statistics of `batch`: the same function in evaluation mode on every input, and in
       training mode on that batch.
-    - ``"analytic"``: the paper's normalization, by `normalize` with ``init="preserve"``.
+    - ``"analytic"``: the paper's normalization, by `normalize` with ``init="preserve"``, so in the form ``"paper"``
+      also where the model was in the form ``"deep"``.
 
     A model that has batch norms means its evaluation mode by default; given a `batch` and a form other than
     ``"batch"``, it means its training mode on that batch. Layers with tied weights stay tied unless their batch norms

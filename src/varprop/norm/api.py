@@ -56,6 +56,7 @@ T = TypeVar("T")
 Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
 Form = Literal["paper", "deep"]
+DEFAULT_FORM: Form = "paper"  # of what is projected
 SWEEPS = 300
 
 
@@ -65,6 +66,7 @@ def normalize(
     *,
     example: Any = None,
     init: Init = "project",
+    form: Form | None = None,
     only: Only | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -78,8 +80,13 @@ def normalize(
         model: Any model `torch.export` can trace.
         input: Moments of the data, as for `propagate`.
         example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
-        init: ``"project"`` sets scale 1 and shift 0 (scale 0 for a channel whose batch norm has gamma 0);
+        init: ``"project"`` sets scale 1 (0 for a channel whose batch norm has gamma 0) and the shift of the form;
             ``"preserve"`` sets them so that the function (in evaluation mode) stays the same.
+        form: ``"paper"`` normalizes the weights as they are, and shifts start at 0. ``"deep"``, for deep networks,
+            first takes from the weights of every output channel their mean, which then does not matter and gets no
+            gradient (an output with one weight only keeps it), and shifts before rectifiers start where errors of scale
+            die out (0.377 for ReLU). The default is ``"paper"``. What ``init="preserve"`` keeps may depend on those
+            means, so it has the form ``"paper"`` and no other.
         only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
         inplace: Change the model itself instead of a copy; if that fails it is as before.
 
@@ -88,21 +95,37 @@ def normalize(
 
     Raises:
         ValueError: If the model is normalized already, has no layer to normalize, or a layer cannot be normalized (a
-            weight row of zeros, a weight that is not finite, one that a hook computes or the model reads by hand); the
-            message names it.
+            weight row of zeros, or of equal weights in the deep form, a weight that is not finite, one that a hook
+            computes or the model reads by hand); the message names it.
     """
-    if init not in get_args(Init):
-        raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
+    deep = _form_for(init, form) == "deep"
     check_copyable(model)
     captured = captured_for(model, input, example, only)
-    result = normalized_(copy.deepcopy(model), captured, init, only)
+    result = normalized_(copy.deepcopy(model), captured, init, only, centred_rows=deep, shifted=deep)
     if init == "project":
         warn_of_depth(result)
     if only is None:
         warn_of_plain(result)
     if inplace:  # the trial on a copy has shown that nothing fails midway
-        return normalized_(model, captured, init, only)
+        return normalized_(model, captured, init, only, centred_rows=deep, shifted=deep)
     return result
+
+
+def _form_for(init: Init, form: Form | None) -> Form:
+    """The form that is asked for, or the one that goes with a start.
+
+    Raises:
+        ValueError: If there is no such start or form, or they exclude each other.
+    """
+    if init not in get_args(Init):
+        raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
+    if form is None:
+        return "paper" if init == "preserve" else DEFAULT_FORM
+    if form not in get_args(Form):
+        raise ValueError(f'form must be "paper" or "deep", not {form!r}.')
+    if form == "deep" and init == "preserve":
+        raise ValueError('form="deep" takes the means of weights away, which init="preserve" would have to keep.')
+    return form
 
 
 class Captured(NamedTuple):
@@ -140,7 +163,8 @@ def normalized_(
     init: Init,
     only: Only | None = None,
     center: bool = True,
-    form: Form = "paper",
+    centred_rows: bool = False,
+    shifted: bool = False,
 ) -> nn.Module:
     """`normalize` in place and without a net: a failure midway leaves the model half done."""
     chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
@@ -148,19 +172,17 @@ def normalized_(
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
         raise ValueError("The model has no linear layer to normalize.")
-    check_weights(layers)
+    check_weights(layers, centred_rows)
     refuse_reading_by_hand(read_by_hand(programs[False], layers))
     graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given))
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in layers.items()}
         for path, layer in layers.items():
-            _become_normalized_(model, path, layer, graphs, center)
+            _become_normalized_(model, path, layer, graphs, center, centred_rows)
         _join_(model, graphs, layers)
-        with torch.no_grad():
-            for path, mask in silent.items():
-                layers[path].scale[mask] = 0
-        if form == "deep" and center:
+        _set_first_scales_(layers, silent)
+        if shifted:
             _set_first_shifts_(model, graphs[False], layers)
         if init == "preserve":
             _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
@@ -208,10 +230,11 @@ def _by_distinct(values: dict[bool, T], make: Callable[[T], Made]) -> dict[bool,
 
 
 def _become_normalized_(
-    model: nn.Module, path: str, layer: Any, graphs: dict[bool, CapturedMode], center: bool
+    model: nn.Module, path: str, layer: Any, graphs: dict[bool, CapturedMode], center: bool, centred_rows: bool
 ) -> None:
     recurrent = recurrent_class(layer)
-    site: Normalized = recurrent.from_plain_(layer, center) if recurrent else become_normalized_(layer, center)
+    become = recurrent.from_plain_ if recurrent else become_normalized_
+    site: Normalized = become(layer, center, centred_rows)
     site.uses, site.statistics = {}, {}
     for mode, graph in graphs.items():
         calls = [node for node, owner in graph.calls.items() if owner == path]
@@ -228,6 +251,13 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
             layer.networks[mode] = (network, place)
             joined.append(layer)
     open_scopes_(model, joined)
+
+
+@torch.no_grad()
+def _set_first_scales_(layers: dict[str, Any], silent: dict[str, Tensor]) -> None:
+    """Layers are made with scale 1 and shift 0; what a batch norm silenced stays silent."""
+    for path, mask in silent.items():
+        layers[path].scale[mask] = 0
 
 
 @torch.no_grad()
@@ -331,31 +361,31 @@ def _is_rounding(bias: Tensor, site: Normalized) -> bool:
     return bool((bias.abs() <= 8 * torch.finfo(bias.dtype).eps * (site.shift.abs() + site.scale.abs())).all())
 
 
-def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True, form: Form = "deep") -> nn.Module:
+def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True, shift: bool = True) -> nn.Module:
     """Initialize a plain model without data, so that every unit starts with variance 1 and a mean that is known.
 
-    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them. Batch norms
-    elsewhere than after a layer normalize by the batch, unless they are in evaluation mode and have seen data.
+    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them: weights are
+    scaled and keep their means. Batch norms elsewhere than after a layer normalize by the batch, unless they are in
+    evaluation mode and have seen data.
 
     Args:
         model: The model; its weights and biases are changed.
         input: Moments of the data, as for `propagate`.
         example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
-        center: Whether to centre every unit by its bias. Without, weights are scaled by the second moment alone and
-            biases are zero: He's rule for any activation and graph.
-        form: Where the means start, with `center`: ``"paper"`` at 0; ``"deep"`` at 0 but before activations that do not
-            damp errors of scale there, such as rectifiers, where they start at the smallest shift at which they do
-            (0.377 for ReLU).
+        center: Whether to set the mean of every unit by its bias. Without, weights are scaled by the second moment
+            alone and biases are zero: He's rule for any activation and graph.
+        shift: Whether means start, before activations that let errors of scale grow at mean 0 (rectifiers), at the
+            smallest value where they die out: 0.377 for ReLU. Otherwise, and everywhere else, they start at 0.
 
     Returns:
         The model.
     """
     check_copyable(model)
     captured = captured_for(model, input, example, by_batch=_normalizes_by_batch)
-    trial = normalized_(copy.deepcopy(model), captured, "project", center=center, form=form)
+    trial = normalized_(copy.deepcopy(model), captured, "project", center=center, shifted=center and shift)
     if center:
         warn_of_depth(trial)
-    return fold(normalized_(model, captured, "project", center=center, form=form), inplace=True)
+    return fold(normalized_(model, captured, "project", center=center, shifted=center and shift), inplace=True)
 
 
 def _normalizes_by_batch(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..moments import Moments
 from .layers import Normalized
-from .linear_layers import is_linear_layer, require_weight_of_its_own, weight_norms
+from .linear_layers import fan_in, is_linear_layer, require_weight_of_its_own, weight_norms, with_centred_rows
 from .recurrent import check_gates
 from .scope import shared_fold
 
@@ -42,18 +42,23 @@ def check_model(model: nn.Module, given: Any) -> None:
         )
 
 
-def check_weights(layers: dict[str, Any]) -> None:
-    """Raise if a weight cannot be normalized."""
+def check_weights(layers: dict[str, Any], centred: bool = False) -> None:
+    """Raise if a weight cannot be normalized, its rows centred or not."""
     for path, layer in layers.items():
         require_weight_of_its_own(path, layer)
         if isinstance(layer, nn.RNNBase):
-            check_gates(path, layer)
+            check_gates(path, layer, centred)
             continue
         if not bool(layer.weight.isfinite().all()):
             raise ValueError(f"The weight of '{path}' has a value that is not finite.")
-        empty = (weight_norms(layer.weight.detach(), layer) == 0).nonzero().flatten()
+        weight, all_alike = layer.weight.detach(), "zero"
+        if centred and fan_in(weight, layer) > 1:
+            weight, all_alike = with_centred_rows(weight, layer), "equal"
+        empty = (weight_norms(weight, layer) == 0).nonzero().flatten()
         if len(empty):
-            raise ValueError(f"Output {int(empty[0])} of '{path}' has only zero weights: it cannot be normalized.")
+            raise ValueError(
+                f"Output {int(empty[0])} of '{path}' has only {all_alike} weights: it cannot be normalized."
+            )
 
 
 @torch.no_grad()

@@ -75,8 +75,8 @@ def _message(last: str, spread: Spread, first: str) -> str:
     return (
         f"Layer '{last}' ends a chain of {spread.length} normalized layers without skips: the spread of its outputs is "
         f"predicted to grow to {spread.std:.3g} instead of 1 (above {THRESHOLD} from layer '{first}' on), because "
-        f"means fixed in advance do not bring back a sample whose scale is off. Use skips, fewer or wider layers, or a "
-        f"saturating activation; for relu and leaky relu, vp.init_(..., center=False) keeps the second moment instead."
+        f'means fixed in advance do not bring back a sample whose scale is off. vp.normalize(..., form="deep") and '
+        f"vp.init_(..., shift=True) start where most activations do; skips, wider or fewer layers help as well."
     )
 
 
@@ -103,7 +103,7 @@ def predict_spread(model: nn.Module) -> dict[str, Spread]:
         found[path] = Spread(chain.length, math.sqrt(population.mean()), chain.before)
         for follower in followers.get(path, ()):
             site = sites[follower]
-            mapped = _known_response(site.statistics[False], site.center, known)(population)
+            mapped = _known_response(site, known)(population)
             waiting.append((follower, _Chain(path, chain.length + 1, *mapped, _Window(site, chain.window))))
     return found
 
@@ -200,15 +200,16 @@ class _Response:
         return (curve + beyond * torch.where(beyond > 0, right - centre, centre - left)).exp()
 
 
-def _known_response(statistics: Statistics, center: bool, known: dict[str, _Response]) -> _Response:
+def _known_response(site: Normalized, known: dict[str, _Response]) -> _Response:
     """The response, computed once for all layers with the same operations before them."""
-    key = repr((statistics.key(), center, _mean_before(statistics)))
+    statistics = site.statistics[False]
+    key = repr((statistics.key(), site.center, site.centred_rows, _mean_before(statistics)))
     if key not in known:
-        known[key] = _response(statistics, center)
+        known[key] = _response(statistics, site.center, site.centred_rows)
     return known[key]
 
 
-def _response(statistics: Statistics, center: bool) -> _Response:
+def _response(statistics: Statistics, center: bool, centred_rows: bool) -> _Response:
     """Tabulate; for elementwise operations all scales lie along the batch axis of one walk."""
     plan = make_plan(_program(statistics, statistics.nodes), statistics.sources)
     together = all(plan.inside_cluster(node) for node in statistics.nodes if plan.random(node))
@@ -218,23 +219,27 @@ def _response(statistics: Statistics, center: bool) -> _Response:
     (target,) = statistics.targets
     expected = _walk(statistics, plan, torch.ones(1, dtype=torch.float64)).value(target)
     mean = expected.mean if center else torch.zeros_like(expected.mean)
-    rows = [_squares(statistics, mean, part) for part in ([scales] if together else scales.split(1))]
+    rows = [_squares(statistics, mean, part, centred_rows) for part in ([scales] if together else scales.split(1))]
     squares, variances = (torch.cat(column).double().clamp(min=1e-300) for column in zip(*rows, strict=True))
     return _Response((squares / squares[-low]).log(), (variances / squares.square()).log(), per_octave)
 
 
-def _squares(statistics: Statistics, mean: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of one squared deviation from `mean` for every scale, over all channels."""
+def _squares(statistics: Statistics, mean: Tensor, scales: Tensor, centred_rows: bool) -> tuple[Tensor, Tensor]:
+    """Mean and variance of one squared deviation from `mean` for every scale, over all channels.
+
+    Centred rows do not see what the deviations of all channels have in common.
+    """
     (target,) = statistics.targets
     expected = Node("expected")
     deviation = Node("deviation", aten.sub.Tensor, (target, expected), form=target.form)
     target.users.remove(deviation)  # a guest in this graph
     square = Node("square", aten.square.default, (deviation,), form=target.form)
     plan = make_plan(_program(statistics, [*statistics.nodes, deviation, square]), statistics.sources)
-    found = _walk(statistics, plan, scales, {expected: mean}).value(square)
+    walk = _walk(statistics, plan, scales, {expected: mean})
+    found, common = walk.value(square), walk.value(deviation).mean.reshape(len(scales), -1).mean(1)
     means, variances = (part.reshape(len(scales), -1) for part in (found.mean, found.var))
     spread = (means - means.mean(1, keepdim=True)).square()
-    return means.mean(1), (variances + spread).mean(1)
+    return means.mean(1) - centred_rows * common.square(), (variances + spread).mean(1)
 
 
 def _walk(statistics: Statistics, plan: Plan, scales: Tensor, given: dict[Node, Any] | None = None) -> Walk:

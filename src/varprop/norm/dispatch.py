@@ -234,7 +234,8 @@ def fingerprint(layout: Layout) -> int:
     for step in lanes.steps:
         digest.update(repr((step.function.name, step.function.kernel, step.start, step.count)).encode())
     for rows in layout.rows:
-        digest.update(repr((rows.outputs, rows.groups, rows.channels, rows.transposed, rows.taps.shape)).encode())
+        form = (rows.outputs, rows.groups, rows.channels, rows.transposed, rows.centred, rows.taps.shape)
+        digest.update(repr(form).encode())
     tensors = [lanes.constant_mean, lanes.constant_var, lanes.entering]
     tensors += [lane for step in lanes.steps for lane in step.inputs] + [rows.taps for rows in layout.rows]
     for tensor in tensors:

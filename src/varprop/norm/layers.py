@@ -18,12 +18,27 @@ from ..graph.node import Form
 from ..moments import Moments, trusted
 from .backends.reference import full_precision, rate_of
 from .layout import EPS
-from .linear_layers import LinearLayer, along_outputs, is_linear_layer, remove_parametrization_, row_sizes
+from .linear_layers import (
+    LinearLayer,
+    along_outputs,
+    fan_in,
+    is_linear_layer,
+    remove_parametrization_,
+    row_sizes,
+    with_centred_rows,
+)
 from .network import Network
 from .scope import folded_layer
 from .sharded import refuse_sharded
 from .sites import Use
 from .statistics import Statistics
+
+SETTINGS = ("center", "centred_rows", "uses", "statistics", "networks")  # attributes of all normalized layers
+
+ANOTHER_FUNCTION = (
+    "The checkpoint belongs to a model that was normalized with other input moments, in another form or for inputs of "
+    "another size: call vp.normalize with those, then load."
+)
 
 
 class Normalized(nn.Module):
@@ -33,6 +48,8 @@ class Normalized(nn.Module):
         weight: The layer's weight; its scale does not matter.
         scale: Standard deviation of every output channel (s of the paper).
         shift: Mean of every output channel (b of the paper).
+        centred_rows: Whether the mean of the weights of every output channel does not matter either: it is subtracted
+            first. Not so where an output channel has one weight only, whatever the form.
     """
 
     weight: Tensor
@@ -41,6 +58,7 @@ class Normalized(nn.Module):
     plain_class: type[nn.Module]
     plain_bias: nn.Parameter | None
     center: bool
+    centred_rows: bool = False
     uses: dict[bool, list[Use]]
     statistics: dict[bool, Statistics]
     networks: dict[bool, tuple[Network, int]]  # by mode: which it is part of, and its place there
@@ -49,9 +67,9 @@ class Normalized(nn.Module):
         """Weight and bias of the plain layer that does the same, as they follow from the present parameters."""
         if self.training in self.networks:
             return folded_layer(*self.networks[self.training])
-        size, mean, var = self._unit_statistics()
+        unit, _, mean, var = self._unit_statistics()
         rate = rate_of(_at_least_float32(self.scale), var)
-        weight = _at_least_float32(self.weight) * along_outputs(rate / size, self.weight, self)
+        weight = unit * along_outputs(rate, unit, self)
         return weight.to(self.weight.dtype), (self.shift - rate * mean).to(self.weight.dtype)
 
     def output_statistics(self) -> tuple[Tensor, Tensor]:
@@ -59,11 +77,11 @@ class Normalized(nn.Module):
         if self.training in self.networks:
             network, place = self.networks[self.training]
             return network.output_statistics(place)
-        size, mean, var = self._unit_statistics()
+        _, size, mean, var = self._unit_statistics()
         return mean * size, safe_sqrt(var) * size
 
-    def _unit_statistics(self) -> tuple[Tensor, Tensor, Tensor]:
-        """A size of every weight row, and mean and variance of the outputs of the rows divided by it.
+    def _unit_statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The rows divided by their sizes (and centred), the sizes, and mean and variance of what those rows make.
 
         A layer that is called several times is one site: its statistics are those of the mixture of its calls.
         """
@@ -71,12 +89,13 @@ class Normalized(nn.Module):
             weight = _at_least_float32(self.weight)
             size = row_sizes(weight.detach(), self)
             unit = weight / along_outputs(size, weight, self)
+            unit = with_centred_rows(unit, self) if self.centred_rows else unit
             calls = zip(self.uses[self.training], self.statistics[self.training](), strict=True)
             found = [use.outputs(self._entering(x, unit), unit) for use, x in calls]
             pooled = [self._per_channel(moments) for moments in found]
             means, variances = (torch.stack([part.flatten() for part in parts]) for parts in zip(*pooled, strict=True))
             mean = means.mean(0)
-            return size, mean, (variances + (means - mean).square()).mean(0)
+            return unit, size, mean, (variances + (means - mean).square()).mean(0)
 
     def _entering(self, x: Moments, weight: Tensor) -> Moments:
         """What enters, per channel; epsilon goes with its variance."""
@@ -138,12 +157,14 @@ class Normalized(nn.Module):
         return ndim - 1 if self.weight.ndim == 2 else ndim - self.weight.ndim + 1
 
     def _tells_facts(self) -> bool:
-        """Whether it is the first layer of its network, which has the facts about all of it in its state."""
-        return False in self.networks and self.networks[False][1] == 0
+        """Whether it has facts in its state: about its network, as the first layer of that; or that it is centred."""
+        return self.networks[False][1] == 0 if False in self.networks else self.centred_rows
 
     def get_extra_state(self) -> Tensor:
-        """What besides parameters defines the function of the layer's network."""
-        return self.networks[False][0].facts() if self._tells_facts() else torch.empty(0)
+        """What besides parameters defines the function of the layer's network, or of the layer by itself."""
+        if not self._tells_facts():
+            return torch.empty(0)
+        return self.networks[False][0].facts() if False in self.networks else torch.ones(1)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare what a checkpoint was made for with what this model was made for.
@@ -156,10 +177,7 @@ class Normalized(nn.Module):
             raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")
         own = own.to(state.device)
         if own.shape != state.shape or not torch.allclose(own, state.to(own.dtype), rtol=1e-4, atol=1e-6):
-            raise ValueError(
-                "The checkpoint belongs to a model that was normalized with other input moments or for inputs of "
-                "another size: call vp.normalize with those, then load."
-            )
+            raise ValueError(ANOTHER_FUNCTION)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -170,8 +188,12 @@ class Normalized(nn.Module):
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
-        if not self._tells_facts() and f"{prefix}_extra_state" in missing:
-            missing.remove(f"{prefix}_extra_state")
+        facts, scales = f"{prefix}_extra_state", [name for name in self._parameters if name.startswith("scale")]
+        if not self._tells_facts() and facts in missing:
+            missing.remove(facts)
+        from_normalized = any(f"{prefix}{name}" in state_dict for name in scales)
+        if self.centred_rows and False not in self.networks and from_normalized and facts not in state_dict:
+            raise ValueError(ANOTHER_FUNCTION)  # of a layer by itself, which has told that it is centred if it was
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For copies and pickles of layers of subclasses, whose normalized class is made when it is needed."""
@@ -283,7 +305,7 @@ def _restored(normalized: Any, plain: Any) -> Any:
     return kind.__new__(kind)
 
 
-def become_normalized_(layer: LinearLayer, center: bool = True) -> Normalized:
+def become_normalized_(layer: LinearLayer, center: bool = True, centred_rows: bool = False) -> Normalized:
     """Turn a plain layer into a normalized one where it stands, so that all references and hooks stay good."""
     kind = normalized_class(layer)
     assert kind is not None
@@ -292,6 +314,7 @@ def become_normalized_(layer: LinearLayer, center: bool = True) -> Normalized:
     cast(Any, layer).__class__ = own_class
     normalized = cast(Normalized, layer)
     normalized.plain_class, normalized.plain_bias, normalized.center = plain_class, None, center
+    normalized.centred_rows = centred_rows and fan_in(layer.weight, layer) > 1
     normalized.networks = {}
     normalized.__dict__["plain_bias"] = bias  # kept for `become_plain_`, but no parameter of the normalized model
     normalized.register_parameter("bias", None)
@@ -316,7 +339,7 @@ def remove_parametrization_of_weight_(layer: Normalized) -> None:
 def become_plain_(layer: Normalized, bias: Tensor | None) -> None:
     """Turn a normalized layer back into a plain one with the weight it has and the given bias."""
     kept, plain_class = layer.__dict__["plain_bias"], layer.plain_class
-    for name in ("scale", "shift", "plain_class", "plain_bias", "center", "uses", "statistics", "networks"):
+    for name in ("scale", "shift", "plain_class", "plain_bias", *SETTINGS):
         delattr(layer, name)
     if bias is not None:
         parameter = kept if kept is not None else nn.Parameter(torch.empty_like(bias), layer.weight.requires_grad)

@@ -72,7 +72,8 @@ class Rows:
     (epsilon included) of the entering channels and E the `taps` matrix (taps x columns):
     A[o, p] = sum_ij W[o,i,j] m_i E[j,p];  mu_o = A[o,0];  var_o = sum_ij W² v_i E[j,0] + sum_{p>0} A[o,p]².
     Column 0 of E is the share of positions at which a tap lies inside the image; the others, the spread of the means
-    over positions, are missing where all positions are alike.
+    over positions, are missing where all positions are alike. Where rows are centred, W stands for the weight minus the
+    mean of each row, over channels and taps.
 
     Attributes:
         outputs: Number of rows, all groups together.
@@ -84,6 +85,8 @@ class Rows:
         first_weight: Place of its folded weight in the flat buffer, which has the weight's own order in memory.
         transposed: The weight is (groups * channels, outputs / groups, taps...) instead of
             (outputs, channels, taps...).
+        centred: The mean of every row is subtracted from it first. A row of one weight would leave nothing: a layer
+            with such rows is not centred in any form.
     """
 
     outputs: int
@@ -94,6 +97,7 @@ class Rows:
     first_channel: int
     first_weight: int
     transposed: bool = False
+    centred: bool = False
 
     @property
     def tap_count(self) -> int:

@@ -12,6 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ..graph.node import Node
 from ..rules.registry import lookup
+from .centring import minus_row_mean
 
 LinearLayer = nn.Linear | _ConvNd
 Only = str | Iterable[str] | Callable[[str, nn.Module], bool]
@@ -103,30 +104,39 @@ def along_outputs(vector: Tensor, weight: Tensor, layer: nn.Module) -> Tensor:
     return rows.reshape(weight.shape[0], -1, *ones)
 
 
+_ENTRIES = (1, 3)  # the axes of `_by_rows` that run along a row
+
+
+def _by_rows(weight: Tensor, layer: nn.Module) -> Tensor:
+    """A weight with the entries of a row on axes 1 and 3: (group, input, output, tap) if transposed."""
+    taps = weight.shape[2:].numel()
+    if not output_axis(layer):
+        return weight.reshape(weight.shape[0], weight.shape[1], 1, taps)
+    groups = getattr(layer, "groups", 1)
+    return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], taps)
+
+
 def weight_norms(weight: Tensor, layer: nn.Module) -> Tensor:
     """The Euclidean norm of the weights of every output channel, as a vector."""
-    if not output_axis(layer):
-        return _length(weight.flatten(1), (1,))
-    groups = getattr(layer, "groups", 1)
-    grouped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-    return _length(grouped, (1, 3)).flatten()
+    norms: Tensor = torch.linalg.vector_norm(_by_rows(weight, layer), dim=_ENTRIES)
+    return norms.flatten()
 
 
 def row_sizes(weight: Tensor, layer: nn.Module) -> Tensor:
     """A power of two near the largest weight of every output channel, as a vector; 1 where there are only zeros."""
-    groups = getattr(layer, "groups", 1)
-    rows = weight.abs().flatten(1)
-    if output_axis(layer):
-        rows = weight.abs().reshape(groups, -1, weight.shape[1], rows[0].numel() // weight.shape[1])
-        peak = rows.amax((1, 3)).flatten()
-    else:
-        peak = rows.amax(1)
+    peak = _by_rows(weight.abs(), layer).amax(_ENTRIES).flatten()
     return torch.where(peak > 0, torch.exp2(peak.log2().floor()), torch.ones_like(peak))
 
 
-def _length(values: Tensor, axes: tuple[int, ...]) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(values, dim=axes)
-    return length
+def fan_in(weight: Tensor, layer: nn.Module) -> int:
+    """The number of weights of an output channel."""
+    rows = _by_rows(weight, layer)
+    return rows.shape[1] * rows.shape[3]
+
+
+def with_centred_rows(weight: Tensor, layer: nn.Module) -> Tensor:
+    """A weight minus its mean over the weights of each output channel."""
+    return minus_row_mean(_by_rows(weight, layer), _ENTRIES).reshape(weight.shape)
 
 
 def require_weight_of_its_own(path: str, layer: nn.Module) -> None:

@@ -225,10 +225,15 @@ class Network:
         return reference.output_statistics(own, weights, shifts, scales, self._given())[0]
 
     def facts(self) -> Tensor:
-        """What besides parameters defines the function: the sizes of what enters, and the moments of the data."""
+        """What besides parameters defines the function: the sizes of what enters, the moments of the data, the form.
+
+        The form is left out where all rows are free, as it was before there was another one.
+        """
         sizes = [size for site in self.sites for size in site.target.form.shape[1:]]
-        lanes = self.layout.lanes
-        return torch.cat([torch.tensor([len(sizes), *sizes]).double(), lanes.constant_mean, lanes.constant_var])
+        lanes, centred = self.layout.lanes, [site.centred for site in self.sites]
+        form = torch.tensor(centred if any(centred) else []).double()
+        sizes_told = torch.tensor([len(sizes), *sizes]).double()
+        return torch.cat([sizes_told, lanes.constant_mean, lanes.constant_var, form])
 
     def _given(self, known: Vectors | None = None) -> Pair | None:
         """Moments of outputs of layers outside, then what only the walk can tell, then parameters between layers."""
@@ -250,7 +255,7 @@ class Network:
 
     def sites_apart(self) -> list[Any]:
         """Sites for pickling: what they read is known as the target of the same place in `joint`."""
-        return [(s.path, s.use, s.shape, s.groups, s.transposed) for s in self.sites]
+        return [(s.path, s.use, s.shape, s.groups, s.transposed, s.centred) for s in self.sites]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         joint, layers = state["joint"], state["layers"]
@@ -316,7 +321,8 @@ def _site(graph: Any, path: str, layer: Any) -> Site | None:
         return None
     transposed = bool(getattr(layer, "transposed", False))
     groups = getattr(layer, "groups", 1)
-    return Site(path, Use.of(calls[0]), calls[0].args[0], tuple(layer.weight.shape), groups, transposed)
+    shape, centred = tuple(layer.weight.shape), bool(layer.centred_rows)
+    return Site(path, Use.of(calls[0]), calls[0].args[0], shape, groups, transposed, centred)
 
 
 def _compiled(number: int, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:

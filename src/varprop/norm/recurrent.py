@@ -3,7 +3,8 @@
 A gate is N(shift, scale^2) by construction, so the stationary moments of the state h (and of an LSTM's cell) follow
 from scale and shift alone. Both weights of a gate are folded by one factor (mathematics.md, 8 and 10):
 mu = W_ih m_x + W_hh m_h, sigma^2 = W_ih^2 (v_x + eps) + W_hh^2 (v_h + eps), W' = W scale / sigma,
-b' = shift - mu scale / sigma. The output does not depend on a factor common to a gate's rows of W_ih and W_hh.
+b' = shift - mu scale / sigma. The output does not depend on a factor common to a gate's rows of W_ih and W_hh, and if
+rows are centred, not on a number added to all weights of both either.
 
 A GRU's candidate tanh(A + r B) has two parts, A = W_in x and B = W_hn h, each normalized by itself, so that its scales
 and shifts have the blocks r, z, A, B. An LSTM's projection stays as it is: it is part of the state.
@@ -18,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..gaussian.normal import Pair, safe_sqrt
+from ..gaussian.normal import Pair
 from ..moments import Moments, trusted
 from ..rules.dropout import dropout as drop
-from .backends.reference import full_precision
-from .layers import Normalized
+from .backends.reference import full_precision, rate_of
+from .layers import SETTINGS, Normalized
 from .recurrent_state import CONVERGED, STATES, distance, fixed_point, gate_statistics, joined, parted
-from .recurrent_weights import WithWeights, check_gates, gate_norms, list_weights, suffixes
+from .recurrent_weights import WithWeights, check_gates, gate_norms, list_weights, suffixes, with_centred_gates
 
 __all__ = ["CALLS", "NormalizedRecurrent", "check_gates", "recurrent_class", "unit_gates_"]
 
@@ -45,12 +46,12 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
     plain_biases: dict[str, nn.Parameter]
 
     @classmethod
-    def from_plain_(cls, layer: nn.RNNBase, center: bool = True) -> NormalizedRecurrent:
+    def from_plain_(cls, layer: nn.RNNBase, center: bool = True, centred_rows: bool = False) -> NormalizedRecurrent:
         """Turn a plain layer into a normalized one where it stands."""
         plain_class = type(layer)
         cast(Any, layer).__class__ = cls
         site = cast(NormalizedRecurrent, layer)
-        site.plain_class, site.center, site.networks = plain_class, center, {}
+        site.plain_class, site.center, site.centred_rows, site.networks = plain_class, center, centred_rows, {}
         biases = {name: p for name, p in site._parameters.items() if name.startswith("bias_") and p is not None}
         site.plain_biases = biases  # kept for `become_plain_`, but no parameters of the normalized model
         for name in biases:
@@ -70,7 +71,7 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
         known, plain_class = {**self._parameters, **self.plain_biases}, self.plain_class
         trainable = self._first.requires_grad
         gates = [f"{name}_{suffix}" for suffix in suffixes(self) for name in ("scale", "shift")]
-        for name in (*gates, "plain_class", "plain_biases", "center", "uses", "statistics", "networks"):
+        for name in (*gates, "plain_class", "plain_biases", *SETTINGS):
             delattr(self, name)
         cast(Any, self).__class__ = plain_class
         for name, value in folded.items():
@@ -101,8 +102,10 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
     def _folded_part(self, suffix: str, x: Moments, h: Moments) -> Iterator[tuple[str, Tensor]]:
         names = ("weight_ih", "weight_hh", "scale", "shift")
         w_ih, w_hh, scale, shift = (self.part(name, suffix, self._dtype) for name in names)
+        if self.centred_rows:
+            w_ih, w_hh = with_centred_gates(self.mode, w_ih, w_hh)
         mean, var = gate_statistics(self.mode, w_ih, w_hh, x, h)
-        rate = scale / safe_sqrt(var)
+        rate = rate_of(scale, var)
         rate_ih, rate_hh = parted(self.mode, rate)
         bias_ih, bias_hh = parted(self.mode, shift - rate * mean)
         shared = 2 * self.hidden_size if self.mode == "GRU" else len(bias_hh)  # there bias_ih has it all
@@ -238,8 +241,13 @@ def recurrent_class(layer: nn.Module) -> type[NormalizedRecurrent] | None:
 
 @torch.no_grad()
 def unit_gates_(site: NormalizedRecurrent, suffix: str) -> None:
-    """Scale the weights of every gate to norm 1, those of W_ih and W_hh together; the output stays the same."""
-    norms = gate_norms(site, suffix)
+    """Scale the weights of every gate to norm 1, those of W_ih and W_hh together; the output stays the same.
+
+    Of centred rows, the mean goes as well.
+    """
+    own = [site.part(name, suffix) for name in ("weight_ih", "weight_hh")]
+    weights = with_centred_gates(site.mode, own[0], own[1]) if site.centred_rows else own
+    norms = gate_norms(site.mode, *weights)
     rows = parted(site.mode, torch.where(norms > 0, norms, torch.ones_like(norms)))
-    for name, row in zip(("weight_ih", "weight_hh"), rows, strict=True):
-        site.part(name, suffix).div_(row[:, None])
+    for parameter, weight, row in zip(own, weights, rows, strict=True):
+        parameter.copy_(weight / row[:, None])

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .centring import minus_row_mean
 from .recurrent_state import joined
 
 
@@ -25,22 +26,36 @@ def list_weights(layer: nn.RNNBase, bias: bool) -> None:
     layer._init_flat_weights()
 
 
-def gate_norms(layer: nn.RNNBase, suffix: str) -> Tensor:
+def gate_norms(mode: str, w_ih: Tensor, w_hh: Tensor) -> Tensor:
     """The Euclidean norm of all weights of every gate, those of W_ih and W_hh together."""
-    squares = [getattr(layer, f"{name}_{suffix}").detach().square().sum(1) for name in ("weight_ih", "weight_hh")]
-    return joined(layer.mode, *squares).sqrt()
+    return joined(mode, w_ih.square().sum(1), w_hh.square().sum(1)).sqrt()
 
 
-def check_gates(path: str, layer: nn.RNNBase) -> None:
+def with_centred_gates(mode: str, w_ih: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor]:
+    """Both weights minus the mean of every gate, over its weights in both.
+
+    Of a GRU's candidate, the parts that read input and state are rows by themselves, and stay as they are where they
+    have one weight.
+    """
+    both = 2 * len(w_hh) // 3 if mode == "GRU" else len(w_hh)
+    shared = minus_row_mean(torch.cat([w_ih[:both], w_hh[:both]], 1), (1,)).split([w_ih.shape[1], w_hh.shape[1]], 1)
+    alone = [minus_row_mean(w[both:], (1,)) if w.shape[1] > 1 else w[both:] for w in (w_ih, w_hh)]
+    return torch.cat([shared[0], alone[0]]), torch.cat([shared[1], alone[1]])
+
+
+def check_gates(path: str, layer: nn.RNNBase, centred: bool = False) -> None:
     """Raise if a gate cannot be normalized."""
     for name, weight in layer.named_parameters(recurse=False):
         if not bool(weight.isfinite().all()):
             raise ValueError(f"{name} of '{path}' has a value that is not finite.")
     for suffix in suffixes(layer):
-        empty = (gate_norms(layer, suffix) == 0).nonzero().flatten()
+        w_ih, w_hh = (getattr(layer, f"{name}_{suffix}").detach() for name in ("weight_ih", "weight_hh"))
+        w_ih, w_hh = with_centred_gates(layer.mode, w_ih, w_hh) if centred else (w_ih, w_hh)
+        empty = (gate_norms(layer.mode, w_ih, w_hh) == 0).nonzero().flatten()
         if len(empty):
             raise ValueError(
-                f"Gate {int(empty[0])} ({suffix}) of '{path}' has only zero weights: it cannot be normalized."
+                f"Gate {int(empty[0])} ({suffix}) of '{path}' has only {'equal' if centred else 'zero'} weights: it "
+                f"cannot be normalized."
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -19,11 +19,13 @@ class FoldedLayer:
         how: ``"together"`` with all others, from functions of single channels; ``"walked"``, together with the others
             but with moments that the engine computes operation by operation at every call; ``"alone"``, by itself.
         why: The reason, where it is not together; empty else.
+        centred: Whether the means of its weight rows are taken away first (the deep form).
     """
 
     path: str
     how: str
     why: str = ""
+    centred: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class FoldReport:
         width = max((len(layer.path) for layer in self.layers), default=0)
         lines = [f"{layer.path:<{width}}  {layer.how:<8}  {layer.why}".rstrip() for layer in self.layers]
         counts = [f"{sum(layer.how == how for layer in self.layers)} {how}" for how in ("together", "walked", "alone")]
+        centred = sum(layer.centred for layer in self.layers)
+        counts += [f"{centred} with centred rows"] if centred else []
         return "\n".join([*lines, ", ".join(counts)])
 
 
@@ -51,7 +55,9 @@ def fold_report(model: nn.Module) -> FoldReport:
     layers = {path: m for path, m in model.named_modules() if isinstance(m, Normalized)}
     if not layers:
         raise ValueError("The model is not normalized: there is nothing to report.")
-    return FoldReport(tuple(_folded_layer(path, layer) for path, layer in layers.items()))
+    return FoldReport(
+        tuple(replace(_folded_layer(path, layer), centred=layer.centred_rows) for path, layer in layers.items())
+    )
 
 
 def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:

@@ -63,6 +63,7 @@ class Site:
     shape: tuple[int, ...]
     groups: int
     transposed: bool
+    centred: bool = False
 
     @property
     def outputs(self) -> int:
@@ -183,7 +184,8 @@ def _rows(sites: list[Site]) -> tuple[Rows, ...]:
         taps = site.taps()
         assert taps is not None
         taps = known.setdefault((taps.shape, *taps.flatten().tolist()), taps)  # equal ones are one, to be told by `is`
-        made = Rows(site.outputs, site.groups, site.channels, taps, row, channel, weight, site.transposed)
+        form = (site.transposed, site.centred)
+        made = Rows(site.outputs, site.groups, site.channels, taps, row, channel, weight, *form)
         row, channel, weight = row + made.outputs, channel + made.groups * made.channels, weight + made.weights
         rows.append(made)
     return tuple(rows)

@@ -1,7 +1,8 @@
 """The fold where layers are parallelized by `torch.distributed.tensor.parallel`: weights that stay sharded.
 
 Every process computes the moments of all channels, from gathered shifts and scales, and its own part of the weights.
-The sums over a row whose columns are spread over processes have to be exchanged: two vectors, and the largest weights.
+The sums over a row whose columns are spread over processes have to be exchanged: two vectors, and the largest weights;
+two more vectors where rows are centred.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def tensor_parallel_parts(
         if weight.ndim != 2:
             raise RuntimeError(NOT_LINEAR)
         entering = reference.entering(own.lanes, torch.cat(all_shifts), torch.cat(all_scales), given)
-        found.append(_fold_linear(weight, shifts[place], scales[place], entering))
+        found.append(_fold_linear(weight, shifts[place], scales[place], entering, own.rows[0].centred))
     return [part for k in (0, 1) for part in (pair[k] for pair in found)]
 
 
@@ -59,13 +60,16 @@ def _require_one_mesh(parameters: Sequence[Any]) -> None:
         raise RuntimeError(REFUSED)
 
 
-def _fold_linear(weight: Any, shift: Any, scale: Any, entering: Pair) -> Pair:
+def _fold_linear(weight: Any, shift: Any, scale: Any, entering: Pair, centred: bool) -> Pair:
     """The formula of `layout.Rows` for one tap and no groups, by operations that know where every part lies."""
     work = torch.float64 if weight.dtype == torch.float64 else torch.float32
     mean, var = (_replicated(part.to(work), weight) for part in entering)
     size = torch.exp2(weight.detach().to(work).abs().amax(1).log2().floor())
     size = torch.where(size > 0, size, torch.ones_like(size))
     matrix = weight.to(work) / size[:, None]
+    if centred:
+        for _ in range(2):  # the second time takes away what rounding has left: all of a row of equal weights
+            matrix = matrix - (_whole_rows(matrix.sum(1)) / weight.shape[1])[:, None]
     center, noise = ((part * moment).sum(1) for part, moment in ((matrix, mean), (matrix.square(), var)))
     rate = reference.rate_of(_replicated(scale, weight).to(work), _whole_rows(noise))
     folded = (matrix * rate[:, None]).to(weight.dtype).redistribute(placements=weight.placements)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...gaussian.derivatives import DOUBLE, SINGLE
+from ..centring import minus_row_mean
 from ..layout import EPS, Function, Layout, Rows
 from ..memory_format import in_format, memory_format, memory_order
 
@@ -35,6 +36,7 @@ class MatrixBlock:
         taps: E of `layout.Rows`, on the device.
         transposed: Of the layers.
         inner: The channels of a tap lie side by side in memory (channels_last), and so they do in the matrix.
+        centred: Whether the mean of every row is subtracted from it.
     """
 
     sites: slice
@@ -42,6 +44,7 @@ class MatrixBlock:
     taps: Tensor
     transposed: bool
     inner: bool
+    centred: bool
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -50,9 +53,15 @@ class MatrixBlock:
         return groups * rows, groups * entries // len(self.taps), groups * rows * entries
 
     def matrix(self, weights: Sequence[Tensor]) -> Tensor:
-        """The weights of its sites as one matrix."""
+        """The weights of its sites as one matrix, as they are."""
         own = weights[self.sites]
         return self.as_matrix(own[0] if len(own) == 1 else torch.stack(list(own)))
+
+    def unit_matrix(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
+        """The matrix that is folded: its rows divided by their sizes, if any, and centred, if they are to be."""
+        matrix = self.matrix(weights)
+        matrix = matrix if size is None else matrix / self.column(size)
+        return minus_row_mean(matrix, (2,)) if self.centred else matrix
 
     def as_matrix(self, weight: Tensor) -> Tensor:
         """Weights as they lie in a layer, as its matrix."""
@@ -177,7 +186,7 @@ def _form(rows: Rows, weight: Tensor) -> tuple[int, ...] | None:
     """What sites must share to be stacked; None if this one cannot be. The weight's shape does not tell the groups."""
     if rows.weights > SMALL or rows.transposed or not weight.is_contiguous():
         return None
-    return rows.groups, *weight.shape
+    return rows.centred, rows.groups, *weight.shape
 
 
 def _block(rows: Sequence[Rows], sites: slice, weights: Sequence[Tensor], dtype: torch.dtype) -> MatrixBlock:
@@ -186,4 +195,4 @@ def _block(rows: Sequence[Rows], sites: slice, weights: Sequence[Tensor], dtype:
     shape = (groups, first.outputs // first.groups, first.channels * first.tap_count)
     last = [0, *range(2, weight.ndim), 1]
     inner = not first.transposed and not weight.is_contiguous() and memory_order(weight) == last
-    return MatrixBlock(sites, shape, first.taps.to(weight.device, dtype), first.transposed, inner)
+    return MatrixBlock(sites, shape, first.taps.to(weight.device, dtype), first.transposed, inner, first.centred)

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from ...gaussian.normal import Pair, safe_sqrt, working_dtype
+from ..centring import minus_row_mean
 from ..layout import EPS, Lanes, Layout, Rows
 
 
 class UnitRows(NamedTuple):
     """The rows of a layer as a matrix (group, row, channel, tap), each divided by a power of two near its largest.
 
-    So the range of floats limits the weights and not their squares; a power of two loses nothing.
+    So the range of floats limits the weights and not their squares; a power of two loses nothing. Rows that are to be
+    centred are: they keep enough of the range, since weights that differ do so in one of their digits.
     """
 
     matrix: Tensor
@@ -32,7 +34,10 @@ class UnitRows(NamedTuple):
 def fold(
     layout: Layout, weights: Sequence[Tensor], shifts: Sequence[Tensor], scales: Sequence[Tensor], given: Pair | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights and biases of the plain layers: W' = W scale / sigma, b' = shift - mu scale / sigma."""
+    """Weights and biases of the plain layers: W' = W scale / sigma, b' = shift - mu scale / sigma.
+
+    W is the weight, or the weight with centred rows.
+    """
     folded, biases = [], []
     shift, scale = (_joined(vectors) for vectors in (shifts, scales))
     for rows, unit, weight in zip(layout.rows, unit_rows(layout, weights, shift, scale, given), weights, strict=True):
@@ -49,7 +54,7 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[An
 
 
 def rate_of(scale: Tensor, var: Tensor) -> Tensor:
-    """scale / sigma; 0 for a row of zeros, whose output is its shift and which gets no gradient."""
+    """scale / sigma; 0 for a row of zeros (or of equal weights, centred): its output is its shift, without gradient."""
     alive = var > 0
     return torch.where(alive, scale * torch.where(alive, var, torch.ones_like(var)).rsqrt(), torch.zeros_like(scale))
 
@@ -105,6 +110,7 @@ def _unit_rows(rows: Rows, weight: Tensor, mean: Tensor, var: Tensor) -> UnitRow
     size = torch.exp2(matrix.detach().abs().amax((2, 3)).log2().floor())
     size = torch.where(size > 0, size, torch.ones_like(size))
     matrix, taps = matrix / size[..., None, None], rows.taps.to(weight)
+    matrix = minus_row_mean(matrix, (2, 3)) if rows.centred else matrix
     mean, var = (part.to(weight).view(rows.groups, 1, -1, 1) for part in (mean, var))
     levers = (matrix * mean).sum(2) @ taps
     noise = (matrix.square() * var).sum(2) @ taps[:, 0]

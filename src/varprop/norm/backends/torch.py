@@ -74,17 +74,17 @@ def rows_forward(
     Where the square of a weight leaves the range of floats, all rows are divided by their sizes first.
     """
     size = torch.ones_like(shift_scale[0])
-    rows, spread = _row_statistics(tables, weights, entering, size)
+    matrices = _unit_matrices(tables, weights, size)
+    rows, spread = _row_statistics(tables, matrices, entering, size)
     if not rows.is_cpu or not bool(((rows[1] > LEAST) & (rows[1] < LARGEST)).all()):
         size = _sizes(tables, weights)
-        rows, spread = _row_statistics(tables, weights, entering, size)
+        matrices = _unit_matrices(tables, weights, size)
+        rows, spread = _row_statistics(tables, matrices, entering, size)
     shift, scale = shift_scale
     rate = scale * _inverse_std(rows[1])
     flat = torch.empty(sum(tables.weights), dtype=dtype, device=scale.device)
     pieces, rates = flat.split_with_sizes(tables.weights), rate.split_with_sizes(tables.rows)
-    for block, matrix, piece, own in zip(
-        tables.blocks, _unit_matrices(tables, weights, size), pieces, rates, strict=True
-    ):
+    for block, matrix, piece, own in zip(tables.blocks, matrices, pieces, rates, strict=True):
         target = block.in_order(piece, weights)
         if target is None:
             block.put(matrix * block.column(own), piece, weights)
@@ -94,16 +94,14 @@ def rows_forward(
 
 
 def _row_statistics(
-    tables: TorchTables, weights: Sequence[Tensor], entering: Tensor, size: Tensor
+    tables: TorchTables, matrices: Sequence[Tensor], entering: Tensor, size: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """Mean and variance of every row of the unit matrices, as two rows; and their spread over positions."""
     rows, spread = torch.empty(2, len(size), dtype=size.dtype, device=size.device), []
     mean_var = (entering[0].split_with_sizes(tables.channels), entering[1].split_with_sizes(tables.channels))
     parts = (rows[0].split_with_sizes(tables.rows), rows[1].split_with_sizes(tables.rows))
     scratch = _scratch(tables, size)
-    for block, matrix, mean, var, first, second in zip(
-        tables.blocks, _unit_matrices(tables, weights, size), *mean_var, *parts, strict=True
-    ):
+    for block, matrix, mean, var, first, second in zip(tables.blocks, matrices, *mean_var, *parts, strict=True):
         square = torch.mul(matrix, matrix, out=block.of(scratch))
         torch.bmm(square, block.met(var, INSIDE), out=block.column(second))
         if block.taps.shape[1] == 1:
@@ -129,12 +127,11 @@ def _sizes(tables: TorchTables, weights: Sequence[Tensor]) -> Tensor:
 
 
 def _unit_matrices(tables: TorchTables, weights: Sequence[Tensor], size: Tensor) -> list[Tensor]:
-    """The weights of every block as a matrix, its rows divided by their sizes."""
-    matrices = [block.matrix(weights) for block in tables.blocks]
+    """The weights of every block as the matrix that is folded."""
     if _is_one(size):
-        return matrices
-    parts = zip(tables.blocks, matrices, size.split_with_sizes(tables.rows), strict=True)
-    return [matrix / block.column(own) for block, matrix, own in parts]
+        return [block.unit_matrix(weights, None) for block in tables.blocks]
+    parts = zip(tables.blocks, size.split_with_sizes(tables.rows), strict=True)
+    return [block.unit_matrix(weights, own) for block, own in parts]
 
 
 def _is_one(size: Tensor) -> bool:
@@ -143,7 +140,7 @@ def _is_one(size: Tensor) -> bool:
 
 
 def _inverse_std(var: Tensor) -> Tensor:
-    """1 / sigma; 0 for a row of zeros, whose output is its shift and which gets no gradient."""
+    """1 / sigma; 0 for a row of zeros (or of equal weights, centred): its output is its shift, without gradient."""
     return torch.where(var > 0, var.rsqrt(), torch.zeros_like(var))
 
 
@@ -183,6 +180,8 @@ def rows_backward(
         d_weight.baddbmm_(by_lever, block.met(mean, ALL).mT)
         if not plain:
             d_weight.div_(row_size)
+        if block.centred:
+            d_weight.sub_(d_weight.mean(-1, keepdim=True))
         if target is None:
             block.put(d_weight, piece, weights)
         result[0] = block.per_channel(torch.bmm(matrix.mT, by_lever), ALL)

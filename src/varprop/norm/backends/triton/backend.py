@@ -18,6 +18,8 @@ from .tables import TritonTables
 
 def supported(layout: Layout) -> bool:
     """Whether the kernels know every function of a layout, and none of its chains is too long to run in sequence."""
+    if any(rows.centred for rows in layout.rows):
+        return False
     steps = layout.lanes.steps
     short = sum(step.count for step in steps) <= LONGEST or longest(layout.lanes) <= LONGEST
     return short and all(known(step.function.kernel) for step in steps)
