@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from tests.models import ResNet, UNet
+from tests.norm.networks import both_forms
 from varprop.lab.training.cuda_graph import captured_step
 from varprop.norm.autograd import reference_parts
 from varprop.norm.cuda_replay import PATIENCE, SETS, Recording
@@ -73,11 +74,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def normalized(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+def normalized(name: str, seed: int = 0, form: Any = "paper") -> tuple[nn.Module, Tensor]:
     torch.manual_seed(seed)
     model = MODELS[name]()
     shape = (8, 3, 16, 16)
-    found = vp.normalize(model, vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1)), example=torch.zeros(shape))
+    data = vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1))
+    found = vp.normalize(model, data, example=torch.zeros(shape), form=form)
     with torch.no_grad():
         for site in sites(found):
             site.scale.uniform_(0.5, 1.5), site.shift.normal_(0, 0.3)
@@ -103,9 +105,10 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
     return float((ours - theirs).norm()) <= tolerance * float(theirs.norm()) + 1e-5
 
 
+@both_forms
 @pytest.mark.parametrize("name", MODELS)
-def test_the_kernels_agree_with_the_float64_reference(name: str) -> None:
-    model, _ = normalized(name)
+def test_the_kernels_agree_with_the_float64_reference(name: str, form: str) -> None:
+    model, _ = normalized(name, form=form)
     exact = copy.deepcopy(model).cpu().double()
     network, reference = network_of(model), network_of(exact)
     ours, theirs = network.fold().parts, reference_parts(reference.layout, None, reference.parameters())
@@ -131,11 +134,12 @@ def step_of(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, **aut
     return step
 
 
+@both_forms
 @pytest.mark.parametrize("name", ("paper", "resnet", "sigmoid"))
-def test_no_host_synchronisation_and_reproducible(name: str) -> None:
+def test_no_host_synchronisation_and_reproducible(name: str, form: str) -> None:
     results = []
     for _ in range(2):
-        model, x = normalized(name)
+        model, x = normalized(name, form=form)
         step = step_of(model, x, torch.optim.SGD(model.parameters(), 1e-4))
         step(), step()
         torch.cuda.set_sync_debug_mode("error")
@@ -150,11 +154,12 @@ def test_no_host_synchronisation_and_reproducible(name: str) -> None:
     assert all(torch.equal(p, q) for p, q in zip(results[0][1], results[1][1], strict=True))
 
 
+@both_forms
 @pytest.mark.parametrize("name", ("paper", "resnet", "sigmoid"))
-def test_a_captured_step_trains_like_an_eager_one(name: str) -> None:
+def test_a_captured_step_trains_like_an_eager_one(name: str, form: str) -> None:
     losses = {}
     for captured in (False, True):
-        model, x = normalized(name)
+        model, x = normalized(name, form=form)
         step = step_of(model, x, torch.optim.SGD(model.parameters(), 1e-4))
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -173,9 +178,10 @@ def test_a_captured_step_trains_like_an_eager_one(name: str) -> None:
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
 
 
+@both_forms
 @pytest.mark.parametrize("name", ("paper",))
-def test_compiled_without_a_graph_break(name: str) -> None:
-    model, x = normalized(name)
+def test_compiled_without_a_graph_break(name: str, form: str) -> None:
+    model, x = normalized(name, form=form)
     other = copy.deepcopy(model)
     compiled = torch.compile(model, fullgraph=True)
     for network, called in ((model, compiled), (other, other)):

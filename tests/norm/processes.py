@@ -79,14 +79,14 @@ def plain(dtype: torch.dtype = torch.float64) -> Net:
     return Net().to(dtype)
 
 
-def normalized(dtype: torch.dtype = torch.float64) -> Any:
-    return copy.deepcopy(_normalized(dtype))
+def normalized(dtype: torch.dtype = torch.float64, form: str = "paper") -> Any:
+    return copy.deepcopy(_normalized(dtype, form))
 
 
 @functools.cache
-def _normalized(dtype: torch.dtype) -> nn.Module:
+def _normalized(dtype: torch.dtype, form: Any) -> nn.Module:
     moments = vp.Moments(torch.zeros(1, 3, 1, 1, dtype=dtype), torch.ones(1, 3, 1, 1, dtype=dtype))
-    model = vp.normalize(plain(dtype), moments, example=torch.zeros(2, 3, 6, 6, dtype=dtype))
+    model = vp.normalize(plain(dtype), moments, example=torch.zeros(2, 3, 6, 6, dtype=dtype), form=form)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -48,17 +48,18 @@ ENGINES: dict[str, Callable[[Any], nn.Module]] = {
     "fully_shard, blocks, compiled": compiled_blocks,
 }
 CHECKPOINTED = ("DDP", "fully_shard", "fully_shard, blocks")
-CASES = [(name, False) for name in ENGINES] + [(name, True) for name in CHECKPOINTED]
+CASES = [(name, False, "paper") for name in ENGINES] + [(name, True, "paper") for name in CHECKPOINTED]
+CASES += [(name, False, "deep") for name in ("DDP", "fully_shard, blocks")]
 
 
 def trained_by_engines(rank: int) -> dict[Any, list[Tensor]]:
     found = {}
-    for name, checkpointed in CASES:
+    for name, checkpointed, form in CASES:
         with parts_of(SMALL):
-            model = normalized()
+            model = normalized(form=form)
             model.checkpointed = checkpointed
             train(ENGINES[name](model), SPLITS[rank], WORLD)
-        found[name, checkpointed] = [full(p) for p in model.parameters()]
+        found[name, checkpointed, form] = [full(p) for p in model.parameters()]
     return found
 
 
@@ -68,17 +69,20 @@ def by_engines(tmp_path_factory: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def by_one_process() -> list[Tensor]:
-    model = normalized()
-    train(model, slice(None))
-    return [full(p) for p in model.parameters()]
+def by_one_process() -> dict[str, list[Tensor]]:
+    models = {form: normalized(form=form) for form in ("paper", "deep")}
+    for model in models.values():
+        train(model, slice(None))
+    return {form: [full(p) for p in model.parameters()] for form, model in models.items()}
 
 
 @pytest.mark.compatibility("DDP")
 @pytest.mark.compatibility("FSDP")
-@pytest.mark.parametrize(("name", "checkpointed"), CASES)
-def test_two_processes_train_like_one(name: str, checkpointed: bool, by_engines: Any, by_one_process: Any) -> None:
-    for ours, theirs in zip(by_engines[name, checkpointed], by_one_process, strict=True):
+@pytest.mark.parametrize(("name", "checkpointed", "form"), CASES)
+def test_two_processes_train_like_one(
+    name: str, checkpointed: bool, form: str, by_engines: Any, by_one_process: Any
+) -> None:
+    for ours, theirs in zip(by_engines[name, checkpointed, form], by_one_process[form], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 

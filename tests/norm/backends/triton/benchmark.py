@@ -1,6 +1,6 @@
 """Times the kernels on the layers of ResNet-50 beside the bytes they move.
 
-Run as ``python -m tests.norm.backends.triton.benchmark``.
+Run as ``python -m tests.norm.backends.triton.benchmark [--channels-last] [--centred]``.
 
 Every pass is captured in a CUDA graph and replayed; weights of 100 MB do not stay in the cache from one to the next.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -115,9 +116,10 @@ def kernels_us(action, replays: int = 15) -> list[float]:
     return [statistics.median(event.device_time for event in on_gpu[n::count]) for n in range(count)]
 
 
-def main(channels_last: bool) -> None:
+def main(channels_last: bool, centred: bool) -> None:
     torch.manual_seed(0)
-    layout = resnet50()
+    free = resnet50()
+    layout = Layout(free.lanes, tuple(replace(rows, centred=centred) for rows in free.rows))
     weights = []
     for rows in layout.rows:
         side = round(rows.tap_count**0.5)
@@ -126,7 +128,8 @@ def main(channels_last: bool) -> None:
     begun = time.perf_counter()
     backend = kernels.TritonBackend(layout, weights)
     tables, lanes, count = backend.tables, layout.lanes, layout.weight_count
-    print(f"{count / 1e6:.1f} M weights, {layout.row_count} rows, {lanes.total} lanes, channels_last {channels_last}")
+    print(f"{count / 1e6:.1f} M weights, {layout.row_count} rows, {lanes.total} lanes")
+    print(f"channels_last {channels_last}, centred {centred}")
     print(f"tables {time.perf_counter() - begun:.2f} s")
     shift, scale = torch.randn(layout.row_count, device="cuda"), torch.rand(layout.row_count, device="cuda") + 0.5
     grads = torch.randn(count, device="cuda").bfloat16(), torch.randn(layout.row_count, device="cuda").bfloat16()
@@ -157,4 +160,4 @@ def main(channels_last: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--channels-last" in sys.argv)
+    main("--channels-last" in sys.argv, "--centred" in sys.argv)

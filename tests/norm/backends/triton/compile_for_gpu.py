@@ -109,6 +109,10 @@ def shapes_of(every: bool) -> dict[str, list[Shape]]:
     stem, plain = Shape(64, 3, (7, 7), padded=True), Shape(64, 512, (3, 3), padded=True)
     depthwise = Shape(1, 1, (3, 3), groups=128, padded=True)
     found = {"channels last": [stem, *last, *single], "in pieces": [stem, plain, depthwise]}
+    few = {"centred": [last[1], single[1]], "centred, in pieces": [plain, depthwise]}
+    everything = {f"{name}, centred": shapes for name, shapes in found.items()}
+    chosen = {**few, **(everything if every else {})}
+    found |= {name: [replace(shape, centred=True) for shape in shapes] for name, shapes in chosen.items()}
     if every:
         found |= {
             "channels last, no padding": [replace(shape, padded=False) for shape in last],

@@ -24,6 +24,7 @@ class Shape:
     transposed: bool = False
     channels_last: bool = False
     padded: bool = False
+    centred: bool = False
     dtype: torch.dtype = torch.float32
 
 
@@ -51,7 +52,8 @@ def make_layout(shapes: list[Shape], seed: int = 0) -> tuple[Layout, list[Tensor
     rows, weights, row, channel, place = [], [], 0, 0, 0
     for shape in shapes:
         taps, outputs = tap_matrix(shape, generator), shape.groups * shape.per_group
-        site = Rows(outputs, shape.groups, shape.channels, taps, row, channel, place, shape.transposed)
+        form = (shape.transposed, shape.centred)
+        site = Rows(outputs, shape.groups, shape.channels, taps, row, channel, place, *form)
         rows.append(site)
         weights.append(make_weight(shape, generator))
         row, channel, place = row + outputs, channel + shape.groups * shape.channels, place + site.weights
@@ -70,6 +72,7 @@ def fold_site(rows: Rows, weight: Tensor, scale: Tensor, shift: Tensor, mean: Te
     w = weight.reshape(rows.groups, rows.outputs // rows.groups, rows.channels, -1)
     if rows.transposed:
         w = weight.reshape(rows.groups, rows.channels, rows.outputs // rows.groups, -1).transpose(1, 2)
+    w = w - w.mean((2, 3), keepdim=True) if rows.centred else w
     own = slice(rows.first_channel, rows.first_channel + rows.groups * rows.channels)
     m, v = mean[own].view(rows.groups, -1), var[own].view(rows.groups, -1)
     levers = torch.einsum("goij,gi,jp->gop", w, m, rows.taps).flatten(0, 1)

@@ -1,5 +1,7 @@
 """The fold of rows and its gradients against float64 autograd, for all shapes and orders in memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,9 +76,12 @@ def check(shapes, device, dtype=torch.float32, seed=0):
         limit = 1e-5 + ROUNDING[weight.dtype]
         assert error(like_memory(d_weight, rows, weight), e_grad, float(direct.norm())) < limit
     assert error(bias, e_bias) < 1e-5 + ROUNDING[dtype]
+    # Centred weights that all meet one channel add up to zero: of the derivative by its mean, only rounding is left.
+    alone = any(rows.centred and rows.channels == 1 for rows in layout.rows)
+    least = float(e_d_vectors[0].norm()) if alone else 1e-30
     for found, expected in zip(d_vectors, e_d_vectors, strict=True):
         assert found.dtype == torch.float32
-        assert error(found, expected) < 1e-5
+        assert error(found, expected, least) < 1e-5
 
 
 SITES = {
@@ -123,6 +128,57 @@ def test_site(name, device):
     check([SITES[name]], device)
 
 
+CENTRED = (  # every way in which a block takes its rows
+    "odd linear",
+    "long odd rows",
+    "rows longer than a tile",
+    "channels last, rows longer than a tile",
+    "channels last, rows in pieces",
+    "conv",
+    "wide padded",
+    "aligned channels last",
+    "seven taps",
+    "more taps than a tile, channels last",
+    "grouped",
+    "few channels in groups",
+    "depthwise",
+    "depthwise, several rows",
+    "transposed depthwise",
+    "transposed in groups",
+    "transposed, channels last",
+)
+
+
+@pytest.mark.parametrize("name", CENTRED)
+def test_centred_site(name, device):
+    check([centred(SITES[name])], device)
+
+
+def centred(shape):
+    return replace(shape, centred=True)
+
+
+@pytest.mark.parametrize("name", ("odd linear", "conv", "padded", "aligned channels last", "depthwise", "transposed"))
+def test_a_mean_of_a_thousand_times_the_spread_costs_no_digits(name, device):
+    layout, (weight,) = make_layout([centred(SITES[name])])
+    weight += 1000
+    found = by_kernels(layout, [weight], torch.float32, device)
+    expected = by_autograd(layout, [weight], torch.float32)
+    rows = layout.rows[0]
+    assert error(like_memory(found[0], rows, weight), expected[0][0]) < 1e-5
+    assert error(found[1], expected[1]) < 1e-5
+    assert error(like_memory(found[2], rows, weight), expected[2][0]) < 1e-5
+
+
+@pytest.mark.parametrize("name", ("odd linear", "conv", "padded", "aligned channels last", "depthwise", "transposed"))
+def test_equal_weights_of_a_centred_row_give_its_shift(name, device):
+    layout, (weight,) = make_layout([centred(SITES[name])])
+    weight.fill_(0.1)
+    folded, bias, d_weight, d_scale, *_ = by_kernels(layout, [weight], torch.float32, device)
+    assert not any(bool(part.any()) for part in (folded, d_weight, d_scale))
+    assert torch.equal(bias, vectors_of(layout)[1])
+
+
 @pytest.mark.parametrize("at_once", (1, 10))
 def test_blocks_that_take_several_tiles_in_turn(at_once, device, monkeypatch):
     monkeypatch.setattr(bodies, "AT_ONCE", at_once)
@@ -133,21 +189,28 @@ def test_blocks_that_take_several_tiles_in_turn(at_once, device, monkeypatch):
     for launches in (tables.forward, tables.backward):
         assert max(body.rounds for launch in launches for body in launch.bodies) > 1
     check(sites, device)
+    check([centred(site) for site in sites], device)
 
 
 def test_sites_of_all_kinds_in_one_layout(device):
     names = ("linear", "padded", "odd linear", "depthwise", "channels last", "transposed", "one dimension", "conv")
-    check([SITES[name] for name in names], device)
+    sites = [SITES[name] for name in names]
+    check(sites, device)
+    check([replace(site, centred=n % 2 == 0) for n, site in enumerate(sites)], device)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_results(dtype, device):
-    check([Shape(16, 64), Shape(9, 5, (3, 3), padded=True), Shape(1, 1, (3,), groups=20)], device, dtype)
+    sites = [Shape(16, 64), Shape(9, 5, (3, 3), padded=True), Shape(1, 1, (3,), groups=20)]
+    check(sites, device, dtype)
+    check([centred(site) for site in sites], device, dtype)
 
 
 @pytest.mark.parametrize("weight", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_of_any_dtype(weight, device):
-    check([Shape(16, 64, dtype=weight), Shape(4, 5, (3, 3), padded=True, dtype=weight)], device)
+    sites = [Shape(16, 64, dtype=weight), Shape(4, 5, (3, 3), padded=True, dtype=weight)]
+    check(sites, device)
+    check([centred(site) for site in sites], device)
 
 
 def test_float64_weights_are_summed_in_float64(device):
@@ -197,6 +260,7 @@ def shapes(draw):
         transposed=bool(kernel) and draw(st.booleans()),
         channels_last=not flat and draw(st.booleans()),
         padded=bool(kernel) and draw(st.booleans()),
+        centred=channels * taps > 1 and draw(st.booleans()),
     )
 
 

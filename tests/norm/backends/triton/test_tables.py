@@ -86,19 +86,20 @@ def test_a_chain_too_long_to_run_in_sequence_is_not_supported():
     assert kernels.supported(Layout(chain(5000, [(RELU, [list(range(5000))])], [0]), ()))
 
 
-def network():
+def network(centred=False):
     """Two layers: the data enters the first, relu of its outputs the second, at four taps with a spread."""
     lanes = chain(5, [(RELU, [[0, 1, 2]])], [5, 6, 7, 8, 9], constants=(0.4, -0.3))
     spread = torch.tensor([[0.5, 0.1], [1.0, -0.2], [1.0, 0.0], [0.5, 0.3]], dtype=torch.float64)
     rows = (
-        Rows(3, 1, 2, torch.ones(1, 1, dtype=torch.float64), 0, 0, 0),
-        Rows(2, 1, 3, spread, 3, 2, 6),
+        Rows(3, 1, 2, torch.ones(1, 1, dtype=torch.float64), 0, 0, 0, centred=centred),
+        Rows(2, 1, 3, spread, 3, 2, 6, centred=centred),
     )
     return Layout(lanes, rows), [torch.randn(3, 2), torch.randn(2, 3, 4)]
 
 
-def test_backend_agrees_with_plain_torch(device):
-    layout, weights = network()
+@pytest.mark.parametrize("centred", (False, True))
+def test_backend_agrees_with_plain_torch(centred, device):
+    layout, weights = network(centred)
     shift_scale = torch.stack([torch.randn(5), torch.rand(5) + 0.5])
     exact = [w.double() for w in weights], shift_scale.double()
     plain = TorchBackend(layout, exact[0], torch.float64)

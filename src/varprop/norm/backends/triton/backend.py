@@ -11,15 +11,13 @@ from ....gaussian.normal import Pair
 from ...layout import Layout
 from .bodies import order_of
 from .components import LONGEST, longest
-from .launch import SLOPES, moments_backward_onto, moments_forward, rows_backward, rows_forward
+from .launch import SLOPES, STATS, moments_backward_onto, moments_forward, rows_backward, rows_forward
 from .opcodes import known
 from .tables import TritonTables
 
 
 def supported(layout: Layout) -> bool:
     """Whether the kernels know every function of a layout, and none of its chains is too long to run in sequence."""
-    if any(rows.centred for rows in layout.rows):
-        return False
     steps = layout.lanes.steps
     short = sum(step.count for step in steps) <= LONGEST or longest(layout.lanes) <= LONGEST
     return short and all(known(step.function.kernel) for step in steps)
@@ -40,7 +38,7 @@ def kept_sizes(layout: Layout) -> list[tuple[int, torch.dtype]]:
     entering = len(layout.lanes.entering)
     computed = sum(step.count for step in layout.lanes.steps)
     sums = sum(rows.outputs * rows.tap_count for rows in layout.rows if rows.taps.shape[1] > 1)
-    sizes = (entering, entering, 2 * layout.row_count, sums)
+    sizes = (entering, entering, STATS * layout.row_count, sums)
     return [*((size, torch.float32) for size in sizes), (SLOPES * computed, torch.float64)]
 
 

@@ -100,6 +100,7 @@ class Body:
         rows: Of a tile.
         channels: Of a tile.
         rounds: Tiles of whole rows that a block takes one after the other.
+        centred: Whether the mean of every row is subtracted from it.
     """
 
     whole: bool
@@ -110,6 +111,7 @@ class Body:
     rows: int
     channels: int
     rounds: int = 1
+    centred: bool = False
 
 
 def bodies_of(layout: tuple[Rows, ...], orders: list[WeightOrder], backward: bool) -> list[Body]:
@@ -122,6 +124,10 @@ def bodies_of(layout: tuple[Rows, ...], orders: list[WeightOrder], backward: boo
 
 def body_of(rows: Rows, order: WeightOrder, backward: bool) -> Body:
     """The tile for the rows of a site, taken one by one."""
+    return replace(_tile_of(rows, order, backward), centred=rows.centred)
+
+
+def _tile_of(rows: Rows, order: WeightOrder, backward: bool) -> Body:
     whole = _whole(rows, order)
     if whole is not None and not _tiny(rows):
         return whole

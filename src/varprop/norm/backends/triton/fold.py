@@ -35,6 +35,25 @@ def _rates(mu, spread, s, offset, bias, row_mean, row_var, row, exists):
 
 
 @triton.jit
+def _centred_tiles(tiles, origin, inside, channels, row_centre, row, exists, TAPS: tl.constexpr):
+    """The tiles of whole rows minus the mean of each row, which is written as its distance from the first weight.
+
+    What lies outside of a row is not zero any more, but meets a mean and variance of zero.
+    """
+    total = tl.zeros_like(tiles[0])
+    apart = ()
+    for t in tl.static_range(TAPS):
+        apart = apart + (tl.where(inside, tiles[t] - down(origin), 0.0),)  # noqa: RUF005 - what triton understands
+        total += apart[t]
+    centre = tl.sum(total, 1) / (channels * TAPS)
+    tl.store(row_centre + row, centre, exists)
+    centred = ()
+    for t in tl.static_range(TAPS):
+        centred = centred + (apart[t] - down(centre),)  # noqa: RUF005
+    return centred
+
+
+@triton.jit
 def _fold_whole(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BODIES: tl.constexpr, N: tl.constexpr):
     """Each weight is read once, and stays in a register until it is written."""
     TAPS: tl.constexpr = BODIES[N][1]
@@ -43,7 +62,8 @@ def _fold_whole(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BODIES
     R: tl.constexpr = BODIES[N][5]
     C: tl.constexpr = BODIES[N][6]
     ROUNDS: tl.constexpr = BODIES[N][7]
-    share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, _, tap_spread = buffers
+    CENTRED: tl.constexpr = BODIES[N][8]
+    share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, row_centre, _, tap_spread = buffers
     weight, place, first, rows, channels, row_stride, _, tap_stride, _, entering, shares, form, sums_at, _, _ = (
         record_of(record, WEIGHT, ALIGNED)
     )
@@ -64,6 +84,9 @@ def _fold_whole(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BODIES
         tiles = ()
         for t in tl.static_range(TAPS):  # all of them before the first sum: no load passes the barrier of a sum
             tiles = tiles + (tl.load(weight + at + t * tap_stride, inside, 0.0).to(ACC),)  # noqa: RUF005
+        if CENTRED:
+            origin = tl.load(weight + row * row_stride, exists, 0.0).to(ACC)
+            tiles = _centred_tiles(tiles, origin, inside, channels, row_centre + first, row, exists, TAPS)
         weighted = tl.zeros([R, C], ACC)
         squares = tl.zeros([R, C], ACC)
         for t in tl.static_range(TAPS):
@@ -93,7 +116,10 @@ def _fold_in_pieces(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BO
     ACROSS: tl.constexpr = BODIES[N][4]
     R: tl.constexpr = BODIES[N][5]
     C: tl.constexpr = BODIES[N][6]
-    share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_sums, tap_spread = buffers
+    CENTRED: tl.constexpr = BODIES[N][8]
+    (
+        share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, row_centre, tap_sums, tap_spread,
+    ) = buffers  # fmt: skip
     (
         weight, place, first, rows, channels, row_stride, channel_stride, tap_stride, taps, entering, shares, form,
         sums_at, _, per_group,
@@ -101,6 +127,19 @@ def _fold_in_pieces(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BO
     PLACES: tl.constexpr = TAPS if TAPS > PLACES_OF_TAPS else PLACES_OF_TAPS
     row = tl.arange(0, R)
     exists = row < rows
+    if CENTRED:
+        origin = row_axis(tl.load(weight + row * row_stride, exists, 0.0).to(ACC))
+        apart = tl.zeros([R, C, TAPS], ACC)
+        for t in range(0, taps, TAPS):
+            tap = t + tl.arange(0, TAPS)
+            for c in range(0, channels, C):
+                channel = c + tl.arange(0, C)
+                inside = row_axis(exists) & channel_axis(channel < channels) & tap_axis(tap < taps)
+                at = piece_at(row, channel, tap, row_stride, channel_stride, tap_stride, ALIGNED)
+                apart += tl.where(inside, tl.load(weight + at, inside, 0.0).to(ACC) - origin, 0.0)
+        centre = tl.sum(tl.sum(apart, 2), 1) / (channels * taps)
+        tl.store(row_centre + first + row, centre, exists)
+        centre = row_axis(centre)
     mu = tl.zeros([R], ACC)
     spread = tl.zeros([R], ACC)
     for t in range(0, taps, TAPS):
@@ -114,6 +153,8 @@ def _fold_in_pieces(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BO
             at = piece_at(row, channel, tap, row_stride, channel_stride, tap_stride, ALIGNED)
             m, v = met_by_piece(mean + entering, var + entering, row, exists, channel, channels, per_group, ACROSS)
             w = tl.load(weight + at, inside, 0.0).to(ACC)
+            if CENTRED:
+                w = tl.where(inside, w - origin, 0.0) - centre
             first_sums += w * m
             second_sums += w * w * v
         sums = tl.sum(first_sums, 1)
@@ -138,6 +179,8 @@ def _fold_in_pieces(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BO
             inside = row_axis(exists) & channel_axis(channel < channels) & tap_axis(tap < taps)
             at = piece_at(row, channel, tap, row_stride, channel_stride, tap_stride, ALIGNED)
             w = tl.load(weight + at, inside, 0.0).to(ACC)
+            if CENTRED:
+                w = (w - origin) - centre
             tl.store(folded + place + at, (w * k).to(folded.dtype.element_ty), inside)
 
 
@@ -154,6 +197,7 @@ def forward(
     bias,
     row_mean,
     row_var,
+    row_centre,
     tap_sums,
     tap_spread,
     WEIGHT: tl.constexpr,
@@ -163,7 +207,9 @@ def forward(
     """Folds the rows of one block; BODIES are those of `bodies.Body`, as tuples."""
     record = records + tl.program_id(0) * RECORD_FIELDS
     body = tl.load(record + RECORD_FIELDS - 1)
-    buffers = (share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, tap_sums, tap_spread)
+    buffers = (
+        share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, row_centre, tap_sums, tap_spread,
+    )  # fmt: skip
     for n in tl.static_range(len(BODIES)):
         if body == n:
             if BODIES[n][0]:

@@ -21,6 +21,7 @@ _TYPES = {
     torch.float64: tl.float64,
 }
 SLOPES = 8  # derivatives kept of every computed lane
+STATS = 3  # numbers kept of every row: its mean, its variance, and how far the mean of its weights is from the first
 _ENTRIES = 1024  # entering lanes a program hands out at a time
 _PARTIALS = 64  # rows of partial sums added at a time
 
@@ -135,7 +136,7 @@ def rows_forward(
     t, device = tables.rows(weights), tables.device
     folded = torch.empty(layout.weight_count, dtype=dtype, device=device)
     bias = torch.empty(layout.row_count, dtype=dtype, device=device)
-    stats = torch.empty(2 * layout.row_count, dtype=t.work, device=device)
+    stats = torch.empty(STATS, layout.row_count, dtype=t.work, device=device)
     sums = torch.empty(tables.sums, dtype=t.work, device=device)
     spread = torch.empty_like(sums)
     inputs = [_flat(x) for x in (scale, shift, mean, var)]
@@ -143,9 +144,9 @@ def rows_forward(
         for launch in t.forward:
             fold.forward[(len(launch.records),)](
                 launch.records, tables.share, tables.covariance, *inputs, folded, bias,
-                stats, stats[layout.row_count :], sums, spread, **row_constants(launch),
+                *stats, sums, spread, **row_constants(launch),
             )  # fmt: skip
-    return folded, bias, [stats, spread]
+    return folded, bias, [stats.view(-1), spread]
 
 
 def rows_backward(
@@ -168,7 +169,7 @@ def rows_backward(
     grad_bias = _flat(grad_bias)
     arguments = (
         tables.share, _flat(scale), _flat(mean), _flat(var),
-        saved[0], saved[0][layout.row_count :], saved[1], _flat(grad_weight), grad_bias, d_weight, d_scale,
+        *saved[0].view(STATS, -1), saved[1], _flat(grad_weight), grad_bias, d_weight, d_scale,
         partial[0], partial[1],
     )  # fmt: skip
     with _on(device):

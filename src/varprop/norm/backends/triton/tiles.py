@@ -8,6 +8,11 @@ know lies in one record, so that its weights are asked for after one wait. All o
 taps lie side by side or are many, tiny ones in many groups) are walked over in pieces [rows, channels, taps], once for
 their sums and once more, from the cache, to write.
 
+Centred rows have their mean subtracted. It is that of the distances from the row's first weight, as in
+`centring.minus_row_mean`, and kept for the backward. Whole rows take one more sum of what lies in registers; those in
+pieces are walked over once more. The derivative by a weight loses its mean over the row, which follows from sums that
+the backward can take along with those it takes anyway: no walk is added there.
+
 Sums over rows leave each block as partial sums and are added by a second kernel in a fixed order: no atomics.
 """
 
@@ -93,6 +98,11 @@ def _add_two(a0, a1, b0, b1):
 
 
 @triton.jit
+def _add_three(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
 def _add_ten(
     a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9
 ):  # fmt: skip
@@ -105,6 +115,12 @@ def _add_ten(
 def sums_of_two(first, second):
     """Sums along rows of two tiles, for which threads wait for each other once."""
     return tl.reduce((first, second), 1, _add_two)
+
+
+@triton.jit
+def sums_of_three(first, second, third):
+    """The same of three tiles."""
+    return tl.reduce((first, second, third), 1, _add_three)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from .tiles import (
     record_of,
     row_axis,
     stages_of,
+    sums_of_three,
     tap_axis,
 )
 
@@ -42,6 +43,20 @@ def _by_sums(dot, mu, spread, s, db, grad_scale, row, exists):
 
 
 @triton.jit
+def _total(numbers, TAPS: tl.constexpr):
+    total = numbers[0]
+    for t in tl.static_range(1, TAPS):
+        total += numbers[t]
+    return total
+
+
+@triton.jit
+def _row_mean_of_gradient(k, alpha, beta, grads, shares, spreads, means, noises, count):
+    """The mean over each row of G k + da m + 2 beta e w v, from the sums over it of G, e, the spread, m and e w v."""
+    return (k * grads + (alpha * shares + 2.0 * beta * spreads) * means + 2.0 * beta * noises) / count
+
+
+@triton.jit
 def _unfold_whole(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BODIES: tl.constexpr, N: tl.constexpr):
     """Weights and gradients are read once and stay in registers.
 
@@ -54,9 +69,10 @@ def _unfold_whole(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BODI
     R: tl.constexpr = BODIES[N][5]
     C: tl.constexpr = BODIES[N][6]
     ROUNDS: tl.constexpr = BODIES[N][7]
+    CENTRED: tl.constexpr = BODIES[N][8]
     (
-        share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias, grad_weight, grad_scale,
-        partial_mean, partial_var,
+        share, scale, mean, var, row_mean, row_var, row_centre, tap_spread, grad_folded, grad_bias, grad_weight,
+        grad_scale, partial_mean, partial_var,
     ) = buffers  # fmt: skip
     weight, place, first, rows, channels, row_stride, _, tap_stride, _, entering, shares, _, sums_at, line, _ = (
         record_of(record, WEIGHT, ALIGNED)
@@ -68,6 +84,9 @@ def _unfold_whole(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BODI
     shared = ()
     for t in tl.static_range(TAPS):
         shared = shared + (tl.load(share + shares + t).to(ACC),)  # noqa: RUF005 - what triton understands
+    if CENTRED:
+        means = tl.sum(m, 1)
+        all_shares = _total(shared, TAPS)
     by_mean = tl.zeros([R, C], ACC)  # added up over rows at the end only: a sum across warps is a barrier
     by_var = tl.zeros([R, C], ACC)
     for n in tl.range(0, ROUNDS, num_stages=stages_of(TAPS, R * C, ROUNDS)):
@@ -80,23 +99,49 @@ def _unfold_whole(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BODI
         grads = ()
         spreads = ()
         products = tl.zeros([R, C], ACC)
+        if CENTRED:
+            origin = down(tl.load(weight + row * row_stride, exists, 0.0).to(ACC))
+            centre = down(tl.load(row_centre + first + row, exists, 0.0))
+            all_grads = tl.zeros([R, C], ACC)
+            weighted = tl.zeros([R, C], ACC)
+            all_spreads = tl.zeros([R], ACC)
         for t in tl.static_range(TAPS):
             w = tl.load(weight + at + t * tap_stride, inside, 0.0)
             g = tl.load(grad_folded + place + at + t * tap_stride, inside, 0.0)
-            products += w.to(ACC) * g.to(ACC)
             weights = weights + (w,)  # noqa: RUF005
             grads = grads + (g,)  # noqa: RUF005
             if SPREAD:
                 d = tl.load(tap_spread + sums_at + row * TAPS + t, exists, 0.0)
                 spreads = spreads + (d,)  # noqa: RUF005
-        k, alpha, beta = _by_sums(tl.sum(products, 1), mu, spread, s, db, grad_scale, first + row, exists)
+            if CENTRED:
+                moved = (w.to(ACC) - origin) - centre
+                products += moved * g.to(ACC)
+                all_grads += g.to(ACC)
+                weighted += moved * shared[t]
+                if SPREAD:
+                    all_spreads += d
+            else:
+                products += w.to(ACC) * g.to(ACC)
+        if CENTRED:
+            dot, grad_sums, noises = sums_of_three(products, all_grads, weighted * v)
+        else:
+            dot = tl.sum(products, 1)
+        k, alpha, beta = _by_sums(dot, mu, spread, s, db, grad_scale, first + row, exists)
+        if CENTRED:
+            mean_of_row = _row_mean_of_gradient(
+                k, alpha, beta, grad_sums, all_shares, all_spreads, means, noises, channels * TAPS
+            )
         for t in tl.static_range(TAPS):
             da = alpha * shared[t]
             if SPREAD:
                 da += 2.0 * beta * spreads[t]
             w = weights[t].to(ACC)
+            if CENTRED:
+                w = (w - origin) - centre
             of_square = down(beta * shared[t]) * w
             grad = grads[t].to(ACC) * down(k) + down(da) * m + 2.0 * of_square * v
+            if CENTRED:
+                grad -= down(mean_of_row)
             tl.store(grad_weight + place + at + t * tap_stride, grad.to(grad_weight.dtype.element_ty), inside)
             by_mean += down(da) * w
             by_var += of_square * w
@@ -112,9 +157,10 @@ def _unfold_in_pieces(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, 
     ACROSS: tl.constexpr = BODIES[N][4]
     R: tl.constexpr = BODIES[N][5]
     C: tl.constexpr = BODIES[N][6]
+    CENTRED: tl.constexpr = BODIES[N][8]
     (
-        share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias, grad_weight, grad_scale,
-        partial_mean, partial_var,
+        share, scale, mean, var, row_mean, row_var, row_centre, tap_spread, grad_folded, grad_bias, grad_weight,
+        grad_scale, partial_mean, partial_var,
     ) = buffers  # fmt: skip
     (
         weight, place, first, rows, channels, row_stride, channel_stride, tap_stride, taps, entering, shares, form,
@@ -123,17 +169,47 @@ def _unfold_in_pieces(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, 
     row = tl.arange(0, R)
     exists = row < rows
     products = tl.zeros([R, C, TAPS], ACC)
+    if CENTRED:
+        origin = row_axis(tl.load(weight + row * row_stride, exists, 0.0).to(ACC))
+        centre = row_axis(tl.load(row_centre + first + row, exists, 0.0))
+        grads = tl.zeros([R, C, TAPS], ACC)
+        weighted = tl.zeros([R, C, TAPS], ACC)
+        means = tl.zeros([R, C, 1], ACC)
+        shared = tl.zeros([R], ACC)
+        spreads = tl.zeros([R], ACC)
+        for c in range(0, channels, C):
+            channel = c + tl.arange(0, C)
+            m, _ = met_by_piece(mean + entering, var + entering, row, exists, channel, channels, per_group, ACROSS)
+            means += m
     for t in range(0, taps, TAPS):
         tap = t + tl.arange(0, TAPS)
+        if CENTRED:
+            e = tl.load(share + shares + tap, tap < taps, 0.0).to(ACC)
+            shared += tl.sum(e, 0)
+            if form >= 0:
+                kept = tap_spread + sums_at + down(row * taps) + across(tap)
+                spreads += tl.sum(tl.load(kept, down(exists) & across(tap < taps), 0.0), 1)
         for c in range(0, channels, C):
             channel = c + tl.arange(0, C)
             inside = row_axis(exists) & channel_axis(channel < channels) & tap_axis(tap < taps)
             at = piece_at(row, channel, tap, row_stride, channel_stride, tap_stride, ALIGNED)
             w = tl.load(weight + at, inside, 0.0).to(ACC)
             g = tl.load(grad_folded + place + at, inside, 0.0).to(ACC)
+            if CENTRED:
+                _, v = met_by_piece(mean + entering, var + entering, row, exists, channel, channels, per_group, ACROSS)
+                w = (w - origin) - centre
+                grads += g
+                weighted += w * v * tap_axis(e)
             products += w * g
     mu, spread, s, db = _known_of_rows(scale, row_mean, row_var, grad_bias, first + row, exists, ACC)
     k, alpha, beta = _by_sums(tl.sum(tl.sum(products, 2), 1), mu, spread, s, db, grad_scale, first + row, exists)
+    if CENTRED:
+        grad_sums = tl.sum(tl.sum(grads, 2), 1)
+        noises = tl.sum(tl.sum(weighted, 2), 1)
+        mean_sums = tl.sum(tl.sum(means, 2), 1)
+        mean_of_row = row_axis(
+            _row_mean_of_gradient(k, alpha, beta, grad_sums, shared, spreads, mean_sums, noises, channels * taps)
+        )
     for c in range(0, channels, C):
         channel = c + tl.arange(0, C)
         m, v = met_by_piece(mean + entering, var + entering, row, exists, channel, channels, per_group, ACROSS)
@@ -151,8 +227,12 @@ def _unfold_in_pieces(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, 
             da = tl.expand_dims(da, 1)
             w = tl.load(weight + at, inside, 0.0).to(ACC)
             g = tl.load(grad_folded + place + at, inside, 0.0).to(ACC)
+            if CENTRED:
+                w = (w - origin) - centre
             of_square = tl.expand_dims(down(beta) * e, 1) * w
             grad = g * row_axis(k) + da * m + 2.0 * of_square * v
+            if CENTRED:
+                grad -= mean_of_row
             tl.store(grad_weight + place + at, grad.to(grad_weight.dtype.element_ty), inside)
             by_mean += tl.sum(da * w, 2)
             by_var += tl.sum(of_square * w, 2)
@@ -175,6 +255,7 @@ def backward(
     var,
     row_mean,
     row_var,
+    row_centre,
     tap_spread,
     grad_folded,
     grad_bias,
@@ -190,8 +271,8 @@ def backward(
     record = records + tl.program_id(0) * RECORD_FIELDS
     body = tl.load(record + RECORD_FIELDS - 1)
     buffers = (
-        share, scale, mean, var, row_mean, row_var, tap_spread, grad_folded, grad_bias, grad_weight, grad_scale,
-        partial_mean, partial_var,
+        share, scale, mean, var, row_mean, row_var, row_centre, tap_spread, grad_folded, grad_bias, grad_weight,
+        grad_scale, partial_mean, partial_var,
     )  # fmt: skip
     for n in tl.static_range(len(BODIES)):
         if body == n:
