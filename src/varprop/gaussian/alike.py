@@ -17,6 +17,7 @@ from .gumbel import FINE, gumbel
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 Direct = Callable[[Tensor, Tensor], Parts]
+Solver = Callable[[Tensor, Tensor], Parts | None]
 
 STEP = 0.4  # of t: the density of T is no narrower than Gumbel's, for which the trapezoidal rule is then exact to 1e-9
 LEFT, RIGHT, SPREAD = 3.7, 14.0, 5.5  # ends of t beyond the logits, and their range in std
@@ -193,28 +194,40 @@ def integrals(mean: Tensor, std: Tensor, direct: Direct | None = None) -> Parts 
     """E softmax and E softmax^2 along the last axis, mean and variance of log-sum-exp; None where it does not converge.
 
     E softmax within 1e-7, sd within 0.2 %; the means must be relative to the largest of each row. Rows in which few
-    logits count, as the first under a causal mask, are left to `direct`, the integrals one by one.
+    logits count, as the first under a causal mask, are a call of their own, and where that does not converge are left
+    to `direct`, the integrals one by one.
     """
     shape = mean.shape
     mean, std = mean.reshape(-1, shape[-1]), std.reshape(-1, shape[-1])
     counted = (mean.detach() + 8.0 * std.detach() >= -LOST).sum(-1)
     short = counted <= SHORT
     if direct is None or shape[-1] <= 2 * SHORT or not bool(short.any()) or bool(short.all()):
-        found = _together(mean, std)
+        found = _narrowed(mean, std, counted, _together)
     else:
-        long, few = (~short).nonzero().squeeze(-1), short.nonzero().squeeze(-1)
-        found = _together(mean[long], std[long])
-        if found is not None:
-            both = zip(found, _few(mean[few], std[few], direct), strict=True)
-            order = torch.cat([long, few]).argsort()
-            found = tuple(torch.cat(parts)[order] for parts in both)  # type: ignore[assignment]
+        groups = (~short).nonzero().squeeze(-1), short.nonzero().squeeze(-1)
+        solvers: tuple[Solver, Solver] = _together, lambda m, s: _together(m, s) or direct(m, s)
+        parts = [_narrowed(mean[g], std[g], counted[g], f) for g, f in zip(groups, solvers, strict=True)]
+        found = _in_order(parts[0], parts[1], torch.cat(groups).argsort())
     return None if found is None else tuple(x.reshape(*shape[:-1], -1) for x in found)  # type: ignore[return-value]
 
 
-def _few(mean: Tensor, std: Tensor, direct: Direct) -> Parts:
-    """Rows in which only the largest few logits count."""
-    places = (mean.detach() + 8.0 * std.detach()).topk(SHORT, -1).indices
-    first, second, log_mean, log_var = direct(mean.gather(-1, places), std.gather(-1, places))
+def _in_order(one: Parts | None, other: Parts | None, order: Tensor) -> Parts | None:
+    """Rows of both in a given order."""
+    if one is None or other is None:
+        return None
+    return tuple(torch.cat(both)[order] for both in zip(one, other, strict=True))  # type: ignore[return-value]
+
+
+def _narrowed(mean: Tensor, std: Tensor, counted: Tensor, solve: Solver) -> Parts | None:
+    """The largest logits of every row, as many as count in any."""
+    width = max(1, int(counted.amax()))
+    if 2 * width > mean.shape[-1]:
+        return solve(mean, std)
+    places = (mean.detach() + 8.0 * std.detach()).topk(width, -1).indices
+    found = solve(mean.gather(-1, places), std.gather(-1, places))
+    if found is None:
+        return None
+    first, second, log_mean, log_var = found
     empty = torch.zeros_like(mean)
     return empty.scatter(-1, places, first), empty.scatter(-1, places, second), log_mean, log_var
 
