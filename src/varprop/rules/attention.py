@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..gaussian import softmax as exact
+from ..graph import ops
 from ..moments import Moments
 from .arithmetic import add_independent, moments, mul_independent
 from .axes import write_out
-from .registry import rule
+from .registry import rule, structural
 
 aten = torch.ops.aten
 Value = Tensor | Moments
@@ -212,3 +213,17 @@ def attention(
         return _mixed(p, var, noise(p, var, scores.var), v, dropout_p)
     p = torch.softmax(scores.mean, -1).masked_fill(hidden, 0.0)
     return _mixed(p, torch.zeros_like(p), torch.zeros_like(p), v, dropout_p)
+
+
+@structural(ops.token_average)
+def token_average(value: Moments, shape: Sequence[int]) -> Moments:
+    """Mean and variance of a value at a random token: those of an average of tokens that all vary together.
+
+    Independent tokens would average out, and real ones do not: this is what attention counts as between normalized
+    layers (`norm.attention`); `propagate` takes the tokens as independent (`attention`).
+    """
+    mean = value.mean.mean(-2, keepdim=True)
+    var = (value.var + (value.mean - mean).square()).mean(-2, keepdim=True)
+    if len(shape) > 2 and mean.shape[-3] not in (1, shape[-3]):  # grouped queries
+        mean, var = (x.repeat_interleave(shape[-3] // x.shape[-3], -3) for x in (mean, var))
+    return Moments(mean, var, shape)
