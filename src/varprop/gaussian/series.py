@@ -82,7 +82,12 @@ def _moments(x: Exponentials) -> Pair:
 def _close(x: Exponentials, var: Tensor) -> Tensor:
     most = x.share.detach().amax(-1, keepdim=True)
     narrow = var.detach().amax(-1, keepdim=True) <= WIDEST
-    return narrow & (x.left_out * most <= CLOSE) & (x.left_out <= SHARE)
+    return narrow & (((x.left_out * most <= CLOSE) & (x.left_out <= SHARE)) | _alone(x.share))
+
+
+def _alone(share: Tensor) -> Tensor:
+    """Rows in which one logit has all of the weight, as the first under a causal mask."""
+    return share.detach().amax(-1, keepdim=True) == 1.0
 
 
 def softmax(mean: Tensor, var: Tensor) -> Series:
@@ -94,6 +99,9 @@ def softmax(mean: Tensor, var: Tensor) -> Series:
     for m, v in zip(mean.split(rows), var.split(rows), strict=True):
         v = v.clamp_max(WIDEST + 1.0)
         total = _exponentials(m, v)
-        parts.append((*_moments(total), _close(total, v)))
+        first, second = _moments(total)
+        alone = _alone(total.share)
+        first, second = torch.where(alone, total.share, first), second.masked_fill(alone, 0.0)
+        parts.append((first, second, _close(total, v)))
     first, second, close = (torch.cat(part) for part in zip(*parts, strict=True))
     return Series(first.view(shape), second.view(shape), close.view(*shape[:-1]))

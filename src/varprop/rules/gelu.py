@@ -18,7 +18,7 @@ from ..gaussian import activations
 from ..gaussian.normal import Pair, cdf, differentiated, gauss_legendre, pdf
 
 _MANY = 1 << 13  # elements from which it is worth it
-_BLOCK = 1 << 15  # elements whose temporaries stay in the cache of a processor
+_BLOCK = 1 << 16  # elements whose temporaries stay in the cache of a processor, enough for two threads
 _LOWEST = -6.0  # how many deviations r below zero the number of terms is chosen for
 _MOST_TERMS = 28  # beyond, the integral is cheaper
 _NODES = ((2.0, 6), (4.0, 8), (16.0, 12), (math.inf, 20))  # by the largest std
