@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from varprop.graph import ops
 from varprop.moments import Moments
 
 from .case import Case, normal, weight
@@ -32,6 +33,7 @@ def seen(rows: int, columns: int) -> torch.Tensor:
 
 
 rows = [
+    Case(ops.token_average, lambda: (normal(2, 3, 1, 4), (2, 6, 5, 4))),
     Case(aten.softmax.int, lambda: (normal(3, 6), -1)),
     Case(aten.softmax.int, lambda: (normal(2, 4, 3, scale=3.0), 1, torch.float64), label="wide"),
     Case(aten.softmax.int, lambda: (uniform((2, 1), (2, 5)), -1), label="uniform"),

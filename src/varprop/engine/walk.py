@@ -236,14 +236,18 @@ def _check(walk: Walk) -> None:
 def _any_impossible(values: list[Moments]) -> bool:
     """Small values are looked at together: a test of each would cost more than its computation did."""
     small = [v for v in values if v.mean.numel() <= SMALL]
-    groups = [[v] for v in values if v.mean.numel() > SMALL]
-    groups += [[v for v in small if (v.dtype, v.device) == kind] for kind in {(v.dtype, v.device) for v in small}]
-    return any(_impossible(group) for group in groups)
+    groups = [[v for v in small if (v.dtype, v.device) == kind] for kind in {(v.dtype, v.device) for v in small}]
+    return any(_impossible(v.mean, v.var) for v in values if v.mean.numel() > SMALL) or any(
+        _impossible(*(torch.cat([part.detach().flatten() for part in parts]) for parts in _columns(group)))
+        for group in groups
+    )
 
 
-def _impossible(group: list[Moments]) -> bool:
-    mean, var = (torch.cat([part.detach().flatten() for part in parts]) for parts in _columns(group))
-    return bool(mean.isnan().any() | ~(var >= 0).all())
+def _impossible(mean: Tensor, var: Tensor) -> bool:
+    """The least variance is NaN if any is; so is a sum of means, which is only then looked at one by one."""
+    if not bool(var.detach().amin() >= 0):
+        return True
+    return bool(mean.detach().sum().isnan()) and bool(mean.isnan().any())
 
 
 def _columns(group: list[Moments]) -> tuple[list[Tensor], list[Tensor]]:

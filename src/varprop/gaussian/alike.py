@@ -6,6 +6,7 @@ row's sums of products of Chebyshev polynomials, and the moments of each logit a
 the row's. The integrals themselves are those of `softmax` (mathematics.md, section 8).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from .gumbel import FINE, gumbel
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 Direct = Callable[[Tensor, Tensor], Parts]
+Solver = Callable[[Tensor, Tensor], Parts | None]
 
 STEP = 0.4  # of t: the density of T is no narrower than Gumbel's, for which the trapezoidal rule is then exact to 1e-9
 LEFT, RIGHT, SPREAD = 3.7, 14.0, 5.5  # ends of t beyond the logits, and their range in std
@@ -29,6 +31,7 @@ SHORT = 8  # logits that count in a row which is not worth sharing
 MOST = 400  # nodes of t
 TRIED = 32  # rows on which a size is tried first
 BLOCK = 1 << 18  # values of polynomials held at a time
+LEAST = 2e-3  # the least width of an interval
 EULER = 0.57721566490153286
 
 
@@ -76,7 +79,26 @@ class Coefficients(NamedTuple):
         return self.log_f.shape[0], self.log_f.shape[1]
 
 
-def _table(t: Tensor, means: Range, stds: Range, size: tuple[int, int]) -> Coefficients:
+class Nodes(NamedTuple):
+    """The nodes of t: multiples of STEP, so that calls of like logits have the same."""
+
+    start: int
+    total: int
+
+    def values(self, like: Tensor) -> Tensor:
+        """The nodes themselves."""
+        return STEP * torch.arange(self.start, self.start + self.total, dtype=like.dtype)
+
+
+def _table(nodes: Nodes, means: Range, stds: Range, size: tuple[int, int]) -> Coefficients:
+    """A function of numbers alone: small ones are kept, for the layers of a model have logits that are alike."""
+    return (_kept_table if size[0] <= 24 else _make_table)(nodes, means, stds, size)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _make_table(nodes: Nodes, means: Range, stds: Range, size: tuple[int, int]) -> Coefficients:
+    t = nodes.values(torch.empty(0, dtype=torch.float64))
     m, s = means.nodes(size[0], t)[:, None, None], stds.nodes(size[1], t)[:, None]
     f0, f1, f2 = gumbel(m, s.abs(), t, FINE)
     f0 = f0.clamp(min=1e-150)
@@ -84,6 +106,9 @@ def _table(t: Tensor, means: Range, stds: Range, size: tuple[int, int]) -> Coeff
     by_mean, by_std = _transform(size[0], t), _transform(size[1], t)
     log_f, first, second = (torch.einsum("am,bs,mst->abt", by_mean, by_std, v) for v in values)
     return Coefficients(t, log_f, first, second, means, stds)
+
+
+_kept_table = functools.lru_cache(maxsize=64)(_make_table)
 
 
 def _tail(coefficients: Tensor) -> Tensor:
@@ -97,20 +122,32 @@ def possible(logits: Tensor) -> bool:
     return logits.device.type == "cpu" and not watched
 
 
-def _between(low: Tensor, high: Tensor) -> Range:
-    a, b = float(low), float(high)
-    return Range(0.5 * (a + b), max(0.5 * (b - a), 1e-3))
+def _rounded(size: float, up: bool) -> float:
+    """The next power of the root of two: few intervals for many calls."""
+    if size < LEAST:
+        return LEAST if up else 0.0
+    power = 2.0 * math.log2(size)
+    return math.exp2(0.5 * (math.ceil(power) if up else math.floor(power)))
+
+
+def _range(low: float, high: float) -> Range:
+    return Range(0.5 * (low + high), max(0.5 * (high - low), 0.5 * LEAST))
 
 
 class LogitRows(NamedTuple):
-    """The logits of a call as rows, which of them are lost, and the nodes of t with their ranges."""
+    """The logits of a call as rows, which of them are lost, the nodes of t, and intervals of means and std."""
 
     mean: Tensor
     std: Tensor
     lost: Tensor
-    t: Tensor
+    nodes: Nodes
     means: Range
     stds: Range
+
+    @property
+    def t(self) -> Tensor:
+        """The nodes of t."""
+        return self.nodes.values(self.mean)
 
     def part(self, rows: slice) -> "LogitRows":
         """Some of the rows."""
@@ -125,14 +162,15 @@ def _call(mean: Tensor, std: Tensor) -> LogitRows | None:
         return None
     low = (mu - SPREAD * sd).masked_fill(lost, -math.inf).amax(-1).clamp(min=-1e3).amin() - LEFT
     high = (kept_mean + SPREAD * kept_std).amax() + math.log(mu.shape[-1]) + RIGHT
-    count = math.ceil(float(high - low) / STEP) + 1
+    first = 5 * math.floor(float(low) / (5 * STEP))
+    count = 10 * math.ceil((float(high) / STEP + 1 - first) / 10)
     if count > MOST:
         return None
-    t = low + STEP * torch.arange(count, dtype=mu.dtype)
-    means, stds = _between(kept_mean.amin(), kept_mean.amax()), _between(kept_std.amin(), kept_std.amax())
+    means = _range(-_rounded(-float(kept_mean.amin()), up=True), 0.0)
+    stds = _range(_rounded(float(kept_std.amin()), up=False), _rounded(float(kept_std.amax()), up=True))
     # What is lost has no weight, whatever it is: it must only lie on the intervals.
     mean, std = torch.where(lost, means.middle, mean), torch.where(lost, stds.middle, std)
-    return LogitRows(mean, std, lost, t, means, stds)
+    return LogitRows(mean, std, lost, Nodes(first, count), means, stds)
 
 
 class Sums(NamedTuple):
@@ -193,28 +231,40 @@ def integrals(mean: Tensor, std: Tensor, direct: Direct | None = None) -> Parts 
     """E softmax and E softmax^2 along the last axis, mean and variance of log-sum-exp; None where it does not converge.
 
     E softmax within 1e-7, sd within 0.2 %; the means must be relative to the largest of each row. Rows in which few
-    logits count, as the first under a causal mask, are left to `direct`, the integrals one by one.
+    logits count, as the first under a causal mask, are a call of their own, and where that does not converge are left
+    to `direct`, the integrals one by one.
     """
     shape = mean.shape
     mean, std = mean.reshape(-1, shape[-1]), std.reshape(-1, shape[-1])
     counted = (mean.detach() + 8.0 * std.detach() >= -LOST).sum(-1)
     short = counted <= SHORT
     if direct is None or shape[-1] <= 2 * SHORT or not bool(short.any()) or bool(short.all()):
-        found = _together(mean, std)
+        found = _narrowed(mean, std, counted, _together)
     else:
-        long, few = (~short).nonzero().squeeze(-1), short.nonzero().squeeze(-1)
-        found = _together(mean[long], std[long])
-        if found is not None:
-            both = zip(found, _few(mean[few], std[few], direct), strict=True)
-            order = torch.cat([long, few]).argsort()
-            found = tuple(torch.cat(parts)[order] for parts in both)  # type: ignore[assignment]
+        groups = (~short).nonzero().squeeze(-1), short.nonzero().squeeze(-1)
+        solvers: tuple[Solver, Solver] = _together, lambda m, s: _together(m, s) or direct(m, s)
+        parts = [_narrowed(mean[g], std[g], counted[g], f) for g, f in zip(groups, solvers, strict=True)]
+        found = _in_order(parts[0], parts[1], torch.cat(groups).argsort())
     return None if found is None else tuple(x.reshape(*shape[:-1], -1) for x in found)  # type: ignore[return-value]
 
 
-def _few(mean: Tensor, std: Tensor, direct: Direct) -> Parts:
-    """Rows in which only the largest few logits count."""
-    places = (mean.detach() + 8.0 * std.detach()).topk(SHORT, -1).indices
-    first, second, log_mean, log_var = direct(mean.gather(-1, places), std.gather(-1, places))
+def _in_order(one: Parts | None, other: Parts | None, order: Tensor) -> Parts | None:
+    """Rows of both in a given order."""
+    if one is None or other is None:
+        return None
+    return tuple(torch.cat(both)[order] for both in zip(one, other, strict=True))  # type: ignore[return-value]
+
+
+def _narrowed(mean: Tensor, std: Tensor, counted: Tensor, solve: Solver) -> Parts | None:
+    """The largest logits of every row, as many as count in any."""
+    width = max(1, int(counted.amax()))
+    if 2 * width > mean.shape[-1]:
+        return solve(mean, std)
+    places = (mean.detach() + 8.0 * std.detach()).topk(width, -1).indices
+    found = solve(mean.gather(-1, places), std.gather(-1, places))
+    if found is None:
+        return None
+    first, second, log_mean, log_var = found
     empty = torch.zeros_like(mean)
     return empty.scatter(-1, places, first), empty.scatter(-1, places, second), log_mean, log_var
 
@@ -225,7 +275,7 @@ def _together(mean: Tensor, std: Tensor) -> Parts | None:
         return None
     some = call.part(slice(None, None, max(1, len(call.mean) // TRIED)))
     for size in SIZES:
-        table = _table(call.t, call.means, call.stds, size)
+        table = _table(call.nodes, call.means, call.stds, size)
         with torch.no_grad():
             left = _left(table, _sums(some, table).log_below)
         if left < CLOSE and (found := _all_rows(call, table)) is not None:

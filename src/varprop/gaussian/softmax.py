@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import alike
+from . import alike, series
 from .gumbel import COARSE, FINE, Panels, gumbel
 from .normal import Pair, batches, promote, rowwise, safe_sqrt
 
@@ -70,14 +70,14 @@ class Logits(NamedTuple):
     together: bool
 
 
-def _logits(mean: Tensor, var: Tensor, dim: int, fine: bool | None) -> Logits:
+def _logits(mean: Tensor, var: Tensor, dim: int, fine: bool | None, few: int = FEW) -> Logits:
     dtype, (mean, var) = promote(mean, var)
     mean, var = mean.movedim(dim, -1), var.movedim(dim, -1)
     masked = mean == -math.inf
     finite = torch.where(masked, -1e100, mean)
     top = finite.detach().amax(-1, keepdim=True)
     mean, var = torch.where(masked, _MASKED, finite - top), torch.where(masked, 0.0, var)
-    together = fine is None and mean.numel() > FEW and alike.possible(mean)
+    together = fine is None and mean.numel() > few and alike.possible(mean)
     fine = mean.numel() <= LIMIT if fine is None else fine
     return Logits(mean, var, top, masked, dtype, _FINE if fine else _COARSE, together)
 
@@ -146,7 +146,29 @@ def softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) ->
         dim: the axis that sums to one.
         fine: which setting of integrals one by one; None goes by the number of logits.
     """
-    x = _logits(mean, var, dim, fine)
+    many = fine is None and mean.dtype in (torch.float32, torch.float64) and mean.numel() > FEW
+    if many and mean.dtype == var.dtype and alike.possible(mean):
+        return _softmax_of_many(mean, var, dim)
+    return _softmax_by_integrals(mean, var, dim, fine)
+
+
+def _softmax_of_many(mean: Tensor, var: Tensor, dim: int) -> Pair:
+    """The series, and the integrals for those rows in which it is not close."""
+    mean, var = (x.movedim(dim, -1) for x in torch.broadcast_tensors(mean, var))
+    shape = mean.shape
+    mean, var = mean.reshape(-1, shape[-1]), var.reshape(-1, shape[-1])
+    masked = mean == -math.inf
+    found = series.softmax(torch.where(masked, -1e30, mean), torch.where(masked, 0.0, var))
+    m, v = found.mean.masked_fill(masked, 0.0), found.var.masked_fill(masked, 0.0)
+    rows = (~found.close).nonzero().squeeze(-1)
+    if len(rows):
+        m_left, v_left = _softmax_by_integrals(mean[rows], var[rows], -1, None, few=0)
+        m, v = m.index_copy(0, rows, m_left), v.index_copy(0, rows, v_left)
+    return m.view(shape).movedim(-1, dim), v.view(shape).movedim(-1, dim)
+
+
+def _softmax_by_integrals(mean: Tensor, var: Tensor, dim: int, fine: bool | None, few: int = FEW) -> Pair:
+    x = _logits(mean, var, dim, fine, few)
     exact, s, pooled, linear = _solve(x)
     small = s.square() * ((1.0 - 2.0 * s) * x.var + pooled)
     m = torch.where(x.masked, 0.0, exact.first)

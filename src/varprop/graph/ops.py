@@ -26,3 +26,14 @@ def unit_normalize(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
 def softsign(x: Tensor) -> Tensor:
     """x / (1 + |x|)."""
     return x / (1 + x.abs())
+
+
+def token_average(value: Tensor, shape: Sequence[int]) -> Tensor:
+    """The average over tokens (axis -2) for as many queries as a shape has, and heads (axis -3) repeated to its number.
+
+    It stands for attention where only what the weights cannot change matters: that they sum to one.
+    """
+    average = value.mean(-2, keepdim=True)
+    if len(shape) > 2 and average.shape[-3] not in (1, shape[-3]):  # grouped queries
+        average = average.repeat_interleave(shape[-3] // average.shape[-3], -3)
+    return average.expand(shape)

@@ -13,18 +13,24 @@ from .leaf import Leaf
 from .node import Node, resolve
 
 
-def transferred(program: Program, model: nn.Module, bypassed: Mapping[Node, Node] | None = None) -> Program:
+def transferred(
+    program: Program,
+    model: nn.Module,
+    bypassed: Mapping[Node, Node] | None = None,
+    replaced: Mapping[Node, tuple[Any, tuple[Any, ...]]] | None = None,
+) -> Program:
     """The same operations on the parameters of another model.
 
     Args:
         program: A captured model.
         model: A copy of it, or the model itself.
         bypassed: Operations to leave out, each with the earlier node whose value takes the place of its result.
+        replaced: Operations to replace, each by another with its arguments.
     """
-    bypassed = bypassed or {}
+    bypassed, replaced = bypassed or {}, replaced or {}
     made = {node: _copied(node, made={}, model=model) for node in (*program.inputs, *program.state, *program.constants)}
     for node in program.nodes:
-        made[node] = made[bypassed[node]] if node in bypassed else _copied(node, made, model)
+        made[node] = made[bypassed[node]] if node in bypassed else _copied(node, made, model, *replaced.get(node, ()))
     return replace(
         program,
         model=model,
@@ -37,9 +43,9 @@ def transferred(program: Program, model: nn.Module, bypassed: Mapping[Node, Node
     )
 
 
-def _copied(node: Node, made: dict[Node, Node], model: nn.Module) -> Node:
-    args, kwargs = resolve((node.args, node.kwargs), made.__getitem__)
-    return Node(node.name, _target(node.target, model), args, kwargs, node.form, node.stack, node.line)
+def _copied(node: Node, made: dict[Node, Node], model: nn.Module, target: Any = None, args: Any = ()) -> Node:
+    found, kwargs = resolve((node.args, node.kwargs) if target is None else (args, {}), made.__getitem__)
+    return Node(node.name, _target(target or node.target, model), found, kwargs, node.form, node.stack, node.line)
 
 
 def _target(target: Any, model: nn.Module) -> Any:

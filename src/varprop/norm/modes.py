@@ -15,6 +15,7 @@ from ..graph.examples import as_example
 from ..graph.node import Node
 from ..graph.trace import traced_operations
 from ..training.restore import preserved_modes
+from .attention import with_attention_of_like_tokens
 from .linear_layers import is_call_of_linear_layer
 from .recurrent import CALLS
 
@@ -88,7 +89,8 @@ def _steps(program: Program) -> list[str]:
 
 
 def with_calls(program: Program, layers: dict[str, Any], given: Any) -> CapturedMode:
-    """A captured model with the calls of some layers."""
+    """A captured model with the calls of some layers, and with attention as it counts between them."""
+    program = with_attention_of_like_tokens(program)
     inputs = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
     return CapturedMode(program, calls_of(program, layers), inputs)
 

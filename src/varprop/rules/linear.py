@@ -23,6 +23,7 @@ POOLED = "zero padding makes the border differ: the statistics of all positions 
 PHASES = (
     "the positions of a transposed convolution see different taps: those of a uniform axis are pooled, border and all"
 )
+LARGE = 1 << 19  # weights whose squares stay in the cache of a processor
 _LAYER: dict[str, Any] = {"linear": True, "weighted": True, "channels": 1}
 
 
@@ -45,7 +46,18 @@ def _weighted(apply: Callable[..., Tensor], x: Random, weight: Random, bias: Ran
 @rule(aten.linear, linear=True, weighted=True, channels=-1)
 def linear(x: Random, weight: Random, bias: Random | None = None) -> Moments:
     """Uncorrelated inputs: E = W E[x] + b, Var = W^2 Var[x] (paper, eq. 3); random weights: product rule."""
-    return _weighted(F.linear, write_out(_lift(x), -1), weight, bias)
+    x = write_out(_lift(x), -1)
+    if isinstance(weight, Tensor) and weight.numel() > LARGE and weight.device.type == "cpu":
+        return _weighted_in_parts(x, weight, bias)
+    return _weighted(F.linear, x, weight, bias)
+
+
+def _weighted_in_parts(x: Moments, weight: Tensor, bias: Random | None) -> Moments:
+    """The same, with no more squares at a time than stay in the cache of a processor."""
+    fixed, noise = (bias.mean, bias.var) if isinstance(bias, Moments) else (bias, None)
+    rows = max(1, LARGE // weight.shape[1])
+    var = torch.cat([F.linear(x.var, part.square()) for part in weight.split(rows)], -1)
+    return Moments(F.linear(x.mean, weight, fixed), var if noise is None else var + noise)
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
@@ -255,7 +267,9 @@ def embedding(weight: Random, indices: Tensor | Tokens, *_: Any, **__: Any) -> M
     rows = weight.dense().mean if isinstance(weight, Moments) else weight
     chance = indices.probabilities.to(rows)
     mean = chance @ rows
-    var = chance @ (rows - mean).square()
+    count = max(1, LARGE // rows.shape[1])
+    parts = zip(chance.split(count), rows.split(count), strict=True)
+    var = sum((p @ (part - mean).square() for p, part in parts), torch.zeros_like(mean))
     if isinstance(weight, Moments):
         var = var + chance @ weight.dense().var
     shape = (*(1 for _ in indices.full or (1,)), mean.shape[-1])

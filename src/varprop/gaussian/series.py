@@ -1,0 +1,107 @@
+"""Moments of softmax of many logits of which none has much of the weight: series in the spread of their sum.
+
+With S = sum_k e^{X_k}, E s_y = E e^{X_y} / S = mu_y E_y[1 / S], where mu_y = E e^{X_y} and E_y has the mean of X_y
+raised by its variance; E s_y^2 = E e^{2 X_y} E_yy[1 / S^2] with twice the rise. S is a sum of independent log-normal
+numbers, whose cumulants are known, and varies little around its mean M, so that with eps = Var S / M^2 and
+kappa = k_3(S) / M^3
+
+    M E[1/S]   = 1 +   eps -   kappa +  3 eps^2 + ...
+    M^2 E[1/S^2] = 1 + 3 eps - 4 kappa + 15 eps^2 + ...
+
+The terms of third order, k_4 - 10 eps kappa + 15 eps^3, say how far the series can be trusted, row by row.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .normal import Pair
+
+CLOSE = 2e-7  # what terms of third order may add to a probability
+SHARE = 1e-5  # and what they may be of the whole: of the variance, a difference, they are then up to some 0.2 %
+WIDEST = 2.0  # variance of a logit above which higher terms may be larger than those looked at
+BLOCK = 1 << 16  # logits whose temporaries stay in the cache of a processor
+
+
+class Series(NamedTuple):
+    """Mean and variance of softmax along the last axis, and the rows in which the series can be trusted."""
+
+    mean: Tensor
+    var: Tensor
+    close: Tensor
+
+
+class Exponentials(NamedTuple):
+    """Shares mu_y / M of the logits, exp(var) - 1 of each, cumulants of S / M, and what the third order may add."""
+
+    share: Tensor
+    spread: Tensor
+    eps: Tensor
+    kappa: Tensor
+    left_out: Tensor
+
+
+def _exponentials(mean: Tensor, var: Tensor) -> Exponentials:
+    """Cumulants of exp(X), with w = exp(var), are mu^2 (w - 1), mu^3 (w - 1)^2 (w + 2) and so on."""
+    p, d = torch.softmax(torch.add(mean, var, alpha=0.5), -1), torch.expm1(var)
+    pd = p * d
+    eps = (p * pd).sum(-1, keepdim=True)
+    kappa = (pd * pd * p * (d + 3.0)).sum(-1, keepdim=True)
+    return Exponentials(p, d, eps, kappa, _left_out(p.detach(), d.detach(), eps.detach(), kappa.detach()))
+
+
+def _left_out(p: Tensor, d: Tensor, eps: Tensor, kappa: Tensor) -> Tensor:
+    """The size of the terms of third order; k_4 = mu^4 (w - 1)^2 (w^4 + 2 w^3 + 3 w^2 - 6) from its ratio to k_3."""
+    most, w = p.amax(-1, keepdim=True), d.amax(-1, keepdim=True) + 1.0
+    fourth = most * (w * w * (w * (w + 2.0) + 3.0) - 6.0) / (w + 2.0)
+    return kappa * (fourth + 10.0 * eps + 9.0 * most * (w - 1.0)) + 15.0 * eps * eps * eps
+
+
+def _moments(x: Exponentials) -> Pair:
+    """E s and Var s; written without differences of nearly equal numbers.
+
+    E s^2 / (E s)^2 - 1 = A + B + A B, A without the terms of the series and B with them alone. The rise of one logit
+    counts in M and eps; in kappa it is of third order.
+    """
+    p, d = x.share, x.spread
+    pd = p * d
+    own, above = pd * p, d + 2.0
+    rise = own * d * above  # of eps, with w^2 - 1 = d (d + 2)
+    once, twice = 1.0 / (pd + 1.0), 1.0 / torch.addcmul(pd.new_ones(()), pd, above)
+    eps1 = (rise + x.eps) * once * once
+    eps2 = torch.addcmul(x.eps, rise, torch.addcmul(above, d, above)) * twice * twice  # w^4 - 1 = (w^2 - 1) (w^2 + 1)
+    g1 = torch.addcmul(-x.kappa, eps1, 1.0 + 3.0 * eps1)
+    g2 = torch.addcmul(-4.0 * x.kappa, eps2, 3.0 + 15.0 * eps2)
+    a = d * (1.0 - 2.0 * p - own * (3.0 + d * (d + 3.0))) * twice * twice
+    b = (g2 - g1 * (2.0 + g1)) / torch.square(1.0 + g1)
+    m = p * once * (1.0 + g1)
+    return m, m * m * torch.addcmul(a + b, a, b).clamp_min(0.0)
+
+
+def _close(x: Exponentials, var: Tensor) -> Tensor:
+    most = x.share.detach().amax(-1, keepdim=True)
+    narrow = var.detach().amax(-1, keepdim=True) <= WIDEST
+    return narrow & (((x.left_out * most <= CLOSE) & (x.left_out <= SHARE)) | _alone(x.share))
+
+
+def _alone(share: Tensor) -> Tensor:
+    """Rows in which one logit has all of the weight, as the first under a causal mask."""
+    return share.detach().amax(-1, keepdim=True) == 1.0
+
+
+def softmax(mean: Tensor, var: Tensor) -> Series:
+    """Along the last axis; E softmax within 1e-6 and sd within 0.2 % in the rows that are `close`."""
+    shape = mean.shape
+    mean, var = mean.reshape(-1, shape[-1]), var.reshape(-1, shape[-1])
+    rows = max(1, BLOCK // shape[-1])
+    parts = []
+    for m, v in zip(mean.split(rows), var.split(rows), strict=True):
+        v = v.clamp_max(WIDEST + 1.0)
+        total = _exponentials(m, v)
+        first, second = _moments(total)
+        alone = _alone(total.share)
+        first, second = torch.where(alone, total.share, first), second.masked_fill(alone, 0.0)
+        parts.append((first, second, _close(total, v)))
+    first, second, close = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Series(first.view(shape), second.view(shape), close.view(*shape[:-1]))
