@@ -53,7 +53,7 @@ def lab(monkeypatch, tmp_path):
     """Stands in for the parts that train and report; keeps what they were called with."""
     calls = {}
 
-    def stand_in(name, function, result):
+    def stand_in(name, function, result, **others):
         def called(*args, **kwargs):
             calls[f"{name}.{function}"] = (args, kwargs)
             if isinstance(result, BaseException):
@@ -62,6 +62,8 @@ def lab(monkeypatch, tmp_path):
 
         module = ModuleType(f"varprop.lab.{name}")
         setattr(module, function, called)
+        for other, value in others.items():
+            setattr(module, other, value)
         monkeypatch.setitem(sys.modules, module.__name__, module)
         package, _, last = module.__name__.rpartition(".")
         monkeypatch.setattr(import_module(package), last, module, raising=False)
@@ -69,7 +71,8 @@ def lab(monkeypatch, tmp_path):
     def install(error=None):
         stand_in("execution.run", "reproduce", error or {"digits": [outcome()]})
         stand_in("compare", "compare", error or [outcome()])
-        stand_in("report", "write", tmp_path / "report.html")
+        page = tmp_path / "report.html"
+        stand_in("report", "write", page, write_one=lambda *_: page, answer=lambda _: "AP2 wins.")
         return calls
 
     return install
@@ -209,7 +212,7 @@ def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, 
     calls = lab()
     for expected in ("demo", "demo-2", "demo-3"):
         code, out, _ = varprop_command("demo", "--out", tmp_path / "demo")
-        assert code == 0 and "Report:" in out
+        assert code == 0 and out.startswith("AP2 wins.\n") and "Report:" in out
         assert calls["execution.run.reproduce"][0] == (["digits"], tmp_path / expected)
         (tmp_path / expected).mkdir()
     assert varprop_command("demo", "--out", tmp_path / "demo", "--resume")[0] == 0
@@ -237,8 +240,9 @@ def test_compare_for_real_and_resume(varprop_command, tmp_path):
     asked += ["--inits", "ap2", "--epochs", "1", "--device", "cpu", "--out", tmp_path / "out"]
     code, out, err = varprop_command(*asked)
     assert code == 0, err
-    assert [line.split()[4] for line in out.splitlines()[1:3]] == ["BN", "AP2"]
-    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+    assert "has the lowest training loss from 1 of 1 start" in out.splitlines()[0]
+    assert [line.split()[4] for line in out.splitlines()[3:5]] == ["BN", "AP2"]
+    assert (tmp_path / "out" / "compare" / "report.html").stat().st_size > 1000
     code, _, err = varprop_command(*asked)
     assert code == 2 and "--resume" in err and err.count("\n") == 1
     assert varprop_command(*asked, "--resume")[1] == out
@@ -398,12 +402,12 @@ def test_the_table_averages_seeds_and_keeps_the_order_of_the_paper(capsys):
     assert lines[0].split() == ["experiment", "start", "method", "lr", "training", "loss", "validation", "test"]
     assert [line.split()[4] for line in lines[1:]] == ["Standard", "BN", "AP2", "lies"]
     assert lines[-1] == "* the best rate lies next to the bound of the search, which --lr-max widens"
-    assert lines[2].split()[5:] == ["0.01*", "0.3", "90.00%", "50.00%"]
+    assert lines[2].split()[5:] == ["0.01*", *["0.3", "±", "0.071", "90.00%", "±", "0.00%", "50.00%", "±", "0.00%"]]
 
 
 def test_the_table_shows_what_diverged(capsys):
     results.table([outcome(curves={}, diverged=True), outcome(seed=1)])
     row = capsys.readouterr().out.splitlines()[1]
-    assert row.endswith("0.35           90.00%      1 of 2 diverged")
+    assert row.split()[6:] == ["0.35", "90.00%", "1", "of", "2", "diverged"]
     results.table([outcome(curves={}, diverged=True)])
     assert capsys.readouterr().out.splitlines()[1].split()[6:] == ["-", "-", "1", "of", "1", "diverged"]

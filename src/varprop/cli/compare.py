@@ -70,4 +70,4 @@ def compare(
             command=options.command_line(),
             **{name: value for name, value in given.items() if value is not None},
         )
-        results.show(outcomes, out, ["compare"])
+        results.show_one(outcomes, out, "compare")

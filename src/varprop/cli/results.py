@@ -1,8 +1,9 @@
-"""What a command ends with: a small table, the verdicts if they were asked for, and the path of the report."""
+"""What a command ends with: the answer, a small table, verdicts if they were asked for, and the path of the report."""
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,8 +33,18 @@ def show(outcomes: Sequence[Outcome], out: Path, experiments: Sequence[str]) -> 
     typer.echo(f"Report: {page.resolve()}")
 
 
+def show_one(outcomes: Sequence[Outcome], out: Path, experiment: str) -> None:
+    """The same for one comparison by itself: the answer first, and a page without the paper's claims."""
+    from varprop.lab import report
+
+    if found := report.answer(outcomes):
+        typer.echo(f"{found}\n")
+    table(outcomes)
+    typer.echo(f"Report: {report.write_one(out, experiment).resolve()}")
+
+
 def table(outcomes: Sequence[Outcome]) -> None:
-    """Print a row for every start and method: learning rate, final loss and accuracies, averaged over seeds."""
+    """Print a row for every start and method: learning rate, final loss and accuracies, mean ± std over the seeds."""
     if not outcomes:
         return
     typer.echo(Table("", HEADINGS, [_row(group) for group in _groups(outcomes)], left=HEADINGS).plain())
@@ -65,9 +76,9 @@ def _row(group: list[Outcome]) -> tuple[str, ...]:
         start_label(cell.start) + small,
         method_label(cell.method, cell.variant),
         _rates(group),
-        _mean(group, TRAIN_LOSS, "{:.4g}"),
-        _mean(group, VALID_ACCURACY, "{:.2%}"),
-        _diverged(group) or f"{sum(outcome.test_accuracy for outcome in group) / len(group):.2%}",
+        _spread(_ends(group, TRAIN_LOSS), "{:.4g}"),
+        _spread(_ends(group, VALID_ACCURACY), "{:.2%}"),
+        _diverged(group) or _spread([outcome.test_accuracy for outcome in group], "{:.2%}"),
     )
 
 
@@ -78,9 +89,16 @@ def _rates(group: list[Outcome]) -> str:
     return f"{span}*" if any(outcome.search.at_bound for outcome in group) else span
 
 
-def _mean(group: list[Outcome], curve: str, form: str) -> str:
-    ends = [outcome.curves[curve][-1] for outcome in group if outcome.curves.get(curve)]
-    return form.format(sum(ends) / len(ends)) if ends else "-"
+def _ends(group: list[Outcome], curve: str) -> list[float]:
+    return [outcome.curves[curve][-1] for outcome in group if outcome.curves.get(curve)]
+
+
+def _spread(values: list[float], form: str) -> str:
+    """The mean, and the standard deviation where there are several values."""
+    if not values:
+        return "-"
+    mean = form.format(statistics.fmean(values))
+    return f"{mean} ± {form.replace('.4g', '.2g').format(statistics.stdev(values))}" if len(values) > 1 else mean
 
 
 def _diverged(group: list[Outcome]) -> str:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 METHOD_LABELS = {"standard": "Standard", "weight": "WN", "batch": "BN", "analytic": "AP2"}
+METHOD_MEANINGS = {
+    "standard": "no normalization",
+    "weight": "weight normalization",
+    "batch": "batch normalization",
+    "analytic": "analytic normalization",
+}
 START_LABELS = {"none": "init = None", "bn": "init = BN", "ap2": "init = AP2", "orthogonal": "init = orthogonal"}
 VARIANT_LABELS = {"double": "w = 2w'", "decay": "decay", "unit-norm": "||w|| = 1"}
 EXPERIMENT_LABELS = {
