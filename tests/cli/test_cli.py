@@ -149,6 +149,7 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
         "lr_max": (0.1, 0.01),
         "root": Path("data"),
         "resume": True,
+        "overwrite": False,
         "tensorboard": tmp_path / "tensorboard",
         "max_seconds": 60.0,
         "jobs": 2,

@@ -30,6 +30,11 @@ def too_small():
 
 def not_data():
     return 1
+
+def holed():
+    x, y, test_x, test_y = data()
+    test_x[7, 0, 1, 2] = float("nan")
+    return x, y, test_x, test_y
 """
 
 
@@ -51,6 +56,7 @@ def test_a_model_and_data_of_ones_own_are_compared(own, tmp_path):
     ("data", "model", "method", "message"),
     [
         ("data", "too_small", "batch", "does not take images of shape"),
+        ("holed", "model", "batch", r"own.py:holed: 1 of 20 test samples hold NaN or infinity, the first is number 7"),
         ("not_data", "model", "batch", "must return four tensors"),
         ("data", "nothing", "batch", "has no function 'nothing'"),
         ("data", "model", "layer", "There is no method 'layer'"),

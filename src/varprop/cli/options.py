@@ -45,6 +45,9 @@ RootOption = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option("--out", file_okay=False, help="Folder of the results.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder of the results.")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Delete the run that is in the folder of the results, and start anew.")
+]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Write event files to OUT/tensorboard as well (extra `tracking`).")
 ]

@@ -91,8 +91,9 @@ def _dataset_of(text: str, root: Path | str | None = None) -> Dataset:
     if not isinstance(parts, (tuple, list)) or len(parts) != 4 or not all(isinstance(p, Tensor) for p in parts):
         raise CompareError(f"{text} must return four tensors: training images and labels, test images and labels.")
     train_x, train_y, test_x, test_y = parts
-    for images, labels in ((train_x, train_y), (test_x, test_y)):
+    for part, images, labels in (("training", train_x, train_y), ("test", test_x, test_y)):
         _check_pair(text, images, labels)
+        _check_finite(text, part, images)
     classes = int(max(train_y.max(), test_y.max())) + 1
     return Dataset(text, train_x, train_y.long(), test_x, test_y.long(), classes)
 
@@ -105,6 +106,16 @@ def _check_pair(text: str, images: Tensor, labels: Tensor) -> None:
         raise CompareError(f"{text}: images must be bytes or floating point, not {images.dtype}.")
     if labels.is_floating_point() or int(labels.min()) < 0:
         raise CompareError(f"{text}: labels must be integers from 0 on.")
+
+
+def _check_finite(text: str, part: str, images: Tensor) -> None:
+    """Refuse NaN and infinity by the name and place of the data: in training they would be a loss that is NaN."""
+    bad = (~images.flatten(1).isfinite()).any(1)
+    if count := int(bad.sum()):
+        first = int(bad.nonzero()[0, 0])
+        raise CompareError(
+            f"{text}: {count} of {len(images)} {part} samples hold NaN or infinity, the first is number {first}."
+        )
 
 
 def _function_at(text: str, what: str) -> Callable[[], Any]:

@@ -102,8 +102,8 @@ def missing_jobs(experiment: Experiment, store: Store) -> dict[str, list[Cell]]:
 def run_job(context: Context, name: str, cells: list[Cell]) -> None:
     """Search, train and test; what an earlier run did is not done again."""
     state = JobState.load(context.store, name) or JobState(name, cells)
-    state.save(context.store)
     trainer = _trainer(context.task, state.cells)
+    state.save(context.store)  # not before: what cannot be trained leaves nothing to go on with
     started = time.monotonic() - state.seconds
     searches = _searches(state, trainer, context, started)
     curves = _final_training(state, trainer, context, started, [search.lr for search in searches])

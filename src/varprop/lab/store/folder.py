@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 
 from ..protocol.records import Cell, Outcome
 from .files import Files, LocalFiles, StoreError
+
+_WRITTEN = ("manifest.json", "cells", "partial", "weights", "figures", "report.html")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,21 @@ class Store:
         if not isinstance(values, dict):
             raise _damaged(path, "it holds no JSON object")
         return values
+
+    def begun(self) -> bool:
+        """Whether there is something to go on with."""
+        return any(next((self.folder / part).glob("*"), None) for part in ("cells", "partial"))
+
+    def clear(self) -> None:
+        """Delete what runs wrote here, and nothing else; the folder too if nothing else is in it."""
+        for part in _WRITTEN:
+            path = self.folder / part
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
     def save_partial(self, name: str, state: dict[str, Any]) -> None:
         """Keep the state of something unfinished: tensors, numbers, strings, and lists and dicts of them."""
