@@ -17,12 +17,12 @@ import torch
 
 import varprop as vp
 from tests.lab.data.loopback import Site, serving
-from varprop.cli import compare, doctor, results
+from varprop.cli import compare, doctor
 from varprop.cli.main import main
 from varprop.lab.data import download
 from varprop.lab.data.augmentation import Augmentation
 from varprop.lab.protocol.experiments import EXPERIMENTS
-from varprop.lab.protocol.records import METHODS, Cell, Outcome, Search, Start
+from varprop.lab.protocol.records import ALL_METHODS, METHODS, Cell, Outcome, Search, Start
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -48,6 +48,16 @@ def outcome(method="analytic", start="ap2", seed=0, accuracy=0.5, **changes):
     return replace(Outcome(cell, search, curves, 0.1, accuracy, False, 0.0, 1.0), **changes)
 
 
+class StandInComparison:
+    """What `compare` returns."""
+
+    def __init__(self, page):
+        self.report = lambda: page
+
+    def __str__(self):
+        return "AP2 wins."
+
+
 @pytest.fixture
 def lab(monkeypatch, tmp_path):
     """Stands in for the parts that train and report; keeps what they were called with."""
@@ -70,7 +80,7 @@ def lab(monkeypatch, tmp_path):
 
     def install(error=None):
         stand_in("execution.run", "reproduce", error or {"digits": [outcome()]})
-        stand_in("compare", "compare", error or [outcome()])
+        stand_in("comparison", "compare", error or StandInComparison(tmp_path / "report.html"))
         page = tmp_path / "report.html"
         stand_in("report", "write", page, write_one=lambda *_: page, answer=lambda _: "AP2 wins.")
         return calls
@@ -191,18 +201,21 @@ def test_reproduce_names_what_it_knows(varprop_command, lab):
 def test_compare_hands_everything_on(varprop_command, lab, tmp_path):
     calls = lab()
     given = shlex.split(
-        "--dataset digits --model net.py:make --methods analytic,batch --inits none,orthogonal --shift 1 --flip "
+        "--dataset digits --model net.py:make --methods analytic,batch,layer --inits none,orthogonal --shift 1 --flip "
+        "--loss net.py:loss --optimizer SGD "
         "--noise 0.1 --batch-size 32 --one-at-a-time --epochs 3 --device cpu --out"
     )
     assert varprop_command("compare", *given, tmp_path)[0] == 0
-    args, handed = calls["compare.compare"]
-    assert args == (tmp_path, "digits", "net.py:make", ("analytic", "batch"), ("none", "orthogonal"))
+    args, handed = calls["comparison.compare"]
+    assert args == ("net.py:make", "digits") and handed["out"] == tmp_path
+    assert (handed["methods"], handed["starts"]) == (("analytic", "batch", "layer"), ("none", "orthogonal"))
+    assert (handed["loss"], handed["optimizer"]) == ("net.py:loss", "SGD")
     assert handed["augmentation"] == Augmentation(1, True, 0.1)
     assert handed["batch_size"] == 32 and handed["together"] is False and handed["epochs"] == 3
     assert "seeds" not in handed and "lr_max" not in handed
 
 
-@pytest.mark.parametrize(("option", "value"), [("--methods", "layer"), ("--methods", ","), ("--inits", "ap2,x")])
+@pytest.mark.parametrize(("option", "value"), [("--methods", "instance"), ("--methods", ","), ("--inits", "ap2,x")])
 def test_compare_names_what_it_knows(varprop_command, lab, option, value):
     calls = lab()
     code, _, err = varprop_command("compare", "--dataset", "digits", "--model", "net.py:make", option, value)
@@ -221,7 +234,7 @@ def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, 
 
 
 def test_methods_and_inits_are_those_of_the_lab():
-    assert compare.METHODS == METHODS and get_args(Start) == compare.INITS
+    assert compare.METHODS == ALL_METHODS and compare.DEFAULT == METHODS and get_args(Start) == compare.INITS
 
 
 # --- with the real lab ---
@@ -391,24 +404,4 @@ def test_data_get_with_root_and_variable(varprop_command, small_mnist, tmp_path,
 
 def test_data_get_unknown_name(varprop_command):
     code, _, err = varprop_command("data", "get", "svhn")
-    assert code == 2 and err == "varprop: There is no data set 'svhn' to fetch; known are mnist, cifar10.\n"
-
-
-# --- the small table ---
-
-
-def test_the_table_averages_seeds_and_keeps_the_order_of_the_paper(capsys):
-    results.table([outcome("analytic"), outcome("batch", seed=1), outcome("batch"), outcome("standard", start="none")])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["experiment", "start", "method", "lr", "training", "loss", "validation", "test"]
-    assert [line.split()[4] for line in lines[1:]] == ["Standard", "BN", "AP2", "lies"]
-    assert lines[-1] == "* the best rate lies next to the bound of the search, which --lr-max widens"
-    assert lines[2].split()[5:] == ["0.01*", *["0.3", "±", "0.071", "90.00%", "±", "0.00%", "50.00%", "±", "0.00%"]]
-
-
-def test_the_table_shows_what_diverged(capsys):
-    results.table([outcome(curves={}, diverged=True), outcome(seed=1)])
-    row = capsys.readouterr().out.splitlines()[1]
-    assert row.split()[6:] == ["0.35", "90.00%", "1", "of", "2", "diverged"]
-    results.table([outcome(curves={}, diverged=True)])
-    assert capsys.readouterr().out.splitlines()[1].split()[6:] == ["-", "-", "1", "of", "1", "diverged"]
+    assert code == 2 and err == "varprop: There is no data set 'svhn'; known are mnist, cifar10.\n"

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 import torch
 
 from ..protocol.experiments import Experiment
+from ..protocol.initialization import without_parametrization
 from ..protocol.records import TRAIN_LOSS, Cell, Outcome, Search
 from ..store.folder import Store
 from ..training.ensemble import EnsembleTrainer
@@ -110,6 +111,9 @@ def run_job(context: Context, name: str, cells: list[Cell]) -> None:
     tests = trainer.test()
     share = (time.monotonic() - started) / len(trainer.cells)
     diverged = [not math.isfinite(loss) for loss in trainer.losses()]
+    for cell, model, lost in zip(trainer.cells, trainer.trained(), diverged, strict=True):
+        if not lost:  # before the outcomes: a cell that is finished has its weights
+            context.store.write_weights(cell, without_parametrization(model, cell.method).state_dict())
     parts = zip(trainer.cells, searches, curves, tests, diverged, trainer.gaps, strict=True)
     for cell, search, curve, (loss, accuracy), lost, gap in parts:
         context.store.write_outcome(Outcome(cell, search, curve, _or_infinite(loss), accuracy, lost, gap, share))

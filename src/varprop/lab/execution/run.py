@@ -17,13 +17,14 @@ from .. import progress
 from ..data import datasets
 from ..data.datasets import Dataset
 from ..environment import chosen_device, reproducible
+from ..names import unknown
 from ..protocol.experiments import EXPERIMENTS, Experiment
 from ..protocol.models import Factory
 from ..protocol.records import Cell, Outcome
 from ..store import manifest
 from ..store.fingerprints import changed, fingerprints
 from ..store.folder import Store
-from ..training.task import Task
+from ..training.task import Loss, MakeOptimizer, Task
 from .job import Context, Log, OutOfTime, missing_jobs, run_job
 from .ray_cluster import run_on_ray
 from .workers import run_in_processes
@@ -45,9 +46,9 @@ def reproduce(names: Sequence[str], out: Path, **options: Any) -> dict[str, list
         options: For `Experiment.adapted` (seeds, epochs, lr_max, methods, starts, compiled) and for `run`.
     """
     adapt = {name: options.pop(name, None) for name in _ADAPTED}
-    unknown = [name for name in names if name not in EXPERIMENTS]
-    if unknown:
-        raise RunError(f"There is no experiment {unknown[0]!r}; known are {', '.join(EXPERIMENTS)}.")
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise RunError(unknown("experiment", name, EXPERIMENTS))
     adapted = {name: EXPERIMENTS[name].adapted(**adapt) for name in names}
     return {name: run(experiment, out, **options) for name, experiment in adapted.items()}
 
@@ -68,6 +69,8 @@ def run(
     tensorboard: Path | None = None,
     command: str | None = None,
     overwrite: bool = False,
+    loss: Loss | None = None,
+    optimizer: MakeOptimizer | None = None,
 ) -> list[Outcome]:
     """Run an experiment and keep everything in a folder of its name.
 
@@ -86,6 +89,8 @@ def run(
         tensorboard: A folder for its event files; none are written by default.
         command: What the user called, for the manifest.
         overwrite: Whether to delete what an earlier run left in the folder and start anew.
+        loss: Of outputs and targets, instead of cross-entropy.
+        optimizer: Makes the optimizer of parameter groups, instead of Adam; only where cells are not trained together.
 
     Returns:
         All finished cells of the experiment; fewer than it has if the time was over.
@@ -102,8 +107,9 @@ def run(
     store = Store(Path(out) / experiment.name)
     _require_free(store, resume or overwrite)
     data = datasets.load(experiment.dataset, root, place) if dataset is None else datasets.on_device(dataset, place)
-    task = Task(experiment, data, factory or experiment.model)
-    now = manifest.describe(experiment, place, command, fingerprints(task.factory, data))
+    task = Task(experiment, data, factory or experiment.model, loss=loss, optimizer=optimizer)
+    own = {"loss": loss, "optimizer": optimizer}
+    now = manifest.describe(experiment, place, command, fingerprints(task.factory, data, own))
     described = _continued(store, now) if resume else now
     started = time.monotonic()
     with (

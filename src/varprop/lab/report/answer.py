@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..protocol.labels import method_label, method_rank
-from ..protocol.records import TRAIN_LOSS, Outcome
+from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
 from ..verdicts.seed_statistics import Metric, Sample, final, final_error, order
 
 Method = tuple[str, str]  # and its variant
@@ -26,7 +26,8 @@ def answer(outcomes: Sequence[Outcome]) -> str:
     starts = len({outcome.cell.start for outcome in outcomes}) == len(cases)
     whole = f"{len(cases)} {'start' if starts else 'case'}{'s' * (len(cases) > 1)}"
     parts = [_winners(cases, final(TRAIN_LOSS), "the lowest training loss", whole)]
-    parts += [_winners(cases, final_error, "the highest validation accuracy", whole)]
+    if any(outcome.curves.get(VALID_ACCURACY) for outcome in outcomes):
+        parts += [_winners(cases, final_error, "the highest validation accuracy", whole)]
     lost = sum(outcome.diverged for outcome in outcomes)
     parts += [f"{lost} of {len(outcomes)} runs diverged"] * bool(lost)
     parts += ["with one seed, small differences mean nothing"] * (len({o.cell.seed for o in outcomes}) == 1)

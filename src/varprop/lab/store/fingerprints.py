@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,20 @@ from ..protocol.models import FACTORIES, Factory, build
 _LIBRARIES = tuple(Path(module.__file__ or "").parent for module in (torch, vp))  # kept in the manifest by version
 
 
-def fingerprints(factory: str | Factory, dataset: Dataset) -> dict[str, str]:
-    """Of the model, with the files it is written in, and of the data; by the names that messages use."""
-    return {"model": _of_model(factory), "data": _of_data(dataset)}
+def fingerprints(
+    factory: str | Factory, dataset: Dataset, functions: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Of the model, with the files it is written in, of the data, and of functions; by the names that messages use."""
+    named = {name: _of_function(function) for name, function in (functions or {}).items()}
+    return {"model": _of_model(factory), "data": _of_data(dataset), **named}
+
+
+def _of_function(function: Any) -> str:
+    """Of its name and the file it is written in; of objects that are called, what they say of themselves."""
+    name = getattr(function, "__qualname__", repr(function))
+    file = _file_of(function)
+    text = Path(file).read_text("utf-8", errors="replace") if file and Path(file).is_file() else ""
+    return _digest(part.encode() for part in (name, text))
 
 
 def changed(now: dict[str, str], before: dict[str, str]) -> list[str]:

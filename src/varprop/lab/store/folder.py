@@ -19,7 +19,7 @@ _WRITTEN = ("manifest.json", "cells", "partial", "weights", "figures", "report.h
 
 @dataclass(frozen=True)
 class Store:
-    """Reads and writes ``manifest.json``, ``cells/<key>.json`` and ``partial/<name>.pt`` in a folder.
+    """Reads and writes ``manifest.json``, ``cells/<key>.json``, ``weights/<key>.pt`` and ``partial/<name>.pt``.
 
     Attributes:
         folder: Of one experiment; made when something is written.
@@ -32,6 +32,16 @@ class Store:
     def write_outcome(self, outcome: Outcome) -> None:
         """Keep what came of a cell; from then on `has` says so."""
         self.files.write(self._cell_file(outcome.cell), _json(outcome.to_dict()))
+
+    def write_weights(self, cell: Cell, tensors: dict[str, torch.Tensor]) -> None:
+        """Keep the trained weights of a cell."""
+        buffer = io.BytesIO()
+        torch.save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, buffer)
+        self.files.write(self.weights_file(cell), buffer.getvalue())
+
+    def weights_file(self, cell: Cell) -> Path:
+        """Where the weights of a cell are; ``torch.load(file, weights_only=True)`` reads them."""
+        return self.folder / "weights" / f"{_file_name(cell.key)}.pt"
 
     def has(self, cell: Cell) -> bool:
         """Whether the cell is finished."""
