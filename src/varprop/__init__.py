@@ -58,7 +58,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> _Any:
-    """`vp.lab`, imported when it is asked for: the core imports torch alone."""
-    if name == "lab":
-        return _import_module(".lab", __name__)
+    """`vp.lab` and `vp.callbacks`, imported when they are asked for: the core imports torch alone."""
+    if name in ("lab", "callbacks"):
+        return _import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
