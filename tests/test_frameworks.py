@@ -132,3 +132,72 @@ def test_accelerate() -> None:
             accelerator.backward(prepared(x, y)["loss"])
             optimizer.step()
     assert_trained_as_by_hand(accelerator.unwrap_model(prepared))
+
+
+MOMENTS = vp.Moments(torch.zeros(1, 5), torch.ones(1, 5))
+
+
+def written(values: Any) -> None:
+    """What a watcher wrote in two measurements of the layers 0, 2 and so on."""
+    assert [step for _, step in values] == [0, 2]
+    for found, _ in values:
+        measured = {name for name in found if name.endswith("/measured")}
+        assert len(measured) >= 5 and all(found[name.replace("measured", "predicted")] > 0 for name in measured)
+
+
+def test_callbacks_of_lightning(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning", reason="make test-frameworks installs it")
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model()
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            loss = self.model(*batch)["loss"]
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    values: list[Any] = []
+    select = lambda module: module.model.body  # noqa: E731
+    watcher = vp.callbacks.lightning_watcher(
+        MOMENTS, X[:1], lambda found, step: values.append((found, step)), 2, select
+    )
+    finder = vp.callbacks.lightning_lr_finder(steps=1, maxiter=3, plot=tmp_path / "lr.png")
+    settings = {"max_epochs": STEPS, "accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path, enable_model_summary=False, callbacks=[finder, watcher], **settings
+    )
+    module = Module()
+    trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=len(X)))
+    written(values)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == finder.found.lr and (tmp_path / "lr.png").is_file()
+
+
+def test_callbacks_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="make test-frameworks installs it")
+    pytest.importorskip("accelerate")
+    values: list[Any] = []
+    watcher = vp.callbacks.transformers_watcher(
+        MOMENTS, X[:1], lambda found, step: values.append((found, step)), 2, lambda trained: trained.body
+    )
+    finder = vp.callbacks.transformers_lr_finder(steps=1, maxiter=3, plot=tmp_path / "lr.png")
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=STEPS,
+        per_device_train_batch_size=len(X),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+        lr_scheduler_type="constant",
+    )
+    data = [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
+    trainer = transformers.Trainer(model(), arguments, train_dataset=data, callbacks=[finder, watcher])
+    trainer.train()
+    written(values)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(finder.found.lr)
+    assert (tmp_path / "lr.png").is_file()

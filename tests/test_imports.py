@@ -30,7 +30,7 @@ ORDER = [
 ]
 
 # These stand outside and see varprop as any user does; the command line uses the lab, never the other way round.
-OUTSIDE = ["lab", "cli"]
+OUTSIDE = ["callbacks", "lab", "cli"]
 
 # What the core and those outside both use, and users have no need of.
 SHARED = ["text_table", "pages"]

@@ -1,5 +1,8 @@
 """Mean and variance of every unit of a PyTorch model, computed from its weights instead of measured on data."""
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from .convert import batch_norm_start, param_groups, reparametrize, unit_norm_
 from .engine.api import capture, coverage, propagate
 from .engine.report import Coverage, Entry, Result
@@ -52,3 +55,10 @@ __all__ = [
     "unit_norm_",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> _Any:
+    """`vp.lab` and `vp.callbacks`, imported when they are asked for: the core imports torch alone."""
+    if name in ("lab", "callbacks"):
+        return _import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,12 +17,12 @@ import torch
 
 import varprop as vp
 from tests.lab.data.loopback import Site, serving
-from varprop.cli import compare, doctor, results
+from varprop.cli import compare, doctor
 from varprop.cli.main import main
 from varprop.lab.data import download
 from varprop.lab.data.augmentation import Augmentation
 from varprop.lab.protocol.experiments import EXPERIMENTS
-from varprop.lab.protocol.records import METHODS, Cell, Outcome, Search, Start
+from varprop.lab.protocol.records import ALL_METHODS, METHODS, Cell, Outcome, Search, Start
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -48,12 +48,22 @@ def outcome(method="analytic", start="ap2", seed=0, accuracy=0.5, **changes):
     return replace(Outcome(cell, search, curves, 0.1, accuracy, False, 0.0, 1.0), **changes)
 
 
+class StandInComparison:
+    """What `compare` returns."""
+
+    def __init__(self, page):
+        self.report = lambda: page
+
+    def __str__(self):
+        return "AP2 wins."
+
+
 @pytest.fixture
 def lab(monkeypatch, tmp_path):
     """Stands in for the parts that train and report; keeps what they were called with."""
     calls = {}
 
-    def stand_in(name, function, result):
+    def stand_in(name, function, result, **others):
         def called(*args, **kwargs):
             calls[f"{name}.{function}"] = (args, kwargs)
             if isinstance(result, BaseException):
@@ -62,14 +72,17 @@ def lab(monkeypatch, tmp_path):
 
         module = ModuleType(f"varprop.lab.{name}")
         setattr(module, function, called)
+        for other, value in others.items():
+            setattr(module, other, value)
         monkeypatch.setitem(sys.modules, module.__name__, module)
         package, _, last = module.__name__.rpartition(".")
         monkeypatch.setattr(import_module(package), last, module, raising=False)
 
     def install(error=None):
         stand_in("execution.run", "reproduce", error or {"digits": [outcome()]})
-        stand_in("compare", "compare", error or [outcome()])
-        stand_in("report", "write", tmp_path / "report.html")
+        stand_in("comparison", "compare", error or StandInComparison(tmp_path / "report.html"))
+        page = tmp_path / "report.html"
+        stand_in("report", "write", page, write_one=lambda *_: page, answer=lambda _: "AP2 wins.")
         return calls
 
     return install
@@ -146,6 +159,7 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
         "lr_max": (0.1, 0.01),
         "root": Path("data"),
         "resume": True,
+        "overwrite": False,
         "tensorboard": tmp_path / "tensorboard",
         "max_seconds": 60.0,
         "jobs": 2,
@@ -187,18 +201,21 @@ def test_reproduce_names_what_it_knows(varprop_command, lab):
 def test_compare_hands_everything_on(varprop_command, lab, tmp_path):
     calls = lab()
     given = shlex.split(
-        "--dataset digits --model net.py:make --methods analytic,batch --inits none,orthogonal --shift 1 --flip "
+        "--dataset digits --model net.py:make --methods analytic,batch,layer --inits none,orthogonal --shift 1 --flip "
+        "--loss net.py:loss --optimizer SGD "
         "--noise 0.1 --batch-size 32 --one-at-a-time --epochs 3 --device cpu --out"
     )
     assert varprop_command("compare", *given, tmp_path)[0] == 0
-    args, handed = calls["compare.compare"]
-    assert args == (tmp_path, "digits", "net.py:make", ("analytic", "batch"), ("none", "orthogonal"))
+    args, handed = calls["comparison.compare"]
+    assert args == ("net.py:make", "digits") and handed["out"] == tmp_path
+    assert (handed["methods"], handed["starts"]) == (("analytic", "batch", "layer"), ("none", "orthogonal"))
+    assert (handed["loss"], handed["optimizer"]) == ("net.py:loss", "SGD")
     assert handed["augmentation"] == Augmentation(1, True, 0.1)
     assert handed["batch_size"] == 32 and handed["together"] is False and handed["epochs"] == 3
     assert "seeds" not in handed and "lr_max" not in handed
 
 
-@pytest.mark.parametrize(("option", "value"), [("--methods", "layer"), ("--methods", ","), ("--inits", "ap2,x")])
+@pytest.mark.parametrize(("option", "value"), [("--methods", "instance"), ("--methods", ","), ("--inits", "ap2,x")])
 def test_compare_names_what_it_knows(varprop_command, lab, option, value):
     calls = lab()
     code, _, err = varprop_command("compare", "--dataset", "digits", "--model", "net.py:make", option, value)
@@ -209,7 +226,7 @@ def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, 
     calls = lab()
     for expected in ("demo", "demo-2", "demo-3"):
         code, out, _ = varprop_command("demo", "--out", tmp_path / "demo")
-        assert code == 0 and "Report:" in out
+        assert code == 0 and out.startswith("AP2 wins.\n") and "Report:" in out
         assert calls["execution.run.reproduce"][0] == (["digits"], tmp_path / expected)
         (tmp_path / expected).mkdir()
     assert varprop_command("demo", "--out", tmp_path / "demo", "--resume")[0] == 0
@@ -217,7 +234,7 @@ def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, 
 
 
 def test_methods_and_inits_are_those_of_the_lab():
-    assert compare.METHODS == METHODS and get_args(Start) == compare.INITS
+    assert compare.METHODS == ALL_METHODS and compare.DEFAULT == METHODS and get_args(Start) == compare.INITS
 
 
 # --- with the real lab ---
@@ -237,8 +254,9 @@ def test_compare_for_real_and_resume(varprop_command, tmp_path):
     asked += ["--inits", "ap2", "--epochs", "1", "--device", "cpu", "--out", tmp_path / "out"]
     code, out, err = varprop_command(*asked)
     assert code == 0, err
-    assert [line.split()[4] for line in out.splitlines()[1:3]] == ["BN", "AP2"]
-    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+    assert "has the lowest training loss from 1 of 1 start" in out.splitlines()[0]
+    assert [line.split()[4] for line in out.splitlines()[3:5]] == ["BN", "AP2"]
+    assert (tmp_path / "out" / "compare" / "report.html").stat().st_size > 1000
     code, _, err = varprop_command(*asked)
     assert code == 2 and "--resume" in err and err.count("\n") == 1
     assert varprop_command(*asked, "--resume")[1] == out
@@ -386,24 +404,4 @@ def test_data_get_with_root_and_variable(varprop_command, small_mnist, tmp_path,
 
 def test_data_get_unknown_name(varprop_command):
     code, _, err = varprop_command("data", "get", "svhn")
-    assert code == 2 and err == "varprop: There is no data set 'svhn' to fetch; known are mnist, cifar10.\n"
-
-
-# --- the small table ---
-
-
-def test_the_table_averages_seeds_and_keeps_the_order_of_the_paper(capsys):
-    results.table([outcome("analytic"), outcome("batch", seed=1), outcome("batch"), outcome("standard", start="none")])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["experiment", "start", "method", "lr", "training", "loss", "validation", "test"]
-    assert [line.split()[4] for line in lines[1:]] == ["Standard", "BN", "AP2", "lies"]
-    assert lines[-1] == "* the best rate lies next to the bound of the search, which --lr-max widens"
-    assert lines[2].split()[5:] == ["0.01*", "0.3", "90.00%", "50.00%"]
-
-
-def test_the_table_shows_what_diverged(capsys):
-    results.table([outcome(curves={}, diverged=True), outcome(seed=1)])
-    row = capsys.readouterr().out.splitlines()[1]
-    assert row.endswith("0.35           90.00%      1 of 2 diverged")
-    results.table([outcome(curves={}, diverged=True)])
-    assert capsys.readouterr().out.splitlines()[1].split()[6:] == ["-", "-", "1", "of", "1", "diverged"]
+    assert code == 2 and err == "varprop: There is no data set 'svhn'; known are mnist, cifar10.\n"

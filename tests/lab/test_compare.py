@@ -1,11 +1,15 @@
 import contextlib
+import functools
 
 import pytest
+import torch
+from torch import nn
 
 import varprop as vp
-from varprop.lab.compare import CompareError, compare
+from varprop.lab.data.augmentation import Augmentation
+from varprop.lab.given import CompareError
 from varprop.lab.progress import Progress
-from varprop.lab.protocol.records import METHODS
+from varprop.lab.protocol.records import ALL_METHODS, TRAIN_LOSS, VALID_ACCURACY
 
 
 def quiet(total, title):
@@ -30,6 +34,11 @@ def too_small():
 
 def not_data():
     return 1
+
+def holed():
+    x, y, test_x, test_y = data()
+    test_x[7, 0, 1, 2] = float("nan")
+    return x, y, test_x, test_y
 """
 
 
@@ -39,28 +48,135 @@ def own(tmp_path):
     return tmp_path / "own.py"
 
 
+QUICK = {"epochs": 1, "batch_size": 16, "device": "cpu", "show": quiet}
+X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+CLASSES = (X[:, 0] * X[:, 1] > 0).long()
+
+
+def halves(inputs, targets):
+    return inputs[:40], targets[:40], inputs[40:], targets[40:]
+
+
+def table_model():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
+
+
+class TextModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.hidden, self.output = nn.Embedding(12, 4), nn.Linear(20, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens):
+        return self.output(torch.relu(self.hidden(self.embedding(tokens).flatten(1))))
+
+
+def one_number():
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
 @pytest.mark.slow
-def test_a_model_and_data_of_ones_own_are_compared(own, tmp_path):
-    options = {"batch_size": 16, "epochs": 1, "show": quiet, "device": "cpu"}
-    outcomes = compare(tmp_path, f"{own}:data", f"{own}:model", METHODS, ("bn",), **options)
-    assert {outcome.cell.method for outcome in outcomes} == set(METHODS)
-    assert (tmp_path / "compare" / "manifest.json").is_file()
+def test_every_method_on_a_table_and_the_trained_networks_do_what_was_tested(tmp_path):
+    data = halves(X, CLASSES)
+    found = vp.lab.compare(table_model, data, methods=ALL_METHODS, starts=("bn",), out=tmp_path, **QUICK)
+    assert {outcome.cell.method for outcome in found.outcomes} == set(ALL_METHODS)
+    assert (tmp_path / "compare" / "manifest.json").is_file() and found.folder == tmp_path / "compare"
+    for outcome in found.outcomes:
+        model = found.model(outcome.cell.method, "bn")
+        loss = nn.functional.cross_entropy(model(data[2]), data[3])
+        assert float(loss.detach()) == pytest.approx(outcome.test_loss, rel=1e-4)
+        assert (outcome.start_gap > 1e-3) == (outcome.cell.method in ("layer", "group"))
+    assert str(found).startswith(found.answer) and "GN" in found.table() and found.report().is_file()
+    with pytest.raises(CompareError, match="no trained network of batch from none with seed 0"):
+        found.model("batch", "none")
+
+
+@pytest.mark.slow
+def test_tokens(tmp_path):
+    tokens = torch.randint(0, 11, (60, 5), generator=torch.Generator().manual_seed(1))
+    data = halves(tokens.int(), (tokens[:, 0] > 5).long())
+    found = vp.lab.compare(TextModel, data, methods=("batch", "analytic"), starts=("ap2",), out=tmp_path, **QUICK)
+    assert len(found.outcomes) == 2 and all(outcome.start_gap < 1e-4 for outcome in found.outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [None, functools.partial(torch.optim.SGD, momentum=0.9)])
+def test_a_loss_and_an_optimizer_of_ones_own(tmp_path, optimizer):
+    targets = 2 * X[:, :1] + 1  # with an axis that must not get lost
+    options = {**QUICK, "loss": nn.functional.mse_loss, "optimizer": optimizer, "out": tmp_path}
+    found = vp.lab.compare(one_number, halves(X, targets), methods=("standard",), starts=("ap2",), **options)
+    (outcome,) = found.outcomes
+    assert VALID_ACCURACY not in outcome.curves and len(outcome.curves[TRAIN_LOSS]) == 1
+    expected = nn.functional.mse_loss(found.model("standard", "ap2")(X[40:]), targets[40:])
+    assert float(expected.detach()) == pytest.approx(outcome.test_loss, rel=1e-4)
+    options["loss"] = nn.functional.l1_loss
+    with pytest.raises(vp.VarpropError, match=r"The loss of .* changed"):
+        vp.lab.compare(
+            one_number, halves(X, targets), methods=("standard",), starts=("ap2",), **{**options, "resume": True}
+        )
+
+
+def test_the_lab_is_imported_when_it_is_asked_for():
+    assert vp.lab.compare.__module__ == "varprop.lab.comparison"
+    with pytest.raises(AttributeError, match="no attribute 'labor'"):
+        vp.labor  # noqa: B018
 
 
 @pytest.mark.parametrize(
     ("data", "model", "method", "message"),
     [
-        ("data", "too_small", "batch", "does not take images of shape"),
-        ("not_data", "model", "batch", "must return four tensors"),
-        ("data", "nothing", "batch", "has no function 'nothing'"),
-        ("data", "model", "layer", "There is no method 'layer'"),
+        ("data", "too_small", "batch", "The model does not take inputs of shape"),
+        ("holed", "model", "batch", r"own.py:holed: 1 of 20 test inputs hold NaN or infinity, the first is number 7"),
+        ("not_data", "model", "batch", "must be four tensors"),
+        ("data", "modle", "batch", "has no function 'modle'. Did you mean model?"),
+        ("data", "model", "instance", "There is no method 'instance'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(own, tmp_path, data, model, method, message):
     with pytest.raises(vp.VarpropError, match=message):
-        compare(tmp_path, f"{own}:{data}", f"{own}:{model}", (method,), ("none",), show=quiet)
+        vp.lab.compare(f"{own}:{model}", f"{own}:{data}", methods=(method,), starts=("none",), out=tmp_path, **QUICK)
+    assert not (tmp_path / "compare").exists()
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CompareError, match=r"There is no file .*none\.py"):
-        compare(tmp_path, "digits", f"{tmp_path}/none.py:model", show=quiet)
+TOKENS = halves(torch.ones(60, 5, dtype=torch.long), CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "nowhere.py:model"}, r"There is no file nowhere\.py for the model"),
+        ({"model": "minst"}, r"path.py:function or one of .*Did you mean mnist\?"),
+        ({"model": table_model()}, "given as a function that makes it"),
+        ({"data": "digist"}, r"no data set 'digist'.*Did you mean digits"),
+        ({"data": halves(X, X)}, "training targets must be classes"),
+        ({"data": halves(X, CLASSES)[:3]}, "The data must be four tensors"),
+        ({"data": (*halves(X, CLASSES)[:2], X[:, :5], CLASSES)}, "must be of one kind"),
+        ({"data": TOKENS, "augmentation": Augmentation(noise_variance=1.0)}, "noise for anything but tokens"),
+        ({"augmentation": Augmentation(shift=1)}, "Offsets and flips are for images"),
+        ({"loss": lambda outputs, targets: outputs}, "The loss must return one number"),
+        ({"loss": nn.functional.mse_loss}, "The loss does not take outputs"),
+        ({"optimizer": "AdmaW"}, r"Did you mean .*AdamW"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS needs more than gradients"),
+        ({"batch_size": 1}, "The batch size must be at least 2"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"starts": ("ap",)}, r"no start 'ap'.*Did you mean ap2\?"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(tmp_path, changes, message):
+    options = {"model": table_model, "data": halves(X, CLASSES), "methods": ("standard",), "starts": ("none",)}
+    options = {**options, **QUICK, "out": tmp_path, **changes}
+    with pytest.raises(vp.VarpropError, match=message):
+        vp.lab.compare(options.pop("model"), options.pop("data"), **options)
+    assert not (tmp_path / "compare").exists()
+
+
+def test_tokens_need_an_embedding_that_reads_them(tmp_path):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 2)
+
+        def forward(self, tokens):
+            return self.layer(tokens.float())
+
+    with pytest.raises(vp.VarpropError, match=r"no nn\.Embedding of the model reads them"):
+        vp.lab.compare(Counts, TOKENS, methods=("analytic",), starts=("ap2",), out=tmp_path, **QUICK)

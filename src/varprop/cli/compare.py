@@ -11,7 +11,8 @@ from .errors import stoppable
 from .parser import typer
 from .reproduce import CONTINUE
 
-METHODS = ("standard", "weight", "batch", "analytic")
+METHODS = ("standard", "weight", "batch", "analytic", "layer", "group")
+DEFAULT = METHODS[:4]
 INITS = ("none", "bn", "ap2", "orthogonal")
 
 
@@ -19,13 +20,20 @@ def compare(
     dataset: Annotated[
         str,
         typer.Option(
-            help="mnist, cifar10, digits, or path.py:function, which returns training images (N, C, H, W), training "
-            "labels, test images and test labels."
+            help="mnist, cifar10, digits, or path.py:function, which returns training inputs, training targets, test "
+            "inputs and test targets: images (N, C, H, W), other floats (N, ...) or tokens (integers), and classes."
         ),
     ],
     model: Annotated[str, typer.Option(help="path.py:function, which returns the plain model, an nn.Module.")],
-    methods: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(METHODS),
+    methods: Annotated[str, typer.Option(help="Separated by commas; also layer, group.")] = ",".join(DEFAULT),
     inits: Annotated[str, typer.Option(help="Starting points, separated by commas; also orthogonal.")] = "none,bn,ap2",
+    loss: Annotated[
+        str | None, typer.Option(help="path.py:function of outputs and targets, instead of cross-entropy.")
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="A class of torch.optim, or path.py:function of parameter groups and lr, instead of Adam."),
+    ] = None,
     shift: Annotated[int, typer.Option(min=0, help="Random offsets of the images, in pixels.")] = 0,
     flip: Annotated[bool, typer.Option("--flip", help="Mirror half of the images.")] = False,
     noise: Annotated[float, typer.Option(min=0.0, help="Variance of the noise on pixels in [0, 1].")] = 0.0,
@@ -40,34 +48,36 @@ def compare(
     root: options.RootOption = None,
     out: options.OutOption = Path("runs"),
     resume: options.ResumeOption = False,
+    overwrite: options.OverwriteOption = False,
     tensorboard: options.TensorboardOption = False,
     max_seconds: options.TimeOption = math.inf,
     ray: options.RayOption = None,
 ) -> None:
     """Compare normalizations of your own model: equal starts, and a learning rate found for each."""
-    from varprop.lab import compare as comparison
+    from varprop.lab import comparison
     from varprop.lab.data.augmentation import Augmentation
-
-    from . import results
 
     given: dict[str, Any] = {"seeds": seeds, "epochs": epochs, "lr_max": tuple(lr_max) if lr_max else None}
     with stoppable(CONTINUE):
-        outcomes = comparison.compare(
-            out,
-            dataset,
+        found = comparison.compare(
             model,
-            tuple(options.listed(methods, METHODS, "--methods")),
-            tuple(options.listed(inits, INITS, "--inits")),
+            dataset,
+            methods=tuple(options.listed(methods, METHODS, "--methods")),
+            starts=tuple(options.listed(inits, INITS, "--inits")),
+            loss=loss,
+            optimizer=optimizer,
+            out=out,
             augmentation=Augmentation(shift, flip, noise),
             batch_size=batch_size,
             together=not one_at_a_time,
             device=options.chosen(device),
             root=root,
             resume=resume,
+            overwrite=overwrite,
             tensorboard=options.event_folder(out, tensorboard),
             max_seconds=max_seconds,
             ray=ray,
             command=options.command_line(),
             **{name: value for name, value in given.items() if value is not None},
         )
-        results.show(outcomes, out, ["compare"])
+        typer.echo(f"{str(found).strip()}\nReport: {found.report().resolve()}")

@@ -23,7 +23,7 @@ def demo(
     place = out if resume else unused(out)
     with stoppable(CONTINUE):
         found = runner.reproduce([DEMO], place, device=chosen(device), resume=resume, command=command_line())
-        results.show(found[DEMO], place, [DEMO])
+        results.show_one(found[DEMO], place, DEMO)
 
 
 def unused(folder: Path) -> Path:

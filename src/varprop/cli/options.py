@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import varprop as vp
+from varprop.lab.names import did_you_mean
 
 from .parser import typer
 
@@ -45,6 +46,9 @@ RootOption = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option("--out", file_okay=False, help="Folder of the results.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder of the results.")]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Delete the run that is in the folder of the results, and start anew.")
+]
 TensorboardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Write event files to OUT/tensorboard as well (extra `tracking`).")
 ]
@@ -103,5 +107,6 @@ def listed(text: str, known: tuple[str, ...], option: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise vp.VarpropError(f"{option} takes names out of {','.join(known)}, not {text!r}.")
+        near = did_you_mean(unknown[0], known) if unknown else ""
+        raise vp.VarpropError(f"{option} takes names out of {','.join(known)}, not {text!r}.{near}")
     return list(dict.fromkeys(names))

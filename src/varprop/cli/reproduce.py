@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import varprop as vp
+from varprop.lab.names import unknown
 
 from . import options
 from .errors import stoppable
@@ -36,9 +37,9 @@ def expanded(names: Sequence[str]) -> list[str]:
         VarpropError: On an unknown name, with those that are known.
     """
     known = known_names()
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise vp.VarpropError(f"There is no experiment {unknown[0]!r}; known are {', '.join(known)}.")
+    for name in names:
+        if name not in known:
+            raise vp.VarpropError(unknown("experiment", name, known))
     everything = [name for name in known if name not in (DEMO, "all")]
     return list(dict.fromkeys(one for name in names for one in (everything if name == "all" else [name])))
 
@@ -52,6 +53,7 @@ def reproduce(
     root: options.RootOption = None,
     out: options.OutOption = Path("runs"),
     resume: options.ResumeOption = False,
+    overwrite: options.OverwriteOption = False,
     tensorboard: options.TensorboardOption = False,
     max_seconds: options.TimeOption = math.inf,
     jobs: options.JobsOption = 1,
@@ -77,6 +79,7 @@ def reproduce(
             lr_max=tuple(lr_max) if lr_max else None,
             root=root,
             resume=resume,
+            overwrite=overwrite,
             tensorboard=options.event_folder(out, tensorboard),
             max_seconds=max_seconds,
             jobs=jobs,

@@ -8,5 +8,22 @@
 - `verdicts`: the paper's claims, judged on results.
 - `report`: tables, figures, HTML and Markdown from results.
 - `bench`: what a training step costs with each normalization.
-- `compare`: the same comparison for a model of one's own.
+- `comparison`: the same for a model of one's own, `varprop.lab.compare`.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .comparison import MethodComparison, compare
+
+__all__ = ["MethodComparison", "compare"]
+
+
+def __getattr__(name: str) -> Any:
+    """What users call is imported when it is asked for: most of the lab's parts need none of it."""
+    if name in __all__:
+        return getattr(import_module(".comparison", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

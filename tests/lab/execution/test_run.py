@@ -1,4 +1,5 @@
 import contextlib
+import importlib.util
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import varprop as vp
 from varprop.lab import progress
@@ -18,6 +20,7 @@ from varprop.lab.execution.run import RunError, reproduce
 from varprop.lab.execution.run import run as run_experiment
 from varprop.lab.protocol.experiments import EXPERIMENTS, PAPER_LR_MAX, Protocol
 from varprop.lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS
+from varprop.lab.store.fingerprints import changed, fingerprints
 from varprop.lab.store.folder import Store
 
 from .. import tiny
@@ -29,10 +32,11 @@ def quiet(total, title):
     return contextlib.nullcontext(progress.Progress(total, title))
 
 
-def run(out, resume=False, max_seconds=math.inf, tensorboard=None, **changes):
+def run(out, resume=False, factory=tiny.network, data=None, **changes):
+    given = {name: changes.pop(name) for name in ("max_seconds", "tensorboard", "overwrite") if name in changes}
     experiment = tiny.experiment(**{"methods": QUICK, "starts": ("bn",), **changes})
-    options = {"dataset": tiny.dataset(), "factory": tiny.network, "show": quiet, "max_seconds": max_seconds}
-    return run_experiment(experiment, out, "cpu", resume, tensorboard=tensorboard, **options)
+    options = {"dataset": data or tiny.dataset(), "factory": factory, "show": quiet, **given}
+    return run_experiment(experiment, out, "cpu", resume, **options)
 
 
 def numbers(outcomes):
@@ -96,6 +100,54 @@ def test_a_folder_with_results_is_refused_without_resume(finished):
 def test_other_settings_are_refused(finished):
     with pytest.raises(RunError, match=r"other settings \(protocol\)"):
         run(finished[0], resume=True, protocol=Protocol(epochs=9))
+
+
+def test_another_model_or_other_data_are_refused(finished, tmp_path):
+    wider = replace(tiny.dataset(), train_x=tiny.dataset().train_x.flip(0))
+    for other, name in (({"data": wider}, "data"), ({"factory": lambda: tiny.network().append(nn.Tanh())}, "model")):
+        with pytest.raises(RunError, match=rf"The {name} of .*tiny changed since .*--overwrite"):
+            run(finished[0], resume=True, starts=("none", "bn"), **other)
+    assert numbers(run(finished[0], resume=True, starts=("none", "bn"))) == numbers(finished[1])
+
+
+EDITED = """
+from torch import nn
+
+class Own(nn.Sequential):
+    def forward(self, x):
+        return {factor} * super().forward(x)
+
+def make():
+    return Own(nn.Flatten(), nn.Linear(36, 3))
+"""
+
+
+def test_a_model_whose_source_was_edited_is_another_one(tmp_path):
+    found = []
+    for factor in (1, 2):  # the same layers and the same names, but not the same function
+        (tmp_path / "mine.py").write_text(EDITED.format(factor=factor))
+        spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found.append(fingerprints(module.make, tiny.dataset()))
+    assert changed(*found) == ["model"] and changed(found[0], {}) == []
+
+
+def test_overwriting_starts_anew_and_leaves_other_files_alone(tmp_path):
+    few = {"methods": ("standard",), "search": False}
+    run(tmp_path, **few)
+    (tmp_path / "tiny" / "notes.txt").write_text("mine")
+    again = run(tmp_path, overwrite=True, **few, protocol=Protocol(epochs=1))
+    assert len(again) == 1 and len(again[0].curves[TRAIN_LOSS]) == 1
+    assert (tmp_path / "tiny" / "notes.txt").read_text() == "mine"
+    with pytest.raises(RunError, match="give one of them"):
+        run(tmp_path, resume=True, overwrite=True)
+
+
+def test_what_cannot_be_trained_leaves_no_folder(tmp_path):
+    with pytest.raises(Exception, match=r"shape|size"):
+        run(tmp_path / "out", factory=lambda: nn.Sequential(nn.Flatten(), nn.Linear(7, 3)), methods=("standard",))
+    assert not (tmp_path / "out" / "tiny").exists()
 
 
 def test_a_run_grows_by_more_seeds(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from varprop.lab import report
@@ -36,6 +39,46 @@ def test_it_loads_without_errors_or_requests_and_fits(browser, address, size, da
     keep(browser, f"{size}-{'dark' if dark else 'light'}")
     browser.run("document.querySelector('#headline').scrollIntoView({behavior: 'instant'})")
     keep(browser, f"{size}-{'dark' if dark else 'light'}-headline")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The page of `varprop compare`, with its pictures, alone in a folder as if it had been mailed."""
+    out, mailed = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("mailed")
+    page = report.write_one(synthetic.write(out, synthetic.grid("compare", seeds=(0, 1))), "compare")
+    return Path(shutil.copy(page, mailed)).as_uri()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_page_of_a_comparison_fits_and_begins_with_the_answer(browser, compared, width, dark):
+    browser.open(compared, width, 900, dark=dark)
+    assert browser.errors() == [] and browser.requests() == [compared]
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    assert browser.run("document.querySelector('.answer').getBoundingClientRect().bottom") < 600
+    beyond = "[...document.querySelectorAll('.scroll')].map(box => box.scrollWidth - box.clientWidth)"
+    assert max(browser.run(beyond)) == 0  # no number lies outside the screen
+    assert count(browser, "img") == 0 and count(browser, "a[download$='.png']") == count(browser, ".plot")
+    keep(browser, f"compare-{width}-{'dark' if dark else 'light'}")
+
+
+def test_colours_can_be_switched_by_hand(browser, compared):
+    browser.open(compared)
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = browser.run(background)
+    browser.click("button[data-theme=dark]")
+    assert (light, browser.run(background)) == ("rgb(255, 255, 255)", "rgb(27, 29, 31)")
+    assert browser.run("document.querySelector('button[data-theme=dark]').getAttribute('aria-pressed')") == "true"
+
+
+def test_without_scripts_the_pictures_are_there(browser, compared):
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(compared)
+        widths = browser.call("DOM.getDocument", depth=-1)
+        assert str(widths).count("'nodeName': 'IMG'") >= 4
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
 def test_every_figure_has_its_panels_and_lines(browser, address):

@@ -80,14 +80,43 @@ def test_everything_is_written_where_it_belongs(tmp_path, drawn):
     assert not list(tmp_path.rglob(".*"))
 
 
+def outside(page):
+    """Addresses that a page asks for, or leads to, beyond itself."""
+    found = [value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href", "action")]
+    return [address for address in found if not address.startswith(("#", "data:image/png;base64,"))]
+
+
 def test_the_page_asks_for_nothing_outside_itself(tmp_path, drawn):
     page = Page(written(tmp_path, synthetic.grid("mnist")))
     assert not [tag for tag, _ in page.tags if tag in ("link", "img", "iframe", "base", "object", "embed", "form")]
-    addresses = [value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href", "action")]
-    assert all(address.startswith(("#", "mnist/figures/")) for address in addresses)
+    assert outside(page) == []
     policy = [attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
-    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
+    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
     assert "fetch(" not in page.scripts[1] and "innerHTML" not in page.scripts[1]
+
+
+def test_one_comparison_has_a_page_of_its_own_with_the_answer_first_and_no_claims(tmp_path, drawn):
+    outcomes = synthetic.grid("compare", seeds=(0,))
+    synthetic.write(tmp_path, [*outcomes, *synthetic.grid("mnist")])
+    page = report.write_one(tmp_path, "compare").read_text("utf-8")
+    text = " ".join(text_of(page).split())
+    found = report.answer(outcomes)
+    assert found.startswith("AP2 has the lowest training loss from 3 of 3 starts") and found in text
+    assert text.index(found) < text.index("Training loss (")
+    assert "claim" not in text.lower() and "MNIST" not in text and not (tmp_path / "claims.json").exists()
+
+
+def test_the_page_carries_its_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(plotting, "draw", lambda figure, stem, heading="": written_bytes(stem.with_suffix(".png")))
+    synthetic.write(tmp_path, synthetic.grid("compare", seeds=(0,)))
+    page = Page(report.write_one(tmp_path, "compare").read_text("utf-8"))
+    pictures = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
+    assert pictures == ["data:image/png;base64,UE5H"] * len(page.data) and outside(page) == []
+
+
+def written_bytes(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"PNG")
 
 
 def test_every_link_inside_the_page_leads_somewhere(tmp_path, drawn):

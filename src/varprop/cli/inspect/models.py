@@ -14,8 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import varprop as vp
+from varprop.lab.names import did_you_mean
 
-from .packages import did_you_mean, needed, no_such_model
+from .packages import needed, no_such_model
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 import varprop as vp
+from varprop.lab.names import did_you_mean
 
 INSTALLED_AS = {"PIL": "pillow"}
 OPERATORS = ("nms", "qnms")
@@ -48,9 +48,3 @@ def _forget(*packages: str) -> None:
 def no_such_model(package: str, name: str, known: Iterable[str]) -> vp.VarpropError:
     """One sentence, with names that look alike."""
     return vp.VarpropError(f"{package} has no model {name!r}.{did_you_mean(name, known)}")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question to add to a sentence; empty if nothing looks alike."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(near)}?" if near else ""

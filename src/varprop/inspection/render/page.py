@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...pages import environment, script
+from ...pages import environment, script, style
 from ..numbers.row import ReportRow
 from .findings import FindingGroup, FindingItem
 from .format import inline_json, sentence, with_code
@@ -74,7 +74,7 @@ def render(page: Page) -> str:
         page=page,
         cells=[[column.read(subject) for column in page.columns] for subject in page.subjects],
         tree=entries(page.rows, page.severities),
-        style=(TEMPLATES / "page.css").read_text("utf-8"),
+        style=style(TEMPLATES / "page.css"),
         data=inline_json(_data(page)),
         script=script(TEMPLATES, *SCRIPTS),
     )

@@ -17,6 +17,7 @@ import torch
 import varprop as vp
 
 from .. import environment
+from ..names import unknown
 from .cases import STEP
 from .record import Record
 from .step import LR
@@ -104,9 +105,9 @@ def known(names: tuple[str, ...] | None, all_names: tuple[str, ...], kind: str) 
     Raises:
         VarpropError: On an unknown name, with those that are known.
     """
-    unknown = [name for name in names or () if name not in all_names]
-    if unknown:
-        raise vp.VarpropError(f"There is no {kind} {unknown[0]!r}; known are {', '.join(all_names)}.")
+    for name in names or ():
+        if name not in all_names:
+            raise vp.VarpropError(unknown(kind, name, all_names))
     return tuple(dict.fromkeys(names)) if names else None
 
 

@@ -97,8 +97,15 @@ def augmented(images: Tensor, augmentation: Augmentation, generator: torch.Gener
 
 
 def scaled(images: Tensor) -> Tensor:
-    """Images as float32 in [0, 1], without augmentation: bytes divided by 255, floating point as it is."""
+    """Images as float32 in [0, 1], without augmentation: bytes divided by 255, floats and tokens as they are."""
+    if is_tokens(images):
+        return images
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
+
+
+def is_tokens(samples: Tensor) -> bool:
+    """Whether samples are numbers of tokens, which are no quantities: integers, but for bytes, which are pixels."""
+    return not samples.is_floating_point() and samples.dtype != torch.uint8
 
 
 def _moved(images: Tensor, draws: Draws, shift: int) -> Tensor:
@@ -136,10 +143,11 @@ def statistics(dataset: Dataset, indices: Tensor, augmentation: Augmentation) ->
 
     Returns:
         Statistics of pixels (1, C, H, W), or of channels (1, C, 1, 1) where the images have several: colour images go
-        through convolutions, for which one value stands for all positions. On the device of the data set, float32.
+        through convolutions, for which one value stands for all positions; of every element of samples that are no
+        images. On the device of the data set, float32.
     """
     first, second = (_spread(image, augmentation) for image in _power_means(dataset.train_x, indices))
-    if first.shape[0] > 1:
+    if first.ndim == 3 and first.shape[0] > 1:
         first, second = first.mean((1, 2), keepdim=True), second.mean((1, 2), keepdim=True)
     var = (second - first.square()).clamp_min(0) + augmentation.noise_variance
     device = dataset.train_x.device

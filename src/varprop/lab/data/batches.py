@@ -61,7 +61,7 @@ class Batches:
         for rows in order.split(self._steps_at_once()):
             chosen = self.indices[rows.flatten().to(device)]
             images = augmented(self.images[chosen], self.augmentation, generator)
-            yield images.unflatten(0, rows.shape), self.labels[chosen].view(rows.shape)
+            yield images.unflatten(0, rows.shape), self.labels[chosen].unflatten(0, rows.shape)
 
     def first_batch(self) -> Tensor:
         """One augmented batch, for statistics that a start is made with."""

@@ -15,6 +15,8 @@ from torch import Tensor
 
 import varprop as vp
 
+from ..names import unknown
+
 NAMES = ("mnist", "cifar10", "digits")
 DATA_VARIABLE = "VARPROP_DATA"
 MNIST_FOLDER = "MNIST/raw"
@@ -39,11 +41,11 @@ class Dataset:
 
     Attributes:
         name: ``mnist``, ``cifar10`` or ``digits``; whatever a data set of one's own is called.
-        train_x: Images (N, C, H, W): bytes, or float32 in [0, 1].
-        train_y: Labels (N), int64.
+        train_x: Images (N, C, H, W): bytes, or float32 in [0, 1]; of one's own also other floats (N, ...) or tokens.
+        train_y: Labels (N), int64; of one's own also targets (N, ...) of any kind, with a loss for them.
         test_x: The official test images.
         test_y: Their labels.
-        classes: How many there are.
+        classes: How many there are; 0 where the targets are none.
     """
 
     name: str
@@ -72,7 +74,7 @@ def load(name: str, root: Path | str | None = None, device: torch.device | str =
     elif name == "digits":
         parts = _load_digits()
     else:
-        raise DataError(f"There is no data set {name!r}; known are {', '.join(NAMES)}.")
+        raise DataError(unknown("data set", name, NAMES))
     train_x, train_y, test_x, test_y = (part.to(device) for part in parts)
     return Dataset(name, train_x, train_y, test_x, test_y, classes=10)
 

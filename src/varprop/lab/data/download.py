@@ -20,6 +20,7 @@ import torch
 
 import varprop as vp
 
+from ..names import unknown
 from ..store.files import write_atomically
 from . import datasets
 
@@ -76,7 +77,7 @@ def get(name: str, root: Path | str | None = None, say: Say = print) -> Path:
         DownloadError: If no source gives the right files.
     """
     if name not in ARCHIVES:
-        raise DownloadError(f"There is no data set {name!r} to fetch; known are {', '.join(ARCHIVES)}.")
+        raise DownloadError(unknown("data set", name, ARCHIVES))
     place = datasets.default_root(root)
     for archive in ARCHIVES[name]:
         folder = place / archive.folder

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 import torch
 
 from ..protocol.experiments import Experiment
+from ..protocol.initialization import without_parametrization
 from ..protocol.records import TRAIN_LOSS, Cell, Outcome, Search
 from ..store.folder import Store
 from ..training.ensemble import EnsembleTrainer
@@ -102,14 +103,17 @@ def missing_jobs(experiment: Experiment, store: Store) -> dict[str, list[Cell]]:
 def run_job(context: Context, name: str, cells: list[Cell]) -> None:
     """Search, train and test; what an earlier run did is not done again."""
     state = JobState.load(context.store, name) or JobState(name, cells)
-    state.save(context.store)
     trainer = _trainer(context.task, state.cells)
+    state.save(context.store)  # not before: what cannot be trained leaves nothing to go on with
     started = time.monotonic() - state.seconds
     searches = _searches(state, trainer, context, started)
     curves = _final_training(state, trainer, context, started, [search.lr for search in searches])
     tests = trainer.test()
     share = (time.monotonic() - started) / len(trainer.cells)
     diverged = [not math.isfinite(loss) for loss in trainer.losses()]
+    for cell, model, lost in zip(trainer.cells, trainer.trained(), diverged, strict=True):
+        if not lost:  # before the outcomes: a cell that is finished has its weights
+            context.store.write_weights(cell, without_parametrization(model, cell.method).state_dict())
     parts = zip(trainer.cells, searches, curves, tests, diverged, trainer.gaps, strict=True)
     for cell, search, curve, (loss, accuracy), lost, gap in parts:
         context.store.write_outcome(Outcome(cell, search, curve, _or_infinite(loss), accuracy, lost, gap, share))

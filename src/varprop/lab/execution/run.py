@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import varprop as vp
 
 from .. import progress
 from ..data import datasets
 from ..data.datasets import Dataset
 from ..environment import chosen_device, reproducible
+from ..names import unknown
 from ..protocol.experiments import EXPERIMENTS, Experiment
 from ..protocol.models import Factory
 from ..protocol.records import Cell, Outcome
 from ..store import manifest
+from ..store.fingerprints import changed, fingerprints
 from ..store.folder import Store
-from ..training.task import Task
+from ..training.task import Loss, MakeOptimizer, Task
 from .job import Context, Log, OutOfTime, missing_jobs, run_job
 from .ray_cluster import run_on_ray
 from .workers import run_in_processes
@@ -46,9 +46,9 @@ def reproduce(names: Sequence[str], out: Path, **options: Any) -> dict[str, list
         options: For `Experiment.adapted` (seeds, epochs, lr_max, methods, starts, compiled) and for `run`.
     """
     adapt = {name: options.pop(name, None) for name in _ADAPTED}
-    unknown = [name for name in names if name not in EXPERIMENTS]
-    if unknown:
-        raise RunError(f"There is no experiment {unknown[0]!r}; known are {', '.join(EXPERIMENTS)}.")
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise RunError(unknown("experiment", name, EXPERIMENTS))
     adapted = {name: EXPERIMENTS[name].adapted(**adapt) for name in names}
     return {name: run(experiment, out, **options) for name, experiment in adapted.items()}
 
@@ -68,6 +68,9 @@ def run(
     show: Show = progress.show,
     tensorboard: Path | None = None,
     command: str | None = None,
+    overwrite: bool = False,
+    loss: Loss | None = None,
+    optimizer: MakeOptimizer | None = None,
 ) -> list[Outcome]:
     """Run an experiment and keep everything in a folder of its name.
 
@@ -85,27 +88,37 @@ def run(
         show: Shows progress: `progress.show`, or anything like it.
         tensorboard: A folder for its event files; none are written by default.
         command: What the user called, for the manifest.
+        overwrite: Whether to delete what an earlier run left in the folder and start anew.
+        loss: Of outputs and targets, instead of cross-entropy.
+        optimizer: Makes the optimizer of parameter groups, instead of Adam; only where cells are not trained together.
 
     Returns:
         All finished cells of the experiment; fewer than it has if the time was over.
 
     Raises:
-        RunError: If the folder holds results and `resume` was not given, or results of other settings.
+        RunError: If the folder holds results and `resume` was not given, or results of another model, other data or
+            other settings.
     """
     if (jobs > 1 or ray is not None) and tensorboard is not None:
         raise RunError("Event files can be written by one process only: leave out --tensorboard, or --jobs and --ray.")
+    if resume and overwrite:
+        raise RunError("--resume goes on with what is there and --overwrite deletes it: give one of them.")
     deadline, place = time.monotonic() + max_seconds, chosen_device(device)
     store = Store(Path(out) / experiment.name)
-    described = _described(store, experiment, place, resume, command)
+    _require_free(store, resume or overwrite)
     data = datasets.load(experiment.dataset, root, place) if dataset is None else datasets.on_device(dataset, place)
-    task = Task(experiment, data, factory or experiment.model)
+    task = Task(experiment, data, factory or experiment.model, loss=loss, optimizer=optimizer)
+    own = {"loss": loss, "optimizer": optimizer}
+    now = manifest.describe(experiment, place, command, fingerprints(task.factory, data, own))
+    described = _continued(store, now) if resume else now
     started = time.monotonic()
     with (
         _logger(tensorboard, experiment.name) as log,
         reproducible(place, experiment.together),
+        _ready(store, overwrite),
         show(_total_steps(task, store), experiment.name) as bar,
     ):
-        store.write_manifest(described)  # the first file: nothing is left behind if something is missing
+        store.write_manifest(described)
         bar.advance(0, f"{len(experiment.cells())} cells")
         context = Context(task, store, bar.advance, log, deadline)
         if ray is not None:
@@ -123,22 +136,45 @@ def run(
     return outcomes
 
 
-def _described(
-    store: Store, experiment: Experiment, device: torch.device, resume: bool, command: str | None
-) -> dict[str, Any]:
-    """The manifest of the run; an earlier one must fit."""
-    now, before = manifest.describe(experiment, device, command), store.manifest()
+def _require_free(store: Store, allowed: bool) -> None:
+    if not allowed and store.manifest() and store.begun():
+        raise RunError(
+            f"{store.folder} holds a run already: go on with --resume, start anew with --overwrite, or choose another "
+            "--out."
+        )
+
+
+def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a run that goes on; the earlier one must fit."""
+    before = store.manifest()
     if not before:
         return now
-    if not resume:
-        raise RunError(f"{store.folder} holds a run already: go on with --resume, or choose another --out.")
     configuration = _as_json(now["configuration"])
     other = [name for name, value in configuration.items() if before["configuration"].get(name) != value]
     if before["configuration"] != configuration:
         raise RunError(
-            f"{store.folder} was made with other settings ({', '.join(other)}): repeat them, or choose another --out."
+            f"{store.folder} was made with other settings ({', '.join(other)}): repeat them, start anew with "
+            "--overwrite, or choose another --out."
+        )
+    if different := changed(now["fingerprints"], before.get("fingerprints", {})):
+        raise RunError(
+            f"The {' and the '.join(different)} of {store.folder} changed since it was begun, so that its learning "
+            "rates and curves belong to something else: start anew with --overwrite, or choose another --out."
         )
     return manifest.resumed(now, before)
+
+
+@contextlib.contextmanager
+def _ready(store: Store, overwrite: bool) -> Iterator[None]:
+    """The folder, empty if it is to be overwritten; what fails before there is anything to go on with leaves none."""
+    if overwrite:
+        store.clear()
+    try:
+        yield
+    except BaseException:
+        if not store.begun():
+            store.clear()
+        raise
 
 
 def _as_json(values: Any) -> Any:

@@ -26,7 +26,7 @@ from ..protocol.models import Factory
 from ..protocol.records import Cell
 from ..store.files import Files, LocalFiles
 from ..store.folder import Store
-from ..training.task import Task
+from ..training.task import Loss, MakeOptimizer, Task
 from ..training.trainer import Tick
 from .job import Context, OutOfTime, missing_jobs, run_job
 
@@ -47,6 +47,8 @@ class Setup:
         factory: Of the network.
         folder: Of the experiment.
         device: To train on.
+        loss: Of one's own, if any.
+        optimizer: Likewise.
         threads: That torch uses on a CPU, as in the process that asks: results depend on it.
     """
 
@@ -55,6 +57,8 @@ class Setup:
     factory: str | Factory
     folder: Path
     device: torch.device
+    loss: Loss | None
+    optimizer: MakeOptimizer | None
     threads: int
 
     @classmethod
@@ -62,12 +66,14 @@ class Setup:
         """Of a run."""
         task, folder = context.task, context.store.folder.resolve()
         dataset = on_device(task.dataset, torch.device("cpu"))
-        return cls(task.experiment, dataset, task.factory, folder, task.device, torch.get_num_threads())
+        own = task.loss, task.optimizer
+        return cls(task.experiment, dataset, task.factory, folder, task.device, *own, torch.get_num_threads())
 
     def context(self, files: Files, tick: Tick, deadline: float) -> Context:
         """The same run in a worker."""
         torch.set_num_threads(self.threads)
-        task = Task(self.experiment, on_device(self.dataset, self.device), self.factory)
+        data = on_device(self.dataset, self.device)
+        task = Task(self.experiment, data, self.factory, loss=self.loss, optimizer=self.optimizer)
         return Context(task, Store(self.folder, files), tick, lambda *_: None, deadline)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import varprop as vp
 
 from ..data.augmentation import Augmentation
-from .records import ALL_STARTS, METHODS, STARTS, Cell, Method, Start
+from ..names import unknown
+from .records import ALL_METHODS, ALL_STARTS, METHODS, STARTS, Cell, Method, Start
 
 PAPER_BATCH = 128
 PAPER_LR_MAX = 1e-2
@@ -171,9 +172,9 @@ _MAY_GROW = {"seeds", "lr_max", "methods", "starts", "combinations", "batch_size
 
 def check_names(methods: Sequence[str], starts: Sequence[str]) -> None:
     """Refuse methods and starts that do not exist."""
-    for kind, names, known in (("method", methods, METHODS), ("start", starts, ALL_STARTS)):
+    for kind, names, known in (("method", methods, ALL_METHODS), ("start", starts, ALL_STARTS)):
         for name in names:
-            _require(name in known, f"There is no {kind} {name!r}; known are {', '.join(known)}.")
+            _require(name in known, unknown(kind, name, known))
 
 
 def _require(condition: bool, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,8 @@ import varprop as vp
 from ..data.batches import GENERAL, seed_of
 from .experiments import DOUBLE, UNIT_NORM
 from .models import Factory, build
-from .records import Cell, Method, Start
+from .records import SAMPLE_NORMS, Cell, Method, Start
+from .sample_norms import add_sample_norms_, with_sample_norms
 
 # Of the log-probabilities, in units of the rounding of their dtype: what nine layers add up to, with room to spare.
 _GAP = 1e5
@@ -30,11 +31,13 @@ class StartData:
         moments: Of the augmented training data.
         batch: One augmented batch; its statistics are those of batch norm at the start.
         probe: Images on which functions are compared.
+        classes: Whether outputs are scores of classes, which are compared as log-probabilities.
     """
 
-    moments: vp.Moments
+    moments: vp.Moments | vp.Tokens
     batch: Tensor
     probe: Tensor
+    classes: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def plain_network(factory: str | Factory, start: Start, seed: int, data: StartDa
         seed: Of the weights and of s.
         data: Behind it.
     """
-    placed = {"device": data.batch.device, "dtype": data.batch.dtype}
+    placed = {"device": data.batch.device} | ({"dtype": data.batch.dtype} if data.batch.is_floating_point() else {})
     model = build(factory, seed_of(GENERAL, seed), **placed)
     if start == "none":
         return model
@@ -78,12 +81,36 @@ def parametrized(plain: nn.Module, method: Method, data: StartData, variant: str
     """The same function as the plain network, in the parametrization of a method and variant."""
     if variant == DOUBLE:
         return doubled(plain)
+    if method in SAMPLE_NORMS:
+        return with_sample_norms(plain, method, data.batch)
     needs: dict[str, dict[str, Any]] = {
         "batch": {"batch": data.batch},
         "analytic": {"input": data.moments, "example": data.batch[:1]},
     }
-    model = vp.reparametrize(plain, method, **needs.get(method, {}))
+    model = vp.reparametrize(plain, cast(Any, method), **needs.get(method, {}))
     return vp.unit_norm_(model) if variant == UNIT_NORM else model
+
+
+def without_parametrization(model: nn.Module, method: Method) -> nn.Module:
+    """A trained network as a plain one that does the same in evaluation mode; layer and group norms stay."""
+    model = model.eval()
+    for layer in model.modules():
+        if parametrize.is_parametrized(layer, "weight") and isinstance(layer.parametrizations["weight"][0], _Double):  # type: ignore[index]
+            parametrize.remove_parametrizations(layer, "weight")
+    return model if method in SAMPLE_NORMS else vp.reparametrize(model, "standard")
+
+
+def trained_network(factory: Factory, method: Method, weights: dict[str, Tensor], batch: Tensor) -> nn.Module:
+    """The network that `without_parametrization` gave, from its weights alone, in evaluation mode."""
+    model = vp.reparametrize(build(factory, 0), "standard", example=batch)
+    if method in SAMPLE_NORMS:
+        add_sample_norms_(model, method, batch)
+    for path, layer in model.named_modules():  # layers without bias may have gained one
+        name = f"{path}.bias" if path else "bias"
+        if name in weights and getattr(layer, "bias", None) is None:
+            layer.bias = nn.Parameter(weights[name].clone())
+    model.load_state_dict(weights)
+    return model.eval()
 
 
 class _Double(nn.Module):
@@ -104,10 +131,13 @@ def doubled(plain: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def gap(model: nn.Module, plain: nn.Module, probe: Tensor) -> float:
-    """Largest difference between the log-probabilities of two networks, in evaluation mode."""
-    outputs = [F.log_softmax(network.eval()(probe).double(), -1) for network in (model, plain)]
-    return float((outputs[0] - outputs[1]).abs().max())
+def gap(model: nn.Module, plain: nn.Module, probe: Tensor, classes: bool = True) -> float:
+    """Largest difference between two networks in evaluation mode: of log-probabilities, or relative to the outputs."""
+    outputs = [network.eval()(probe).double() for network in (model, plain)]
+    if classes:
+        outputs = [F.log_softmax(output, -1) for output in outputs]
+    scale = 1.0 if classes else float(outputs[1].abs().max().clamp_min(1e-12))
+    return float((outputs[0] - outputs[1]).abs().max()) / scale
 
 
 def starting_points(factory: str | Factory, cells: list[Cell], data: StartData) -> dict[Cell, StartingPoint]:
@@ -129,9 +159,9 @@ def starting_points(factory: str | Factory, cells: list[Cell], data: StartData) 
 
 def _started(cell: Cell, plain: nn.Module, data: StartData) -> StartingPoint:
     model = parametrized(plain, cell.method, data, cell.variant)
-    distance = gap(model, plain, data.probe)
-    limit = _GAP * torch.finfo(data.probe.dtype).eps
-    if not distance <= limit:
+    distance = gap(model, plain, data.probe, data.classes)
+    limit = _GAP * torch.finfo(next(plain.parameters()).dtype).eps
+    if not distance <= limit and cell.method not in SAMPLE_NORMS:
         raise RuntimeError(
             f"{cell.key} does not start from the same function as the plain network: log-probabilities differ by "
             f"{distance:.2g}, more than the {limit:.2g} that rounding explains."

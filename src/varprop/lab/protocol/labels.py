@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-METHOD_LABELS = {"standard": "Standard", "weight": "WN", "batch": "BN", "analytic": "AP2"}
+METHOD_LABELS = {"standard": "Standard", "weight": "WN", "batch": "BN", "analytic": "AP2", "layer": "LN", "group": "GN"}
+METHOD_MEANINGS = {
+    "standard": "no normalization",
+    "weight": "weight normalization",
+    "batch": "batch normalization",
+    "analytic": "analytic normalization",
+    "layer": "layer normalization",
+    "group": "group normalization",
+}
 START_LABELS = {"none": "init = None", "bn": "init = BN", "ap2": "init = AP2", "orthogonal": "init = orthogonal"}
 VARIANT_LABELS = {"double": "w = 2w'", "decay": "decay", "unit-norm": "||w|| = 1"}
 EXPERIMENT_LABELS = {

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import varprop as vp
+
 Factory = Callable[[], nn.Module]
 Layers = Callable[..., list[nn.Module]]
 
@@ -97,6 +99,28 @@ FACTORIES: dict[str, Factory] = {
     "rows": RowByRow,
     "cifar10": convolutional,
 }
+
+
+def embedding_rows(model: nn.Module, tokens: Tensor) -> int:
+    """How many tokens the embedding knows that reads a model's input.
+
+    Raises:
+        VarpropError: If there is none, or it does not know all tokens.
+    """
+    readers: list[int] = []
+
+    def note(embedding: nn.Embedding, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+        if inputs[0].shape == tokens.shape and torch.equal(inputs[0], tokens):
+            readers.append(embedding.num_embeddings)
+
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        model.eval()(tokens)
+    if not readers:
+        raise vp.VarpropError("The data are tokens (integers), but no nn.Embedding of the model reads them.")
+    return readers[0]
 
 
 def build(factory: str | Factory, seed: int, **placed: Any) -> nn.Module:

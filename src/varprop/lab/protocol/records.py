@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Method = Literal["standard", "weight", "batch", "analytic"]
+Method = Literal["standard", "weight", "batch", "analytic", "layer", "group"]
 Start = Literal["none", "bn", "ap2", "orthogonal"]
 
-METHODS: tuple[Method, ...] = ("standard", "weight", "batch", "analytic")
+METHODS: tuple[Method, ...] = ("standard", "weight", "batch", "analytic")  # of the paper
+SAMPLE_NORMS: tuple[Method, ...] = ("layer", "group")  # they cannot begin from the same function as the others
+ALL_METHODS: tuple[Method, ...] = (*METHODS, *SAMPLE_NORMS)
 STARTS: tuple[Start, ...] = ("none", "bn", "ap2")  # of the paper
 ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal")
 
@@ -16,7 +18,7 @@ ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal")
 TRAIN_LOSS = "train_loss"  # running mean of the stochastic loss
 TRAIN_EVAL_LOSS = "train_eval_loss"  # evaluation mode, training set (batch norm only)
 VALID_LOSS = "valid_loss"
-VALID_ACCURACY = "valid_accuracy"
+VALID_ACCURACY = "valid_accuracy"  # missing where the targets are no classes
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Outcome:
         search: Of its learning rate.
         curves: Values by epoch, by the names above; they end early where training diverged.
         test_loss: On the official test set, once, at the end, in evaluation mode.
-        test_accuracy: The same.
+        test_accuracy: The same; NaN where the targets are no classes.
         diverged: Whether the loss became infinite or NaN in training, which is a result too.
         start_gap: Largest difference of log-probabilities between this method at its start and the plain network.
         seconds: Spent on it; the share of it where many trained together.

@@ -1,5 +1,6 @@
 """Tables, figures, an HTML page and documentation, from a folder of results."""
 
-from .output import write, write_docs
+from .answer import answer
+from .output import write, write_docs, write_one
 
-__all__ = ["write", "write_docs"]
+__all__ = ["answer", "write", "write_docs", "write_one"]

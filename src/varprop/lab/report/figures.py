@@ -30,10 +30,16 @@ def figures_of(run: Run) -> list[Figure]:
     if run.experiment == "naive":
         return [_naive_figure(run, curve) for curve in CURVES]
     settings = sorted({setting_of(o) for o in run.outcomes}, key=lambda s: (s != _main_setting(run), s))
-    curves = [_curve_figure(run, curve, setting) for curve in CURVES for setting in settings]
+    curves = [_curve_figure(run, curve, setting) for curve in _measured(run) for setting in settings]
     searched = {setting_of(outcome) for outcome in run.outcomes if outcome.search.trace}
     searches = [_search_figure(run, setting) for setting in settings if setting in searched]
     return [*_batch_figures(run), *curves, *searches]
+
+
+def _measured(run: Run) -> list[Curve]:
+    """The curves there are: targets that are no classes have no accuracy."""
+    names = {name for outcome in run.outcomes for name in outcome.curves}
+    return [curve for curve in CURVES if curve.name == "training" or curve.curves[0] in names]
 
 
 def setting_of(outcome: Outcome) -> Setting:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from varprop.pages import environment, script
+from varprop.pages import environment, script, style
 
-from ..protocol.labels import experiment_label, experiment_rank, method_label, method_rank, start_label, start_rank
+from ..protocol.labels import (
+    METHOD_MEANINGS,
+    experiment_label,
+    experiment_rank,
+    method_label,
+    method_rank,
+    start_label,
+    start_rank,
+)
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
 from ..store.runs import Run
 from ..verdicts.judge import RULE, Verdict
+from .answer import answer
 from .facts import facts
 from .figures import figures_of
 from .series import Figure
@@ -56,6 +65,7 @@ class _Section:
     experiment: str
     id: str
     title: str
+    answer: str
     facts: list[tuple[str, str]]
     problems: list[str]
     figures: list[dict[str, Any]]
@@ -63,9 +73,15 @@ class _Section:
     hints: list[tuple[str, str]]
 
 
-def render(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
-    """The page as text."""
-    sections = [_section(run) for run in runs]
+def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | None = None) -> str:
+    """The page as text.
+
+    Args:
+        runs: A section for each.
+        verdicts: On the claims of the paper; none where the page is not about them.
+        pictures: The folder above those of the experiments, whose figures are taken into the page where they exist.
+    """
+    sections = [_section(run, pictures) for run in runs]
     figures = [figure for one in sections for figure in one.figures]
     text: str = (
         environment(_TEMPLATES)
@@ -76,25 +92,34 @@ def render(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
             judged=any(verdict.verdict != "no data" for verdict in verdicts),
             places={f"{one.experiment}/{figure['name']}": figure["id"] for one in sections for figure in one.figures},
             rule=RULE,
-            headline=_headline(sections),
+            headline=_headline(sections) if len(sections) > 1 else None,
+            legend=_legend(runs),
             data={figure["id"]: figure["data"] for figure in figures},
             columns=_COLUMNS,
-            css=(_TEMPLATES / "report.css").read_text("utf-8"),
+            css=style(_TEMPLATES / "report.css"),
             script=script(_TEMPLATES, "report.js"),
         )
     )
     return text
 
 
-def _section(run: Run) -> _Section:
+def _legend(runs: Sequence[Run]) -> str:
+    """What the short names of the methods stand for, those that occur."""
+    found = {outcome.cell.method for run in runs for outcome in run.outcomes}
+    known = [f"{method_label(name)}: {meaning}" for name, meaning in METHOD_MEANINGS.items() if name in found]
+    return "; ".join(known) + "." * bool(known)
+
+
+def _section(run: Run, pictures: Path | None) -> _Section:
     identifier = "e-" + _slug(run.experiment)
     return _Section(
         run.experiment,
         identifier,
-        experiment_label(run.experiment),
+        _title(run),
+        answer(run.outcomes),
         facts(run.manifest),
         run.problems,
-        [_figure_entry(figure, identifier, run.experiment) for figure in figures_of(run)],
+        [_figure_entry(figure, identifier, run.experiment, pictures) for figure in figures_of(run)],
         [(outcome.diverged, _row(outcome)) for outcome in run.outcomes],
         _hints(run.outcomes),
     )
@@ -105,13 +130,27 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9-]", lambda match: f"_{ord(match.group()):x}", name)
 
 
-def _figure_entry(figure: Figure, section_id: str, experiment: str) -> dict[str, Any]:
-    """A figure, its data and the address of its files."""
+def _title(run: Run) -> str:
+    """The experiment; for a model of one's own, its name and that of its data."""
+    settings = run.manifest.get("configuration")
+    if run.experiment != "compare" or not isinstance(settings, dict):
+        return experiment_label(run.experiment)
+    return f"{_short(settings.get('model'))} on {_short(settings.get('dataset'))}"
+
+
+def _short(name: object) -> str:
+    """``path/to/mine.py:make`` without its folders."""
+    return str(name).replace("\\", "/").rpartition("/")[2]
+
+
+def _figure_entry(figure: Figure, section_id: str, experiment: str, pictures: Path | None) -> dict[str, Any]:
+    """A figure, its data and its picture."""
+    file = pictures / experiment / "figures" / f"{figure.name}.png" if pictures else None
     return {
         "experiment": experiment_label(experiment),
         "name": figure.name,
         "id": f"{section_id}-{_slug(figure.name)}",
-        "file": f"{quote(experiment)}/figures/{quote(figure.name)}",
+        "picture": base64.b64encode(file.read_bytes()).decode() if file and file.is_file() else "",
         "title": figure.title,
         "caption": figure.caption,
         "data": rounded(asdict(figure)),

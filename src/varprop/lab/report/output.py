@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..protocol.labels import experiment_label
 from ..store.files import write_atomically
-from ..store.runs import WITHOUT_CELLS, Run, read_runs
+from ..store.runs import WITHOUT_CELLS, Run, read_run, read_runs
 from ..verdicts import judge
 from . import html_page, markdown, plotting, tables
 from .figures import figures_of
@@ -35,14 +35,36 @@ def write(out: Path, experiments: Sequence[str] = ()) -> Path:
     if any(run.compact for run in runs):
         return _write_again(out)
     judge.write(verdicts, out)
+    _write_runs(runs, out)
+    write_atomically(out / "report.html", html_page.render(runs, verdicts, out).encode())
+    return out / "report.html"
+
+
+def write_one(out: Path, experiment: str) -> Path:
+    """The same for one experiment by itself, without the paper's claims: its page lies in its own folder.
+
+    Args:
+        out: The folder given to ``--out``.
+        experiment: Name of a folder in it.
+
+    Returns:
+        The path of the page.
+    """
+    run = read_run(Path(out) / experiment)
+    _write_runs([run], Path(out))
+    page = Path(out) / experiment / "report.html"
+    write_atomically(page, html_page.render([run], (), Path(out)).encode())
+    return page
+
+
+def _write_runs(runs: Sequence[Run], out: Path) -> None:
+    """Tables and figures of every run, in its folder."""
     for run in runs:
         folder = out / run.experiment
         if run.outcomes:
             tables.write(run, folder)
         for figure in figures_of(run):
             plotting.draw(figure, folder / "figures" / figure.name, experiment_label(run.experiment))
-    write_atomically(out / "report.html", html_page.render(runs, verdicts).encode())
-    return out / "report.html"
 
 
 def write_docs(out: Path, docs: Path) -> Path:

@@ -10,11 +10,13 @@ METHOD_COLOURS = {
     "weight": ("#009e73", "#2bd4a4"),
     "batch": ("#0064a8", "#4aa3ff"),
     "analytic": ("#d55e00", "#ff8c42"),
+    "layer": ("#7a3fb0", "#b98ae8"),
+    "group": ("#8c5a3c", "#c99a78"),
 }
 DOUBLE_COLOUR = ("#d16aa8", "#cc66aa")
 OTHER_COLOUR = ("#8a7a00", "#e6d44a")
 
-METHOD_MARKERS = {"standard": "s", "weight": "^", "batch": "o", "analytic": "D"}
+METHOD_MARKERS = {"standard": "s", "weight": "^", "batch": "o", "analytic": "D", "layer": "P", "group": "X"}
 DASHES = {"": "solid", "decay": "dashdot", "unit-norm": "dotted"}
 
 # Settings of matplotlib.

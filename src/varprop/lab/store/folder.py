@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from ..protocol.records import Cell, Outcome
 from .files import Files, LocalFiles, StoreError
 
+_WRITTEN = ("manifest.json", "cells", "partial", "weights", "figures", "report.html")
+
 
 @dataclass(frozen=True)
 class Store:
-    """Reads and writes ``manifest.json``, ``cells/<key>.json`` and ``partial/<name>.pt`` in a folder.
+    """Reads and writes ``manifest.json``, ``cells/<key>.json``, ``weights/<key>.pt`` and ``partial/<name>.pt``.
 
     Attributes:
         folder: Of one experiment; made when something is written.
@@ -29,6 +32,16 @@ class Store:
     def write_outcome(self, outcome: Outcome) -> None:
         """Keep what came of a cell; from then on `has` says so."""
         self.files.write(self._cell_file(outcome.cell), _json(outcome.to_dict()))
+
+    def write_weights(self, cell: Cell, tensors: dict[str, torch.Tensor]) -> None:
+        """Keep the trained weights of a cell."""
+        buffer = io.BytesIO()
+        torch.save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, buffer)
+        self.files.write(self.weights_file(cell), buffer.getvalue())
+
+    def weights_file(self, cell: Cell) -> Path:
+        """Where the weights of a cell are; ``torch.load(file, weights_only=True)`` reads them."""
+        return self.folder / "weights" / f"{_file_name(cell.key)}.pt"
 
     def has(self, cell: Cell) -> bool:
         """Whether the cell is finished."""
@@ -49,6 +62,21 @@ class Store:
         if not isinstance(values, dict):
             raise _damaged(path, "it holds no JSON object")
         return values
+
+    def begun(self) -> bool:
+        """Whether there is something to go on with."""
+        return any(next((self.folder / part).glob("*"), None) for part in ("cells", "partial"))
+
+    def clear(self) -> None:
+        """Delete what runs wrote here, and nothing else; the folder too if nothing else is in it."""
+        for part in _WRITTEN:
+            path = self.folder / part
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
     def save_partial(self, name: str, state: dict[str, Any]) -> None:
         """Keep the state of something unfinished: tensors, numbers, strings, and lists and dicts of them."""

@@ -11,7 +11,9 @@ from ..environment import command_line, git_state, hardware, versions
 from ..protocol.experiments import Experiment
 
 
-def describe(experiment: Experiment, device: torch.device, command: str | None) -> dict[str, Any]:
+def describe(
+    experiment: Experiment, device: torch.device, command: str | None, fingerprints: dict[str, str]
+) -> dict[str, Any]:
     """Everything that a result depends on, as plain values."""
     sitting = {
         "command": command or command_line(),
@@ -23,6 +25,7 @@ def describe(experiment: Experiment, device: torch.device, command: str | None) 
         **sitting,
         "sittings": [sitting],
         "configuration": experiment.configuration(),
+        "fingerprints": fingerprints,
         "seeds": list(experiment.seeds),
         "lr_max": list(experiment.lr_max),
         "versions": versions(),

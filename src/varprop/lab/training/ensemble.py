@@ -6,18 +6,20 @@ happens to one, divergence included, does not reach the others.
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.batches import GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DOUBLE
 from ..protocol.initialization import StartingPoint
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
 from .cuda_graph import captured_step, in_parallel_streams
-from .metrics import RunningLoss, in_parts, loss_and_accuracy
+from .metrics import RunningLoss, in_parts
 from .stacked import StackedNetworks
 from .task import Task
 from .trainer import Tick
@@ -42,11 +44,12 @@ class EnsembleTrainer:
         self.steps = self.batches[0].steps
         started = task.starts(cells) if started is None else started
         self.stacks = [
-            StackedNetworks(own, [started[cell].model for cell in own], self.seeds, self.protocol.weight_decay)
+            StackedNetworks(own, [started[c].model for c in own], self.seeds, self.protocol.weight_decay, task.loss)
             for own in _by_structure(cells)
         ]
         self.cells = [cell for stack in self.stacks for cell in stack.cells]
         self.gaps = [started[cell].gap for cell in self.cells]
+        self.started = [started[cell].model for cell in self.cells]
         self.base_rates = [0.0] * len(self.cells)
         self.rates = torch.zeros(len(self.cells), dtype=torch.float64, device=task.device)
         self.number = torch.zeros((), dtype=torch.float64, device=task.device)
@@ -61,7 +64,7 @@ class EnsembleTrainer:
         chosen = {} if purpose is None else {"purpose": purpose}
         for parts in zip(*(batches.chunks(epoch, **chosen) for batches in self.batches), strict=True):
             images, labels = zip(*parts, strict=True)
-            yield torch.stack(images).to(self.stacks[0].start.dtype), torch.stack(labels)
+            yield self.task.as_input(torch.stack(images)), torch.stack(labels)
 
     @torch.no_grad()
     def _one_step(self, images: Tensor, labels: Tensor) -> None:
@@ -98,10 +101,9 @@ class EnsembleTrainer:
     def curves(self, number: int) -> list[dict[str, float]]:
         """What is measured of every cell after an epoch."""
         images, labels = zip(*(self.task.validation(seed) for seed in self.seeds), strict=True)
-        validation = torch.stack(images).to(self.stacks[0].start.dtype), torch.stack(labels)
-        found = self._measured(*validation)
+        found = self._measured(self.task.as_input(torch.stack(images)), torch.stack(labels))
         curves = [
-            {TRAIN_LOSS: train, VALID_LOSS: loss, VALID_ACCURACY: right}
+            {TRAIN_LOSS: train, VALID_LOSS: loss} | ({} if math.isnan(right) else {VALID_ACCURACY: right})
             for train, (loss, right) in zip(self.losses(), found, strict=True)
         ]
         for curve, loss in zip(curves, self._training_losses(number), strict=True):
@@ -110,8 +112,7 @@ class EnsembleTrainer:
 
     def _measured(self, images: Tensor, labels: Tensor) -> list[tuple[float, float]]:
         found = [
-            loss_and_accuracy(stack.scores, ((x, stack.own(y)) for x, y in in_parts(images, labels, axis=1)))
-            for stack in self.stacks
+            stack.measured((x, stack.own(y)) for x, y in in_parts(images, labels, axis=1)) for stack in self.stacks
         ]
         losses, shares = (torch.cat(part).tolist() for part in zip(*found, strict=True))
         return list(zip(losses, shares, strict=True))
@@ -124,15 +125,23 @@ class EnsembleTrainer:
                 found += [None] * len(stack.cells)
                 continue
             parts = ((x.flatten(1, 2), stack.own(y.flatten(1, 2))) for x, y in self._chunks(number, MEASURE))
-            found += loss_and_accuracy(stack.scores, parts)[0].tolist()
+            found += stack.measured(parts)[0].tolist()
         return found
 
     def test(self) -> list[tuple[float, float]]:
         """Loss and accuracy of every cell on the official test set."""
         images, labels = self.task.test()
-        images = images.to(self.stacks[0].start.dtype)
+        images = self.task.as_input(images)
         many = len(self.seeds)
         return self._measured(images.expand(many, *images.shape), labels.expand(many, *labels.shape))
+
+    def trained(self) -> list[nn.Module]:
+        """Every network as it is now."""
+        values = [one for stack in self.stacks for one in stack.tensors()]
+        models = [copy.deepcopy(model) for model in self.started]
+        for model, tensors in zip(models, values, strict=True):
+            model.load_state_dict(tensors, strict=False)  # what is not among the parameters and buffers does not change
+        return models
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that training changes, by name."""

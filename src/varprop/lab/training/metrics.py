@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LabelledImages = tuple[Tensor, Tensor]
+Losses = Callable[[Tensor, Tensor], Tensor]
 Scores = Callable[[Tensor], Tensor]
 
 _AT_ONCE = {"cpu": 2000, "cuda": 10_000}  # images
@@ -21,17 +22,25 @@ def in_parts(images: Tensor, labels: Tensor, axis: int = 0) -> Iterator[Labelled
 
 
 @torch.no_grad()
-def loss_and_accuracy(scores: Scores, parts: Iterable[LabelledImages]) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy and share of right answers; an answer that is not finite is not right.
+def loss_and_accuracy(
+    scores: Scores, parts: Iterable[LabelledImages], losses: Losses | None = None, axis: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Mean loss and share of right answers; an answer that is not finite is not right.
 
     Args:
         scores: Makes scores (..., samples, classes) of images.
         parts: Images, and their labels in a shape that broadcasts to (..., samples).
+        losses: Mean losses of networks, from their outputs and the targets; cross-entropy by default. With it outputs
+            may have any shape, and the share of right answers is NaN unless targets are classes of their last axis.
+        axis: Of the samples in the outputs, for `losses`.
 
     Returns:
         Two float64 tensors, without the axis of samples: nothing here waits for the device.
     """
-    sums = [_sums(scores(images), labels) for images, labels in parts]
+    if losses is None:
+        sums = [_sums(scores(images), labels) for images, labels in parts]
+    else:
+        sums = [_own_sums(scores(images), labels, losses, axis) for images, labels in parts]
     loss, right, count = (torch.stack(part).sum(0) for part in zip(*sums, strict=True))
     return loss / count, right / count
 
@@ -42,6 +51,19 @@ def _sums(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     loss = -logs.gather(-1, labels[..., None])[..., 0].double().sum(-1)
     right = (logs.argmax(-1) == labels) & logs.isfinite().all(-1)
     return loss, right.double().sum(-1), torch.full_like(loss, labels.shape[-1])
+
+
+def _own_sums(outputs: Tensor, targets: Tensor, losses: Losses, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    loss = losses(outputs, targets).double()
+    count = torch.full_like(loss, outputs.shape[axis])
+    return loss * count, _share_right(outputs, targets, axis).expand_as(loss) * count, count
+
+
+def _share_right(outputs: Tensor, targets: Tensor, axis: int) -> Tensor:
+    if targets.is_floating_point() or outputs.ndim < 2 or targets.shape[-1:] != outputs.shape[:-1][-1:]:
+        return outputs.new_tensor(torch.nan, dtype=torch.float64)
+    right = (outputs.argmax(-1) == targets) & outputs.isfinite().all(-1)
+    return right.double().flatten(axis).mean(-1)
 
 
 class RunningLoss:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +50,32 @@ def adam_(parameters: Tensor, gradients: Tensor, state: AdamState, rates: Tensor
     size = (rates / (1 - first**step)).to(parameters.dtype)
     root = (1 - second**step).sqrt().to(parameters.dtype)
     parameters.sub_((state.mean / (state.square.sqrt() / root).add_(EPS)).mul_(size[:, None]))
+
+
+def started_optimizer(
+    make: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    """An optimizer of one's own, with its state in place, as before its first step.
+
+    Raises:
+        VarpropError: If it keeps something between steps that a checkpoint could not hold.
+    """
+    optimizer = make([{**group, "lr": 0.0} for group in groups], lr=0.0)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer.step()  # at rate 0 and without gradients: it has no effect but to make the state
+    except TypeError as error:
+        raise vp.VarpropError(f"{type(optimizer).__name__} needs more than gradients in a step ({error}).") from error
+    for values in optimizer.state.values():
+        for name, value in values.items():
+            if value is not None and not isinstance(value, Tensor):
+                kind = f"{type(optimizer).__name__} keeps {name!r}, a {type(value).__name__}"
+                raise vp.VarpropError(f"{kind}, which is no tensor: a run could not be resumed with it.")
+        if isinstance(values.get("step"), Tensor):
+            values["step"].zero_()
+    return optimizer
 
 
 def decaying_names(model: nn.Module) -> list[str]:

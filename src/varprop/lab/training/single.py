@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from ..data.batches import GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DECAY, UNIT_NORM, Precision
 from ..protocol.initialization import StartingPoint
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
-from .cuda_graph import captured_step
+from .cuda_graph import TrainingStep, captured_step
 from .metrics import RunningLoss, in_parts, loss_and_accuracy
-from .optimizer import BETAS, EPS, decaying_names
+from .optimizer import BETAS, EPS, decaying_names, started_optimizer
 from .task import Task
 from .trainer import Tick
 
@@ -40,6 +41,7 @@ class SingleTrainer:
         started = task.starts([cell])[cell] if started is None else started
         self.task, self.cell, self.cells, self.gaps = task, cell, [cell], [started.gap]
         self.protocol, self.precision = task.experiment.protocol, _possible(task)
+        self.loss = task.loss or F.cross_entropy
         self.batches = task.batches(cell.seed, cell.batch_size)
         self.steps = self.batches.steps
         self.model = copy.deepcopy(started.model).train()
@@ -51,7 +53,9 @@ class SingleTrainer:
         self.optimizer = self._optimizer()
         self.base_rate = 0.0
         images, labels = next(self.batches.chunks(0))
-        self._step = captured_step(self._one_step, self._placed(images[0]), labels[0])
+        self._step: TrainingStep = self._one_step
+        if task.optimizer is None:  # others may do what cannot be captured
+            self._step = captured_step(self._one_step, self._placed(images[0]), labels[0])
         if self._step != self._one_step:
             self._require_the_same_function(images[-1], labels[-1])
 
@@ -59,6 +63,8 @@ class SingleTrainer:
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def _optimizer(self) -> torch.optim.Optimizer:
+        if self.task.optimizer is not None:
+            return started_optimizer(self.task.optimizer, self._parameter_groups())
         on_gpu = self.task.device.type == "cuda"
         rate: Any = functools.partial(torch.tensor, 0.0, device="cuda") if on_gpu else float
         kind = {"capturable": True, "fused": True} if on_gpu else {}
@@ -77,8 +83,9 @@ class SingleTrainer:
         return [group for group in (decaying, others) if group["params"]]
 
     def _placed(self, images: Tensor) -> Tensor:
-        images = images.to(next(self.model.parameters()).dtype)
-        return images.contiguous(memory_format=torch.channels_last) if self.precision.channels_last else images
+        images = images.to(next(self.model.parameters()).dtype) if images.is_floating_point() else images
+        last = self.precision.channels_last and images.ndim == 4
+        return images.contiguous(memory_format=torch.channels_last) if last else images
 
     def _scores(self, network: nn.Module, images: Tensor) -> Tensor:
         with self._arithmetic():
@@ -92,7 +99,7 @@ class SingleTrainer:
 
     def _one_step(self, images: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(self._scores(self.network, images), labels)
+        loss = self.loss(self._scores(self.network, images), labels)
         loss.backward()
         self.optimizer.step()
         if self.cell.variant == UNIT_NORM:
@@ -127,7 +134,7 @@ class SingleTrainer:
 
     @torch.no_grad()
     def _plain_loss(self, images: Tensor, labels: Tensor) -> float:
-        return float(F.cross_entropy(self._scores(self.model, images), labels))
+        return float(self.loss(self._scores(self.model, images), labels))
 
     @torch.no_grad()
     def reset(self, rates: list[float]) -> None:
@@ -135,9 +142,12 @@ class SingleTrainer:
         (self.base_rate,) = rates
         for name, tensor in self._tensors().items():
             tensor.copy_(self.start[name])
-        for values in self.optimizer.state.values():
-            for value in values.values():
-                value.zero_()
+        if self.task.optimizer is not None:
+            self.optimizer = self._optimizer()
+        else:
+            for values in self.optimizer.state.values():
+                for value in values.values():
+                    value.zero_()
         self.running.reset_()
 
     def epoch(self, number: int, tick: Tick) -> None:
@@ -146,7 +156,7 @@ class SingleTrainer:
         self._set_rate(self.base_rate * self.protocol.decay**number)
         self.model.train()
         for images, labels in self.batches.chunks(number):
-            placed = self._placed(images.flatten(0, 1)).unflatten(0, labels.shape)  # of all steps at once
+            placed = self._placed(images.flatten(0, 1)).unflatten(0, labels.shape[:2])  # of all steps at once
             for x, y in zip(placed, labels, strict=True):
                 self._step(x, y)
             tick(len(labels))
@@ -165,15 +175,16 @@ class SingleTrainer:
     def curves(self, number: int) -> list[dict[str, float]]:
         """What is measured after an epoch."""
         loss, right = self._measured(in_parts(*self.task.validation(self.cell.seed)))
-        curve = {TRAIN_LOSS: self.losses()[0], VALID_LOSS: loss, VALID_ACCURACY: right}
+        curve = {TRAIN_LOSS: self.losses()[0], VALID_LOSS: loss}
+        curve |= {} if math.isnan(right) else {VALID_ACCURACY: right}
         if self.cell.method == "batch":
-            parts = ((x.flatten(0, 1), y.flatten()) for x, y in self.batches.chunks(number, MEASURE))
+            parts = ((x.flatten(0, 1), y.flatten(0, 1)) for x, y in self.batches.chunks(number, MEASURE))
             curve[TRAIN_EVAL_LOSS] = self._measured(parts)[0]
         return [curve]
 
     def _measured(self, parts: Any) -> tuple[float, float]:
         self.model.eval()
-        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), parts)
+        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), parts, self.task.loss)
         self.model.train()
         return float(loss), float(right)
 
@@ -181,12 +192,17 @@ class SingleTrainer:
         """Loss and accuracy on the official test set."""
         return [self._measured(in_parts(*self.task.test()))]
 
+    def trained(self) -> list[nn.Module]:
+        """The network as it is now."""
+        return [copy.deepcopy(self.model)]
+
     def state(self) -> dict[str, Tensor]:
         """All tensors that training changes, by name."""
         moments = {
             f"adam.{name}.{kind}": tensor
             for name, parameter in self.model.named_parameters()
             for kind, tensor in self.optimizer.state[parameter].items()
+            if isinstance(tensor, Tensor)
         }
         named = {f"model.{name}": tensor.detach() for name, tensor in self._tensors().items()}
         return {**named, **moments, **self.running.state()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,9 @@ from torch.func import functional_call, grad_and_value, stack_module_state
 
 from ..protocol.experiments import DECAY, UNIT_NORM
 from ..protocol.records import Cell
+from .metrics import LabelledImages, loss_and_accuracy
 from .optimizer import AdamState, adam_, decaying_names, invariant_names, project_
+from .task import Loss
 from .tracing import flat_step
 from .vmap_norms import with_plain_norms_
 
@@ -51,10 +53,18 @@ class StackedNetworks:
         models: Their networks at the start, in training mode.
         seeds: All seeds of the ensemble; a cell reads the samples of its own.
         weight_decay: Of cells of that variant.
+        loss: Of outputs and targets; cross-entropy by default.
     """
 
-    def __init__(self, cells: Sequence[Cell], models: Sequence[nn.Module], seeds: Sequence[int], weight_decay: float):
-        self.cells = list(cells)
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        models: Sequence[nn.Module],
+        seeds: Sequence[int],
+        weight_decay: float,
+        loss: Loss | None = None,
+    ) -> None:
+        self.cells, self.loss = list(cells), loss
         self.template = with_plain_norms_(copy.deepcopy(models[0]), next(models[0].parameters()).is_cuda)
         parameters, buffers = stack_module_state(list(models))
         floating = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
@@ -115,7 +125,7 @@ class StackedNetworks:
     def _loss(self, parameters: Any, buffers: Any, counters: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Any]:
         buffers = {name: buffer.clone() for name, buffer in buffers.items()}
         scores = functional_call(self.template, (parameters, {**buffers, **counters}), (x,))
-        return F.cross_entropy(scores, y), buffers
+        return (self.loss or F.cross_entropy)(scores, y), buffers
 
     def step(self, images: Tensor, labels: Tensor, rates: Tensor, number: Tensor) -> Tensor:
         """One training step of all networks; their losses."""
@@ -129,6 +139,18 @@ class StackedNetworks:
         for name in self.projected:
             project_(self.layout.views(self.parameters)[name], self.unit)
         return losses
+
+    def measured(self, parts: Iterable[LabelledImages]) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of every network on samples and targets of its own."""
+        if self.loss is None:
+            return loss_and_accuracy(self.scores, parts)
+        targets = None if self.seed_index is None else 0
+        return loss_and_accuracy(self.scores, parts, torch.vmap(self.loss, in_dims=(0, targets)), axis=1)
+
+    def tensors(self) -> list[dict[str, Tensor]]:
+        """Parameters and buffers of every network, by name."""
+        stacked = {**self.layout.views(self.parameters), **self.buffer_layout.views(self.buffers), **self.counters}
+        return [{name: tensor[index].clone() for name, tensor in stacked.items()} for index in range(len(self.cells))]
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,11 @@ from ..data.batches import Batches, evaluation_images
 from ..data.datasets import Dataset
 from ..protocol.experiments import Experiment
 from ..protocol.initialization import StartData, StartingPoint, starting_points
-from ..protocol.models import Factory
+from ..protocol.models import Factory, build, embedding_rows
 from ..protocol.records import Cell
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
 
 _PROBE = 256  # images on which functions are compared
 
@@ -30,12 +34,16 @@ class Task:
         dataset: On the device of the training.
         factory: Of the network; a name, or a function.
         dtype: Of the networks.
+        loss: Of outputs and targets, a mean over samples; cross-entropy by default.
+        optimizer: Makes an optimizer of parameter groups, instead of Adam; cells are trained one at a time then.
     """
 
     experiment: Experiment
     dataset: Dataset
     factory: str | Factory
     dtype: torch.dtype = torch.float32
+    loss: Loss | None = None
+    optimizer: MakeOptimizer | None = None
 
     @property
     def device(self) -> torch.device:
@@ -43,11 +51,22 @@ class Task:
         return self.dataset.train_x.device
 
     @functools.cached_property
-    def moments(self) -> vp.Moments:
-        """Mean and variance of the augmented training images: measured once, so the same for all seeds."""
+    def moments(self) -> vp.Moments | vp.Tokens:
+        """Mean and variance of the augmented training images, or how frequent tokens are; the same for all seeds."""
+        if augmentation.is_tokens(self.dataset.train_x):
+            return self._token_frequencies()
         everything = torch.arange(len(self.dataset.train_x), device=self.device)
         found = augmentation.statistics(self.dataset, everything, self.experiment.augmentation)
         return vp.Moments(found.mean.to(self.dtype), found.var.to(self.dtype))
+
+    def _token_frequencies(self) -> vp.Tokens:
+        tokens = self.dataset.train_x
+        rows = embedding_rows(build(self.factory, 0), tokens[:1].cpu())
+        return vp.Tokens(torch.bincount(tokens.flatten(), minlength=rows).to(self.dtype))
+
+    def as_input(self, samples: Tensor) -> Tensor:
+        """Samples in the dtype of the networks; tokens stay what they are."""
+        return samples.to(self.dtype) if samples.is_floating_point() else samples
 
     @functools.cache  # noqa: B019  (it lives as long as its experiment)
     def split(self, seed: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +97,8 @@ class Task:
         for seed in sorted({cell.seed for cell in cells}):
             own = [cell for cell in cells if cell.seed == seed]
             size = max(self.experiment.batch_sizes)  # the start does not depend on the batch size trained with
-            images = self.batches(seed, size).first_batch(), self.validation(seed)[0][:_PROBE]
-            data = StartData(self.moments, *(part.to(self.dtype) for part in images))
+            batch, probe = self.batches(seed, size).first_batch(), self.validation(seed)[0][:_PROBE]
+            classes = self.dataset.classes > 0
+            data = StartData(self.moments, self.as_input(batch), self.as_input(probe), classes)
             found.update(starting_points(self.factory, own, data))
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..protocol.records import Cell
 
@@ -33,6 +33,9 @@ class Trainer(Protocol):
 
     def test(self) -> list[tuple[float, float]]:
         """Loss and accuracy of every cell on the official test set."""
+
+    def trained(self) -> list[nn.Module]:
+        """The network of every cell as it is now."""
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that training changes, by name: the tensors themselves."""

@@ -111,12 +111,13 @@ def test_the_switch_goes_before_the_system(browser, address):
     assert browser.run(shade) == "rgb(255, 255, 255)"
 
 
-def test_wide_tables_scroll_in_their_box(browser, address):
+def test_on_a_phone_no_number_lies_outside_the_screen_and_each_has_its_name(browser, address):
     browser.open(address, *SIZES["phone"])
-    assert browser.run("(box => box.scrollWidth > box.clientWidth)(document.querySelector('.scroll'))")
-    browser.run("document.querySelector('.scroll').scrollLeft = 300")
-    name = browser.run("document.querySelector('.sortable tbody tr.layer th').getBoundingClientRect().left")
-    assert 0 <= name < 60  # the names stay in sight
+    assert browser.run("(box => box.scrollWidth - box.clientWidth)(document.querySelector('.scroll'))") == 0
+    shown = "[...document.querySelectorAll('.sortable tbody tr:not([hidden]) > *')].filter(cell => cell.textContent)"
+    assert browser.run(f"{shown}.every(cell => cell.getBoundingClientRect().right <= innerWidth)")
+    assert browser.run(f"{shown}.every(cell => cell.dataset.label)")
+    assert browser.run("getComputedStyle(document.querySelector('.sortable tbody tr[hidden]')).display") == "none"
 
 
 def test_every_plot_is_drawn(browser, address):

@@ -61,10 +61,6 @@ function show(which) {
   leave();
   state.charts.forEach(redraw);
 }
-function theme(which) {
-  if (which === "auto") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = which;
-  for (const button of document.querySelectorAll("button[data-theme]")) button.setAttribute("aria-pressed", String(button.dataset.theme === which));
-}
 
 for (const head of table.tHead.rows[0].cells) head.firstElementChild.addEventListener("click", () => sortBy(head));
 table.tBodies[0].addEventListener("click", (event) => {
@@ -88,7 +84,6 @@ document.querySelector("#findings").addEventListener("click", (event) => {
 });
 search.addEventListener("input", filterRows);
 for (const button of document.querySelectorAll("[data-show]")) button.addEventListener("click", () => show(button.dataset.show));
-for (const button of document.querySelectorAll("button[data-theme]")) button.addEventListener("click", () => theme(button.dataset.theme));
 for (const button of document.querySelectorAll("[data-fold]"))
   button.addEventListener("click", () => {
     const folds = [...document.querySelectorAll(".tree-body details")];

@@ -4,17 +4,26 @@
   const figures = JSON.parse(document.getElementById("data").textContent);
   const tooltip = document.getElementById("tooltip");
   const shows = (value, log) => isNumber(value) && (!log || value > 0);
-  const colours = (series) => `--c:${series.colour};--d:${series.dark_colour}`;
+  const colours = (series) => `--c:light-dark(${series.colour},${series.dark_colour})`;
 
   // One figure: its controls and its panels, drawn again whenever something changes
 
   function start(box) {
     const figure = figures[box.dataset.figure];
     if (!figure) return;
+    savedAs(box.querySelector("img"), figure);
     const state = { figure, box, log: figure.y_log, hidden: new Set(), panels: null };
     addControls(state);
     state.panels = html(box, "div", "panels" + (figure.panels.length === 1 ? " single" : ""));
     draw(state);
+  }
+  // the picture, which is there for readers without scripts, becomes a link to save it by
+  function savedAs(picture, figure) {
+    if (!picture) return;
+    const link = html(picture.closest("figure").querySelector(".caption"), "a", "", "save as PNG");
+    link.href = picture.src;
+    link.download = figure.name + ".png";
+    picture.remove();
   }
   function allSeries(figure) {
     const found = new Map();

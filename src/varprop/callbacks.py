@@ -1,0 +1,345 @@
+"""Predicted against measured standard deviations while a model trains, and the learning rate before it does.
+
+For loops of one's own, Lightning and the Trainer of transformers; neither is imported before its callback is asked for.
+Numbers go to whatever has ``add_scalar(name, value, step)`` (TensorBoard) or ``log(values, step=...)`` (W&B), or is a
+function of values and step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import varprop as vp
+
+Select = Callable[[nn.Module], nn.Module]
+
+
+class CallbackError(vp.VarpropError):
+    """A callback cannot do what was asked; the message says why."""
+
+
+class LayerWatcher:
+    """Writes ``std/<layer>/predicted`` and ``std/<layer>/measured`` of every layer, now and then in training.
+
+    The prediction is that of `vp.propagate` with the parameters of that step; the measurement is taken of the batch
+    that the step trains on: the root mean square, over the layer's elements, of their standard deviation over it.
+
+    Args:
+        model: What is called in training; in the mode it is captured in, which is training mode as a rule.
+        moments: Of the input, as for `vp.propagate`.
+        example: An input or its shape, as for `vp.propagate`.
+        to: A writer, or several.
+        every: Steps from one measurement to the next.
+    """
+
+    def __init__(self, model: nn.Module, moments: Any, example: Any = None, to: Any = (), every: int = 100) -> None:
+        if every < 1:
+            raise CallbackError(f"every must be at least 1 step, got {every}.")
+        self.writers = _writers(to)
+        self.moments, self.every = moments, every
+        if example is None:
+            example = tuple(moments.full) if isinstance(moments, vp.Moments) else None
+        self.program = vp.capture(model, example)
+        self.layers = {path: layer for path, layer in model.named_modules() if path and not any(layer.children())}
+
+    def due(self, step: int) -> bool:
+        """Whether this step, counted from 0, is one to measure."""
+        return step % self.every == 0
+
+    def predicted(self) -> dict[str, float]:
+        """The standard deviation of every layer by its path, from the present parameters."""
+        with torch.no_grad():
+            found = vp.propagate(self.program, self.moments)
+        names = [path for path in self.layers if path in found]
+        return {path: float(found[path].var.double().mean().sqrt()) for path in names}
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """Around the forward pass of a step, counted from 0: measures and writes if it is due."""
+        if not self.due(number):
+            yield
+            return
+        self.start()
+        try:
+            yield
+        finally:
+            measured = self.stop()
+        self.write(measured, number)
+
+    def start(self) -> None:
+        """Measure from now on; the first call of every layer counts."""
+        self._measured: dict[str, float] = {}
+        self._expected = self.predicted()  # of the parameters that the batch meets, before the step changes them
+        self._handles = [layer.register_forward_hook(self._hook(path)) for path, layer in self.layers.items()]
+
+    def stop(self) -> dict[str, float]:
+        """Measure no more; what was measured."""
+        for handle in self._handles:
+            handle.remove()
+        return self._measured
+
+    def write(self, measured: Mapping[str, float], number: int) -> None:
+        """Hand both numbers of every layer that was called to the writers."""
+        values: dict[str, float] = {}
+        for path, value in measured.items():
+            if path in self._expected:
+                values |= {f"std/{path}/predicted": self._expected[path], f"std/{path}/measured": value}
+        for writer in self.writers:
+            writer(values, number)
+
+    def _hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def measure(_: nn.Module, __: Any, output: Any) -> None:
+            several = isinstance(output, Tensor) and output.is_floating_point() and output.ndim > 0 and len(output) > 1
+            if several and path not in self._measured:
+                self._measured[path] = float(output.detach().double().var(0, correction=0).mean().sqrt())
+
+        return measure
+
+
+def _writers(to: Any) -> list[Callable[[Mapping[str, float], int], None]]:
+    many = to if isinstance(to, (list, tuple)) else [to]
+    if not many:
+        raise CallbackError("There is nothing to write to: give a writer with add_scalar or log, or a function.")
+    return [_writer(one) for one in many]
+
+
+def _writer(to: Any) -> Callable[[Mapping[str, float], int], None]:
+    if hasattr(to, "add_scalar"):
+        return lambda values, step: _add_scalars(to, values, step)
+    if hasattr(to, "log"):
+        return lambda values, step: to.log(dict(values), step=step)
+    if callable(to):
+        return lambda values, step: to(values, step)
+    raise CallbackError(f"{type(to).__name__} has neither add_scalar nor log, and is no function of values and step.")
+
+
+def _add_scalars(to: Any, values: Mapping[str, float], step: int) -> None:
+    for name, value in values.items():
+        to.add_scalar(name, value, step)
+
+
+def _itself(model: nn.Module) -> nn.Module:
+    return model
+
+
+class _Watching:
+    """What the callbacks of both frameworks share: a watcher that is made when training begins."""
+
+    def __init__(self, moments: Any, example: Any, to: Any, every: int, select: Select) -> None:
+        self.settings = {"moments": moments, "example": example, "to": to, "every": every}
+        self.select = select
+        self.watcher: LayerWatcher | None = None
+        self.measuring = False
+        _writers(to)  # refused now, not when training begins
+
+    def begin(self, model: nn.Module) -> None:
+        """Training begins."""
+        self.watcher = LayerWatcher(self.select(model), **self.settings)
+
+    def before(self, step: int) -> None:
+        """A step begins."""
+        if self.watcher is not None and self.watcher.due(step) and not self.measuring:
+            self.watcher.start()
+            self.measuring = True
+
+    def after(self, step: int) -> None:
+        """A step is done."""
+        if self.watcher is not None and self.measuring:
+            self.measuring = False
+            self.watcher.write(self.watcher.stop(), step)
+
+
+def lightning_watcher(
+    moments: Any, example: Any = None, to: Any = (), every: int = 100, select: Select = _itself
+) -> Any:
+    """A callback for Lightning's Trainer that does what `LayerWatcher` does.
+
+    Args:
+        moments: As for `LayerWatcher`, as are the next three.
+        example: See there.
+        to: See there.
+        every: See there.
+        select: The network to watch, of the LightningModule: ``lambda module: module.model``.
+    """
+    watching = _Watching(moments, example, to, every, select)
+
+    class Watcher(_lightning().Callback):  # type: ignore[misc]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            watching.begin(pl_module)
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            watching.before(trainer.global_step)
+            self.step = trainer.global_step
+
+        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+            watching.after(self.step)
+
+    return Watcher()
+
+
+def transformers_watcher(
+    moments: Any, example: Any = None, to: Any = (), every: int = 100, select: Select = _itself
+) -> Any:
+    """A callback for the Trainer of transformers that does what `LayerWatcher` does; arguments as there.
+
+    Args:
+        moments: As for `LayerWatcher`, as are the next three.
+        example: See there.
+        to: See there.
+        every: See there.
+        select: The network to watch, of the model that is trained.
+    """
+    watching = _Watching(moments, example, to, every, select)
+
+    class Watcher(_framework("transformers").TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            model.train()
+            watching.begin(model)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watching.before(state.global_step)
+            self.step = state.global_step
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watching.after(self.step)
+
+    return Watcher()
+
+
+class _Finding:
+    """What the finders of both frameworks share: the search, its plot, and rates set where schedules begin."""
+
+    def __init__(self, steps: int, epochs: int, bounds: tuple[float, float], maxiter: int, plot: Any) -> None:
+        self.steps, self.epochs, self.bounds, self.maxiter, self.plot = steps, epochs, bounds, maxiter, plot
+
+    def search(
+        self, model: Any, optimizer: Any, data: Iterable[Any], step: Any, schedules: Sequence[Any]
+    ) -> vp.LRSearch:
+        """Search, draw, and set the rate found."""
+        batches = list(itertools.islice(data, self.steps))
+        objective = vp.training_objective(model, optimizer, batches, epochs=self.epochs, step=step)
+        found = vp.find_lr(objective, self.bounds, self.maxiter)
+        if self.plot is not None:
+            found.plot().figure.savefig(Path(self.plot))
+        found.apply(optimizer)
+        for schedule in schedules:  # made before, they would bring their own rates back
+            rates = zip(optimizer.param_groups, schedule.get_last_lr(), schedule.base_lrs, strict=True)
+            schedule.base_lrs = [base * (group["lr"] / now) if now else group["lr"] for group, now, base in rates]
+        return found
+
+
+def lightning_lr_finder(
+    steps: int = 50,
+    epochs: int = 1,
+    bounds: tuple[float, float] = (1e-6, 1e-2),
+    maxiter: int = 10,
+    plot: Path | str | None = None,
+) -> Any:
+    """A callback that finds the learning rate by `vp.find_lr` when Lightning's training begins, and sets it.
+
+    Model, optimizer and random numbers are as before afterwards. The callback's ``found`` is the `vp.LRSearch`.
+
+    Args:
+        steps: Batches of the training data to search on.
+        epochs: How often an evaluation goes through them.
+        bounds: Of the search.
+        maxiter: At most so many evaluations.
+        plot: A file for the picture of the search.
+    """
+    finding = _Finding(steps, epochs, bounds, maxiter, plot)
+
+    class Finder(_lightning().Callback):  # type: ignore[misc]
+        found: vp.LRSearch | None = None
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if len(trainer.optimizers) != 1:
+                raise CallbackError(f"A learning rate can be found for one optimizer, not {len(trainer.optimizers)}.")
+
+            def step(_: nn.Module, optimizer: Any, batch: Any) -> Tensor:
+                optimizer.zero_grad()
+                moved = pl_module.transfer_batch_to_device(batch, pl_module.device, 0)
+                result = pl_module.training_step(moved, 0)
+                loss: Tensor = result["loss"] if isinstance(result, Mapping) else result
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            optimizer = getattr(trainer.optimizers[0], "optimizer", trainer.optimizers[0])
+            schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+            with _silent(pl_module):
+                self.found = finding.search(pl_module, optimizer, trainer.train_dataloader, step, schedules)
+
+    return Finder()
+
+
+def transformers_lr_finder(
+    steps: int = 50,
+    epochs: int = 1,
+    bounds: tuple[float, float] = (1e-6, 1e-2),
+    maxiter: int = 10,
+    plot: Path | str | None = None,
+) -> Any:
+    """The same for the Trainer of transformers, whose models return their loss.
+
+    Args:
+        steps: As for `lightning_lr_finder`, as are the others.
+        epochs: See there.
+        bounds: See there.
+        maxiter: See there.
+        plot: See there.
+    """
+    finding = _Finding(steps, epochs, bounds, maxiter, plot)
+
+    class Finder(_framework("transformers").TrainerCallback):  # type: ignore[misc]
+        found: vp.LRSearch | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            def step(model: nn.Module, optimizer: Any, batch: Any) -> Tensor:
+                optimizer.zero_grad()
+                device = next(model.parameters()).device
+                result = model(**{name: value.to(device) for name, value in batch.items()})
+                loss: Tensor = result["loss"]
+                loss.backward()
+                optimizer.step()
+                return loss.detach()
+
+            optimizer = getattr(given["optimizer"], "optimizer", given["optimizer"])
+            schedule = given.get("lr_scheduler")
+            schedules = [] if schedule is None else [getattr(schedule, "scheduler", schedule)]
+            self.found = finding.search(given["model"], optimizer, given["train_dataloader"], step, schedules)
+
+    return Finder()
+
+
+@contextlib.contextmanager
+def _silent(pl_module: Any) -> Iterator[None]:
+    """Within, what the module logs goes nowhere: it is no step of the training."""
+    for name in ("log", "log_dict"):
+        object.__setattr__(pl_module, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name in ("log", "log_dict"):
+            object.__delattr__(pl_module, name)
+
+
+def _lightning() -> Any:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    raise CallbackError("This callback needs Lightning: pip install lightning.")
+
+
+def _framework(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise CallbackError(f"This callback needs {name}: pip install {name}.") from error

@@ -1,0 +1,72 @@
+"""Results as a small table of text: a row for every start and method, seeds together."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from varprop.text_table import Table
+
+from ..protocol.labels import method_label, method_rank, rate, start_label, start_rank
+from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
+
+HEADINGS = ("experiment", "start", "method", "lr", "training loss", "validation", "test")
+AT_BOUND = "* the best rate lies next to the bound of the search, which --lr-max widens"
+
+
+def result_table(outcomes: Sequence[Outcome]) -> str:
+    """Learning rate, final loss and accuracies, mean ± standard deviation over the seeds; empty without outcomes."""
+    if not outcomes:
+        return ""
+    text = Table("", HEADINGS, [_row(group) for group in _groups(outcomes)], left=HEADINGS).plain()
+    return "\n".join([text, AT_BOUND] if any(outcome.search.at_bound for outcome in outcomes) else [text])
+
+
+def _groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Outcomes that differ in nothing but the seed."""
+    groups: dict[tuple[object, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        cell = outcome.cell
+        order = (cell.experiment, cell.lr_max, cell.batch_size, start_rank(cell.start), cell.start)
+        groups.setdefault((*order, method_rank(cell.method, cell.variant), cell.method), []).append(outcome)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _row(group: list[Outcome]) -> tuple[str, ...]:
+    cell = group[0].cell
+    small = f", batch {cell.batch_size}" if cell.batch_size != 128 else ""
+    return (
+        cell.experiment,
+        start_label(cell.start) + small,
+        method_label(cell.method, cell.variant),
+        _rates(group),
+        _spread(_ends(group, TRAIN_LOSS), "{:.4g}"),
+        _spread(_ends(group, VALID_ACCURACY), "{:.2%}"),
+        _diverged(group) or _spread([outcome.test_accuracy for outcome in group], "{:.2%}"),
+    )
+
+
+def _rates(group: list[Outcome]) -> str:
+    """The range of the learning rates over the seeds; a star where one lies next to the bound of the search."""
+    rates = sorted(outcome.search.lr for outcome in group)
+    span = rate(rates[0]) if rate(rates[0]) == rate(rates[-1]) else f"{rate(rates[0])}..{rate(rates[-1])}"
+    return f"{span}*" if any(outcome.search.at_bound for outcome in group) else span
+
+
+def _ends(group: list[Outcome], curve: str) -> list[float]:
+    return [outcome.curves[curve][-1] for outcome in group if outcome.curves.get(curve)]
+
+
+def _spread(values: list[float], form: str) -> str:
+    """The mean, and the standard deviation where there are several values; a dash where there are none."""
+    values = [value for value in values if not math.isnan(value)]
+    if not values:
+        return "-"
+    mean = form.format(statistics.fmean(values))
+    return f"{mean} ± {form.replace('.4g', '.2g').format(statistics.stdev(values))}" if len(values) > 1 else mean
+
+
+def _diverged(group: list[Outcome]) -> str:
+    count = sum(outcome.diverged for outcome in group)
+    return f"{count} of {len(group)} diverged" if count else ""

@@ -1,0 +1,107 @@
+"""Callbacks without their frameworks: the numbers are right, and every writer gets them by its own interface."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from varprop import callbacks
+from varprop.callbacks import CallbackError, LayerWatcher
+
+X = torch.randn(4000, 5, generator=torch.Generator().manual_seed(0))
+MOMENTS = vp.Moments(torch.zeros(1, 5), torch.ones(1, 5))
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+class Board:
+    def __init__(self):
+        self.seen = {}
+
+    def add_scalar(self, name, value, step):
+        self.seen[name, step] = value
+
+
+class Log:
+    def __init__(self):
+        self.lines = []
+
+    def log(self, values, step):
+        self.lines.append((step, values))
+
+
+def test_predictions_follow_the_parameters_and_agree_with_what_is_measured():
+    board, log, seen = Board(), Log(), []
+    network = model()
+    watcher = LayerWatcher(network, MOMENTS, to=[board, log, lambda values, step: seen.append((values, step))], every=2)
+    for step in range(3):
+        with watcher.step(step):
+            network(X)
+        with torch.no_grad():
+            network[0].weight.mul_(2.0)
+    steps = [step for step, _ in log.lines]
+    assert steps == [0, 2] and [step for _, step in seen] == [0, 2] and {step for _, step in board.seen} == {0, 2}
+    for _, values in log.lines:
+        assert set(values) == {f"std/{path}/{kind}" for path in "012" for kind in ("predicted", "measured")}
+        for path in "012":
+            assert values[f"std/{path}/predicted"] == pytest.approx(values[f"std/{path}/measured"], rel=0.1)
+    assert board.seen["std/0/measured", 2] > 3 * board.seen["std/0/measured", 0]
+    assert not network[0]._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: LayerWatcher(model(), MOMENTS, to=3), "int has neither add_scalar nor log"),
+        (lambda: LayerWatcher(model(), MOMENTS), "There is nothing to write to"),
+        (lambda: LayerWatcher(model(), MOMENTS, to=Log(), every=0), "every must be at least 1 step, got 0"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(call, message):
+    with pytest.raises(CallbackError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_a_framework_that_is_missing_is_named(monkeypatch, name):
+    for module in ("lightning", "lightning.pytorch", "pytorch_lightning", "transformers"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for call in (
+        getattr(callbacks, f"{name}_lr_finder"),
+        lambda: getattr(callbacks, f"{name}_watcher")(MOMENTS, to=Log()),
+    ):
+        with pytest.raises(CallbackError, match=rf"needs {name}.*pip install {name}".replace("needs l", "needs L")):
+            call()
+
+
+def test_the_finder_sets_the_rate_and_where_schedules_begin(monkeypatch, tmp_path):
+    stand_in = ModuleType("transformers")
+    stand_in.TrainerCallback = object
+    monkeypatch.setitem(sys.modules, "transformers", stand_in)
+
+    class Trained(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = model()
+
+        def forward(self, x):
+            return {"loss": self.body(x).square().mean()}
+
+    trained = Trained()
+    before = trained.body[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(trained.parameters(), 1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    finder = callbacks.transformers_lr_finder(steps=3, maxiter=4, plot=tmp_path / "search.png")
+    given = {"model": trained, "optimizer": optimizer, "lr_scheduler": schedule}
+    finder.on_train_begin(None, SimpleNamespace(), None, train_dataloader=[{"x": X[:8]}] * 5, **given)
+    assert len(finder.found.trace) == 4 and (tmp_path / "search.png").stat().st_size > 1000
+    assert optimizer.param_groups[0]["lr"] == finder.found.lr == schedule.base_lrs[0]
+    assert torch.equal(trained.body[0].weight, before)
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(finder.found.lr / 2)
