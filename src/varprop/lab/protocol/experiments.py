@@ -23,6 +23,7 @@ PAPER_GRIDS = ("mnist", "noisy-mnist", "noisy-cifar10")  # experiments with ever
 DOUBLE = "double"  # the weight of every linear layer is written as w = 2w'
 DECAY = "decay"  # weight decay on weights whose scale does not matter
 UNIT_NORM = "unit-norm"  # these weights are projected to unit norm after every step
+MOMENTUM = "momentum"  # batch norm's running statistics take in a tenth as much of every batch
 
 Combination = tuple[Method, Start, str]  # the last is the variant
 
@@ -201,7 +202,9 @@ _OWN_STARTS: tuple[Combination, ...] = (
     ("batch", "bn", ""),
     ("analytic", "ap2", ""),
 )
+_MOMENTA: tuple[Combination, ...] = (("batch", "none", ""), ("batch", "none", MOMENTUM))
 _SHORT = Protocol(epochs=20, search_epochs=2)
+_AS_FOUND = 7e-3  # about what the search finds for batch norm from random weights
 
 _TABLE = (
     Experiment(
@@ -237,5 +240,15 @@ _TABLE = (
     Experiment("recurrent", "mnist", "rows", _SHIFTS, protocol=_SHORT),
     Experiment("orthogonal", "mnist", "mnist", _SHIFTS, starts=("ap2", "orthogonal")),
     Experiment("decay", "mnist", "mnist", _NOISY_SHIFTS, combinations=_INVARIANT),
+    Experiment(
+        "momentum",
+        "mnist",
+        "mnist",
+        _SHIFTS,
+        combinations=_MOMENTA,
+        lr_max=(_AS_FOUND,),
+        search=False,
+        protocol=Protocol(epochs=12),
+    ),
 )
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _TABLE}

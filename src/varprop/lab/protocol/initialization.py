@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 import varprop as vp
 
 from ..data.batches import GENERAL, seed_of
-from .experiments import DOUBLE, UNIT_NORM
+from .experiments import DOUBLE, MOMENTUM, UNIT_NORM
 from .models import Factory, build
 from .records import Cell, Method, Start
 
@@ -83,7 +83,15 @@ def parametrized(plain: nn.Module, method: Method, data: StartData, variant: str
         "analytic": {"input": data.moments, "example": data.batch[:1]},
     }
     model = vp.reparametrize(plain, method, **needs.get(method, {}))
+    if variant == MOMENTUM:
+        _small_momentum_(model)
     return vp.unit_norm_(model) if variant == UNIT_NORM else model
+
+
+def _small_momentum_(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = 0.01
 
 
 class _Double(nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 METHOD_LABELS = {"standard": "Standard", "weight": "WN", "batch": "BN", "analytic": "AP2"}
 START_LABELS = {"none": "init = None", "bn": "init = BN", "ap2": "init = AP2", "orthogonal": "init = orthogonal"}
-VARIANT_LABELS = {"double": "w = 2w'", "decay": "decay", "unit-norm": "||w|| = 1"}
+VARIANT_LABELS = {"double": "w = 2w'", "decay": "decay", "unit-norm": "||w|| = 1", "momentum": "momentum 0.01"}
 EXPERIMENT_LABELS = {
     "mnist": "MNIST",
     "noisy-mnist": "Noisy MNIST",
@@ -17,6 +17,7 @@ EXPERIMENT_LABELS = {
     "orthogonal": "Orthogonal weights",
     "decay": "Decay or projection",
     "recurrent": "Recurrent network",
+    "momentum": "Batch norm's momentum",
     "digits": "Digits",
 }
 

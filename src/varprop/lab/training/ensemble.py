@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..data.batches import GENERAL, MEASURE, seed_of
-from ..protocol.experiments import DOUBLE
+from ..protocol.experiments import DOUBLE, MOMENTUM
 from ..protocol.initialization import StartingPoint
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
 from .cuda_graph import captured_step, in_parallel_streams
@@ -142,7 +142,8 @@ class EnsembleTrainer:
 
 
 def _by_structure(cells: list[Cell]) -> list[list[Cell]]:
-    found: dict[tuple[str, bool], list[Cell]] = {}
+    found: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        found.setdefault((cell.method, cell.variant == DOUBLE), []).append(cell)
+        structure = cell.variant if cell.variant in (DOUBLE, MOMENTUM) else ""
+        found.setdefault((cell.method, structure), []).append(cell)
     return list(found.values())
