@@ -20,6 +20,14 @@ def in_parts(images: Tensor, labels: Tensor, axis: int = 0) -> Iterator[Labelled
     yield from zip(images.split(count, axis), labels.split(count, axis), strict=True)
 
 
+def full_batches(images: Tensor, labels: Tensor, size: int, axis: int = 0) -> Iterator[LabelledImages]:
+    """Images and labels in batches of one size, for statistics of batches; the rest is left out, unless it is all."""
+    count = images.shape[axis]
+    size = min(size, count)
+    for first in range(0, count - size + 1, size):
+        yield images.narrow(axis, first, size), labels.narrow(axis, first, size)
+
+
 @torch.no_grad()
 def loss_and_accuracy(scores: Scores, parts: Iterable[LabelledImages]) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy and share of right answers; an answer that is not finite is not right.

@@ -130,13 +130,23 @@ class StackedNetworks:
             project_(self.layout.views(self.parameters)[name], self.unit)
         return losses
 
-    @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
         """What each network, in evaluation mode, makes of images with a first axis for the seeds."""
+        self.template.eval()
+        found = self.scores_in_batch_mode(images)
+        self.template.train()
+        return found
+
+    @torch.no_grad()
+    def scores_in_batch_mode(self, images: Tensor) -> Tensor:
+        """The same with the statistics of these images where a network uses them; its buffers stay."""
+
+        def run(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
+            copies = {name: buffer.clone() for name, buffer in buffers.items()}
+            return cast(Tensor, functional_call(self.template, (parameters, copies), (x,)))
+
         buffers = {**self.buffer_layout.views(self.buffers), **self.counters}
         samples = None if self.seed_index is None else 0
-        run = torch.vmap(lambda p, b, x: functional_call(self.template, (p, b), (x,)), in_dims=(0, 0, samples))
-        self.template.eval()
-        found: Tensor = run(self.layout.views(self.parameters), buffers, self.own(images))
-        self.template.train()
+        together = torch.vmap(run, in_dims=(0, 0, samples), randomness="different")
+        found: Tensor = together(self.layout.views(self.parameters), buffers, self.own(images))
         return found
