@@ -42,18 +42,17 @@ class Task:
         """Where everything happens."""
         return self.dataset.train_x.device
 
-    @functools.cached_property
-    def moments(self) -> vp.Moments:
-        """Mean and variance of the augmented training images: measured once, so the same for all seeds."""
-        everything = torch.arange(len(self.dataset.train_x), device=self.device)
-        found = augmentation.statistics(self.dataset, everything, self.experiment.augmentation)
-        return vp.Moments(found.mean.to(self.dtype), found.var.to(self.dtype))
-
     @functools.cache  # noqa: B019  (it lives as long as its experiment)
     def split(self, seed: int) -> tuple[Tensor, Tensor]:
         """Indices of the training and of the validation images."""
         training, validation = datasets.split(self.dataset, seed)
         return training[: self.experiment.train_samples], validation
+
+    @functools.cache  # noqa: B019
+    def moments(self, seed: int) -> vp.Moments:
+        """Mean and variance of the augmented images that a seed trains on; validation images have no part in them."""
+        found = augmentation.statistics(self.dataset, self.split(seed)[0], self.experiment.augmentation)
+        return vp.Moments(found.mean.to(self.dtype), found.var.to(self.dtype))
 
     def batches(self, seed: int, batch_size: int) -> Batches:
         """The training batches of a seed."""
@@ -79,6 +78,6 @@ class Task:
             own = [cell for cell in cells if cell.seed == seed]
             size = max(self.experiment.batch_sizes)  # the start does not depend on the batch size trained with
             images = self.batches(seed, size).first_batch(), self.validation(seed)[0][:_PROBE]
-            data = StartData(self.moments, *(part.to(self.dtype) for part in images))
-            found.update(starting_points(self.factory, own, data))
+            data = StartData(self.moments(seed), *(part.to(self.dtype) for part in images))
+            found.update(starting_points(self.factory, own, data, self.experiment.own_weights))
         return found
