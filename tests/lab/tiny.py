@@ -41,7 +41,7 @@ def network():
 
 
 def experiment(**changes):
-    protocol = Protocol(epochs=3, search_epochs=1, evaluations=3, checkpoint_epochs=1)
+    protocol = Protocol(epochs=3, search_epochs=1, evaluations=3, grids=(), checkpoint_epochs=1)
     base = Experiment(
         "tiny",
         "tiny",

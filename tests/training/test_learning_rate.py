@@ -472,3 +472,22 @@ def test_a_search_over_a_real_training_prefers_a_sensible_rate(loader):
     assert optimizer.param_groups[0]["lr"] == 1.0
     search.apply(optimizer)
     assert optimizer.param_groups[0]["lr"] == search.lr
+
+
+def test_a_grid_first_finds_the_deeper_of_two_valleys():
+    def loss(lr):
+        place = math.log10(lr)
+        return min(2 + 0.1 * (place + 5) ** 2, 1 + 20 * (place + 2.3) ** 2)
+
+    plain, looked = find_lr(loss), find_lr(loss, maxiter=12, grids=(4, 4))
+    assert plain.loss > 1.5 and looked.loss < 1.01
+    assert len(looked.trace) == 12
+    spaced = [math.log10(lr) for lr, _ in looked.trace[:4]]
+    assert spaced == pytest.approx([-5.5, -4.5, -3.5, -2.5])
+    assert all(-3.5 < math.log10(lr) < -2 for lr, _ in looked.trace[4:])
+
+
+@pytest.mark.parametrize("grids", [(10,), (0,), (5, 5)])
+def test_grids_leave_brent_an_evaluation(grids):
+    with pytest.raises(ValueError, match="maxiter must be at least 1 above the evaluations on grids"):
+        find_lr(lambda lr: lr, grids=grids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,18 +17,34 @@ from .parser import typer
 
 CONTINUE = "What is finished is kept: run the command again with --resume."
 UNTRAINED = ("relu", "claims")  # made by the report from nothing, and from what lies in the folder
+STUDY = "search"  # no experiment of the paper
 DEMO = "digits"  # has a command of its own
 HELP = (
-    "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay; relu (a figure, nothing is "
-    "trained); claims (the verdicts on what lies in the folder of the results); all."
+    "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay, momentum; relu (a figure, "
+    "nothing is trained); claims (the verdicts on what lies in the folder of the results); search (what each search "
+    "for the learning rate loses, on a CPU); all."
 )
+
+
+class Search(StrEnum):
+    """How the learning rate is found."""
+
+    brent = "brent"
+    grid_brent = "grid+brent"
+
+
+class OwnWeights(StrEnum):
+    """What a method trains from its own start."""
+
+    original = "original"
+    converted = "converted"
 
 
 def known_names() -> list[str]:
     """Everything that can be asked for."""
     from varprop.lab.protocol.experiments import EXPERIMENTS
 
-    return [*EXPERIMENTS, *UNTRAINED, "all"]
+    return [*EXPERIMENTS, *UNTRAINED, STUDY, "all"]
 
 
 def expanded(names: Sequence[str]) -> list[str]:
@@ -40,7 +57,7 @@ def expanded(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in known:
             raise vp.VarpropError(unknown("experiment", name, known))
-    everything = [name for name in known if name not in (DEMO, "all")]
+    everything = [name for name in known if name not in (DEMO, STUDY, "all")]
     return list(dict.fromkeys(one for name in names for one in (everything if name == "all" else [name])))
 
 
@@ -60,10 +77,19 @@ def reproduce(
     ray: options.RayOption = None,
     methods: Annotated[str | None, typer.Option(help="Only these of standard,weight,batch,analytic.")] = None,
     starts: Annotated[str | None, typer.Option(help="Only these of none,bn,ap2,orthogonal.")] = None,
+    search: Annotated[
+        Search | None,
+        typer.Option(help="For the learning rate: brent is the paper's; grid+brent, the default, looks around first."),
+    ] = None,
+    own_weights: Annotated[
+        OwnWeights | None,
+        typer.Option(help="Of BN from bn and AP2 from ap2: original, as in the paper, or those all others get there."),
+    ] = None,
     compiled: options.CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
     from varprop.lab.execution import run as runner
+    from varprop.lab.execution import search_study
     from varprop.lab.protocol.records import ALL_STARTS, METHODS
 
     from . import results
@@ -71,7 +97,7 @@ def reproduce(
     wanted = expanded(names)
     with stoppable(CONTINUE):
         found = runner.reproduce(
-            [name for name in wanted if name not in UNTRAINED],
+            [name for name in wanted if name not in (*UNTRAINED, STUDY)],
             out,
             device=options.chosen(device),
             seeds=seeds,
@@ -87,6 +113,10 @@ def reproduce(
             methods=tuple(options.listed(methods, METHODS, "--methods")) if methods else None,
             starts=tuple(options.listed(starts, ALL_STARTS, "--starts")) if starts else None,
             compiled=compiled,
+            search=search.value if search else None,
+            own_weights=own_weights.value if own_weights else None,
             command=options.command_line(),
         )
+        if STUDY in wanted:
+            typer.echo(f"Searches: {search_study.study(out, root).resolve()}")
         results.show([outcome for outcomes in found.values() for outcome in outcomes], out, wanted)

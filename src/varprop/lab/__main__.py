@@ -9,7 +9,7 @@ from pathlib import Path
 import varprop as vp
 
 from .execution.run import reproduce
-from .protocol.experiments import EXPERIMENTS
+from .protocol.experiments import EXPERIMENTS, SEARCHES
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -24,6 +24,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--lr-max", type=float, nargs="+", help="upper bounds of the search")
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--starts", nargs="+")
+    parser.add_argument("--search", choices=list(SEARCHES), help="for the learning rate; grid+brent by default")
+    parser.add_argument("--own-weights", choices=("original", "converted"), help="of BN from bn and AP2 from ap2")
     parser.add_argument("--compile", action="store_true", default=None, dest="compiled", help="use torch.compile")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--max-seconds", type=float, default=math.inf, help="stop at the next piece after this time")

@@ -52,13 +52,13 @@ def test_known_evaluations_are_answered_at_once_and_the_result_is_the_same():
         fresh.append(wanted)
         return evaluate(wanted)
 
-    assert find_lrs({"a": BOUNDS, "b": BOUNDS}, counted, 8, known) == whole
+    assert find_lrs({"a": BOUNDS, "b": BOUNDS}, counted, 8, known=known) == whole
     assert len(fresh) == 3
 
 
 def test_known_evaluations_of_another_search_are_refused():
     with pytest.raises(RuntimeError, match="other settings or versions"):
-        find_lrs({"a": BOUNDS}, evaluate, 8, {"a": [(0.5, 1.0)]})
+        find_lrs({"a": BOUNDS}, evaluate, 8, known={"a": [(0.5, 1.0)]})
 
 
 def test_an_error_of_the_evaluation_ends_all_searches():

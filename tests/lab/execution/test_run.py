@@ -19,7 +19,7 @@ from varprop.lab.environment import chosen_device
 from varprop.lab.execution.run import RunError, reproduce
 from varprop.lab.execution.run import run as run_experiment
 from varprop.lab.protocol.experiments import EXPERIMENTS, PAPER_LR_MAX, Protocol
-from varprop.lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS
+from varprop.lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_LOSS
 from varprop.lab.store.fingerprints import changed, fingerprints
 from varprop.lab.store.folder import Store
 
@@ -55,7 +55,8 @@ def test_a_run_leaves_an_outcome_for_every_cell(finished):
     assert len(outcomes) == 4
     for outcome in outcomes:
         assert len(outcome.curves[TRAIN_LOSS]) == 3
-        assert (TRAIN_EVAL_LOSS in outcome.curves) == (outcome.cell.method == "batch")
+        assert len(outcome.curves[TRAIN_EVAL_LOSS]) == 3
+        assert (VALID_BATCH_LOSS in outcome.curves) == (outcome.cell.method == "batch")
         assert len(outcome.search.trace) == 3
         assert outcome.search.loss == min(loss for _, loss in outcome.search.trace)
         assert 0 <= outcome.start_gap < 1e-4 and outcome.seconds > 0

@@ -16,7 +16,7 @@ ALL_STARTS = ("none", "bn", "ap2", "orthogonal")
 def data():
     task = tiny.task()
     batch = task.batches(0, 16).first_batch().double()
-    return initialization.StartData(task.moments, batch, task.validation(0)[0].double())
+    return initialization.StartData(task.moments(0), batch, task.validation(0)[0].double())
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,30 @@ def test_the_projection_leaves_the_function(plain, data):
 def test_a_recurrent_network_has_all_forms(data, method):
     plain = initialization.plain_network(lambda: RowByRow(tiny.SIDE, 2, 4, tiny.CLASSES), "ap2", 0, data)
     assert initialization.gap(initialization.parametrized(plain, method, data), plain, data.probe) < 1e-12
+
+
+OWN = [("batch", "bn"), ("analytic", "orthogonal")]
+
+
+@pytest.mark.parametrize(("method", "start"), OWN)
+def test_own_starts_keep_the_original_weights_and_the_function(plain, data, method, start):
+    cell = Cell("tiny", method, start, 0)
+    original = initialization.original_network(tiny.network, start, 0, data)
+    for choice in ("original", "converted"):
+        found = initialization.starting_points(tiny.network, [cell], data, choice)[cell]
+        assert found.gap < 1e-12
+        for index in (1, 3, 5, 7):
+            layer = found.model[index].layer if method == "batch" else found.model[index]
+            assert torch.equal(layer.weight, original[index].weight) == (choice == "original")
+
+
+def test_batch_norm_on_original_weights_begins_as_the_paper_says(data):
+    cell = Cell("tiny", "batch", "bn", 0)
+    model = initialization.starting_points(tiny.network, [cell], data)[cell].model
+    scales = torch.cat([module.weight for module in model.modules() if isinstance(module, nn.BatchNorm1d)])
+    shifts = torch.cat([module.bias for module in model.modules() if isinstance(module, nn.BatchNorm1d)])
+    assert scales.min() > 0 and scales.max() < 1 and scales.std() > 0.2  # s uniform on (0, 1), b = 0
+    assert shifts.abs().max() < 1e-12
 
 
 def test_another_function_is_refused(data, monkeypatch):

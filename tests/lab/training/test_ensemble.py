@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
-from varprop.lab.protocol.experiments import DECAY, DOUBLE, UNIT_NORM
+from varprop.lab.protocol.experiments import DECAY, DOUBLE, MOMENTUM, UNIT_NORM
 from varprop.lab.protocol.records import METHODS, Cell
 from varprop.lab.training.ensemble import EnsembleTrainer
 from varprop.lab.training.optimizer import AdamState, adam_, invariant_names, project_
@@ -31,6 +31,7 @@ CELLS = [
     cell("analytic", variant=UNIT_NORM),
     cell("weight", variant=UNIT_NORM),
     cell("batch", variant=DECAY),
+    cell("batch", variant=MOMENTUM),
 ]
 RATES = {each: 1e-3 * 1.3**index for index, each in enumerate(CELLS)}
 

@@ -7,7 +7,15 @@ import torch.nn.functional as F
 
 import varprop as vp
 from varprop.lab.data import batches
-from varprop.lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
+from varprop.lab.protocol.records import (
+    TRAIN_EVAL_LOSS,
+    TRAIN_LOSS,
+    VALID_ACCURACY,
+    VALID_BATCH_ACCURACY,
+    VALID_BATCH_LOSS,
+    VALID_LOSS,
+    Cell,
+)
 from varprop.lab.training.single import SingleTrainer
 from varprop.lab.training.trainer import load_
 
@@ -85,14 +93,15 @@ def test_it_learns_and_says_what_it_measures():
     for number in range(6):
         training.epoch(number, tick)
     curve = training.curves(5)[0]
-    assert set(curve) == {TRAIN_LOSS, VALID_LOSS, VALID_ACCURACY}
+    assert set(curve) == {TRAIN_LOSS, TRAIN_EVAL_LOSS, VALID_LOSS, VALID_ACCURACY}
     assert curve[TRAIN_LOSS] < 0.8 * math.log(3)
     loss, accuracy = training.test()[0]
     assert loss < math.log(3) and accuracy > 0.5
 
 
-def test_batch_norm_is_measured_on_the_training_set_in_evaluation_mode():
-    training = SingleTrainer(tiny.task(), cell("batch"))
+@pytest.mark.parametrize("method", ("batch", "analytic"))
+def test_the_training_set_is_measured_in_evaluation_mode(method):
+    training = SingleTrainer(tiny.task(), cell(method, "ap2"))
     training.reset([1e-2])
     training.epoch(0, tick)
     curve = training.curves(0)[0]
@@ -102,6 +111,24 @@ def test_batch_norm_is_measured_on_the_training_set_in_evaluation_mode():
         expected = torch.nn.functional.cross_entropy(training.model.eval()(x), y)
     assert curve[TRAIN_EVAL_LOSS] == pytest.approx(float(expected), rel=1e-12)
     assert curve[TRAIN_EVAL_LOSS] != pytest.approx(curve[TRAIN_LOSS], rel=1e-3)
+
+
+def test_batch_norm_is_validated_with_the_statistics_of_batches_too():
+    training = SingleTrainer(tiny.task(data=tiny.dataset(train=500)), cell("batch"))
+    training.reset([1e-2])
+    training.epoch(0, tick)
+    before = {name: buffer.clone() for name, buffer in training.model.named_buffers()}
+    curve = training.curves(0)[0]
+    x, y = training.task.validation(0)
+    assert len(x) == 50  # three batches of 16, and two images that are left out
+    model = copy.deepcopy(training.model).train()
+    with torch.no_grad():
+        losses = [F.cross_entropy(model(x[i : i + 16].double()), y[i : i + 16]) for i in (0, 16, 32)]
+    assert curve[VALID_BATCH_LOSS] == pytest.approx(float(sum(losses)) / 3, rel=1e-12)
+    assert curve[VALID_BATCH_LOSS] != pytest.approx(curve[VALID_LOSS], rel=1e-3)
+    assert 0 < curve[VALID_BATCH_ACCURACY] <= 1
+    for name, buffer in training.model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
 
 
 def test_divergence_is_a_loss_that_is_not_finite():

@@ -5,39 +5,20 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from varprop.lab.protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
-from varprop.lab.store.runs import Run
+from varprop.lab.protocol.experiments import PAPER_GRIDS
+from varprop.lab.store.runs import Run, read_runs
 from varprop.lab.verdicts.claims import CLAIMS
 from varprop.lab.verdicts.judge import judge, markdown, write
+from varprop.lab.verdicts.overhead import overhead
 from varprop.lab.verdicts.seed_statistics import Sample, difference, order
 
-from .. import synthetic
+from .made_up import from_all_starts, verdict
 
 NAMES = [*(claim.name for claim in CLAIMS), "overhead"]
-
-
-def ended(cell, train=0.1, valid=0.2, error=0.05, evaluation=None, diverged=False):
-    """A synthetic outcome that ends with these values."""
-    curves = {TRAIN_LOSS: [2.0, train, train], VALID_LOSS: [valid], VALID_ACCURACY: [1 - error]}
-    if evaluation is not None:
-        curves[TRAIN_EVAL_LOSS] = [evaluation, evaluation, evaluation]
-    return replace(synthetic.outcome(cell), curves=curves, diverged=diverged)
-
-
-def seeds(experiment, method, start, values, bound=1e-2, variant="", **name_of_value):
-    """One outcome a value; the keyword says what the values are, ``name="train"`` by default."""
-    name = name_of_value.get("name", "train")
-    cells = [Cell(experiment, method, start, seed, lr_max=bound, variant=variant) for seed in range(len(values))]
-    return [ended(cell, **{name: value}) for cell, value in zip(cells, values, strict=True)]
-
-
-def verdict(name, outcomes, benchmarks=()):
-    names = dict.fromkeys(outcome.cell.experiment for outcome in outcomes)
-    runs = [Run(name, [o for o in outcomes if o.cell.experiment == name]) for name in names]
-    return {found.name: found for found in judge(runs, benchmarks)}[name]
 
 
 # --- when a difference counts ---
@@ -82,184 +63,26 @@ def test_numbers_are_given_with_their_spread(values, text):
     assert Sample(values).text() == text
 
 
-# --- claim by claim ---
+# --- all claims ---
 
 
-def test_without_runs_nothing_is_said():
-    assert [(found.name, found.verdict) for found in judge([])] == [(name, "no data") for name in NAMES]
+def test_without_runs_nothing_is_said_but_what_is_measured_here():
+    verdicts = {found.name: found.verdict for found in judge([])}
+    assert list(verdicts) == NAMES
+    assert {name for name, verdict in verdicts.items() if verdict != "no data"} == {"four-times", "four-times-adam"}
 
 
-def from_all_starts(method, values, **more):
-    return [outcome for start in STARTS for outcome in seeds("mnist", method, start, values, **more)]
+def test_what_is_missing_comes_with_the_command_that_makes_it():
+    for found in judge([]):
+        if found.verdict == "no data" and found.name != "overhead":
+            assert any("to be made by: varprop reproduce" in line for line in found.measured), found.name
 
 
-@pytest.mark.parametrize(
-    ("last_start", "expected"),
-    [((0.1, 0.2, 0.1), "holds"), ((2.2, 2.3, 2.2), "does not hold"), ((0.1, 2.3, 0.1), "within noise")],
-)
-def test_analytic_trains_from_all_starts(last_start, expected):
-    good = from_all_starts("analytic", (0.1, 0.2, 0.1))[:6]
-    found = verdict("trains", [*good, *seeds("mnist", "analytic", "ap2", last_start)])
-    assert found.verdict == expected
-    assert "Noisy MNIST: not run" in found.measured
-    assert verdict("trains", good).verdict == "no data"
-
-
-def test_a_diverged_run_did_not_train():
-    outcomes = [replace(o, diverged=True) for o in from_all_starts("analytic", (0.1, 0.1))]
-    assert verdict("trains", outcomes).verdict == "does not hold"
-
-
-@pytest.mark.parametrize(("weight", "expected"), [(0.2, "holds"), (2.3, "does not hold")])
-def test_others_work_from_the_analytic_start(weight, expected):
-    outcomes = [*seeds("mnist", "standard", "ap2", (0.3, 0.2)), *seeds("mnist", "weight", "ap2", (weight, weight))]
-    assert verdict("others-from-ap2", outcomes).verdict == expected
-    assert verdict("others-from-ap2", outcomes[:2]).verdict == "no data"
-
-
-def test_what_trains_is_measured_by_the_best_of_the_experiment():
-    slow = [o for method in ("standard", "weight") for o in seeds("mnist", method, "ap2", (0.5, 0.5))]
-    assert verdict("others-from-ap2", slow).verdict == "holds"
-    best = seeds("mnist", "analytic", "none", (0.2, 0.2))
-    assert verdict("others-from-ap2", [*slow, *best]).verdict == "does not hold"
-    nobody = [o for method in ("standard", "weight") for o in seeds("mnist", method, "ap2", (2.3, 2.3))]
-    assert verdict("others-from-ap2", nobody).verdict == "does not hold"
-
-
-def four_methods(analytic, others, start="bn", experiment="mnist"):
-    rest = [o for method in METHODS if method != "analytic" for o in seeds(experiment, method, start, others)]
-    return [*rest, *seeds(experiment, "analytic", start, analytic)]
-
-
-WIN, LOSS, TIE = ((0.10, 0.11), (0.20, 0.21)), ((0.30, 0.31), (0.20, 0.21)), ((0.2, 0.35), (0.25, 0.3))
-
-
-@pytest.mark.parametrize(
-    ("cases", "expected"),
-    [
-        ((WIN, WIN, LOSS), "holds"),
-        ((WIN, LOSS, LOSS), "does not hold"),
-        ((WIN, TIE, LOSS), "within noise"),
-        ((TIE, TIE, TIE), "within noise"),
-    ],
-)
-def test_analytic_is_lowest_in_many_cases(cases, expected):
-    outcomes = [o for start, case in zip(STARTS, cases, strict=True) for o in four_methods(*case, start=start)]
-    found = verdict("lower-loss", outcomes)
-    assert found.verdict == expected
-    assert found.measured[0].startswith(f"lowest in {cases.count(WIN)} of 3 cases")
-
-
-def test_a_case_needs_all_four_methods():
-    outcomes = [o for o in four_methods(*WIN) if o.cell.method != "weight"]
-    assert verdict("lower-loss", outcomes).verdict == "no data"
-
-
-@pytest.mark.parametrize(
-    ("evaluations", "expected"),
-    [((0.2, 0.3), "holds"), ((0.102, 0.098), "does not hold"), ((0.2, 0.1), "within noise")],
-)
-def test_batch_norm_evaluates_differently_from_none(evaluations, expected):
-    outcomes = [ended(Cell("mnist", "batch", "none", s), evaluation=v) for s, v in enumerate(evaluations)]
-    assert verdict("bn-evaluation", outcomes).verdict == expected
-    elsewhere = [replace(o, cell=replace(o.cell, start="bn")) for o in outcomes]
-    assert verdict("bn-evaluation", elsewhere).verdict == "no data"
-
-
-def validation(experiment, losses, errors, start="bn"):
-    """Two seeds a method around a loss and an error; the second is a little better for AP2 and worse for the others."""
-    sign = {"analytic": -1}
-    return [
-        ended(
-            Cell(experiment, method, start, seed),
-            valid=losses[method] + 0.001 * seed * sign.get(method, 1),
-            error=errors[method] + 1e-4 * seed * sign.get(method, 1),
-        )
-        for method in losses
-        for seed in (0, 1)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("loss", "error", "expected"),
-    [(0.1, 0.02, "holds"), (0.1, 0.05, "within noise"), (0.3, 0.02, "does not hold"), (0.3, 0.09, "does not hold")],
-)
-def test_batch_norm_generalizes(loss, error, expected):
-    outcomes = validation(
-        "mnist", {**dict.fromkeys(METHODS, 0.2), "batch": loss}, {**dict.fromkeys(METHODS, 0.05), "batch": error}
-    )
-    assert verdict("bn-generalizes", outcomes).verdict == expected
-    missing = [o for o in outcomes if o.cell.method != "standard"]
-    assert verdict("bn-generalizes", missing).verdict == "no data"
-
-
-@pytest.mark.parametrize(
-    ("loss", "error", "expected"),
-    [
-        (0.205, 0.052, "holds"),
-        (0.2, 0.08, "does not hold"),
-        (0.2, 0.02, "does not hold"),
-        (0.3, 0.05, "does not hold"),
-        (0.2, 0.05995, "within noise"),
-        (0.2, 0.06005, "within noise"),
-    ],
-)
-def test_on_par_needs_a_small_difference_with_noise_to_spare(loss, error, expected):
-    outcomes = validation("noisy-mnist", {"batch": 0.2, "analytic": loss}, {"batch": 0.05, "analytic": error})
-    assert verdict("on-par", outcomes).verdict == expected
-
-
-def test_equal_numbers_of_single_seeds_prove_nothing():
-    outcomes = [ended(Cell("noisy-mnist", method, "bn", 0)) for method in ("batch", "analytic")]
-    assert verdict("on-par", outcomes).verdict == "within noise"
-
-
-def cifar(train, errors):
-    return [
-        ended(
-            Cell("noisy-cifar10", method, start, seed),
-            train=train[method] + 0.001 * seed,
-            error=errors[method] + 1e-3 * seed,
-        )
-        for start in STARTS
-        for method in METHODS
-        for seed in (0, 1)
-    ]
-
-
-ALIKE, BATCH_FIRST = dict.fromkeys(METHODS, 0.5), {**dict.fromkeys(METHODS, 0.2), "batch": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("train", "errors", "expected"),
-    [
-        (ALIKE, BATCH_FIRST, "holds"),
-        ({**ALIKE, "standard": 0.9}, BATCH_FIRST, "does not hold"),
-        (ALIKE, {**BATCH_FIRST, "weight": 0.05}, "does not hold"),
-        (ALIKE, dict.fromkeys(METHODS, 0.2), "within noise"),
-    ],
-)
-def test_cifar_differences_are_small_and_batch_norm_leads(train, errors, expected):
-    outcomes = cifar(train, errors)
-    assert verdict("cifar", outcomes).verdict == expected
-    assert verdict("cifar", [o for o in outcomes if o.cell.method != "weight"]).verdict == "no data"
-
-
-def test_a_single_seed_in_common_decides_nothing():
-    outcomes = [o for o in cifar(ALIKE, BATCH_FIRST) if o.cell.seed == 0 or o.cell.method in ("batch", "analytic")]
-    assert verdict("cifar", outcomes).verdict == "within noise"
-
-
-@pytest.mark.parametrize(
-    ("double", "expected"),
-    [((0.2, 0.21), "holds"), ((0.9, 0.91), "does not hold"), ((0.5, 0.51), "within noise")],
-)
-def test_equal_rates_mislead(double, expected):
-    plain = seeds("naive", "standard", "none", (0.5, 0.51), bound=1e-3)
-    doubled = seeds("naive", "standard", "none", double, bound=1e-3, variant="double")
-    found = verdict("equal-rates", [*plain, *doubled])
-    assert (found.verdict, found.setting) == (expected, "lr = 0.001")
-    assert verdict("equal-rates", plain).verdict == "no data"
+def test_the_limit_of_training_separates_in_every_experiment_on_record():
+    runs = read_runs(Path(__file__).parents[3] / "docs" / "results")
+    found = {verdict.name: verdict for verdict in judge(runs)}["trains"]
+    (missed,) = (line for line in found.measured if line.startswith("others that miss"))
+    assert missed.count(";") == len(PAPER_GRIDS)
 
 
 def test_the_papers_bound_decides_and_others_are_given_beside_it():
@@ -294,7 +117,7 @@ def test_small_batches_do_not_enter_the_claims():
 def test_overhead_is_read_from_the_benchmark(content, expected, tmp_path):
     file = tmp_path / "normalization.json"
     file.write_text(json.dumps(content))
-    assert verdict("overhead", [], [tmp_path / "missing.json", file]).verdict == expected
+    assert overhead([tmp_path / "missing.json", file]).verdict == expected
 
 
 # --- what is written ---
@@ -305,7 +128,7 @@ def test_claims_are_written_as_json_and_markdown(tmp_path):
     write(judged, tmp_path)
     stored = json.loads((tmp_path / "claims.json").read_text("utf-8"))
     assert [claim["name"] for claim in stored["claims"]] == NAMES
-    assert stored["claims"][0]["verdict"] == "holds"
+    assert next(c for c in stored["claims"] if c["name"] == "trains")["verdict"] == "holds"
     rows = [line for line in (tmp_path / "claims.md").read_text("utf-8").splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(NAMES)
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)

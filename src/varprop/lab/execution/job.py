@@ -151,7 +151,7 @@ def _searches(state: JobState, trainer: Trainer, context: Context, started: floa
 
     context.tick(max(map(len, traces.values())) * protocol.search_epochs * trainer.steps)
     bounds = {cell.key: (protocol.lr_min, cell.lr_max) for cell in trainer.cells}
-    found = find_lrs(bounds, evaluate, protocol.evaluations, traces)
+    found = find_lrs(bounds, evaluate, protocol.evaluations, protocol.grids, traces)
     searches = [found[cell.key] for cell in trainer.cells]
     return [Search(s.lr, s.loss, list(s.trace), s.at_bound, s.flat, s.diverged) for s in searches]
 

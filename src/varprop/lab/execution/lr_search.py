@@ -1,9 +1,9 @@
-"""The learning rates of many cells by bounded Brent, in lockstep: every round evaluates one rate of each search."""
+"""The learning rates of many cells, in lockstep: every round evaluates one rate of each search."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import varprop as vp
 
@@ -22,6 +22,7 @@ def find_lrs(
     bounds: Mapping[str, tuple[float, float]],
     evaluate: Evaluate,
     evaluations: int = 10,
+    grids: Sequence[int] = (),
     known: Mapping[str, Trace] | None = None,
 ) -> dict[str, vp.LRSearch]:
     """Search for several learning rates at once, as `vp.find_lr` does for one.
@@ -34,6 +35,7 @@ def find_lrs(
         evaluate: Called with the rates wanted, by name; returns their losses. All searches that are not finished ask
             together, every time.
         evaluations: At most so many for each.
+        grids: As for `vp.find_lr`.
         known: Evaluations of an earlier run, in order.
 
     Returns:
@@ -45,7 +47,7 @@ def find_lrs(
         wanted: dict[str, float] = {}
         for name in bounds.keys() - found.keys():
             try:
-                found[name] = vp.find_lr(_recorded_loss(name, traces[name]), bounds[name], evaluations)
+                found[name] = vp.find_lr(_recorded_loss(name, traces[name]), bounds[name], evaluations, grids=grids)
             except _Unknown as next_evaluation:
                 wanted[name] = next_evaluation.lr
         if not wanted:

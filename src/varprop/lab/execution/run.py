@@ -30,7 +30,7 @@ from .ray_cluster import run_on_ray
 from .workers import run_in_processes
 
 Show = Callable[[int, str], contextlib.AbstractContextManager[progress.Progress]]
-_ADAPTED = ("seeds", "epochs", "lr_max", "methods", "starts", "compiled")
+_ADAPTED = ("seeds", "epochs", "lr_max", "methods", "starts", "compiled", "own_weights", "search")
 
 
 class RunError(vp.VarpropError):
@@ -43,7 +43,8 @@ def reproduce(names: Sequence[str], out: Path, **options: Any) -> dict[str, list
     Args:
         names: Of the experiments.
         out: The folder that gets one folder for each.
-        options: For `Experiment.adapted` (seeds, epochs, lr_max, methods, starts, compiled) and for `run`.
+        options: For `Experiment.adapted` (seeds, epochs, lr_max, methods, starts, compiled, own_weights,
+            search) and for `run`.
     """
     adapt = {name: options.pop(name, None) for name in _ADAPTED}
     for name in names:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import varprop as vp
 
@@ -24,7 +24,11 @@ PAPER_GRIDS = ("mnist", "noisy-mnist", "noisy-cifar10")  # experiments with ever
 DOUBLE = "double"  # the weight of every linear layer is written as w = 2w'
 DECAY = "decay"  # weight decay on weights whose scale does not matter
 UNIT_NORM = "unit-norm"  # these weights are projected to unit norm after every step
+MOMENTUM = "momentum"  # batch norm's running statistics take in a tenth as much of every batch
 
+# Evaluations and grids of a search by its name: the paper's, and one that noise does not lead astray so easily.
+SEARCHES: dict[str, tuple[int, tuple[int, ...]]] = {"brent": (10, ()), "grid+brent": (12, (4, 4))}
+OwnWeights = Literal["original", "converted"]
 Combination = tuple[Method, Start, str]  # the last is the variant
 
 
@@ -41,7 +45,8 @@ class Protocol:
         decay: The learning rate in epoch k, counted from 0, is lr * decay^k.
         lr_min: The lower bound of the search.
         search_epochs: The horizon of the search.
-        evaluations: At most so many in a search.
+        evaluations: At most so many in a search, those on grids included.
+        grids: Rates tried before Brent's method, as for `vp.find_lr`; see `SEARCHES`.
         remain: What is left, one epoch later, of the weight of a loss in the running mean.
         weight_decay: Of the variant with decay.
         checkpoint_epochs: State is kept after so many epochs, to resume from.
@@ -51,7 +56,8 @@ class Protocol:
     decay: float = 0.96
     lr_min: float = 1e-6
     search_epochs: int = 5
-    evaluations: int = 10
+    evaluations: int = 12
+    grids: tuple[int, ...] = (4, 4)
     remain: float = 0.1
     weight_decay: float = 5e-4
     checkpoint_epochs: int = 5
@@ -91,6 +97,9 @@ class Experiment:
         search: Whether learning rates are searched for.
         together: Whether all cells are trained as one batched ensemble.
         train_samples: Only so many training images are used; all by default.
+        own_weights: What a method trains from its own start (BN from ``bn``, AP2 from ``ap2``): the ``original``
+            weights with s and b introduced, as the paper says, or the ``converted`` ones that all other methods get
+            there. The function is the same; the steps of Adam are not, for the weights differ in length.
         protocol: How each is trained.
         precision: How a step is computed on a GPU, where cells are trained one at a time.
     """
@@ -109,6 +118,7 @@ class Experiment:
     search: bool = True
     together: bool = True
     train_samples: int | None = None
+    own_weights: OwnWeights = "original"
     protocol: Protocol = field(default_factory=Protocol)
     precision: Precision = field(default_factory=Precision)
 
@@ -133,6 +143,8 @@ class Experiment:
         methods: tuple[Method, ...] | None = None,
         starts: tuple[Start, ...] | None = None,
         compiled: bool | None = None,
+        own_weights: str | None = None,
+        search: str | None = None,
     ) -> Experiment:
         """The same with other settings; what is left out stays.
 
@@ -152,6 +164,14 @@ class Experiment:
             for rate in lr_max:
                 _require(least < rate < math.inf, f"The largest learning rate must be above {least:g}, got {rate:g}.")
             result = replace(result, lr_max=lr_max)
+        if search is not None and self.search:
+            _require(search in SEARCHES, f"search must be one of {', '.join(SEARCHES)}, got {search!r}.")
+            evaluations, grids = SEARCHES[search]
+            result = replace(result, protocol=replace(result.protocol, evaluations=evaluations, grids=grids))
+        if own_weights is not None:
+            known = get_args(OwnWeights)
+            _require(own_weights in known, f"own_weights must be one of {', '.join(known)}, got {own_weights!r}.")
+            result = replace(result, own_weights=cast(OwnWeights, own_weights))
         if compiled is not None:
             result = replace(result, precision=replace(self.precision, compiled=compiled))
         if methods is not None or starts is not None:
@@ -202,7 +222,9 @@ _OWN_STARTS: tuple[Combination, ...] = (
     ("batch", "bn", ""),
     ("analytic", "ap2", ""),
 )
+_MOMENTA: tuple[Combination, ...] = (("batch", "none", ""), ("batch", "none", MOMENTUM))
 _SHORT = Protocol(epochs=20, search_epochs=2)
+_AS_FOUND = 7e-3  # about what the search finds for batch norm from random weights
 
 _TABLE = (
     Experiment(
@@ -212,7 +234,7 @@ _TABLE = (
         Augmentation(noise_variance=0.1),
         batch_sizes=(64,),
         lr_max=(WIDE_LR_MAX,),
-        protocol=Protocol(epochs=20, search_epochs=3, evaluations=8),
+        protocol=Protocol(epochs=20, search_epochs=3, evaluations=8, grids=()),  # a demonstration has to be quick
     ),
     Experiment("mnist", "mnist", "mnist", _SHIFTS),
     Experiment("noisy-mnist", "mnist", "mnist", _NOISY_SHIFTS),
@@ -238,5 +260,15 @@ _TABLE = (
     Experiment("recurrent", "mnist", "rows", _SHIFTS, protocol=_SHORT),
     Experiment("orthogonal", "mnist", "mnist", _SHIFTS, starts=("ap2", "orthogonal")),
     Experiment("decay", "mnist", "mnist", _NOISY_SHIFTS, combinations=_INVARIANT),
+    Experiment(
+        "momentum",
+        "mnist",
+        "mnist",
+        _SHIFTS,
+        combinations=_MOMENTA,
+        lr_max=(_AS_FOUND,),
+        search=False,
+        protocol=Protocol(epochs=12),
+    ),
 )
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _TABLE}

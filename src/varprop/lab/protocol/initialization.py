@@ -9,12 +9,13 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 import varprop as vp
 
 from ..data.batches import GENERAL, seed_of
-from .experiments import DOUBLE, UNIT_NORM
+from .experiments import DOUBLE, MOMENTUM, UNIT_NORM, OwnWeights
 from .models import Factory, build
 from .records import SAMPLE_NORMS, Cell, Method, Start
 from .sample_norms import add_sample_norms_, with_sample_norms
@@ -48,6 +49,15 @@ class StartingPoint:
     gap: float
 
 
+def original_network(factory: str | Factory, start: Start, seed: int, data: StartData) -> nn.Module:
+    """The network whose scales and biases a start projects out; for ``none`` there is nothing to project."""
+    placed = {"device": data.batch.device} | ({"dtype": data.batch.dtype} if data.batch.is_floating_point() else {})
+    model = build(factory, seed_of(GENERAL, seed), **placed)
+    if start == "orthogonal":
+        _orthogonal_(model, torch.Generator().manual_seed(seed_of(GENERAL, seed, 2)))
+    return model
+
+
 def plain_network(factory: str | Factory, start: Start, seed: int, data: StartData) -> nn.Module:
     """The plain network of a start.
 
@@ -58,15 +68,12 @@ def plain_network(factory: str | Factory, start: Start, seed: int, data: StartDa
         seed: Of the weights and of s.
         data: Behind it.
     """
-    placed = {"device": data.batch.device} | ({"dtype": data.batch.dtype} if data.batch.is_floating_point() else {})
-    model = build(factory, seed_of(GENERAL, seed), **placed)
+    model = original_network(factory, start, seed, data)
     if start == "none":
         return model
     if start == "bn":
         return vp.batch_norm_start(model, data.batch, torch.Generator().manual_seed(seed_of(GENERAL, seed, 1)))
-    if start == "orthogonal":
-        _orthogonal_(model, torch.Generator().manual_seed(seed_of(GENERAL, seed, 2)))
-    return vp.init_(model, data.moments, example=data.batch[:1])
+    return vp.init_(model, data.moments, example=data.batch[:1], shift=False)
 
 
 @torch.no_grad()
@@ -75,6 +82,33 @@ def _orthogonal_(model: nn.Module, generator: torch.Generator) -> None:
         if parameter.ndim > 1:
             drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
             parameter.copy_(nn.init.orthogonal_(drawn, generator=generator))
+
+
+OWN_STARTS: dict[Method, tuple[Start, ...]] = {"batch": ("bn",), "analytic": ("ap2", "orthogonal")}
+_ROWS_FIRST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def with_original_weights(model: nn.Module, original: nn.Module, method: Method, data: StartData) -> nn.Module:
+    """The same function as a normalized model of its own start, on the weights which that start was made from."""
+    if method == "analytic":
+        return vp.normalize(original, data.moments, example=data.batch[:1], form="paper")
+    for path, wrapper in list(model.named_modules()):
+        norm, layer = getattr(wrapper, "norm", None), getattr(wrapper, "layer", None)
+        if isinstance(norm, _BatchNorm) and isinstance(layer, _ROWS_FIRST):
+            _rescale_(layer, norm, original.get_submodule(path).weight)  # type: ignore[arg-type]
+    return model
+
+
+@torch.no_grad()
+def _rescale_(layer: nn.Module, norm: _BatchNorm, weight: Tensor) -> None:
+    """Give a layer under batch norm a weight whose rows are multiples of its own; what follows stays the same."""
+    own = layer.weight
+    assert isinstance(own, Tensor) and norm.running_mean is not None and norm.running_var is not None
+    factor = own.flatten(1).norm(dim=1) / weight.flatten(1).norm(dim=1)
+    own.copy_(weight)
+    norm.running_mean.div_(factor)
+    norm.running_var.div_(factor.square())
+    norm.weight.copy_(factor * torch.sqrt(norm.running_var + norm.eps))
 
 
 def parametrized(plain: nn.Module, method: Method, data: StartData, variant: str = "") -> nn.Module:
@@ -88,7 +122,15 @@ def parametrized(plain: nn.Module, method: Method, data: StartData, variant: str
         "analytic": {"input": data.moments, "example": data.batch[:1]},
     }
     model = vp.reparametrize(plain, cast(Any, method), **needs.get(method, {}))
+    if variant == MOMENTUM:
+        _small_momentum_(model)
     return vp.unit_norm_(model) if variant == UNIT_NORM else model
+
+
+def _small_momentum_(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.momentum = 0.01
 
 
 def without_parametrization(model: nn.Module, method: Method) -> nn.Module:
@@ -140,8 +182,16 @@ def gap(model: nn.Module, plain: nn.Module, probe: Tensor, classes: bool = True)
     return float((outputs[0] - outputs[1]).abs().max()) / scale
 
 
-def starting_points(factory: str | Factory, cells: list[Cell], data: StartData) -> dict[Cell, StartingPoint]:
+def starting_points(
+    factory: str | Factory, cells: list[Cell], data: StartData, own_weights: OwnWeights = "original"
+) -> dict[Cell, StartingPoint]:
     """The networks of all cells of one seed.
+
+    Args:
+        factory: Of the network.
+        cells: Of one seed.
+        data: Behind their starts.
+        own_weights: As for `Experiment`.
 
     Raises:
         RuntimeError: If a form computes something else than the plain network of its start.
@@ -153,12 +203,16 @@ def starting_points(factory: str | Factory, cells: list[Cell], data: StartData) 
         if cell.start not in plain:
             plain[cell.start] = plain_network(factory, cell.start, cell.seed, data)
         if kind not in found:
-            found[kind] = _started(cell, plain[cell.start], data)
+            own = own_weights == "original" and cell.start in OWN_STARTS.get(cell.method, ())
+            original = original_network(factory, cell.start, cell.seed, data) if own else None
+            found[kind] = _started(cell, plain[cell.start], data, original)
     return {cell: found[cell.method, cell.start, cell.variant] for cell in cells}
 
 
-def _started(cell: Cell, plain: nn.Module, data: StartData) -> StartingPoint:
+def _started(cell: Cell, plain: nn.Module, data: StartData, original: nn.Module | None) -> StartingPoint:
     model = parametrized(plain, cell.method, data, cell.variant)
+    if original is not None and cell.variant != UNIT_NORM:  # unit norm is another choice of the same length
+        model = with_original_weights(model, original, cell.method, data)
     distance = gap(model, plain, data.probe, data.classes)
     limit = _GAP * torch.finfo(next(plain.parameters()).dtype).eps
     if not distance <= limit and cell.method not in SAMPLE_NORMS:

@@ -14,7 +14,7 @@ METHOD_MEANINGS = {
     "group": "group normalization",
 }
 START_LABELS = {"none": "init = None", "bn": "init = BN", "ap2": "init = AP2", "orthogonal": "init = orthogonal"}
-VARIANT_LABELS = {"double": "w = 2w'", "decay": "decay", "unit-norm": "||w|| = 1"}
+VARIANT_LABELS = {"double": "w = 2w'", "decay": "decay", "unit-norm": "||w|| = 1", "momentum": "momentum 0.01"}
 EXPERIMENT_LABELS = {
     "mnist": "MNIST",
     "noisy-mnist": "Noisy MNIST",
@@ -25,6 +25,7 @@ EXPERIMENT_LABELS = {
     "orthogonal": "Orthogonal weights",
     "decay": "Decay or projection",
     "recurrent": "Recurrent network",
+    "momentum": "Batch norm's momentum",
     "digits": "Digits",
 }
 

@@ -16,9 +16,11 @@ ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal")
 
 # Names of the curves; one value an epoch, the first after epoch 1.
 TRAIN_LOSS = "train_loss"  # running mean of the stochastic loss
-TRAIN_EVAL_LOSS = "train_eval_loss"  # evaluation mode, training set (batch norm only)
+TRAIN_EVAL_LOSS = "train_eval_loss"  # evaluation mode, training set
 VALID_LOSS = "valid_loss"
 VALID_ACCURACY = "valid_accuracy"  # missing where the targets are no classes
+VALID_BATCH_LOSS = "valid_batch_loss"  # batch norm with the statistics of its batches
+VALID_BATCH_ACCURACY = "valid_batch_accuracy"  # likewise
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | No
         .render(
             sections=sections,
             verdicts=verdicts,
-            judged=any(verdict.verdict != "no data" for verdict in verdicts),
+            judged=any(verdict.setting and verdict.verdict != "no data" for verdict in verdicts),  # on runs
             places={f"{one.experiment}/{figure['name']}": figure["id"] for one in sections for figure in one.figures},
             rule=RULE,
             headline=_headline(sections) if len(sections) > 1 else None,

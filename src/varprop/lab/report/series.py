@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..protocol.experiments import MOMENTUM
 from ..protocol.labels import method_label, method_rank, series_rank
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
 from .style import line_style
@@ -127,11 +128,11 @@ def finite(value: float) -> float | None:
 
 
 def curve_panel(title: str, outcomes: Sequence[Outcome], curve: Curve) -> Panel:
-    """Every method's curves over epochs; of variants only the first, to keep the panel readable."""
+    """Every method's curves over epochs; the second of them only of batch norm, where it is another thing."""
     lines = [
         _curve_line(runs, name, curve.factor)
-        for (_, variant), runs in _by_method(outcomes).items()
-        for name in (curve.curves[:1] if variant else curve.curves)
+        for (method, variant), runs in _by_method(outcomes).items()
+        for name in (curve.curves if method == "batch" and variant in ("", MOMENTUM) else curve.curves[:1])
         if any(run.curves.get(name) for run in runs)
     ]
     return Panel(title, tuple(lines))

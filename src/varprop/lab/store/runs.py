@@ -13,7 +13,7 @@ from ..protocol.records import METHODS, STARTS, Outcome
 from .compact import read_tables
 
 WITHOUT_CELLS = ("relu",)  # a figure, and nothing trained
-_NO_EXPERIMENT = ("claims", "all")  # names of the command line only
+_NO_EXPERIMENT = ("claims", "search", "all")  # names of the command line only
 _NOT_UNDERSTOOD = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from ..data.batches import GENERAL, MEASURE, seed_of
-from ..protocol.experiments import DOUBLE
+from ..protocol.experiments import DOUBLE, MOMENTUM
 from ..protocol.initialization import StartingPoint
-from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
+from ..protocol.records import (
+    TRAIN_EVAL_LOSS,
+    TRAIN_LOSS,
+    VALID_ACCURACY,
+    VALID_BATCH_ACCURACY,
+    VALID_BATCH_LOSS,
+    VALID_LOSS,
+    Cell,
+)
 from .cuda_graph import captured_step, in_parallel_streams
-from .metrics import RunningLoss, in_parts
+from .metrics import RunningLoss, full_batches, in_parts, unless_nan
 from .stacked import StackedNetworks
 from .task import Task
 from .trainer import Tick
@@ -101,13 +108,16 @@ class EnsembleTrainer:
     def curves(self, number: int) -> list[dict[str, float]]:
         """What is measured of every cell after an epoch."""
         images, labels = zip(*(self.task.validation(seed) for seed in self.seeds), strict=True)
-        found = self._measured(self.task.as_input(torch.stack(images)), torch.stack(labels))
+        validation = self.task.as_input(torch.stack(images)), torch.stack(labels)
+        training = self._training_losses(number)
         curves = [
-            {TRAIN_LOSS: train, VALID_LOSS: loss} | ({} if math.isnan(right) else {VALID_ACCURACY: right})
-            for train, (loss, right) in zip(self.losses(), found, strict=True)
+            {TRAIN_LOSS: train, TRAIN_EVAL_LOSS: evaluated, VALID_LOSS: loss} | unless_nan(VALID_ACCURACY, right)
+            for train, evaluated, (loss, right) in zip(
+                self.losses(), training, self._measured(*validation), strict=True
+            )
         ]
-        for curve, loss in zip(curves, self._training_losses(number), strict=True):
-            curve.update({} if loss is None else {TRAIN_EVAL_LOSS: loss})
+        for curve, found in zip(curves, self._in_batch_mode(*validation), strict=True):
+            curve.update(found)
         return curves
 
     def _measured(self, images: Tensor, labels: Tensor) -> list[tuple[float, float]]:
@@ -117,15 +127,25 @@ class EnsembleTrainer:
         losses, shares = (torch.cat(part).tolist() for part in zip(*found, strict=True))
         return list(zip(losses, shares, strict=True))
 
-    def _training_losses(self, number: int) -> list[float | None]:
-        """In evaluation mode on the training set; for batch norm only, where it is another thing."""
-        found: list[float | None] = []
+    def _training_losses(self, number: int) -> list[float]:
+        """In evaluation mode on the training set."""
+        found: list[float] = []
         for stack in self.stacks:
-            if stack.cells[0].method != "batch":
-                found += [None] * len(stack.cells)
-                continue
             parts = ((x.flatten(1, 2), stack.own(y.flatten(1, 2))) for x, y in self._chunks(number, MEASURE))
             found += stack.measured(parts)[0].tolist()
+        return found
+
+    def _in_batch_mode(self, images: Tensor, labels: Tensor) -> list[dict[str, float]]:
+        """Validation with the statistics of batches as large as in training; for batch norm, where it is another."""
+        found: list[dict[str, float]] = []
+        for stack in self.stacks:
+            if stack.cells[0].method != "batch":
+                found += [{} for _ in stack.cells]
+                continue
+            parts = full_batches(images, labels, stack.cells[0].batch_size, axis=1)
+            measured = stack.measured(((x, stack.own(y)) for x, y in parts), stack.scores_in_batch_mode)
+            pairs = zip(*(part.tolist() for part in measured), strict=True)
+            found += [{VALID_BATCH_LOSS: loss} | unless_nan(VALID_BATCH_ACCURACY, right) for loss, right in pairs]
         return found
 
     def test(self) -> list[tuple[float, float]]:
@@ -151,7 +171,8 @@ class EnsembleTrainer:
 
 
 def _by_structure(cells: list[Cell]) -> list[list[Cell]]:
-    found: dict[tuple[str, bool], list[Cell]] = {}
+    found: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        found.setdefault((cell.method, cell.variant == DOUBLE), []).append(cell)
+        structure = cell.variant if cell.variant in (DOUBLE, MOMENTUM) else ""
+        found.setdefault((cell.method, structure), []).append(cell)
     return list(found.values())

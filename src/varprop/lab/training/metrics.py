@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -19,6 +20,14 @@ def in_parts(images: Tensor, labels: Tensor, axis: int = 0) -> Iterator[Labelled
     """Images and labels, as many at a time as the device takes well."""
     count = _AT_ONCE.get(images.device.type, 2000)
     yield from zip(images.split(count, axis), labels.split(count, axis), strict=True)
+
+
+def full_batches(images: Tensor, labels: Tensor, size: int, axis: int = 0) -> Iterator[LabelledImages]:
+    """Images and labels in batches of one size, for statistics of batches; the rest is left out, unless it is all."""
+    count = images.shape[axis]
+    size = min(size, count)
+    for first in range(0, count - size + 1, size):
+        yield images.narrow(axis, first, size), labels.narrow(axis, first, size)
 
 
 @torch.no_grad()
@@ -64,6 +73,11 @@ def _share_right(outputs: Tensor, targets: Tensor, axis: int) -> Tensor:
         return outputs.new_tensor(torch.nan, dtype=torch.float64)
     right = (outputs.argmax(-1) == targets) & outputs.isfinite().all(-1)
     return right.double().flatten(axis).mean(-1)
+
+
+def unless_nan(name: str, value: float) -> dict[str, float]:
+    """A measured value under its name; nothing where there is none."""
+    return {} if math.isnan(value) else {name: value}
 
 
 class RunningLoss:

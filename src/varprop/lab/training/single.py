@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import math
 from typing import Any
 
 import torch
@@ -17,9 +16,17 @@ import varprop as vp
 from ..data.batches import GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DECAY, UNIT_NORM, Precision
 from ..protocol.initialization import StartingPoint
-from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
+from ..protocol.records import (
+    TRAIN_EVAL_LOSS,
+    TRAIN_LOSS,
+    VALID_ACCURACY,
+    VALID_BATCH_ACCURACY,
+    VALID_BATCH_LOSS,
+    VALID_LOSS,
+    Cell,
+)
 from .cuda_graph import TrainingStep, captured_step
-from .metrics import RunningLoss, in_parts, loss_and_accuracy
+from .metrics import RunningLoss, full_batches, in_parts, loss_and_accuracy, unless_nan
 from .optimizer import BETAS, EPS, decaying_names, started_optimizer
 from .task import Task
 from .trainer import Tick
@@ -175,12 +182,20 @@ class SingleTrainer:
     def curves(self, number: int) -> list[dict[str, float]]:
         """What is measured after an epoch."""
         loss, right = self._measured(in_parts(*self.task.validation(self.cell.seed)))
-        curve = {TRAIN_LOSS: self.losses()[0], VALID_LOSS: loss}
-        curve |= {} if math.isnan(right) else {VALID_ACCURACY: right}
-        if self.cell.method == "batch":
-            parts = ((x.flatten(0, 1), y.flatten(0, 1)) for x, y in self.batches.chunks(number, MEASURE))
-            curve[TRAIN_EVAL_LOSS] = self._measured(parts)[0]
-        return [curve]
+        parts = ((x.flatten(0, 1), y.flatten(0, 1)) for x, y in self.batches.chunks(number, MEASURE))
+        train = {TRAIN_LOSS: self.losses()[0], TRAIN_EVAL_LOSS: self._measured(parts)[0]}
+        return [{**train, VALID_LOSS: loss, **unless_nan(VALID_ACCURACY, right), **self._in_batch_mode()}]
+
+    def _in_batch_mode(self) -> dict[str, float]:
+        """Validation with the statistics of batches as large as in training, where that is another thing."""
+        if self.cell.method != "batch":
+            return {}
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        parts = full_batches(*self.task.validation(self.cell.seed), self.cell.batch_size)
+        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), parts, self.task.loss)
+        for buffer, value in kept:
+            buffer.copy_(value)
+        return {VALID_BATCH_LOSS: float(loss), **unless_nan(VALID_BATCH_ACCURACY, float(right))}
 
     def _measured(self, parts: Any) -> tuple[float, float]:
         self.model.eval()

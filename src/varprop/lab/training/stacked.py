@@ -13,7 +13,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state
 
 from ..protocol.experiments import DECAY, UNIT_NORM
 from ..protocol.records import Cell
-from .metrics import LabelledImages, loss_and_accuracy
+from .metrics import LabelledImages, Scores, loss_and_accuracy
 from .optimizer import AdamState, adam_, decaying_names, invariant_names, project_
 from .task import Loss
 from .tracing import flat_step
@@ -140,12 +140,13 @@ class StackedNetworks:
             project_(self.layout.views(self.parameters)[name], self.unit)
         return losses
 
-    def measured(self, parts: Iterable[LabelledImages]) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of every network on samples and targets of its own."""
+    def measured(self, parts: Iterable[LabelledImages], scores: Scores | None = None) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of every network on samples and targets of its own; in evaluation mode by default."""
+        scores = scores or self.scores
         if self.loss is None:
-            return loss_and_accuracy(self.scores, parts)
+            return loss_and_accuracy(scores, parts)
         targets = None if self.seed_index is None else 0
-        return loss_and_accuracy(self.scores, parts, torch.vmap(self.loss, in_dims=(0, targets)), axis=1)
+        return loss_and_accuracy(scores, parts, torch.vmap(self.loss, in_dims=(0, targets)), axis=1)
 
     def tensors(self) -> list[dict[str, Tensor]]:
         """Parameters and buffers of every network, by name."""
@@ -155,10 +156,21 @@ class StackedNetworks:
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
         """What each network, in evaluation mode, makes of images with a first axis for the seeds."""
+        self.template.eval()
+        found = self.scores_in_batch_mode(images)
+        self.template.train()
+        return found
+
+    @torch.no_grad()
+    def scores_in_batch_mode(self, images: Tensor) -> Tensor:
+        """The same with the statistics of these images where a network uses them; its buffers stay."""
+
+        def run(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
+            copies = {name: buffer.clone() for name, buffer in buffers.items()}
+            return cast(Tensor, functional_call(self.template, (parameters, copies), (x,)))
+
         buffers = {**self.buffer_layout.views(self.buffers), **self.counters}
         samples = None if self.seed_index is None else 0
-        run = torch.vmap(lambda p, b, x: functional_call(self.template, (p, b), (x,)), in_dims=(0, 0, samples))
-        self.template.eval()
-        found: Tensor = run(self.layout.views(self.parameters), buffers, self.own(images))
-        self.template.train()
+        together = torch.vmap(run, in_dims=(0, 0, samples), randomness="different")
+        found: Tensor = together(self.layout.views(self.parameters), buffers, self.own(images))
         return found

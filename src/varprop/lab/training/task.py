@@ -50,20 +50,6 @@ class Task:
         """Where everything happens."""
         return self.dataset.train_x.device
 
-    @functools.cached_property
-    def moments(self) -> vp.Moments | vp.Tokens:
-        """Mean and variance of the augmented training images, or how frequent tokens are; the same for all seeds."""
-        if augmentation.is_tokens(self.dataset.train_x):
-            return self._token_frequencies()
-        everything = torch.arange(len(self.dataset.train_x), device=self.device)
-        found = augmentation.statistics(self.dataset, everything, self.experiment.augmentation)
-        return vp.Moments(found.mean.to(self.dtype), found.var.to(self.dtype))
-
-    def _token_frequencies(self) -> vp.Tokens:
-        tokens = self.dataset.train_x
-        rows = embedding_rows(build(self.factory, 0), tokens[:1].cpu())
-        return vp.Tokens(torch.bincount(tokens.flatten(), minlength=rows).to(self.dtype))
-
     def as_input(self, samples: Tensor) -> Tensor:
         """Samples in the dtype of the networks; tokens stay what they are."""
         return samples.to(self.dtype) if samples.is_floating_point() else samples
@@ -73,6 +59,22 @@ class Task:
         """Indices of the training and of the validation images."""
         training, validation = datasets.split(self.dataset, seed)
         return training[: self.experiment.train_samples], validation
+
+    @functools.cache  # noqa: B019
+    def moments(self, seed: int) -> vp.Moments | vp.Tokens:
+        """Mean and variance of the augmented images that a seed trains on, or how frequent tokens are there.
+
+        What it validates on has no part in them.
+        """
+        chosen = self.split(seed)[0]
+        if augmentation.is_tokens(self.dataset.train_x):
+            return self._token_frequencies(self.dataset.train_x[chosen])
+        found = augmentation.statistics(self.dataset, chosen, self.experiment.augmentation)
+        return vp.Moments(found.mean.to(self.dtype), found.var.to(self.dtype))
+
+    def _token_frequencies(self, tokens: Tensor) -> vp.Tokens:
+        rows = embedding_rows(build(self.factory, 0), tokens[:1].cpu())
+        return vp.Tokens(torch.bincount(tokens.flatten(), minlength=rows).to(self.dtype))
 
     def batches(self, seed: int, batch_size: int) -> Batches:
         """The training batches of a seed."""
@@ -99,6 +101,6 @@ class Task:
             size = max(self.experiment.batch_sizes)  # the start does not depend on the batch size trained with
             batch, probe = self.batches(seed, size).first_batch(), self.validation(seed)[0][:_PROBE]
             classes = self.dataset.classes > 0
-            data = StartData(self.moments, self.as_input(batch), self.as_input(probe), classes)
-            found.update(starting_points(self.factory, own, data))
+            data = StartData(self.moments(seed), self.as_input(batch), self.as_input(probe), classes)
+            found.update(starting_points(self.factory, own, data, self.experiment.own_weights))
         return found

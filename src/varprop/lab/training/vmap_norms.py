@@ -44,8 +44,8 @@ class _PlainBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _remember(self, mean: Tensor, var: Tensor, share: float) -> None:
         assert self.running_mean is not None and self.running_var is not None
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(var, share)
+        self.running_mean.copy_(self.running_mean.lerp(mean, share))  # vmap has no rule for lerp_
+        self.running_var.copy_(self.running_var.lerp(var, share))
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

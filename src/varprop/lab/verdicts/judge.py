@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..protocol.experiments import PAPER_BATCH, PAPER_LR_MAX
+from ..protocol.experiments import PAPER_LR_MAX
 from ..store.files import write_atomically
 from ..store.runs import Run
 from .claims import CLAIMS, Claim
+from .evidence import Evidence
 from .overhead import RULE as OVERHEAD_RULE
 from .overhead import overhead
-from .rules import Evidence
 
 RULE = (
     "Runs are compared seed by seed. A difference counts only when zero lies outside the 95 % interval of Student's t "
@@ -62,17 +62,16 @@ def judge(runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> list[Verdict]
         runs: What was found; experiments that are missing give ``no data``.
         benchmarks: Where the measured overhead may lie; the first file that exists is read.
     """
-    return [*(_judge_claim(claim, runs) for claim in CLAIMS), _overhead_verdict(benchmarks)]
+    return [*(judge_claim(claim, runs) for claim in CLAIMS), _overhead_verdict(benchmarks)]
 
 
-def _judge_claim(claim: Claim, runs: Sequence[Run]) -> Verdict:
+def judge_claim(claim: Claim, runs: Sequence[Run]) -> Verdict:
     """The verdict at the paper's bound on the learning rate, and beside it those at other bounds."""
-    outcomes = [o for run in runs for o in run.outcomes if o.cell.batch_size == PAPER_BATCH]
-    about = [o for run in runs if run.experiment in claim.experiments for o in run.outcomes]
-    bounds = sorted({o.cell.lr_max for o in about if o.cell.batch_size == PAPER_BATCH})
+    outcomes = tuple(outcome for run in runs for outcome in run.outcomes)
+    bounds = sorted({o.cell.lr_max for o in outcomes if o.cell.experiment in claim.experiments})
     by_bound: dict[float | None, Verdict] = {}
     for bound in (*bounds, *[None] * (not bounds)):
-        finding = claim.judge(Evidence(tuple(o for o in outcomes if o.cell.lr_max == bound)))
+        finding = claim.judge(Evidence(outcomes, bound))
         setting = "" if bound is None else f"lr {'=' if claim.fixed else '≤'} {bound:g}"
         by_bound[bound] = Verdict(
             claim.name, claim.text, finding.verdict, claim.rule, finding.measured, claim.figure, setting

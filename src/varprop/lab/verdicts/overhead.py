@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .rules import FAILS, HOLDS, MISSING, Finding, all_of, lower
+from .evidence import FAILS, HOLDS, MISSING, Finding, all_of, lower
 from .seed_statistics import Sample, number
 
 RULE = (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..environment import require
-from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, Outcome
+from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, VALID_BATCH_ACCURACY, Outcome
 
 Order = Literal["lower", "higher", "noise"]
 Metric = Callable[[Outcome], float]  # infinite where training diverged, NaN where there is nothing to measure
@@ -39,6 +39,12 @@ def final_error(outcome: Outcome) -> float:
     return math.inf if math.isinf(accuracy) else 1.0 - accuracy
 
 
+def final_batch_mode_error(outcome: Outcome) -> float:
+    """The validation error at the end of batch norm with the statistics of its batches."""
+    accuracy = final(VALID_BATCH_ACCURACY)(outcome)
+    return math.inf if math.isinf(accuracy) else 1.0 - accuracy
+
+
 def final_test_error(outcome: Outcome) -> float:
     """One minus the test accuracy."""
     return math.inf if outcome.diverged else 1.0 - outcome.test_accuracy
@@ -50,14 +56,9 @@ def average_loss(outcome: Outcome) -> float:
     return math.inf if outcome.diverged else statistics.fmean(values) if values else math.nan
 
 
-def evaluation_gap(outcome: Outcome) -> float:
-    """Median over the second half of the epochs of |evaluation loss / running loss - 1|."""
-    train, evaluation = outcome.curves.get(TRAIN_LOSS, []), outcome.curves.get(TRAIN_EVAL_LOSS, [])
-    half = min(len(train), len(evaluation)) // 2
-    gaps = [abs(b / a - 1) for a, b in list(zip(train, evaluation, strict=False))[half:] if a > 0]
-    if outcome.diverged:
-        return math.inf
-    return statistics.median(gaps) if gaps else math.nan
+def log_rate(outcome: Outcome) -> float:
+    """The decimal logarithm of the learning rate found."""
+    return math.log10(outcome.search.lr)
 
 
 @dataclass(frozen=True)

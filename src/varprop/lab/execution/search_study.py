@@ -1,0 +1,132 @@
+"""How much each search for the learning rate loses: every way on the same cells, against all rates anybody tried."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from varprop.text_table import Table
+
+from ..data import datasets
+from ..environment import command_line, git_state, reproducible, versions
+from ..protocol.experiments import EXPERIMENTS, SEARCHES, Experiment
+from ..store.files import write_atomically
+from ..training.ensemble import EnsembleTrainer
+from ..training.task import Task
+from .lr_search import Evaluate, find_lrs
+
+# MNIST from random weights is where losses are noisiest; less data, for a CPU.
+STUDIED = (
+    replace(EXPERIMENTS["mnist"], starts=("none",), train_samples=10_000),
+    EXPERIMENTS["digits"],
+)
+GRID, DECADES = 16, 2.0  # rates of the dense grid, and how far it reaches below the bound
+Cells = dict[str, dict[str, Any]]
+
+
+def study(out: Path, root: Path | None = None, experiments: Sequence[Experiment] = STUDIED) -> Path:
+    """Compare the searches on the CPU and write ``search.json`` and ``search.md``.
+
+    Args:
+        out: The folder of both.
+        root: Where data sets are looked for first.
+        experiments: Of one seed and bound each.
+
+    Returns:
+        The path of ``search.md``.
+    """
+    source: dict[str, Any] = {"command": command_line(), "git": git_state(), "versions": versions()}
+    with reproducible(torch.device("cpu"), True):
+        found = {experiment.name: _compared(experiment, root) for experiment in experiments}
+    write_atomically(out / "search.json", f"{json.dumps({**source, 'cells': found}, indent=1)}\n".encode())
+    write_atomically(out / "search.md", markdown(found, source["command"]).encode())
+    return out / "search.md"
+
+
+def _compared(experiment: Experiment, root: Path | None) -> Cells:
+    data = datasets.load(experiment.dataset, root, torch.device("cpu"))
+    trainer = EnsembleTrainer(Task(experiment, data, experiment.model), experiment.cells())
+    low, high = experiment.protocol.lr_min, experiment.lr_max[0]
+    bounds = {cell.key: (low, high) for cell in trainer.cells}
+    return compared(bounds, evaluator(trainer, experiment))
+
+
+def evaluator(trainer: EnsembleTrainer, experiment: Experiment) -> Evaluate:
+    """The loss after the horizon of the search; all evaluations of a cell see the same batches in the same order."""
+
+    def evaluate(wanted: dict[str, float]) -> dict[str, float]:
+        trainer.reset([wanted.get(cell.key, experiment.protocol.lr_min) for cell in trainer.cells])
+        for number in range(experiment.protocol.search_epochs):
+            trainer.epoch(number, lambda steps: None)
+        losses = dict(zip((cell.key for cell in trainer.cells), trainer.losses(), strict=True))
+        return {key: loss if math.isfinite(loss) else math.inf for key, loss in losses.items()}
+
+    return evaluate
+
+
+def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> Cells:
+    """By cell: what each search found, the dense grid too, and by which share it lies above the best of all."""
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in bounds}
+    recorded = _recording(evaluate, seen)
+    found = {"grid": _dense(bounds, recorded)}
+    for search, (evaluations, grids) in SEARCHES.items():
+        results = find_lrs(bounds, recorded, evaluations, grids)
+        found[search] = {name: (result.lr, result.loss) for name, result in results.items()}
+    best = {name: min(loss for _, loss in trace) for name, trace in seen.items()}
+    return {
+        name: {
+            s: {"lr": f[name][0], "loss": f[name][1], "regret": f[name][1] / best[name] - 1} for s, f in found.items()
+        }
+        for name in bounds
+    }
+
+
+def _recording(evaluate: Evaluate, seen: dict[str, list[tuple[float, float]]]) -> Evaluate:
+    def recorded(wanted: dict[str, float]) -> Mapping[str, float]:
+        losses = evaluate(wanted)
+        for name, rate in wanted.items():
+            seen[name].append((rate, losses[name]))
+        return losses
+
+    return recorded
+
+
+def _dense(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> dict[str, tuple[float, float]]:
+    """The best of evenly spaced rates below the upper bound, by cell."""
+    tried: dict[str, list[tuple[float, float]]] = {name: [] for name in bounds}
+    for index in range(GRID):
+        wanted = {name: high * 10 ** (-DECADES * (index + 0.5) / GRID) for name, (_, high) in bounds.items()}
+        losses = evaluate(wanted)
+        for name, rate in wanted.items():
+            tried[name].append((rate, losses[name]))
+    return {name: min(trace, key=lambda pair: pair[1]) for name, trace in tried.items()}
+
+
+def markdown(found: Mapping[str, Cells], command: str) -> str:
+    """The table of regrets."""
+    evaluations = {"grid": GRID, **{name: count for name, (count, _) in SEARCHES.items()}}
+    rows = [
+        (experiment, search, str(evaluations[search]), *_shares([cell[search]["regret"] for cell in cells.values()]))
+        for experiment, cells in found.items()
+        for search in evaluations
+    ]
+    headings = ("cells", "search", "evaluations", "mean regret", "largest", "above 2 %")
+    return (
+        "# Searches for the learning rate\n\n"
+        f"Written by `{command}`. The regret of a search is the share by which the loss at the rate it chose lies "
+        "above the lowest loss of the same cell at any rate that any search here tried, one seed. All evaluations of "
+        "a cell see the same samples in the same order.\n\n"
+        f"{Table('', headings, rows, left=headings[:2]).markdown()}\n"
+    )
+
+
+def _shares(regrets: Sequence[float]) -> tuple[str, str, str]:
+    above = sum(regret > 0.02 for regret in regrets)
+    return f"{100 * statistics.fmean(regrets):.2f} %", f"{100 * max(regrets):.1f} %", f"{above} of {len(regrets)}"

@@ -1,0 +1,56 @@
+"""The study of searches: regrets against the best of all, and what is written of them."""
+
+import json
+import math
+
+import pytest
+
+import varprop as vp
+from varprop.lab.execution import search_study
+
+BOUNDS = {"smooth": (1e-6, 1e-2), "valleys": (1e-6, 1e-2)}
+
+
+def losses(lr):
+    """A valley at 1e-4, and beside a broad one at 1e-5 a narrow deeper one near the upper bound."""
+    place = math.log10(lr)
+    return {
+        "smooth": 1 + (place + 4) ** 2,
+        "valleys": min(2 + 0.1 * (place + 5) ** 2, 1 + 20 * (place + 2.3) ** 2),
+    }
+
+
+def evaluate(wanted):
+    return {name: losses(lr)[name] for name, lr in wanted.items()}
+
+
+def test_regret_is_measured_against_the_best_that_anybody_tried():
+    found = search_study.compared(BOUNDS, evaluate)
+    for searches in found.values():
+        assert min(search["regret"] for search in searches.values()) == 0
+        best = min(search["loss"] for search in searches.values())
+        assert all(search["regret"] == pytest.approx(search["loss"] / best - 1) for search in searches.values())
+    assert found["valleys"]["brent"]["regret"] > 0.5  # it settles in the broad valley
+    assert found["valleys"]["grid+brent"]["regret"] < 0.02
+    assert found["smooth"]["grid+brent"]["regret"] < 0.02
+
+
+def test_the_study_writes_its_numbers_and_a_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(search_study, "_compared", lambda experiment, root: search_study.compared(BOUNDS, evaluate))
+    page = search_study.study(tmp_path)
+    stored = json.loads((tmp_path / "search.json").read_text())
+    assert set(stored["cells"]) == {"mnist", "digits"} and stored["versions"]["torch"]
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| mnist")]
+    assert [row.split("|")[2].strip() for row in rows] == ["grid", "brent", "grid+brent"]
+    assert rows[1].split("|")[6].strip() == "1 of 2"
+
+
+def test_the_default_search_is_one_of_those_compared():
+    from varprop.lab.protocol.experiments import EXPERIMENTS, SEARCHES
+
+    protocol = EXPERIMENTS["mnist"].protocol
+    assert (protocol.evaluations, protocol.grids) == SEARCHES["grid+brent"]
+    plain = EXPERIMENTS["mnist"].adapted(search="brent").protocol
+    assert (plain.evaluations, plain.grids) == (10, ())  # the paper's
+    with pytest.raises(vp.VarpropError, match="search must be one of brent, grid\\+brent"):
+        EXPERIMENTS["mnist"].adapted(search="golden")
