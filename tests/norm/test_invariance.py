@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,28 @@ def test_unit_norms_change_no_output(name: str, form: str) -> None:
     for site in sites(normalized).values():
         assert (rows(site.weight.square(), site) - 1).abs().max() <= 1e-12
         assert form == "paper" or rows(site.weight, site).abs().max() <= 1e-12
+
+
+class Autoencoder(nn.Module):
+    """The way up has the weight of the way down, where its outputs are other rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 5, 2, stride=2), nn.ConvTranspose2d(5, 3, 2, stride=2)
+        self.up.weight = self.down.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.up(torch.relu(self.down(x)))
+        return found
+
+
+@both_forms
+def test_unit_norms_leave_a_transposed_twin_alone(form: Any) -> None:
+    torch.manual_seed(0)
+    x, ones = torch.randn(2, 3, 4, 4).double(), torch.ones(1, 3, 1, 1).double()
+    model = vp.normalize(Autoencoder().double(), vp.Moments(0 * ones, ones), example=x, form=form)
+    before = model(x)
+    assert torch.equal(vp.unit_norm_(model)(x), before)
 
 
 @both_forms

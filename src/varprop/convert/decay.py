@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..norm.batchnorm import batch_norms_after
-from ..norm.linear_layers import along_outputs, is_linear_layer, owners, weight_norms, with_centred_rows
+from ..norm.linear_layers import along_outputs, is_linear_layer, output_axis, owners, weight_norms, with_centred_rows
 from ..norm.recurrent import NormalizedRecurrent, unit_gates_
 from ..norm.recurrent_weights import suffixes
 from .analytic import normalized_sites
@@ -64,8 +64,8 @@ def unit_norm_(model: nn.Module) -> nn.Module:
 
     These are the weights of analytically normalized layers (of a recurrent one those of input and state together) and
     the directions of weight normalization. Layers under batch norm stay as they are: the eps in sqrt(var + eps) makes
-    their scale matter a little. So do frozen weights, weights tied to others whose scale matters, and channels whose
-    weights are all zero.
+    their scale matter a little. So do frozen weights, weights tied to others whose scale matters or whose output
+    channels are other rows (a transposed twin), and channels whose weights are all zero.
 
     Args:
         model: Changed in place.
@@ -78,7 +78,7 @@ def unit_norm_(model: nn.Module) -> nn.Module:
     places = {(module, name) for module, name, _ in invariant}
     for module, name, layer in invariant:
         weight = getattr(module, name)
-        if weight.requires_grad and all(owner in places for owner in held[weight]):
+        if weight.requires_grad and all(owner in places for owner in held[weight]) and _share_rows(held[weight]):
             if all(getattr(owner, "centred_rows", False) for owner, _ in held[weight]):
                 weight.copy_(with_centred_rows(weight, layer))
             weight.div_(_positive(_row_norms(weight, module, layer)))
@@ -95,6 +95,12 @@ def _row_norms(weight: Tensor, module: nn.Module, layer: nn.Module) -> Tensor:
     # Weight norm's own rows, which for a transposed convolution run over all groups.
     dim: Any = parts_of(layer)[0].dim
     return torch.norm_except_dim(weight, 2, dim)
+
+
+def _share_rows(tied: list[Owner]) -> bool:
+    """Whether the output channels of all layers that hold a weight are the same rows of it."""
+    axes = {(output_axis(module), getattr(module, "groups", 1) * output_axis(module)) for module, _ in tied}
+    return len(axes) == 1
 
 
 def _positive(norms: Tensor) -> Tensor:
