@@ -1,0 +1,225 @@
+"""Train a ResNet on CIFAR-10 with batch norm, analytic normalization, group norm or none, everything else equal.
+
+    python examples/train_cifar.py --norm analytic --data DIR                # judged on 5000 of the training images
+    python examples/train_cifar.py --norm analytic --data DIR --held-out 0   # all training images, then the test images
+
+SGD with Nesterov momentum, one-cycle rate, weight decay on matrices, random crops and flips; bfloat16 on a GPU.
+The same seed gives every method the same images in the same order. Choose settings on the held-out images; with
+`--held-out 0` the test images are looked at once, at the end. A checkpoint is written after every epoch (`--checkpoint
+FILE`) and gone on from if it is there. The last line is the result as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import varprop as vp
+from varprop.lab.data.datasets import load
+
+DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "tiny": (1, 1)}
+CLIP = {"analytic": 2.0}  # of the gradient's norm, where nothing else is asked for
+
+
+class Block(nn.Module):
+    """Two convolutions and a skip; each convolution is followed by a normalization."""
+
+    def __init__(self, before: int, width: int, stride: int, norm: Any) -> None:
+        super().__init__()
+        bias = norm is nn.Identity
+        self.branch = nn.Sequential(
+            nn.Conv2d(before, width, 3, stride, 1, bias=bias),
+            norm(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=bias),
+            norm(width),
+        )
+        moved = stride != 1 or before != width
+        shortcut = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=bias), norm(width))
+        self.shortcut = shortcut if moved else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.branch(x) + self.shortcut(x))
+
+
+def resnet(depths: tuple[int, ...], norm: Any, width: int) -> nn.Sequential:
+    """The form for images of 32 x 32: a stem of 3 x 3 without pooling."""
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=norm is nn.Identity), norm(width), nn.ReLU()]
+    before = width
+    for stage, count in enumerate(depths):
+        for n in range(count):
+            layers.append(Block(before, width << stage, 2 if stage and not n else 1, norm))
+            before = width << stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
+
+
+def make_model(options: argparse.Namespace, moments: vp.Moments) -> nn.Module:
+    torch.manual_seed(options.seed)
+    norms = {"none": nn.Identity, "group": lambda channels: nn.GroupNorm(min(32, channels // 2), channels)}
+    model = resnet(DEPTHS[options.model], norms.get(options.norm, nn.BatchNorm2d), options.width)
+    if options.norm == "analytic":  # takes the place of the batch norms
+        return vp.normalize(model, moments, form=options.form)
+    return model
+
+
+def decayed(model: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Weight decay on matrices and kernels only."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    return [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Flipped at random, and cropped at random after four reflected pixels on each side."""
+    count, _, height, width = images.shape
+    draws = [torch.randint(9, (count,), generator=generator) for _ in range(2)] + [
+        torch.randint(2, (count,), generator=generator)
+    ]
+    down, right, flip = (draw.to(images.device) for draw in draws)
+    padded = F.pad(images, (4, 4, 4, 4), mode="reflect")
+    rows = down[:, None] + torch.arange(height, device=images.device)
+    steps = torch.arange(width, device=images.device)
+    columns = right[:, None] + torch.where(flip[:, None] > 0, width - 1 - steps, steps)
+    first = torch.arange(count, device=images.device)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[first, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def batches(images: Tensor, labels: Tensor, size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """All images once, in an order that depends on seed and epoch alone; the rest that fills no batch is left out."""
+    generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
+    order = torch.randperm(len(images), generator=generator).to(images.device)
+    for chosen in order[: len(order) // size * size].split(size):
+        yield augmented(images[chosen], generator), labels[chosen]
+
+
+class Data(NamedTuple):
+    """Standardized images and labels: to train on, and to judge by."""
+
+    train: tuple[Tensor, Tensor]
+    judged: tuple[Tensor, Tensor]
+
+
+def load_data(options: argparse.Namespace, device: torch.device) -> Data:
+    data = load("cifar10", options.data, device)
+    train_x, test_x = ((x.float() / 255 if x.dtype == torch.uint8 else x) for x in (data.train_x, data.test_x))
+    train_y, judged_x, judged_y = data.train_y, test_x, data.test_y
+    if options.held_out:
+        judged_x, judged_y = train_x[-options.held_out :], train_y[-options.held_out :]
+        train_x, train_y = train_x[: -options.held_out], train_y[: -options.held_out]
+    if options.images:
+        train_x, train_y = train_x[: options.images], train_y[: options.images]
+    mean, std = train_x.mean((0, 2, 3), keepdim=True), train_x.std((0, 2, 3), keepdim=True)
+    return Data(((train_x - mean) / std, train_y), ((judged_x - mean) / std, judged_y))
+
+
+class Run:
+    """A training run: all that changes in it, and how to go on with it."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.device = options, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.half = self.device.type == "cuda" and not options.single
+        self.clip = CLIP.get(options.norm, 0.0) if options.clip is None else options.clip
+        self.data = load_data(options, self.device)
+        self.steps = len(self.data.train[0]) // options.batch
+        model = make_model(options, vp.input_moments(self.data.train[0].cpu()))
+        self.model = model.to(self.device, memory_format=torch.channels_last)
+        groups = decayed(self.model, options.weight_decay)
+        self.optimizer = torch.optim.SGD(groups, options.lr, momentum=0.9, nesterov=True)
+        total = self.steps * options.epochs
+        self.rate = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, options.lr, total, pct_start=0.25)
+        self.history: list[dict[str, float]] = []
+        if options.checkpoint and options.checkpoint.exists():
+            self.load(options.checkpoint)
+
+    def train(self) -> dict[str, Any]:
+        """All epochs that are left, and the result."""
+        call = torch.compile(self.model) if self.options.compile else self.model
+        for epoch in range(len(self.history), self.options.epochs):
+            start = time.perf_counter()
+            loss = self.epoch(call, epoch)
+            self.history.append({"epoch": epoch + 1, "loss": loss, "seconds": round(time.perf_counter() - start, 2)})
+            if self.options.held_out:
+                self.history[-1]["validation"] = self.accuracy()
+            print("  ".join(f"{name} {value:.4g}" for name, value in self.history[-1].items()), flush=True)
+            if self.options.checkpoint:
+                self.save(self.options.checkpoint)
+        names = ("model", "width", "norm", "form", "seed", "epochs", "batch", "lr", "weight_decay")
+        settings = {name: getattr(self.options, name) for name in names}
+        judged = "held out" if self.options.held_out else "test"
+        return {**settings, "clip": self.clip, judged: self.accuracy(), "history": self.history}
+
+    def epoch(self, call: Any, number: int) -> float:
+        """Train on all images once; the mean loss."""
+        total = torch.zeros((), device=self.device)
+        for x, y in batches(*self.data.train, self.options.batch, self.options.seed, number):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                loss = F.cross_entropy(call(x.contiguous(memory_format=torch.channels_last)), y)
+            self.optimizer.zero_grad()
+            loss.backward()
+            if self.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            self.optimizer.step()
+            self.rate.step()
+            total += loss.detach()
+        return float(total) / self.steps
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        """On the images to judge by."""
+        self.model.eval()
+        right, (images, labels) = 0, self.data.judged
+        for x, y in zip(images.split(1000), labels.split(1000), strict=True):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                right += int((self.model(x).argmax(1) == y).sum())
+        self.model.train()
+        return right / len(images)
+
+    def parts(self) -> dict[str, Any]:
+        """What has a state."""
+        return {"model": self.model, "optimizer": self.optimizer, "rate": self.rate}
+
+    def save(self, path: Path) -> None:
+        """Into a file that is either the old one or the new one, whatever happens."""
+        states = {name: part.state_dict() for name, part in self.parts().items()}
+        torch.save({**states, "history": self.history}, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+
+    def load(self, path: Path) -> None:
+        """Go on from a file."""
+        saved = torch.load(path, map_location=self.device, weights_only=True)
+        for name, part in self.parts().items():
+            part.load_state_dict(saved[name])
+        self.history = saved["history"]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--norm", choices=["batch", "analytic", "group", "none"], default="analytic")
+    parser.add_argument("--form", choices=["paper", "deep"], default="deep", help="of the analytic normalization")
+    parser.add_argument("--model", choices=list(DEPTHS), default="resnet18")
+    parser.add_argument("--width", type=int, default=64, help="of the first stage")
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (default: where varprop looks for data)")
+    parser.add_argument("--images", type=int, default=0, help="train on the first so many only")
+    parser.add_argument("--held-out", type=int, default=5000, help="training images to judge by; 0: the test images")
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--lr", type=float, default=0.2, help="at the peak")
+    parser.add_argument("--weight-decay", type=float, default=5e-4)
+    parser.add_argument("--clip", type=float, help="norm of the gradient; 0 for none (default: 2 with analytic)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--single", action="store_true", help="float32 throughout")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--checkpoint", type=Path)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    print(json.dumps(Run(parse()).train()))

@@ -1,0 +1,51 @@
+"""The example trains with every normalization, and goes on from its checkpoint as if it had not stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from examples.train_cifar import Run, parse
+
+from tests.lab.data.test_datasets import write_cifar10
+
+SMALL = ["--model", "tiny", "--width", "4", "--held-out", "4", "--batch", "4", "--epochs", "2", "--lr", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("data")
+    write_cifar10(folder / "cifar-10-batches-bin")
+    return str(folder)
+
+
+def run(data: str, *arguments: str) -> Run:
+    return Run(parse(["--data", data, *SMALL, *arguments]))
+
+
+def losses(run: Run) -> list[float]:
+    return [epoch["loss"] for epoch in run.history]
+
+
+@pytest.mark.parametrize("norm", ["batch", "analytic", "group", "none"])
+def test_every_normalization(data: str, norm: str) -> None:
+    result = run(data, "--norm", norm).train()
+    assert torch.tensor([epoch["loss"] for epoch in result["history"]]).isfinite().all()
+    assert 0 <= result["held out"] <= 1 and result["clip"] == (2.0 if norm == "analytic" else 0.0)
+
+
+def test_it_goes_on_from_its_checkpoint(data: str, tmp_path: Path) -> None:
+    whole, stopped = run(data), run(data)
+    whole.train()
+    stopped.history.append({"epoch": 1, "loss": stopped.epoch(stopped.model, 0)})
+    stopped.save(tmp_path / "run.pt")
+    resumed = run(data, "--checkpoint", str(tmp_path / "run.pt"))
+    resumed.train()
+    assert losses(resumed) == losses(whole)
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+
+
+def test_the_test_images_are_looked_at_only_if_nothing_is_held_out(data: str) -> None:
+    assert "test" in run(data, "--held-out", "0").train()
+    assert "test" not in run(data).train()
