@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 
+SECONDS = 20.0  # of CPU, after which no further round is measured
 TIMM = ("nest_tiny", "maxxvit_rmlp_nano_rw_256", "mvitv2_tiny")
 
 
@@ -111,9 +112,12 @@ def _timed(function: Callable[[], Any]) -> float:
 
 
 def _in_turn(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Medians; the first round warms up."""
-    times = [{name: _timed(function) for name, function in functions.items()} for _ in range(rounds + 1)][1:]
-    return {name: statistics.median(found[name] for found in times) for name in functions}
+    """Medians; the first round warms up, and no round begins after some time."""
+    times: list[dict[str, float]] = []
+    start = time.process_time()
+    while len(times) < 2 or (len(times) <= rounds and time.process_time() - start < SECONDS):
+        times.append({name: _timed(function) for name, function in functions.items()})
+    return {name: statistics.median(found[name] for found in times[1:]) for name in functions}
 
 
 @torch.no_grad()
@@ -179,6 +183,10 @@ def main() -> None:
         "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(),
         "processor": _processor(), "threads": torch.get_num_threads(), "propagate": {}, "step": {},
     }  # fmt: skip
+    for name, settings in STEPS.items():
+        if any(part in name for part in wanted):
+            found["step"][name] = times = steps(**settings)
+            _tell(_row(name, times, "normalized", "plain"), found, arguments.json)
     for name, make in MODELS.items():
         if any(part in name for part in wanted):
             torch.manual_seed(0)
@@ -188,13 +196,14 @@ def main() -> None:
                 print(f"{name:<48} left out: {missing}", flush=True)
                 continue
             found["propagate"][name] = times
-            print(_row(name, times, "propagate", "forward"), flush=True)
-    for name, settings in STEPS.items():
-        if any(part in name for part in wanted):
-            found["step"][name] = times = steps(**settings)
-            print(_row(name, times, "normalized", "plain"), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+            _tell(_row(name, times, "propagate", "forward"), found, arguments.json)
+
+
+def _tell(row: str, found: dict[str, Any], file: Path | None) -> None:
+    """Print a row, and write what there is so far."""
+    print(row, flush=True)
+    if file is not None:
+        file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _processor() -> str:
