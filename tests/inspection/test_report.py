@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 
 import varprop as vp
+from varprop.inspection import run
 
 
 def unit(*shape):
@@ -217,6 +218,15 @@ def test_progress_counts_every_step():
     )
     assert [done for _, done, _ in seen] == list(range(6)) and {total for *_, total in seen} == {6}
     assert [text for text, *_ in seen][-3:] == ["running data"] * 3
+
+
+def test_progress_goes_on_within_a_long_step(monkeypatch):
+    monkeypatch.setattr(run, "SECONDS", 0.0)
+    seen = []
+    vp.inspect(mlp(nn.ReLU), unit(1, 32), progress=lambda *step: seen.append(step))
+    texts, done, _ = zip(*seen, strict=True)
+    assert list(done) == sorted(done) and any(1 < value < 2 for value in done)
+    assert any("propagating moments (1 of" in text for text in texts)
 
 
 def test_several_inputs_go_in_as_a_tuple():

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gaussian.normal import working_dtype
+from ..gaussian import chebyshev
+from ..gaussian.alike import possible
+from ..gaussian.normal import differentiated, working_dtype
 from ..gaussian.quadrature import expectation
 from ..gaussian.skip import relu_of_sum
 from ..graph.node import Node, resolve
@@ -51,6 +53,7 @@ class Line:
 
 IDENTITY = Line(1.0, 0.0)
 # Quotients and roots approach their asymptotes slowly; these edges keep the panels short where such a function bends.
+NARROW = 1e-3  # std above which differences by its square keep ten digits
 LONG_TAILS = (0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0)
 
 
@@ -119,7 +122,30 @@ class Clusters:
 
         if self.needs_positive(path, root):
             return _over_lognormal(function, mean, std)
+        if self.may_interpolate(path, mean, std) and float(std.amin()) > NARROW:
+
+            def curved(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+                """What the curve adds to the function's value at the mean, and the variance, both by that of x."""
+                first, var = expectation(function, m, s, **self.points(path, root, m, s))
+                return (first - function(m.unsqueeze(0)).squeeze(0)) / s.square(), var / s.square()
+
+            found = chebyshev.at_many(curved, mean, std)
+            if found is not None:
+                added, share = (part * std.square() for part in found)
+                return Moments(function(mean.unsqueeze(0)).squeeze(0) + added, share)
         return Moments(*expectation(function, mean, std, **self.points(path, root, mean, std)))
+
+    def may_interpolate(self, path: list[Node], mean: Tensor, std: Tensor) -> bool:
+        """Whether there are many elements, and the path is the same smooth function for all, without derivatives."""
+        if mean.numel() < chebyshev.MANY or mean.shape != std.shape or differentiated(mean, std):
+            return False
+        if not possible(mean):
+            return False
+        constants = [self.env[o] for node in path for o in node.operands if not self.plan.random(o)]
+        if any(isinstance(c, Tensor) and (c.numel() > 1 or c.requires_grad) for c in constants):
+            return False
+        rules = [(self.plan.rules[node], [self._constant(argument) for argument in node.args[1:]]) for node in path]
+        return not any([*rule.kinks(*further), *rule.jumps(*further)] for rule, further in rules)
 
     def path(self, node: Node, root: Node) -> list[Node]:
         """The nodes from a root (left out) to a node that is a function of it, in the order of execution."""

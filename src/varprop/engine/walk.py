@@ -36,11 +36,13 @@ class Walk:
         notes: Why a node's moments are approximate.
         sampled: Nodes estimated by sampling for want of a rule.
         annotate: Whether to work out the notes.
+        report: Called before every operation with the number of those done.
     """
 
     plan: Plan
     env: dict[Node, Any]
     annotate: bool = True
+    report: Callable[[int], None] | None = None
     notes: dict[Node, list[str]] = field(default_factory=dict)
     sampled: set[Node] = field(default_factory=set)
 
@@ -57,7 +59,9 @@ class Walk:
     def run(self) -> None:
         """Visit every node in order."""
         with trusted():
-            for node in self.plan.program.nodes:
+            for done, node in enumerate(self.plan.program.nodes):
+                if self.report is not None:
+                    self.report(done)
                 self._visit(node)
 
     def finish(self, nodes: list[Node]) -> None:

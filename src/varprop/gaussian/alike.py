@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .chebyshev import Range, transform
 from .gumbel import FINE, gumbel
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -33,34 +34,6 @@ TRIED = 32  # rows on which a size is tried first
 BLOCK = 1 << 18  # values of polynomials held at a time
 LEAST = 2e-3  # the least width of an interval
 EULER = 0.57721566490153286
-
-
-class Range(NamedTuple):
-    """The middle and the half width of an interval."""
-
-    middle: float
-    half: float
-
-    def nodes(self, count: int, like: Tensor) -> Tensor:
-        """Chebyshev nodes of the interval."""
-        angle = (torch.arange(count, dtype=like.dtype, device=like.device) + 0.5) * (math.pi / count)
-        return self.middle + self.half * torch.cos(angle)
-
-    def polynomials(self, x: Tensor, count: int) -> Tensor:
-        """Chebyshev polynomials of x on the interval, along a new last axis."""
-        y = (x - self.middle) / self.half
-        found = [torch.ones_like(y), y]
-        for _ in range(2, count):
-            found.append(2.0 * y * found[-1] - found[-2])
-        return torch.stack(found[:count], -1)
-
-
-def _transform(count: int, like: Tensor) -> Tensor:
-    """The matrix from values at Chebyshev nodes to coefficients."""
-    k = torch.arange(count, dtype=like.dtype, device=like.device)
-    rows = torch.cos(k[:, None] * (k + 0.5) * (math.pi / count)) * (2.0 / count)
-    rows[0] *= 0.5
-    return rows
 
 
 class Coefficients(NamedTuple):
@@ -103,7 +76,7 @@ def _make_table(nodes: Nodes, means: Range, stds: Range, size: tuple[int, int]) 
     f0, f1, f2 = gumbel(m, s.abs(), t, FINE)
     f0 = f0.clamp(min=1e-150)
     values = torch.log(f0), f1 / f0 * torch.exp(-0.5 * m), f2 / f0 * torch.exp(-m)
-    by_mean, by_std = _transform(size[0], t), _transform(size[1], t)
+    by_mean, by_std = transform(size[0], t), transform(size[1], t)
     log_f, first, second = (torch.einsum("am,bs,mst->abt", by_mean, by_std, v) for v in values)
     return Coefficients(t, log_f, first, second, means, stds)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -27,8 +27,9 @@ from .numbers.row import ReportRow
 from .places import first_moments, places
 from .report import Report
 
-ProgressCallback = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, float, int], None]
 STEPS = 3  # capture, propagation, gradients
+SECONDS = 1.0  # between two reports within a step
 
 
 def inspect(
@@ -56,7 +57,8 @@ def inspect(
         seed: Of the random draws of `check`.
         k: Half width of the activation ranges, in standard deviations.
         on_missing: As for `propagate`.
-        progress: Called with what is being done, the number of steps done and of all steps.
+        progress: Called with what is being done, the number of steps done and of all steps; within long ones once a
+            second, with the part of the step that is done.
 
     Returns:
         Rows, findings, and their forms for people and programs.
@@ -70,11 +72,11 @@ def inspect(
     with_example = example is not None or isinstance(model, Program)
     example = None if isinstance(model, Program) else example_for(model, input, example)
     runs = 0 if check is None else math.ceil(samples / _batch_extent(model, example))
-    step = _counted(progress or (lambda text, done, total: None), STEPS + runs)
+    step = _Steps(progress or (lambda text, done, total: None), STEPS + runs)
     step("capturing the graph")
     program, unsettled = (model, 0) if isinstance(model, Program) else captured(model, example)
     step("propagating moments")
-    walk = walked(program, input, on_missing)
+    walk = walked(program, input, on_missing, step.within)
     step("following gradients back")
     back, found = gradients(walk), places(walk)
     measured: list[dict[str, dict[str, float]]] = [{} for _ in found]
@@ -101,10 +103,22 @@ def captured(model: nn.Module, example: Any) -> tuple[Program, int]:
         return capture(model, example), count
 
 
-def _counted(progress: ProgressCallback, total: int) -> Callable[[str], None]:
-    """Counts the steps as they are reported."""
-    counter = itertools.count()
-    return lambda text: progress(text, next(counter), total)
+class _Steps:
+    """Counts the steps as they are reported, and within one tells once a second how much of it is done."""
+
+    def __init__(self, progress: ProgressCallback, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, -1
+        self.text, self.told = "", 0.0
+
+    def __call__(self, text: str) -> None:
+        self.done, self.text, self.told = self.done + 1, text, time.monotonic()
+        self.progress(text, self.done, self.total)
+
+    def within(self, done: int, total: int) -> None:
+        """So much of the present step is done."""
+        if time.monotonic() - self.told >= SECONDS:
+            self.told = time.monotonic()
+            self.progress(f"{self.text} ({done} of {total} operations)", self.done + done / total, self.total)
 
 
 def _batch_extent(model: nn.Module | Program, example: Any) -> int:
@@ -116,13 +130,15 @@ def _batch_extent(model: nn.Module | Program, example: Any) -> int:
 
 
 @torch.no_grad()
-def walked(program: Program, given: Any, on_missing: str) -> Walk:
-    """Every random value of a captured model."""
+def walked(program: Program, given: Any, on_missing: str, report: Callable[[int, int], None] | None = None) -> Walk:
+    """Every random value of a captured model; `report` is told how many operations are done, and of how many."""
     values = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, torch.Tensor)])
     if on_missing == "raise":
         require_complete(plan)
     walk = Walk(plan, {**program.tensors(), **values})
+    if report is not None:
+        walk.report = lambda done: report(done, len(program.nodes))
     walk.run()
     walk.finish([node for node in program.nodes if plan.random(node)])
     return walk

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 import torch.nn as nn
 
+from varprop.cli.inspect import command
 from varprop.cli.inspect.packages import needed
 from varprop.cli.main import main
 
@@ -204,18 +205,31 @@ def test_quantization_is_written_beside_the_rest(run, models, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("ranges")] == ["ranges.json"]
 
 
-def test_progress_is_shown_on_a_terminal_and_not_in_a_pipe(run, models, monkeypatch):
+def test_progress_is_a_bar_on_a_terminal_alone(run, models, monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     arguments = [f"{models}:good", "--input-shape", "8", "--check", "--samples", "32", "--json", "-"]
-    assert "inspect" not in run(*arguments)[2]
+    assert "\r" not in run(*arguments)[2] and "\x1b" not in run(*arguments)[2]
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     code, out, _ = run(*arguments)
     assert code == 0 and json.loads(out)["check"] == "gaussian"
     assert "inspect" in terminal.getvalue() and "running data" in terminal.getvalue()
+
+
+def test_a_log_gets_a_line_now_and_then():
+    log = io.StringIO()
+    lines = command.PlainLines(log, seconds=0.0)
+    lines("capturing the graph", 0, 4)
+    lines("propagating moments (3 of 6 operations)", 1.5, 4)
+    assert log.getvalue().splitlines()[0].endswith("0 s gone, capturing the graph")
+    assert log.getvalue().splitlines()[1].startswith("inspect: 38 %, ") and " s left, " in log.getvalue()
+    assert "\r" not in log.getvalue()
+    quiet = io.StringIO()
+    command.PlainLines(quiet)("capturing the graph", 0, 4)
+    assert quiet.getvalue() == ""
 
 
 def completed(capfd, monkeypatch, arguments, **environment):

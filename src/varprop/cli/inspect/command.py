@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TextIO, TypeAlias
 
 import varprop as vp
 
@@ -124,19 +125,35 @@ def _inspected(model: Any, inputs: Inputs, samples: int, seed: int) -> Any:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
-    """Shows the steps of `vp.inspect` on standard error; None where nobody would see them."""
+def _progress() -> Iterator[Callable[[str, float, int], None]]:
+    """Shows the steps of `vp.inspect` on standard error: as a bar on a terminal, in a log as a line now and then."""
     if not sys.stderr.isatty():
-        yield None
+        yield PlainLines(sys.stderr)
         return
     from varprop.lab import progress
 
     with contextlib.ExitStack() as stack:
         bars: list[Any] = []
 
-        def step(text: str, done: int, total: int) -> None:
+        def step(text: str, done: float, total: int) -> None:
             if not bars:
                 bars.append(stack.enter_context(progress.show(total, "inspect", stream=sys.stderr)))
-            bars[0].advance(1 if done else 0, text)
+            bars[0].advance(round(done - bars[0].done, 2), text)
 
         yield step
+
+
+class PlainLines:
+    """One line every few seconds, with what is being done and the time left; none for what takes no longer."""
+
+    def __init__(self, stream: TextIO, seconds: float = 2.0) -> None:
+        self.stream, self.seconds = stream, seconds
+        self.started = self.printed = time.monotonic()
+
+    def __call__(self, text: str, done: float, total: int) -> None:
+        """Called with what is being done, the steps done and all steps."""
+        now = time.monotonic()
+        if now - self.printed >= self.seconds:
+            self.printed, gone = now, now - self.started
+            left = f", about {gone * (total - done) / done:.0f} s left" if done else ""
+            print(f"inspect: {100 * done / total:.0f} %, {gone:.0f} s gone{left}, {text}", file=self.stream, flush=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...engine.clusters import Clusters
+from ...gaussian.chebyshev import at_many
 from ...gaussian.normal import cdf, ratio, working_dtype
 from ...gaussian.quadrature import expectation
 from ...gaussian.skip import positive_sum
@@ -77,11 +78,16 @@ def _integrated(clusters: Clusters, end: Node, start: Node, root: Node, x: Momen
     path = clusters.path(end, root)
     if clusters.needs_positive(path, root):
         return None
-    points = clusters.points(path, root, mean, std)
     slope = _slope(clusters, path, root, start)
-    # at a kink of the function its slope jumps
-    first, spread = expectation(slope, mean, std, breaks=[*points["breaks"], *points["jumps"]], knots=points["knots"])
-    return first, first.square() + spread
+
+    def integrated(m: Tensor, s: Tensor) -> SlopeMoments:
+        points = clusters.points(path, root, m, s)
+        # at a kink of the function its slope jumps
+        first, spread = expectation(slope, m, s, breaks=[*points["breaks"], *points["jumps"]], knots=points["knots"])
+        return first, first.square() + spread
+
+    found = at_many(integrated, mean, std) if clusters.may_interpolate(path, mean, std) else None
+    return integrated(mean, std) if found is None else found
 
 
 def _slope(clusters: Clusters, path: list[Node], root: Node, start: Node) -> Callable[[Tensor], Tensor]:
