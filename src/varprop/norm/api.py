@@ -36,6 +36,7 @@ from .checks import (
     warn_of_plain,
 )
 from .depth import warn_of_depth
+from .fold_notice import warn_of_fold
 from .layers import (
     Normalized,
     become_normalized_,
@@ -98,6 +99,7 @@ def normalize(
         warn_of_depth(result)
     if only is None:
         warn_of_plain(result)
+    warn_of_fold(result)
     if inplace:  # the trial on a copy has shown that nothing fails midway
         return normalized_(model, captured, init, only)
     return result
