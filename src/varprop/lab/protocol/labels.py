@@ -26,6 +26,7 @@ EXPERIMENT_LABELS = {
     "decay": "Decay or projection",
     "recurrent": "Recurrent network",
     "digits": "Digits",
+    "compare": "Comparison",
 }
 
 
