@@ -193,18 +193,26 @@ class Tokens:
     def __init__(self, probabilities: Tensor, full: Sequence[int] | None = None) -> None:
         given = torch.compiler.is_compiling() or _trust.given
         if not given and not _are_probabilities(probabilities):
-            raise ValueError("probabilities must be a vector of non-negative floating numbers, one per token.")
+            raise ValueError(
+                "Tokens take a tensor of non-negative floating numbers, one per token, that do not sum to zero: their "
+                "probabilities, or how often each occurs."
+            )
         self.probabilities = probabilities / probabilities.sum()
         self.full = torch.Size(full) if full is not None else None
 
     @classmethod
     def uniform(cls, count: int) -> Tokens:
         """Every one of ``count`` tokens equally likely."""
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"Tokens.uniform takes the number of tokens, a whole number above 0, not {count!r}.")
         return cls(torch.full((count,), 1.0 / count))
 
     def __repr__(self) -> str:
         return f"Tokens({self.probabilities.numel()} probabilities)"
 
 
-def _are_probabilities(values: Tensor) -> bool:
-    return values.ndim == 1 and values.is_floating_point() and not bool((values < 0).any())
+def _are_probabilities(values: Any) -> bool:
+    if not isinstance(values, Tensor) or values.ndim != 1 or not values.is_floating_point():
+        return False
+    total = values.sum()
+    return not bool((values < 0).any()) and bool(total > 0) and bool(total.isfinite())

@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,3 +28,22 @@ def test_a_batch_norm_that_another_thread_trains_keeps_its_statistics_current():
     vp.capture(TrainsElsewhere((other,)), torch.zeros(1, 3))
     assert int(other.num_batches_tracked) > 0
     torch.testing.assert_close(other.running_mean, torch.full((3,), 1 - 0.9 ** int(other.num_batches_tracked)))
+
+
+def test_a_hook_that_needs_values_is_named():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+
+    def prints(module, inputs, output):
+        print(float(output.sum()))
+
+    model[0].register_forward_hook(prints)
+    with pytest.raises(vp.CaptureError, match=r"prints \(.*test_capture\.py:\d+\), registered on '0', is a hook"):
+        vp.capture(model, (1, 3))
+
+
+def test_a_hook_that_changes_the_output_belongs_to_the_model():
+    model = nn.Sequential(nn.Linear(3, 4))
+    plain = vp.propagate(model, vp.Moments(0.0, 1.0), example=(1, 3)).output
+    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    hooked = vp.propagate(model, vp.Moments(0.0, 1.0), example=(1, 3)).output
+    assert torch.allclose(hooked.var, 4 * plain.var)

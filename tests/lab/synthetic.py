@@ -20,7 +20,7 @@ from varprop.lab.protocol.records import (
 )
 
 FLOOR = {"mnist": 0.004, "noisy-mnist": 0.25, "noisy-cifar10": 0.55, "digits": 0.02, "naive": 0.05}
-SLOWER = {"standard": 3.0, "weight": 2.5, "batch": 1.8, "analytic": 1.0}
+SLOWER = {"standard": 3.0, "weight": 2.5, "batch": 1.8, "analytic": 1.0, "layer": 1.6, "group": 1.7}
 
 
 def outcome(cell, epochs=12, floor=None, overfit=0.0, eval_gap=0.05, at_bound=False, diverged=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -26,3 +27,26 @@ def test_tokens_can_be_reshaped() -> None:
     assert found.full == (4, 3, 5)
     torch.testing.assert_close(found.mean, plain.mean)
     torch.testing.assert_close(found.var, plain.var)
+
+
+EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: vp.Tokens([0.5, 0.5]), "Tokens take a tensor of non-negative floating numbers"),
+        (lambda: vp.Tokens(torch.tensor([1, 2])), "Tokens take a tensor of non-negative floating numbers"),
+        (lambda: vp.Tokens(torch.zeros(4)), "do not sum to zero"),
+        (lambda: vp.Tokens(torch.tensor([torch.nan, 1.0])), "Tokens take a tensor"),
+        (lambda: vp.Tokens.uniform(0), "a whole number above 0, not 0"),
+        (lambda: vp.propagate(EMBEDDING, vp.Tokens.uniform(7), (1, 3)), "7 probabilities, .* has 10 rows"),
+        (lambda: vp.propagate(nn.ReLU(), vp.Tokens.uniform(7), (1, 3)), "Only an embedding can read vp.Tokens.*relu"),
+        (lambda: vp.propagate(nn.Linear(3, 2), vp.Tokens.uniform(7), (1, 3)), "Only an embedding .*linear"),
+        (lambda: vp.propagate(EMBEDDING, vp.Moments(0.0, 1.0), (1, 3)), r"give vp\.Tokens\(probabilities\)"),
+    ],
+)
+def test_wrong_tokens_are_one_sentence(call, message):
+    with pytest.raises((vp.VarpropError, ValueError), match=message) as raised:
+        call()
+    assert "\n" not in str(raised.value)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import VarpropError
+from ..errors import CaptureError, VarpropError
 from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, Tokens, compact, trusted
@@ -58,7 +59,7 @@ class Walk:
 
     def run(self) -> None:
         """Visit every node in order."""
-        with trusted():
+        with trusted(), self._tokens_read_by_embeddings():
             for done, node in enumerate(self.plan.program.nodes):
                 if self.report is not None:
                     self.report(done)
@@ -66,11 +67,24 @@ class Walk:
 
     def finish(self, nodes: list[Node]) -> None:
         """Compute the given clustered nodes, then check every value once."""
-        with trusted():
+        with trusted(), self._tokens_read_by_embeddings():
             for node in nodes:
                 self.value(node)
         if not torch._C._are_functorch_transforms_active():  # under which no value can be looked at
             _check(self)
+
+    @contextlib.contextmanager
+    def _tokens_read_by_embeddings(self) -> Iterator[None]:
+        """What takes tokens for numbers is named: only an embedding can read them."""
+        try:
+            yield
+        except (AttributeError, TypeError) as error:
+            if "Tokens" not in str(error):
+                raise
+            tokens = {node for node, value in self.env.items() if isinstance(value, Tokens)}
+            takes = [n for n in self.plan.program.nodes if n not in tokens and tokens.intersection(n.operands)]
+            names = ", ".join(dict.fromkeys(str(node.packet or node.target) for node in takes))
+            raise CaptureError(f"Only an embedding can read vp.Tokens, but the model gives them to {names}.") from error
 
     def _visit(self, node: Node) -> None:
         if not self.plan.random(node):

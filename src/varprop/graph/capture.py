@@ -211,6 +211,11 @@ def _said_in_one_sentence(model: nn.Module) -> Iterator[None]:
 
 def _explain(model: nn.Module, error: Exception) -> str:
     text = str(error)
+    if hook := _failed_hook(model, error):
+        return (
+            f"{hook} is a hook of {type(model).__name__} that needs the values of tensors, which have none while the "
+            f"model is captured: remove it until then."
+        )
     where = "".join(f"\n  {frame}" for frame in _user_frames(text)[-1:])
     if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__:
         return (
@@ -223,8 +228,25 @@ def _explain(model: nn.Module, error: Exception) -> str:
             f"{type(model).__name__} packs sequences inside, whose lengths no graph can follow: let it take padded "
             f"sequences where it is given no lengths, and give an example of those; packed ones may follow."
         )
+    if "argument #1 'indices'" in text:
+        return (
+            f"An embedding of {type(model).__name__} reads whole numbers, but its input is floating point: give "
+            f"vp.Tokens(probabilities) as its moments, with the shape as example, such as example=(1, 128)."
+        )
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return f"{type(model).__name__} could not be run on the example: {first}{where}"
+
+
+def _failed_hook(model: nn.Module, error: Exception) -> str:
+    """The hook of the user's in which an error arose, by its name, module and line; empty if it was in none."""
+    frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    for path, module in model.named_modules():
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            code = getattr(hook, "__code__", None)
+            if code in frames:
+                where = f"{code.co_filename}:{code.co_firstlineno}"
+                return f"{code.co_name} ({where}), registered on '{path or type(module).__name__}',"
+    return ""
 
 
 def _packs(frame: FrameType) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 
 import varprop as vp
@@ -38,7 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         found = reproduce(options.pop("names"), options.pop("out"), **options)
     except (vp.VarpropError, ValueError, ImportError) as error:
-        raise SystemExit(f"error: {error}") from None
+        print(f"varprop: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     for name, outcomes in found.items():
         print(name)
         for outcome in outcomes:

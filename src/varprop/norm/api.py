@@ -37,6 +37,7 @@ from .checks import (
 )
 from .depth import warn_of_depth
 from .first_shift import first_shifts
+from .fold_notice import warn_of_fold
 from .layers import (
     Normalized,
     become_normalized_,
@@ -106,6 +107,7 @@ def normalize(
         warn_of_depth(result)
     if only is None:
         warn_of_plain(result)
+    warn_of_fold(result)
     if inplace:  # the trial on a copy has shown that nothing fails midway
         return normalized_(model, captured, init, only, centred_rows=deep, shifted=deep)
     return result

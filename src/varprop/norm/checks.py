@@ -93,12 +93,12 @@ def warn_of_plain(model: nn.Module) -> None:
     if norms:
         warnings.warn(
             f"Batch norms that do not directly follow a linear layer stay, and with them the dependence on the batch: "
-            f"{_listed([repr(path) for path in norms])}.",
+            f"{listed([repr(path) for path in norms])}.",
             PlainWarning,
             stacklevel=3,
         )
     if layers:
-        warnings.warn(f"These layers stay as they are: {_listed(layers)}.", PlainWarning, stacklevel=3)
+        warnings.warn(f"These layers stay as they are: {listed(layers)}.", PlainWarning, stacklevel=3)
 
 
 def _looks_linear(module: nn.Module) -> bool:
@@ -109,6 +109,7 @@ def _looks_linear(module: nn.Module) -> bool:
     return any(p.ndim > 1 for p in own)
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

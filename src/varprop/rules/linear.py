@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import CaptureError
 from ..gaussian.normal import constant
 from ..moments import Moments, Tokens
 from .axes import Ints, Random, per_axis, uniform_axes, write_out
@@ -266,6 +267,11 @@ def embedding(weight: Random, indices: Tensor | Tokens, *_: Any, **__: Any) -> M
         return Moments(F.embedding(indices, table.mean), F.embedding(indices, table.var))
     rows = weight.dense().mean if isinstance(weight, Moments) else weight
     chance = indices.probabilities.to(rows)
+    if len(chance) != len(rows):
+        raise CaptureError(
+            f"The tokens have {len(chance)} probabilities, but the embedding that reads them has {len(rows)} rows: "
+            f"give one probability for each row."
+        )
     mean = chance @ rows
     count = max(1, LARGE // rows.shape[1])
     parts = zip(chance.split(count), rows.split(count), strict=True)

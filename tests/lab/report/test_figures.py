@@ -14,7 +14,7 @@ import torch
 
 import varprop as vp
 from varprop.lab.protocol.labels import method_label
-from varprop.lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell
+from varprop.lab.protocol.records import ALL_METHODS, TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell
 from varprop.lab.report import plotting
 from varprop.lab.report.figures import figures_of, relu_figure
 from varprop.lab.report.style import DOUBLE_COLOUR, METHOD_COLOURS
@@ -102,7 +102,8 @@ def test_missing_methods_and_starts_are_named():
 
 def test_a_method_has_one_look_in_all_figures(runs):
     looks = {}
-    for figure in itertools.chain.from_iterable(map(figures_of, runs)):
+    everyone = Run("compare", synthetic.grid("compare", seeds=(0,), methods=ALL_METHODS))
+    for figure in itertools.chain.from_iterable(map(figures_of, [*runs, everyone])):
         if figure.name == "relu":
             continue
         for series in itertools.chain.from_iterable(panel.series for panel in figure.panels):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from varprop.lab import report
+from varprop.lab.protocol.records import ALL_METHODS
 from varprop.lab.report import plotting
 
 from ...chromium import SIZES, count, keep
@@ -45,7 +46,9 @@ def test_it_loads_without_errors_or_requests_and_fits(browser, address, size, da
 def compared(tmp_path_factory):
     """The page of `varprop compare`, with its pictures, alone in a folder as if it had been mailed."""
     out, mailed = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("mailed")
-    page = report.write_one(synthetic.write(out, synthetic.grid("compare", seeds=(0, 1))), "compare")
+    page = report.write_one(
+        synthetic.write(out, synthetic.grid("compare", seeds=(0, 1), methods=ALL_METHODS)), "compare"
+    )
     return Path(shutil.copy(page, mailed)).as_uri()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import varprop as vp
 from varprop.lab import report
-from varprop.lab.protocol.records import TRAIN_LOSS, Cell
+from varprop.lab.protocol.records import METHODS, TRAIN_LOSS, Cell
 from varprop.lab.report import html_page, plotting
 from varprop.lab.report.figures import figures_of
 from varprop.lab.store.runs import read_runs
@@ -104,6 +104,29 @@ def test_one_comparison_has_a_page_of_its_own_with_the_answer_first_and_no_claim
     assert found.startswith("AP2 has the lowest training loss from 3 of 3 starts") and found in text
     assert text.index(found) < text.index("Training loss (")
     assert "claim" not in text.lower() and "MNIST" not in text and not (tmp_path / "claims.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("methods", "sentence"),
+    [
+        (METHODS, "Every method starts from the same function. The learning rate"),
+        (
+            (*METHODS, "layer"),
+            "starts from the same function but LN, which cannot compute it and start from the nearest",
+        ),
+    ],
+)
+def test_the_page_says_which_methods_start_from_another_function(tmp_path, drawn, methods, sentence):
+    synthetic.write(tmp_path, synthetic.grid("compare", seeds=(0,), methods=methods))
+    assert sentence in " ".join(text_of(report.write_one(tmp_path, "compare").read_text("utf-8")).split())
+
+
+def test_a_comparison_is_called_by_its_model_and_data_where_they_are_known(tmp_path, drawn):
+    synthetic.write(tmp_path, synthetic.grid("compare", seeds=(0,)))
+    assert "Comparison: normalizations" in report.write_one(tmp_path, "compare").read_text("utf-8")
+    known = {**synthetic.manifest("compare"), "configuration": {"model": "a/mine.py:make", "dataset": "digits"}}
+    (tmp_path / "compare" / "manifest.json").write_text(json.dumps(known))
+    assert "mine.py:make on digits: normalizations" in report.write_one(tmp_path, "compare").read_text("utf-8")
 
 
 def test_the_page_carries_its_figures(tmp_path, monkeypatch):

@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         measure(Options(**vars(parser().parse_args(arguments))))
     except vp.VarpropError as error:
-        sys.exit(f"varprop: {error}")
+        print(f"varprop: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def parser() -> argparse.ArgumentParser:

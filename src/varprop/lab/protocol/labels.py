@@ -27,6 +27,7 @@ EXPERIMENT_LABELS = {
     "recurrent": "Recurrent network",
     "momentum": "Batch norm's momentum",
     "digits": "Digits",
+    "compare": "Comparison",
 }
 
 

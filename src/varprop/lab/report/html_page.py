@@ -21,7 +21,7 @@ from ..protocol.labels import (
     start_label,
     start_rank,
 )
-from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
+from ..protocol.records import SAMPLE_NORMS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
 from ..store.runs import Run
 from ..verdicts.judge import RULE, Verdict
 from .answer import answer
@@ -93,6 +93,7 @@ def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | No
             places={f"{one.experiment}/{figure['name']}": figure["id"] for one in sections for figure in one.figures},
             rule=RULE,
             headline=_headline(sections) if len(sections) > 1 else None,
+            starts=_starts(runs),
             legend=_legend(runs),
             data={figure["id"]: figure["data"] for figure in figures},
             columns=_COLUMNS,
@@ -101,6 +102,18 @@ def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | No
         )
     )
     return text
+
+
+def _starts(runs: Sequence[Run]) -> str:
+    """Where methods begin: layer and group norm cannot begin from the function of the others."""
+    found = {outcome.cell.method for run in runs for outcome in run.outcomes}
+    apart = [method_label(method) for method in SAMPLE_NORMS if method in found]
+    if not apart:
+        return "Every method starts from the same function."
+    return (
+        f"Every method starts from the same function but {' and '.join(apart)}, which cannot compute it and start from "
+        "the nearest: the table has the distance as start gap."
+    )
 
 
 def _legend(runs: Sequence[Run]) -> str:
@@ -133,9 +146,9 @@ def _slug(name: str) -> str:
 def _title(run: Run) -> str:
     """The experiment; for a model of one's own, its name and that of its data."""
     settings = run.manifest.get("configuration")
-    if run.experiment != "compare" or not isinstance(settings, dict):
+    if run.experiment != "compare" or not isinstance(settings, dict) or not {"model", "dataset"} <= settings.keys():
         return experiment_label(run.experiment)
-    return f"{_short(settings.get('model'))} on {_short(settings.get('dataset'))}"
+    return f"{_short(settings['model'])} on {_short(settings['dataset'])}"
 
 
 def _short(name: object) -> str:

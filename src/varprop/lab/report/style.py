@@ -10,8 +10,8 @@ METHOD_COLOURS = {
     "weight": ("#009e73", "#2bd4a4"),
     "batch": ("#0064a8", "#4aa3ff"),
     "analytic": ("#d55e00", "#ff8c42"),
-    "layer": ("#7a3fb0", "#b98ae8"),
-    "group": ("#8c5a3c", "#c99a78"),
+    "layer": ("#9c00fc", "#783cfc"),
+    "group": ("#603000", "#cc183c"),
 }
 DOUBLE_COLOUR = ("#d16aa8", "#cc66aa")
 OTHER_COLOUR = ("#8a7a00", "#e6d44a")

@@ -138,6 +138,8 @@
     const lower = whole.map((edge) => `${x(edge[0]).toFixed(1)} ${y(edge[1]).toFixed(1)}`).reverse();
     element(svg, "path", { class: "c-band", style: colours(series), d: `M${upper.join("L")}L${lower.join("L")}Z` });
   }
+  const PLUS = [[-0.4, -1.2], [0.4, -1.2], [0.4, -0.4], [1.2, -0.4], [1.2, 0.4], [0.4, 0.4], [0.4, 1.2], [-0.4, 1.2], [-0.4, 0.4], [-1.2, 0.4], [-1.2, -0.4], [-0.4, -0.4]];
+  const polygon = (at, corners) => `M${corners.map(([x, y]) => at(x, y)).join("L")}Z`;
   function marker(parent, series, cx, cy, size) {
     const look = series.open_marker ? "c-open" : "c-dot";
     const at = (dx, dy) => `${(cx + dx * size).toFixed(1)} ${(cy + dy * size).toFixed(1)}`;
@@ -145,6 +147,8 @@
       s: `M${at(-1, -1)}L${at(1, -1)}L${at(1, 1)}L${at(-1, 1)}Z`,
       "^": `M${at(0, -1.2)}L${at(1.15, 0.9)}L${at(-1.15, 0.9)}Z`,
       v: `M${at(0, 1.2)}L${at(1.15, -0.9)}L${at(-1.15, -0.9)}Z`,
+      P: polygon(at, PLUS),
+      X: polygon(at, PLUS.map(([x, y]) => [(x - y) * 0.75, (x + y) * 0.75])),
       D: `M${at(0, -1.35)}L${at(1.35, 0)}L${at(0, 1.35)}L${at(-1.35, 0)}Z`,
     };
     if (!series.marker) return;
