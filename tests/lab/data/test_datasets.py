@@ -1,11 +1,14 @@
 import gzip
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
 
 from varprop.lab.data import datasets
 from varprop.lab.data.datasets import DataError, Dataset, load, split
+
+from .. import tiny
 
 
 def idx(values):
@@ -171,3 +174,14 @@ def test_split_holds_a_tenth_out_at_random():
     assert torch.equal(torch.cat([train, valid]).sort().values, torch.arange(1005))
     assert torch.equal(split(data, seed=0)[1], valid) and not torch.equal(split(data, seed=1)[1], valid)
     assert valid.max() > 900 and valid.min() < 105
+
+
+def test_the_fingerprint_follows_every_part_of_the_data():
+    data = tiny.dataset()
+    known = {datasets.fingerprint(data)}
+    for name in ("train_x", "train_y", "test_x", "test_y"):
+        part = getattr(data, name).clone()
+        part.view(-1)[-1] += 1
+        known.add(datasets.fingerprint(replace(data, **{name: part})))
+    assert len(known) == 5
+    assert datasets.fingerprint(tiny.dataset()) in known

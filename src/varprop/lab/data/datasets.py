@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import os
 import struct
@@ -81,6 +82,14 @@ def on_device(dataset: Dataset, device: torch.device) -> Dataset:
     """The same data set there."""
     names = ("train_x", "train_y", "test_x", "test_y")
     return replace(dataset, **{name: getattr(dataset, name).to(device) for name in names})
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """SHA-256 of all images and labels, in the order of the attributes."""
+    digest = hashlib.sha256()
+    for part in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y):
+        digest.update(part.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def split(dataset: Dataset, seed: int, fraction: float = 0.1) -> tuple[Tensor, Tensor]:
