@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 METHOD_LABELS = {"standard": "Standard", "weight": "WN", "batch": "BN", "analytic": "AP2"}
-START_LABELS = {"none": "init = None", "bn": "init = BN", "ap2": "init = AP2", "orthogonal": "init = orthogonal"}
+START_LABELS = {
+    "none": "init = None",
+    "bn": "init = BN",
+    "ap2": "init = AP2",
+    "orthogonal": "init = orthogonal",
+    "wn": "init = WN",
+}
 VARIANT_LABELS = {"double": "w = 2w'", "decay": "decay", "unit-norm": "||w|| = 1", "momentum": "momentum 0.01"}
 EXPERIMENT_LABELS = {
     "mnist": "MNIST",
