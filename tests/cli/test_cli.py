@@ -145,7 +145,8 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
     calls = lab()
     options = shlex.split(
         "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume --tensorboard "
-        "--max-seconds 60 --jobs 2 --ray auto --compile --methods analytic,batch --starts bn --out"
+        "--max-seconds 60 --jobs 2 --ray auto --compile --methods analytic,batch --starts bn --search brent "
+        "--own-weights converted --out"
     )
     code, out, err = varprop_command("reproduce", "mnist", "naive", *options, tmp_path)
     assert (code, err) == (0, "")
@@ -167,6 +168,8 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
         "methods": ("analytic", "batch"),
         "starts": ("bn",),
         "compiled": True,
+        "search": "brent",
+        "own_weights": "converted",
     }
     assert calls["report.write"][0] == (tmp_path, ["mnist", "naive"])
     assert "AP2" in out and out.endswith(f"Report: {tmp_path / 'report.html'}\n")
@@ -176,7 +179,7 @@ def test_reproduce_leaves_the_protocol_alone_by_default(varprop_command, lab):
     calls = lab()
     assert varprop_command("reproduce", "mnist")[0] == 0
     given = calls["execution.run.reproduce"][1]
-    unset = ("seeds", "epochs", "lr_max", "methods", "starts", "root", "tensorboard", "compiled", "ray")
+    unset = ("seeds", "epochs", "lr_max", "methods", "starts", "root", "tensorboard", "compiled", "ray", "search")
     assert all(given[name] is None for name in unset) and given["resume"] is False and given["max_seconds"] == math.inf
     assert given["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
 

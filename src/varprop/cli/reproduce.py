@@ -76,7 +76,7 @@ def reproduce(
     jobs: options.JobsOption = 1,
     ray: options.RayOption = None,
     methods: Annotated[str | None, typer.Option(help="Only these of standard,weight,batch,analytic.")] = None,
-    starts: Annotated[str | None, typer.Option(help="Only these of none,bn,ap2,orthogonal.")] = None,
+    starts: Annotated[str | None, typer.Option(help="Only these of none,bn,ap2,orthogonal,wn.")] = None,
     search: Annotated[
         Search | None,
         typer.Option(help="For the learning rate: brent is the paper's; grid+brent, the default, looks around first."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.metadata
 import os
@@ -85,7 +86,7 @@ def versions() -> dict[str, str]:
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    return {**found, "torch": torch.__version__}
+    return {**found, "torch": torch.__version__, "varprop": vp.__version__}  # installed or not
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -96,9 +97,18 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def git_state() -> dict[str, Any]:
-    """The commit of the sources and whether they differ from it; empty outside a repository."""
+    """The commit, whether the sources in src differ from it, and the hash of how; empty outside a repository."""
     commit = _git("rev-parse", "HEAD")
-    return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))} if commit else {}
+    if not commit:
+        return {}
+    changes = _git("diff", "HEAD", "--", ":/src")
+    return (
+        {"commit": commit, "dirty": True, "diff": _sha256(changes)} if changes else {"commit": commit, "dirty": False}
+    )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _git(*arguments: str) -> str | None:

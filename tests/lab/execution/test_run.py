@@ -69,6 +69,9 @@ def test_the_manifest_says_how(finished):
     assert manifest["configuration"]["protocol"]["epochs"] == 3
     assert manifest["versions"]["torch"] == torch.__version__
     assert manifest["hardware"]["device"] == "cpu"
+    assert manifest["versions"]["varprop"] == vp.__version__
+    assert manifest["fingerprints"] == fingerprints(tiny.network, tiny.dataset(), {"loss": None, "optimizer": None})
+    assert [sitting["seconds"] for sitting in manifest["sittings"]] == [manifest["seconds"]]
     assert {"command", "git", "started", "seeds", "lr_max"} <= manifest.keys()
 
 
@@ -90,7 +93,8 @@ def test_the_manifest_of_a_resumed_run_knows_every_sitting(tmp_path):
     run(tmp_path, resume=True, seeds=(0, 1))
     manifest = Store(tmp_path / "tiny").manifest()
     first, second = manifest["sittings"]
-    assert first["started"] == manifest["started"] and {"command", "git", "started"} == second.keys()
+    assert first["started"] == manifest["started"] and {"command", "git", "started", "seconds"} == second.keys()
+    assert first["seconds"] + second["seconds"] == pytest.approx(manifest["seconds"])
 
 
 def test_a_folder_with_results_is_refused_without_resume(finished):

@@ -26,7 +26,7 @@ def test_experiments_keep_only_the_methods_and_starts_asked_for():
 def test_the_naive_comparison_has_own_starts_one_rate_and_other_units():
     cells = EXPERIMENTS["naive"].cells()
     assert {cell.method: cell.start for cell in cells} == {
-        "standard": "none", "weight": "none", "batch": "bn", "analytic": "ap2",
+        "standard": "none", "weight": "wn", "batch": "bn", "analytic": "ap2",
     }  # fmt: skip
     assert {cell.variant for cell in cells} == {"", DOUBLE}
     assert len({cell.lr_max for cell in cells}) == 1 and not EXPERIMENTS["naive"].search

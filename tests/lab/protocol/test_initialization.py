@@ -9,7 +9,7 @@ from varprop.lab.protocol.records import METHODS, Cell
 
 from .. import tiny
 
-ALL_STARTS = ("none", "bn", "ap2", "orthogonal")
+ALL_STARTS = ("none", "bn", "ap2", "orthogonal", "wn")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,13 @@ def test_the_start_of_batch_norm_has_scales_between_0_and_1_and_no_shift(plain, 
     assert deviations.std() > 0.05
 
 
+def test_the_start_of_weight_normalization_whitens_every_unit_on_the_batch(plain, data):
+    for last in (2, 4, 6, 8):  # each ends with a linear layer
+        outputs = plain["wn"][:last](data.batch)
+        assert torch.allclose(outputs.mean(0), torch.zeros_like(outputs[0]), atol=1e-10)
+        assert torch.allclose(outputs.std(0, correction=0), torch.ones_like(outputs[0]), atol=1e-10)
+
+
 def test_orthogonal_weights_stay_orthogonal_but_for_their_lengths(plain):
     weight = plain["orthogonal"][3].weight
     directions = weight / weight.norm(dim=1, keepdim=True)
@@ -84,19 +91,23 @@ def test_a_recurrent_network_has_all_forms(data, method):
     assert initialization.gap(initialization.parametrized(plain, method, data), plain, data.probe) < 1e-12
 
 
-OWN = [("batch", "bn"), ("analytic", "orthogonal")]
+OWN = [("batch", "bn"), ("analytic", "orthogonal"), ("weight", "wn")]
 
 
 @pytest.mark.parametrize(("method", "start"), OWN)
 def test_own_starts_keep_the_original_weights_and_the_function(plain, data, method, start):
     cell = Cell("tiny", method, start, 0)
     original = initialization.original_network(tiny.network, start, 0, data)
+    weights = {
+        "batch": lambda module: module.layer.weight,
+        "analytic": lambda module: module.weight,
+        "weight": lambda module: module.parametrizations.weight.original1,
+    }
     for choice in ("original", "converted"):
         found = initialization.starting_points(tiny.network, [cell], data, choice)[cell]
         assert found.gap < 1e-12
         for index in (1, 3, 5, 7):
-            layer = found.model[index].layer if method == "batch" else found.model[index]
-            assert torch.equal(layer.weight, original[index].weight) == (choice == "original")
+            assert torch.equal(weights[method](found.model[index]), original[index].weight) == (choice == "original")
 
 
 def test_batch_norm_on_original_weights_begins_as_the_paper_says(data):

@@ -14,7 +14,7 @@ import pytest
 
 import varprop as vp
 from varprop.lab import report
-from varprop.lab.protocol.records import METHODS, TRAIN_LOSS, Cell
+from varprop.lab.protocol.records import METHODS, TRAIN_LOSS, Cell, Search
 from varprop.lab.report import html_page, plotting
 from varprop.lab.report.figures import figures_of
 from varprop.lab.store.runs import read_runs
@@ -276,3 +276,12 @@ def test_documentation_is_the_same_every_time(tmp_path, drawn):
     out = synthetic.write(tmp_path / "out", synthetic.grid("mnist"))
     first = report.write_docs(out, tmp_path / "docs").read_bytes()
     assert report.write_docs(out, tmp_path / "docs").read_bytes() == first
+
+
+def test_documentation_gives_the_noise_of_the_search_apart(tmp_path, drawn):
+    narrow, wide = (synthetic.outcome(Cell("mnist", "analytic", "bn", 0, lr_max=bound)) for bound in (1e-2, 1e-1))
+    narrow = replace(narrow, search=Search(5e-3, 0.44, [(5e-3, 0.44), (1e-3, 0.6)]))
+    wide = replace(wide, search=Search(3e-2, 0.3, [(3e-2, 0.3), (8e-3, 0.4)]))
+    text = report.write_docs(synthetic.write(tmp_path / "out", [narrow, wide]), tmp_path / "docs").read_text("utf-8")
+    regrets = [line.split("|")[4].strip() for line in text.splitlines() if line.startswith("| init = BN | AP2")]
+    assert regrets == ["10.0 %, 10.0 %", "0.0 %, 0.0 %"]

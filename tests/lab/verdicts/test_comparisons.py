@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from varprop.lab.protocol.records import METHODS, STARTS, Cell
@@ -36,6 +38,8 @@ def test_a_fair_comparison_leaves_smaller_differences(fair, expected):
     same += seeds("mnist", "weight", "bn", fair)
     assert verdict("fair-is-closer", [*naive, *same]).verdict == expected
     assert verdict("fair-is-closer", naive).verdict == "no data"
+    own = [replace(o, cell=replace(o.cell, start="wn")) if o.cell.method == "weight" else o for o in naive]
+    assert verdict("fair-is-closer", [*own, *same]).verdict == expected
 
 
 def cifar(train, errors):

@@ -127,8 +127,7 @@ def run(
         else:
             apart = jobs > 1 and not experiment.together
             finished = run_in_processes(context, jobs) if apart else _run_all(context)
-    seconds = described["seconds"] + time.monotonic() - started
-    store.write_manifest({**described, "seconds": seconds, "finished": finished})
+    store.write_manifest(manifest.ended(described, time.monotonic() - started, finished))
     wanted = {cell.key for cell in experiment.cells()}
     outcomes = [outcome for outcome in store.outcomes() if outcome.cell.key in wanted]
     if not finished:

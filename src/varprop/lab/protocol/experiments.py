@@ -218,7 +218,7 @@ _INVARIANT: tuple[Combination, ...] = (
 _OWN_STARTS: tuple[Combination, ...] = (
     ("standard", "none", ""),
     ("standard", "none", DOUBLE),
-    ("weight", "none", ""),
+    ("weight", "wn", ""),
     ("batch", "bn", ""),
     ("analytic", "ap2", ""),
 )

@@ -22,6 +22,7 @@ from .sample_norms import add_sample_norms_, with_sample_norms
 
 # Of the log-probabilities, in units of the rounding of their dtype: what nine layers add up to, with room to spare.
 _GAP = 1e5
+_ROWS_FIRST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # the output channels are the first axis of their weight
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def plain_network(factory: str | Factory, start: Start, seed: int, data: StartDa
     Args:
         factory: Of the network.
         start: ``none``: PyTorch's weights. ``bn``: as batch norm begins, s uniform on (0, 1), b = 0, statistics of one
-            batch. ``ap2``: the projection, s = 1, b = 0. ``orthogonal``: the projection of orthogonal weights.
+            batch. ``ap2``: the projection, s = 1, b = 0. ``orthogonal``: the projection of orthogonal weights. ``wn``:
+            as weight normalization begins, every unit with mean 0 and variance 1 on one batch.
         seed: Of the weights and of s.
         data: Behind it.
     """
@@ -73,7 +75,32 @@ def plain_network(factory: str | Factory, start: Start, seed: int, data: StartDa
         return model
     if start == "bn":
         return vp.batch_norm_start(model, data.batch, torch.Generator().manual_seed(seed_of(GENERAL, seed, 1)))
+    if start == "wn":
+        return _whitened_(model, data.batch)
     return vp.init_(model, data.moments, example=data.batch[:1], shift=False)
+
+
+@torch.no_grad()
+def _whitened_(model: nn.Module, batch: Tensor) -> nn.Module:
+    """The data-dependent start of Salimans & Kingma 2016, in place: layer by layer, as the batch passes through."""
+    done: set[nn.Module] = set()
+
+    def whiten(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
+        assert isinstance(layer, _ROWS_FIRST) and layer.bias is not None
+        channels = -1 if isinstance(layer, nn.Linear) else 1
+        if layer not in done:
+            done.add(layer)
+            std, mean = torch.std_mean(output.movedim(channels, -1).flatten(0, -2), 0, correction=0)
+            layer.weight.div_(std.view(-1, *[1] * (layer.weight.ndim - 1)))
+            layer.bias.sub_(mean).div_(std)
+            output = ((output.movedim(channels, -1) - mean) / std).movedim(-1, channels)
+        return output
+
+    handles = [m.register_forward_hook(whiten) for m in model.modules() if isinstance(m, _ROWS_FIRST)]
+    model(batch)
+    for handle in handles:
+        handle.remove()
+    return model
 
 
 @torch.no_grad()
@@ -84,19 +111,28 @@ def _orthogonal_(model: nn.Module, generator: torch.Generator) -> None:
             parameter.copy_(nn.init.orthogonal_(drawn, generator=generator))
 
 
-OWN_STARTS: dict[Method, tuple[Start, ...]] = {"batch": ("bn",), "analytic": ("ap2", "orthogonal")}
-_ROWS_FIRST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+OWN_STARTS: dict[Method, tuple[Start, ...]] = {"weight": ("wn",), "batch": ("bn",), "analytic": ("ap2", "orthogonal")}
 
 
 def with_original_weights(model: nn.Module, original: nn.Module, method: Method, data: StartData) -> nn.Module:
     """The same function as a normalized model of its own start, on the weights which that start was made from."""
     if method == "analytic":
         return vp.normalize(original, data.moments, example=data.batch[:1], form="paper")
+    for path, layer in original.named_modules():
+        if method == "weight" and isinstance(layer, _ROWS_FIRST):
+            _set_direction_(model.get_submodule(path), layer.weight)
     for path, wrapper in list(model.named_modules()):
         norm, layer = getattr(wrapper, "norm", None), getattr(wrapper, "layer", None)
         if isinstance(norm, _BatchNorm) and isinstance(layer, _ROWS_FIRST):
             _rescale_(layer, norm, original.get_submodule(path).weight)  # type: ignore[arg-type]
     return model
+
+
+@torch.no_grad()
+def _set_direction_(layer: nn.Module, weight: Tensor) -> None:
+    """Give a weight-normalized layer another vector of the same direction in every row."""
+    parts: Any = layer.parametrizations
+    parts.weight.original1.copy_(weight)
 
 
 @torch.no_grad()

@@ -13,7 +13,13 @@ METHOD_MEANINGS = {
     "layer": "layer normalization",
     "group": "group normalization",
 }
-START_LABELS = {"none": "init = None", "bn": "init = BN", "ap2": "init = AP2", "orthogonal": "init = orthogonal"}
+START_LABELS = {
+    "none": "init = None",
+    "bn": "init = BN",
+    "ap2": "init = AP2",
+    "orthogonal": "init = orthogonal",
+    "wn": "init = WN",
+}
 VARIANT_LABELS = {"double": "w = 2w'", "decay": "decay", "unit-norm": "||w|| = 1", "momentum": "momentum 0.01"}
 EXPERIMENT_LABELS = {
     "mnist": "MNIST",

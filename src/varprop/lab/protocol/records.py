@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Method = Literal["standard", "weight", "batch", "analytic", "layer", "group"]
-Start = Literal["none", "bn", "ap2", "orthogonal"]
+Start = Literal["none", "bn", "ap2", "orthogonal", "wn"]
 
 METHODS: tuple[Method, ...] = ("standard", "weight", "batch", "analytic")  # of the paper
 SAMPLE_NORMS: tuple[Method, ...] = ("layer", "group")  # they cannot begin from the same function as the others
 ALL_METHODS: tuple[Method, ...] = (*METHODS, *SAMPLE_NORMS)
 STARTS: tuple[Start, ...] = ("none", "bn", "ap2")  # of the paper
-ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal")
+ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal", "wn")
 
 # Names of the curves; one value an epoch, the first after epoch 1.
 TRAIN_LOSS = "train_loss"  # running mean of the stochastic loss

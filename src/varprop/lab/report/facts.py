@@ -18,7 +18,8 @@ def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         "Versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value is not None),
         "Git": git_text(part(manifest, "git")),
         "Started": manifest.get("started"),
-        "Time": _duration(manifest.get("seconds")),
+        "Time": duration(manifest.get("seconds")),
+        "Data": part(manifest, "fingerprints").get("data"),
         "Configuration": ", ".join(_flat(part(manifest, "configuration"))),
     }
     return [(name, str(value)) for name, value in known.items() if value not in (None, "")]
@@ -43,7 +44,8 @@ def git_text(git: dict[str, Any]) -> str:
     """The commit, and whether the sources differed from it."""
     if not git:
         return "unknown"
-    return f"{git.get('commit', 'unknown')}{', with local changes' if git.get('dirty') else ''}"
+    changes = f" (SHA-256 {str(git['diff'])[:12]})" if git.get("diff") else ""
+    return f"{git.get('commit', 'unknown')}{f', with local changes{changes}' if git.get('dirty') else ''}"
 
 
 def _machine(hardware: object) -> object:
@@ -63,7 +65,8 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name} = {value}"
 
 
-def _duration(seconds: object) -> str | None:
+def duration(seconds: object) -> str | None:
+    """Seconds in words; None where they are not known."""
     if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
         return None
     minutes, rest = divmod(round(seconds), 60)

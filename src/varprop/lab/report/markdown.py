@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ..protocol.labels import experiment_label, method_label, start_label
-from ..protocol.records import TRAIN_LOSS, Outcome
+from ..protocol.records import TRAIN_LOSS, Cell, Outcome
 from ..store.files import write_atomically
 from ..store.runs import Run
 from ..verdicts import judge
 from ..verdicts.judge import Verdict, escaped
 from ..verdicts.seed_statistics import Metric, Sample, final, final_error, final_test_error
 from . import plotting, tables
-from .facts import facts, git_text, sittings
+from .facts import duration, facts, git_text, sittings
 from .figures import figures_of, setting_of, setting_text
 from .series import Figure
 
@@ -33,8 +35,13 @@ _SITTING = {
     "Started": ", first sitting",
     "Time": ", all sittings",
 }
-_SUMMARY = """| start | method | learning rates | training loss | validation error | test error |
-|---|---|---|---|---|---|
+_SUMMARY = """| start | method | learning rates | search regret | training loss | validation error | test error |
+|---|---|---|---|---|---|---|
+"""
+_REGRET = """
+Search regret: the mean, and the largest, share by which the loss of the search at the rate chosen lies above the lowest
+known for the same cell at any rate up to the bound, from the searches at all bounds. It is noise of the search, apart
+from that of the seeds; where one search was made, it is 0 and says nothing.
 """
 
 
@@ -59,7 +66,7 @@ def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) 
     addresses = {f"{name}/{figure.name}" for name, those in shown.items() for figure in those}
     judge.write(verdicts, folder)
     claims = judge.markdown(verdicts, lambda figure: _address(figure) if figure in addresses else "")
-    parts = [_HEADER, "## Claims\n\n" + claims, *(_section(run, shown[run.experiment]) for run in runs)]
+    parts = [_HEADER, "## Claims\n\n" + claims, _REGRET, *(_section(run, shown[run.experiment]) for run in runs)]
     write_atomically(folder / "experiments.md", "\n".join(parts).encode())
     return folder / "experiments.md"
 
@@ -101,7 +108,9 @@ def _how_it_was_run(manifest: dict[str, Any]) -> Iterator[str]:
             for index, sitting in enumerate(commands, 1):
                 git = sitting.get("git")
                 sources = f", git {escaped(git_text(git))}" if isinstance(git, dict) else ""
-                yield f"- Sitting {index}: {_code(str(sitting.get('command')))}{sources}\n"
+                times = [sitting.get("started"), duration(sitting.get("seconds"))]
+                when = "".join(f", {escaped(str(time))}" for time in times if time)
+                yield f"- Sitting {index}: {_code(str(sitting.get('command')))}{sources}{when}\n"
         elif name == "Command":
             yield f"- {name}: {_code(value)}\n"
         else:
@@ -116,13 +125,29 @@ def _code(text: str) -> str:
 def _summaries(run: Run) -> Iterator[str]:
     """One table for each bound and batch size: mean and standard deviation over seeds."""
     for setting in sorted({setting_of(outcome) for outcome in run.outcomes}):
-        rows = "".join(_summary_rows([o for o in run.outcomes if setting_of(o) == setting]))
+        known = lowest_known(run.outcomes, setting[0])
+        rows = "".join(_summary_rows([o for o in run.outcomes if setting_of(o) == setting], known))
         naive = f"lr = {setting[0]:g}, batch {setting[1]}"
-        title = naive if run.experiment == "naive" else setting_text(setting).replace("\u00a0", " ")
+        title = naive if not any(o.search.trace for o in run.outcomes) else setting_text(setting).replace("\u00a0", " ")
         yield f"{title}, mean ± standard deviation over seeds at the end:\n\n{_SUMMARY}{rows}\n"
 
 
-def _summary_rows(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def lowest_known(outcomes: Sequence[Outcome], bound: float) -> dict[Cell, float]:
+    """The lowest loss that any search for a cell, at whatever bound, met up to this one; by the cell at this bound."""
+    found: dict[Cell, float] = {}
+    for outcome in outcomes:
+        cell = replace(outcome.cell, lr_max=bound)
+        losses = [loss for rate, loss in outcome.search.trace if rate <= bound]
+        found[cell] = min([found.get(cell, math.inf), *losses])
+    return found
+
+
+def _regret(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> str:
+    regrets = [o.search.loss / known[o.cell] - 1 for o in outcomes if math.isfinite(known[o.cell])]
+    return f"{100 * sum(regrets) / len(regrets):.1f} %, {100 * max(regrets):.1f} %" if regrets else "–"
+
+
+def _summary_rows(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> Iterator[str]:
     """One row for each start and method, in their order."""
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
@@ -132,7 +157,7 @@ def _summary_rows(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for (start, method), those in groups.items():
         rates = ", ".join(f"{o.search.lr:.2g}{' (at bound)' * o.search.at_bound}" for o in those)
         ends = " | ".join(_over_seeds(those, metric, factor) for metric, factor in metrics)
-        yield f"| {escaped(start)} | {escaped(method)} | {rates} | {ends} |\n"
+        yield f"| {escaped(start)} | {escaped(method)} | {rates} | {_regret(those, known)} | {ends} |\n"
 
 
 def _over_seeds(outcomes: Sequence[Outcome], metric: Metric, factor: float) -> str:

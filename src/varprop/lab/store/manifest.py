@@ -35,6 +35,13 @@ def describe(
     }
 
 
+def ended(described: dict[str, Any], seconds: float, finished: bool) -> dict[str, Any]:
+    """The description of a run after a sitting of so many seconds."""
+    *earlier, last = described["sittings"]
+    sittings = [*earlier, {**last, "seconds": seconds}]
+    return {**described, "sittings": sittings, "seconds": described["seconds"] + seconds, "finished": finished}
+
+
 def resumed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """The description of a run that goes on: it began with the first sitting, and its cells come from all of them."""
     earlier = before.get("sittings") or [{name: before.get(name) for name in ("command", "git", "started")}]

@@ -171,8 +171,10 @@ class EnsembleTrainer:
 
 
 def _by_structure(cells: list[Cell]) -> list[list[Cell]]:
-    found: dict[tuple[str, str], list[Cell]] = {}
+    """Cells that differ in nothing but values; an analytic network has the input moments of its seed in its graph."""
+    found: dict[tuple[str, str, int | None], list[Cell]] = {}
     for cell in cells:
         structure = cell.variant if cell.variant in (DOUBLE, MOMENTUM) else ""
-        found.setdefault((cell.method, structure), []).append(cell)
+        seed = cell.seed if cell.method == "analytic" else None
+        found.setdefault((cell.method, structure, seed), []).append(cell)
     return list(found.values())
