@@ -21,7 +21,8 @@ LARGE, SMALL = 0.3, 1e-5  # a weight; a part of a variance that is rounding
 Value = Tensor | Moments
 COARSE = (
     f"above {exact.FEW} logits a series, or interpolated integrals: mean within 1e-6, std within 0.2 %; "
-    f"where they differ too much, or on a GPU, coarser integrals above {exact.LIMIT} logits: mean within 0.001, std within 3 %"
+    f"where they differ too much, or on a GPU, coarser integrals above {exact.LIMIT} logits: mean within 0.001, "
+    "std within 3 %"
 )
 ATTENTION = (
     "scores are taken as independent Gaussian (std error 0.5 %, at worst 3 %, for heads of 64; 2 %, at worst 9 %, for "
