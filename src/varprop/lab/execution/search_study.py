@@ -42,7 +42,7 @@ def study(out: Path, root: Path | None = None, experiments: Sequence[Experiment]
     Returns:
         The path of ``search.md``.
     """
-    source: dict[str, Any] = {"command": command_line(), "git": git_state(), "versions": versions()}
+    source: dict[str, Any] = {"command": command_line("varprop.cli"), "git": git_state(), "versions": versions()}
     with reproducible(torch.device("cpu"), True):
         found = {experiment.name: _compared(experiment, root) for experiment in experiments}
     write_atomically(out / "search.json", f"{json.dumps({**source, 'cells': found}, indent=1)}\n".encode())
