@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the very depth that is studied here
-    start = time.perf_counter()
+    begun = time.perf_counter()
     results: dict[str, Any] = {}
     for start in STARTS:
         for width in options.widths:
@@ -147,7 +147,7 @@ def main() -> None:
             "range of the safe depth": RANGE,
             "versions": {"varprop": vp.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "hardware": f"{cpu()}, {torch.get_num_threads()} thread(s), no GPU",
-            "seconds": round(time.perf_counter() - start),
+            "seconds": round(time.perf_counter() - begun),
         }
         options.json.write_text(json.dumps({**about, **results}, indent=1) + "\n")
 

@@ -318,3 +318,13 @@ def test_circles_are_found(tree, tmp_path):
 
 def test_homeless_parts_are_found(tmp_path):
     assert homeless_parts(grown({"new.py": ""}, tmp_path)) == ["new"]
+
+
+def test_every_class_has_a_name_of_its_own() -> None:
+    """One word has one meaning in the whole of src, a leading underscore apart."""
+    names = defaultdict(list)
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                names[node.name.lstrip("_")].append(f"{path.relative_to(SOURCE)}: {node.name}")
+    assert {name: found for name, found in names.items() if len(found) > 1} == {}

@@ -214,7 +214,7 @@ def transformers_watcher(
     return Watcher()
 
 
-class _Finding:
+class _RateFinder:
     """What the finders of both frameworks share: the search, its plot, and rates set where schedules begin."""
 
     def __init__(self, steps: int, epochs: int, bounds: tuple[float, float], maxiter: int, plot: Any) -> None:
@@ -254,7 +254,7 @@ def lightning_lr_finder(
         maxiter: At most so many evaluations.
         plot: A file for the picture of the search.
     """
-    finding = _Finding(steps, epochs, bounds, maxiter, plot)
+    finding = _RateFinder(steps, epochs, bounds, maxiter, plot)
 
     class Finder(_lightning().Callback):  # type: ignore[misc]
         found: vp.LRSearch | None = None
@@ -296,7 +296,7 @@ def transformers_lr_finder(
         maxiter: See there.
         plot: See there.
     """
-    finding = _Finding(steps, epochs, bounds, maxiter, plot)
+    finding = _RateFinder(steps, epochs, bounds, maxiter, plot)
 
     class Finder(_framework("transformers").TrainerCallback):  # type: ignore[misc]
         found: vp.LRSearch | None = None

@@ -26,7 +26,7 @@ HELP = (
 )
 
 
-class Search(StrEnum):
+class SearchChoice(StrEnum):
     """How the learning rate is found."""
 
     brent = "brent"
@@ -78,7 +78,7 @@ def reproduce(
     methods: Annotated[str | None, typer.Option(help="Only these of standard,weight,batch,analytic.")] = None,
     starts: Annotated[str | None, typer.Option(help="Only these of none,bn,ap2,orthogonal,wn.")] = None,
     search: Annotated[
-        Search | None,
+        SearchChoice | None,
         typer.Option(help="For the learning rate: brent is the paper's; grid+brent, the default, looks around first."),
     ] = None,
     own_weights: Annotated[

@@ -24,7 +24,7 @@ WIDEST = 2.0  # variance of a logit above which higher terms may be larger than 
 BLOCK = 1 << 16  # logits whose temporaries stay in the cache of a processor
 
 
-class Series(NamedTuple):
+class SoftmaxSeries(NamedTuple):
     """Mean and variance of softmax along the last axis, and the rows in which the series can be trusted."""
 
     mean: Tensor
@@ -90,7 +90,7 @@ def _alone(share: Tensor) -> Tensor:
     return share.detach().amax(-1, keepdim=True) == 1.0
 
 
-def softmax(mean: Tensor, var: Tensor) -> Series:
+def softmax(mean: Tensor, var: Tensor) -> SoftmaxSeries:
     """Along the last axis; E softmax within 1e-6 and sd within 0.2 % in the rows that are `close`."""
     shape = mean.shape
     mean, var = mean.reshape(-1, shape[-1]), var.reshape(-1, shape[-1])
@@ -104,4 +104,4 @@ def softmax(mean: Tensor, var: Tensor) -> Series:
         first, second = torch.where(alone, total.share, first), second.masked_fill(alone, 0.0)
         parts.append((first, second, _close(total, v)))
     first, second, close = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Series(first.view(shape), second.view(shape), close.view(*shape[:-1]))
+    return SoftmaxSeries(first.view(shape), second.view(shape), close.view(*shape[:-1]))

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class _Recorder(TorchDispatchMode):
+class _OperationRecorder(TorchDispatchMode):
     """Writes down every operation, its arguments and results; tensors by the order in which they were first seen."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ def traced_operations(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         with torch.no_grad(), torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             copies: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
             args, kwargs = pytree.tree_map_only(Tensor, fake.from_tensor, (args, kwargs))
-            with _Recorder() as recorder:
+            with _OperationRecorder() as recorder:
                 for tensor in (*copies.values(), *pytree.tree_leaves((args, kwargs))):
                     recorder.described(tensor)
                 result = torch.func.functional_call(model, copies, args, kwargs)

@@ -13,7 +13,7 @@ from .findings.finding import Finding
 from .render.comparison_page import comparison_page, comparison_summary
 from .render.exports import Exports
 from .render.figure import draw
-from .render.page import Page, Summary
+from .render.page import NotebookSummary, Page
 from .render.text import comparison_text
 
 LARGEST = 12  # changes that `show` prints
@@ -66,5 +66,5 @@ class Comparison(ComparisonData, Exports):
     def _page(self) -> Page:
         return comparison_page(self)
 
-    def _summary(self) -> Summary:
+    def _summary(self) -> NotebookSummary:
         return comparison_summary(self)

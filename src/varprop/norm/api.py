@@ -56,8 +56,8 @@ from .statistics import Statistics
 T = TypeVar("T")
 Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
-Form = Literal["paper", "deep"]
-DEFAULT_FORM: Form = "paper"  # of what is projected
+NormalizationForm = Literal["paper", "deep"]
+DEFAULT_FORM: NormalizationForm = "paper"  # of what is projected
 SWEEPS = 300
 
 
@@ -67,7 +67,7 @@ def normalize(
     *,
     example: Any = None,
     init: Init = "project",
-    form: Form | None = None,
+    form: NormalizationForm | None = None,
     only: Only | None = None,
     inplace: bool = False,
 ) -> nn.Module:
@@ -113,7 +113,7 @@ def normalize(
     return result
 
 
-def _form_for(init: Init, form: Form | None) -> Form:
+def _form_for(init: Init, form: NormalizationForm | None) -> NormalizationForm:
     """The form that is asked for, or the one that goes with a start.
 
     Raises:
@@ -123,7 +123,7 @@ def _form_for(init: Init, form: Form | None) -> Form:
         raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
     if form is None:
         return "paper" if init == "preserve" else DEFAULT_FORM
-    if form not in get_args(Form):
+    if form not in get_args(NormalizationForm):
         raise ValueError(f'form must be "paper" or "deep", not {form!r}.')
     if form == "deep" and init == "preserve":
         raise ValueError('form="deep" takes the means of weights away, which init="preserve" would have to keep.')

@@ -121,16 +121,16 @@ def _plain(activation: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Cal
 
 
 @dataclass(frozen=True)
-class Cell:
+class RecurrentCell:
     """A recurrent cell: its step, and the pairs of gates whose covariances the step needs."""
 
     step: Callable[..., State]
     pairs: Pairs
 
 
-LSTM = Cell(_lstm_step, ((0, 0), (1, 1), (2, 2), (3, 3), (0, 2), (1, 0), (1, 2), (3, 0), (3, 1), (3, 2)))
-GRU = Cell(_gru_step, ((0, 0), (1, 1), (2, 2), (1, 2), (0, 1), (0, 2)))
-TANH, RELU = Cell(_plain(activations.tanh), ((0, 0),)), Cell(_plain(activations.relu), ((0, 0),))
+LSTM = RecurrentCell(_lstm_step, ((0, 0), (1, 1), (2, 2), (3, 3), (0, 2), (1, 0), (1, 2), (3, 0), (3, 1), (3, 2)))
+GRU = RecurrentCell(_gru_step, ((0, 0), (1, 1), (2, 2), (1, 2), (0, 1), (0, 2)))
+TANH, RELU = RecurrentCell(_plain(activations.tanh), ((0, 0),)), RecurrentCell(_plain(activations.relu), ((0, 0),))
 
 
 class Error(NamedTuple):
@@ -169,7 +169,7 @@ def _lift(value: Value) -> Moments:
 Line = tuple[Moments, list[Tensor] | None]  # a sequence, and the covariances of neighbouring steps where it has any
 
 
-def _layer(cell: Cell, line: Line, state: State, params: Params, reverse: bool) -> tuple[Line, State]:
+def _layer(cell: RecurrentCell, line: Line, state: State, params: Params, reverse: bool) -> tuple[Line, State]:
     """One direction of one layer over time, the first axis; a uniform time axis is read at its only entry."""
     w_ih, w_hh, b_ih, b_hh, w_hr = params
     assert w_ih is not None and w_hh is not None
@@ -201,7 +201,7 @@ def _by_layer(params: Sequence[Tensor], has_biases: bool, count: int) -> list[Pa
 
 
 def _unroll(
-    cell: Cell,
+    cell: RecurrentCell,
     x: Value,
     hx: Sequence[Value],
     params: Sequence[Tensor],
@@ -243,7 +243,7 @@ def _swapped(x: Moments) -> Moments:
     return Moments(x.mean.transpose(0, 1), x.var.transpose(0, 1), (x.full[1], x.full[0], x.full[2]))
 
 
-def _cell(cell: Cell, x: Value, hx: Sequence[Value], *weights: Tensor | None) -> State:
+def _cell(cell: RecurrentCell, x: Value, hx: Sequence[Value], *weights: Tensor | None) -> State:
     x = write_out(_lift(x), -1)
     step = Moments(x.mean.unsqueeze(0), x.var.unsqueeze(0))
     state = tuple(write_out(_lift(s), -1) for s in hx)

@@ -42,7 +42,7 @@ def input_moments(
     """
     if per not in ("channel", "element"):
         raise ValueError(f'per must be "channel" or "element", got {per!r}.')
-    total: _Statistics | None = None
+    total: _RunningStatistics | None = None
     with torch.no_grad():
         for chunk in _chunks(data):
             part = _statistics(chunk, per)
@@ -67,7 +67,7 @@ class _Chunk:
 
 
 @dataclass(frozen=True)
-class _Statistics:
+class _RunningStatistics:
     """Count, mean and sum of squared deviations in float64, with the batch axis kept."""
 
     count: int
@@ -77,7 +77,7 @@ class _Statistics:
     device: torch.device
     extents: tuple[int, ...]
 
-    def merged(self, other: _Statistics, chunk: _Chunk) -> _Statistics:
+    def merged(self, other: _RunningStatistics, chunk: _Chunk) -> _RunningStatistics:
         if self.mean.shape != other.mean.shape:
             seen, new = tuple(self.mean.shape[1:]), tuple(other.mean.shape[1:])
             raise ValueError(
@@ -90,9 +90,9 @@ class _Statistics:
         between = shift.square() * (self.count * (other.count / count))
         deviations = self.deviations + other.deviations.to(self.mean.device) + between
         dtype = torch.promote_types(self.dtype, other.dtype)
-        return _Statistics(count, mean, deviations, dtype, self.device, self._common_extents(other))
+        return _RunningStatistics(count, mean, deviations, dtype, self.device, self._common_extents(other))
 
-    def _common_extents(self, other: _Statistics) -> tuple[int, ...]:
+    def _common_extents(self, other: _RunningStatistics) -> tuple[int, ...]:
         """The data's extents, 1 along an axis where items differ."""
         return tuple(own if own == new else 1 for own, new in zip(self.extents, other.extents, strict=True))
 
@@ -102,7 +102,7 @@ class _Statistics:
         return Moments(self.mean.to(self.device, dtype), var.to(self.device, dtype), self.extents)
 
 
-def _statistics(chunk: _Chunk, per: str) -> _Statistics:
+def _statistics(chunk: _Chunk, per: str) -> _RunningStatistics:
     values = _in_float64(chunk.values)
     channels_first = per == "channel" and values.dim() > 1
     axes = [axis for axis in range(values.dim()) if axis != 1] if channels_first else [0]
@@ -113,7 +113,7 @@ def _statistics(chunk: _Chunk, per: str) -> _Statistics:
     deviations = (values - mean).square().sum(axes, keepdim=True)
     count = math.prod(values.shape[axis] for axis in axes)
     extents = (1, *values.shape[1:])
-    return _Statistics(count, mean, deviations, chunk.values.dtype, chunk.values.device, extents)
+    return _RunningStatistics(count, mean, deviations, chunk.values.dtype, chunk.values.device, extents)
 
 
 def _in_float64(values: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from ..data import Change, ComparisonData
 from ..numbers.row import SHARES, ReportRow
 from .findings import changed_items, comparison_groups, row_numbers, severities
 from .format import count, number
-from .page import Page, Summary
+from .page import NotebookSummary, Page
 from .plots import Axis, Plot, PlotSeries, axis_of, of, plotted, signed_axis, spread_series, total_series
 from .table import Column, number_column, share_column, text_column
 
@@ -51,7 +51,7 @@ def comparison_page(comparison: ComparisonData) -> Page:
     )
 
 
-def comparison_summary(comparison: ComparisonData) -> Summary:
+def comparison_summary(comparison: ComparisonData) -> NotebookSummary:
     """Findings new, gone and stayed, and the largest changes."""
     (first, second), after = comparison.names, comparison.after
     columns = [column for column in _columns(first, second) if column.name.startswith(("std", "gradient"))]
@@ -61,7 +61,7 @@ def comparison_summary(comparison: ComparisonData) -> Summary:
     )
     findings = changed_items(comparison.findings)
     changes = comparison.largest(CHANGES)
-    return Summary(after.model, f"{first} → {second}", findings, NO_FINDINGS, (*names, *columns), changes)
+    return NotebookSummary(after.model, f"{first} → {second}", findings, NO_FINDINGS, (*names, *columns), changes)
 
 
 def _facts(comparison: ComparisonData) -> list[tuple[str, str]]:

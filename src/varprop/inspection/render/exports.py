@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import VarpropError
 from .format import finite_json
-from .page import Page, Summary, render, render_summary
+from .page import NotebookSummary, Page, render, render_summary
 
 
 class Exports(ABC):
@@ -28,7 +28,7 @@ class Exports(ABC):
     def _page(self) -> Page: ...
 
     @abstractmethod
-    def _summary(self) -> Summary: ...
+    def _summary(self) -> NotebookSummary: ...
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The dict as JSON text, also written to a file if a path is given; what is not finite becomes null."""

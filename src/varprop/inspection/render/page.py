@@ -56,7 +56,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Summary:
+class NotebookSummary:
     """What a notebook shows: a title, a remark, findings (or a sentence instead), and a table."""
 
     title: str
@@ -80,7 +80,7 @@ def render(page: Page) -> str:
     )
 
 
-def render_summary(summary: Summary) -> str:
+def render_summary(summary: NotebookSummary) -> str:
     """The short form, in the colours of the notebook whether light or dark."""
     cells = [[column.read(subject) for column in summary.columns] for subject in summary.subjects]
     return _rendered("notebook.html", summary=summary, cells=cells)

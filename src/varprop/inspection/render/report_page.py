@@ -11,7 +11,7 @@ from ..findings.finding import NOTHING_FOUND
 from ..numbers.row import SHARES, ReportRow
 from .findings import item, report_groups, row_numbers, severities, summary
 from .format import count, number, percent, rough
-from .page import Page, Summary
+from .page import NotebookSummary, Page
 from .plots import (
     Axis,
     Plot,
@@ -121,14 +121,14 @@ def report_page(report: ReportData) -> Page:
     )
 
 
-def report_summary(report: ReportData) -> Summary:
+def report_summary(report: ReportData) -> NotebookSummary:
     """Findings and the table."""
     ratio = report.gradient_ratio
     remark = f"{count(report.parameters)} parameters"
     remark += f", gradient first to last {number(ratio)}" if ratio is not None else ""
     columns = NOTEBOOK_COLUMNS + ((number_column("measured std", _measured_std),) if report.check else ())
     findings = [item(finding, {}) for finding in report.findings]
-    return Summary(report.model, remark, findings, NOTHING_FOUND, columns, shown(report.rows))
+    return NotebookSummary(report.model, remark, findings, NOTHING_FOUND, columns, shown(report.rows))
 
 
 def _facts(report: ReportData) -> list[tuple[str, str]]:

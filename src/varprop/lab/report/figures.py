@@ -14,7 +14,17 @@ from ..protocol.experiments import PAPER_BATCH, PAPER_GRIDS, PAPER_LR_MAX
 from ..protocol.labels import method_label, method_rank, rate, start_label, start_rank
 from ..protocol.records import METHODS, STARTS, Outcome
 from ..store.runs import Run
-from .series import CURVES, Curve, Figure, Panel, Series, batch_size_panel, curve_panel, finite, search_panel
+from .series import (
+    CURVES,
+    CurveFigure,
+    Figure,
+    Panel,
+    PlottedSeries,
+    batch_size_panel,
+    curve_panel,
+    finite,
+    search_panel,
+)
 from .style import METHOD_COLOURS
 
 Setting = tuple[float, int]  # upper bound of the search, batch size
@@ -36,7 +46,7 @@ def figures_of(run: Run) -> list[Figure]:
     return [*_batch_figures(run), *curves, *searches]
 
 
-def _measured(run: Run) -> list[Curve]:
+def _measured(run: Run) -> list[CurveFigure]:
     """The curves there are: targets that are no classes have no accuracy."""
     names = {name for outcome in run.outcomes for name in outcome.curves}
     return [curve for curve in CURVES if curve.name == "training" or curve.curves[0] in names]
@@ -99,7 +109,7 @@ def _diverged_text(outcomes: Sequence[Outcome]) -> str:
     return " A cross marks where a run diverged." if any(o.diverged for o in outcomes) else ""
 
 
-def _curve_figure(run: Run, curve: Curve, setting: Setting) -> Figure:
+def _curve_figure(run: Run, curve: CurveFigure, setting: Setting) -> Figure:
     outcomes = [o for o in run.outcomes if setting_of(o) == setting]
     note = curve.note if any(o.cell.method == "batch" for o in outcomes) else ""
     return Figure(
@@ -114,7 +124,7 @@ def _curve_figure(run: Run, curve: Curve, setting: Setting) -> Figure:
     )
 
 
-def _naive_figure(run: Run, curve: Curve) -> Figure:
+def _naive_figure(run: Run, curve: CurveFigure) -> Figure:
     """All methods at one learning rate, each from its own start: one panel a rate."""
     rates = sorted({o.cell.lr_max for o in run.outcomes})
     panels = [curve_panel(f"lr = {rate(value)}", run.select(lr_max=value), curve) for value in rates]
@@ -159,7 +169,7 @@ def _batch_figures(run: Run) -> list[Figure]:
     return [_batch_figure(run, curve, bound, group) for bound, group in several.items() for curve in CURVES]
 
 
-def _batch_figure(run: Run, curve: Curve, bound: float, outcomes: Sequence[Outcome]) -> Figure:
+def _batch_figure(run: Run, curve: CurveFigure, bound: float, outcomes: Sequence[Outcome]) -> Figure:
     suffix = "" if bound == _main_setting(run)[0] else f"-lr{bound:.0e}"
     return Figure(
         f"batch-size-{curve.name}{suffix}",
@@ -207,9 +217,11 @@ def relu_figure() -> Figure:
     )
 
 
-def _line(label: str, look: tuple[str, str, str], x: tuple[float, ...], y: torch.Tensor) -> Series:
-    return Series(label, *look, "", x, tuple(map(finite, y.tolist())))
+def _line(label: str, look: tuple[str, str, str], x: tuple[float, ...], y: torch.Tensor) -> PlottedSeries:
+    return PlottedSeries(label, *look, "", x, tuple(map(finite, y.tolist())))
 
 
-def _band(label: str, look: tuple[str, str, str], x: tuple[float, ...], y: torch.Tensor, by: torch.Tensor) -> Series:
+def _band(
+    label: str, look: tuple[str, str, str], x: tuple[float, ...], y: torch.Tensor, by: torch.Tensor
+) -> PlottedSeries:
     return replace(_line(label, look, x, y), low=tuple((y - by).tolist()), high=tuple((y + by).tolist()))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..environment import require
 from ..store.files import write_atomically
-from .series import ACCURACY_LABEL, Figure, Mark, Panel, Series, seed_counts
+from .series import ACCURACY_LABEL, Figure, Mark, Panel, PlottedSeries, seed_counts
 from .style import LEGEND_MARKS, LINESTYLES, LOOK, MARKS
 
 Axis = Any  # matplotlib's Axes, which is imported only to draw
@@ -82,11 +82,11 @@ def _draw_panel(panel: Panel, axis: Axis, figure: Figure) -> None:
         axis.text(0.5, 0.5, "no data", transform=axis.transAxes, ha="center", va="center", color="#80868b")
 
 
-def _has_positive(series: Series) -> bool:
+def _has_positive(series: PlottedSeries) -> bool:
     return any(value is not None and value > 0 for value in series.y)
 
 
-def _draw_series(series: Series, axis: Axis, index: int) -> None:
+def _draw_series(series: PlottedSeries, axis: Axis, index: int) -> None:
     """A line and its band, or points joined by a thin line; the index keeps the markers of two lines apart."""
     y = _numbers(series.y)
     if series.points:
@@ -113,7 +113,7 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
 
-def _draw_mark(mark: Mark, series: Series, axis: Axis) -> None:
+def _draw_mark(mark: Mark, series: PlottedSeries, axis: Axis) -> None:
     """A mark at its place; at the upper edge where its value is infinite."""
     look = dict(MARKS[mark.kind])
     face = "none" if mark.kind == "chosen" else series.colour
@@ -200,7 +200,7 @@ def legend_entries(figure: Figure) -> list[tuple[str, dict[str, Any]]]:
     return [*lines.items(), *marks.items()]
 
 
-def _line_look(series: Series) -> dict[str, Any]:
+def _line_look(series: PlottedSeries) -> dict[str, Any]:
     marker = None if series.dash == "dashed" else series.marker or None
     face = "white" if series.open_marker else None
     return {"color": series.colour, "ls": LINESTYLES[series.dash], "marker": marker, "mfc": face}

@@ -26,7 +26,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Series:
+class PlottedSeries:
     """One line with its band, or a set of points; None interrupts it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Panel:
     """One pair of axes; `bounds` are vertical lines, `missing` the labels that have no data here."""
 
     title: str
-    series: tuple[Series, ...]
+    series: tuple[PlottedSeries, ...]
     bounds: tuple[float, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -100,7 +100,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurveFigure:
     """Which values a figure of curves shows; a `headline` goes into the documentation for every bound of the search."""
 
     name: str
@@ -116,9 +116,9 @@ class Curve:
 ACCURACY_LABEL = "validation accuracy, %"
 BN_NOTE = " Dashed: the loss of BN on the training set in evaluation mode."
 CURVES = (
-    Curve("training", "Training loss", "running training loss", (TRAIN_LOSS, TRAIN_EVAL_LOSS), note=BN_NOTE),
-    Curve("validation-loss", "Validation loss", "validation loss", (VALID_LOSS,), headline=False),
-    Curve("validation-accuracy", "Validation accuracy", ACCURACY_LABEL, (VALID_ACCURACY,), False, 100.0),
+    CurveFigure("training", "Training loss", "running training loss", (TRAIN_LOSS, TRAIN_EVAL_LOSS), note=BN_NOTE),
+    CurveFigure("validation-loss", "Validation loss", "validation loss", (VALID_LOSS,), headline=False),
+    CurveFigure("validation-accuracy", "Validation accuracy", ACCURACY_LABEL, (VALID_ACCURACY,), False, 100.0),
 )
 
 
@@ -127,7 +127,7 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def curve_panel(title: str, outcomes: Sequence[Outcome], curve: Curve) -> Panel:
+def curve_panel(title: str, outcomes: Sequence[Outcome], curve: CurveFigure) -> Panel:
     """Every method's curves over epochs; the second of them only of batch norm, where it is another thing."""
     lines = [
         _curve_line(runs, name, curve.factor)
@@ -145,7 +145,7 @@ def search_panel(title: str, outcomes: Sequence[Outcome]) -> Panel:
     return Panel(title, series, bounds=tuple(sorted({outcome.cell.lr_max for outcome in searched})))
 
 
-def batch_size_panel(title: str, outcomes: Sequence[Outcome], curve: Curve) -> Panel:
+def batch_size_panel(title: str, outcomes: Sequence[Outcome], curve: CurveFigure) -> Panel:
     """The last value of every method over the batch size."""
     return Panel(title, tuple(_batch_size_line(runs, curve) for runs in _by_method(outcomes).values()))
 
@@ -158,10 +158,10 @@ def _by_method(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcom
     return {key: groups[key] for key in sorted(groups, key=lambda key: method_rank(*key))}
 
 
-def _styled(runs: Sequence[Outcome], *, evaluation: bool = False, **values: Any) -> Series:
+def _styled(runs: Sequence[Outcome], *, evaluation: bool = False, **values: Any) -> PlottedSeries:
     """A series with the look of its method."""
     method, variant = runs[0].cell.method, runs[0].cell.variant
-    return Series(
+    return PlottedSeries(
         method_label(method, variant, evaluation),
         **line_style(method, variant, evaluation),
         rank=series_rank(method, variant, evaluation),
@@ -179,7 +179,7 @@ def _over_seeds(columns: Sequence[Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def _curve_line(runs: Sequence[Outcome], name: str, factor: float) -> Series:
+def _curve_line(runs: Sequence[Outcome], name: str, factor: float) -> PlottedSeries:
     """Over the seeds still training, epoch by epoch; crosses where one diverged."""
     curves = [[factor * value for value in run.curves.get(name, [])] for run in runs]
     epochs = range(max(map(len, curves)))
@@ -195,7 +195,7 @@ def _end_mark(curve: Sequence[float]) -> Mark:
     return Mark(float(max(last, 1)), curve[last - 1] if last else None, "diverged")
 
 
-def _search_points(runs: Sequence[Outcome]) -> Series:
+def _search_points(runs: Sequence[Outcome]) -> PlottedSeries:
     """The evaluations of all seeds, one line a seed; crosses where training diverged, a ring at the rate chosen."""
     points: list[tuple[float, float | None]] = []
     marks = []
@@ -209,7 +209,7 @@ def _search_points(runs: Sequence[Outcome]) -> Series:
     return _styled(runs, x=x, y=y, points=True, seeds=len(runs), marks=tuple(marks))
 
 
-def _batch_size_line(runs: Sequence[Outcome], curve: Curve) -> Series:
+def _batch_size_line(runs: Sequence[Outcome], curve: CurveFigure) -> PlottedSeries:
     """The last values of the runs that came to their end, at each batch size."""
     by_size: dict[int, list[Outcome]] = {}
     for run in sorted(runs, key=lambda run: run.cell.batch_size):
@@ -221,7 +221,7 @@ def _batch_size_line(runs: Sequence[Outcome], curve: Curve) -> Series:
     return _styled(runs, x=tuple(map(float, by_size)), **_over_seeds(columns), seeds=seeds, marks=marks)
 
 
-def seed_counts(every: Sequence[Series]) -> dict[str, str]:
+def seed_counts(every: Sequence[PlottedSeries]) -> dict[str, str]:
     """How many seeds each line has, as text after its label; nothing where all have the same."""
     counts: dict[str, set[int]] = {}
     for series in every:

@@ -57,7 +57,7 @@ LEGEND_MARKS: dict[str, dict[str, Any]] = {
 
 
 def line_style(method: str, variant: str = "", evaluation: bool = False) -> dict[str, Any]:
-    """Colours, dash and marker of a method, the same in every figure, as fields of `Series`; evaluation is dashed."""
+    """Colours, dash and marker of a method in every figure, as fields of `PlottedSeries`; evaluation is dashed."""
     light, dark = DOUBLE_COLOUR if variant == "double" else METHOD_COLOURS.get(method, OTHER_COLOUR)
     dash = "dashed" if evaluation else DASHES.get(variant, "solid" if variant == "double" else "dashdot")
     marker = "v" if variant == "double" else METHOD_MARKERS.get(method, "P")

@@ -7,7 +7,7 @@ from ..protocol.labels import method_label
 from ..protocol.records import METHODS, TRAIN_LOSS
 from .batch_norm import ACCURACY_TOLERANCE
 from .curves import roughness
-from .evidence import FAILS, Evidence, Finding, at_most, joined, lower, no_data
+from .evidence import FAILS, Evidence, Judgement, at_most, joined, lower, no_data
 from .seed_statistics import Metric, Sample, final, final_error
 
 AS_GOOD = 0.02  # of the training loss
@@ -16,7 +16,7 @@ _DECAY = "varprop reproduce decay --seeds 3"
 _SMALL = "varprop reproduce small-batches --seeds 3"
 
 
-def orthogonal_helps(evidence: Evidence) -> Finding:
+def orthogonal_helps(evidence: Evidence) -> Judgement:
     """AP2's training loss from the projection of orthogonal weights against that of random ones."""
     texts, verdict = [], None
     for method in METHODS:
@@ -29,7 +29,7 @@ def orthogonal_helps(evidence: Evidence) -> Finding:
         verdict = found if method == "analytic" else verdict
         texts.append(f"{method_label(method)}: {orthogonal.text()} from orthogonal, {random.text()} random: {found}")
     assert verdict is not None
-    return Finding(verdict, tuple(texts))
+    return Judgement(verdict, tuple(texts))
 
 
 def _with_and_without(evidence: Evidence, method: str, variants: tuple[str, str], metric: Metric) -> list[Sample]:
@@ -37,7 +37,7 @@ def _with_and_without(evidence: Evidence, method: str, variants: tuple[str, str]
     return [sample for sample in found if sample is not None]
 
 
-def decay_achieves_nothing(evidence: Evidence) -> Finding:
+def decay_achieves_nothing(evidence: Evidence) -> Judgement:
     """Validation with decay on scale-invariant weights is better by no more than the tolerance."""
     parts = []
     for method in ("weight", "batch", "analytic"):
@@ -47,11 +47,11 @@ def decay_achieves_nothing(evidence: Evidence) -> Finding:
         plain, decayed = samples
         text = f"{decayed.text(3, 100, ' %')} with, {plain.text(3, 100, ' %')} without"
         found = at_most(plain, decayed, ACCURACY_TOLERANCE)
-        parts.append(Finding(found, (f"validation error, {method_label(method)}: {text}: {found}",)))
+        parts.append(Judgement(found, (f"validation error, {method_label(method)}: {text}: {found}",)))
     return joined(parts)
 
 
-def decay_destabilizes(evidence: Evidence) -> Finding:
+def decay_destabilizes(evidence: Evidence) -> Judgement:
     """The training loss is rougher with decay."""
     parts = []
     for method in ("weight", "batch", "analytic"):
@@ -61,11 +61,11 @@ def decay_destabilizes(evidence: Evidence) -> Finding:
         plain, decayed = samples
         found = lower(plain, decayed)
         text = f"{decayed.text()} with decay, {plain.text()} without: {found}"
-        parts.append(Finding(found, (f"roughness, {method_label(method)}: {text}",)))
+        parts.append(Judgement(found, (f"roughness, {method_label(method)}: {text}",)))
     return joined(parts)
 
 
-def projection_replaces_decay(evidence: Evidence) -> Finding:
+def projection_replaces_decay(evidence: Evidence) -> Judgement:
     """Weights projected to unit norm train at least as well as decaying ones."""
     parts = []
     for method in ("weight", "analytic"):
@@ -81,7 +81,7 @@ def projection_replaces_decay(evidence: Evidence) -> Finding:
             *([_higher(projected, neither, "with neither")] if neither else []),
         ]
         text = f"{projected.text()} projected, {', '.join(beside)}: {found}"
-        parts.append(Finding(found, (f"training loss, {method_label(method)}: {text}",)))
+        parts.append(Judgement(found, (f"training loss, {method_label(method)}: {text}",)))
     return joined(parts)
 
 
@@ -92,7 +92,7 @@ def _higher(sample: Sample, other: Sample, name: str) -> str:
     return f"{other.text()} {name} (lower in {count} of {len(common)})"
 
 
-def analytic_needs_no_large_batch(evidence: Evidence) -> Finding:
+def analytic_needs_no_large_batch(evidence: Evidence) -> Judgement:
     """AP2's validation error with small batches is not above that with 128 by more than the tolerance."""
     parts = []
     for size in SMALL_BATCHES:
@@ -101,11 +101,11 @@ def analytic_needs_no_large_batch(evidence: Evidence) -> Finding:
             return no_data(_SMALL)
         small, usual = samples
         found = at_most(small, usual, ACCURACY_TOLERANCE)
-        parts.append(Finding(found, (_batches_line("analytic", size, samples, found),)))
+        parts.append(Judgement(found, (_batches_line("analytic", size, samples, found),)))
     return joined(parts)
 
 
-def batch_norm_needs_one(evidence: Evidence) -> Finding:
+def batch_norm_needs_one(evidence: Evidence) -> Judgement:
     """Batch norm's validation error is higher with small batches."""
     parts = []
     for size in SMALL_BATCHES:
@@ -114,7 +114,7 @@ def batch_norm_needs_one(evidence: Evidence) -> Finding:
             return no_data(_SMALL)
         small, usual = samples
         found = lower(usual, small)
-        parts.append(Finding(found, (_batches_line("batch", size, samples, found),)))
+        parts.append(Judgement(found, (_batches_line("batch", size, samples, found),)))
     return joined(parts)
 
 

@@ -9,7 +9,7 @@ from ..protocol.experiments import PAPER_GRIDS
 from . import batch_norm, beyond, comparisons, training
 from .batch_norm import ACCURACY_TOLERANCE, EVALUATION_GAP, LOSS_TOLERANCE, ROUGHER
 from .comparisons import FACTOR_TOLERANCE
-from .evidence import Evidence, Finding
+from .evidence import Evidence, Judgement
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Claim:
     rule: str
     figure: str
     experiments: tuple[str, ...]
-    judge: Callable[[Evidence], Finding]
+    judge: Callable[[Evidence], Judgement]
     fixed: bool = False
 
 

@@ -14,7 +14,7 @@ HOLDS, FAILS, NOISE, MISSING = "holds", "does not hold", "within noise", "no dat
 
 
 @dataclass(frozen=True)
-class Finding:
+class Judgement:
     """A verdict with the numbers it rests on."""
 
     verdict: str
@@ -55,9 +55,9 @@ def _key(outcome: Outcome) -> tuple[object, ...]:
     return cell.experiment, cell.method, cell.start, cell.variant, cell.batch_size, cell.lr_max
 
 
-def no_data(command: str, *lines: str) -> Finding:
+def no_data(command: str, *lines: str) -> Judgement:
     """What is missing, with the command that would make it."""
-    return Finding(MISSING, (*lines, f"to be made by: {command}"))
+    return Judgement(MISSING, (*lines, f"to be made by: {command}"))
 
 
 def all_of(verdicts: Iterable[str]) -> str:
@@ -68,9 +68,9 @@ def all_of(verdicts: Iterable[str]) -> str:
     return FAILS if FAILS in parts else HOLDS if set(parts) == {HOLDS} else NOISE
 
 
-def joined(parts: Sequence[Finding]) -> Finding:
+def joined(parts: Sequence[Judgement]) -> Judgement:
     """All of several findings, with the lines of each."""
-    return Finding(all_of(part.verdict for part in parts), tuple(line for part in parts for line in part.measured))
+    return Judgement(all_of(part.verdict for part in parts), tuple(line for part in parts for line in part.measured))
 
 
 def lower(a: Sample, b: Sample) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .evidence import FAILS, HOLDS, MISSING, Finding, all_of, lower
+from .evidence import FAILS, HOLDS, MISSING, Judgement, all_of, lower
 from .seed_statistics import Sample, number
 
 RULE = (
@@ -16,7 +16,7 @@ RULE = (
 )
 
 
-def overhead(files: Sequence[Path]) -> Finding:
+def overhead(files: Sequence[Path]) -> Judgement:
     """The claim on overhead.
 
     The file holds ``{"models": {name: {"standard": s, "batch": s, "analytic": s}}}`` with s the seconds of one training
@@ -27,13 +27,13 @@ def overhead(files: Sequence[Path]) -> Finding:
     """
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        return Finding(MISSING, ("no benchmark of the overhead was found",))
+        return Judgement(MISSING, ("no benchmark of the overhead was found",))
     try:
         models = {name: _samples(steps) for name, steps in json.loads(file.read_text("utf-8"))["models"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        return Finding(MISSING, (f"{file} was not understood ({type(error).__name__}: {error})",))
+        return Judgement(MISSING, (f"{file} was not understood ({type(error).__name__}: {error})",))
     parts = [_compare(name, steps) for name, steps in models.items()]
-    return Finding(all_of(part.verdict for part in parts), tuple(line for part in parts for line in part.measured))
+    return Judgement(all_of(part.verdict for part in parts), tuple(line for part in parts for line in part.measured))
 
 
 def _samples(steps: dict[str, Any]) -> dict[str, Sample]:
@@ -41,10 +41,10 @@ def _samples(steps: dict[str, Any]) -> dict[str, Sample]:
     return {name: Sample(tuple(map(float, values))) for name, values in lists.items() if values}
 
 
-def _compare(name: str, steps: dict[str, Sample]) -> Finding:
+def _compare(name: str, steps: dict[str, Sample]) -> Judgement:
     """AP2 against BN on one model; single measurements are compared as they are."""
     if "batch" not in steps or "analytic" not in steps:
-        return Finding(MISSING, (f"{name}: BN and AP2 were not both measured",))
+        return Judgement(MISSING, (f"{name}: BN and AP2 were not both measured",))
     batch, analytic = steps["batch"], steps["analytic"]
     line = f"{name}: AP2 {1e3 * analytic.mean:.3g} ms, BN {1e3 * batch.mean:.3g} ms"
     if "standard" in steps:
@@ -53,4 +53,4 @@ def _compare(name: str, steps: dict[str, Sample]) -> Finding:
         line += f", Standard {1e3 * plain:.3g} ms: AP2 adds {shares[0]}, BN {shares[1]}"
     single = analytic.seeds == batch.seeds == 1
     costs_more = analytic.mean > batch.mean if single else lower(analytic, batch) == FAILS
-    return Finding(FAILS if costs_more else HOLDS, (line,))
+    return Judgement(FAILS if costs_more else HOLDS, (line,))
