@@ -1,4 +1,4 @@
-"""A capture leaves other threads alone."""
+"""A capture leaves other threads and what hooks keep alone, or says so."""
 
 import threading
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import varprop as vp
+from varprop.graph.observers import HookWarning
 
 
 class TrainsElsewhere(nn.Module):
@@ -47,3 +48,24 @@ def test_a_hook_that_changes_the_output_belongs_to_the_model():
     model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
     hooked = vp.propagate(model, vp.Moments(0.0, 1.0), example=(1, 3)).output
     assert torch.allclose(hooked.var, 4 * plain.var)
+
+
+def test_a_hook_that_only_looks_is_named_and_stays():
+    model, kept = nn.Sequential(nn.Linear(3, 4)), []
+
+    def keeps(module, inputs, output):
+        kept.append(output)
+
+    model[0].register_forward_hook(keeps)
+    with pytest.warns(HookWarning, match="must not keep any: keeps on '0'"):
+        vp.capture(model, (1, 3))
+    assert list(model[0]._forward_hooks.values()) == [keeps]
+    kept.clear()
+    assert torch.equal(model(torch.ones(1, 3)), kept[0])
+
+
+def test_hooks_of_the_model_and_of_torch_are_not_named(recwarn):
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 4)))
+    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    vp.capture(model, (1, 3))
+    assert not [warning for warning in recwarn if issubclass(warning.category, HookWarning)]

@@ -28,6 +28,7 @@ from . import patterns
 from .examples import as_example
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Form, Node
+from .observers import observers_named
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__)
@@ -120,7 +121,15 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
     leaves: list[Any] = []
     whole_modules = keep_whole(model, whole, (args, kwargs), leaves)
     generators = torch.random.fork_rng(devices=_devices(model))
-    with _ONE_AT_A_TIME, _quiet(), generators, _said_in_one_sentence(model), whole_modules, _any_batch():
+    with (
+        _ONE_AT_A_TIME,
+        observers_named(model),
+        _quiet(),
+        generators,
+        _said_in_one_sentence(model),
+        whole_modules,
+        _any_batch(),
+    ):
         exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
@@ -242,7 +251,7 @@ def _failed_hook(model: nn.Module, error: Exception) -> str:
     frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     for path, module in model.named_modules():
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            code = getattr(hook, "__code__", None)
+            code = getattr(inspect.unwrap(hook), "__code__", None)
             if code in frames:
                 where = f"{code.co_filename}:{code.co_firstlineno}"
                 return f"{code.co_name} ({where}), registered on '{path or type(module).__name__}',"
