@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -105,9 +106,24 @@ def test_a_mean_of_a_thousand_times_the_spread_costs_no_digits(alone: bool, size
 @pytest.mark.parametrize(("saved", "own"), (("deep", "paper"), ("paper", "deep")))
 @pytest.mark.parametrize("strict", (True, False))
 def test_a_checkpoint_of_the_other_form_is_refused(name: str, saved: str, own: str, strict: bool) -> None:
-    _, model = kept(name, form=own)
+    model = copy.deepcopy(kept(name, form=own)[1])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    other = {key: value + 1 for key, value in kept(name, form=saved)[1].named_parameters()}
+    facts = {key: value for key, value in kept(name, form=saved)[1].state_dict().items() if "_extra_state" in key}
     with pytest.raises(ValueError, match="in another form"):
-        copy.deepcopy(model).load_state_dict(kept(name, form=saved)[1].state_dict(), strict=strict)
+        model.load_state_dict(other | facts, strict=strict)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_what_is_refused_leaves_copies_as_they_were_and_folding_takes_the_check_away() -> None:
+    given = case("language")  # its embedding comes before the layers
+    model = given.normalized(form="deep")
+    other = {key: value + 1 for key, value in given.normalized(form="paper").state_dict().items()}
+    for own in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(ValueError, match="in another form"):
+            own.load_state_dict(other)
+        assert all(torch.equal(a, b) for a, b in zip(own.parameters(), model.parameters(), strict=True))
+    assert not any(module._load_state_dict_pre_hooks for module in vp.fold(model).modules())
 
 
 def test_what_preserves_has_free_rows() -> None:

@@ -46,6 +46,7 @@ from .layers import (
     remove_parametrization_of_weight_,
 )
 from .linear_layers import Only, find_layers, is_linear_layer, replace
+from .loading import check_when_loading_, stop_checking_
 from .modes import CapturedMode, calls_of, capture_modes, read_by_hand, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
@@ -253,6 +254,7 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
             layer.networks[mode] = (network, place)
             joined.append(layer)
     open_scopes_(model, joined)
+    check_when_loading_(model)
 
 
 @torch.no_grad()
@@ -350,6 +352,7 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
             model = replace(model, notes[path], return_batch_norm(notes[path], torch.zeros_like(bias)))
         become_plain_(site, bias if gains or site.plain_bias is not None else None)
     close_scopes_(model)
+    stop_checking_(model)
     if gained:
         warnings.warn(f"These layers had no bias and have one now: {', '.join(gained)}.", stacklevel=2)
     if untied:

@@ -184,16 +184,26 @@ class Normalized(nn.Module):
         if not self._tells_facts():
             del destination[f"{prefix}_extra_state"]
 
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
-    ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+    def check_state(self, state_dict: Any, prefix: str) -> None:
+        """Compare what is to be loaded with what this model was made for.
+
+        Raises:
+            ValueError: As `set_extra_state`.
+        """
         facts, scales = f"{prefix}_extra_state", [name for name in self._parameters if name.startswith("scale")]
-        if not self._tells_facts() and facts in missing:
-            missing.remove(facts)
+        if facts in state_dict:
+            self.set_extra_state(state_dict[facts])
         from_normalized = any(f"{prefix}{name}" in state_dict for name in scales)
         if self.centred_rows and False not in self.networks and from_normalized and facts not in state_dict:
             raise ValueError(ANOTHER_FUNCTION)  # of a layer by itself, which has told that it is centred if it was
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        self.check_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+        if not self._tells_facts() and f"{prefix}_extra_state" in missing:
+            missing.remove(f"{prefix}_extra_state")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For copies and pickles of layers of subclasses, whose normalized class is made when it is needed."""
