@@ -359,6 +359,7 @@ run()
 """
 
 
+@pytest.mark.slow
 def test_with_torch_alone_the_command_line_works_in_plain_text():
     run = subprocess.run([sys.executable, "-c", BARE], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     answers = [part.split("\n", 1)[1] for part in run.stdout.split("$")[1:]]

@@ -123,6 +123,7 @@ def test_written_by_hand_equals_the_closed_form(name: str) -> None:
     assert ((output.var - var).abs() <= 1e-7 * var + 1e-14).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_HAND)
 def test_gradients_of_hand_written_functions(name: str) -> None:
     program = vp.capture(Pointwise(BY_HAND[name][0]), torch.zeros(1, 4, dtype=torch.float64))

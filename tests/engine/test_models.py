@@ -61,6 +61,7 @@ def check(errors: tuple[tuple[float, str], tuple[float, str]], std: float, mean:
     assert mean_error <= MARGIN * mean, f"mean of '{mean_path}' is off by {mean_error:.3f} std in the median"
 
 
+@pytest.mark.slow
 def test_resnet_at_full_resolution() -> None:
     torch.manual_seed(0)
     model = trained_looking(ResNet(width=24)).eval()
@@ -69,6 +70,7 @@ def test_resnet_at_full_resolution() -> None:
     check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 2048), std=0.166, mean=0.054)
 
 
+@pytest.mark.slow
 def test_resnet_with_uniform_axes() -> None:
     torch.manual_seed(0)
     model = trained_looking(ResNet(width=16)).eval()
@@ -79,6 +81,7 @@ def test_resnet_with_uniform_axes() -> None:
     check(worst_layers(model, result, draw, 128, (2, 3), BEHIND_THE_AVERAGE), std=0.233, mean=0.2)
 
 
+@pytest.mark.slow
 def test_vision_transformer() -> None:
     torch.manual_seed(0)
     model = ViT().eval()
@@ -103,6 +106,7 @@ def test_lstm_classifier() -> None:
     check(worst_layers(model, result, lambda n: gaussian(moments, (n, 6, 8), n), 8192), std=0.08, mean=0.02)
 
 
+@pytest.mark.slow
 def test_gpt_over_random_tokens() -> None:
     torch.manual_seed(0)
     model = GPT().eval()

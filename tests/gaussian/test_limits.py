@@ -55,6 +55,7 @@ def test_gradcheck(name: str) -> None:
     assert torch.autograd.gradcheck((ALL | LOGNORMAL)[name], inputs, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_second_and_forward_derivatives(name: str) -> None:
     """At mean zero, where every projected layer starts, beside it, and for a small std; all against differences."""
@@ -67,6 +68,7 @@ def test_second_and_forward_derivatives(name: str) -> None:
     assert torch.autograd.gradgradcheck(ALL[name], (mean, std), atol=1e-5, rtol=1e-5, check_fwd_over_rev=True, **quick)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_every_way_to_the_hessian(name: str) -> None:
     """Forward and reverse in either order, as torch.func mixes them."""

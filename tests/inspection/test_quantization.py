@@ -108,6 +108,7 @@ def mean_errors(model, other, shape):
     return difference.mean(0) / (difference.std(0) / SAMPLES**0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "shape"), NETWORKS.values(), ids=NETWORKS.keys())
 def test_the_correction_takes_the_mean_error_away(make, shape):
     torch.manual_seed(0)

@@ -37,6 +37,7 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
     return vp.normalize(plain, vp.Moments(0.5 * ones, ones), example=x, form="deep"), x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", (False, True), ids=("together", "alone"))
 @pytest.mark.parametrize("name", KINDS)
 def test_gradcheck(name: str, alone: bool) -> None:

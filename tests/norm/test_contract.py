@@ -153,6 +153,7 @@ def test_exports(form: str) -> None:
     assert apart(given.run(exported.module()), given.run(model)) <= 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility("ONNX")
 def test_onnx_of_the_folded_model() -> None:
     given, model = single()

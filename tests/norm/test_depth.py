@@ -117,6 +117,7 @@ def test_what_cannot_be_predicted_is_not_warned_of(monkeypatch):
 # --- the prediction ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.SiLU, nn.Sigmoid])
 def test_prediction_agrees_with_measurement(activation):
     """Networks scatter by a factor of 1.5 about the prediction at this depth: it is their mean that is predicted."""
@@ -160,6 +161,7 @@ def test_convolutions_average_over_places():
     assert spreads["14"].std < predict_spread(normalized(chain(8, width=8), gaussian(8)))["14"].std
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.SiLU])
 def test_with_the_first_shift_deep_chains_stay_in_range_and_are_not_warned_of(activation):
     deep, made = chain(60, activation), []

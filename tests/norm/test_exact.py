@@ -40,6 +40,7 @@ def check_preserved(given: Case, normalized: nn.Module, tolerance: float) -> Non
     assert torch.equal(given.run(given.model), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_trained_model_survives_normalize_and_fold(name: str) -> None:
     check_preserved(*kept(name), 1e-12)

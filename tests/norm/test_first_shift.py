@@ -80,6 +80,7 @@ def test_recurrent_layers_keep_theirs():
     assert all(torch.equal(deep.state_dict()[name], value) for name, value in paper.rnn.named_parameters("rnn"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
 def test_deep_chains_stay_in_range(activation):
     torch.manual_seed(0)

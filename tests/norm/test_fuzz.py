@@ -161,6 +161,7 @@ def check(model: Any, events: list[tuple[str, str]], seed: int) -> None:
     assert torch.allclose(vp.fold(model.eval())(x), model(x), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "20")), deadline=None)
 @given(blocks=some_blocks, form=forms, events=some_events, seed=seeds)
 def test_any_use_gives_the_numbers_of_the_reference(

@@ -81,6 +81,7 @@ def test_values_and_gradients_are_those_of_single_layers(name: str, form: str, t
         assert close(ours[key], theirs[key], 1e-9), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_most_layers_need_no_walk(name: str) -> None:
     model = case(name).normalized()

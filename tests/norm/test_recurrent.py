@@ -90,6 +90,7 @@ def suffixes(layer: nn.RNNBase) -> list[str]:
     return [name.removeprefix("weight_ih_") for name, _ in layer.named_parameters() if name.startswith("weight_ih")]
 
 
+@pytest.mark.slow
 @all_variants
 def test_preserve_and_fold_are_exact(name):
     layer, x, site = variant(name), example(), site_of(name)
@@ -107,6 +108,7 @@ def test_preserve_is_exact_in_float32(name):
     same(layer(x), folded(site)(x), 1e-5)
 
 
+@pytest.mark.slow
 @both_forms
 @all_variants
 def test_the_folded_state_dict_loads_into_the_original_class(name, form):
@@ -165,6 +167,7 @@ class OfLengths(nn.Module):
         return self.head(pad_packed_sequence(packed)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility("packed sequences")
 @all_cells
 @pytest.mark.parametrize("settings", ({}, {"bidirectional": True, "num_layers": 2}), ids=("plain", "deep"))
@@ -277,6 +280,7 @@ def test_a_checkpoint_of_the_other_form_is_refused(saved, own):
         site_of("gru, plain", "project", own).load_state_dict(state)
 
 
+@pytest.mark.slow
 @all_cells
 @pytest.mark.parametrize("factor", [1e-6, 1e6])
 def test_a_common_factor_of_a_gates_weights_does_not_matter(cell, factor):
@@ -381,6 +385,7 @@ def test_dropout_between_layers_counts_in_training():
     assert (training["weight_ih_l1"].abs() < evaluation["weight_ih_l1"].abs()).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "form"), ((nn.LSTM, "paper"), (nn.LSTM, "deep"), (nn.GRU, "deep"), (nn.RNN, "deep")))
 def test_everything_is_differentiated_through(kind, form):
     ones = torch.ones(1, 1, 2).double()

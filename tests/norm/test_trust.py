@@ -299,6 +299,7 @@ class Blocks(nn.Module):
         return self.o(x)
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility("gradient checkpoints")
 @pytest.mark.parametrize("reentrant", (True, False))
 @pytest.mark.parametrize("act", (nn.GELU, nn.ReLU, nn.Softsign, nn.CELU))
@@ -477,6 +478,7 @@ def test_tracing_that_would_bake_weights_in_is_refused(name: str) -> None:
         TRACERS[name](model)
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility("torch.export")
 def test_an_exported_model_computes_the_same() -> None:
     model = mlp(nn.LayerNorm(6), nn.GELU()).eval()

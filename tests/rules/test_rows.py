@@ -119,6 +119,7 @@ def _cast(leaf: Any, dtype: torch.dtype) -> Any:
     return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in ROWS if row.differentiable], ids=lambda row: row.id)
 def test_gradients(row: Case) -> None:
     args = build(row)

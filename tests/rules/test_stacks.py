@@ -31,6 +31,7 @@ def ratios(layer: nn.Module) -> Tensor:
     return (found.var[0].mean(-1) / measured.mean(-1)).sqrt()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", (1, 2, 3))
 @pytest.mark.parametrize("both", (False, True), ids=("forward", "both ways"))
 @pytest.mark.parametrize("kind", (nn.LSTM, nn.GRU))

@@ -31,6 +31,7 @@ def test_the_golden_file_has_all_models_in_the_order_of_the_list(stored: dict[st
     assert len(BASIC) + len(VISION) == 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*BASIC, *(pytest.param(name, marks=pytest.mark.zoo) for name in VISION)])
 def test_a_model_gives_what_the_golden_file_says(name: str, stored: dict[str, dict[str, Any]]) -> None:
     (found,), expected = golden(list(study(name, SAMPLES))[-1:]), stored[name]

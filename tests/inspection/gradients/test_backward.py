@@ -263,6 +263,7 @@ AVERAGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "error"), AVERAGED.values(), ids=AVERAGED.keys())
 def test_gradients_before_an_average_agree_with_autograd(make, error):
     torch.manual_seed(0)
@@ -302,6 +303,7 @@ class Tokens(nn.Module):
         return self.head(x.mean(1) if self.averaged else x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("averaged", [True, False])
 @pytest.mark.parametrize("tokens", [1, 12])
 def test_gradients_of_attention_agree_with_autograd(averaged, tokens):

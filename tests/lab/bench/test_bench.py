@@ -98,6 +98,7 @@ def test_variants_are_what_they_are_called(trained):
 # --- the step ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", variants.VARIANTS)
 def test_step_reaches_every_parameter(trained, variant):
     network = trained[variant]
@@ -180,6 +181,7 @@ def test_run_measures_every_cell(measured):
     assert inference.identical and inference.ratio > 0
 
 
+@pytest.mark.slow
 def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
     record, out, _ = measured
     kept = json.loads((out / "normalization.json").read_text("utf-8"))
@@ -207,6 +209,7 @@ def test_the_page_has_all_tables(measured):
     assert "| variant | step ms |" in text and "| analytic norm |" in text
 
 
+@pytest.mark.slow
 def test_one_failure_leaves_the_others(monkeypatch, tmp_path):
     real = step.make_step
 

@@ -91,6 +91,7 @@ def test_in_single_precision_they_agree_as_far_as_rounding_lets_them():
         assert together.losses()[index] == pytest.approx(alone.losses()[0], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_divergence_of_one_cell_does_not_touch_the_others(ensemble):
     rates = [RATES[each] for each in ensemble.cells]
     calm = trained(ensemble, rates, epochs=1).losses()

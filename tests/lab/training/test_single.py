@@ -188,6 +188,7 @@ def with_old_parameters(step, images, labels):
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ("standard", "batch", "analytic"))
 @pytest.mark.parametrize("wrong", (with_old_inputs, with_old_parameters))
 def test_a_captured_step_that_computes_something_else_is_refused(monkeypatch, method, wrong):
@@ -196,6 +197,7 @@ def test_a_captured_step_that_computes_something_else_is_refused(monkeypatch, me
         SingleTrainer(tiny.task(), cell(method, "ap2"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ("standard", "batch", "analytic"))
 def test_trying_a_captured_step_leaves_no_trace(monkeypatch, method):
     plain = SingleTrainer(tiny.task(), cell(method, "ap2"))
