@@ -24,7 +24,7 @@ ROWS = {
     "torch.export": "also after parameters have changed",
     "AMP": "autocast to bfloat16 and float16, statistics in float32; GradScaler",
     "DDP": "two processes train like one",
-    "FSDP": "`fully_shard` of the whole model; its blocks alone are refused",
+    "FSDP": "`fully_shard` of the model, of its blocks too; of blocks without the model is refused",
     "gradient checkpoints": "around blocks, reentrant or not",
     "functional_call": "other parameters, and statistics that follow from them",
     "vmap": "over parameters, statistics included",
