@@ -12,6 +12,8 @@ ZOO_VENV_READY := $(ZOO_VENV)/.ready
 KERNELS_READY := $(VENV)/.ready-kernels
 OPACUS := $(VENV)/opacus
 OPACUS_READY := $(OPACUS)/.ready
+FLOWER := $(VENV)/flower
+FLOWER_READY := $(FLOWER)/.ready
 FRAMEWORKS_READY := $(VENV)/.ready-frameworks
 RAY_VENV := .venv-ray
 RAY_READY := $(RAY_VENV)/.ready
@@ -23,7 +25,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-opacus test-frameworks test-ray test-gpu test-browser check format format-check lint types bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-opacus test-flower test-frameworks test-ray test-gpu test-browser check format format-check lint types bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -52,6 +54,9 @@ test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the C
 
 test-opacus: $(OPACUS_READY) ## private training with Opacus (installs it)
 	@PYTHONPATH=$(OPACUS) $(PYTEST) -m opacus tests/test_opacus.py
+
+test-flower: $(FLOWER_READY) ## federated averaging by Flower (installs it into a folder of its own: it pins other versions)
+	@PYTHONPATH=$(FLOWER) $(PYTEST) -m flower tests/test_flower.py
 
 test-frameworks: $(FRAMEWORKS_READY) ## training by Lightning, transformers and accelerate (installs them)
 	@HF_HUB_OFFLINE=1 $(PYTEST) -m frameworks tests/test_frameworks.py
@@ -106,6 +111,10 @@ $(KERNELS_READY): $(READY)
 # dependencies: those that matter are there, and none can replace the torch already chosen.
 $(OPACUS_READY): $(READY)
 	@$(PIP) install -c constraints.txt --no-deps --upgrade --target $(OPACUS) opacus opt_einsum
+	@touch $@
+
+$(FLOWER_READY): $(READY)
+	@$(PIP) install --upgrade --target $(FLOWER) flwr==1.41.0 $$(grep -E "^numpy==" constraints.txt)
 	@touch $@
 
 $(FRAMEWORKS_READY): $(READY)

@@ -1,8 +1,8 @@
 """Federated averaging of a normalized model: there are no running statistics to average, so nothing is left out.
 
 Two clients hold different digits (0 to 4 and 5 to 9), train on their own, and a server averages their parameters. This
-is McMahan's FedAvg in plain torch: Flower's would receive the same lists of arrays (`[p.detach().numpy() for p in
-model.parameters()]`), but it does not install beside the versions of constraints.txt.
+is McMahan's FedAvg in plain torch; `tests/test_flower.py` does the same with Flower's, which receives the parameters as
+arrays (`[p.detach().numpy() for p in model.parameters()]`).
 
 The scale of a normalized weight means nothing, and that of two clients may differ. `vp.unit_norm_` gives all rows
 norm 1 before they are averaged, so that each client counts by its direction.

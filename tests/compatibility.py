@@ -40,10 +40,17 @@ ROWS = {
     "Lightning": "trained by its Trainer as by hand",
     "Hugging Face Trainer": "trained, saved and loaded as by hand",
     "accelerate": "trained as by hand",
+    "Flower": "FedAvg on the parameters, with `vp.unit_norm_` before: there are no buffers",
     "Opacus": "`varprop.opacus.PrivacyEngine`: hooks, functorch, ew, ghost; Poisson sampling, virtual steps",
 }
 # who runs a test, by its markers; the others are run by `make test`
-TARGETS = {"gpu": "test-gpu", "opacus": "test-opacus", "frameworks": "test-frameworks", "slow": "test-slow"}
+TARGETS = {
+    "gpu": "test-gpu",
+    "opacus": "test-opacus",
+    "flower": "test-flower",
+    "frameworks": "test-frameworks",
+    "slow": "test-slow",
+}
 
 
 @dataclass(frozen=True)
