@@ -2,7 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+import varprop as vp
 from varprop.lab.protocol import models
+from varprop.norm.layout import EPS
 
 
 @pytest.mark.parametrize(
@@ -55,3 +57,11 @@ def test_weights_depend_on_the_seed_alone():
 def test_a_factory_that_makes_no_module_is_refused():
     with pytest.raises(TypeError, match=r"must return an nn\.Module, not int"):
         models.build(lambda: 3, seed=0)
+
+
+def test_epsilon_outweighs_the_variance_of_deep_logistic_layers_with_random_weights():
+    """What docs/experiments.md says of it."""
+    torch.manual_seed(0)
+    found = vp.propagate(models.logistic(784, 6), vp.Moments(0.13, 0.067), example=(1, 784))
+    shares = [float((EPS / (found[str(2 * n)].var.detach() + EPS)).mean()) for n in range(1, 7)]
+    assert shares == pytest.approx([0.0007, 0.04, 0.67, 0.99, 1.0, 1.0], abs=0.05)
