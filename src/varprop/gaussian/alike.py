@@ -24,7 +24,7 @@ Solver = Callable[[Tensor, Tensor], Parts | None]
 STEP = 0.4  # of t: the density of T is no narrower than Gumbel's, for which the trapezoidal rule is then exact to 1e-9
 LEFT, RIGHT, SPREAD = 3.7, 14.0, 5.5  # ends of t beyond the logits, and their range in std
 LOST = 30.0  # a logit so far below the largest, and eight of its std, has no weight
-CLOSE = 2e-6  # how small the last coefficients must be: of the sum of log F
+CLOSE = 4e-7  # how small the last coefficients must be: of the sum of log F
 NEVER = -30.0  # log of a probability that is neglected
 SIZES = ((6, 5), (10, 6), (16, 8), (24, 10), (36, 14), (54, 18), (80, 24))  # nodes in mean and std to be tried in turn
 HOPELESS = (16, 0.1)  # with so many nodes in mean, what never converges is larger than this, what does is smaller
@@ -96,11 +96,11 @@ def possible(logits: Tensor) -> bool:
 
 
 def _rounded(size: float, up: bool) -> float:
-    """The next power of the root of two: few intervals for many calls."""
+    """The next sixteenth of an octave: equal intervals for calls that are alike, none much wider than it must be."""
     if size < LEAST:
         return LEAST if up else 0.0
-    power = 2.0 * math.log2(size)
-    return math.exp2(0.5 * (math.ceil(power) if up else math.floor(power)))
+    power = 16.0 * math.log2(size)
+    return math.exp2((math.ceil(power) if up else math.floor(power)) / 16.0)
 
 
 def _range(low: float, high: float) -> Range:
