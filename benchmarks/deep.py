@@ -3,8 +3,9 @@
 python benchmarks/deep.py TABLE [--data DIR] [--out docs/results/deep.json] [--seeds 4] [--jobs 4] [--max-seconds 500]
                           [--test] [-- further options of the example, such as --epochs 1 --images 1000]
 
-Runs that the file has already are not made again, so that a table can be made in several sittings. Without `--test` the
-numbers are accuracies on held-out training images, for choosing; with it, on the test images, for the record.
+Without `--test` every rate is tried, and judged on held-out training images. With it every method trains on all images
+with the rate that was best on the held-out ones, and is judged on the test images. Runs that the file has already are
+not made again, so that a table can be made in several sittings.
 """
 
 from __future__ import annotations
@@ -15,62 +16,98 @@ import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import varprop as vp
 from varprop.text_table import Table
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "train_cifar.py"
-METHODS = {  # what is compared everywhere
+EXAMPLES = Path(__file__).parents[1] / "examples"
+METHODS = {
     "batch norm": ["--norm", "batch"],
+    "batch norm, clipped": ["--norm", "batch", "--clip", "2"],
     "analytic, deep form": ["--norm", "analytic"],
+    "analytic, deep form, plain head": ["--norm", "analytic", "--plain-head"],
     "analytic, paper's form": ["--norm", "analytic", "--form", "paper"],
     "group norm": ["--norm", "group"],
-    "none": ["--norm", "none", "--clip", "2"],
+    "layer norm": ["--norm", "layer"],
+    "weight norm": ["--norm", "weight"],
+    "none": ["--norm", "none"],
 }
+RATES = {"weight norm": (0.2, 0.05, 0.1), "none": (0.05, 0.02, 0.1)}  # peaks that are tried
+USUAL_RATES = (0.2, 0.1, 0.4)
+TWO = ("batch norm", "analytic, deep form")
+SIZES = (2, 4, 8, 32, 256)
+SMALL_DATA = ["--images", "10000", "--epochs", "10"]  # batches of 2 take a hundred times as many steps
 
 
-def rates(method: str) -> list[float]:
-    """The peaks that are tried for a method."""
-    return [0.2, 0.1, 0.4] if method != "none" else [0.05, 0.02, 0.1]
+class Row(NamedTuple):
+    """What makes a row of a table, at one of the rates that are tried for it."""
+
+    name: str
+    rate: float
+    options: list[str]
 
 
-def table_rows(table: str) -> Iterator[tuple[str, list[str]]]:
-    """The rows of a table: a name, and the options of the example that make it."""
+def rows_of(table: str) -> Iterator[Row]:
+    """All rows of a table at all their rates."""
     if table in ("resnet18", "resnet34"):
         for method, options in METHODS.items():
-            for rate in rates(method):
-                yield f"{method}, lr {rate}", ["--model", table, "--lr", str(rate), *options]
+            for rate in RATES.get(method, USUAL_RATES):
+                yield Row(method, rate, ["--model", table, *options])
+    elif table in ("resnet102", "plain50"):
+        for method in TWO:
+            for rate in (0.2, 0.1, 0.05):
+                yield Row(method, rate, ["--model", table, "--width", "32", *METHODS[method]])
     elif table == "batches":
-        for method in ("batch norm", "analytic, deep form", "group norm"):
-            for batch in (2, 4, 8, 32, 256):
-                rate = 0.2 * batch / 256
-                yield f"{method}, batch {batch}", ["--batch", str(batch), "--lr", f"{rate:g}", *METHODS[method]]
+        for size in SIZES:
+            for method in (*TWO, "group norm"):
+                options = ["--batch", str(size), *SMALL_DATA, *METHODS[method]]
+                yield Row(f"{method}, batch {size}", 0.2 * size / 256, options)
+    elif table == "cost":
+        for model in ("resnet18", "resnet34"):
+            for method, options in METHODS.items():
+                short = ["--model", model, "--epochs", "3", "--images", "12800"]
+                yield Row(f"{model}, {method}", 1e-3, [*short, *options])
     elif table == "long":
-        for method in ("batch norm", "analytic, deep form"):
-            yield f"{method}, 60 epochs", ["--epochs", "60", *METHODS[method]]
+        for method in TWO:
+            yield Row(method, 0.2, ["--epochs", "60", *METHODS[method]])
 
 
-TABLES = ("resnet18", "resnet34", "batches", "long")
+TABLES = ("resnet18", "resnet34", "resnet102", "plain50", "batches", "cost", "long")
 
 
-def key_of(name: str, seed: int, arguments: argparse.Namespace) -> str:
+def key_of(row: Row, seed: int, arguments: argparse.Namespace, judged: str = "") -> str:
     """Under which a run is kept."""
-    judged = "test" if arguments.test else "held out"
-    return " | ".join([judged, arguments.table, name, f"seed {seed}", *arguments.further])
+    judged = judged or ("test" if arguments.test else "held out")
+    return " | ".join([judged, arguments.table, row.name, f"lr {row.rate:g}", f"seed {seed}", *arguments.further])
 
 
-def trained(options: list[str], seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def wanted_rows(runs: dict[str, Any], arguments: argparse.Namespace) -> list[Row]:
+    """All rows, and for the test images those with the best rate on the held-out ones."""
+    rows = [row for row in rows_of(arguments.table) if not arguments.rows or row.name in arguments.rows]
+    if not arguments.test:
+        return rows
+    best: dict[str, tuple[float, Row]] = {}
+    for row in rows:
+        seeds = range(arguments.seeds)
+        found = [runs.get(key_of(row, seed, arguments, "held out"), {}).get("held out", 0.0) for seed in seeds]
+        best[row.name] = max(best.get(row.name, (-1.0, row)), (max(found), row), key=lambda pair: pair[0])
+    return [row for _, row in best.values()]
+
+
+def trained(row: Row, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """One run of the example in a process of its own; what it says if it fails."""
-    command = [sys.executable, str(EXAMPLE), "--seed", str(seed), *options, *arguments.further]
-    command += ["--data", str(arguments.data)] if arguments.data else []
+    command = [sys.executable, str(EXAMPLES / "train_cifar.py"), "--seed", str(seed), "--lr", f"{row.rate:g}"]
+    command += [*row.options, *arguments.further, *(["--data", str(arguments.data)] if arguments.data else [])]
     command += ["--held-out", "0"] if arguments.test else []
+    command += ["--compile", "--graph"] if torch.cuda.is_available() else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"status {done.returncode}"}
@@ -82,19 +119,22 @@ def make(arguments: argparse.Namespace) -> dict[str, Any]:
     """All runs of the table that are missing, as far as the time goes; every one is written when it is there."""
     kept = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": {}}
     deadline = time.monotonic() + arguments.max_seconds
-    wanted = [(name, options, seed) for seed in range(arguments.seeds) for name, options in table_rows(arguments.table)]
+    rows = wanted_rows(kept["runs"], arguments)
+    writing = threading.Lock()
 
-    def run(job: tuple[str, list[str], int]) -> None:
-        name, options, seed = job
-        key = key_of(name, seed, arguments)
+    def run(job: tuple[Row, int]) -> None:
+        key = key_of(*job, arguments)
         if key in kept["runs"] or time.monotonic() > deadline:
             return
-        kept["runs"][key] = trained(options, seed, arguments)
-        arguments.out.write_text(json.dumps({**about(), **kept}, indent=1) + "\n")
-        print(key, {n: v for n, v in kept["runs"][key].items() if n in ("held out", "test", "error")}, flush=True)
+        found = trained(*job, arguments)
+        with writing:
+            if "error" not in found:
+                kept["runs"][key] = found
+                arguments.out.write_text(json.dumps({**kept, **about()}, indent=1) + "\n")
+        print(key, {n: v for n, v in found.items() if n in ("held out", "test", "error")}, flush=True)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(run, wanted))
+        list(pool.map(run, [(row, seed) for seed in range(arguments.seeds) for row in rows]))
     runs: dict[str, Any] = kept["runs"]
     return runs
 
@@ -107,20 +147,21 @@ def about() -> dict[str, Any]:
 
 
 def shown(runs: dict[str, Any], arguments: argparse.Namespace) -> str:
-    """Mean and range over the seeds, the last training loss, and seconds an epoch."""
+    """Mean and range over the seeds, the last training loss, milliseconds a step and memory."""
     what = "test" if arguments.test else "held out"
-    rows = []
-    for name, _ in table_rows(arguments.table):
-        found = [runs.get(key_of(name, seed, arguments), {}) for seed in range(arguments.seeds)]
+    lines = []
+    for row in wanted_rows(runs, arguments):
+        found = [runs.get(key_of(row, seed, arguments), {}) for seed in range(arguments.seeds)]
         found = [one for one in found if what in one]
         if found:
             accuracies = [one[what] for one in found]
             last = statistics.mean(one["history"][-1]["loss"] for one in found)
-            seconds = statistics.median(epoch["seconds"] for one in found for epoch in one["history"])
+            step = min(epoch["seconds"] / one["steps an epoch"] for one in found for epoch in one["history"])
             numbers = (statistics.mean(accuracies), min(accuracies), max(accuracies), last)
-            rows.append([name, str(len(found)), *(f"{value:.4f}" for value in numbers), f"{seconds:.1f}"])
-    columns = ["normalization", "seeds", "accuracy", "lowest", "highest", "training loss", "s/epoch"]
-    return Table("", columns, rows, left=("normalization",)).markdown()
+            values = [*(f"{value:.4f}" for value in numbers), f"{1000 * step:.2f}", str(found[0]["peak MiB"])]
+            lines.append([row.name, f"{row.rate:g}", str(len(found)), *values])
+    columns = ["normalization", "rate", "seeds", "accuracy", "lowest", "highest", "training loss", "ms a step", "MiB"]
+    return Table("", columns, lines, left=("normalization",)).markdown()
 
 
 def main() -> None:
@@ -129,6 +170,7 @@ def main() -> None:
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/results/deep.json"))
+    parser.add_argument("--rows", nargs="+", help="only these methods")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=4, help="runs at the same time")
     parser.add_argument("--max-seconds", type=float, default=float("inf"), help="begin no run after that")

@@ -1,4 +1,4 @@
-"""Train a ResNet on CIFAR-10 with batch norm, analytic normalization, group norm or none, everything else equal.
+"""Train a ResNet on CIFAR-10 with any of several normalizations, everything else equal.
 
     python examples/train_cifar.py --norm analytic --data DIR                # judged on 5000 of the training images
     python examples/train_cifar.py --norm analytic --data DIR --held-out 0   # all training images, then the test images
@@ -6,7 +6,8 @@
 SGD with Nesterov momentum, one-cycle rate, weight decay on matrices, random crops and flips; bfloat16 on a GPU.
 The same seed gives every method the same images in the same order. Choose settings on the held-out images; with
 `--held-out 0` the test images are looked at once, at the end. A checkpoint is written after every epoch (`--checkpoint
-FILE`) and gone on from if it is there. The last line is the result as JSON.
+FILE`) and gone on from if it is there. `--compile` and `--graph` (CUDA graphs) make it faster. The last line is the
+result as JSON.
 """
 
 from __future__ import annotations
@@ -14,60 +15,77 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import varprop as vp
 from varprop.lab.data.datasets import load
+from varprop.lab.training.cuda_graph import captured
 
-DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "tiny": (1, 1)}
-CLIP = {"analytic": 2.0}  # of the gradient's norm, where nothing else is asked for
+BLOCKS = {  # in every stage; two layers a block, one before and one behind them
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet102": (3, 8, 36, 3),
+    "plain50": (3, 4, 14, 3),
+    "tiny": (1, 1),
+}
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm2d,
+    "analytic": nn.BatchNorm2d,  # whose place it takes
+    "group": lambda channels: nn.GroupNorm(min(32, channels // 2), channels),
+    "layer": lambda channels: nn.GroupNorm(1, channels),
+    "weight": lambda channels: nn.Identity(),  # is inside the convolutions
+    "none": lambda channels: nn.Identity(),
+}
+CLIP = {"analytic": 2.0, "weight": 2.0, "none": 2.0}  # of the gradient's norm, where nothing else is asked for
+AUGMENTED_TOGETHER = 4096  # images
 
 
 class Block(nn.Module):
-    """Two convolutions and a skip; each convolution is followed by a normalization."""
+    """Two convolutions, each with its normalization, and a skip if there are any."""
 
-    def __init__(self, before: int, width: int, stride: int, norm: Any) -> None:
+    def __init__(self, before: int, width: int, stride: int, layer: Any, skips: bool) -> None:
         super().__init__()
-        bias = norm is nn.Identity
-        self.branch = nn.Sequential(
-            nn.Conv2d(before, width, 3, stride, 1, bias=bias),
-            norm(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, 1, 1, bias=bias),
-            norm(width),
-        )
+        self.branch = nn.Sequential(*layer(before, width, 3, stride), nn.ReLU(), *layer(width, width, 3, 1))
         moved = stride != 1 or before != width
-        shortcut = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=bias), norm(width))
-        self.shortcut = shortcut if moved else nn.Identity()
+        self.shortcut = nn.Sequential(*layer(before, width, 1, stride)) if moved and skips else nn.Identity()
+        self.skips = skips
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.branch(x) + self.shortcut(x))
+        return torch.relu(self.branch(x) + self.shortcut(x) if self.skips else self.branch(x))
 
 
-def resnet(depths: tuple[int, ...], norm: Any, width: int) -> nn.Sequential:
+def resnet(name: str, norm: str, width: int, classes: int = 10) -> nn.Sequential:
     """The form for images of 32 x 32: a stem of 3 x 3 without pooling."""
-    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=norm is nn.Identity), norm(width), nn.ReLU()]
+
+    def layer(before: int, after: int, size: int, stride: int) -> list[nn.Module]:
+        conv = nn.Conv2d(before, after, size, stride, size // 2, bias=norm in ("weight", "none"))
+        return [weight_norm(conv) if norm == "weight" else conv, NORMS[norm](after)]
+
+    layers: list[nn.Module] = [*layer(3, width, 3, 1), nn.ReLU()]
     before = width
-    for stage, count in enumerate(depths):
+    for stage, count in enumerate(BLOCKS[name]):
         for n in range(count):
-            layers.append(Block(before, width << stage, 2 if stage and not n else 1, norm))
+            stride = 2 if stage and not n else 1
+            layers.append(Block(before, width << stage, stride, layer, skips=not name.startswith("plain")))
             before = width << stage
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
 def make_model(options: argparse.Namespace, moments: vp.Moments) -> nn.Module:
     torch.manual_seed(options.seed)
-    norms = {"none": nn.Identity, "group": lambda channels: nn.GroupNorm(min(32, channels // 2), channels)}
-    model = resnet(DEPTHS[options.model], norms.get(options.norm, nn.BatchNorm2d), options.width)
-    if options.norm == "analytic":  # takes the place of the batch norms
-        return vp.normalize(model, moments, form=options.form)
-    return model
+    classes = options.classes[1] - options.classes[0] + 1 if options.classes else 10
+    model = resnet(options.model, options.norm, options.width, classes)
+    if options.norm != "analytic":
+        return model
+    only = (lambda path, layer: isinstance(layer, nn.Conv2d)) if options.plain_head else None
+    return vp.normalize(model, moments, form=options.form, only=only)
 
 
 def decayed(model: nn.Module, decay: float) -> list[dict[str, Any]]:
@@ -96,8 +114,9 @@ def batches(images: Tensor, labels: Tensor, size: int, seed: int, epoch: int) ->
     """All images once, in an order that depends on seed and epoch alone; the rest that fills no batch is left out."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
     order = torch.randperm(len(images), generator=generator).to(images.device)
-    for chosen in order[: len(order) // size * size].split(size):
-        yield augmented(images[chosen], generator), labels[chosen]
+    for chosen in order[: len(order) // size * size].split(size * max(1, AUGMENTED_TOGETHER // size)):
+        many = augmented(images[chosen], generator).contiguous(memory_format=torch.channels_last)
+        yield from zip(many.split(size), labels[chosen].split(size), strict=True)
 
 
 class Data(NamedTuple):
@@ -107,10 +126,20 @@ class Data(NamedTuple):
     judged: tuple[Tensor, Tensor]
 
 
+def of_classes(images: Tensor, labels: Tensor, classes: list[int] | None) -> tuple[Tensor, Tensor]:
+    """Those from the first to the last class only, which are numbered from 0."""
+    if classes is None:
+        return images, labels
+    kept = (labels >= classes[0]) & (labels <= classes[1])
+    return images[kept], labels[kept] - classes[0]
+
+
 def load_data(options: argparse.Namespace, device: torch.device) -> Data:
     data = load("cifar10", options.data, device)
     train_x, test_x = ((x.float() / 255 if x.dtype == torch.uint8 else x) for x in (data.train_x, data.test_x))
-    train_y, judged_x, judged_y = data.train_y, test_x, data.test_y
+    (train_x, train_y), (judged_x, judged_y) = (
+        of_classes(*both, options.classes) for both in ((train_x, data.train_y), (test_x, data.test_y))
+    )
     if options.held_out:
         judged_x, judged_y = train_x[-options.held_out :], train_y[-options.held_out :]
         train_x, train_y = train_x[: -options.held_out], train_y[: -options.held_out]
@@ -123,64 +152,92 @@ def load_data(options: argparse.Namespace, device: torch.device) -> Data:
 class Run:
     """A training run: all that changes in it, and how to go on with it."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, make: Any = make_model) -> None:
         self.options, self.device = options, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.half = self.device.type == "cuda" and not options.single
         self.clip = CLIP.get(options.norm, 0.0) if options.clip is None else options.clip
         self.data = load_data(options, self.device)
         self.steps = len(self.data.train[0]) // options.batch
-        model = make_model(options, vp.input_moments(self.data.train[0].cpu()))
+        model = make(options, vp.input_moments(self.data.train[0].cpu()))
         self.model = model.to(self.device, memory_format=torch.channels_last)
         groups = decayed(self.model, options.weight_decay)
         self.optimizer = torch.optim.SGD(groups, options.lr, momentum=0.9, nesterov=True)
-        total = self.steps * options.epochs
-        self.rate = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, options.lr, total, pct_start=0.25)
+        self.rate = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer, options.lr, self.steps * options.epochs, pct_start=0.25, cycle_momentum=False
+        )
         self.history: list[dict[str, float]] = []
         if options.checkpoint and options.checkpoint.exists():
             self.load(options.checkpoint)
+        self.call = torch.compile(self.model) if options.compile else self.model
+        self.gradients: Callable[[Tensor, Tensor], Tensor] = self._gradients
 
     def train(self) -> dict[str, Any]:
         """All epochs that are left, and the result."""
-        call = torch.compile(self.model) if self.options.compile else self.model
         for epoch in range(len(self.history), self.options.epochs):
             start = time.perf_counter()
-            loss = self.epoch(call, epoch)
-            self.history.append({"epoch": epoch + 1, "loss": loss, "seconds": round(time.perf_counter() - start, 2)})
+            loss = self.epoch(epoch)
+            self.history.append({"epoch": epoch + 1, "loss": loss, "seconds": round(time.perf_counter() - start, 3)})
             if self.options.held_out:
                 self.history[-1]["validation"] = self.accuracy()
             print("  ".join(f"{name} {value:.4g}" for name, value in self.history[-1].items()), flush=True)
             if self.options.checkpoint:
                 self.save(self.options.checkpoint)
-        names = ("model", "width", "norm", "form", "seed", "epochs", "batch", "lr", "weight_decay")
-        settings = {name: getattr(self.options, name) for name in names}
+            if loss != loss:
+                break  # nothing comes after NaN
         judged = "held out" if self.options.held_out else "test"
-        return {**settings, "clip": self.clip, judged: self.accuracy(), "history": self.history}
+        return {**settings(self.options), "clip": self.clip, judged: self.accuracy(), **self.cost()}
 
-    def epoch(self, call: Any, number: int) -> float:
+    def cost(self) -> dict[str, Any]:
+        """What the epochs took."""
+        used = torch.cuda.max_memory_allocated() / 2**20 if self.device.type == "cuda" else None
+        return {"steps an epoch": self.steps, "peak MiB": used and round(used), "history": self.history}
+
+    def epoch(self, number: int) -> float:
         """Train on all images once; the mean loss."""
         total = torch.zeros((), device=self.device)
         for x, y in batches(*self.data.train, self.options.batch, self.options.seed, number):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                loss = F.cross_entropy(call(x.contiguous(memory_format=torch.channels_last)), y)
-            self.optimizer.zero_grad()
-            loss.backward()
-            if self.clip:
-                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            if self.options.graph and self.gradients == self._gradients:
+                self.gradients = self._graphed(x, y)
+            total += self.gradients(x, y)
             self.optimizer.step()
             self.rate.step()
-            total += loss.detach()
         return float(total) / self.steps
+
+    def _gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss; its gradients are in the parameters."""
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            loss = F.cross_entropy(self.call(x), y)
+        loss.backward()
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        return loss.detach()
+
+    def _graphed(self, x: Tensor, y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """The same as a CUDA graph, which saves the time of its launches; batch norm's buffers stay as they are."""
+        inputs, buffers = (x.clone(memory_format=torch.preserve_format), y.clone()), list(self.model.buffers())
+        kept = [buffer.clone() for buffer in buffers]
+        replay = captured(lambda: self._gradients(*inputs))
+        for buffer, value in zip(buffers, kept, strict=True):
+            buffer.copy_(value)
+
+        def gradients(x: Tensor, y: Tensor) -> Tensor:
+            for here, new in zip(inputs, (x, y), strict=True):
+                here.copy_(new)
+            return replay()
+
+        return gradients
 
     @torch.no_grad()
     def accuracy(self) -> float:
         """On the images to judge by."""
         self.model.eval()
-        right, (images, labels) = 0, self.data.judged
+        right, (images, labels) = torch.zeros((), device=self.device), self.data.judged
         for x, y in zip(images.split(1000), labels.split(1000), strict=True):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                right += int((self.model(x).argmax(1) == y).sum())
+                right += (self.model(x).argmax(1) == y).sum()
         self.model.train()
-        return right / len(images)
+        return float(right) / len(images)
 
     def parts(self) -> dict[str, Any]:
         """What has a state."""
@@ -200,26 +257,50 @@ class Run:
         self.history = saved["history"]
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What a result is a result of."""
+    names = (
+        "model",
+        "width",
+        "norm",
+        "form",
+        "seed",
+        "epochs",
+        "batch",
+        "lr",
+        "weight_decay",
+        "images",
+        "classes",
+        "plain_head",
+    )
+    return {name: getattr(options, name) for name in names}
+
+
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--norm", choices=["batch", "analytic", "group", "none"], default="analytic")
+    parser.add_argument("--norm", choices=list(NORMS), default="analytic")
     parser.add_argument("--form", choices=["paper", "deep"], default="deep", help="of the analytic normalization")
-    parser.add_argument("--model", choices=list(DEPTHS), default="resnet18")
+    parser.add_argument("--plain-head", action="store_true", help="no analytic normalization after the last layer")
+    parser.add_argument("--model", choices=list(BLOCKS), default="resnet18")
     parser.add_argument("--width", type=int, default=64, help="of the first stage")
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (default: where varprop looks for data)")
     parser.add_argument("--images", type=int, default=0, help="train on the first so many only")
+    parser.add_argument("--classes", type=int, nargs=2, metavar=("FIRST", "LAST"), help="these classes only")
     parser.add_argument("--held-out", type=int, default=5000, help="training images to judge by; 0: the test images")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--lr", type=float, default=0.2, help="at the peak")
     parser.add_argument("--weight-decay", type=float, default=5e-4)
-    parser.add_argument("--clip", type=float, help="norm of the gradient; 0 for none (default: 2 with analytic)")
+    parser.add_argument(
+        "--clip", type=float, help="norm of the gradient; 0 for none (default: 2 with analytic, weight and none)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--single", action="store_true", help="float32 throughout")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--graph", action="store_true", help="replay a CUDA graph instead of launching every kernel")
     parser.add_argument("--checkpoint", type=Path)
-    return parser.parse_args(arguments)
+    return parser
 
 
 if __name__ == "__main__":
-    print(json.dumps(Run(parse()).train()))
+    print(json.dumps(Run(parser().parse_args()).train()))
