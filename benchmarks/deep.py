@@ -107,7 +107,7 @@ def trained(row: Row, seed: int, arguments: argparse.Namespace) -> dict[str, Any
     command = [sys.executable, str(EXAMPLES / "train_cifar.py"), "--seed", str(seed), "--lr", f"{row.rate:g}"]
     command += [*row.options, *arguments.further, *(["--data", str(arguments.data)] if arguments.data else [])]
     command += ["--held-out", "0"] if arguments.test else []
-    command += ["--compile", "--graph"] if torch.cuda.is_available() else []
+    command += ["--graph"] if torch.cuda.is_available() else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"status {done.returncode}"}

@@ -168,6 +168,8 @@ class Run:
         self.history: list[dict[str, float]] = []
         if options.checkpoint and options.checkpoint.exists():
             self.load(options.checkpoint)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         self.call = torch.compile(self.model) if options.compile else self.model
         self.gradients: Callable[[Tensor, Tensor], Tensor] = self._gradients
 
