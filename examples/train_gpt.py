@@ -48,6 +48,13 @@ class DyT(nn.Module):
         return torch.tanh(self.alpha * x) * self.weight + self.bias
 
 
+class Squash(nn.Module):
+    """DyT without its parameters: bounds what a normalized layer reads, of which it knows mean and variance."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * x)
+
+
 NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "dyt": DyT}
 
 
@@ -61,34 +68,44 @@ class Block(nn.Module):
         self.norm2, self.up, self.down = norm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.q_norm, self.k_norm = (nn.RMSNorm(width // heads) if qk_norm else nn.Identity() for _ in range(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        q, k = turned(self.q_norm(q), turns).to(v.dtype), turned(self.k_norm(k), turns).to(v.dtype)
         x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+def turned(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotary positions: the two halves of the channels as coordinates of points, which turn from token to token."""
+    (cos, sin), (a, b) = turns, x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
 class GPT(nn.Module):
-    """A linear layer mixes bytes and positions, so that behind it all positions have the same statistics."""
+    """Bytes come as one-hot vectors: the embedding is a linear layer, and positions are known to attention alone."""
+
+    turns: Tensor
 
     def __init__(self, options: argparse.Namespace, norm: Any) -> None:
         super().__init__()
-        width = options.width
-        self.bytes, self.positions = nn.Embedding(256, width), nn.Parameter(torch.empty(options.context, width))
-        self.stem = nn.Linear(width, width) if options.norm == "analytic" else nn.Identity()
-        self.blocks = nn.Sequential(
-            *(Block(width, options.heads, norm, options.qk_norm) for _ in range(options.layers))
-        )
+        width, half = options.width, options.width // options.heads // 2
+        angles = torch.arange(options.context)[:, None] * 10_000 ** (-torch.arange(half) / half)
+        self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()]), persistent=False)
+        self.embedding = nn.Linear(256, width)
+        self.blocks = nn.ModuleList(Block(width, options.heads, norm, options.qk_norm) for _ in range(options.layers))
         self.norm, self.head = norm(width), nn.Linear(width, 256)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the next byte."""
-        return self.head(self.norm(self.blocks(self.stem(self.bytes(x) + self.positions[: x.shape[1]]))))
+        x = self.embedding(x).float()  # the stream keeps its digits in mixed precision
+        for block in self.blocks:
+            x = block(x, self.turns[:, : x.shape[1]])
+        return self.head(self.norm(x))
 
 
 def make_model(options: argparse.Namespace, text: Tensor) -> nn.Module:
     torch.manual_seed(options.seed)
-    unnormalized = nn.Tanh if options.squash else nn.Identity
+    unnormalized = Squash if options.squash else nn.Identity
     model = GPT(options, NORMS.get(options.norm, lambda width: unnormalized()))
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
@@ -102,14 +119,15 @@ def make_model(options: argparse.Namespace, text: Tensor) -> nn.Module:
 @torch.no_grad()
 def normalized(model: nn.Module, options: argparse.Namespace, text: Tensor) -> nn.Module:
     """The analytic normalization, its weights and scales where the options want them to start."""
-    frequencies = vp.Tokens(torch.bincount(text.long(), minlength=256).float())
-    model = vp.normalize(model, frequencies, example=(1, options.context), form=options.form)
+    share = torch.bincount(text.long(), minlength=256).view(1, 1, 256) / len(text)
+    moments = vp.Moments(share, share * (1 - share))  # of the one-hot vector of a random byte
+    model = vp.normalize(model, moments, example=(1, options.context, 256), form=options.form)
     for name, parameter in model.named_parameters():
         if name.endswith(("proj.scale", "down.scale")):
             parameter.mul_(options.residual)
         elif name == "head.scale":
             parameter.mul_(options.logits)
-        elif parameter.ndim > 1:  # hardly changes an output, but by how much a step turns a row
+        elif parameter.ndim > 1:  # changes no output, but by how much a step turns a row
             parameter.div_(parameter.std()).mul_(options.weights)
     return model
 
@@ -183,7 +201,7 @@ class Run:
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            logits = self.call(x)
+            logits = self.call(F.one_hot(x, 256).float())
         return F.cross_entropy(logits.float().flatten(0, 1), y.flatten())
 
     def train(self) -> dict[str, Any]:
@@ -257,10 +275,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     only = parser.add_argument_group("of the analytic normalization")
     only.add_argument("--form", choices=["paper", "deep"], default="deep")
     only.add_argument("--residual", type=float, default=1.0, help="first scale of what a branch adds to the stream")
-    only.add_argument("--weights", type=float, default=STD, help="first std of weights, which changes the steps and no output")
+    only.add_argument(
+        "--weights", type=float, default=STD, help="first std of weights, which changes the steps and no output"
+    )
     only.add_argument("--scale-rate", type=float, default=1.0, help="of scales and shifts, times --lr")
     only.add_argument("--logits", type=float, default=1.0, help="first scale of the last layer")
-    only.add_argument("--squash", action="store_true", help="tanh where other norms stand (also with --norm none)")
+    only.add_argument("--squash", action="store_true", help="tanh(x/2) where other norms stand, also with --norm none")
     return parser.parse_args(arguments)
 
 
