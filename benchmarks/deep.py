@@ -91,7 +91,11 @@ def key_of(row: Row, seed: int, arguments: argparse.Namespace, judged: str = "")
 
 def wanted_rows(runs: dict[str, Any], arguments: argparse.Namespace) -> list[Row]:
     """All rows, and for the test images those with the best rate on the held-out ones."""
-    rows = [row for row in rows_of(arguments.table) if not arguments.rows or row.name in arguments.rows]
+    rows = [
+        row
+        for row in rows_of(arguments.table)
+        if (not arguments.rows or row.name in arguments.rows) and (not arguments.rates or row.rate in arguments.rates)
+    ]
     if not arguments.test:
         return rows
     best: dict[str, tuple[float, Row]] = {}
@@ -171,6 +175,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/results/deep.json"))
     parser.add_argument("--rows", nargs="+", help="only these methods")
+    parser.add_argument("--rates", nargs="+", type=float, help="only these")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=4, help="runs at the same time")
     parser.add_argument("--max-seconds", type=float, default=float("inf"), help="begin no run after that")

@@ -91,7 +91,8 @@ def make(arguments: argparse.Namespace) -> dict[str, Any]:
     """All runs of the table that are missing, as far as the time goes; every one is written when it is there."""
     kept = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": {}}
     deadline = time.monotonic() + arguments.max_seconds
-    wanted = [(name, options, seed) for seed in range(arguments.seeds) for name, options in table_rows(arguments.table)]
+    rows = [row for row in table_rows(arguments.table) if not arguments.rows or row[0] in arguments.rows]
+    wanted = [(name, options, seed) for seed in range(arguments.seeds) for name, options in rows]
 
     def run(job: tuple[str, list[str], int]) -> None:
         name, options, seed = job
@@ -144,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=["norms", "candidates"])
     parser.add_argument("--out", type=Path, default=Path("docs/results/gpt.json"))
+    parser.add_argument("--rows", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--max-seconds", type=float, default=float("inf"), help="begin no run after that")

@@ -34,7 +34,8 @@ def ratios(model: nn.Module, images: Tensor) -> dict[str, float]:
 
     def hook(path: str, layer: Normalized) -> Any:
         def measure(_: nn.Module, __: Any, output: Tensor) -> None:
-            over = [axis for axis in range(output.ndim) if axis != 1]
+            channels = output.ndim - 1 if isinstance(layer, nn.Linear) else 1
+            over = [axis for axis in range(output.ndim) if axis != channels]
             true, predicted = output.double().var(over, correction=0), layer.scale.double().square()
             found[path] = float((true.sum() / predicted.sum()).sqrt())
 

@@ -41,7 +41,7 @@ class DyT(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.alpha = nn.Parameter(torch.tensor(0.5))
+        self.alpha = nn.Parameter(torch.tensor(1.0))  # as published for language models up to a width of 1024
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,10 +94,12 @@ class GPT(nn.Module):
         self.embedding = nn.Linear(256, width)
         self.blocks = nn.ModuleList(Block(width, options.heads, norm, options.qk_norm) for _ in range(options.layers))
         self.norm, self.head = norm(width), nn.Linear(width, 256)
+        # as published for language models with DyT, which does not make small values larger
+        self.gain = nn.Parameter(torch.tensor(math.sqrt(width))) if norm is DyT else 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the next byte."""
-        x = self.embedding(x).float()  # the stream keeps its digits in mixed precision
+        x = self.embedding(x).float() * self.gain  # the stream keeps its digits in mixed precision
         for block in self.blocks:
             x = block(x, self.turns[:, : x.shape[1]])
         return self.head(self.norm(x))

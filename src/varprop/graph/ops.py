@@ -37,3 +37,8 @@ def token_average(value: Tensor, shape: Sequence[int]) -> Tensor:
     if len(shape) > 2 and average.shape[-3] not in (1, shape[-3]):  # grouped queries
         average = average.repeat_interleave(shape[-3] // average.shape[-3], -3)
     return average.expand(shape)
+
+
+def position_average(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    """The average over positions, where they count as all alike."""
+    return x.mean(list(dims), keepdim)

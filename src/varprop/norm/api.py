@@ -177,7 +177,7 @@ def normalized_(
         raise ValueError("The model has no linear layer to normalize.")
     check_weights(layers, centred_rows)
     refuse_reading_by_hand(read_by_hand(programs[False], layers))
-    graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given))
+    graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given, centred_rows))
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in layers.items()}

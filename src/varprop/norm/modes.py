@@ -16,6 +16,7 @@ from ..graph.node import Node
 from ..graph.trace import traced_operations
 from ..training.restore import preserved_modes
 from .attention import with_attention_of_like_tokens
+from .global_average import with_averages_of_like_positions
 from .linear_layers import is_call_of_linear_layer
 from .recurrent import CALLS
 
@@ -88,9 +89,11 @@ def _steps(program: Program) -> list[str]:
     return [str((node.target, node.args, node.kwargs)) for node in program.nodes]
 
 
-def with_calls(program: Program, layers: dict[str, Any], given: Any) -> CapturedMode:
-    """A captured model with the calls of some layers, and with attention as it counts between them."""
+def with_calls(program: Program, layers: dict[str, Any], given: Any, deep: bool = False) -> CapturedMode:
+    """A captured model with the calls of some layers, and with averages as they count between them in a form."""
     program = with_attention_of_like_tokens(program)
+    if deep:
+        program = with_averages_of_like_positions(program)
     inputs = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
     return CapturedMode(program, calls_of(program, layers), inputs)
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..gaussian import maximum
 from ..gaussian.normal import safe_sqrt
+from ..graph import ops
 from ..moments import Moments
 from .axes import write_out
-from .registry import rule
+from .registry import rule, structural
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
@@ -64,6 +65,21 @@ def mean_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype
 def mean_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
     """As `mean_dim`, over all axes."""
     return mean_dim(x, None, dtype=dtype)
+
+
+@structural(ops.position_average)
+def position_average(x: Moments, dims: Sequence[int], keepdim: bool) -> Moments:
+    """Mean and variance of the value at a random position: those of an average of positions that all vary together.
+
+    So a global average counts in the deep form of the normalization (`norm.global_average`); `propagate` takes the
+    positions as independent (`mean_dim`).
+    """
+    axes = list(dims)
+    mean = x.mean.mean(axes, keepdim=True)
+    var = (x.var + (x.mean - mean).square()).mean(axes, keepdim=True)
+    kept = range(x.ndim) if keepdim else [axis for axis in range(x.ndim) if axis not in axes]
+    full = [1 if axis in axes else x.full[axis] for axis in kept]
+    return Moments(*(t if keepdim else t.squeeze(tuple(axes)) for t in (mean, var)), full=full)
 
 
 @rule(aten.cumsum, multilinear=True, mixes_positions=True)
