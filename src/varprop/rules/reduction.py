@@ -79,7 +79,9 @@ def position_average(x: Moments, dims: Sequence[int], keepdim: bool) -> Moments:
     var = (x.var + (x.mean - mean).square()).mean(axes, keepdim=True)
     kept = range(x.ndim) if keepdim else [axis for axis in range(x.ndim) if axis not in axes]
     full = [1 if axis in axes else x.full[axis] for axis in kept]
-    return Moments(*(t if keepdim else t.squeeze(tuple(axes)) for t in (mean, var)), full=full)
+    if not keepdim:
+        mean, var = mean.squeeze(tuple(axes)), var.squeeze(tuple(axes))
+    return Moments(mean, var, full)
 
 
 @rule(aten.cumsum, multilinear=True, mixes_positions=True)
