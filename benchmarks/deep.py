@@ -33,7 +33,6 @@ METHODS = {
     "batch norm": ["--norm", "batch"],
     "batch norm, clipped": ["--norm", "batch", "--clip", "2"],
     "analytic, deep form": ["--norm", "analytic"],
-    "analytic, deep form, plain head": ["--norm", "analytic", "--plain-head"],
     "analytic, paper's form": ["--norm", "analytic", "--form", "paper"],
     "group norm": ["--norm", "group"],
     "layer norm": ["--norm", "layer"],

@@ -82,10 +82,7 @@ def make_model(options: argparse.Namespace, moments: vp.Moments) -> nn.Module:
     torch.manual_seed(options.seed)
     classes = options.classes[1] - options.classes[0] + 1 if options.classes else 10
     model = resnet(options.model, options.norm, options.width, classes)
-    if options.norm != "analytic":
-        return model
-    only = (lambda path, layer: isinstance(layer, nn.Conv2d)) if options.plain_head else None
-    return vp.normalize(model, moments, form=options.form, only=only)
+    return vp.normalize(model, moments, form=options.form) if options.norm == "analytic" else model
 
 
 def decayed(model: nn.Module, decay: float) -> list[dict[str, Any]]:
@@ -282,7 +279,6 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--norm", choices=list(NORMS), default="analytic")
     parser.add_argument("--form", choices=["paper", "deep"], default="deep", help="of the analytic normalization")
-    parser.add_argument("--plain-head", action="store_true", help="no analytic normalization after the last layer")
     parser.add_argument("--model", choices=list(BLOCKS), default="resnet18")
     parser.add_argument("--width", type=int, default=64, help="of the first stage")
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (default: where varprop looks for data)")
