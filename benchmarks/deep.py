@@ -72,7 +72,7 @@ def rows_of(table: str) -> Iterator[Row]:
     elif table == "cost":
         for model in ("resnet18", "resnet34"):
             for method, options in METHODS.items():
-                short = ["--model", model, "--epochs", "3", "--images", "12800"]
+                short = ["--model", model, "--epochs", "3", "--images", "12800", "--compile"]
                 yield Row(f"{model}, {method}", 1e-3, [*short, *options])
     elif table == "long":
         for method in TWO:
@@ -150,8 +150,8 @@ def about() -> dict[str, Any]:
 
 
 def shown(runs: dict[str, Any], arguments: argparse.Namespace) -> str:
-    """Mean and range over the seeds, the last training loss, milliseconds a step and memory."""
-    what = "test" if arguments.test else "held out"
+    """Mean and range over the seeds, the last training loss and memory; milliseconds a step of runs made alone."""
+    what, alone = "test" if arguments.test else "held out", arguments.table == "cost"
     lines = []
     for row in wanted_rows(runs, arguments):
         found = [runs.get(key_of(row, seed, arguments), {}) for seed in range(arguments.seeds)]
@@ -161,10 +161,10 @@ def shown(runs: dict[str, Any], arguments: argparse.Namespace) -> str:
             last = statistics.mean(one["history"][-1]["loss"] for one in found)
             step = min(epoch["seconds"] / one["steps an epoch"] for one in found for epoch in one["history"])
             numbers = (statistics.mean(accuracies), min(accuracies), max(accuracies), last)
-            values = [*(f"{value:.4f}" for value in numbers), f"{1000 * step:.2f}", str(found[0]["peak MiB"])]
-            lines.append([row.name, f"{row.rate:g}", str(len(found)), *values])
-    columns = ["normalization", "rate", "seeds", "accuracy", "lowest", "highest", "training loss", "ms a step", "MiB"]
-    return Table("", columns, lines, left=("normalization",)).markdown()
+            values = [*(f"{value:.4f}" for value in numbers), str(found[0]["peak MiB"])]
+            lines.append([row.name, f"{row.rate:g}", str(len(found)), *values, *[f"{1000 * step:.2f}"] * alone])
+    columns = ["normalization", "rate", "seeds", "accuracy", "lowest", "highest", "training loss", "MiB"]
+    return Table("", columns + ["ms a step"] * alone, lines, left=("normalization",)).markdown()
 
 
 def main() -> None:
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--test", action="store_true")
     arguments, further = parser.parse_known_args()
     arguments.further = [one for one in further if one != "--"]
+    arguments.jobs = 1 if arguments.table == "cost" else arguments.jobs
     print(shown(make(arguments), arguments))
 
 

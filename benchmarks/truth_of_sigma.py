@@ -1,9 +1,10 @@
-"""How true the predicted standard deviations stay while a ResNet trains on CIFAR-10.
+"""How true the predicted standard deviations stay while a ResNet trains on CIFAR-10, or a GPT on Python source.
 
-python benchmarks/truth_of_sigma.py [--data DIR] [--json docs/results/truth_of_sigma.json] [-- options of the example]
+python benchmarks/truth_of_sigma.py resnet [--json docs/results/truth_resnet.json] [options of examples/train_cifar.py]
+python benchmarks/truth_of_sigma.py gpt [--json docs/results/truth_gpt.json] [options of examples/train_gpt.py]
 
-For every form of the normalization, after every epoch and for every normalized layer: the standard deviation measured
-on training images, over the one that the layer was normalized to have (root mean square over its channels).
+For every form of the normalization, as training goes on and for every normalized layer: the standard deviation measured
+on data, over the one that the layer was normalized to have (root mean square over its channels).
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from varprop.norm.layers import Normalized
 from varprop.text_table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from train_cifar import Run, parser
+import train_cifar
+import train_gpt
 
 VARIANTS = {"deep form": ["--form", "deep"], "paper's form": ["--form", "paper"]}
-IMAGES = 2000
+IMAGES = 2000  # training images that are measured on
+WINDOWS = 64  # of held-out text
 
 
 @torch.no_grad()
@@ -48,37 +52,60 @@ def ratios(model: nn.Module, images: Tensor) -> dict[str, float]:
     return found
 
 
-def followed(arguments: list[str]) -> dict[str, Any]:
-    """Train; the ratios before the first epoch and after every one."""
-    run = Run(parser().parse_args(arguments))
+def followed_resnet(arguments: list[str]) -> list[dict[str, Any]]:
+    """The loss and the ratios before the first epoch and after every one."""
+    run = train_cifar.Run(train_cifar.parser().parse_args(arguments))
     images = run.data.train[0][:IMAGES]
-    epochs = [ratios(run.model, images)]
+    found: list[dict[str, Any]] = [{"trained": 0, "ratios": ratios(run.model, images)}]
     for epoch in range(run.options.epochs):
-        run.history.append({"epoch": epoch + 1, "loss": run.epoch(epoch)})
-        epochs.append(ratios(run.model, images))
-        low, high = min(epochs[-1].values()), max(epochs[-1].values())
-        print(f"epoch {epoch + 1}  loss {run.history[-1]['loss']:.4f}  ratios {low:.3f} to {high:.3f}", flush=True)
-    return {"ratios": epochs, "history": run.history, "judged": run.accuracy()}
+        loss = run.epoch(epoch)
+        found.append({"trained": epoch + 1, "loss": loss, "ratios": ratios(run.model, images)})
+        print(line(found[-1]), flush=True)
+    return found
+
+
+def followed_gpt(arguments: list[str]) -> list[dict[str, Any]]:
+    """The same before the first step and after every `--every` ones."""
+    run = train_gpt.Run(train_gpt.parse(["--norm", "analytic", *arguments]))
+    places = torch.linspace(0, len(run.text.judged) - run.options.context - 1, WINDOWS).long()
+    text, _ = train_gpt.windows(run.text.judged, places, run.options.context)
+
+    def measured() -> dict[str, float]:
+        with torch.autocast(run.device.type, torch.bfloat16, enabled=run.device.type == "cuda"):
+            return ratios(run.model, F.one_hot(text, 256).float())
+
+    found: list[dict[str, Any]] = [{"trained": 0, "ratios": measured()}]
+    for done in range(0, run.options.steps, run.options.every):
+        loss = run.steps(run.options.every)
+        found.append({"trained": done + run.options.every, "loss": loss, "ratios": measured()})
+        print(line(found[-1]), flush=True)
+    return found
+
+
+def line(state: dict[str, Any]) -> str:
+    """A state in few words."""
+    values = state["ratios"].values()
+    return f"{state['trained']}  loss {state['loss']:.4f}  ratios {min(values):.3f} to {max(values):.3f}"
 
 
 def shown(results: dict[str, Any]) -> str:
-    """Lowest, median and highest layer of some epochs."""
+    """Lowest, median and highest layer as training goes on."""
     rows = []
-    for name, result in results.items():
-        last = len(result["ratios"]) - 1
-        for epoch in sorted({min(epoch, last) for epoch in (0, 1, 2, 5, 10, last)}):
-            values = sorted(result["ratios"][epoch].values())
+    for name, states in results.items():
+        for state in states:
+            values = sorted(state["ratios"].values())
             chosen = (values[0], values[len(values) // 2], values[-1])
-            rows.append([name, str(epoch), *(f"{value:.2f}" for value in chosen)])
-    return Table("", ["form", "epochs", "lowest", "median", "highest"], rows, left=("form",)).markdown()
+            rows.append([name, str(state["trained"]), *(f"{value:.2f}" for value in chosen)])
+    return Table("", ["form", "trained", "lowest", "median", "highest"], rows, left=("form",)).markdown()
 
 
 def main() -> None:
     """Train every form, write and print."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("network", choices=["resnet", "gpt"])
     options.add_argument("--json", type=Path)
     chosen, further = options.parse_known_args()
-    further = [one for one in further if one != "--"]
+    followed = followed_resnet if chosen.network == "resnet" else followed_gpt
     results: dict[str, Any] = {}
     for name, form in VARIANTS.items():
         results[name] = followed([*form, *further])

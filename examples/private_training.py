@@ -51,7 +51,7 @@ def make_model(method: str) -> nn.Module:
     head = len(model) - 1
     only = None if method == "analytic" else [str(k) for k, m in enumerate(model) if k < head and list(m.parameters())]
     moments = vp.Moments(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1))  # of standardized pixels
-    return vp.normalize(model, moments, example=torch.zeros(1, 1, 28, 28), only=only)
+    return vp.normalize(model, moments, example=torch.zeros(1, 1, 28, 28), form="paper", only=only)
 
 
 def train(method: str, x: Tensor, y: Tensor, rate: float, seed: int, settings: argparse.Namespace) -> Any:

@@ -270,7 +270,6 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         "weight_decay",
         "images",
         "classes",
-        "plain_head",
     )
     return {name: getattr(options, name) for name in names}
 

@@ -2,6 +2,8 @@
 
 import torch
 
+from varprop.graph import ops
+
 from .case import Case, normal
 
 aten = torch.ops.aten
@@ -10,6 +12,8 @@ rows = [
     Case(aten.sum.default, lambda: (normal(3, 4),)),
     Case(aten.sum.dim_IntList, lambda: (normal(2, 3, 4), [-1, 0])),
     Case(aten.sum.dim_IntList, lambda: (normal(2, 3), [], True), label="all"),
+    Case(ops.position_average, lambda: (normal(2, 3, 1, 1), [2, 3], True)),
+    Case(ops.position_average, lambda: (normal(2, 1, 3), [1], False), label="tokens"),
     Case(aten.mean.default, lambda: (normal(3, 4),)),
     Case(aten.mean.dim, lambda: (normal(2, 3, 4), [1], True)),
     Case(aten.mean.dim, lambda: (normal(2, 3), None), label="all"),

@@ -58,7 +58,6 @@ T = TypeVar("T")
 Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
 NormalizationForm = Literal["paper", "deep"]
-DEFAULT_FORM: NormalizationForm = "paper"  # of what is projected
 SWEEPS = 300
 
 
@@ -84,11 +83,12 @@ def normalize(
         example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
         init: ``"project"`` sets scale 1 (0 for a channel whose batch norm has gamma 0) and the shift of the form;
             ``"preserve"`` sets them so that the function (in evaluation mode) stays the same.
-        form: ``"paper"`` normalizes the weights as they are, and shifts start at 0. ``"deep"``, for deep networks,
-            first takes from the weights of every output channel their mean, which then does not matter and gets no
-            gradient (an output with one weight only keeps it), and shifts before rectifiers start where errors of scale
-            die out (0.377 for ReLU). The default is ``"paper"``. What ``init="preserve"`` keeps may depend on those
-            means, so it has the form ``"paper"`` and no other.
+        form: ``"deep"`` first takes from the weights of every output channel their mean, which then does
+            not matter and gets no gradient (an output with one weight only keeps it); shifts before rectifiers start
+            where errors of scale die out (0.377 for ReLU), and a global average counts as one of its positions.
+            ``"paper"`` normalizes the weights as they are, shifts start at 0, and positions count as independent. By
+            default it is ``"deep"`` if an activation lets errors of scale grow (rectifiers, GELU), and ``"paper"`` if
+            all contract by themselves (sigmoid, tanh), or with ``init="preserve"``, which must keep those means.
         only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
         inplace: Change the model itself instead of a copy; if that fails it is as before.
 
@@ -100,22 +100,22 @@ def normalize(
             weight row of zeros, or of equal weights in the deep form, a weight that is not finite, one that a hook
             computes or the model reads by hand); the message names it.
     """
-    deep = _form_for(init, form) == "deep"
+    form = _form_for(init, form)
     check_copyable(model)
     captured = captured_for(model, input, example, only)
-    result = normalized_(copy.deepcopy(model), captured, init, only, centred_rows=deep, shifted=deep)
+    result = normalized_(copy.deepcopy(model), captured, init, form, only)
     if init == "project":
         warn_of_depth(result)
     if only is None:
         warn_of_plain(result)
     warn_of_fold(result)
     if inplace:  # the trial on a copy has shown that nothing fails midway
-        return normalized_(model, captured, init, only, centred_rows=deep, shifted=deep)
+        return normalized_(model, captured, init, form, only)
     return result
 
 
-def _form_for(init: Init, form: NormalizationForm | None) -> NormalizationForm:
-    """The form that is asked for, or the one that goes with a start.
+def _form_for(init: Init, form: NormalizationForm | None) -> NormalizationForm | None:
+    """The form that is asked for, or the one that goes with a start; None if the activations decide.
 
     Raises:
         ValueError: If there is no such start or form, or they exclude each other.
@@ -123,7 +123,7 @@ def _form_for(init: Init, form: NormalizationForm | None) -> NormalizationForm:
     if init not in get_args(Init):
         raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
     if form is None:
-        return "paper" if init == "preserve" else DEFAULT_FORM
+        return "paper" if init == "preserve" else None
     if form not in get_args(NormalizationForm):
         raise ValueError(f'form must be "paper" or "deep", not {form!r}.')
     if form == "deep" and init == "preserve":
@@ -164,29 +164,35 @@ def normalized_(
     model: nn.Module,
     captured: Captured,
     init: Init,
+    form: NormalizationForm | None = "paper",
     only: Only | None = None,
     center: bool = True,
-    centred_rows: bool = False,
     shifted: bool = False,
 ) -> nn.Module:
-    """`normalize` in place and without a net: a failure midway leaves the model half done."""
+    """`normalize` in place and without a net: a failure midway leaves the model half done.
+
+    `shifted` gives the paper's form the first shifts of the deep one.
+    """
     chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
     model, programs, silent = _without_batch_norms(model, captured, chosen)
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
         raise ValueError("The model has no linear layer to normalize.")
-    check_weights(layers, centred_rows)
+    shifts = {}
+    if form != "paper" or shifted:
+        shifts = first_shifts(model, with_calls(programs[False], layers, captured.given))
+    deep = form == "deep" or (form is None and any(shifts.values()))
+    check_weights(layers, deep)
     refuse_reading_by_hand(read_by_hand(programs[False], layers))
-    graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given, centred_rows))
+    graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given, deep))
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in layers.items()}
         for path, layer in layers.items():
-            _become_normalized_(model, path, layer, graphs, center, centred_rows)
+            _become_normalized_(model, path, layer, graphs, center, deep)
         _join_(model, graphs, layers)
         _set_first_scales_(layers, silent)
-        if shifted:
-            _set_first_shifts_(model, graphs[False], layers)
+        _set_first_shifts_(layers, shifts)
         if init == "preserve":
             _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
         else:
@@ -265,9 +271,9 @@ def _set_first_scales_(layers: dict[str, Any], silent: dict[str, Tensor]) -> Non
 
 
 @torch.no_grad()
-def _set_first_shifts_(model: nn.Module, graph: CapturedMode, layers: dict[str, Any]) -> None:
+def _set_first_shifts_(layers: dict[str, Any], shifts: dict[str, float]) -> None:
     """Let the layers before activations start where errors of scale die out."""
-    for path, shift in first_shifts(model, graph).items():
+    for path, shift in shifts.items():
         if not isinstance(layers[path], NormalizedRecurrent):
             layers[path].shift.copy_(shift * layers[path].scale)
 
