@@ -11,7 +11,7 @@ MOMENTS = vp.Moments(0.0, 1.0)
 
 
 def normalized(model):
-    return vp.normalize(model, MOMENTS, example=(1, 4))
+    return vp.normalize(model, MOMENTS, example=(1, 4), form="paper")
 
 
 def tied():

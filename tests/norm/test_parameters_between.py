@@ -65,8 +65,8 @@ def test_equals_the_walk(make, monkeypatch):
     torch.manual_seed(0)
     plain = make().double()
     together, by_walk = vp.normalize(plain, MOMENTS, example=X), walked(plain, monkeypatch)
-    assert str(vp.fold_report(together)).endswith(TOGETHER)
-    assert not str(vp.fold_report(by_walk)).endswith(TOGETHER)
+    assert TOGETHER in str(vp.fold_report(together))
+    assert TOGETHER not in str(vp.fold_report(by_walk))
     with torch.no_grad():  # statistics follow the parameters as they are, not as they were
         for own, other in zip(together.parameters(), by_walk.parameters(), strict=True):
             other.copy_(own.add_(0.2 * torch.randn_like(own)))

@@ -26,7 +26,7 @@ def test_without_scale_and_shift_it_is_normalization_propagation() -> None:
         if layer is not model[0]:
             expected = (expected.relu() - 1 / math.sqrt(2 * math.pi)) / math.sqrt((1 - 1 / math.pi) / 2)
         expected = expected @ (layer.weight / layer.weight.norm(dim=1, keepdim=True)).T
-    normalized = vp.normalize(model, unit(6))
+    normalized = vp.normalize(model, unit(6), form="paper")
     assert apart(normalized(x), expected) <= 1e-5  # epsilon is 1e-6 of the variance
     assert apart(vp.fold(normalized)(x), expected) <= 1e-5
 

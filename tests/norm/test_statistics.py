@@ -30,7 +30,7 @@ def masked() -> nn.Sequential:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 6)).double()
     nn.init.eye_(model[0].weight)
     unit = torch.ones(1, 8, dtype=torch.float64)
-    normalized = vp.normalize(model, vp.Moments(0 * unit, unit))
+    normalized = vp.normalize(model, vp.Moments(0 * unit, unit), form="paper")
     with torch.no_grad():
         normalized[0].scale.copy_(torch.linspace(0.5, 2, 8))
         normalized[0].shift.copy_(torch.linspace(-1, 1, 8))
@@ -138,7 +138,7 @@ def test_propagation_agrees_with_the_normalization_it_made(name: str) -> None:
 
 def test_statistics_follow_the_input() -> None:
     given = case("mlp")
-    normalized = given.normalized()
+    normalized = given.normalized(form="paper")
     mean, var = moments_before(normalized[0])
     weight = normalized[0].weight
     assert apart(mean, weight @ given.moments.mean.flatten()) <= 1e-12
@@ -266,5 +266,5 @@ def test_initialization_leaves_a_plain_model() -> None:
     model, classes = given.model, [type(m) for m in given.model.modules()]
     assert vp.init_(model, given.moments, example=given.inputs, shift=False) is model
     assert [type(m) for m in model.modules()] == classes
-    expected = case("own batch norm").normalized()
+    expected = case("own batch norm").normalized(form="paper")
     assert apart(given.run(model), given.run(expected)) <= 1e-12
