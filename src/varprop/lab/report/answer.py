@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from ..protocol.labels import method_label, method_rank
 from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
-from ..verdicts.seed_statistics import Metric, Sample, final, final_error, order
+from ..verdicts.evidence import HOLDS, lower
+from ..verdicts.seed_statistics import Metric, Sample, final, final_error
 
 Method = tuple[str, str]  # and its variant
 Case = dict[Method, list[Outcome]]  # all that started from the same function with the same settings
@@ -53,7 +54,7 @@ def _winners(cases: Sequence[Case], metric: Metric, what: str, whole: str) -> st
         best = min(samples, key=lambda method: (samples[method].mean, method_rank(*method)))
         if math.isfinite(samples[best].mean) and _alone(samples, best):
             wins[best] += 1
-            sure[best] += all(order(samples[best], other) == "lower" for m, other in samples.items() if m != best)
+            sure[best] += all(lower(samples[best], other) == HOLDS for m, other in samples.items() if m != best)
     if not wins:
         return f"no method has {what} alone"
     seeds = max(len(runs) for case in cases for runs in case.values())

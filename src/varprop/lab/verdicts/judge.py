@@ -17,8 +17,9 @@ from pathlib import Path
 from ..protocol.experiments import PAPER_LR_MAX
 from ..store.files import write_atomically
 from ..store.runs import Run
-from .claims import CLAIMS, Claim
-from .evidence import Evidence
+from . import batch_norm, beyond, comparisons, training  # noqa: F401  (each registers its claims)
+from .claims import REGISTERED, Claim
+from .evidence import Evidence, judged
 from .overhead import RULE as OVERHEAD_RULE
 from .overhead import overhead
 
@@ -30,29 +31,32 @@ RULE = (
 )
 
 
+# In the order of the paper.
+_STEPS = "four-times four-times-adam equal-rates fair-is-closer decay-nothing decay-destabilizes projection"
+_MNIST = (
+    "hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn bn-evaluation-better "
+    "others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero overfits bn-generalizes"
+)
+_NOISY = "noise-prevents on-par cifar-close cifar-bn-trains-best cifar-bn-validates-best bn-boost"
+_CONCLUSION = (
+    "robust lower-loss lower-loss-evaluation bn-unstable orthogonal ap2-small-batches bn-small-batches recurrent "
+    "bn-recurrent"
+)
+CLAIMS = tuple(REGISTERED[name] for name in f"{_STEPS} {_MNIST} {_NOISY} {_CONCLUSION}".split())
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say about one claim.
-
-    Attributes:
-        name: A short name.
-        claim: The paper's sentence.
-        verdict: ``holds``, ``does not hold``, ``within noise`` or ``no data``.
-        rule: How it was computed, in words.
-        measured: The numbers behind it, with their spread.
-        figure: ``experiment/figure`` that bears on it.
-        setting: The bound on the learning rate it is about, or the rate itself.
-        others: The same claim at other bounds that were run.
-    """
+    """What the runs say about one claim."""
 
     name: str
-    claim: str
-    verdict: str
-    rule: str
-    measured: tuple[str, ...]
-    figure: str
-    setting: str = ""
-    others: tuple[Verdict, ...] = ()
+    claim: str  # the paper's sentence
+    verdict: str  # ``holds``, ``does not hold``, ``within noise`` or ``no data``
+    rule: str  # how it was computed, in words
+    measured: tuple[str, ...]  # the numbers behind it, with their spread
+    figure: str  # ``experiment/figure`` that bears on it
+    setting: str = ""  # the bound on the learning rate it is about, or the rate itself
+    others: tuple[Verdict, ...] = ()  # the same claim at other bounds that were run
 
 
 def judge(runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> list[Verdict]:
@@ -71,7 +75,7 @@ def judge_claim(claim: Claim, runs: Sequence[Run]) -> Verdict:
     bounds = sorted({o.cell.lr_max for o in outcomes if o.cell.experiment in claim.experiments})
     by_bound: dict[float | None, Verdict] = {}
     for bound in (*bounds, *[None] * (not bounds)):
-        finding = claim.judge(Evidence(outcomes, bound))
+        finding = judged(claim.judge, Evidence(outcomes, bound))
         setting = "" if bound is None else f"lr {'=' if claim.fixed else '≤'} {bound:g}"
         by_bound[bound] = Verdict(
             claim.name, claim.text, finding.verdict, claim.rule, finding.measured, claim.figure, setting

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .evidence import FAILS, HOLDS, MISSING, Judgement, all_of, lower
+from .evidence import FAILS, HOLDS, MISSING, Judgement, each, lower
 from .seed_statistics import Sample, number
 
 RULE = (
@@ -32,8 +32,7 @@ def overhead(files: Sequence[Path]) -> Judgement:
         models = {name: _samples(steps) for name, steps in json.loads(file.read_text("utf-8"))["models"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return Judgement(MISSING, (f"{file} was not understood ({type(error).__name__}: {error})",))
-    parts = [_compare(name, steps) for name, steps in models.items()]
-    return Judgement(all_of(part.verdict for part in parts), tuple(line for part in parts for line in part.measured))
+    return each(lambda name: _compare(name, models[name]), models)
 
 
 def _samples(steps: dict[str, Any]) -> dict[str, Sample]:
