@@ -10,17 +10,35 @@ from dataclasses import replace
 import torch
 
 from ..environment import chosen_device
-from . import roofline
-from .cases import CASES, MODES, Case, cases, default_cases, default_modes, variants_of
+from . import chart, roofline, tables
+from .cases import CASES, MODES, STEP, Case, cases, default_cases, default_modes, variants_of
 from .inference import compare_inference
 from .profiling import clean, kernels
-from .record import Measurement, Record, first_line
-from .session import Options, Session, begin, known, settings
+from .record import FILE, Measurement, Record, first_line
+from .session import Options, Session, known, settings
 from .step import BenchModel, TimedStep, drop_traces, make_step, network, prime
 from .timing import interleaved
 from .variants import VARIANTS, title
 
 ROOFLINE_CASE = "resnet50"
+
+
+def names(text: str | None) -> tuple[str, ...] | None:
+    """Names separated by commas; None if there are none."""
+    found = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    return found or None
+
+
+def measure(options: Options) -> None:
+    """Run the benchmark, print its tables, and say where the results are."""
+    print(STEP, flush=True)
+    record = run(options, say=lambda text: print(text, flush=True))
+    print()
+    print("\n\n".join(table.plain() for table in tables.tables(record)))
+    page = tables.write_page(record, options.out)
+    print(f"\nResults: {options.out / FILE}, {page}")
+    drawn = chart.draw(record, options.out)
+    print(f"Chart: {drawn}" if drawn else "No chart: it needs matplotlib (pip install 'varprop[lab]') and results.")
 
 
 def run(options: Options, say: Callable[[str], None] = print) -> Record:
@@ -37,7 +55,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> Record:
     chosen = known(options.cases, CASES, "case") or default_cases(device)
     modes = known(options.modes, MODES, "mode") or default_modes(device)
     wanted = known(options.variants, tuple(VARIANTS), "variant")
-    session = begin(options, device, say)
+    session = Session(options, device, say)
     available = cases(device, options.tiny)
     with settings(device):
         prime(device)
@@ -142,4 +160,5 @@ def _add_inference(session: Session, analytic: BenchModel) -> None:
 def _add_roofline(session: Session, analytic: BenchModel) -> None:
     found = roofline.measure(analytic, session.rounds, session.options.seconds, session.options.tiny)
     session.record.roofline = found
-    session.print(f"fold alone: forward {1e6 * found.forward:.0f} us, backward {1e6 * found.backward:.0f} us")
+    times = ", ".join(f"{piece.name} {1e6 * piece.seconds:.0f} us" for piece in found.pieces)
+    session.print(f"fold alone: {times}")

@@ -23,23 +23,15 @@ SETTLE = 6  # steps after which all that is recorded when repeated is
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model of a case with its batch, used in all modes.
-
-    Attributes:
-        model: With one of the normalizations.
-        images: The batch.
-        labels: Its labels.
-        bytes: Device memory that the model took when it was made.
-        losses: By precision, the compiled loss; filled when first asked for.
-    """
+    """A model of a case with its batch, used in all modes."""
 
     case: Case
     variant: str
     model: nn.Module
     images: Tensor
     labels: Tensor
-    bytes: int
-    losses: dict[str, Callable[..., Tensor]]
+    bytes: int  # device memory that the model took when it was made
+    losses: dict[str, Callable[..., Tensor]]  # compiled, by precision; filled when first asked for
 
     @property
     def device(self) -> torch.device:

@@ -18,17 +18,11 @@ _CHUNK = 4096  # images summed at once: 100 MB in float64 for CIFAR-10
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to an image on its way into training.
+    """What happens to an image on its way into training."""
 
-    Attributes:
-        shift: Offsets are uniform on the integers in [-shift, shift], along both axes, with zero padding.
-        flip: Whether half of the images are mirrored left to right.
-        noise_variance: Of the Gaussian noise added to pixels in [0, 1].
-    """
-
-    shift: int = 0
-    flip: bool = False
-    noise_variance: float = 0.0
+    shift: int = 0  # offsets are uniform on the integers in [-shift, shift], along both axes, with zero padding
+    flip: bool = False  # whether half of the images are mirrored left to right
+    noise_variance: float = 0.0  # of the Gaussian noise added to pixels in [0, 1]
 
     def __post_init__(self) -> None:
         if self.shift < 0 or self.noise_variance < 0:
@@ -37,19 +31,12 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Draws:
-    """The random part of one batch; what the augmentation does not use is None.
+    """The random part of one batch; what the augmentation does not use is None."""
 
-    Attributes:
-        rows: Offsets downwards, from 0 to twice the shift, one an image (int64).
-        columns: Offsets to the right, likewise.
-        flips: Which images are mirrored.
-        noise: Standard normal, of the shape of the images.
-    """
-
-    rows: Tensor | None
-    columns: Tensor | None
-    flips: Tensor | None
-    noise: Tensor | None
+    rows: Tensor | None  # offsets downwards, from 0 to twice the shift, one an image (int64)
+    columns: Tensor | None  # offsets to the right, likewise
+    flips: Tensor | None  # which images are mirrored
+    noise: Tensor | None  # standard normal, of the shape of the images
 
 
 def draw(

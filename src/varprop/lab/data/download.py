@@ -41,20 +41,14 @@ class _SourceFailed(Exception):
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to fetch and what is in it.
+    """A file to fetch and what is in it."""
 
-    Attributes:
-        urls: The sources, in the order in which they are tried.
-        folder: Where the contents go, under the root; also their folder inside a tar file.
-        contents: SHA-256 of every file in it, by name. They are of the files themselves, so that it does not matter how
-            a mirror compresses them.
-        unpack: Gives the bytes of the contents.
-    """
-
-    urls: tuple[str, ...]
-    folder: str
+    urls: tuple[str, ...]  # the sources, in the order in which they are tried
+    folder: str  # where the contents go, under the root; also their folder inside a tar file
+    # SHA-256 of every file in it, by name. They are of the files themselves, so that it does not matter how a mirror
+    # compresses them
     contents: dict[str, str]
-    unpack: Unpack
+    unpack: Unpack  # gives the bytes of the contents
 
     @property
     def name(self) -> str:

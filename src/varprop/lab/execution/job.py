@@ -33,21 +33,13 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a job needs of the run it belongs to.
+    """What a job needs of the run it belongs to."""
 
-    Attributes:
-        task: The experiment and its data.
-        store: Of the experiment.
-        tick: Called after every step.
-        log: Called after every epoch of the final training.
-        deadline: When to stop, by `time.monotonic`.
-    """
-
-    task: Task
-    store: Store
-    tick: Tick
-    log: Log
-    deadline: float = math.inf
+    task: Task  # the experiment and its data
+    store: Store  # of the experiment
+    tick: Tick  # called after every step
+    log: Log  # called after every epoch of the final training
+    deadline: float = math.inf  # when to stop, by `time.monotonic`
 
     @property
     def experiment(self) -> Experiment:
@@ -62,19 +54,13 @@ class Context:
 
 @dataclass(frozen=True)
 class JobState:
-    """What is kept of a job between checkpoints.
+    """What is kept of a job between checkpoints."""
 
-    Attributes:
-        name: Of its files.
-        cells: In the order of the trainer.
-        traces: Every evaluation of the searches so far, by key of the cell.
-        seconds: Spent so far.
-    """
-
-    name: str
-    cells: list[Cell]
+    name: str  # of its files
+    cells: list[Cell]  # in the order of the trainer
+    # every evaluation of the searches so far, by key of the cell
     traces: dict[str, Trace] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float = 0.0  # spent so far
 
     def save(self, store: Store) -> None:
         """Write it."""

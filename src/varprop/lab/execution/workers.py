@@ -39,27 +39,16 @@ class WorkerError(vp.VarpropError):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker has to know, here or on another machine.
+    """What a worker has to know, here or on another machine."""
 
-    Attributes:
-        experiment: What is run.
-        dataset: On the CPU.
-        factory: Of the network.
-        folder: Of the experiment.
-        device: To train on.
-        loss: Of one's own, if any.
-        optimizer: Likewise.
-        threads: That torch uses on a CPU, as in the process that asks: results depend on it.
-    """
-
-    experiment: Experiment
-    dataset: Dataset
-    factory: str | Factory
-    folder: Path
-    device: torch.device
-    loss: Loss | None
-    optimizer: MakeOptimizer | None
-    threads: int
+    experiment: Experiment  # what is run
+    dataset: Dataset  # on the CPU
+    factory: str | Factory  # of the network
+    folder: Path  # of the experiment
+    device: torch.device  # to train on
+    loss: Loss | None  # of one's own, if any
+    optimizer: MakeOptimizer | None  # likewise
+    threads: int  # that torch uses on a CPU, as in the process that asks: results depend on it
 
     @classmethod
     def of(cls, context: Context) -> Setup:

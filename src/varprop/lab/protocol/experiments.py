@@ -38,88 +38,53 @@ class SettingError(vp.VarpropError, ValueError):
 
 @dataclass(frozen=True)
 class Protocol:
-    """How every cell of an experiment is trained (Shekhovtsov & Flach 2018, sections 4 and 5).
+    """How every cell of an experiment is trained (Shekhovtsov & Flach 2018, sections 4 and 5)."""
 
-    Attributes:
-        epochs: Of the training that is reported.
-        decay: The learning rate in epoch k, counted from 0, is lr * decay^k.
-        lr_min: The lower bound of the search.
-        search_epochs: The horizon of the search.
-        evaluations: At most so many in a search, those on grids included.
-        grids: Rates tried before Brent's method, as for `vp.find_lr`; see `SEARCHES`.
-        remain: What is left, one epoch later, of the weight of a loss in the running mean.
-        weight_decay: Of the variant with decay.
-        checkpoint_epochs: State is kept after so many epochs, to resume from.
-    """
-
-    epochs: int = 50
-    decay: float = 0.96
-    lr_min: float = 1e-6
-    search_epochs: int = 5
-    evaluations: int = 12
-    grids: tuple[int, ...] = (4, 4)
-    remain: float = 0.1
-    weight_decay: float = 5e-4
-    checkpoint_epochs: int = 5
+    epochs: int = 50  # of the training that is reported
+    decay: float = 0.96  # the learning rate in epoch k, counted from 0, is lr * decay^k
+    lr_min: float = 1e-6  # the lower bound of the search
+    search_epochs: int = 5  # the horizon of the search
+    evaluations: int = 12  # at most so many in a search, those on grids included
+    grids: tuple[int, ...] = (4, 4)  # rates tried before Brent's method, as for `vp.find_lr`; see `SEARCHES`
+    remain: float = 0.1  # what is left, one epoch later, of the weight of a loss in the running mean
+    weight_decay: float = 5e-4  # of the variant with decay
+    checkpoint_epochs: int = 5  # state is kept after so many epochs, to resume from
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How a step is computed on a GPU; on a CPU it is float32 throughout.
+    """How a step is computed on a GPU; on a CPU it is float32 throughout."""
 
-    Attributes:
-        half: Matrix products in bfloat16, parameters and statistics in float32.
-        channels_last: The memory layout in which convolutions on tensor cores are fastest.
-        compiled: Whether torch.compile is used.
-    """
-
-    half: bool = False
-    channels_last: bool = False
-    compiled: bool = False
+    half: bool = False  # matrix products in bfloat16, parameters and statistics in float32
+    channels_last: bool = False  # the memory layout in which convolutions on tensor cores are fastest
+    compiled: bool = False  # whether torch.compile is used
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A comparison: every method from every start, with every seed, batch size, variant and bound of the search.
+    """A comparison: every method from every start, with every seed, batch size, variant and bound of the search."""
 
-    Attributes:
-        name: Of the experiment and of its folder.
-        dataset: As `datasets.load` knows it.
-        model: As `models.build` knows it.
-        augmentation: Of the training images.
-        methods: The parametrizations.
-        starts: The starting points.
-        variants: See the names above; mostly the one empty.
-        combinations: Instead of all methods x starts x variants, these.
-        seeds: Of weights, split, augmentation and order.
-        batch_sizes: Samples in a step.
-        lr_max: Upper bounds of the search; without search, the learning rates themselves.
-        search: Whether learning rates are searched for.
-        together: Whether all cells are trained as one batched ensemble.
-        train_samples: Only so many training images are used; all by default.
-        own_weights: What a method trains from its own start (BN from ``bn``, AP2 from ``ap2``): the ``original``
-            weights with s and b introduced, as the paper says, or the ``converted`` ones that all other methods get
-            there. The function is the same; the steps of Adam are not, for the weights differ in length.
-        protocol: How each is trained.
-        precision: How a step is computed on a GPU, where cells are trained one at a time.
-    """
-
-    name: str
-    dataset: str
-    model: str
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    methods: tuple[Method, ...] = METHODS
-    starts: tuple[Start, ...] = STARTS
-    variants: tuple[str, ...] = ("",)
-    combinations: tuple[Combination, ...] = ()
-    seeds: tuple[int, ...] = (0,)
-    batch_sizes: tuple[int, ...] = (PAPER_BATCH,)
+    name: str  # of the experiment and of its folder
+    dataset: str  # as `datasets.load` knows it
+    model: str  # as `models.build` knows it
+    augmentation: Augmentation = field(default_factory=Augmentation)  # of the training images
+    methods: tuple[Method, ...] = METHODS  # the parametrizations
+    starts: tuple[Start, ...] = STARTS  # the starting points
+    variants: tuple[str, ...] = ("",)  # see the names above; mostly the one empty
+    combinations: tuple[Combination, ...] = ()  # instead of all methods x starts x variants, these
+    seeds: tuple[int, ...] = (0,)  # of weights, split, augmentation and order
+    batch_sizes: tuple[int, ...] = (PAPER_BATCH,)  # samples in a step
+    # upper bounds of the search; without search, the learning rates themselves
     lr_max: tuple[float, ...] = (PAPER_LR_MAX,)
-    search: bool = True
-    together: bool = True
-    train_samples: int | None = None
+    search: bool = True  # whether learning rates are searched for
+    together: bool = True  # whether all cells are trained as one batched ensemble
+    train_samples: int | None = None  # only so many training images are used; all by default
+    # what a method trains from its own start (BN from ``bn``, AP2 from ``ap2``): the ``original`` weights with s and
+    # b introduced, as the paper says, or the ``converted`` ones that all other methods get there. The function is the
+    # same; the steps of Adam are not, for the weights differ in length
     own_weights: OwnWeights = "original"
-    protocol: Protocol = field(default_factory=Protocol)
+    protocol: Protocol = field(default_factory=Protocol)  # how each is trained
+    # how a step is computed on a GPU, where cells are trained one at a time
     precision: Precision = field(default_factory=Precision)
 
     def cells(self) -> list[Cell]:

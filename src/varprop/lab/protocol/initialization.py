@@ -27,19 +27,12 @@ _ROWS_FIRST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # the output channel
 
 @dataclass(frozen=True)
 class StartData:
-    """The data that all starts of a seed are made from.
+    """The data that all starts of a seed are made from."""
 
-    Attributes:
-        moments: Of the augmented training data.
-        batch: One augmented batch; its statistics are those of batch norm at the start.
-        probe: Images on which functions are compared.
-        classes: Whether outputs are scores of classes, which are compared as log-probabilities.
-    """
-
-    moments: vp.Moments | vp.Tokens
-    batch: Tensor
-    probe: Tensor
-    classes: bool = True
+    moments: vp.Moments | vp.Tokens  # of the augmented training data
+    batch: Tensor  # one augmented batch; its statistics are those of batch norm at the start
+    probe: Tensor  # images on which functions are compared
+    classes: bool = True  # whether outputs are scores of classes, which are compared as log-probabilities
 
 
 @dataclass(frozen=True)

@@ -25,25 +25,16 @@ VALID_BATCH_ACCURACY = "valid_batch_accuracy"  # likewise
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of a comparison.
+    """One training run of a comparison."""
 
-    Attributes:
-        experiment: ``mnist``, ``noisy-mnist``, ``noisy-cifar10``, ...
-        method: The parametrization trained.
-        start: The point all methods of one start begin from, as a function.
-        seed: Of weights, split, augmentation and order.
-        batch_size: Samples in a step.
-        lr_max: The upper bound of the search for the learning rate; the rate itself where there was no search.
-        variant: What else distinguishes it: ``decay``, ``unit-norm``, ``double`` (w = 2w'), ...; mostly empty.
-    """
-
-    experiment: str
-    method: Method
-    start: Start
-    seed: int
-    batch_size: int = 128
+    experiment: str  # ``mnist``, ``noisy-mnist``, ``noisy-cifar10``, ...
+    method: Method  # the parametrization trained
+    start: Start  # the point all methods of one start begin from, as a function
+    seed: int  # of weights, split, augmentation and order
+    batch_size: int = 128  # samples in a step
+    # the upper bound of the search for the learning rate; the rate itself where there was no search
     lr_max: float = 1e-2
-    variant: str = ""
+    variant: str = ""  # what else distinguishes it: ``decay``, ``unit-norm``, ``double`` (w = 2w'), ...; mostly empty
 
     @property
     def key(self) -> str:

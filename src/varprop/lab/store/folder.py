@@ -19,15 +19,10 @@ _WRITTEN = ("manifest.json", "cells", "partial", "weights", "figures", "report.h
 
 @dataclass(frozen=True)
 class Store:
-    """Reads and writes ``manifest.json``, ``cells/<key>.json``, ``weights/<key>.pt`` and ``partial/<name>.pt``.
+    """Reads and writes ``manifest.json``, ``cells/<key>.json``, ``weights/<key>.pt`` and ``partial/<name>.pt``."""
 
-    Attributes:
-        folder: Of one experiment; made when something is written.
-        files: Where that folder is.
-    """
-
-    folder: Path
-    files: Files = field(default_factory=LocalFiles)
+    folder: Path  # of one experiment; made when something is written
+    files: Files = field(default_factory=LocalFiles)  # where that folder is
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Keep what came of a cell; from then on `has` says so."""

@@ -19,20 +19,13 @@ _NOT_UNDERSTOOD = (OSError, ValueError, TypeError, KeyError, AttributeError, Rec
 
 @dataclass(frozen=True)
 class Run:
-    """One experiment as found on disk.
+    """One experiment as found on disk."""
 
-    Attributes:
-        experiment: Its name, and that of its folder.
-        outcomes: Of its finished cells, in a fixed order.
-        manifest: How it was run; empty where the file is missing.
-        problems: One sentence for each thing that is missing or cannot be read.
-        compact: Whether the outcomes come from the tables of a report, because the files of the cells are not there.
-    """
-
-    experiment: str
-    outcomes: list[Outcome]
-    manifest: dict[str, Any] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    experiment: str  # its name, and that of its folder
+    outcomes: list[Outcome]  # of its finished cells, in a fixed order
+    manifest: dict[str, Any] = field(default_factory=dict)  # how it was run; empty where the file is missing
+    problems: list[str] = field(default_factory=list)  # one sentence for each thing that is missing or cannot be read
+    # whether the outcomes come from the tables of a report, because the files of the cells are not there
     compact: bool = False
 
     def select(self, **fields: object) -> list[Outcome]:
