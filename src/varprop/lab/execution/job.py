@@ -20,8 +20,8 @@ from ..store.folder import Store
 from ..training.ensemble import EnsembleTrainer
 from ..training.single import SingleTrainer
 from ..training.task import Task
-from ..training.trainer import Tick, Trainer, load_
-from .lr_search import Trace, find_lrs
+from ..training.trainer import Tick, Trainer
+from .lr_search import Trace, find_lrs, losses_at, or_infinite
 
 Log = Callable[[Cell, int, dict[str, float]], None]
 Curves = list[dict[str, list[float]]]
@@ -102,7 +102,7 @@ def run_job(context: Context, name: str, cells: list[Cell]) -> None:
             context.store.write_weights(cell, without_parametrization(model, cell.method).state_dict())
     parts = zip(trainer.cells, searches, curves, tests, diverged, trainer.gaps, strict=True)
     for cell, search, curve, (loss, accuracy), lost, gap in parts:
-        context.store.write_outcome(Outcome(cell, search, curve, _or_infinite(loss), accuracy, lost, gap, share))
+        context.store.write_outcome(Outcome(cell, search, curve, or_infinite(loss), accuracy, lost, gap, share))
     for part in ("plan", "final"):  # in this order: what is left of a final training without a plan is ignored
         context.store.drop_partial(f"{name}.{part}")
 
@@ -120,15 +120,9 @@ def _searches(state: JobState, trainer: Trainer, context: Context, started: floa
         return [Search(cell.lr_max, math.nan) for cell in trainer.cells]
     protocol = context.experiment.protocol
     traces = {cell.key: list(state.traces.get(cell.key, [])) for cell in trainer.cells}
-    idle = {cell.key: protocol.lr_min for cell in trainer.cells}  # of searches that are over: they run along
 
     def evaluate(wanted: dict[str, float]) -> dict[str, float]:
-        trainer.reset([{**idle, **wanted}[cell.key] for cell in trainer.cells])
-        for number in range(protocol.search_epochs):
-            trainer.epoch(number, context.tick)
-            if not any(map(math.isfinite, trainer.losses())):
-                break
-        losses = {cell.key: _or_infinite(loss) for cell, loss in zip(trainer.cells, trainer.losses(), strict=True)}
+        losses = losses_at(trainer, wanted, protocol, context.tick)
         for key, rate in wanted.items():
             traces[key].append((rate, losses[key]))
         replace(state, traces=traces, seconds=time.monotonic() - started).save(context.store)
@@ -142,10 +136,6 @@ def _searches(state: JobState, trainer: Trainer, context: Context, started: floa
     return [Search(s.lr, s.loss, list(s.trace), s.at_bound, s.flat, s.diverged) for s in searches]
 
 
-def _or_infinite(loss: float) -> float:
-    return loss if math.isfinite(loss) else math.inf
-
-
 def _final_training(state: JobState, trainer: Trainer, context: Context, started: float, rates: list[float]) -> Curves:
     """The curves of the final training, which goes on from its last checkpoint."""
     store, protocol, name = context.store, context.experiment.protocol, f"{state.name}.final"
@@ -155,7 +145,7 @@ def _final_training(state: JobState, trainer: Trainer, context: Context, started
     trainer.reset(rates)
     if checkpoint is not None and checkpoint["cells"] == keys:
         curves, first = checkpoint["curves"], int(checkpoint["epochs"])
-        load_(trainer, rates, checkpoint["state"])
+        trainer.load_(rates, checkpoint["state"])
         context.tick(first * trainer.steps)
     for number in range(first, protocol.epochs):
         if number and not any(map(math.isfinite, trainer.losses())):

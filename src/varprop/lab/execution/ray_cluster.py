@@ -119,7 +119,7 @@ def _needs(setup: Setup, at_once: int) -> dict[str, float]:
     """What Ray sets aside for a job: a GPU or its share, or the threads that it computes with."""
     if setup.device.type == "cuda":
         return {"num_cpus": 1, "num_gpus": 1 / at_once}
-    return {"num_cpus": 1 if setup.experiment.together else setup.threads}
+    return {"num_cpus": 1 if setup.task.experiment.together else setup.threads}
 
 
 def _require_resources(there: dict[str, float], needs: dict[str, float]) -> None:

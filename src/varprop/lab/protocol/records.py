@@ -87,4 +87,17 @@ class Outcome:
     def from_dict(cls, values: dict[str, Any]) -> Outcome:
         """The outcome that `to_dict` wrote."""
         search = {**values["search"], "trace": [tuple(pair) for pair in values["search"]["trace"]]}
-        return cls(**{**values, "cell": Cell(**values["cell"]), "search": Search(**search)})
+        return cls(**{**values, "cell": Cell(**values["cell"]), "search": Search(**search)}).checked()
+
+    def checked(self) -> Outcome:
+        """The outcome itself; raises unless all values are of the kind that everything here relies on."""
+        cell, search = self.cell, self.search
+        numbers = [cell.seed, cell.batch_size, cell.lr_max, search.lr, search.loss, self.start_gap, self.seconds]
+        numbers += [self.test_loss, self.test_accuracy, *(value for pair in search.trace for value in pair)]
+        numbers += [value for values in self.curves.values() for value in values]
+        texts = [cell.experiment, cell.method, cell.start, cell.variant, *self.curves]
+        if not all(isinstance(value, (int, float)) for value in numbers) or not all(isinstance(t, str) for t in texts):
+            raise TypeError("it holds values of the wrong kind")
+        if min(cell.batch_size, cell.lr_max, search.lr, *(rate for rate, _ in search.trace)) <= 0:
+            raise ValueError("a batch size or a learning rate is not positive")
+        return self

@@ -42,9 +42,21 @@ class Store:
         """Whether the cell is finished."""
         return self._cell_file(cell).is_file()
 
-    def outcomes(self) -> list[Outcome]:
-        """All finished cells, in the order of their keys."""
-        return [_outcome(path, self.files) for path in sorted((self.folder / "cells").glob("*.json"))]
+    def outcomes(self, problems: list[str] | None = None) -> list[Outcome]:
+        """All finished cells, in the order of their keys; with `problems`, damaged ones are left out and told of there.
+
+        Raises:
+            StoreError: On a damaged cell, without `problems`.
+        """
+        found = []
+        for path in sorted((self.folder / "cells").glob("*.json")):
+            try:
+                found.append(_outcome(path, self.files))
+            except StoreError as error:
+                if problems is None:
+                    raise
+                problems.append(str(error))
+        return found
 
     def write_manifest(self, values: dict[str, Any]) -> None:
         """Keep how the run was made."""
@@ -118,8 +130,6 @@ def _json(values: dict[str, Any]) -> bytes:
 def _read_json(path: Path, files: Files) -> Any:
     try:
         return json.loads(files.read(path) or b"")
-    except OSError as error:
-        raise StoreError(f"{path} could not be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
         raise _damaged(path, f"it is no JSON ({error})") from error
 
@@ -128,7 +138,7 @@ def _outcome(path: Path, files: Files) -> Outcome:
     try:
         return Outcome.from_dict(_read_json(path, files))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(path, "it holds no outcome of a cell") from error
+        raise _damaged(path, f"it holds no outcome of a cell ({error})") from error
 
 
 def _damaged(path: Path, why: str) -> StoreError:

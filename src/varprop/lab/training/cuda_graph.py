@@ -47,13 +47,7 @@ def captured(
 
 
 def captured_step(step: TrainingStep, images: Tensor, labels: Tensor) -> TrainingStep:
-    """A training step as a CUDA graph; on other devices the step itself.
-
-    Args:
-        step: As for `captured`.
-        images: Of the shape it will get.
-        labels: Likewise.
-    """
+    """A training step, for images and labels of these shapes, as a CUDA graph; on other devices the step itself."""
     if images.device.type != "cuda":
         return step
     inputs = images.clone(), labels.clone()

@@ -21,11 +21,7 @@ from .vmap_norms import with_plain_norms_
 
 
 class _RowLayout:
-    """How the tensors of a network lie one after another in a row.
-
-    Args:
-        stacked: By name, with one axis for the networks before their own.
-    """
+    """How the tensors of a network lie one after another in a row, from all of them stacked, by name."""
 
     def __init__(self, stacked: dict[str, Tensor]) -> None:
         self.shapes = {name: tensor.shape[1:] for name, tensor in stacked.items()}
