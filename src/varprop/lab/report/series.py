@@ -27,39 +27,22 @@ class Mark:
 
 @dataclass(frozen=True)
 class PlottedSeries:
-    """One line with its band, or a set of points; None interrupts it.
+    """One line with its band, or a set of points; None interrupts it."""
 
-    Attributes:
-        label: In the legend.
-        colour: On white.
-        dark_colour: On a dark page.
-        dash: ``solid``, ``dashed``, ``dashdot`` or ``dotted``.
-        marker: As matplotlib names it.
-        x: Positions.
-        y: Values there.
-        low: Lower edge of the band; empty for no band.
-        high: Upper edge.
-        points: Whether every value is one evaluation, drawn as a marker.
-        seeds: How many runs are in it; 0 where that means nothing.
-        marks: Points to be seen.
-        rank: Its place in the legend.
-        open_marker: Whether its markers are hollow, which tells a variant from the plain method.
-    """
-
-    label: str
-    colour: str
-    dark_colour: str
-    dash: str
-    marker: str
+    label: str  # in the legend
+    colour: str  # on white
+    dark_colour: str  # on a dark page
+    dash: str  # ``solid``, ``dashed``, ``dashdot`` or ``dotted``
+    marker: str  # as matplotlib names it
     x: tuple[float, ...]
     y: Values
-    low: Values = ()
+    low: Values = ()  # lower edge of the band; empty for no band
     high: Values = ()
-    points: bool = False
-    seeds: int = 0
+    points: bool = False  # whether every value is one evaluation, drawn as a marker
+    seeds: int = 0  # how many runs are in it; 0 where that means nothing
     marks: tuple[Mark, ...] = ()
-    rank: int = 0
-    open_marker: bool = False
+    rank: int = 0  # its place in the legend
+    open_marker: bool = False  # hollow: a variant, not the plain method
 
 
 @dataclass(frozen=True)
@@ -74,29 +57,17 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of panels with common axes.
+    """A row of panels with common axes."""
 
-    Attributes:
-        name: Of its files, and of its place in the report.
-        title: In a heading.
-        caption: What is seen, and how it was computed.
-        panels: From left to right.
-        x_label: Below every panel.
-        y_label: Left of the first.
-        x_log: Whether the horizontal axis is logarithmic.
-        y_log: Whether the vertical one is.
-        headline: Whether it belongs into the documentation.
-    """
-
-    name: str
+    name: str  # of its files, and of its place in the report
     title: str
-    caption: str
+    caption: str  # what is seen, and how it was computed
     panels: tuple[Panel, ...]
     x_label: str
     y_label: str
     x_log: bool = False
     y_log: bool = True
-    headline: bool = False
+    headline: bool = False  # whether it belongs into the documentation
 
 
 @dataclass(frozen=True)
