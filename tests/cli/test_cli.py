@@ -23,6 +23,7 @@ from varprop.lab.data import download
 from varprop.lab.data.augmentation import Augmentation
 from varprop.lab.protocol.experiments import EXPERIMENTS
 from varprop.lab.protocol.records import ALL_METHODS, METHODS, Cell, Outcome, Search, Start
+from varprop.lab.report import result_table  # noqa: F401  (before a stand-in takes the place of its package)
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 
