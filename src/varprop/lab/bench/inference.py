@@ -12,13 +12,7 @@ from .timing import interleaved
 
 
 def compare_inference(network: BenchModel, rounds: int, seconds: float) -> Inference:
-    """Time the folded model against a plain one with the same weights, and compare what they compute.
-
-    Args:
-        network: With the analytic normalization.
-        rounds: As for `interleaved`.
-        seconds: Likewise.
-    """
+    """Time the folded model against a plain one with the same weights, and compare what they compute."""
     case, device = network.case, network.device
     models = {"folded": vp.fold(network.model).eval(), "plain": case.network("none", device).eval()}
     models["plain"].load_state_dict(models["folded"].state_dict())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,11 +111,6 @@ class Record:
         """Of its memory to that without normalization."""
         other = self.cell(cell.case, cell.mode, "none")
         return cell.memory / other.memory if other and other.memory and cell.memory else None
-
-    def put(self, cells: Sequence[Measurement]) -> None:
-        """Add cells, in the place of earlier records of the same ones."""
-        keys = {(c.case, c.mode, c.variant) for c in cells}
-        self.cells[:] = [c for c in self.cells if (c.case, c.mode, c.variant) not in keys] + list(cells)
 
     def models(self) -> dict[str, dict[str, float]]:
         """Seconds of a step by case, mode and method: what the verdict on the overhead reads."""

@@ -35,8 +35,8 @@ def measure(network: BenchModel, rounds: int, seconds: float, tiny: bool = False
     times = interleaved(functions, rounds, seconds, device)
     bandwidth = copy_bandwidth(device, TINY_COPY if tiny or device.type == "cpu" else COPY)
     folded = count * (2 if precision == "bf16" else 4)  # bytes
-    least = {  # operations and bytes: of a weight 2 for the mean, 3 for the variance, 1 to fold it; then
-        "forward": (6 * count, 4 * count + folded),
+    least = {  # operations and bytes
+        "forward": (6 * count, 4 * count + folded),  # of a weight: 2 for the mean, 3 for the variance, 1 to fold it
         "backward": (13 * count, 8 * count + folded),  # 2 for the row's rate, 6 for its gradient, 5 for the moments'
         "joining": (0, 2 * folded),
     }

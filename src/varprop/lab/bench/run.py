@@ -44,10 +44,6 @@ def measure(options: Options) -> None:
 def run(options: Options, say: Callable[[str], None] = print) -> Record:
     """Measure everything that was asked for; the results are in the folder after every piece.
 
-    Args:
-        options: What to measure.
-        say: Gets the lines of progress.
-
     Raises:
         VarpropError: On names that are not known, or a device that is not there.
     """
@@ -104,14 +100,12 @@ def _measure_mode(
         empty = Measurement(case.name, case.title, mode, variant, case.precision(mode), case.batch)
         cells[variant], step = _prepared(session, empty, network_of)
         steps |= {variant: step} if step else {}
-        session.record.put([cells[variant]])
-        session.save()
     times = interleaved(steps, session.rounds, session.options.seconds, session.device)
     for variant, step in steps.items():
         loss = float(step())
         odd = "" if math.isfinite(loss) else f"the loss is {loss}"
         cells[variant] = replace(cells[variant], rounds=tuple(times[variant]), note=odd)
-    session.record.put(list(cells.values()))
+    session.record.cells += cells.values()
     session.save()
     for cell in (cells[variant] for variant in steps):
         ratio = session.record.time_ratio(cell)

@@ -48,13 +48,7 @@ class Options:
 
 
 class Session:
-    """A run under way, with nothing measured yet.
-
-    Args:
-        options: What to measure.
-        device: Where.
-        say: Gets the lines of progress.
-    """
+    """A run under way, with nothing measured yet; `say` gets the lines of progress."""
 
     def __init__(self, options: Options, device: torch.device, say: Callable[[str], None]) -> None:
         on_gpu = device.type == "cuda"

@@ -47,8 +47,7 @@ def draw(
 ) -> Draws:
     """The random numbers for a batch of images of the given shape (B, C, H, W).
 
-    They are drawn in a fixed order on the device, without synchronisation. Inside a CUDA graph a generator of one's own
-    has to be registered with the graph; the default one is.
+    They are drawn in a fixed order on the device, without synchronisation.
     """
     count = shape[0]
 
@@ -64,13 +63,7 @@ def draw(
 
 @torch.no_grad()
 def apply(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
-    """The images as the network sees them: moved, mirrored, scaled to [0, 1], noise added; float32.
-
-    Args:
-        images: Bytes, or floating point already in [0, 1], of shape (B, C, H, W).
-        draws: Of `draw`, for this shape and augmentation.
-        augmentation: The same as in `draw`.
-    """
+    """The images (B, C, H, W) as the network sees them: moved, mirrored, scaled to [0, 1], noise added; float32."""
     pixels = scaled(_moved(images, draws, augmentation.shift))
     if draws.noise is None:
         return pixels
@@ -123,15 +116,9 @@ def statistics(dataset: Dataset, indices: Tensor, augmentation: Augmentation) ->
     Nothing is sampled. The mean image and the mean squared image, averaged over every offset and both orientations, are
     what a measurement converges to after many passes; the noise adds its variance to each pixel.
 
-    Args:
-        dataset: Its training images are used.
-        indices: Which of them: the training part of `datasets.split`.
-        augmentation: What happens to them.
-
     Returns:
         Statistics of pixels (1, C, H, W), or of channels (1, C, 1, 1) where the images have several: colour images go
-        through convolutions, for which one value stands for all positions; of every element of samples that are no
-        images. On the device of the data set, float32.
+        through convolutions, for which one value stands for all positions; of every element of other samples.
     """
     first, second = (_spread(image, augmentation) for image in _power_means(dataset.train_x, indices))
     if first.ndim == 3 and first.shape[0] > 1:

@@ -53,15 +53,11 @@ def original_network(factory: str | Factory, start: Start, seed: int, data: Star
 
 
 def plain_network(factory: str | Factory, start: Start, seed: int, data: StartData) -> nn.Module:
-    """The plain network of a start.
+    """The plain network of a start, with weights of a seed.
 
-    Args:
-        factory: Of the network.
-        start: ``none``: PyTorch's weights. ``bn``: as batch norm begins, s uniform on (0, 1), b = 0, statistics of one
-            batch. ``ap2``: the projection, s = 1, b = 0. ``orthogonal``: the projection of orthogonal weights. ``wn``:
-            as weight normalization begins, every unit with mean 0 and variance 1 on one batch.
-        seed: Of the weights and of s.
-        data: Behind it.
+    ``none``: PyTorch's weights. ``bn``: as batch norm begins, s uniform on (0, 1), b = 0, statistics of one batch.
+    ``ap2``: the projection, s = 1, b = 0. ``orthogonal``: the projection of orthogonal weights. ``wn``: as weight
+    normalization begins, every unit with mean 0 and variance 1 on one batch.
     """
     model = original_network(factory, start, seed, data)
     if start == "none":
@@ -215,12 +211,6 @@ def starting_points(
     factory: str | Factory, cells: list[Cell], data: StartData, own_weights: OwnWeights = "original"
 ) -> dict[Cell, StartingPoint]:
     """The networks of all cells of one seed.
-
-    Args:
-        factory: Of the network.
-        cells: Of one seed.
-        data: Behind their starts.
-        own_weights: As for `Experiment`.
 
     Raises:
         RuntimeError: If a form computes something else than the plain network of its start.

@@ -59,13 +59,7 @@ class _Value:
 
 
 def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | None = None) -> str:
-    """The page as text.
-
-    Args:
-        runs: A section for each.
-        verdicts: On the claims of the paper; none where the page is not about them.
-        pictures: The folder above those of the experiments, whose figures are taken into the page where they exist.
-    """
+    """The page as text, with figures that lie in folders of `pictures`; without verdicts it is not about the paper."""
     sections = [_section(run, pictures) for run in runs]
     methods = {outcome.cell.method for run in runs for outcome in run.outcomes}
     figures = [figure for one in sections for figure in one["figures"]]

@@ -52,16 +52,7 @@ def write_runs(runs: Sequence[Run], folder: Path) -> None:
 
 
 def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
-    """The claims, and the page that says how everything came about.
-
-    Args:
-        runs: With something to show.
-        verdicts: On the claims.
-        folder: ``docs/results``.
-
-    Returns:
-        The page, ``experiments.md``.
-    """
+    """The claims, and the page that says how everything came about: ``experiments.md`` in ``docs/results``."""
     shown = {run.experiment: _headlines(run) for run in runs}
     addresses = {f"{name}/{figure.name}" for name, those in shown.items() for figure in those}
     judge.write(verdicts, folder)

@@ -54,13 +54,8 @@ class LocalFiles:
 def write_atomically(path: Path, content: bytes, then: str = _AGAIN) -> None:
     """Write a file so that it is either there whole or not there, whenever the process or the machine stops.
 
-    Args:
-        path: Of the file; its folder is made.
-        content: All of it.
-        then: What to do once there is space on the disk again, for the error message.
-
     Raises:
-        StoreError: If it cannot be written; what was there before stays.
+        StoreError: If it cannot be written; what was there before stays. On a full disk it says what to do `then`.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:

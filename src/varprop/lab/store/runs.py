@@ -34,12 +34,7 @@ class Run:
 
 
 def read_runs(out: Path, experiments: list[str] | None = None) -> list[Run]:
-    """The runs asked for, found or not, and all others that lie in the folder.
-
-    Args:
-        out: The folder given to ``--out``.
-        experiments: Names that must appear, if only as missing.
-    """
+    """The runs asked for, found or not, and all others that lie in the folder given to ``--out``."""
     asked = [name for name in experiments or [] if name not in _NO_EXPERIMENT]
     folders = list(out.iterdir()) if out.is_dir() else []
     found = [f.name for f in folders if (f / "manifest.json").is_file() or (f / "cells").is_dir()]

@@ -42,15 +42,7 @@ class _RowLayout:
 
 
 class StackedNetworks:
-    """Cells whose networks differ in nothing but values.
-
-    Args:
-        cells: In this order.
-        models: Their networks at the start, in training mode.
-        seeds: All seeds of the ensemble; a cell reads the samples of its own.
-        weight_decay: Of cells of that variant.
-        loss: Of outputs and targets; cross-entropy by default.
-    """
+    """Cells whose networks differ in nothing but values; each reads the samples of its seed, of all those given."""
 
     def __init__(
         self,

@@ -101,12 +101,7 @@ def write(verdicts: Sequence[Verdict], out: Path) -> list[Path]:
 
 
 def markdown(verdicts: Sequence[Verdict], link: Callable[[str], str] = lambda figure: figure) -> str:
-    """The table of claims as Markdown.
-
-    Args:
-        verdicts: To be listed.
-        link: Gives the address of a figure named ``experiment/figure``, empty for none.
-    """
+    """The table of claims as Markdown; `link` gives the address of a figure ``experiment/figure``, empty for none."""
     head = "| claim | verdict | measured | figure |\n|---|---|---|---|\n"
     rows = "".join(_markdown_row(verdict, link) for verdict in verdicts)
     how = "".join(f"- {escaped(verdict.claim)}: {escaped(verdict.rule)}\n" for verdict in verdicts)

@@ -17,13 +17,10 @@ RULE = (
 
 
 def overhead(files: Sequence[Path]) -> Judgement:
-    """The claim on overhead.
+    """The claim on overhead, by the first of the files that exists.
 
-    The file holds ``{"models": {name: {"standard": s, "batch": s, "analytic": s}}}`` with s the seconds of one training
-    step, a number or a list of repetitions.
-
-    Args:
-        files: Where it may lie; the first that exists is read.
+    It holds ``{"models": {name: {"standard": s, "batch": s, "analytic": s}}}`` with s the seconds of one training step,
+    a number or a list of repetitions.
     """
     file = next((file for file in files if file.is_file()), None)
     if file is None:
