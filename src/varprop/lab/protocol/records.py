@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+Key = TypeVar("Key", bound=Hashable)
 Method = Literal["standard", "weight", "batch", "analytic", "layer", "group"]
 Start = Literal["none", "bn", "ap2", "orthogonal", "wn"]
 
@@ -101,3 +103,11 @@ class Outcome:
         if min(cell.batch_size, cell.lr_max, search.lr, *(rate for rate, _ in search.trace)) <= 0:
             raise ValueError("a batch size or a learning rate is not positive")
         return self
+
+
+def grouped(outcomes: Iterable[Outcome], key: Callable[[Cell], Key]) -> dict[Key, list[Outcome]]:
+    """Outcomes whose cells have the same key, in the order in which keys come first."""
+    found: dict[Key, list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(key(outcome.cell), []).append(outcome)
+    return found

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..protocol.labels import method_label, method_rank
-from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
+from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome, grouped
 from ..verdicts.evidence import HOLDS, lower
 from ..verdicts.seed_statistics import Metric, Sample, final, final_error
 
@@ -37,12 +37,8 @@ def answer(outcomes: Sequence[Outcome]) -> str:
 
 
 def _cases(outcomes: Sequence[Outcome]) -> list[Case]:
-    found: dict[tuple[object, ...], Case] = {}
-    for outcome in outcomes:
-        cell = outcome.cell
-        case = found.setdefault((cell.lr_max, cell.batch_size, cell.start), {})
-        case.setdefault((cell.method, cell.variant), []).append(outcome)
-    return list(found.values())
+    same_start = grouped(outcomes, lambda cell: (cell.lr_max, cell.batch_size, cell.start))
+    return [grouped(case, lambda cell: (cell.method, cell.variant)) for case in same_start.values()]
 
 
 def _winners(cases: Sequence[Case], metric: Metric, what: str, whole: str) -> str:

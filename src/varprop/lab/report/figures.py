@@ -12,7 +12,7 @@ import varprop as vp
 
 from ..protocol.experiments import PAPER_BATCH, PAPER_GRIDS, PAPER_LR_MAX
 from ..protocol.labels import method_label, method_rank, rate, start_label, start_rank
-from ..protocol.records import METHODS, STARTS, Outcome
+from ..protocol.records import METHODS, STARTS, Outcome, grouped
 from ..store.runs import Run
 from .series import (
     CURVES,
@@ -162,9 +162,7 @@ def _search_figure(run: Run, setting: Setting) -> Figure:
 
 def _batch_figures(run: Run) -> list[Figure]:
     """Last values over the batch size, where more than one was run at a bound."""
-    by_bound: dict[float, list[Outcome]] = {}
-    for outcome in run.outcomes:
-        by_bound.setdefault(outcome.cell.lr_max, []).append(outcome)
+    by_bound = grouped(run.outcomes, lambda cell: cell.lr_max)
     several = {bound: group for bound, group in by_bound.items() if len({o.cell.batch_size for o in group}) > 1}
     return [_batch_figure(run, curve, bound, group) for bound, group in several.items() for curve in CURVES]
 

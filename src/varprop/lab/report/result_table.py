@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from varprop.text_table import Table
 
 from ..protocol.labels import method_label, method_rank, rate, start_label, start_rank
-from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
+from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Cell, Outcome, grouped
 
 HEADINGS = ("experiment", "start", "method", "lr", "training loss", "validation", "test")
 AT_BOUND = "* the best rate lies next to the bound of the search, which --lr-max widens"
@@ -25,12 +26,12 @@ def result_table(outcomes: Sequence[Outcome]) -> str:
 
 def _groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     """Outcomes that differ in nothing but the seed."""
-    groups: dict[tuple[object, ...], list[Outcome]] = {}
-    for outcome in outcomes:
-        cell = outcome.cell
-        order = (cell.experiment, cell.lr_max, cell.batch_size, start_rank(cell.start), cell.start)
-        groups.setdefault((*order, method_rank(cell.method, cell.variant), cell.method), []).append(outcome)
+    groups = grouped(outcomes, lambda c: (c.experiment, c.lr_max, c.batch_size, *_place(c)))
     return [groups[key] for key in sorted(groups)]
+
+
+def _place(cell: Cell) -> tuple[Any, ...]:
+    return start_rank(cell.start), cell.start, method_rank(cell.method, cell.variant), cell.method
 
 
 def _row(group: list[Outcome]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..protocol.experiments import MOMENTUM
 from ..protocol.labels import method_label, method_rank, series_rank
-from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Method, Outcome, grouped
 from .style import line_style
 
 Values = tuple[float | None, ...]
@@ -121,11 +121,9 @@ def batch_size_panel(title: str, outcomes: Sequence[Outcome], curve: CurveFigure
     return Panel(title, tuple(_batch_size_line(runs, curve) for runs in _by_method(outcomes).values()))
 
 
-def _by_method(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+def _by_method(outcomes: Iterable[Outcome]) -> dict[tuple[Method, str], list[Outcome]]:
     """Seeds of one method and variant together, in the order of the paper."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.cell.method, outcome.cell.variant), []).append(outcome)
+    groups = grouped(outcomes, lambda cell: (cell.method, cell.variant))
     return {key: groups[key] for key in sorted(groups, key=lambda key: method_rank(*key))}
 
 
@@ -182,9 +180,7 @@ def _search_points(runs: Sequence[Outcome]) -> PlottedSeries:
 
 def _batch_size_line(runs: Sequence[Outcome], curve: CurveFigure) -> PlottedSeries:
     """The last values of the runs that came to their end, at each batch size."""
-    by_size: dict[int, list[Outcome]] = {}
-    for run in sorted(runs, key=lambda run: run.cell.batch_size):
-        by_size.setdefault(run.cell.batch_size, []).append(run)
+    by_size = grouped(sorted(runs, key=lambda run: run.cell.batch_size), lambda cell: cell.batch_size)
     ends = [[r.curves.get(curve.curves[0], []) for r in group if not r.diverged] for group in by_size.values()]
     columns = [[curve.factor * end[-1] for end in group if end and math.isfinite(end[-1])] for group in ends]
     marks = tuple(Mark(float(r.cell.batch_size), None, "diverged") for r in runs if r.diverged)

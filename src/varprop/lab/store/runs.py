@@ -8,7 +8,7 @@ from typing import Any
 
 from ..protocol.experiments import PAPER_GRIDS
 from ..protocol.labels import experiment_rank, method_rank, start_rank
-from ..protocol.records import METHODS, STARTS, Outcome
+from ..protocol.records import METHODS, STARTS, Outcome, grouped
 from .compact import read_tables
 from .files import StoreError
 from .folder import Store
@@ -105,13 +105,10 @@ def _entries(value: object, kind: type[Any]) -> list[Any]:
 def _missing_seeds(outcomes: list[Outcome], manifest: dict[str, Any]) -> list[str]:
     """Which seeds a method lacks from starts where it has others."""
     expected = {*_entries(manifest.get("seeds"), int), *(o.cell.seed for o in outcomes)}
-    have: dict[tuple[float, int, str, str, str], set[int]] = {}
-    for cell in (o.cell for o in outcomes):
-        key = (cell.lr_max, cell.batch_size, cell.method, cell.variant, cell.start)
-        have.setdefault(key, set()).add(cell.seed)
+    have = grouped(outcomes, lambda c: (c.lr_max, c.batch_size, c.method, c.variant, c.start))
     lacking: dict[tuple[str, str], list[str]] = {}
-    for (bound, batch, method, variant, start), seeds in have.items():
-        if lost := ", ".join(map(str, sorted(expected - seeds))):
+    for (bound, batch, method, variant, start), those in have.items():
+        if lost := ", ".join(map(str, sorted(expected - {o.cell.seed for o in those}))):
             what = f"{method}{f' ({variant})' * bool(variant)} with seed {lost}"
             lacking.setdefault((what, f"(batch {batch}, lr at most {bound:g})"), []).append(start)
     return [f"no finished cell of {what} from {', '.join(starts)} {where}" for (what, where), starts in lacking.items()]
