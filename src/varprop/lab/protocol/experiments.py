@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import varprop as vp
 
@@ -29,6 +29,7 @@ MOMENTUM = "momentum"  # batch norm's running statistics take in a tenth as much
 # Evaluations and grids of a search by its name: the paper's, and one that noise does not lead astray so easily.
 SEARCHES: dict[str, tuple[int, tuple[int, ...]]] = {"brent": (10, ()), "grid+brent": (12, (4, 4))}
 OwnWeights = Literal["original", "converted"]
+Borders = Literal["pooled", "plain"]
 Combination = tuple[Method, Start, str]  # the last is the variant
 
 
@@ -83,6 +84,9 @@ class Experiment:
     # b introduced, as the paper says, or the ``converted`` ones that all other methods get there. The function is the
     # same; the steps of Adam are not, for the weights differ in length
     own_weights: OwnWeights = "original"
+    # how AP2 counts the zeros around images: ``pooled`` over positions, or not at all, with ``plain`` sums of kernels,
+    # as the paper writes them
+    borders: Borders = "pooled"
     protocol: Protocol = field(default_factory=Protocol)  # how each is trained
     # how a step is computed on a GPU, where cells are trained one at a time
     precision: Precision = field(default_factory=Precision)
@@ -109,6 +113,7 @@ class Experiment:
         starts: tuple[Start, ...] | None = None,
         compiled: bool | None = None,
         own_weights: str | None = None,
+        borders: str | None = None,
         search: str | None = None,
     ) -> Experiment:
         """The same with other settings; what is left out stays.
@@ -133,10 +138,11 @@ class Experiment:
             _require(search in SEARCHES, f"search must be one of {', '.join(SEARCHES)}, got {search!r}.")
             evaluations, grids = SEARCHES[search]
             result = replace(result, protocol=replace(result.protocol, evaluations=evaluations, grids=grids))
-        if own_weights is not None:
-            known = get_args(OwnWeights)
-            _require(own_weights in known, f"own_weights must be one of {', '.join(known)}, got {own_weights!r}.")
-            result = replace(result, own_weights=cast(OwnWeights, own_weights))
+        for name, value, kind in (("own_weights", own_weights, OwnWeights), ("borders", borders, Borders)):
+            if value is not None:
+                known = get_args(kind)
+                _require(value in known, f"{name} must be one of {', '.join(known)}, got {value!r}.")
+                result = replace(result, **{name: value})  # type: ignore[arg-type]
         if compiled is not None:
             result = replace(result, precision=replace(self.precision, compiled=compiled))
         if methods is not None or starts is not None:

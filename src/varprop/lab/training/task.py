@@ -93,6 +93,7 @@ class Task:
             size = max(self.experiment.batch_sizes)  # the start does not depend on the batch size trained with
             batch, probe = self.batches(seed, size).first_batch(), self.validation(seed)[0][:_PROBE]
             classes = self.dataset.classes > 0
-            data = StartData(self.moments(seed), self.as_input(batch), self.as_input(probe), classes)
+            samples = self.as_input(batch), self.as_input(probe)
+            data = StartData(self.moments(seed), *samples, classes, self.experiment.borders)
             found.update(starting_points(self.factory, own, data, self.experiment.own_weights))
         return found
