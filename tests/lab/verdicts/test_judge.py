@@ -18,7 +18,7 @@ from varprop.lab.verdicts.seed_statistics import Sample, difference
 
 from .made_up import from_all_starts, verdict
 
-NAMES = [*(claim.name for claim in CLAIMS), "overhead"]
+NAMES = [claim.name for claim in CLAIMS]
 
 
 # --- when a difference counts ---

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import require
-from ..store.files import LocalFiles
+from ..store.files import Files
 from .job import Context, missing_jobs
 from .workers import Setup, WorkerError, work
 
@@ -23,7 +23,7 @@ RETRIES = 3  # of a job whose worker is lost
 _POLL_SECONDS = 0.5
 
 
-class _FileKeeper(LocalFiles):
+class _FileKeeper(Files):
     """The actor: files on the driver's machine, and the steps that workers have done."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class _FileKeeper(LocalFiles):
         return steps
 
 
-class _RemoteFiles:
+class _RemoteFiles(Files):
     """`Files` in a worker, by way of the actor; each call waits until it is done."""
 
     def __init__(self, keeper: Any) -> None:

@@ -22,7 +22,7 @@ import varprop as vp
 from ..data.datasets import on_device
 from ..environment import reproducible
 from ..protocol.records import Cell
-from ..store.files import Files, LocalFiles
+from ..store.files import Files
 from ..store.folder import Store
 from ..training.task import Task
 from ..training.trainer import Tick
@@ -113,7 +113,7 @@ def _start_worker(setup: Setup, steps: SimpleQueue[int], deadline: float, parent
             raise OutOfTime
         steps.put(count)
 
-    _context = setup.context(LocalFiles(), tick, deadline)
+    _context = setup.context(Files(), tick, deadline)
 
 
 def _work(name: str, cells: list[Cell]) -> bool:

@@ -81,6 +81,11 @@ class Outcome:
     start_gap: float
     seconds: float
 
+    def last(self, curve: str) -> float | None:
+        """The last value of a curve, None where there is none."""
+        values = self.curves.get(curve)
+        return values[-1] if values else None
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON."""
         return asdict(self)

@@ -28,7 +28,6 @@ from .answer import answer
 from .facts import facts
 from .figures import figures_of
 from .series import Figure
-from .tables import last
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _COLUMNS = (
@@ -169,7 +168,7 @@ def _headline(figures: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _row(outcome: Outcome) -> list[_Value]:
     """One training run in the table."""
     cell = outcome.cell
-    loss = _Value("diverged", math.inf, ("diverged",)) if outcome.diverged else _number(last(outcome, TRAIN_LOSS))
+    loss = _Value("diverged", math.inf, ("diverged",)) if outcome.diverged else _number(outcome.last(TRAIN_LOSS))
     return [
         _Value(start_label(cell.start).removeprefix("init = "), start_rank(cell.start)),
         _Value(method_label(cell.method, cell.variant), sum(method_rank(cell.method, cell.variant)[:2], 0)),
@@ -178,13 +177,13 @@ def _row(outcome: Outcome) -> list[_Value]:
         _Value(f"{cell.lr_max:.2g}", cell.lr_max),
         _Value(f"{outcome.search.lr:.3g}", outcome.search.lr, _flags(outcome)),
         loss,
-        _number(last(outcome, TRAIN_EVAL_LOSS)),
-        _number(last(outcome, VALID_LOSS)),
-        _percent(last(outcome, VALID_ACCURACY)),
+        _number(outcome.last(TRAIN_EVAL_LOSS)),
+        _number(outcome.last(VALID_LOSS)),
+        _percent(outcome.last(VALID_ACCURACY)),
         _number(outcome.test_loss),
         _percent(outcome.test_accuracy),
-        _number(outcome.start_gap, 2),
-        _number(outcome.seconds, 3),
+        _number(outcome.start_gap, "{:.2g}"),
+        _number(outcome.seconds, "{:.3g}"),
     ]
 
 
@@ -201,17 +200,15 @@ def _flags(outcome: Outcome) -> tuple[str, ...]:
     return tuple(name for name, on in states.items() if on)
 
 
-def _number(value: float | None, digits: int = 4) -> _Value:
-    """A number, or a dash where there is none."""
+def _number(value: float | None, form: str = "{:.4g}", missing: float = math.inf) -> _Value:
+    """A number, or a dash where there is none, sorted as if it were `missing`."""
     if value is None or not math.isfinite(value):
-        return _Value("–", math.inf)
-    return _Value(f"{value:.{digits}g}", value)
+        return _Value("–", missing)
+    return _Value(form.format(value), value)
 
 
 def _percent(value: float | None) -> _Value:
-    if value is None or not math.isfinite(value):
-        return _Value("–", -1.0)
-    return _Value(f"{100 * value:.2f} %", value)
+    return _number(None if value is None else 100 * value, "{:.2f} %", -1.0)
 
 
 def _hints(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:

@@ -42,8 +42,8 @@ def _row(group: list[Outcome]) -> tuple[str, ...]:
         start_label(cell.start) + small,
         method_label(cell.method, cell.variant),
         _rates(group),
-        _spread(_ends(group, TRAIN_LOSS), "{:.4g}"),
-        _spread(_ends(group, VALID_ACCURACY), "{:.2%}"),
+        _spread([outcome.last(TRAIN_LOSS) for outcome in group], "{:.4g}"),
+        _spread([outcome.last(VALID_ACCURACY) for outcome in group], "{:.2%}"),
         _diverged(group) or _spread([outcome.test_accuracy for outcome in group], "{:.2%}"),
     )
 
@@ -55,13 +55,9 @@ def _rates(group: list[Outcome]) -> str:
     return f"{span}*" if any(outcome.search.at_bound for outcome in group) else span
 
 
-def _ends(group: list[Outcome], curve: str) -> list[float]:
-    return [outcome.curves[curve][-1] for outcome in group if outcome.curves.get(curve)]
-
-
-def _spread(values: list[float], form: str) -> str:
+def _spread(ends: Sequence[float | None], form: str) -> str:
     """The mean, and the standard deviation where there are several values; a dash where there are none."""
-    values = [value for value in values if not math.isnan(value)]
+    values = [end for end in ends if end is not None and not math.isnan(end)]
     if not values:
         return "-"
     mean = form.format(statistics.fmean(values))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..protocol.records import Cell, Outcome
-from .files import Files, LocalFiles, StoreError
+from .files import Files, StoreError
 
 _WRITTEN = ("manifest.json", "cells", "partial", "weights", "figures", "report.html")
 
@@ -22,7 +22,7 @@ class Store:
     """Reads and writes ``manifest.json``, ``cells/<key>.json``, ``weights/<key>.pt`` and ``partial/<name>.pt``."""
 
     folder: Path  # of one experiment; made when something is written
-    files: Files = field(default_factory=LocalFiles)  # where that folder is
+    files: Files = field(default_factory=Files)  # where that folder is
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Keep what came of a cell; from then on `has` says so."""

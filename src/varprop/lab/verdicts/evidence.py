@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..protocol.experiments import PAPER_BATCH
@@ -37,6 +38,7 @@ class Evidence:
 
     outcomes: tuple[Outcome, ...]
     bound: float | None = None
+    benchmarks: Sequence[Path] = ()  # where the measured overhead may lie
 
     def find(
         self,

@@ -17,11 +17,9 @@ from pathlib import Path
 from ..protocol.experiments import PAPER_LR_MAX
 from ..store.files import write_atomically
 from ..store.runs import Run
-from . import batch_norm, beyond, comparisons, training  # noqa: F401  (each registers its claims)
+from . import batch_norm, beyond, comparisons, overhead, training  # noqa: F401  (each registers its claims)
 from .claims import REGISTERED, Claim
 from .evidence import Evidence, judged
-from .overhead import RULE as OVERHEAD_RULE
-from .overhead import overhead
 
 RULE = (
     "Runs are compared seed by seed. A difference counts only when zero lies outside the 95 % interval of Student's t "
@@ -40,7 +38,7 @@ _MNIST = (
 _NOISY = "noise-prevents on-par cifar-close cifar-bn-trains-best cifar-bn-validates-best bn-boost"
 _CONCLUSION = (
     "robust lower-loss lower-loss-evaluation bn-unstable orthogonal ap2-small-batches bn-small-batches recurrent "
-    "bn-recurrent"
+    "bn-recurrent overhead"
 )
 CLAIMS = tuple(REGISTERED[name] for name in f"{_STEPS} {_MNIST} {_NOISY} {_CONCLUSION}".split())
 
@@ -66,28 +64,22 @@ def judge(runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> list[Verdict]
         runs: What was found; experiments that are missing give ``no data``.
         benchmarks: Where the measured overhead may lie; the first file that exists is read.
     """
-    return [*(judge_claim(claim, runs) for claim in CLAIMS), _overhead_verdict(benchmarks)]
+    return [judge_claim(claim, runs, benchmarks) for claim in CLAIMS]
 
 
-def judge_claim(claim: Claim, runs: Sequence[Run]) -> Verdict:
+def judge_claim(claim: Claim, runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> Verdict:
     """The verdict at the paper's bound on the learning rate, and beside it those at other bounds."""
     outcomes = tuple(outcome for run in runs for outcome in run.outcomes)
     bounds = sorted({o.cell.lr_max for o in outcomes if o.cell.experiment in claim.experiments})
     by_bound: dict[float | None, Verdict] = {}
     for bound in (*bounds, *[None] * (not bounds)):
-        finding = judged(claim.judge, Evidence(outcomes, bound))
+        finding = judged(claim.judge, Evidence(outcomes, bound, benchmarks))
         setting = "" if bound is None else f"lr {'=' if claim.fixed else '≤'} {bound:g}"
         by_bound[bound] = Verdict(
             claim.name, claim.text, finding.verdict, claim.rule, finding.measured, claim.figure, setting
         )
     main = min(by_bound, key=lambda bound: (not math.isclose(bound or 0.0, PAPER_LR_MAX), bound or 0.0))
     return replace(by_bound[main], others=tuple(verdict for bound, verdict in by_bound.items() if bound != main))
-
-
-def _overhead_verdict(benchmarks: Sequence[Path]) -> Verdict:
-    finding = overhead(benchmarks)
-    text = "The proposed normalization has little overhead: no more than batch normalization"
-    return Verdict("overhead", text, finding.verdict, OVERHEAD_RULE, finding.measured, "")
 
 
 def write(verdicts: Sequence[Verdict], out: Path) -> list[Path]:

@@ -7,17 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .evidence import FAILS, HOLDS, MISSING, Judgement, each, lower
+from .claims import claim
+from .evidence import FAILS, HOLDS, MISSING, Evidence, Judgement, each, lower
 from .seed_statistics import Sample, number
 
-RULE = (
+
+@claim(
+    "overhead",
+    "The proposed normalization has little overhead: no more than batch normalization",
     "For every model of the benchmark, the seconds of one training step with AP2 are at most those with BN. Where the "
-    "file has repeated measurements, AP2 costs more only when it does so by more than the noise."
+    "file has repeated measurements, AP2 costs more only when it does so by more than the noise.",
+    experiments=(),
 )
+def _judge(evidence: Evidence) -> Judgement:
+    return overhead(evidence.benchmarks)
 
 
 def overhead(files: Sequence[Path]) -> Judgement:
-    """The claim on overhead, by the first of the files that exists.
+    """The claim, by the first of the files that exists.
 
     It holds ``{"models": {name: {"standard": s, "batch": s, "analytic": s}}}`` with s the seconds of one training step,
     a number or a list of repetitions.

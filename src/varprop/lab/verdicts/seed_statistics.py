@@ -23,10 +23,10 @@ def final(name: str) -> Metric:
     """The last value of a curve."""
 
     def metric(outcome: Outcome) -> float:
-        values = outcome.curves.get(name)
-        if outcome.diverged:
-            return math.inf
-        return (values[-1] if math.isfinite(values[-1]) else math.inf) if values else math.nan
+        end = outcome.last(name)
+        if end is None:
+            return math.inf if outcome.diverged else math.nan
+        return end if math.isfinite(end) and not outcome.diverged else math.inf
 
     return metric
 
