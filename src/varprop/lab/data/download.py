@@ -28,7 +28,6 @@ TIMEOUT = 30.0  # seconds without a byte after which a source is given up
 _LARGEST = 1 << 26  # bytes of one file in an archive; the largest, the images of MNIST, have 47 million
 _PIECE = 1 << 20  # bytes, read at once
 
-Unpack = Callable[[BinaryIO, "Archive"], dict[str, bytes]]
 Say = Callable[[str], None]
 
 
@@ -49,7 +48,6 @@ class Archive:
     # SHA-256 of every file in it, by name. They are of the files themselves, so that it does not matter how a mirror
     # compresses them
     contents: dict[str, str]
-    unpack: Unpack  # gives the bytes of the contents
 
     @property
     def name(self) -> str:
@@ -138,7 +136,8 @@ def _reason(error: Exception) -> str:
 
 def _checked_contents(packed: bytes, archive: Archive, url: str) -> dict[str, bytes]:
     try:
-        contents = archive.unpack(io.BytesIO(packed), archive)
+        unpack = _untar if archive.name.endswith(".tar.gz") else _gunzip
+        contents = unpack(io.BytesIO(packed), archive)
     except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError) as error:
         raise _SourceFailed(f"{url} is no such archive") from error
     for name, digest in archive.contents.items():
@@ -190,11 +189,11 @@ _CIFAR10 = {
 
 def _mnist_archive(name: str, digest: str) -> Archive:
     urls = tuple(f"{source}/{name}.gz" for source in _MNIST_SOURCES)
-    return Archive(urls, datasets.MNIST_FOLDER, {name: digest}, _gunzip)
+    return Archive(urls, datasets.MNIST_FOLDER, {name: digest})
 
 
 _CIFAR10_ARCHIVE = Archive(
-    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), datasets.CIFAR10_FOLDER, _CIFAR10, _untar
+    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), datasets.CIFAR10_FOLDER, _CIFAR10
 )
 ARCHIVES: dict[str, tuple[Archive, ...]] = {
     "mnist": tuple(_mnist_archive(name, digest) for name, digest in _MNIST.items()),

@@ -156,7 +156,7 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
             f"{store.folder} was made with other settings ({', '.join(other)}): repeat them, start anew with "
             "--overwrite, or choose another --out."
         )
-    if different := changed(now["fingerprints"], before.get("fingerprints", {})):
+    if different := changed(now["fingerprints"], before["fingerprints"]):
         raise RunError(
             f"The {' and the '.join(different)} of {store.folder} changed since it was begun, so that its learning "
             "rates and curves belong to something else: start anew with --overwrite, or choose another --out."

@@ -63,7 +63,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A comparison: every method from every start, with every seed, batch size, variant and bound of the search."""
+    """A comparison: every method from every start, with every seed, batch size and bound of the search."""
 
     name: str  # of the experiment and of its folder
     dataset: str  # as `datasets.load` knows it
@@ -71,8 +71,7 @@ class Experiment:
     augmentation: Augmentation = field(default_factory=Augmentation)  # of the training images
     methods: tuple[Method, ...] = METHODS  # the parametrizations
     starts: tuple[Start, ...] = STARTS  # the starting points
-    variants: tuple[str, ...] = ("",)  # see the names above; mostly the one empty
-    combinations: tuple[Combination, ...] = ()  # instead of all methods x starts x variants, these
+    combinations: tuple[Combination, ...] = ()  # instead of all methods x starts, these
     seeds: tuple[int, ...] = (0,)  # of weights, split, augmentation and order
     batch_sizes: tuple[int, ...] = (PAPER_BATCH,)  # samples in a step
     # upper bounds of the search; without search, the learning rates themselves
@@ -93,7 +92,7 @@ class Experiment:
 
     def cells(self) -> list[Cell]:
         """All its training runs, those of one seed and bound next to each other."""
-        chosen = self.combinations or tuple(itertools.product(self.methods, self.starts, self.variants))
+        chosen = self.combinations or tuple(itertools.product(self.methods, self.starts, ("",)))
         return [
             Cell(self.name, method, start, seed, size, bound, variant)
             for size, bound, seed in itertools.product(self.batch_sizes, self.lr_max, self.seeds)
