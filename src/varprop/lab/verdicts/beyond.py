@@ -107,21 +107,17 @@ def _higher(sample: Sample, other: Sample, name: str) -> str:
     f"With batches of 4 and 16 its final validation error is above that with 128 by at most {POINT}, with the noise "
     "to spare. All see equally many samples.",
     "small-batches/batch-size-validation-accuracy",
+    method="analytic",
+    verdict=lambda small, usual: at_most(small, usual, ACCURACY_TOLERANCE),
 )
-def _analytic_needs_no_large_batch(evidence: Evidence) -> Judgement:
-    return _small_batches(evidence, "analytic", lambda small, usual: at_most(small, usual, ACCURACY_TOLERANCE))
-
-
 @claim(
     "bn-small-batches",
     "BN depends on the batch size: it loses with batches of 4 and of 16",
     "Its final validation error is higher with batches of 4, and of 16, than with 128, by more than the noise.",
     "small-batches/batch-size-validation-accuracy",
+    method="batch",
+    verdict=lambda small, usual: lower(usual, small),
 )
-def _batch_norm_needs_one(evidence: Evidence) -> Judgement:
-    return _small_batches(evidence, "batch", lambda small, usual: lower(usual, small))
-
-
 def _small_batches(evidence: Evidence, method: str, verdict: Callable[[Sample, Sample], str]) -> Judgement:
     def rule(size: int) -> Judgement:
         sizes = (size, PAPER_BATCH)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from .evidence import Evidence, Judgement
 
@@ -31,12 +33,16 @@ def claim(
     figure: str = "",
     experiments: tuple[str, ...] | None = None,
     fixed: bool = False,
-) -> Callable[[Rule], Rule]:
-    """Registers the function below as what judges a claim; arguments as of `Claim`, by default on its figure's runs."""
+    **settings: Any,
+) -> Callable[[Callable[..., Judgement]], Callable[..., Judgement]]:
+    """Registers the function below as what judges a claim; arguments as of `Claim`, by default on its figure's runs.
+
+    One function may judge several claims: it is called with the evidence and the settings of each.
+    """
     about = (figure.partition("/")[0],) if experiments is None else experiments
 
-    def register(judge: Rule) -> Rule:
-        REGISTERED[name] = Claim(name, text, rule, figure, about, judge, fixed)
+    def register(judge: Callable[..., Judgement]) -> Callable[..., Judgement]:
+        REGISTERED[name] = Claim(name, text, rule, figure, about, functools.partial(judge, **settings), fixed)
         return judge
 
     return register

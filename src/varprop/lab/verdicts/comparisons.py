@@ -25,20 +25,18 @@ _STEP = (
     "Minimizing f(2θ') by steepest descent at the same learning rate makes 4 times larger steps",
     f"{_STEP} with SGD; it is 4 ± {FACTOR_TOLERANCE}.",
     experiments=(),
+    optimizer="SGD",
 )
-def _with_sgd(_: Evidence) -> Judgement:
-    return four_times("SGD", step_factor("SGD"))
-
-
 @claim(
     "four-times-adam",
     "The same in the paper's comparison, which is made with Adam",
     f"{_STEP} with Adam; it is 4 ± {FACTOR_TOLERANCE}. (By Adam's formula it is 2, and more where gradients are not "
     "large beside its eps.)",
     experiments=(),
+    optimizer="Adam",
 )
-def _with_adam(_: Evidence) -> Judgement:
-    return four_times("Adam", step_factor("Adam"))
+def _step_is_four_times_as_large(_: Evidence, optimizer: str) -> Judgement:
+    return four_times(optimizer, step_factor(optimizer))
 
 
 def four_times(optimizer: str, factor: float) -> Judgement:
@@ -104,22 +102,18 @@ def _cifar_close(evidence: Evidence) -> Judgement:
     "BN's final running training loss, from the start that suits it best, is lower than that of each other method from "
     "the start that suits that one best, by more than the noise. (The paper calls the lead not decisive.)",
     "noisy-cifar10/training",
+    metric=final(TRAIN_LOSS),
+    what="training loss",
 )
-def _batch_trains_best(evidence: Evidence) -> Judgement:
-    return _batch_first(evidence, final(TRAIN_LOSS), "training loss")
-
-
 @claim(
     "cifar-bn-validates-best",
     "On noisy CIFAR-10 BN has the best validation accuracy",
     "The same for the final validation error.",
     "noisy-cifar10/validation-accuracy",
+    metric=final_error,
+    what="validation error",
 )
-def _batch_validates_best(evidence: Evidence) -> Judgement:
-    return _batch_first(evidence, final_error, "validation error")
-
-
-def _batch_first(evidence: Evidence, metric: Metric, name: str) -> Judgement:
+def _batch_first(evidence: Evidence, metric: Metric, what: str) -> Judgement:
     best: dict[str, tuple[str, Sample]] = {}
     for method in METHODS:
         found = [(start, evidence.find("noisy-cifar10", method, start, metric)) for start in STARTS]
@@ -133,5 +127,5 @@ def _batch_first(evidence: Evidence, metric: Metric, name: str) -> Judgement:
         for m, (start, s) in best.items()
     ]
     against = ", ".join(f"{method_label(method)} {verdict}" for method, verdict in orders.items())
-    lines = (f"{name} from the best start: {', '.join(texts)}", f"against: {against}")
+    lines = (f"{what} from the best start: {', '.join(texts)}", f"against: {against}")
     return Judgement(all_of(orders.values()), lines)

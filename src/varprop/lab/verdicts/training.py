@@ -45,16 +45,48 @@ def trained_limit(evidence: Evidence, experiment: str) -> float:
     return GUESSING - TRAINED * (GUESSING - min(lowest, GUESSING / 2))  # where nothing trains, the best does not either
 
 
-def _train(evidence: Evidence, cells: Cells, experiments: Sequence[str] = PAPER_GRIDS) -> Judgement:
+@claim(
+    "trains",
+    "AP2 trains from all three starts",
+    f"In every experiment run, from each of the three starts, every seed {_TRAINED}.",
+    "mnist/training",
+    PAPER_GRIDS,
+    cells=ANALYTIC,
+)
+@claim(
+    "others-from-ap2",
+    "Standard and WN work from AP2's start",
+    f"In every experiment run, from init = AP2, every seed of Standard and of WN {_TRAINED}.",
+    "mnist/training",
+    PAPER_GRIDS,
+    cells=[("standard", "ap2"), ("weight", "ap2")],
+)
+@claim(
+    "all-from-bn",
+    "With BN's initialization all methods train",
+    f"On MNIST from init = BN every seed of each of the four methods {_TRAINED}.",
+    "mnist/training",
+    cells=[(method, "bn") for method in METHODS],
+    among=("mnist",),
+)
+@claim(
+    "recurrent",
+    "There is no limitation to apply AP2 in recurrent networks",
+    f"In the recurrent network, from each of the three starts, every seed {_TRAINED}.",
+    "recurrent/training",
+    cells=ANALYTIC,
+    among=("recurrent",),
+)
+def _train(evidence: Evidence, cells: Cells, among: Sequence[str] = PAPER_GRIDS) -> Judgement:
     """Whether these methods train from these starts, in every experiment that was run."""
-    ran = evidence.ran(experiments)
+    ran = evidence.ran(among)
     limits = {experiment: trained_limit(evidence, experiment) for experiment in ran}
     parts = [_trains(evidence, e, method, start, limits[e]) for e in ran for method, start in cells]
     verdicts = [part.verdict for part in parts]
     bounds = ", ".join(f"{experiment_label(e)} {number(limit)}" for e, limit in limits.items())
     count = f"{verdicts.count(HOLDS)} of {len(verdicts)} train in every seed (limits: {bounds})"
     rest = " ".join(_others_that_fail(evidence, limits, cells)) or "none"
-    missing = [f"{experiment_label(experiment)}: not run" for experiment in experiments if experiment not in ran]
+    missing = [f"{experiment_label(experiment)}: not run" for experiment in among if experiment not in ran]
     lines = [line for part in parts for line in part.measured]
     return Judgement(all_of(verdicts), (count, *lines, f"others that miss the limit in some seed: {rest}", *missing))
 
@@ -79,48 +111,6 @@ def _others_that_fail(evidence: Evidence, limits: dict[str, float], cells: Cells
 
 
 @claim(
-    "trains",
-    "AP2 trains from all three starts",
-    f"In every experiment run, from each of the three starts, every seed {_TRAINED}.",
-    "mnist/training",
-    PAPER_GRIDS,
-)
-def _analytic_trains(evidence: Evidence) -> Judgement:
-    return _train(evidence, ANALYTIC)
-
-
-@claim(
-    "others-from-ap2",
-    "Standard and WN work from AP2's start",
-    f"In every experiment run, from init = AP2, every seed of Standard and of WN {_TRAINED}.",
-    "mnist/training",
-    PAPER_GRIDS,
-)
-def _others_from_analytic_start(evidence: Evidence) -> Judgement:
-    return _train(evidence, [("standard", "ap2"), ("weight", "ap2")])
-
-
-@claim(
-    "all-from-bn",
-    "With BN's initialization all methods train",
-    f"On MNIST from init = BN every seed of each of the four methods {_TRAINED}.",
-    "mnist/training",
-)
-def _all_from_batch_start(evidence: Evidence) -> Judgement:
-    return _train(evidence, [(method, "bn") for method in METHODS], ("mnist",))
-
-
-@claim(
-    "recurrent",
-    "There is no limitation to apply AP2 in recurrent networks",
-    f"In the recurrent network, from each of the three starts, every seed {_TRAINED}.",
-    "recurrent/training",
-)
-def _recurrent_trains(evidence: Evidence) -> Judgement:
-    return _train(evidence, ANALYTIC, ("recurrent",))
-
-
-@claim(
     "hard-from-none",
     "From random weights the standard network is hard to train on MNIST, and BN performs better",
     f"On MNIST from init = None no seed of the standard network {_TRAINED}; and BN's final running training loss is "
@@ -133,19 +123,6 @@ def _hard_from_random_weights(evidence: Evidence) -> Judgement:
     stuck = in_every_seed([value > limit for value in plain.values])
     lines = (f"Standard {plain.text()}: misses the limit of {number(limit)}: {stuck}", f"BN {batch.text()}")
     return Judgement(all_of([stuck, lower(batch, plain)]), lines)
-
-
-@claim(
-    "lower-loss",
-    "AP2 reaches a lower training loss than the others in many cases",
-    "A case is an experiment and a start run with all four methods. AP2 wins it when its final running training loss "
-    "is lower than that of each other method by more than the noise. Holds when it wins at least half of the cases; "
-    "does not hold when it would miss half even if it won all undecided ones.",
-    "mnist/training",
-    PAPER_GRIDS,
-)
-def _often_lowest_in_training(evidence: Evidence) -> Judgement:
-    return _often_lowest(evidence, final(TRAIN_LOSS))
 
 
 @claim(
@@ -173,6 +150,16 @@ def _half_of_a_case(evidence: Evidence, experiment: str, start: str) -> str:
     return f"{where}: BN in evaluation {batch.text()}, AP2's running loss {own.text()}"
 
 
+@claim(
+    "lower-loss",
+    "AP2 reaches a lower training loss than the others in many cases",
+    "A case is an experiment and a start run with all four methods. AP2 wins it when its final running training loss "
+    "is lower than that of each other method by more than the noise. Holds when it wins at least half of the cases; "
+    "does not hold when it would miss half even if it won all undecided ones.",
+    "mnist/training",
+    PAPER_GRIDS,
+    metric=final(TRAIN_LOSS),
+)
 def _often_lowest(evidence: Evidence, metric: Metric) -> Judgement:
     texts = {HOLDS: "AP2 lowest", NOISE: "undecided", FAILS: "another is lower"}
     cases = [(e, start, _analytic_lowest(evidence, e, start, metric)) for e in PAPER_GRIDS for start in STARTS]
