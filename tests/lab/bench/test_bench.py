@@ -2,7 +2,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -130,17 +129,21 @@ def test_kernels_are_told_from_everything_else():
 # --- timing ---
 
 
-def test_functions_take_turns_and_times_are_per_call():
-    calls = []
+def test_functions_take_turns_and_times_are_per_call(monkeypatch):
+    calls, clock = [], [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     pauses = {"short": 0.002, "long": 0.006}
-    functions = {n: lambda n=n, pause=pause: (calls.append(n), time.sleep(pause)) for n, pause in pauses.items()}
-    times = timing.interleaved(functions, 3, 0.03, CPU)
-    assert [len(found) for found in times.values()] == [3, 3]
-    assert all(min(times[n]) >= pause for n, pause in pauses.items())
+
+    def called(name):
+        calls.append(name)
+        clock[0] += pauses[name]
+
+    times = timing.interleaved({name: lambda name=name: called(name) for name in pauses}, 3, 0.036, CPU)
+    assert times == {name: [pytest.approx(pause)] * 3 for name, pause in pauses.items()}
     turns = [n for n, before in zip(calls, [None, *calls[:-1]], strict=True) if n != before]
     warm_up, rounds = ["short", "long"], ["short", "long", "short", "long"]  # short-long, long-short, short-long
     assert turns == warm_up + rounds
-    assert calls.count("short") > calls.count("long")
+    assert (calls.count("short"), calls.count("long")) == (3 + 3 * 6, 3 + 3 * 2)  # three to find out how many
 
 
 def test_quartiles_and_ratios():

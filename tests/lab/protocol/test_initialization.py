@@ -190,3 +190,19 @@ def test_plain_borders_stay_the_formula_while_the_function_keeps_its_zeros(start
     torch.testing.assert_close(folded[0].weight, model[0].weight * rate.view(-1, 1, 1, 1))
     torch.testing.assert_close(folded[0].bias, model[0].shift.flatten() - rate * mu)
     torch.testing.assert_close(model(data.batch), folded(data.batch))
+
+
+def test_an_experiment_says_which_borders_its_networks_start_with():
+    def network():
+        return nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3))
+
+    (cell,) = tiny.experiment(methods=("analytic",)).cells()
+    found = {}
+    for borders in ("pooled", "plain"):
+        task = tiny.task(factory=network, data=tiny.dataset(channels=3), methods=("analytic",), borders=borders)
+        found[borders] = vp.fold(task.starts([cell])[cell].model)[0].weight, task.moments(0)
+    weight, moments = found["plain"]
+    drawn = initialization.build(network, initialization.seed_of(initialization.GENERAL, 0)).double()[0].weight
+    _, sigma = plain_sums(drawn, moments.mean.flatten(), moments.var.flatten())
+    torch.testing.assert_close(weight, drawn / sigma.view(-1, 1, 1, 1))
+    assert not torch.allclose(weight, found["pooled"][0], rtol=1e-3)

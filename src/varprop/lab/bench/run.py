@@ -9,14 +9,15 @@ from dataclasses import replace
 
 import torch
 
+import varprop as vp
+
 from ..environment import chosen_device
 from . import chart, roofline, tables
 from .cases import CASES, MODES, STEP, Case, cases, default_cases, default_modes, variants_of
-from .inference import compare_inference
 from .profiling import clean, kernels
-from .record import FILE, Measurement, Record, first_line
+from .record import FILE, Inference, Measurement, Record, first_line
 from .session import Options, Session, known, settings
-from .step import BenchModel, TimedStep, drop_traces, make_step, network, prime
+from .step import BenchModel, TimedStep, autocast, drop_traces, make_step, network, prime
 from .timing import interleaved
 from .variants import VARIANTS, title
 
@@ -145,9 +146,18 @@ def attempt(session: Session, name: str, action: Callable[[], None]) -> None:
 
 
 def _add_inference(session: Session, analytic: BenchModel) -> None:
-    found = compare_inference(analytic, session.rounds, session.options.seconds)
+    """The folded model is the plain model: the same time, the same bits."""
+    case, device = analytic.case, session.device
+    models = {"folded": vp.fold(analytic.model).eval(), "plain": case.network("none", device).eval()}
+    models["plain"].load_state_dict(models["folded"].state_dict())
+    with torch.inference_mode(), autocast(case.eager, device):
+        identical = torch.equal(*(model(analytic.images) for model in models.values()))
+        functions = {name: lambda model=model: model(analytic.images) for name, model in models.items()}
+        times = interleaved(functions, session.rounds, session.options.seconds, device)
+    sides = tuple(times["folded"]), tuple(times["plain"])
+    found = Inference(case.name, case.title, case.eager, *sides, identical)
     session.record.inferences.append(found)
-    same = "bit-identical" if found.identical else "NOT bit-identical"
+    same = "bit-identical" if identical else "NOT bit-identical"
     session.print(f"{found.case} folded inference: {found.ratio:.3f} x plain, {same}")
 
 
