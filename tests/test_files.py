@@ -138,7 +138,7 @@ def test_reports_name_what_they_cannot_read(damage: str, tmp_path: Path) -> None
         good = READERS["cell"][1]
         written(tmp_path, name, DAMAGES[damage](good, tmp_path))
     problems = " ".join(read_run(tmp_path).problems)
-    assert "c.json cannot be read" in problems and "manifest.json cannot be read" in problems
+    assert "c.json is damaged" in problems and "manifest.json is damaged" in problems
     assert "was not understood" in overhead([tmp_path / "overhead.json"]).measured[0]
     assert not (tmp_path / RAN).exists()
 

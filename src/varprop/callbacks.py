@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +131,13 @@ def _itself(model: nn.Module) -> nn.Module:
 
 
 class _Watching:
-    """What the callbacks of both frameworks share: a watcher that is made when training begins."""
+    """A watcher that is made when training begins, for the callbacks of both frameworks."""
 
     def __init__(self, moments: Any, example: Any, to: Any, every: int, select: Select) -> None:
         self.settings = {"moments": moments, "example": example, "to": to, "every": every}
         self.select = select
         self.watcher: LayerWatcher | None = None
-        self.measuring = False
+        self.measured_step: int | None = None
         _writers(to)  # refused now, not when training begins
 
     def begin(self, model: nn.Module) -> None:
@@ -146,15 +146,20 @@ class _Watching:
 
     def before(self, step: int) -> None:
         """A step begins."""
-        if self.watcher is not None and self.watcher.due(step) and not self.measuring:
+        if self.watcher is not None and self.watcher.due(step) and self.measured_step is None:
             self.watcher.start()
-            self.measuring = True
+            self.measured_step = step
 
-    def after(self, step: int) -> None:
-        """A step is done."""
-        if self.watcher is not None and self.measuring:
-            self.measuring = False
-            self.watcher.write(self.watcher.stop(), step)
+    def after(self) -> None:
+        """It is done."""
+        if self.watcher is not None and self.measured_step is not None:
+            self.watcher.write(self.watcher.stop(), self.measured_step)
+            self.measured_step = None
+
+
+def _callback(base: type, **hooks: Callable[..., None]) -> Any:
+    """A callback of a framework that does this at these of its hooks."""
+    return type("Callback", (base,), {name: staticmethod(hook) for name, hook in hooks.items()})()
 
 
 def lightning_watcher(
@@ -170,70 +175,25 @@ def lightning_watcher(
         select: The network to watch, of the LightningModule: ``lambda module: module.model``.
     """
     watching = _Watching(moments, example, to, every, select)
-
-    class Watcher(_lightning().Callback):  # type: ignore[misc]
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            watching.begin(pl_module)
-
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            watching.before(trainer.global_step)
-            self.step = trainer.global_step
-
-        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-            watching.after(self.step)
-
-    return Watcher()
+    return _callback(
+        _lightning().Callback,
+        on_train_start=lambda trainer, module: watching.begin(module),
+        on_train_batch_start=lambda trainer, *_: watching.before(trainer.global_step),
+        on_train_batch_end=lambda *_: watching.after(),
+    )
 
 
 def transformers_watcher(
     moments: Any, example: Any = None, to: Any = (), every: int = 100, select: Select = _itself
 ) -> Any:
-    """A callback for the Trainer of transformers that does what `LayerWatcher` does; arguments as there.
-
-    Args:
-        moments: As for `LayerWatcher`, as are the next three.
-        example: See there.
-        to: See there.
-        every: See there.
-        select: The network to watch, of the model that is trained.
-    """
+    """The same for the Trainer of transformers; arguments as for `lightning_watcher`."""
     watching = _Watching(moments, example, to, every, select)
-
-    class Watcher(_framework("transformers").TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            model.train()
-            watching.begin(model)
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            watching.before(state.global_step)
-            self.step = state.global_step
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            watching.after(self.step)
-
-    return Watcher()
-
-
-class _RateFinder:
-    """What the finders of both frameworks share: the search, its plot, and rates set where schedules begin."""
-
-    def __init__(self, steps: int, epochs: int, bounds: tuple[float, float], maxiter: int, plot: Any) -> None:
-        self.steps, self.epochs, self.bounds, self.maxiter, self.plot = steps, epochs, bounds, maxiter, plot
-
-    def search(
-        self, model: Any, optimizer: Any, data: Iterable[Any], step: Any, schedules: Sequence[Any]
-    ) -> vp.LRSearch:
-        """Search, draw, and set the rate found."""
-        batches = list(itertools.islice(data, self.steps))
-        objective = vp.training_objective(model, optimizer, batches, epochs=self.epochs, step=step)
-        found = vp.find_lr(objective, self.bounds, self.maxiter)
-        if self.plot is not None:
-            found.plot().figure.savefig(Path(self.plot))
-        found.apply(optimizer)
-        for schedule in schedules:  # made before, they would bring their own rates back
-            rates = zip(optimizer.param_groups, schedule.get_last_lr(), schedule.base_lrs, strict=True)
-            schedule.base_lrs = [base * (group["lr"] / now) if now else group["lr"] for group, now, base in rates]
-        return found
+    return _callback(
+        _transformers().TrainerCallback,
+        on_train_begin=lambda args, state, control, model, **_: watching.begin(model.train()),
+        on_step_begin=lambda args, state, control, **_: watching.before(state.global_step),
+        on_step_end=lambda *_, **__: watching.after(),
+    )
 
 
 def lightning_lr_finder(
@@ -254,30 +214,24 @@ def lightning_lr_finder(
         maxiter: At most so many evaluations.
         plot: A file for the picture of the search.
     """
-    finding = _RateFinder(steps, epochs, bounds, maxiter, plot)
 
-    class Finder(_lightning().Callback):  # type: ignore[misc]
-        found: vp.LRSearch | None = None
+    def find(trainer: Any, module: Any) -> None:
+        def loss_of(_: nn.Module, batch: Any) -> Tensor:
+            result = module.training_step(module.transfer_batch_to_device(batch, module.device, 0), 0)
+            loss: Tensor = result["loss"] if isinstance(result, Mapping) else result
+            return loss
 
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            if len(trainer.optimizers) != 1:
-                raise CallbackError(f"A learning rate can be found for one optimizer, not {len(trainer.optimizers)}.")
+        if len(trainer.optimizers) != 1:
+            raise CallbackError(f"A learning rate can be found for one optimizer, not {len(trainer.optimizers)}.")
+        batches = list(itertools.islice(trainer.train_dataloader, steps))
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        with _silent(module):
+            trained = module, trainer.optimizers[0], batches, loss_of
+            callback.found = _found_rate(*trained, schedules, epochs, bounds, maxiter, plot)
 
-            def step(_: nn.Module, optimizer: Any, batch: Any) -> Tensor:
-                optimizer.zero_grad()
-                moved = pl_module.transfer_batch_to_device(batch, pl_module.device, 0)
-                result = pl_module.training_step(moved, 0)
-                loss: Tensor = result["loss"] if isinstance(result, Mapping) else result
-                loss.backward()
-                optimizer.step()
-                return loss.detach()
-
-            optimizer = getattr(trainer.optimizers[0], "optimizer", trainer.optimizers[0])
-            schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-            with _silent(pl_module):
-                self.found = finding.search(pl_module, optimizer, trainer.train_dataloader, step, schedules)
-
-    return Finder()
+    callback = _callback(_lightning().Callback, on_train_start=find)
+    callback.found = None
+    return callback
 
 
 def transformers_lr_finder(
@@ -287,36 +241,55 @@ def transformers_lr_finder(
     maxiter: int = 10,
     plot: Path | str | None = None,
 ) -> Any:
-    """The same for the Trainer of transformers, whose models return their loss.
+    """The same for the Trainer of transformers, whose models return their loss; arguments as for Lightning's."""
 
-    Args:
-        steps: As for `lightning_lr_finder`, as are the others.
-        epochs: See there.
-        bounds: See there.
-        maxiter: See there.
-        plot: See there.
-    """
-    finding = _RateFinder(steps, epochs, bounds, maxiter, plot)
+    def loss_of(model: nn.Module, batch: Any) -> Tensor:
+        device = next(model.parameters()).device
+        loss: Tensor = model(**{name: value.to(device) for name, value in batch.items()})["loss"]
+        return loss
 
-    class Finder(_framework("transformers").TrainerCallback):  # type: ignore[misc]
-        found: vp.LRSearch | None = None
+    def find(args: Any, state: Any, control: Any, **given: Any) -> None:
+        batches = list(itertools.islice(given["train_dataloader"], steps))
+        schedule = given.get("lr_scheduler")
+        schedules = [] if schedule is None else [getattr(schedule, "scheduler", schedule)]
+        trained = given["model"], given["optimizer"], batches, loss_of
+        callback.found = _found_rate(*trained, schedules, epochs, bounds, maxiter, plot)
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            def step(model: nn.Module, optimizer: Any, batch: Any) -> Tensor:
-                optimizer.zero_grad()
-                device = next(model.parameters()).device
-                result = model(**{name: value.to(device) for name, value in batch.items()})
-                loss: Tensor = result["loss"]
-                loss.backward()
-                optimizer.step()
-                return loss.detach()
+    callback = _callback(_transformers().TrainerCallback, on_train_begin=find)
+    callback.found = None
+    return callback
 
-            optimizer = getattr(given["optimizer"], "optimizer", given["optimizer"])
-            schedule = given.get("lr_scheduler")
-            schedules = [] if schedule is None else [getattr(schedule, "scheduler", schedule)]
-            self.found = finding.search(given["model"], optimizer, given["train_dataloader"], step, schedules)
 
-    return Finder()
+def _found_rate(
+    model: nn.Module,
+    optimizer: Any,
+    batches: Sequence[Any],
+    loss_of: Callable[[nn.Module, Any], Tensor],
+    schedules: Sequence[Any],
+    epochs: int,
+    bounds: tuple[float, float],
+    maxiter: int,
+    plot: Path | str | None,
+) -> vp.LRSearch:
+    """Search, draw, and set the rate found."""
+
+    def step(model: nn.Module, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # frameworks wrap it
+    objective = vp.training_objective(model, optimizer, batches, epochs=epochs, step=step)
+    found = vp.find_lr(objective, bounds, maxiter)
+    if plot is not None:
+        found.plot().figure.savefig(Path(plot))
+    found.apply(optimizer)
+    for schedule in schedules:  # made before, they would bring their own rates back
+        rates = zip(optimizer.param_groups, schedule.get_last_lr(), schedule.base_lrs, strict=True)
+        schedule.base_lrs = [base * (group["lr"] / now) if now else group["lr"] for group, now, base in rates]
+    return found
 
 
 @contextlib.contextmanager
@@ -338,8 +311,8 @@ def _lightning() -> Any:
     raise CallbackError("This callback needs Lightning: pip install lightning.")
 
 
-def _framework(name: str) -> Any:
+def _transformers() -> Any:
     try:
-        return importlib.import_module(name)
+        return importlib.import_module("transformers")
     except ModuleNotFoundError as error:
-        raise CallbackError(f"This callback needs {name}: pip install {name}.") from error
+        raise CallbackError("This callback needs transformers: pip install transformers.") from error

@@ -23,6 +23,7 @@ from varprop.lab.data import download
 from varprop.lab.data.augmentation import Augmentation
 from varprop.lab.protocol.experiments import EXPERIMENTS
 from varprop.lab.protocol.records import ALL_METHODS, METHODS, Cell, Outcome, Search, Start
+from varprop.lab.report import result_table  # noqa: F401  (before a stand-in takes the place of its package)
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -146,7 +147,7 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
     options = shlex.split(
         "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume --tensorboard "
         "--max-seconds 60 --jobs 2 --ray auto --compile --methods analytic,batch --starts bn --search brent "
-        "--own-weights converted --out"
+        "--own-weights converted --borders plain --out"
     )
     code, out, err = varprop_command("reproduce", "mnist", "naive", *options, tmp_path)
     assert (code, err) == (0, "")
@@ -170,6 +171,7 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
         "compiled": True,
         "search": "brent",
         "own_weights": "converted",
+        "borders": "plain",
     }
     assert calls["report.write"][0] == (tmp_path, ["mnist", "naive"])
     assert "AP2" in out and out.endswith(f"Report: {tmp_path / 'report.html'}\n")

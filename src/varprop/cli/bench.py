@@ -36,7 +36,7 @@ def bench(
     tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
 ) -> None:
     """Measure training steps with each normalization side by side: time, memory, kernels."""
-    from varprop.lab.bench.__main__ import measure, names
+    from varprop.lab.bench.run import measure, names
     from varprop.lab.bench.session import Options
 
     options = Options(

@@ -40,6 +40,13 @@ class OwnWeights(StrEnum):
     converted = "converted"
 
 
+class Borders(StrEnum):
+    """How AP2 counts the zeros around images."""
+
+    pooled = "pooled"
+    plain = "plain"
+
+
 def known_names() -> list[str]:
     """Everything that can be asked for."""
     from varprop.lab.protocol.experiments import EXPERIMENTS
@@ -85,6 +92,10 @@ def reproduce(
         OwnWeights | None,
         typer.Option(help="Of BN from bn and AP2 from ap2: original, as in the paper, or those all others get there."),
     ] = None,
+    borders: Annotated[
+        Borders | None,
+        typer.Option(help="How AP2 counts zeros around images: pooled over positions, or plain as the paper's sums."),
+    ] = None,
     compiled: options.CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
@@ -115,6 +126,7 @@ def reproduce(
             compiled=compiled,
             search=search.value if search else None,
             own_weights=own_weights.value if own_weights else None,
+            borders=borders.value if borders else None,
             command=options.command_line(),
         )
         if STUDY in wanted:

@@ -37,15 +37,10 @@ def chosen_device(name: str) -> torch.device:
 
 
 def require(package: str, purpose: str, extra: str = "lab") -> Any:
-    """Import an optional package.
-
-    Args:
-        package: Its name for import.
-        purpose: What needs it, the beginning of a sentence.
-        extra: Of varprop, that brings it.
+    """Import an optional package, which an extra of varprop brings.
 
     Raises:
-        VarpropError: If it is not installed.
+        VarpropError: If it is not installed; the sentence begins with the `purpose`.
     """
     try:
         return importlib.import_module(package)

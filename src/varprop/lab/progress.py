@@ -13,14 +13,7 @@ PLAIN_SECONDS = 10.0  # between two plain lines, at least
 
 
 class Progress:
-    """Counts steps: in a bar of rich's where there is one, otherwise as plain lines.
-
-    Args:
-        total: How many steps there are.
-        title: At the beginning of the line.
-        stream: Where plain lines go; None for nowhere.
-        bar: A `rich.progress.Progress` instead.
-    """
+    """Counts steps: in a bar of rich's (`rich.progress.Progress`) where there is one, otherwise as plain lines."""
 
     def __init__(self, total: int, title: str, stream: TextIO | None = None, bar: Any = None) -> None:
         self.total, self.title, self.stream, self.bar = total, title, stream, bar

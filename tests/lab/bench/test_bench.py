@@ -2,7 +2,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ from torch import nn
 import varprop as vp
 from varprop.cli.main import main as command_line
 from varprop.lab.bench import cases, chart, profiling, roofline, run, session, step, tables, timing, variants
-from varprop.lab.bench.__main__ import main, names, parser
 from varprop.lab.bench.models import Recipe
-from varprop.lab.bench.record import Measurement, Record, Roofline, first_line
-from varprop.lab.bench.session import Options
+from varprop.lab.bench.record import FoldPiece, Measurement, Record, Roofline, first_line
+from varprop.lab.bench.session import Options, Session
 from varprop.lab.environment import chosen_device
 from varprop.lab.protocol.models import FACTORIES
 from varprop.lab.verdicts.overhead import overhead
@@ -118,7 +116,7 @@ def test_optimizers_are_those_of_the_cases(trained):
 
 
 def test_each_variant_is_compiled_from_code_of_its_own(trained):
-    codes = [step._with_own_code(trained[v], f"loss_{v}").__code__ for v in ("none", "batch")]
+    codes = [trained[v].loss("eager").__code__ for v in ("none", "batch")]
     assert codes[0] != codes[1]
 
 
@@ -131,17 +129,21 @@ def test_kernels_are_told_from_everything_else():
 # --- timing ---
 
 
-def test_functions_take_turns_and_times_are_per_call():
-    calls = []
+def test_functions_take_turns_and_times_are_per_call(monkeypatch):
+    calls, clock = [], [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     pauses = {"short": 0.002, "long": 0.006}
-    functions = {n: lambda n=n, pause=pause: (calls.append(n), time.sleep(pause)) for n, pause in pauses.items()}
-    times = timing.interleaved(functions, 3, 0.03, CPU)
-    assert [len(found) for found in times.values()] == [3, 3]
-    assert all(min(times[n]) >= pause for n, pause in pauses.items())
+
+    def called(name):
+        calls.append(name)
+        clock[0] += pauses[name]
+
+    times = timing.interleaved({name: lambda name=name: called(name) for name in pauses}, 3, 0.036, CPU)
+    assert times == {name: [pytest.approx(pause)] * 3 for name, pause in pauses.items()}
     turns = [n for n, before in zip(calls, [None, *calls[:-1]], strict=True) if n != before]
     warm_up, rounds = ["short", "long"], ["short", "long", "short", "long"]  # short-long, long-short, short-long
     assert turns == warm_up + rounds
-    assert calls.count("short") > calls.count("long")
+    assert (calls.count("short"), calls.count("long")) == (3 + 3 * 6, 3 + 3 * 2)  # three to find out how many
 
 
 def test_quartiles_and_ratios():
@@ -225,7 +227,7 @@ def test_one_failure_leaves_the_others(monkeypatch, tmp_path):
     assert not failed.rounds and failed.note == "RuntimeError: no memory"
     assert record.time_ratio(record.cell("mlp", "eager", "weight")) is not None
     assert "no memory" in tables.tables(record)[0].plain()
-    under_way = session.begin(options, CPU, lambda text: None)
+    under_way = Session(options, CPU, lambda text: None)
     run.attempt(under_way, "inference", lambda: 1 / 0)
     assert under_way.record.notes[-1] == "inference: failed, ZeroDivisionError: division by zero"
 
@@ -242,10 +244,9 @@ def test_fold_alone(trained):
     found = roofline.measure(trained["analytic"], 1, 0.01, tiny=True)
     weights = [m.weight for m in trained["analytic"].model.modules() if isinstance(m, nn.Linear)]
     assert found.weights == sum(w.numel() for w in weights)
-    assert (found.forward_bytes, found.backward_bytes) == (8 * found.weights, 12 * found.weights)
-    assert found.forward > 0 and found.backward > 0 and found.bandwidth > 1e8
-    assert math.isclose(found.least_forward, 8 * found.weights / found.bandwidth)
-    assert found.joining > 0 and found.joining_bytes == 8 * found.weights
+    names = {"forward": 8, "backward": 12, "joining": 8}  # bytes of a weight
+    assert {piece.name: piece.bytes for piece in found.pieces} == {n: b * found.weights for n, b in names.items()}
+    assert all(piece.seconds > 0 for piece in found.pieces) and found.bandwidth > 1e8
 
 
 def test_the_pieces_of_a_fold_are_what_a_step_runs(trained):
@@ -264,7 +265,7 @@ def test_the_pieces_of_a_fold_are_what_a_step_runs(trained):
 @pytest.mark.parametrize(("load", "told"), [(0.1, False), (2.5, True)])
 def test_other_work_is_told_of(load, told, monkeypatch, tmp_path):
     monkeypatch.setattr(session, "load", lambda: load)
-    record = session.begin(Options(out=tmp_path), CPU, lambda text: None).record
+    record = Session(Options(out=tmp_path), CPU, lambda text: None).record
     assert record.manifest["hardware"]["load"] == load
     assert any("load 2.5" in note for note in record.notes) is told
 
@@ -283,7 +284,9 @@ def test_ratios_are_to_the_network_without_normalization():
 
 def test_the_fold_alone_as_a_table():
     record = Record({"hardware": {}})
-    record.roofline = Roofline(10**6, 1e12, 6 * 10**6, 10**7, 12e-6, 16e-6, "by clock", 8e-6)
+    sizes = (("forward", 6, 6, 12e-6), ("backward", 13, 10, 16e-6), ("joining", 0, 4, 8e-6))
+    pieces = tuple(FoldPiece(name, 10**6 * count, 10**6 * moved, time) for name, count, moved, time in sizes)
+    record.roofline = Roofline(10**6, 1e12, "by clock", pieces)
     found = tables.tables(record)[0]
     assert tuple(found.columns[1:]) == ("Mflop at least", "MB at least", "least us", "measured us", "x least", "GB/s")
     assert tuple(found.rows[0]) == ("forward", "6", "6.0", "6.0", "12.0", "2.00", "500")
@@ -294,12 +297,8 @@ def test_the_fold_alone_as_a_table():
 # --- the command line ---
 
 
-def test_names_come_with_commas_or_spaces():
-    assert names("a, b,") == ("a", "b") and names(None) is None
-    given = parser().parse_args(["--cases", "cifar", "mlp", "--modes", "eager,compiled", "--rounds", "3"])
-    assert (given.cases, given.modes, given.rounds) == (("cifar", "mlp"), ("eager", "compiled"), 3)
-    with pytest.raises(SystemExit):
-        parser().parse_args(["--rounds", "0"])
+def test_names_come_with_commas():
+    assert run.names("a, b,") == ("a", "b") and run.names(None) is None
 
 
 @pytest.mark.parametrize(
@@ -307,12 +306,9 @@ def test_names_come_with_commas_or_spaces():
 )
 def test_unknown_names_get_one_sentence(option, known, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
-        main([option, "wrong", "--device", "cpu", "--out", str(tmp_path)])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and "'wrong'" in said and known in said
-    with pytest.raises(SystemExit):
         command_line(["bench", option, "wrong", "--device", "cpu", "--out", str(tmp_path)])
-    assert "varprop: There is no" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.startswith("varprop: There is no") and "'wrong'" in said and known in said
     assert not list(tmp_path.iterdir())
 
 
@@ -354,8 +350,8 @@ sys.modules.update(dict.fromkeys({extras}))
 import importlib.util
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *more: None if name in {extras} else found(name, *more)
-from varprop.lab.bench.__main__ import main
-main("--device cpu --cases mlp --variants none --rounds 1 --seconds 0.01 --tiny --out {tmp_path}".split())
+from varprop.cli.main import main
+main("bench --device cpu --cases mlp --variants none --rounds 1 --seconds 0.01 --tiny --out {tmp_path}".split())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

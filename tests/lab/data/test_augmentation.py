@@ -3,7 +3,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import varprop as vp
-from varprop.lab.data.augmentation import Augmentation, Draws, apply, augmented, draw, scaled, statistics
+from varprop.lab.data.augmentation import Augmentation, augmented, moved, scaled, statistics
 from varprop.lab.data.datasets import Dataset
 
 MNIST = Augmentation(shift=2)
@@ -19,18 +19,26 @@ def dataset_of(images):
     return Dataset("own", images, labels, images[:1], labels[:1], classes=1)
 
 
-def moved_one_by_one(images, draws, shift):
+def draws(count, augmentation, seed=0):
+    """Offsets and flips of so many images, as `moved` takes them."""
+    generator = torch.Generator().manual_seed(seed)
+    offsets = [torch.randint(0, 2 * augmentation.shift + 1, (count,), generator=generator) for _ in range(2)]
+    flips = torch.rand(count, generator=generator) < 0.5
+    return *(offsets if augmentation.shift else (None, None)), flips if augmentation.flip else None
+
+
+def moved_one_by_one(images, shift, rows, columns, flips):
     """The definition, in loops: a pixel goes down and right by (offset - shift), then the image is mirrored."""
-    out = torch.zeros(images.shape)
+    out = torch.zeros_like(images)
     height, width = images.shape[-2:]
     for b, image in enumerate(images):
-        down = int(draws.rows[b]) - shift if draws.rows is not None else 0
-        right = int(draws.columns[b]) - shift if draws.columns is not None else 0
+        down = int(rows[b]) - shift if rows is not None else 0
+        right = int(columns[b]) - shift if columns is not None else 0
         for y in range(height):
             for x in range(width):
                 if 0 <= y - down < height and 0 <= x - right < width:
-                    out[b, :, y, x] = image[:, y - down, x - right] / 255
-        if draws.flips is not None and draws.flips[b]:
+                    out[b, :, y, x] = image[:, y - down, x - right]
+        if flips is not None and flips[b]:
             out[b] = out[b].flip(-1)
     return out
 
@@ -40,20 +48,24 @@ def moved_one_by_one(images, draws, shift):
 )
 @pytest.mark.parametrize("shape", [(40, 1, 6, 5), (40, 3, 5, 7)])
 def test_every_pixel_lands_where_the_definition_says(augmentation, shape):
-    images = bytes_of(*shape)
-    draws = draw(shape, augmentation, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(
-        apply(images, draws, augmentation), moved_one_by_one(images, draws, augmentation.shift), rtol=0, atol=1e-7
-    )
+    images, drawn = bytes_of(*shape), draws(shape[0], augmentation)
+    expected = moved_one_by_one(images, augmentation.shift, *drawn)
+    assert torch.equal(moved(images, augmentation.shift, *drawn), expected)
 
 
 def test_offsets_and_flips_are_uniform():
-    draws = draw((50_000, 1, 1, 1), CIFAR, generator=torch.Generator().manual_seed(0))
-    for offsets in (draws.rows, draws.columns):
-        counts = torch.bincount(offsets, minlength=5)
-        assert counts.shape == (5,)
-        assert (counts - 10_000).abs().max() < 5 * (50_000 * 0.2 * 0.8) ** 0.5
-    assert abs(int(draws.flips.sum()) - 25_000) < 5 * (50_000 * 0.25) ** 0.5
+    count = 50_000
+    images = torch.zeros(count, 1, 5, 5, dtype=torch.uint8)
+    images[:, :, 2, 2] = 255
+    for flip in (False, True):  # a uniform column stays uniform when it is mirrored
+        landed = augmented(images, Augmentation(shift=2, flip=flip), torch.Generator().manual_seed(0))
+        places = landed.flatten(1).argmax(1)
+        for offsets in (places // 5, places % 5):
+            counts = torch.bincount(offsets, minlength=5)
+            assert (counts - count / 5).abs().max() < 5 * (count * 0.2 * 0.8) ** 0.5
+    images[:, :, 2, 2], images[:, :, 2, 0] = 0, 255
+    mirrored = augmented(images, Augmentation(flip=True), torch.Generator().manual_seed(0))[:, 0, 2, 4]
+    assert abs(float(mirrored.sum()) - count / 2) < 5 * (count * 0.25) ** 0.5
 
 
 def test_noise_has_the_variance_asked_for():
@@ -80,25 +92,11 @@ def test_the_same_generator_gives_the_same_batch_and_the_input_is_left_alone(ima
     assert not torch.equal(first, augmented(images, augmentation, torch.Generator().manual_seed(4)))
 
 
-def test_applying_given_draws_twice_gives_the_same():
-    images = bytes_of(8, 1, 10, 10)
-    draws = draw(images.shape, CIFAR, generator=torch.Generator().manual_seed(5))
-    assert torch.equal(apply(images, draws, CIFAR), apply(images, draws, CIFAR))
-
-
 def test_one_graph_serves_every_draw():
     """No step depends on the values of the draws: traced without them, it can be captured on a device."""
     images = bytes_of(8, 3, 6, 6)
-
-    def step(images, rows, columns, flips, noise):
-        return apply(images, Draws(rows, columns, flips, noise), CIFAR)
-
-    def unpacked(seed):
-        draws = draw(images.shape, CIFAR, generator=torch.Generator().manual_seed(seed))
-        return draws.rows, draws.columns, draws.flips, draws.noise
-
-    traced = make_fx(step, tracing_mode="fake")(images, *unpacked(0))
-    torch.testing.assert_close(traced(images, *unpacked(1)), step(images, *unpacked(1)))
+    traced = make_fx(lambda *drawn: moved(images, CIFAR.shift, *drawn), tracing_mode="real")(*draws(8, CIFAR))
+    assert torch.equal(traced(*draws(8, CIFAR, 1)), moved(images, CIFAR.shift, *draws(8, CIFAR, 1)))
 
 
 @pytest.mark.parametrize("shape", [(60, 1, 8, 8), (60, 3, 6, 7)])

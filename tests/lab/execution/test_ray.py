@@ -1,5 +1,6 @@
 """Sweeps on Ray: the numbers and files of a run without it, whatever is killed."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import varprop as vp
 from varprop.lab.execution import ray_cluster
@@ -86,6 +88,13 @@ def test_an_ensemble_is_one_task_with_the_same_numbers(tmp_path):
     assert numbers(run(tmp_path / "ray", "local", **changes)) == numbers(run(tmp_path / "here", **changes))
 
 
+def is_training(out):
+    """Whether a checkpoint of a final training is there."""
+    with contextlib.suppress(FileNotFoundError):  # of a job that is finished meanwhile
+        return any(torch.load(file, weights_only=True)["final"] for file in out.rglob("partial/*.pt"))
+    return False
+
+
 @needs_ray
 @pytest.mark.timeout(900)
 def test_a_worker_that_is_killed_costs_nothing_but_time(alone, tmp_path):
@@ -93,7 +102,7 @@ def test_a_worker_that_is_killed_costs_nothing_but_time(alone, tmp_path):
     pids.mkdir()
 
     def kill():
-        wait_for(lambda: list(out.rglob("*.final.pt")))  # there is something to go on from
+        wait_for(lambda: is_training(out))  # there is something to go on from
         workers = {int(path.name) for path in pids.iterdir()} - {os.getpid()}  # the driver has looked at the model
         killed.extend(pid for pid in workers if is_running(pid))
         for pid in killed:
@@ -124,7 +133,7 @@ def test_a_driver_that_is_killed_takes_its_workers_along_and_resumes(alone, tmp_
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", DRIVER, str(out), str(pids)]
     driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}, cwd=ROOT)
-    wait_for(lambda: list(out.rglob("*.final.pt")) or driver.poll() is not None)
+    wait_for(lambda: is_training(out) or driver.poll() is not None)
     driver.kill()
     assert driver.wait(60) == -signal.SIGKILL  # not finished before
     wait_for(lambda: not any(is_running(int(path.name)) for path in pids.iterdir()))

@@ -30,3 +30,10 @@ def test_the_naive_comparison_has_own_starts_one_rate_and_other_units():
     }  # fmt: skip
     assert {cell.variant for cell in cells} == {"", DOUBLE}
     assert len({cell.lr_max for cell in cells}) == 1 and not EXPERIMENTS["naive"].search
+
+
+def test_borders_are_pooled_or_plain():
+    assert EXPERIMENTS["noisy-cifar10"].borders == "pooled"
+    assert EXPERIMENTS["noisy-cifar10"].adapted(borders="plain").configuration()["borders"] == "plain"
+    with pytest.raises(SettingError, match="borders must be one of pooled, plain, got 'none'"):
+        EXPERIMENTS["noisy-cifar10"].adapted(borders="none")

@@ -1,7 +1,10 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+import varprop as vp
 from varprop.lab.protocol import initialization
 from varprop.lab.protocol.experiments import DOUBLE, UNIT_NORM
 from varprop.lab.protocol.models import RowByRow
@@ -135,3 +138,71 @@ def test_cells_that_differ_in_their_bounds_share_a_start(data):
     found = initialization.starting_points(tiny.network, cells, data)
     assert found[cells[0]].model is found[cells[1]].model
     assert isinstance(found[cells[0]].model, nn.Module) and found[cells[0]].gap < 1e-12
+
+
+# --- the paper's sums of whole kernels ---
+
+
+def padded_network():
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, 2, padding=1), nn.Flatten(2))
+
+
+def image_data(side, borders):
+    generator = torch.Generator().manual_seed(3)
+    moments = vp.Moments(*(torch.rand(1, 2, 1, 1, generator=generator, dtype=torch.float64) for _ in range(2)))
+    batch = torch.rand(6, 2, side, side, generator=generator, dtype=torch.float64)
+    return initialization.StartData(moments, batch, batch, classes=False, borders=borders)
+
+
+def plain_sums(weight, mean, var):
+    """Mean and standard deviation of a convolution's outputs by formula (10.1), every kernel summed whole."""
+    first = (weight.sum((2, 3)) * mean).sum(1)
+    return first, (weight.square().sum((2, 3)) * (var + 1e-6)).sum(1).sqrt()
+
+
+def test_plain_borders_are_the_formula_of_the_paper_at_any_size_of_the_image():
+    for side in (6, 10):
+        data = image_data(side, "plain")
+        drawn = initialization.original_network(padded_network, "ap2", 0, data)
+        started = initialization.plain_network(padded_network, "ap2", 0, data)
+        rectified = vp.propagate(nn.ReLU(), vp.Moments(*(torch.full((1, 4), x).double() for x in (0.0, 1.0)))).output
+        mean, var = (x.flatten() for x in (data.moments.mean, data.moments.var))
+        for index, entering in ((0, (mean, var)), (2, (rectified.mean[0], rectified.var[0]))):
+            mu, sigma = plain_sums(drawn[index].weight, *entering)
+            torch.testing.assert_close(started[index].weight, drawn[index].weight / sigma.view(-1, 1, 1, 1))
+            torch.testing.assert_close(started[index].bias, -mu / sigma)
+        pooled = initialization.plain_network(padded_network, "ap2", 0, image_data(side, "pooled"))
+        assert (pooled[0].weight - started[0].weight).abs().max() > 1e-3  # a border counts where it is not left out
+
+
+@pytest.mark.parametrize("start", ["none", "bn", "ap2"])
+def test_plain_borders_stay_the_formula_while_the_function_keeps_its_zeros(start):
+    data = image_data(6, "plain")
+    (point,) = initialization.starting_points(padded_network, [Cell("own", "analytic", start, 0)], data).values()
+    model = copy.deepcopy(point.model)  # as a trainer does
+    assert point.gap < 1e-12 and {model[index].padding_mode for index in (0, 2)} == {"zeros"}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 0.3 * torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    mu, sigma = plain_sums(model[0].weight, data.moments.mean.flatten(), data.moments.var.flatten())
+    rate = model[0].scale.flatten() / sigma
+    folded = vp.fold(model)
+    torch.testing.assert_close(folded[0].weight, model[0].weight * rate.view(-1, 1, 1, 1))
+    torch.testing.assert_close(folded[0].bias, model[0].shift.flatten() - rate * mu)
+    torch.testing.assert_close(model(data.batch), folded(data.batch))
+
+
+def test_an_experiment_says_which_borders_its_networks_start_with():
+    def network():
+        return nn.Sequential(nn.Conv2d(3, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3))
+
+    (cell,) = tiny.experiment(methods=("analytic",)).cells()
+    found = {}
+    for borders in ("pooled", "plain"):
+        task = tiny.task(factory=network, data=tiny.dataset(channels=3), methods=("analytic",), borders=borders)
+        found[borders] = vp.fold(task.starts([cell])[cell].model)[0].weight, task.moments(0)
+    weight, moments = found["plain"]
+    drawn = initialization.build(network, initialization.seed_of(initialization.GENERAL, 0)).double()[0].weight
+    _, sigma = plain_sums(drawn, moments.mean.flatten(), moments.var.flatten())
+    torch.testing.assert_close(weight, drawn / sigma.view(-1, 1, 1, 1))
+    assert not torch.allclose(weight, found["pooled"][0], rtol=1e-3)

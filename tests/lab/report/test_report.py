@@ -196,7 +196,7 @@ def test_a_corrupt_file_is_named_on_the_page(tmp_path, drawn):
     synthetic.write(tmp_path, synthetic.grid("mnist"))
     (tmp_path / "mnist" / "cells" / "broken.json").write_text('{"cell": ')
     text = text_of(report.write(tmp_path).read_text("utf-8"))
-    assert re.search(r"broken\.json cannot be read .*; delete it and run with --resume", text)
+    assert re.search(r"broken\.json is damaged: .*; delete it and run the command again with --resume", text)
 
 
 def test_what_comes_from_files_is_escaped(tmp_path, drawn):

@@ -13,7 +13,6 @@ from varprop.lab.training.ensemble import EnsembleTrainer
 from varprop.lab.training.optimizer import AdamState, adam_, invariant_names, project_
 from varprop.lab.training.single import SingleTrainer
 from varprop.lab.training.tracing import flat_step
-from varprop.lab.training.trainer import load_
 from varprop.lab.training.vmap_norms import with_plain_norms_
 
 from .. import tiny
@@ -111,7 +110,7 @@ def test_it_goes_on_from_a_kept_state_to_the_last_bit(ensemble):
     kept = {name: tensor.clone() for name, tensor in ensemble.state().items()}
     ensemble.epoch(1, tick)
     wanted = ensemble.losses(), ensemble.curves(1)
-    load_(ensemble, rates, kept)
+    ensemble.load_(rates, kept)
     ensemble.epoch(1, tick)
     assert (ensemble.losses(), ensemble.curves(1)) == wanted
 

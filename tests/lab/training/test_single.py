@@ -17,7 +17,6 @@ from varprop.lab.protocol.records import (
     Cell,
 )
 from varprop.lab.training.single import SingleTrainer
-from varprop.lab.training.trainer import load_
 
 from .. import tiny
 
@@ -82,7 +81,7 @@ def test_training_goes_on_from_a_kept_state():
     kept = {name: tensor.clone() for name, tensor in training.state().items()}
     training.epoch(1, tick)
     wanted = training.losses(), training.curves(1)
-    load_(training, [1e-2], kept)
+    training.load_([1e-2], kept)
     training.epoch(1, tick)
     assert (training.losses(), training.curves(1)) == wanted
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from varprop.lab.protocol.records import STARTS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
 from varprop.lab.store.runs import Run
-from varprop.lab.verdicts.claims import CLAIMS
-from varprop.lab.verdicts.judge import judge_claim
+from varprop.lab.verdicts.judge import CLAIMS, judge_claim
 
 from .. import synthetic
 

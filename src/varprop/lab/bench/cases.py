@@ -26,35 +26,20 @@ STEP = (
 
 @dataclass(frozen=True)
 class Case:
-    """One network and its training step.
+    """One network and its training step."""
 
-    Attributes:
-        name: As on the command line.
-        title: For tables.
-        build: The network for a recipe.
-        image: Shape of one input.
-        batch: Inputs in a step.
-        classes: Of the scores.
-        optimizer: ``sgd`` (momentum 0.9) or ``adam``.
-        eager: Precision of the eager mode: ``float32``, ``tf32`` or ``bf16`` (autocast).
-        compiled: Precision of the other modes.
-        channels_last: Memory format of weights and images.
-        dense: Whether every pixel has a label.
-        to_compile: Variants that are compiled by default; compilation takes most of the time.
-    """
-
-    name: str
-    title: str
+    name: str  # as on the command line
+    title: str  # for tables
     build: Callable[[Recipe], nn.Module]
-    image: tuple[int, ...]
+    image: tuple[int, ...]  # shape of one input
     batch: int
     classes: int
-    optimizer: str
-    eager: str
-    compiled: str
+    optimizer: str  # ``sgd`` (momentum 0.9) or ``adam``
+    eager: str  # precision of the eager mode: ``float32``, ``tf32`` or ``bf16`` (autocast)
+    compiled: str  # precision of the other modes
     channels_last: bool = False
-    dense: bool = False
-    to_compile: tuple[str, ...] = FEW
+    dense: bool = False  # whether every pixel has a label
+    to_compile: tuple[str, ...] = FEW  # by default: compilation takes most of the time
 
     def precision(self, mode: str) -> str:
         """That of a mode."""

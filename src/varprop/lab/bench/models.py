@@ -17,14 +17,9 @@ _BLOCKS = (3, 4, 6, 3)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How every linear layer but the last is made.
+    """How every linear layer but the last is made."""
 
-    Attributes:
-        norm: The normalization after a layer, from its kind and its number of outputs; None for nothing.
-        bias: Whether the layer has a bias.
-    """
-
-    norm: Callable[[type[nn.Module], int], nn.Module] | None = None
+    norm: Callable[[type[nn.Module], int], nn.Module] | None = None  # of a layer's kind and number of outputs
     bias: bool = True
 
     def layers(self, kind: Any, inputs: int, outputs: int, *settings: int, **more: int) -> list[nn.Module]:

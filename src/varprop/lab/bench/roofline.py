@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..training.cuda_graph import captured
 from .profiling import clean
-from .record import Roofline, first_line
+from .record import FoldPiece, Roofline, first_line
 from .step import BenchModel, autocast, capture_stream
 from .timing import Function, interleaved, timed, wait
 
@@ -27,23 +27,21 @@ CLOCK = "wall time of the fold alone, called from Python, nothing subtracted"
 
 
 def measure(network: BenchModel, rounds: int, seconds: float, tiny: bool = False) -> Roofline:
-    """Measure the fold of a normalized network, and a copy beside it.
-
-    Args:
-        network: With the analytic normalization.
-        rounds: As for `interleaved`.
-        seconds: Likewise.
-        tiny: Copy little.
-    """
+    """Measure the fold of a normalized network, and a copy beside it; arguments as for `interleaved`."""
     device, precision = network.device, network.case.compiled
     folding = folding_of(network)
     count = sum(layer.weight.numel() for layer in folding.layers)
-    read, written = 4, 2 if precision == "bf16" else 4
     how, functions = without_launches(pieces(folding, precision, device), device)
     times = interleaved(functions, rounds, seconds, device)
-    medians = {name: statistics.median(values) for name, values in times.items()}
     bandwidth = copy_bandwidth(device, TINY_COPY if tiny or device.type == "cpu" else COPY)
-    return Roofline(count, bandwidth, count * (read + written), count * (read + written + 4), **medians, how=how)
+    folded = count * (2 if precision == "bf16" else 4)  # bytes
+    least = {  # operations and bytes
+        "forward": (6 * count, 4 * count + folded),  # of a weight: 2 for the mean, 3 for the variance, 1 to fold it
+        "backward": (13 * count, 8 * count + folded),  # 2 for the row's rate, 6 for its gradient, 5 for the moments'
+        "joining": (0, 2 * folded),
+    }
+    found = [FoldPiece(name, *least[name], statistics.median(values)) for name, values in times.items()]
+    return Roofline(count, bandwidth, how, tuple(found))
 
 
 def folding_of(network: BenchModel) -> Any:

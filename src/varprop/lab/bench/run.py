@@ -9,26 +9,41 @@ from dataclasses import replace
 
 import torch
 
+import varprop as vp
+
 from ..environment import chosen_device
-from . import roofline
-from .cases import CASES, MODES, Case, cases, default_cases, default_modes, variants_of
-from .inference import compare_inference
+from . import chart, roofline, tables
+from .cases import CASES, MODES, STEP, Case, cases, default_cases, default_modes, variants_of
 from .profiling import clean, kernels
-from .record import Measurement, Record, first_line
-from .session import Options, Session, begin, known, settings
-from .step import BenchModel, TimedStep, drop_traces, make_step, network, prime
+from .record import FILE, Inference, Measurement, Record, first_line
+from .session import Options, Session, known, settings
+from .step import BenchModel, TimedStep, autocast, drop_traces, make_step, network, prime
 from .timing import interleaved
 from .variants import VARIANTS, title
 
 ROOFLINE_CASE = "resnet50"
 
 
+def names(text: str | None) -> tuple[str, ...] | None:
+    """Names separated by commas; None if there are none."""
+    found = tuple(name.strip() for name in (text or "").split(",") if name.strip())
+    return found or None
+
+
+def measure(options: Options) -> None:
+    """Run the benchmark, print its tables, and say where the results are."""
+    print(STEP, flush=True)
+    record = run(options, say=lambda text: print(text, flush=True))
+    print()
+    print("\n\n".join(table.plain() for table in tables.tables(record)))
+    page = tables.write_page(record, options.out)
+    print(f"\nResults: {options.out / FILE}, {page}")
+    drawn = chart.draw(record, options.out)
+    print(f"Chart: {drawn}" if drawn else "No chart: it needs matplotlib (pip install 'varprop[lab]') and results.")
+
+
 def run(options: Options, say: Callable[[str], None] = print) -> Record:
     """Measure everything that was asked for; the results are in the folder after every piece.
-
-    Args:
-        options: What to measure.
-        say: Gets the lines of progress.
 
     Raises:
         VarpropError: On names that are not known, or a device that is not there.
@@ -37,7 +52,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> Record:
     chosen = known(options.cases, CASES, "case") or default_cases(device)
     modes = known(options.modes, MODES, "mode") or default_modes(device)
     wanted = known(options.variants, tuple(VARIANTS), "variant")
-    session = begin(options, device, say)
+    session = Session(options, device, say)
     available = cases(device, options.tiny)
     with settings(device):
         prime(device)
@@ -86,14 +101,12 @@ def _measure_mode(
         empty = Measurement(case.name, case.title, mode, variant, case.precision(mode), case.batch)
         cells[variant], step = _prepared(session, empty, network_of)
         steps |= {variant: step} if step else {}
-        session.record.put([cells[variant]])
-        session.save()
     times = interleaved(steps, session.rounds, session.options.seconds, session.device)
     for variant, step in steps.items():
         loss = float(step())
         odd = "" if math.isfinite(loss) else f"the loss is {loss}"
         cells[variant] = replace(cells[variant], rounds=tuple(times[variant]), note=odd)
-    session.record.put(list(cells.values()))
+    session.record.cells += cells.values()
     session.save()
     for cell in (cells[variant] for variant in steps):
         ratio = session.record.time_ratio(cell)
@@ -133,13 +146,23 @@ def attempt(session: Session, name: str, action: Callable[[], None]) -> None:
 
 
 def _add_inference(session: Session, analytic: BenchModel) -> None:
-    found = compare_inference(analytic, session.rounds, session.options.seconds)
+    """The folded model is the plain model: the same time, the same bits."""
+    case, device = analytic.case, session.device
+    models = {"folded": vp.fold(analytic.model).eval(), "plain": case.network("none", device).eval()}
+    models["plain"].load_state_dict(models["folded"].state_dict())
+    with torch.inference_mode(), autocast(case.eager, device):
+        identical = torch.equal(*(model(analytic.images) for model in models.values()))
+        functions = {name: lambda model=model: model(analytic.images) for name, model in models.items()}
+        times = interleaved(functions, session.rounds, session.options.seconds, device)
+    sides = tuple(times["folded"]), tuple(times["plain"])
+    found = Inference(case.name, case.title, case.eager, *sides, identical)
     session.record.inferences.append(found)
-    same = "bit-identical" if found.identical else "NOT bit-identical"
+    same = "bit-identical" if identical else "NOT bit-identical"
     session.print(f"{found.case} folded inference: {found.ratio:.3f} x plain, {same}")
 
 
 def _add_roofline(session: Session, analytic: BenchModel) -> None:
     found = roofline.measure(analytic, session.rounds, session.options.seconds, session.options.tiny)
     session.record.roofline = found
-    session.print(f"fold alone: forward {1e6 * found.forward:.0f} us, backward {1e6 * found.backward:.0f} us")
+    times = ", ".join(f"{piece.name} {1e6 * piece.seconds:.0f} us" for piece in found.pieces)
+    session.print(f"fold alone: {times}")

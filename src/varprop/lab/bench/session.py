@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,31 +28,18 @@ BUSY = 0.7  # a run of the benchmark just before leaves more than 0
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure and for how long.
+    """What to measure and for how long; None for the default of the device."""
 
-    Attributes:
-        device: ``auto``, ``cpu`` or ``cuda``.
-        cases: Names; None for those of the device.
-        modes: Likewise.
-        variants: None for all in eager mode and the few of each case where compilation takes long.
-        rounds: Turns of every variant; None for the default of the device.
-        seconds: For all turns of one cell together.
-        max_seconds: Nothing new is begun after that; None for the default of the device.
-        out: Folder of the results.
-        tiny: Small sizes and a fast compiler, to try the benchmark itself.
-        command: What the user typed.
-    """
-
-    device: str = "auto"
+    device: str = "auto"  # or ``cpu`` or ``cuda``
     cases: tuple[str, ...] | None = None
     modes: tuple[str, ...] | None = None
-    variants: tuple[str, ...] | None = None
-    rounds: int | None = None
-    seconds: float = 0.5
-    max_seconds: float | None = None
+    variants: tuple[str, ...] | None = None  # None: all in eager mode, few where compilation takes long
+    rounds: int | None = None  # turns of every variant
+    seconds: float = 0.5  # for all turns of one cell together
+    max_seconds: float | None = None  # nothing new is begun after that
     out: Path = Path("runs/bench")
-    tiny: bool = False
-    command: str | None = None
+    tiny: bool = False  # small sizes and a fast compiler, to try the benchmark itself
+    command: str | None = None  # what the user typed
 
     @property
     def backend(self) -> str:
@@ -61,17 +47,30 @@ class Options:
         return "aot_eager" if self.tiny else "inductor"
 
 
-@dataclass(frozen=True)
 class Session:
-    """A run under way."""
+    """A run under way, with nothing measured yet; `say` gets the lines of progress."""
 
-    device: torch.device
-    options: Options
-    record: Record
-    say: Callable[[str], None]
-    started: float
-    rounds: int
-    limit: float
+    def __init__(self, options: Options, device: torch.device, say: Callable[[str], None]) -> None:
+        on_gpu = device.type == "cuda"
+        self.options, self.device, self.say = options, device, say
+        self.started = time.perf_counter()
+        self.rounds = options.rounds or (GPU_ROUNDS if on_gpu else CPU_ROUNDS)
+        self.limit = options.max_seconds or (GPU_BUDGET if on_gpu else math.inf)
+        self.record = Record(
+            {
+                "command": options.command or environment.command_line("varprop.cli"),
+                "hardware": {**environment.hardware(device), "load": load()},
+                "versions": environment.versions(),
+                "git": environment.git_state(),
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "seconds": 0.0,
+                "finished": False,
+                "step": STEP,
+                "settings": {"rounds": self.rounds, "seconds": options.seconds, "lr": LR, "tiny": options.tiny},
+            }
+        )
+        if load() >= BUSY:
+            self.note(f"Other work is running here (load {load():.1f}): with more than one thread times say little.")
 
     @property
     def spent(self) -> float:
@@ -109,28 +108,6 @@ def known(names: tuple[str, ...] | None, all_names: tuple[str, ...], kind: str) 
         if name not in all_names:
             raise vp.VarpropError(unknown(kind, name, all_names))
     return tuple(dict.fromkeys(names)) if names else None
-
-
-def begin(options: Options, device: torch.device, say: Callable[[str], None]) -> Session:
-    """A run with nothing measured yet."""
-    on_gpu = device.type == "cuda"
-    rounds = options.rounds or (GPU_ROUNDS if on_gpu else CPU_ROUNDS)
-    limit = options.max_seconds or (GPU_BUDGET if on_gpu else math.inf)
-    described: dict[str, Any] = {
-        "command": options.command or environment.command_line("varprop.lab.bench"),
-        "hardware": {**environment.hardware(device), "load": load()},
-        "versions": environment.versions(),
-        "git": environment.git_state(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": 0.0,
-        "finished": False,
-        "step": STEP,
-        "settings": {"rounds": rounds, "seconds": options.seconds, "lr": LR, "tiny": options.tiny},
-    }
-    session = Session(device, options, Record(described), say, time.perf_counter(), rounds, limit)
-    if load() >= BUSY:
-        session.note(f"Other work is running here (load {load():.1f}): with more than one thread times say little.")
-    return session
 
 
 def load() -> float:

@@ -23,38 +23,39 @@ SETTLE = 6  # steps after which all that is recorded when repeated is
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model of a case with its batch, used in all modes.
-
-    Attributes:
-        model: With one of the normalizations.
-        images: The batch.
-        labels: Its labels.
-        bytes: Device memory that the model took when it was made.
-        losses: By precision, the compiled loss; filled when first asked for.
-    """
+    """A model of a case with its batch, used in all modes."""
 
     case: Case
     variant: str
     model: nn.Module
     images: Tensor
     labels: Tensor
-    bytes: int
-    losses: dict[str, Callable[..., Tensor]]
+    bytes: int  # device memory that the model took when it was made
+    losses: dict[str, Callable[..., Tensor]]  # compiled, by precision; filled when first asked for
 
     @property
     def device(self) -> torch.device:
         """Where it is."""
         return self.images.device
 
-    def loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy."""
-        return F.cross_entropy(self.model(images), labels)
+    def loss(self, name: str) -> Callable[..., Tensor]:
+        """Mean cross entropy of images and labels.
+
+        What is compiled is kept by code object; if variants shared one, each call would look through all of them.
+        """
+        model = self.model
+
+        def loss(images: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(model(images), labels)
+
+        loss.__code__ = loss.__code__.replace(co_name=f"loss_{self.case.name}_{self.variant.replace('-', '_')}_{name}")
+        return loss
 
     def compiled(self, precision: str, backend: str) -> Callable[..., Tensor]:
         """The loss compiled, with the same settings for all variants."""
         if precision not in self.losses:
-            loss = _with_own_code(self, f"loss_{self.case.name}_{self.variant.replace('-', '_')}_{precision}")
-            self.losses[precision] = torch.compile(loss, backend=backend, fullgraph=True, dynamic=False)
+            made = torch.compile(self.loss(precision), backend=backend, fullgraph=True, dynamic=False)
+            self.losses[precision] = made
         return self.losses[precision]
 
 
@@ -65,17 +66,6 @@ def network(case: Case, variant: str, images: Tensor, labels: Tensor) -> BenchMo
     model = case.network(variant, images.device)
     clean()
     return BenchModel(case, variant, model, images, labels, allocated(images.device) - before, {})
-
-
-def _with_own_code(network: BenchModel, name: str) -> Callable[..., Tensor]:
-    """What is compiled is kept by code object; if variants shared one, each call would look through all of them."""
-    model = network.model
-
-    def loss(images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(model(images), labels)
-
-    loss.__code__ = loss.__code__.replace(co_name=name)
-    return loss
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -98,7 +88,7 @@ def make_step(network: BenchModel, mode: str, backend: str) -> tuple[TimedStep, 
         RuntimeError: Whatever torch raises if it cannot be compiled, captured, or held in memory.
     """
     precision = network.case.precision(mode)
-    loss_of = network.loss if mode == "eager" else network.compiled(precision, backend)
+    loss_of = network.loss(mode) if mode == "eager" else network.compiled(precision, backend)
     if mode == "captured":
         capture_stream(network.device)
     before = allocated(network.device)

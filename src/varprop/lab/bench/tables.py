@@ -9,7 +9,7 @@ from varprop.text_table import Table
 
 from ..report.facts import facts
 from ..store.files import write_atomically
-from .record import FILE, ROOM, Measurement, Record, group_title
+from .record import FILE, ROOM, Measurement, Record, Roofline
 from .timing import quartiles
 from .variants import title
 
@@ -24,14 +24,14 @@ def tables(record: Record) -> list[Table]:
 def _tables(record: Record) -> Iterator[Table]:
     groups: dict[str, list[Measurement]] = {}
     for cell in record.cells:
-        groups.setdefault(group_title(cell), []).append(cell)
+        groups.setdefault(cell.group, []).append(cell)
     for heading, cells in groups.items():
         columns = ("variant", "step ms", "quartiles", "x none", "MiB", "x none", "kernels", "note")
         yield Table(heading, columns, [_step(record, cell) for cell in cells], _LEFT)
     if record.inferences:
         yield _inference(record)
     if record.roofline is not None:
-        yield _roofline(record)
+        yield _roofline(record.roofline)
 
 
 def _step(record: Record, cell: Measurement) -> Sequence[str]:
@@ -57,21 +57,14 @@ def _inference(record: Record) -> Table:
     return Table("Inference", ("model", "folded ms", "plain ms", "x plain", "same bits"), rows, _LEFT)
 
 
-def _roofline(record: Record) -> Table:
-    found = record.roofline
-    assert found is not None
-
-    def row(name: str, operations: int, size: int, measured: float) -> Sequence[str]:
-        least = size / found.bandwidth
-        times = f"{1e6 * least:.1f}", f"{1e6 * measured:.1f}", f"{measured / least:.2f}"
-        return name, f"{operations / 1e6:.0f}", f"{size / 1e6:.1f}", *times, f"{size / measured / 1e9:.0f}"
-
-    rows = [
-        row("forward", found.forward_operations, found.forward_bytes, found.forward),
-        row("backward", found.backward_operations, found.backward_bytes, found.backward),
-    ]
-    if found.joining is not None:
-        rows.append(row("gradients joined", 0, found.joining_bytes, found.joining))
+def _roofline(found: Roofline) -> Table:
+    rows = []
+    for piece in found.pieces:
+        least = piece.bytes / found.bandwidth
+        times = f"{1e6 * least:.1f}", f"{1e6 * piece.seconds:.1f}", f"{piece.seconds / least:.2f}"
+        sizes = f"{piece.operations / 1e6:.0f}", f"{piece.bytes / 1e6:.1f}"
+        name = "gradients joined" if piece.name == "joining" else piece.name
+        rows.append((name, *sizes, *times, f"{piece.bytes / piece.seconds / 1e9:.0f}"))
     heading = f"Fold of {found.weights:,} weights alone; a copy moves {found.bandwidth / 1e9:.0f} GB/s ({found.how})"
     columns = ("fold", "Mflop at least", "MB at least", "least us", "measured us", "x least", "GB/s")
     return Table(heading, columns, rows, _LEFT)

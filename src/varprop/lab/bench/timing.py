@@ -17,11 +17,8 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of one call of every function, once a round; each round begins with another function.
 
-    Args:
-        functions: What to time.
-        rounds: How often everyone has its turn.
-        seconds: For all turns of one function together; each turn is at least one call.
-        device: Waited for at both ends of a turn.
+    `seconds` are for all turns of one function together; each turn is at least one call, and the device is waited for
+    at both ends of it.
     """
     counts = {name: repetitions(function, seconds / rounds, device) for name, function in functions.items()}
     times: dict[str, list[float]] = {name: [] for name in functions}

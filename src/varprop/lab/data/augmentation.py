@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,82 +18,32 @@ _CHUNK = 4096  # images summed at once: 100 MB in float64 for CIFAR-10
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to an image on its way into training.
+    """What happens to an image on its way into training."""
 
-    Attributes:
-        shift: Offsets are uniform on the integers in [-shift, shift], along both axes, with zero padding.
-        flip: Whether half of the images are mirrored left to right.
-        noise_variance: Of the Gaussian noise added to pixels in [0, 1].
-    """
-
-    shift: int = 0
-    flip: bool = False
-    noise_variance: float = 0.0
+    shift: int = 0  # offsets are uniform on the integers in [-shift, shift], along both axes, with zero padding
+    flip: bool = False  # whether half of the images are mirrored left to right
+    noise_variance: float = 0.0  # of the Gaussian noise added to pixels in [0, 1]
 
     def __post_init__(self) -> None:
         if self.shift < 0 or self.noise_variance < 0:
             raise ValueError(f"shift and noise_variance must not be negative, got {self}.")
 
 
-@dataclass(frozen=True)
-class Draws:
-    """The random part of one batch; what the augmentation does not use is None.
-
-    Attributes:
-        rows: Offsets downwards, from 0 to twice the shift, one an image (int64).
-        columns: Offsets to the right, likewise.
-        flips: Which images are mirrored.
-        noise: Standard normal, of the shape of the images.
-    """
-
-    rows: Tensor | None
-    columns: Tensor | None
-    flips: Tensor | None
-    noise: Tensor | None
-
-
-def draw(
-    shape: Sequence[int],
-    augmentation: Augmentation,
-    device: torch.device | str = "cpu",
-    generator: torch.Generator | None = None,
-) -> Draws:
-    """The random numbers for a batch of images of the given shape (B, C, H, W).
-
-    They are drawn in a fixed order on the device, without synchronisation. Inside a CUDA graph a generator of one's own
-    has to be registered with the graph; the default one is.
-    """
-    count = shape[0]
-
-    def offsets() -> Tensor:
-        return torch.randint(0, 2 * augmentation.shift + 1, (count,), device=device, generator=generator)
-
-    rows, columns = (offsets(), offsets()) if augmentation.shift else (None, None)
-    flips = torch.rand(count, device=device, generator=generator) < 0.5 if augmentation.flip else None
-    noisy = augmentation.noise_variance > 0
-    noise = torch.randn(tuple(shape), device=device, generator=generator) if noisy else None
-    return Draws(rows, columns, flips, noise)
-
-
 @torch.no_grad()
-def apply(images: Tensor, draws: Draws, augmentation: Augmentation) -> Tensor:
-    """The images as the network sees them: moved, mirrored, scaled to [0, 1], noise added; float32.
+def augmented(images: Tensor, augmentation: Augmentation, generator: torch.Generator | None = None) -> Tensor:
+    """The images (B, C, H, W) as the network sees them: moved, mirrored, scaled to [0, 1], noise added; float32.
 
-    Args:
-        images: Bytes, or floating point already in [0, 1], of shape (B, C, H, W).
-        draws: Of `draw`, for this shape and augmentation.
-        augmentation: The same as in `draw`.
+    Random numbers are drawn in a fixed order on the device, without synchronisation.
     """
-    pixels = scaled(_moved(images, draws, augmentation.shift))
-    if draws.noise is None:
+    drawn: dict[str, Any] = {"device": images.device, "generator": generator}
+    shift, count = augmentation.shift, (len(images),)
+    rows, columns = (torch.randint(0, 2 * shift + 1, count, **drawn) if shift else None for _ in range(2))
+    flips = torch.rand(count, **drawn) < 0.5 if augmentation.flip else None
+    pixels = scaled(moved(images, shift, rows, columns, flips))
+    if not augmentation.noise_variance:
         return pixels
     own = pixels.clone() if pixels is images else pixels
-    return own.add_(draws.noise, alpha=augmentation.noise_variance**0.5)
-
-
-def augmented(images: Tensor, augmentation: Augmentation, generator: torch.Generator | None = None) -> Tensor:
-    """`apply` with fresh draws from the generator, on the device of the images."""
-    return apply(images, draw(images.shape, augmentation, images.device, generator), augmentation)
+    return own.add_(torch.randn(images.shape, **drawn), alpha=augmentation.noise_variance**0.5)
 
 
 def scaled(images: Tensor) -> Tensor:
@@ -108,15 +58,17 @@ def is_tokens(samples: Tensor) -> bool:
     return not samples.is_floating_point() and samples.dtype != torch.uint8
 
 
-def _moved(images: Tensor, draws: Draws, shift: int) -> Tensor:
-    """One gather for offsets and flips together: it moves bytes, a quarter of what floats would be."""
-    if draws.rows is None and draws.flips is None:
+def moved(images: Tensor, shift: int, rows: Tensor | None, columns: Tensor | None, flips: Tensor | None) -> Tensor:
+    """Images moved down and to the right by an offset of each less the shift, zeros coming in, then mirrored.
+
+    One gather for offsets and flips together: it moves bytes, a quarter of what floats would be.
+    """
+    if rows is None and flips is None:
         return images
     padded = F.pad(images, (shift, shift, shift, shift))
-    height, width = images.shape[-2:]
-    rows = _positions(height, draws.rows, shift, images.device)
-    columns = _positions(width, draws.columns, shift, images.device, draws.flips)
-    index = (rows * padded.shape[-1])[:, :, None] + columns[:, None, :]
+    down = _positions(images.shape[-2], rows, shift, images.device)
+    right = _positions(images.shape[-1], columns, shift, images.device, flips)
+    index = (down * padded.shape[-1])[:, :, None] + right[:, None, :]
     index = index.flatten(1)[:, None, :].expand(len(images), images.shape[1], -1)
     return padded.flatten(2).gather(2, index).view(images.shape)
 
@@ -136,15 +88,9 @@ def statistics(dataset: Dataset, indices: Tensor, augmentation: Augmentation) ->
     Nothing is sampled. The mean image and the mean squared image, averaged over every offset and both orientations, are
     what a measurement converges to after many passes; the noise adds its variance to each pixel.
 
-    Args:
-        dataset: Its training images are used.
-        indices: Which of them: the training part of `datasets.split`.
-        augmentation: What happens to them.
-
     Returns:
         Statistics of pixels (1, C, H, W), or of channels (1, C, 1, 1) where the images have several: colour images go
-        through convolutions, for which one value stands for all positions; of every element of samples that are no
-        images. On the device of the data set, float32.
+        through convolutions, for which one value stands for all positions; of every element of other samples.
     """
     first, second = (_spread(image, augmentation) for image in _power_means(dataset.train_x, indices))
     if first.ndim == 3 and first.shape[0] > 1:

@@ -30,23 +30,14 @@ def seed_of(purpose: int, seed: int, epoch: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Batches:
-    """The training part of a data set for one seed, in batches.
+    """The training part of a data set for one seed, in batches."""
 
-    Attributes:
-        images: All of them.
-        labels: Likewise.
-        indices: Those trained on.
-        augmentation: What happens to each image, anew every time.
-        batch_size: Samples in a step.
-        seed: Of order and augmentation.
-    """
-
-    images: Tensor
-    labels: Tensor
-    indices: Tensor
-    augmentation: Augmentation
-    batch_size: int
-    seed: int
+    images: Tensor  # all of them
+    labels: Tensor  # likewise
+    indices: Tensor  # those trained on
+    augmentation: Augmentation  # what happens to each image, anew every time
+    batch_size: int  # samples in a step
+    seed: int  # of order and augmentation
 
     @property
     def steps(self) -> int:

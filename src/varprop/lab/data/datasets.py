@@ -37,23 +37,15 @@ class DataError(vp.VarpropError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images and labels, whole, on one device.
+    """Images and labels, whole, on one device."""
 
-    Attributes:
-        name: ``mnist``, ``cifar10`` or ``digits``; whatever a data set of one's own is called.
-        train_x: Images (N, C, H, W): bytes, or float32 in [0, 1]; of one's own also other floats (N, ...) or tokens.
-        train_y: Labels (N), int64; of one's own also targets (N, ...) of any kind, with a loss for them.
-        test_x: The official test images.
-        test_y: Their labels.
-        classes: How many there are; 0 where the targets are none.
-    """
-
-    name: str
+    name: str  # ``mnist``, ``cifar10`` or ``digits``; whatever a data set of one's own is called
+    # images (N, C, H, W): bytes, or float32 in [0, 1]; of one's own also other floats (N, ...) or tokens
     train_x: Tensor
-    train_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    classes: int
+    train_y: Tensor  # labels (N), int64; of one's own also targets (N, ...) of any kind, with a loss for them
+    test_x: Tensor  # the official test images
+    test_y: Tensor  # their labels
+    classes: int  # how many there are; 0 where the targets are none
 
 
 def load(name: str, root: Path | str | None = None, device: torch.device | str = "cpu") -> Dataset:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import http.client
-import socket
-import sys
+import io
+import math
 import tarfile
 import urllib.error
+import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
-
-import torch
 
 import varprop as vp
 
+from .. import progress
 from ..names import unknown
 from ..store.files import write_atomically
 from . import datasets
 
 TIMEOUT = 30.0  # seconds without a byte after which a source is given up
 _LARGEST = 1 << 26  # bytes of one file in an archive; the largest, the images of MNIST, have 47 million
+_PIECE = 1 << 20  # bytes, read at once
 
-Unpack = Callable[[Path, "Archive"], dict[str, bytes]]
 Say = Callable[[str], None]
 
 
@@ -41,20 +41,13 @@ class _SourceFailed(Exception):
 
 @dataclass(frozen=True)
 class Archive:
-    """A file to fetch and what is in it.
+    """A file to fetch and what is in it."""
 
-    Attributes:
-        urls: The sources, in the order in which they are tried.
-        folder: Where the contents go, under the root; also their folder inside a tar file.
-        contents: SHA-256 of every file in it, by name. They are of the files themselves, so that it does not matter how
-            a mirror compresses them.
-        unpack: Gives the bytes of the contents.
-    """
-
-    urls: tuple[str, ...]
-    folder: str
+    urls: tuple[str, ...]  # the sources, in the order in which they are tried
+    folder: str  # where the contents go, under the root; also their folder inside a tar file
+    # SHA-256 of every file in it, by name. They are of the files themselves, so that it does not matter how a mirror
+    # compresses them
     contents: dict[str, str]
-    unpack: Unpack
 
     @property
     def name(self) -> str:
@@ -103,7 +96,7 @@ def _install(name: str, archive: Archive, folder: Path) -> None:
     reasons = []
     for url in archive.urls:
         try:
-            contents = _contents_from(url, archive, folder)
+            contents = _checked_contents(_fetched(url, archive.name), archive, url)
             break
         except _SourceFailed as error:
             reasons.append(str(error))
@@ -116,37 +109,18 @@ def _install(name: str, archive: Archive, folder: Path) -> None:
         write_atomically(folder / file, content, then="run the command again")
 
 
-def _contents_from(url: str, archive: Archive, folder: Path) -> dict[str, bytes]:
-    packed = folder / f".{archive.name}.download"
+def _fetched(url: str, name: str) -> bytes:
+    parts = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _fetch(url, packed)
-        return _checked_contents(packed, archive, url)
-    except OSError as error:
-        raise DownloadError(f"{packed} could not be written: {error.strerror or error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            packed.unlink(missing_ok=True)
-
-
-def _fetch(url: str, path: Path) -> None:
-    """Bring the file here; a progress bar on a terminal."""
-    try:
-        with _timeout(TIMEOUT):
-            torch.hub.download_url_to_file(url, str(path), progress=sys.stderr.isatty())
-    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
+            pieces = math.ceil(int(response.headers.get("Content-Length", 0)) / _PIECE)
+            with progress.show(pieces, f"{name}, MiB") as bar:
+                while part := response.read(_PIECE):
+                    parts.append(part)
+                    bar.advance()
+    except (OSError, http.client.HTTPException) as error:
         raise _SourceFailed(f"{urlsplit(url).netloc}: {_reason(error)}") from error
-
-
-@contextlib.contextmanager
-def _timeout(seconds: float) -> Iterator[None]:
-    """torch's download takes no timeout, so that of new sockets is set around it."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
+    return b"".join(parts)
 
 
 def _reason(error: Exception) -> str:
@@ -160,9 +134,10 @@ def _reason(error: Exception) -> str:
     return str(inner) or type(inner).__name__
 
 
-def _checked_contents(packed: Path, archive: Archive, url: str) -> dict[str, bytes]:
+def _checked_contents(packed: bytes, archive: Archive, url: str) -> dict[str, bytes]:
     try:
-        contents = archive.unpack(packed, archive)
+        unpack = _untar if archive.name.endswith(".tar.gz") else _gunzip
+        contents = unpack(io.BytesIO(packed), archive)
     except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError) as error:
         raise _SourceFailed(f"{url} is no such archive") from error
     for name, digest in archive.contents.items():
@@ -173,17 +148,17 @@ def _checked_contents(packed: Path, archive: Archive, url: str) -> dict[str, byt
     return contents
 
 
-def _gunzip(path: Path, archive: Archive) -> dict[str, bytes]:
+def _gunzip(packed: BinaryIO, archive: Archive) -> dict[str, bytes]:
     (name,) = archive.contents
-    with gzip.open(path) as file:
+    with gzip.open(packed) as file:
         return {name: file.read(_LARGEST)}
 
 
-def _untar(path: Path, archive: Archive) -> dict[str, bytes]:
+def _untar(packed: BinaryIO, archive: Archive) -> dict[str, bytes]:
     """The expected members, if they are plain files; nothing else in it is looked at, and nothing is extracted."""
     expected = {f"{archive.folder}/{name}": name for name in archive.contents}
     found = {}
-    with tarfile.open(path, "r:gz") as tar:
+    with tarfile.open(fileobj=packed, mode="r:gz") as tar:
         for member in tar:
             stream = tar.extractfile(member) if member.isreg() and member.name in expected else None
             if stream is not None:
@@ -214,11 +189,11 @@ _CIFAR10 = {
 
 def _mnist_archive(name: str, digest: str) -> Archive:
     urls = tuple(f"{source}/{name}.gz" for source in _MNIST_SOURCES)
-    return Archive(urls, datasets.MNIST_FOLDER, {name: digest}, _gunzip)
+    return Archive(urls, datasets.MNIST_FOLDER, {name: digest})
 
 
 _CIFAR10_ARCHIVE = Archive(
-    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), datasets.CIFAR10_FOLDER, _CIFAR10, _untar
+    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), datasets.CIFAR10_FOLDER, _CIFAR10
 )
 ARCHIVES: dict[str, tuple[Archive, ...]] = {
     "mnist": tuple(_mnist_archive(name, digest) for name, digest in _MNIST.items()),

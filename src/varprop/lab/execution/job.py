@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -20,8 +21,8 @@ from ..store.folder import Store
 from ..training.ensemble import EnsembleTrainer
 from ..training.single import SingleTrainer
 from ..training.task import Task
-from ..training.trainer import Tick, Trainer, load_
-from .lr_search import Trace, find_lrs
+from ..training.trainer import Tick, Trainer
+from .lr_search import Trace, find_lrs, losses_at, or_infinite
 
 Log = Callable[[Cell, int, dict[str, float]], None]
 Curves = list[dict[str, list[float]]]
@@ -33,21 +34,13 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a job needs of the run it belongs to.
+    """What a job needs of the run it belongs to."""
 
-    Attributes:
-        task: The experiment and its data.
-        store: Of the experiment.
-        tick: Called after every step.
-        log: Called after every epoch of the final training.
-        deadline: When to stop, by `time.monotonic`.
-    """
-
-    task: Task
-    store: Store
-    tick: Tick
-    log: Log
-    deadline: float = math.inf
+    task: Task  # the experiment and its data
+    store: Store  # of the experiment
+    tick: Tick  # called after every step
+    log: Log  # called after every epoch of the final training
+    deadline: float = math.inf  # when to stop, by `time.monotonic`
 
     @property
     def experiment(self) -> Experiment:
@@ -58,37 +51,6 @@ class Context:
         """Stop if the time is over."""
         if time.monotonic() > self.deadline:
             raise OutOfTime
-
-
-@dataclass(frozen=True)
-class JobState:
-    """What is kept of a job between checkpoints.
-
-    Attributes:
-        name: Of its files.
-        cells: In the order of the trainer.
-        traces: Every evaluation of the searches so far, by key of the cell.
-        seconds: Spent so far.
-    """
-
-    name: str
-    cells: list[Cell]
-    traces: dict[str, Trace] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def save(self, store: Store) -> None:
-        """Write it."""
-        state = {"cells": [asdict(cell) for cell in self.cells], "traces": self.traces, "seconds": self.seconds}
-        store.save_partial(f"{self.name}.plan", state)
-
-    @classmethod
-    def load(cls, store: Store, name: str) -> JobState | None:
-        """What an earlier run wrote."""
-        state = store.load_partial(f"{name}.plan")
-        if state is None:
-            return None
-        traces = {key: [(lr, loss) for lr, loss in trace] for key, trace in state["traces"].items()}
-        return cls(name, [Cell(**cell) for cell in state["cells"]], traces, state["seconds"])
 
 
 def missing_jobs(experiment: Experiment, store: Store) -> dict[str, list[Cell]]:
@@ -102,23 +64,86 @@ def missing_jobs(experiment: Experiment, store: Store) -> dict[str, list[Cell]]:
 
 def run_job(context: Context, name: str, cells: list[Cell]) -> None:
     """Search, train and test; what an earlier run did is not done again."""
-    state = JobState.load(context.store, name) or JobState(name, cells)
-    trainer = _trainer(context.task, state.cells)
-    state.save(context.store)  # not before: what cannot be trained leaves nothing to go on with
-    started = time.monotonic() - state.seconds
-    searches = _searches(state, trainer, context, started)
-    curves = _final_training(state, trainer, context, started, [search.lr for search in searches])
+    job = _Job(context, name, cells)
+    searches = job.search()
+    curves = job.train([search.lr for search in searches])
+    trainer, store = job.trainer, context.store
     tests = trainer.test()
-    share = (time.monotonic() - started) / len(trainer.cells)
+    share = job.seconds / len(trainer.cells)
     diverged = [not math.isfinite(loss) for loss in trainer.losses()]
     for cell, model, lost in zip(trainer.cells, trainer.trained(), diverged, strict=True):
         if not lost:  # before the outcomes: a cell that is finished has its weights
-            context.store.write_weights(cell, without_parametrization(model, cell.method).state_dict())
+            store.write_weights(cell, without_parametrization(model, cell.method).state_dict())
     parts = zip(trainer.cells, searches, curves, tests, diverged, trainer.gaps, strict=True)
     for cell, search, curve, (loss, accuracy), lost, gap in parts:
-        context.store.write_outcome(Outcome(cell, search, curve, _or_infinite(loss), accuracy, lost, gap, share))
-    for part in ("plan", "final"):  # in this order: what is left of a final training without a plan is ignored
-        context.store.drop_partial(f"{name}.{part}")
+        store.write_outcome(Outcome(cell, search, curve, or_infinite(loss), accuracy, lost, gap, share))
+    store.drop_partial(name)
+
+
+class _Job:
+    """Cells in training, and their checkpoint: the cells, what searches evaluated, the final training, the time."""
+
+    def __init__(self, context: Context, name: str, cells: list[Cell]) -> None:
+        self.context, self.name, self.protocol = context, name, context.experiment.protocol
+        begun: dict[str, Any] = {"cells": [asdict(cell) for cell in cells], "traces": {}, "final": None, "seconds": 0.0}
+        self.kept = context.store.load_partial(name) or begun
+        self.trainer = _trainer(context.task, [Cell(**cell) for cell in self.kept["cells"]])
+        self.started: float = time.monotonic() - self.kept["seconds"]
+        self._keep()  # not before: what cannot be trained leaves nothing to go on with
+
+    @property
+    def seconds(self) -> float:
+        """Spent so far, in all runs."""
+        return time.monotonic() - self.started
+
+    def _keep(self, **changes: Any) -> None:
+        self.kept |= {**changes, "seconds": self.seconds}
+        self.context.store.save_partial(self.name, self.kept)
+
+    def search(self) -> list[Search]:
+        """The learning rate of every cell, from what is known of it on."""
+        cells, protocol, context = self.trainer.cells, self.protocol, self.context
+        if not context.experiment.search:
+            return [Search(cell.lr_max, math.nan) for cell in cells]
+        known = self.kept["traces"]
+        traces: dict[str, Trace] = {cell.key: [(lr, loss) for lr, loss in known.get(cell.key, ())] for cell in cells}
+
+        def evaluate(wanted: dict[str, float]) -> dict[str, float]:
+            losses = losses_at(self.trainer, wanted, protocol, context.tick)
+            for key, rate in wanted.items():
+                traces[key].append((rate, losses[key]))
+            self._keep(traces=traces)
+            context.check_time()
+            return losses
+
+        context.tick(max(map(len, traces.values())) * protocol.search_epochs * self.trainer.steps)
+        bounds = {cell.key: (protocol.lr_min, cell.lr_max) for cell in cells}
+        found = find_lrs(bounds, evaluate, protocol.evaluations, protocol.grids, traces)
+        searches = [found[cell.key] for cell in cells]
+        return [Search(s.lr, s.loss, list(s.trace), s.at_bound, s.flat, s.diverged) for s in searches]
+
+    def train(self, rates: list[float]) -> Curves:
+        """The curves of the final training, which goes on from its last checkpoint."""
+        trainer, context, epochs = self.trainer, self.context, self.protocol.epochs
+        curves: Curves = [{} for _ in trainer.cells]
+        first = 0
+        trainer.reset(rates)
+        if self.kept["final"] is not None:
+            curves, first = self.kept["final"]["curves"], int(self.kept["final"]["epochs"])
+            trainer.load_(rates, self.kept["final"]["state"])
+            context.tick(first * trainer.steps)
+        for number in range(first, epochs):
+            if number and not any(map(math.isfinite, trainer.losses())):
+                break
+            trainer.epoch(number, context.tick)
+            _extend(curves, trainer, number, context.log)
+            done = number + 1
+            over = time.monotonic() > context.deadline
+            if done == epochs or over or done % self.protocol.checkpoint_epochs == 0:
+                self._keep(final={"epochs": done, "curves": curves, "state": trainer.state()})
+            if done < epochs:
+                context.check_time()
+        return curves
 
 
 def _trainer(task: Task, cells: list[Cell]) -> Trainer:
@@ -127,63 +152,6 @@ def _trainer(task: Task, cells: list[Cell]) -> Trainer:
     if task.experiment.precision.compiled:
         torch.compiler.reset()  # what was compiled for earlier cells: torch keeps a few versions of a function only
     return SingleTrainer(task, cells[0])
-
-
-def _searches(state: JobState, trainer: Trainer, context: Context, started: float) -> list[Search]:
-    if not context.experiment.search:
-        return [Search(cell.lr_max, math.nan) for cell in trainer.cells]
-    protocol = context.experiment.protocol
-    traces = {cell.key: list(state.traces.get(cell.key, [])) for cell in trainer.cells}
-    idle = {cell.key: protocol.lr_min for cell in trainer.cells}  # of searches that are over: they run along
-
-    def evaluate(wanted: dict[str, float]) -> dict[str, float]:
-        trainer.reset([{**idle, **wanted}[cell.key] for cell in trainer.cells])
-        for number in range(protocol.search_epochs):
-            trainer.epoch(number, context.tick)
-            if not any(map(math.isfinite, trainer.losses())):
-                break
-        losses = {cell.key: _or_infinite(loss) for cell, loss in zip(trainer.cells, trainer.losses(), strict=True)}
-        for key, rate in wanted.items():
-            traces[key].append((rate, losses[key]))
-        replace(state, traces=traces, seconds=time.monotonic() - started).save(context.store)
-        context.check_time()
-        return losses
-
-    context.tick(max(map(len, traces.values())) * protocol.search_epochs * trainer.steps)
-    bounds = {cell.key: (protocol.lr_min, cell.lr_max) for cell in trainer.cells}
-    found = find_lrs(bounds, evaluate, protocol.evaluations, protocol.grids, traces)
-    searches = [found[cell.key] for cell in trainer.cells]
-    return [Search(s.lr, s.loss, list(s.trace), s.at_bound, s.flat, s.diverged) for s in searches]
-
-
-def _or_infinite(loss: float) -> float:
-    return loss if math.isfinite(loss) else math.inf
-
-
-def _final_training(state: JobState, trainer: Trainer, context: Context, started: float, rates: list[float]) -> Curves:
-    """The curves of the final training, which goes on from its last checkpoint."""
-    store, protocol, name = context.store, context.experiment.protocol, f"{state.name}.final"
-    keys = [cell.key for cell in trainer.cells]
-    curves: Curves = [{} for _ in keys]
-    checkpoint, first = store.load_partial(name), 0
-    trainer.reset(rates)
-    if checkpoint is not None and checkpoint["cells"] == keys:
-        curves, first = checkpoint["curves"], int(checkpoint["epochs"])
-        load_(trainer, rates, checkpoint["state"])
-        context.tick(first * trainer.steps)
-    for number in range(first, protocol.epochs):
-        if number and not any(map(math.isfinite, trainer.losses())):
-            break
-        trainer.epoch(number, context.tick)
-        _extend(curves, trainer, number, context.log)
-        done = number + 1
-        if done == protocol.epochs or time.monotonic() > context.deadline or done % protocol.checkpoint_epochs == 0:
-            store.save_partial(name, {"cells": keys, "epochs": done, "curves": curves, "state": trainer.state()})
-            seconds = time.monotonic() - started
-            replace(JobState.load(store, state.name) or state, seconds=seconds).save(store)
-        if done < protocol.epochs:
-            context.check_time()
-    return curves
 
 
 def _extend(curves: Curves, trainer: Trainer, number: int, log: Log) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import varprop as vp
 
+from ..protocol.experiments import Protocol
+from ..training.trainer import Tick, Trainer
+
 Trace = list[tuple[float, float]]  # (lr, loss) in the order made
 Evaluate = Callable[[dict[str, float]], Mapping[str, float]]
 
@@ -32,14 +35,10 @@ def find_lrs(
 
     Args:
         bounds: Of every search, by name.
-        evaluate: Called with the rates wanted, by name; returns their losses. All searches that are not finished ask
-            together, every time.
+        evaluate: Gives the losses at the rates that all searches that are not finished want next, by name.
         evaluations: At most so many for each.
         grids: As for `vp.find_lr`.
         known: Evaluations of an earlier run, in order.
-
-    Returns:
-        What `vp.find_lr` returns, by name.
     """
     traces = {name: list((known or {}).get(name, [])) for name in bounds}
     found: dict[str, vp.LRSearch] = {}
@@ -72,3 +71,21 @@ def _recorded_loss(name: str, trace: Trace) -> Callable[[float], float]:
         return value
 
     return loss
+
+
+def losses_at(trainer: Trainer, rates: Mapping[str, float], protocol: Protocol, tick: Tick) -> dict[str, float]:
+    """The running loss after the horizon of a search, by key of the cell; infinite where it diverged.
+
+    All evaluations of a cell see the same batches in the same order. Cells that no rate is given for run along.
+    """
+    trainer.reset([rates.get(cell.key, protocol.lr_min) for cell in trainer.cells])
+    for number in range(protocol.search_epochs):
+        trainer.epoch(number, tick)
+        if not any(map(math.isfinite, trainer.losses())):
+            break
+    return {cell.key: or_infinite(loss) for cell, loss in zip(trainer.cells, trainer.losses(), strict=True)}
+
+
+def or_infinite(loss: float) -> float:
+    """A loss, infinite where it is NaN."""
+    return loss if math.isfinite(loss) else math.inf

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import require
-from ..store.files import LocalFiles
+from ..store.files import Files
 from .job import Context, missing_jobs
 from .workers import Setup, WorkerError, work
 
@@ -23,7 +23,7 @@ RETRIES = 3  # of a job whose worker is lost
 _POLL_SECONDS = 0.5
 
 
-class _FileKeeper(LocalFiles):
+class _FileKeeper(Files):
     """The actor: files on the driver's machine, and the steps that workers have done."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class _FileKeeper(LocalFiles):
         return steps
 
 
-class _RemoteFiles:
+class _RemoteFiles(Files):
     """`Files` in a worker, by way of the actor; each call waits until it is done."""
 
     def __init__(self, keeper: Any) -> None:
@@ -119,7 +119,7 @@ def _needs(setup: Setup, at_once: int) -> dict[str, float]:
     """What Ray sets aside for a job: a GPU or its share, or the threads that it computes with."""
     if setup.device.type == "cuda":
         return {"num_cpus": 1, "num_gpus": 1 / at_once}
-    return {"num_cpus": 1 if setup.experiment.together else setup.threads}
+    return {"num_cpus": 1 if setup.task.experiment.together else setup.threads}
 
 
 def _require_resources(there: dict[str, float], needs: dict[str, float]) -> None:

@@ -30,7 +30,7 @@ from .ray_cluster import run_on_ray
 from .workers import run_in_processes
 
 Show = Callable[[int, str], contextlib.AbstractContextManager[progress.Progress]]
-_ADAPTED = ("seeds", "epochs", "lr_max", "methods", "starts", "compiled", "own_weights", "search")
+_ADAPTED = ("seeds", "epochs", "lr_max", "methods", "starts", "compiled", "own_weights", "borders", "search")
 
 
 class RunError(vp.VarpropError):
@@ -44,7 +44,7 @@ def reproduce(names: Sequence[str], out: Path, **options: Any) -> dict[str, list
         names: Of the experiments.
         out: The folder that gets one folder for each.
         options: For `Experiment.adapted` (seeds, epochs, lr_max, methods, starts, compiled, own_weights,
-            search) and for `run`.
+            borders, search) and for `run`.
     """
     adapt = {name: options.pop(name, None) for name in _ADAPTED}
     for name in names:
@@ -149,14 +149,14 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
     before = store.manifest()
     if not before:
         return now
-    configuration = _as_json(now["configuration"])
-    other = [name for name, value in configuration.items() if before["configuration"].get(name) != value]
-    if before["configuration"] != configuration:
+    configuration, earlier = _as_json(now["configuration"]), before["configuration"]
+    names = dict.fromkeys([*configuration, *earlier])
+    if other := [name for name in names if configuration.get(name) != earlier.get(name)]:
         raise RunError(
             f"{store.folder} was made with other settings ({', '.join(other)}): repeat them, start anew with "
             "--overwrite, or choose another --out."
         )
-    if different := changed(now["fingerprints"], before.get("fingerprints", {})):
+    if different := changed(now["fingerprints"], before["fingerprints"]):
         raise RunError(
             f"The {' and the '.join(different)} of {store.folder} changed since it was begun, so that its learning "
             "rates and curves belong to something else: start anew with --overwrite, or choose another --out."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from ..protocol.experiments import EXPERIMENTS, SEARCHES, Experiment
 from ..store.files import write_atomically
 from ..training.ensemble import EnsembleTrainer
 from ..training.task import Task
-from .lr_search import Evaluate, find_lrs
+from .lr_search import Evaluate, Trace, find_lrs, losses_at
 
 # MNIST from random weights is where losses are noisiest; less data, for a CPU.
 STUDIED = (
@@ -32,16 +31,7 @@ Cells = dict[str, dict[str, Any]]
 
 
 def study(out: Path, root: Path | None = None, experiments: Sequence[Experiment] = STUDIED) -> Path:
-    """Compare the searches on the CPU and write ``search.json`` and ``search.md``.
-
-    Args:
-        out: The folder of both.
-        root: Where data sets are looked for first.
-        experiments: Of one seed and bound each.
-
-    Returns:
-        The path of ``search.md``.
-    """
+    """Compare the searches on the CPU, on experiments of one seed and bound; the page written, ``search.md``."""
     source: dict[str, Any] = {"command": command_line("varprop.cli"), "git": git_state(), "versions": versions()}
     with reproducible(torch.device("cpu"), True):
         found = {experiment.name: _compared(experiment, root) for experiment in experiments}
@@ -53,29 +43,23 @@ def study(out: Path, root: Path | None = None, experiments: Sequence[Experiment]
 def _compared(experiment: Experiment, root: Path | None) -> Cells:
     data = datasets.load(experiment.dataset, root, torch.device("cpu"))
     trainer = EnsembleTrainer(Task(experiment, data, experiment.model), experiment.cells())
-    low, high = experiment.protocol.lr_min, experiment.lr_max[0]
-    bounds = {cell.key: (low, high) for cell in trainer.cells}
-    return compared(bounds, evaluator(trainer, experiment))
-
-
-def evaluator(trainer: EnsembleTrainer, experiment: Experiment) -> Evaluate:
-    """The loss after the horizon of the search; all evaluations of a cell see the same batches in the same order."""
-
-    def evaluate(wanted: dict[str, float]) -> dict[str, float]:
-        trainer.reset([wanted.get(cell.key, experiment.protocol.lr_min) for cell in trainer.cells])
-        for number in range(experiment.protocol.search_epochs):
-            trainer.epoch(number, lambda steps: None)
-        losses = dict(zip((cell.key for cell in trainer.cells), trainer.losses(), strict=True))
-        return {key: loss if math.isfinite(loss) else math.inf for key, loss in losses.items()}
-
-    return evaluate
+    bounds = {cell.key: (experiment.protocol.lr_min, experiment.lr_max[0]) for cell in trainer.cells}
+    return compared(bounds, lambda rates: losses_at(trainer, rates, experiment.protocol, lambda steps: None))
 
 
 def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> Cells:
     """By cell: what each search found, the dense grid too, and by which share it lies above the best of all."""
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in bounds}
-    recorded = _recording(evaluate, seen)
-    found = {"grid": _dense(bounds, recorded)}
+    seen: dict[str, Trace] = {name: [] for name in bounds}
+
+    def recorded(wanted: dict[str, float]) -> Mapping[str, float]:
+        losses = evaluate(wanted)
+        for name, rate in wanted.items():
+            seen[name].append((rate, losses[name]))
+        return losses
+
+    for index in range(GRID):  # evenly spaced below the upper bound
+        recorded({name: high * 10 ** (-DECADES * (index + 0.5) / GRID) for name, (_, high) in bounds.items()})
+    found = {"grid": {name: min(trace, key=lambda pair: pair[1]) for name, trace in seen.items()}}
     for search, (evaluations, grids) in SEARCHES.items():
         results = find_lrs(bounds, recorded, evaluations, grids)
         found[search] = {name: (result.lr, result.loss) for name, result in results.items()}
@@ -86,27 +70,6 @@ def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> C
         }
         for name in bounds
     }
-
-
-def _recording(evaluate: Evaluate, seen: dict[str, list[tuple[float, float]]]) -> Evaluate:
-    def recorded(wanted: dict[str, float]) -> Mapping[str, float]:
-        losses = evaluate(wanted)
-        for name, rate in wanted.items():
-            seen[name].append((rate, losses[name]))
-        return losses
-
-    return recorded
-
-
-def _dense(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> dict[str, tuple[float, float]]:
-    """The best of evenly spaced rates below the upper bound, by cell."""
-    tried: dict[str, list[tuple[float, float]]] = {name: [] for name in bounds}
-    for index in range(GRID):
-        wanted = {name: high * 10 ** (-DECADES * (index + 0.5) / GRID) for name, (_, high) in bounds.items()}
-        losses = evaluate(wanted)
-        for name, rate in wanted.items():
-            tried[name].append((rate, losses[name]))
-    return {name: min(trace, key=lambda pair: pair[1]) for name, trace in tried.items()}
 
 
 def markdown(found: Mapping[str, Cells], command: str) -> str:

@@ -11,7 +11,7 @@ import os
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
@@ -19,14 +19,12 @@ import torch
 
 import varprop as vp
 
-from ..data.datasets import Dataset, on_device
+from ..data.datasets import on_device
 from ..environment import reproducible
-from ..protocol.experiments import Experiment
-from ..protocol.models import Factory
 from ..protocol.records import Cell
-from ..store.files import Files, LocalFiles
+from ..store.files import Files
 from ..store.folder import Store
-from ..training.task import Loss, MakeOptimizer, Task
+from ..training.task import Task
 from ..training.trainer import Tick
 from .job import Context, OutOfTime, missing_jobs, run_job
 
@@ -39,41 +37,23 @@ class WorkerError(vp.VarpropError):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker has to know, here or on another machine.
+    """What a worker has to know, here or on another machine."""
 
-    Attributes:
-        experiment: What is run.
-        dataset: On the CPU.
-        factory: Of the network.
-        folder: Of the experiment.
-        device: To train on.
-        loss: Of one's own, if any.
-        optimizer: Likewise.
-        threads: That torch uses on a CPU, as in the process that asks: results depend on it.
-    """
-
-    experiment: Experiment
-    dataset: Dataset
-    factory: str | Factory
-    folder: Path
-    device: torch.device
-    loss: Loss | None
-    optimizer: MakeOptimizer | None
-    threads: int
+    task: Task  # with its data on the CPU
+    folder: Path  # of the experiment
+    device: torch.device  # to train on
+    threads: int  # that torch uses on a CPU, as in the process that asks: results depend on it
 
     @classmethod
     def of(cls, context: Context) -> Setup:
         """Of a run."""
-        task, folder = context.task, context.store.folder.resolve()
-        dataset = on_device(task.dataset, torch.device("cpu"))
-        own = task.loss, task.optimizer
-        return cls(task.experiment, dataset, task.factory, folder, task.device, *own, torch.get_num_threads())
+        task = replace(context.task, dataset=on_device(context.task.dataset, torch.device("cpu")))
+        return cls(task, context.store.folder.resolve(), context.task.device, torch.get_num_threads())
 
     def context(self, files: Files, tick: Tick, deadline: float) -> Context:
         """The same run in a worker."""
         torch.set_num_threads(self.threads)
-        data = on_device(self.dataset, self.device)
-        task = Task(self.experiment, data, self.factory, loss=self.loss, optimizer=self.optimizer)
+        task = replace(self.task, dataset=on_device(self.task.dataset, self.device))
         return Context(task, Store(self.folder, files), tick, lambda *_: None, deadline)
 
 
@@ -133,7 +113,7 @@ def _start_worker(setup: Setup, steps: SimpleQueue[int], deadline: float, parent
             raise OutOfTime
         steps.put(count)
 
-    _context = setup.context(LocalFiles(), tick, deadline)
+    _context = setup.context(Files(), tick, deadline)
 
 
 def _work(name: str, cells: list[Cell]) -> bool:

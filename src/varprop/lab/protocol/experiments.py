@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import varprop as vp
 
@@ -29,6 +29,7 @@ MOMENTUM = "momentum"  # batch norm's running statistics take in a tenth as much
 # Evaluations and grids of a search by its name: the paper's, and one that noise does not lead astray so easily.
 SEARCHES: dict[str, tuple[int, tuple[int, ...]]] = {"brent": (10, ()), "grid+brent": (12, (4, 4))}
 OwnWeights = Literal["original", "converted"]
+Borders = Literal["pooled", "plain"]
 Combination = tuple[Method, Start, str]  # the last is the variant
 
 
@@ -38,93 +39,60 @@ class SettingError(vp.VarpropError, ValueError):
 
 @dataclass(frozen=True)
 class Protocol:
-    """How every cell of an experiment is trained (Shekhovtsov & Flach 2018, sections 4 and 5).
+    """How every cell of an experiment is trained (Shekhovtsov & Flach 2018, sections 4 and 5)."""
 
-    Attributes:
-        epochs: Of the training that is reported.
-        decay: The learning rate in epoch k, counted from 0, is lr * decay^k.
-        lr_min: The lower bound of the search.
-        search_epochs: The horizon of the search.
-        evaluations: At most so many in a search, those on grids included.
-        grids: Rates tried before Brent's method, as for `vp.find_lr`; see `SEARCHES`.
-        remain: What is left, one epoch later, of the weight of a loss in the running mean.
-        weight_decay: Of the variant with decay.
-        checkpoint_epochs: State is kept after so many epochs, to resume from.
-    """
-
-    epochs: int = 50
-    decay: float = 0.96
-    lr_min: float = 1e-6
-    search_epochs: int = 5
-    evaluations: int = 12
-    grids: tuple[int, ...] = (4, 4)
-    remain: float = 0.1
-    weight_decay: float = 5e-4
-    checkpoint_epochs: int = 5
+    epochs: int = 50  # of the training that is reported
+    decay: float = 0.96  # the learning rate in epoch k, counted from 0, is lr * decay^k
+    lr_min: float = 1e-6  # the lower bound of the search
+    search_epochs: int = 5  # the horizon of the search
+    evaluations: int = 12  # at most so many in a search, those on grids included
+    grids: tuple[int, ...] = (4, 4)  # rates tried before Brent's method, as for `vp.find_lr`; see `SEARCHES`
+    remain: float = 0.1  # what is left, one epoch later, of the weight of a loss in the running mean
+    weight_decay: float = 5e-4  # of the variant with decay
+    checkpoint_epochs: int = 5  # state is kept after so many epochs, to resume from
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How a step is computed on a GPU; on a CPU it is float32 throughout.
+    """How a step is computed on a GPU; on a CPU it is float32 throughout."""
 
-    Attributes:
-        half: Matrix products in bfloat16, parameters and statistics in float32.
-        channels_last: The memory layout in which convolutions on tensor cores are fastest.
-        compiled: Whether torch.compile is used.
-    """
-
-    half: bool = False
-    channels_last: bool = False
-    compiled: bool = False
+    half: bool = False  # matrix products in bfloat16, parameters and statistics in float32
+    channels_last: bool = False  # the memory layout in which convolutions on tensor cores are fastest
+    compiled: bool = False  # whether torch.compile is used
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A comparison: every method from every start, with every seed, batch size, variant and bound of the search.
+    """A comparison: every method from every start, with every seed, batch size and bound of the search."""
 
-    Attributes:
-        name: Of the experiment and of its folder.
-        dataset: As `datasets.load` knows it.
-        model: As `models.build` knows it.
-        augmentation: Of the training images.
-        methods: The parametrizations.
-        starts: The starting points.
-        variants: See the names above; mostly the one empty.
-        combinations: Instead of all methods x starts x variants, these.
-        seeds: Of weights, split, augmentation and order.
-        batch_sizes: Samples in a step.
-        lr_max: Upper bounds of the search; without search, the learning rates themselves.
-        search: Whether learning rates are searched for.
-        together: Whether all cells are trained as one batched ensemble.
-        train_samples: Only so many training images are used; all by default.
-        own_weights: What a method trains from its own start (BN from ``bn``, AP2 from ``ap2``): the ``original``
-            weights with s and b introduced, as the paper says, or the ``converted`` ones that all other methods get
-            there. The function is the same; the steps of Adam are not, for the weights differ in length.
-        protocol: How each is trained.
-        precision: How a step is computed on a GPU, where cells are trained one at a time.
-    """
-
-    name: str
-    dataset: str
-    model: str
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    methods: tuple[Method, ...] = METHODS
-    starts: tuple[Start, ...] = STARTS
-    variants: tuple[str, ...] = ("",)
-    combinations: tuple[Combination, ...] = ()
-    seeds: tuple[int, ...] = (0,)
-    batch_sizes: tuple[int, ...] = (PAPER_BATCH,)
+    name: str  # of the experiment and of its folder
+    dataset: str  # as `datasets.load` knows it
+    model: str  # as `models.build` knows it
+    augmentation: Augmentation = field(default_factory=Augmentation)  # of the training images
+    methods: tuple[Method, ...] = METHODS  # the parametrizations
+    starts: tuple[Start, ...] = STARTS  # the starting points
+    combinations: tuple[Combination, ...] = ()  # instead of all methods x starts, these
+    seeds: tuple[int, ...] = (0,)  # of weights, split, augmentation and order
+    batch_sizes: tuple[int, ...] = (PAPER_BATCH,)  # samples in a step
+    # upper bounds of the search; without search, the learning rates themselves
     lr_max: tuple[float, ...] = (PAPER_LR_MAX,)
-    search: bool = True
-    together: bool = True
-    train_samples: int | None = None
+    search: bool = True  # whether learning rates are searched for
+    together: bool = True  # whether all cells are trained as one batched ensemble
+    train_samples: int | None = None  # only so many training images are used; all by default
+    # what a method trains from its own start (BN from ``bn``, AP2 from ``ap2``): the ``original`` weights with s and
+    # b introduced, as the paper says, or the ``converted`` ones that all other methods get there. The function is the
+    # same; the steps of Adam are not, for the weights differ in length
     own_weights: OwnWeights = "original"
-    protocol: Protocol = field(default_factory=Protocol)
+    # how AP2 counts the zeros around images: ``pooled`` over positions, or not at all, with ``plain`` sums of kernels,
+    # as the paper writes them
+    borders: Borders = "pooled"
+    protocol: Protocol = field(default_factory=Protocol)  # how each is trained
+    # how a step is computed on a GPU, where cells are trained one at a time
     precision: Precision = field(default_factory=Precision)
 
     def cells(self) -> list[Cell]:
         """All its training runs, those of one seed and bound next to each other."""
-        chosen = self.combinations or tuple(itertools.product(self.methods, self.starts, self.variants))
+        chosen = self.combinations or tuple(itertools.product(self.methods, self.starts, ("",)))
         return [
             Cell(self.name, method, start, seed, size, bound, variant)
             for size, bound, seed in itertools.product(self.batch_sizes, self.lr_max, self.seeds)
@@ -144,6 +112,7 @@ class Experiment:
         starts: tuple[Start, ...] | None = None,
         compiled: bool | None = None,
         own_weights: str | None = None,
+        borders: str | None = None,
         search: str | None = None,
     ) -> Experiment:
         """The same with other settings; what is left out stays.
@@ -168,10 +137,11 @@ class Experiment:
             _require(search in SEARCHES, f"search must be one of {', '.join(SEARCHES)}, got {search!r}.")
             evaluations, grids = SEARCHES[search]
             result = replace(result, protocol=replace(result.protocol, evaluations=evaluations, grids=grids))
-        if own_weights is not None:
-            known = get_args(OwnWeights)
-            _require(own_weights in known, f"own_weights must be one of {', '.join(known)}, got {own_weights!r}.")
-            result = replace(result, own_weights=cast(OwnWeights, own_weights))
+        for name, value, kind in (("own_weights", own_weights, OwnWeights), ("borders", borders, Borders)):
+            if value is not None:
+                known = get_args(kind)
+                _require(value in known, f"{name} must be one of {', '.join(known)}, got {value!r}.")
+                result = replace(result, **{name: value})  # type: ignore[arg-type]
         if compiled is not None:
             result = replace(result, precision=replace(self.precision, compiled=compiled))
         if methods is not None or starts is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,31 +17,51 @@ from torch.nn.utils import parametrize
 import varprop as vp
 
 from ..data.batches import GENERAL, seed_of
-from .experiments import DOUBLE, MOMENTUM, UNIT_NORM, OwnWeights
+from .experiments import DOUBLE, MOMENTUM, UNIT_NORM, Borders, OwnWeights
 from .models import Factory, build
 from .records import SAMPLE_NORMS, Cell, Method, Start
 from .sample_norms import add_sample_norms_, with_sample_norms
 
 # Of the log-probabilities, in units of the rounding of their dtype: what nine layers add up to, with room to spare.
 _GAP = 1e5
+Make = Callable[..., nn.Module]
 _ROWS_FIRST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # the output channels are the first axis of their weight
 
 
 @dataclass(frozen=True)
 class StartData:
-    """The data that all starts of a seed are made from.
+    """The data that all starts of a seed are made from."""
 
-    Attributes:
-        moments: Of the augmented training data.
-        batch: One augmented batch; its statistics are those of batch norm at the start.
-        probe: Images on which functions are compared.
-        classes: Whether outputs are scores of classes, which are compared as log-probabilities.
+    moments: vp.Moments | vp.Tokens  # of the augmented training data
+    batch: Tensor  # one augmented batch; its statistics are those of batch norm at the start
+    probe: Tensor  # images on which functions are compared
+    classes: bool = True  # whether outputs are scores of classes, which are compared as log-probabilities
+    borders: Borders = "pooled"  # as for `Experiment`
+
+    def analytic(self, make: Make, model: nn.Module, **options: Any) -> nn.Module:
+        """What a function of varprop makes of a model, these moments and an example, with borders as asked for."""
+        made = functools.partial(make, example=self.batch[:1], **options)
+        return made(model, self.moments) if self.borders == "pooled" else without_borders(made, model, self.moments)
+
+
+def without_borders(make: Make, model: nn.Module, moments: vp.Moments | vp.Tokens) -> nn.Module:
+    """What a function makes of a model and moments whose statistics are sums of whole kernels, as the paper's.
+
+    While they are laid out, images are continued beyond their border by their other end instead of zeros: every tap
+    meets the same moments at every position. What is made computes with zeros there, as the model does.
     """
-
-    moments: vp.Moments | vp.Tokens
-    batch: Tensor
-    probe: Tensor
-    classes: bool = True
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, _ROWS_FIRST[1:])}
+    padded = [path for path, layer in layers.items() if layer.padding_mode == "zeros"]
+    for path in padded:
+        layers[path].padding_mode = "circular"
+    try:
+        made = make(model, moments)
+    finally:
+        for path in padded:
+            layers[path].padding_mode = "zeros"
+    for path in padded:
+        made.get_submodule(path).padding_mode = "zeros"  # type: ignore[assignment]
+    return made
 
 
 @dataclass(frozen=True)
@@ -60,15 +82,11 @@ def original_network(factory: str | Factory, start: Start, seed: int, data: Star
 
 
 def plain_network(factory: str | Factory, start: Start, seed: int, data: StartData) -> nn.Module:
-    """The plain network of a start.
+    """The plain network of a start, with weights of a seed.
 
-    Args:
-        factory: Of the network.
-        start: ``none``: PyTorch's weights. ``bn``: as batch norm begins, s uniform on (0, 1), b = 0, statistics of one
-            batch. ``ap2``: the projection, s = 1, b = 0. ``orthogonal``: the projection of orthogonal weights. ``wn``:
-            as weight normalization begins, every unit with mean 0 and variance 1 on one batch.
-        seed: Of the weights and of s.
-        data: Behind it.
+    ``none``: PyTorch's weights. ``bn``: as batch norm begins, s uniform on (0, 1), b = 0, statistics of one batch.
+    ``ap2``: the projection, s = 1, b = 0. ``orthogonal``: the projection of orthogonal weights. ``wn``: as weight
+    normalization begins, every unit with mean 0 and variance 1 on one batch.
     """
     model = original_network(factory, start, seed, data)
     if start == "none":
@@ -77,7 +95,7 @@ def plain_network(factory: str | Factory, start: Start, seed: int, data: StartDa
         return vp.batch_norm_start(model, data.batch, torch.Generator().manual_seed(seed_of(GENERAL, seed, 1)))
     if start == "wn":
         return _whitened_(model, data.batch)
-    return vp.init_(model, data.moments, example=data.batch[:1], shift=False)
+    return data.analytic(vp.init_, model, shift=False)
 
 
 @torch.no_grad()
@@ -117,7 +135,7 @@ OWN_STARTS: dict[Method, tuple[Start, ...]] = {"weight": ("wn",), "batch": ("bn"
 def with_original_weights(model: nn.Module, original: nn.Module, method: Method, data: StartData) -> nn.Module:
     """The same function as a normalized model of its own start, on the weights which that start was made from."""
     if method == "analytic":
-        return vp.normalize(original, data.moments, example=data.batch[:1], form="paper")
+        return data.analytic(vp.normalize, original, form="paper")
     for path, layer in original.named_modules():
         if method == "weight" and isinstance(layer, _ROWS_FIRST):
             _set_direction_(model.get_submodule(path), layer.weight)
@@ -153,11 +171,13 @@ def parametrized(plain: nn.Module, method: Method, data: StartData, variant: str
         return doubled(plain)
     if method in SAMPLE_NORMS:
         return with_sample_norms(plain, method, data.batch)
-    needs: dict[str, dict[str, Any]] = {
-        "batch": {"batch": data.batch},
-        "analytic": {"input": data.moments, "example": data.batch[:1]},
-    }
-    model = vp.reparametrize(plain, cast(Any, method), **needs.get(method, {}))
+    if method == "analytic":
+        model = data.analytic(
+            lambda net, moments, **more: vp.reparametrize(net, "analytic", input=moments, **more), plain
+        )
+    else:
+        needs: dict[str, Any] = {"batch": data.batch} if method == "batch" else {}
+        model = vp.reparametrize(plain, cast(Any, method), **needs)
     if variant == MOMENTUM:
         _small_momentum_(model)
     return vp.unit_norm_(model) if variant == UNIT_NORM else model
@@ -222,12 +242,6 @@ def starting_points(
     factory: str | Factory, cells: list[Cell], data: StartData, own_weights: OwnWeights = "original"
 ) -> dict[Cell, StartingPoint]:
     """The networks of all cells of one seed.
-
-    Args:
-        factory: Of the network.
-        cells: Of one seed.
-        data: Behind their starts.
-        own_weights: As for `Experiment`.
 
     Raises:
         RuntimeError: If a form computes something else than the plain network of its start.

@@ -38,13 +38,8 @@ class RowByRow(nn.Module):
     """A recurrent network that reads an image from top to bottom: h = tanh(W x + b + U h + c), classes from the last h.
 
     It is written with linear layers, so that every method can normalize after each of them. The first rows have no
-    state before them and are read by W alone.
-
-    Args:
-        columns: Length of a row.
-        rows: Read at once. The statistics of every reading are propagated by themselves, so few readings train faster.
-        units: Of the state.
-        classes: Of the output.
+    state before them and are read by W alone. Several rows are read at once: the statistics of every reading are
+    propagated by themselves, so few readings train faster.
     """
 
     def __init__(self, columns: int = 28, rows: int = 4, units: int = 48, classes: int = 10) -> None:
@@ -79,11 +74,8 @@ def _alone(kind: type[nn.Module], *settings: int, **more: int) -> list[nn.Module
 def convolutional(width: int = 96, classes: int = 10, layers: Layers = _alone) -> nn.Module:
     """The paper's network for CIFAR-10: nine convolutions, then the mean over positions.
 
-    Args:
-        width: Channels of the first layers.
-        classes: Of the output.
-        layers: Makes every convolution but the last, with whatever is to follow it; arguments as of `nn.Conv2d` after
-            the kind of layer. By default the convolution alone.
+    `layers` makes every convolution but the last, with whatever is to follow it, from a kind of layer and arguments as
+    of `nn.Conv2d`.
     """
     made: list[nn.Module] = []
     before = 3
@@ -126,10 +118,7 @@ def embedding_rows(model: nn.Module, tokens: Tensor) -> int:
 def build(factory: str | Factory, seed: int, **placed: Any) -> nn.Module:
     """A network with PyTorch's default weights for a seed, drawn on the CPU, so that every device gets the same ones.
 
-    Args:
-        factory: A name of the table above, or a function that makes the network.
-        seed: Of its weights; the global generator is left as it was.
-        placed: Device and dtype, as for `nn.Module.to`.
+    The global generator is left as it was. `placed` is device and dtype, as for `nn.Module.to`.
     """
     make = FACTORIES[factory] if isinstance(factory, str) else factory
     with torch.random.fork_rng(devices=[]):

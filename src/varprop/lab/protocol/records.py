@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+Key = TypeVar("Key", bound=Hashable)
 Method = Literal["standard", "weight", "batch", "analytic", "layer", "group"]
 Start = Literal["none", "bn", "ap2", "orthogonal", "wn"]
 
@@ -25,25 +27,16 @@ VALID_BATCH_ACCURACY = "valid_batch_accuracy"  # likewise
 
 @dataclass(frozen=True)
 class Cell:
-    """One training run of a comparison.
+    """One training run of a comparison."""
 
-    Attributes:
-        experiment: ``mnist``, ``noisy-mnist``, ``noisy-cifar10``, ...
-        method: The parametrization trained.
-        start: The point all methods of one start begin from, as a function.
-        seed: Of weights, split, augmentation and order.
-        batch_size: Samples in a step.
-        lr_max: The upper bound of the search for the learning rate; the rate itself where there was no search.
-        variant: What else distinguishes it: ``decay``, ``unit-norm``, ``double`` (w = 2w'), ...; mostly empty.
-    """
-
-    experiment: str
-    method: Method
-    start: Start
-    seed: int
-    batch_size: int = 128
+    experiment: str  # ``mnist``, ``noisy-mnist``, ``noisy-cifar10``, ...
+    method: Method  # the parametrization trained
+    start: Start  # the point all methods of one start begin from, as a function
+    seed: int  # of weights, split, augmentation and order
+    batch_size: int = 128  # samples in a step
+    # the upper bound of the search for the learning rate; the rate itself where there was no search
     lr_max: float = 1e-2
-    variant: str = ""
+    variant: str = ""  # what else distinguishes it: ``decay``, ``unit-norm``, ``double`` (w = 2w'), ...; mostly empty
 
     @property
     def key(self) -> str:
@@ -88,6 +81,11 @@ class Outcome:
     start_gap: float
     seconds: float
 
+    def last(self, curve: str) -> float | None:
+        """The last value of a curve, None where there is none."""
+        values = self.curves.get(curve)
+        return values[-1] if values else None
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values for JSON."""
         return asdict(self)
@@ -96,4 +94,25 @@ class Outcome:
     def from_dict(cls, values: dict[str, Any]) -> Outcome:
         """The outcome that `to_dict` wrote."""
         search = {**values["search"], "trace": [tuple(pair) for pair in values["search"]["trace"]]}
-        return cls(**{**values, "cell": Cell(**values["cell"]), "search": Search(**search)})
+        return cls(**{**values, "cell": Cell(**values["cell"]), "search": Search(**search)}).checked()
+
+    def checked(self) -> Outcome:
+        """The outcome itself; raises unless all values are of the kind that everything here relies on."""
+        cell, search = self.cell, self.search
+        numbers = [cell.seed, cell.batch_size, cell.lr_max, search.lr, search.loss, self.start_gap, self.seconds]
+        numbers += [self.test_loss, self.test_accuracy, *(value for pair in search.trace for value in pair)]
+        numbers += [value for values in self.curves.values() for value in values]
+        texts = [cell.experiment, cell.method, cell.start, cell.variant, *self.curves]
+        if not all(isinstance(value, (int, float)) for value in numbers) or not all(isinstance(t, str) for t in texts):
+            raise TypeError("it holds values of the wrong kind")
+        if min(cell.batch_size, cell.lr_max, search.lr, *(rate for rate, _ in search.trace)) <= 0:
+            raise ValueError("a batch size or a learning rate is not positive")
+        return self
+
+
+def grouped(outcomes: Iterable[Outcome], key: Callable[[Cell], Key]) -> dict[Key, list[Outcome]]:
+    """Outcomes whose cells have the same key, in the order in which keys come first."""
+    found: dict[Key, list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(key(outcome.cell), []).append(outcome)
+    return found

@@ -20,12 +20,9 @@ _MOST_GROUPS = 32  # as Wu & He 2018
 
 
 class SampleNorm(nn.GroupNorm):
-    """Group norm over the channels of a layer's output, which are last behind a linear layer and second otherwise.
+    """Group norm over the channels of a layer's output; layer norm with one group.
 
-    Args:
-        groups: Of channels; 1 is layer norm.
-        channels: Of the output.
-        last: Whether the channels are the last axis, and all before are samples.
+    Behind a linear layer channels are the last axis and all before are samples (`last`), otherwise the second.
     """
 
     def __init__(self, groups: int, channels: int, last: bool) -> None:
@@ -39,12 +36,9 @@ class SampleNorm(nn.GroupNorm):
 
 
 def with_sample_norms(plain: nn.Module, method: str, batch: Tensor) -> nn.Module:
-    """A copy of a plain network with a norm behind every linear layer it calls but the last, fitted to its function.
+    """A copy of a plain network with a norm behind every linear layer that the batch calls but the last.
 
-    Args:
-        plain: The network.
-        method: ``layer`` or ``group``.
-        batch: Inputs, to see which layers are called and to fit scales and shifts.
+    Scales and shifts are fitted to its function on the batch.
     """
     model = add_sample_norms_(copy.deepcopy(plain), method, batch)
     norms = {path: m for path, m in model.named_modules() if isinstance(m, SampleNorm)}

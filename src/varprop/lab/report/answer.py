@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..protocol.labels import method_label, method_rank
-from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
-from ..verdicts.seed_statistics import Metric, Sample, final, final_error, order
+from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome, grouped
+from ..verdicts.evidence import HOLDS, lower
+from ..verdicts.seed_statistics import Metric, Sample, final, final_error
 
 Method = tuple[str, str]  # and its variant
 Case = dict[Method, list[Outcome]]  # all that started from the same function with the same settings
@@ -36,12 +37,8 @@ def answer(outcomes: Sequence[Outcome]) -> str:
 
 
 def _cases(outcomes: Sequence[Outcome]) -> list[Case]:
-    found: dict[tuple[object, ...], Case] = {}
-    for outcome in outcomes:
-        cell = outcome.cell
-        case = found.setdefault((cell.lr_max, cell.batch_size, cell.start), {})
-        case.setdefault((cell.method, cell.variant), []).append(outcome)
-    return list(found.values())
+    same_start = grouped(outcomes, lambda cell: (cell.lr_max, cell.batch_size, cell.start))
+    return [grouped(case, lambda cell: (cell.method, cell.variant)) for case in same_start.values()]
 
 
 def _winners(cases: Sequence[Case], metric: Metric, what: str, whole: str) -> str:
@@ -53,7 +50,7 @@ def _winners(cases: Sequence[Case], metric: Metric, what: str, whole: str) -> st
         best = min(samples, key=lambda method: (samples[method].mean, method_rank(*method)))
         if math.isfinite(samples[best].mean) and _alone(samples, best):
             wins[best] += 1
-            sure[best] += all(order(samples[best], other) == "lower" for m, other in samples.items() if m != best)
+            sure[best] += all(lower(samples[best], other) == HOLDS for m, other in samples.items() if m != best)
     if not wins:
         return f"no method has {what} alone"
     seeds = max(len(runs) for case in cases for runs in case.values())

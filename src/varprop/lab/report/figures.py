@@ -12,7 +12,7 @@ import varprop as vp
 
 from ..protocol.experiments import PAPER_BATCH, PAPER_GRIDS, PAPER_LR_MAX
 from ..protocol.labels import method_label, method_rank, rate, start_label, start_rank
-from ..protocol.records import METHODS, STARTS, Outcome
+from ..protocol.records import METHODS, STARTS, Outcome, grouped
 from ..store.runs import Run
 from .series import (
     CURVES,
@@ -94,6 +94,13 @@ def _panels_by_start(run: Run, outcomes: Sequence[Outcome], make: MakePanel) -> 
     return tuple(panels)
 
 
+def _caption(outcomes: Sequence[Outcome], curve: CurveFigure) -> str:
+    """What dashes, lines, bands and crosses mean, as far as they occur."""
+    note = curve.note if any(o.cell.method == "batch" for o in outcomes) else ""
+    crosses = " A cross marks where a run diverged." if any(o.diverged for o in outcomes) else ""
+    return f"{note} {_seeds_text(outcomes)}{crosses}"
+
+
 def _seeds_text(outcomes: Sequence[Outcome]) -> str:
     """How many seeds there are, and what the line and the band mean."""
     cells = {o.cell.key: o.cell for o in outcomes}.values()
@@ -105,17 +112,12 @@ def _seeds_text(outcomes: Sequence[Outcome]) -> str:
     return f"{seeds}: the line is their median, the band reaches from the smallest to the largest."
 
 
-def _diverged_text(outcomes: Sequence[Outcome]) -> str:
-    return " A cross marks where a run diverged." if any(o.diverged for o in outcomes) else ""
-
-
 def _curve_figure(run: Run, curve: CurveFigure, setting: Setting) -> Figure:
     outcomes = [o for o in run.outcomes if setting_of(o) == setting]
-    note = curve.note if any(o.cell.method == "batch" for o in outcomes) else ""
     return Figure(
         _figure_name(run, curve.name, setting),
         f"{curve.title} ({setting_text(setting)})",
-        f"{curve.title} over epochs.{note} {_seeds_text(outcomes)}{_diverged_text(outcomes)}",
+        f"{curve.title} over epochs.{_caption(outcomes, curve)}",
         _panels_by_start(run, outcomes, lambda title, chosen: curve_panel(title, chosen, curve)),
         "epoch",
         curve.y_label,
@@ -128,13 +130,11 @@ def _naive_figure(run: Run, curve: CurveFigure) -> Figure:
     """All methods at one learning rate, each from its own start: one panel a rate."""
     rates = sorted({o.cell.lr_max for o in run.outcomes})
     panels = [curve_panel(f"lr = {rate(value)}", run.select(lr_max=value), curve) for value in rates]
-    note = curve.note if any(o.cell.method == "batch" for o in run.outcomes) else ""
     return Figure(
         f"naive-{curve.name}",
         f"{curve.title}, each method from its own start",
         f"The comparison not to make: w = 2w' is the standard network with the weights of every linear layer written "
-        f"as twice a parameter, a change of units alone.{note} "
-        f"{_seeds_text(run.outcomes)}{_diverged_text(run.outcomes)}",
+        f"as twice a parameter, a change of units alone.{_caption(run.outcomes, curve)}",
         tuple(panels),
         "epoch",
         curve.y_label,
@@ -162,9 +162,7 @@ def _search_figure(run: Run, setting: Setting) -> Figure:
 
 def _batch_figures(run: Run) -> list[Figure]:
     """Last values over the batch size, where more than one was run at a bound."""
-    by_bound: dict[float, list[Outcome]] = {}
-    for outcome in run.outcomes:
-        by_bound.setdefault(outcome.cell.lr_max, []).append(outcome)
+    by_bound = grouped(run.outcomes, lambda cell: cell.lr_max)
     several = {bound: group for bound, group in by_bound.items() if len({o.cell.batch_size for o in group}) > 1}
     return [_batch_figure(run, curve, bound, group) for bound, group in several.items() for curve in CURVES]
 
@@ -192,36 +190,24 @@ def relu_figure() -> Figure:
     centre, spread = exact.mean[0], exact.var[0].sqrt()
     kinked, slope = mean[0].relu(), torch.where(mean[0].abs() < 1e-9, math.nan, (mean[0] > 0).double())
     density = 2 * torch.exp(-(mean[0] - 3).square() / 2) / math.sqrt(2 * math.pi)
-    linear = ("linearised at the mean", (*METHOD_COLOURS["analytic"], "dashed"), x)
+
+    def line(label: str, method: str, dash: str, y: torch.Tensor, by: torch.Tensor | None = None) -> PlottedSeries:
+        low, high = ((), ()) if by is None else (tuple((y - by).tolist()), tuple((y + by).tolist()))
+        values = tuple(map(finite, y.tolist()))
+        return PlottedSeries(label, *METHOD_COLOURS[method], dash, "", x, values, low, high)
+
+    edges = (kinked, kinked - 3 * slope, kinked + 3 * slope)
     series = (
-        _band("propagated: mean ± 3 std", (*METHOD_COLOURS["batch"], "solid"), x, centre, 3 * spread),
-        *(_line(*linear, edge) for edge in (kinked, kinked - 3 * slope, kinked + 3 * slope)),
-        _line("ReLU", (*METHOD_COLOURS["standard"], "dotted"), x, kinked),
-        _line("density of N(3, 1), × 2", (*METHOD_COLOURS["weight"], "dashdot"), x, density),
+        line("propagated: mean ± 3 std", "batch", "solid", centre, 3 * spread),
+        *(line("linearised at the mean", "analytic", "dashed", edge) for edge in edges),
+        line("ReLU", "standard", "dotted", kinked),
+        line("density of N(3, 1), × 2", "weight", "dashdot", density),
     )
     caption = (
         "Mean of max(0, X) for X ~ N(μ, 1) over μ, with the band of three standard deviations, as vp.propagate gives "
         "it, beside what linearising at μ gives (dashed: mean and mean ± 3 std): no spread at all left of 0. For "
         "another σ both axes scale with σ."
     )
-    panel = Panel("X ~ N(μ, 1)", series)
-    return Figure(
-        "relu",
-        "mean and spread over the input mean",
-        caption,
-        (panel,),
-        "mean of the input",
-        "output",
-        y_log=False,
-        headline=True,
-    )
-
-
-def _line(label: str, look: tuple[str, str, str], x: tuple[float, ...], y: torch.Tensor) -> PlottedSeries:
-    return PlottedSeries(label, *look, "", x, tuple(map(finite, y.tolist())))
-
-
-def _band(
-    label: str, look: tuple[str, str, str], x: tuple[float, ...], y: torch.Tensor, by: torch.Tensor
-) -> PlottedSeries:
-    return replace(_line(label, look, x, y), low=tuple((y - by).tolist()), high=tuple((y + by).tolist()))
+    panels = (Panel("X ~ N(μ, 1)", series),)
+    title = "mean and spread over the input mean"
+    return Figure("relu", title, caption, panels, "mean of the input", "output", y_log=False, headline=True)

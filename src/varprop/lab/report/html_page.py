@@ -21,14 +21,13 @@ from ..protocol.labels import (
     start_label,
     start_rank,
 )
-from ..protocol.records import SAMPLE_NORMS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
+from ..protocol.records import SAMPLE_NORMS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Method, Outcome
 from ..store.runs import Run
 from ..verdicts.judge import RULE, Verdict
 from .answer import answer
 from .facts import facts
 from .figures import figures_of
 from .series import Figure
-from .tables import last
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _COLUMNS = (
@@ -58,31 +57,11 @@ class _Value:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Section:
-    """One experiment on the page."""
-
-    experiment: str
-    id: str
-    title: str
-    answer: str
-    facts: list[tuple[str, str]]
-    problems: list[str]
-    figures: list[dict[str, Any]]
-    rows: list[tuple[bool, list[_Value]]]
-    hints: list[tuple[str, str]]
-
-
 def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | None = None) -> str:
-    """The page as text.
-
-    Args:
-        runs: A section for each.
-        verdicts: On the claims of the paper; none where the page is not about them.
-        pictures: The folder above those of the experiments, whose figures are taken into the page where they exist.
-    """
+    """The page as text, with figures that lie in folders of `pictures`; without verdicts it is not about the paper."""
     sections = [_section(run, pictures) for run in runs]
-    figures = [figure for one in sections for figure in one.figures]
+    methods = {outcome.cell.method for run in runs for outcome in run.outcomes}
+    figures = [figure for one in sections for figure in one["figures"]]
     text: str = (
         environment(_TEMPLATES)
         .get_template("report.html.j2")
@@ -90,11 +69,11 @@ def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | No
             sections=sections,
             verdicts=verdicts,
             judged=any(verdict.setting and verdict.verdict != "no data" for verdict in verdicts),  # on runs
-            places={f"{one.experiment}/{figure['name']}": figure["id"] for one in sections for figure in one.figures},
+            places={f"{figure['folder']}/{figure['name']}": figure["id"] for figure in figures},
             rule=RULE,
-            headline=_headline(sections) if len(sections) > 1 else None,
-            starts=_starts(runs),
-            legend=_legend(runs),
+            headline=_headline(figures) if len(sections) > 1 else None,
+            starts=_starts(methods),
+            legend=_legend(methods),
             data={figure["id"]: figure["data"] for figure in figures},
             columns=_COLUMNS,
             css=style(_TEMPLATES / "report.css"),
@@ -104,9 +83,8 @@ def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | No
     return text
 
 
-def _starts(runs: Sequence[Run]) -> str:
-    """Where methods begin: layer and group norm cannot begin from the function of the others."""
-    found = {outcome.cell.method for run in runs for outcome in run.outcomes}
+def _starts(found: set[Method]) -> str:
+    """Where these methods begin: layer and group norm cannot begin from the function of the others."""
     apart = [method_label(method) for method in SAMPLE_NORMS if method in found]
     if not apart:
         return "Every method starts from the same function."
@@ -116,26 +94,26 @@ def _starts(runs: Sequence[Run]) -> str:
     )
 
 
-def _legend(runs: Sequence[Run]) -> str:
-    """What the short names of the methods stand for, those that occur."""
-    found = {outcome.cell.method for run in runs for outcome in run.outcomes}
+def _legend(found: set[Method]) -> str:
+    """What the short names of these methods stand for."""
     known = [f"{method_label(name)}: {meaning}" for name, meaning in METHOD_MEANINGS.items() if name in found]
     return "; ".join(known) + "." * bool(known)
 
 
-def _section(run: Run, pictures: Path | None) -> _Section:
+def _section(run: Run, pictures: Path | None) -> dict[str, Any]:
+    """One experiment on the page."""
     identifier = "e-" + _slug(run.experiment)
-    return _Section(
-        run.experiment,
-        identifier,
-        _title(run),
-        answer(run.outcomes),
-        facts(run.manifest),
-        run.problems,
-        [_figure_entry(figure, identifier, run.experiment, pictures) for figure in figures_of(run)],
-        [(outcome.diverged, _row(outcome)) for outcome in run.outcomes],
-        _hints(run.outcomes),
-    )
+    return {
+        "experiment": run.experiment,
+        "id": identifier,
+        "title": _title(run),
+        "answer": answer(run.outcomes),
+        "facts": facts(run.manifest),
+        "problems": run.problems,
+        "figures": [_figure_entry(figure, identifier, run.experiment, pictures) for figure in figures_of(run)],
+        "rows": [(outcome.diverged, _row(outcome)) for outcome in run.outcomes],
+        "hints": _hints(run.outcomes),
+    }
 
 
 def _slug(name: str) -> str:
@@ -160,6 +138,7 @@ def _figure_entry(figure: Figure, section_id: str, experiment: str, pictures: Pa
     """A figure, its data and its picture."""
     file = pictures / experiment / "figures" / f"{figure.name}.png" if pictures else None
     return {
+        "folder": experiment,
         "experiment": experiment_label(experiment),
         "name": figure.name,
         "id": f"{section_id}-{_slug(figure.name)}",
@@ -179,18 +158,17 @@ def rounded(value: Any) -> Any:
     return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _headline(sections: Sequence[_Section]) -> dict[str, Any] | None:
+def _headline(figures: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The training curves of the first experiment that has any, the paper's first."""
-    ordered = sorted(sections, key=lambda one: experiment_rank(one.experiment))
-    figures = [figure for one in ordered for figure in one.figures]
-    curves = [figure for figure in figures if figure["name"] == "training"]
-    return next(iter([*curves, *figures]), None)
+    ordered = sorted(figures, key=lambda figure: experiment_rank(figure["folder"]))
+    curves = [figure for figure in ordered if figure["name"] == "training"]
+    return next(iter([*curves, *ordered]), None)
 
 
 def _row(outcome: Outcome) -> list[_Value]:
     """One training run in the table."""
     cell = outcome.cell
-    loss = _Value("diverged", math.inf, ("diverged",)) if outcome.diverged else _number(last(outcome, TRAIN_LOSS))
+    loss = _Value("diverged", math.inf, ("diverged",)) if outcome.diverged else _number(outcome.last(TRAIN_LOSS))
     return [
         _Value(start_label(cell.start).removeprefix("init = "), start_rank(cell.start)),
         _Value(method_label(cell.method, cell.variant), sum(method_rank(cell.method, cell.variant)[:2], 0)),
@@ -199,13 +177,13 @@ def _row(outcome: Outcome) -> list[_Value]:
         _Value(f"{cell.lr_max:.2g}", cell.lr_max),
         _Value(f"{outcome.search.lr:.3g}", outcome.search.lr, _flags(outcome)),
         loss,
-        _number(last(outcome, TRAIN_EVAL_LOSS)),
-        _number(last(outcome, VALID_LOSS)),
-        _percent(last(outcome, VALID_ACCURACY)),
+        _number(outcome.last(TRAIN_EVAL_LOSS)),
+        _number(outcome.last(VALID_LOSS)),
+        _percent(outcome.last(VALID_ACCURACY)),
         _number(outcome.test_loss),
         _percent(outcome.test_accuracy),
-        _number(outcome.start_gap, 2),
-        _number(outcome.seconds, 3),
+        _number(outcome.start_gap, "{:.2g}"),
+        _number(outcome.seconds, "{:.3g}"),
     ]
 
 
@@ -222,17 +200,15 @@ def _flags(outcome: Outcome) -> tuple[str, ...]:
     return tuple(name for name, on in states.items() if on)
 
 
-def _number(value: float | None, digits: int = 4) -> _Value:
-    """A number, or a dash where there is none."""
+def _number(value: float | None, form: str = "{:.4g}", missing: float = math.inf) -> _Value:
+    """A number, or a dash where there is none, sorted as if it were `missing`."""
     if value is None or not math.isfinite(value):
-        return _Value("–", math.inf)
-    return _Value(f"{value:.{digits}g}", value)
+        return _Value("–", missing)
+    return _Value(form.format(value), value)
 
 
 def _percent(value: float | None) -> _Value:
-    if value is None or not math.isfinite(value):
-        return _Value("–", -1.0)
-    return _Value(f"{100 * value:.2f} %", value)
+    return _number(None if value is None else 100 * value, "{:.2f} %", -1.0)
 
 
 def _hints(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:

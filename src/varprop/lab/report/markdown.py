@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..protocol.labels import experiment_label, method_label, start_label
-from ..protocol.records import TRAIN_LOSS, Cell, Outcome
+from ..protocol.records import TRAIN_LOSS, Cell, Outcome, grouped
 from ..store.files import write_atomically
 from ..store.runs import Run
 from ..verdicts import judge
@@ -52,16 +52,7 @@ def write_runs(runs: Sequence[Run], folder: Path) -> None:
 
 
 def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
-    """The claims, and the page that says how everything came about.
-
-    Args:
-        runs: With something to show.
-        verdicts: On the claims.
-        folder: ``docs/results``.
-
-    Returns:
-        The page, ``experiments.md``.
-    """
+    """The claims, and the page that says how everything came about: ``experiments.md`` in ``docs/results``."""
     shown = {run.experiment: _headlines(run) for run in runs}
     addresses = {f"{name}/{figure.name}" for name, those in shown.items() for figure in those}
     judge.write(verdicts, folder)
@@ -149,10 +140,7 @@ def _regret(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> str:
 
 def _summary_rows(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> Iterator[str]:
     """One row for each start and method, in their order."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        key = start_label(outcome.cell.start), method_label(outcome.cell.method, outcome.cell.variant)
-        groups.setdefault(key, []).append(outcome)
+    groups = grouped(outcomes, lambda cell: (start_label(cell.start), method_label(cell.method, cell.variant)))
     metrics: list[tuple[Metric, float]] = [(final(TRAIN_LOSS), 1.0), (final_error, 100.0), (final_test_error, 100.0)]
     for (start, method), those in groups.items():
         rates = ", ".join(f"{o.search.lr:.2g}{' (at bound)' * o.search.at_bound}" for o in those)

@@ -31,9 +31,9 @@ def write(out: Path, experiments: Sequence[str] = ()) -> Path:
     """
     out = Path(out)
     runs = read_runs(out, list(experiments))
+    if any(run.compact for run in runs):  # records and figures of the documentation stay as they are
+        return markdown.write_pages(_shown(out), judge.judge(_shown(out), _benchmarks(out)), out)
     verdicts = judge.judge(runs, _benchmarks(out))
-    if any(run.compact for run in runs):
-        return _write_again(out)
     judge.write(verdicts, out)
     _write_runs(runs, out)
     write_atomically(out / "report.html", html_page.render(runs, verdicts, out).encode())
@@ -41,15 +41,7 @@ def write(out: Path, experiments: Sequence[str] = ()) -> Path:
 
 
 def write_one(out: Path, experiment: str) -> Path:
-    """The same for one experiment by itself, without the paper's claims: its page lies in its own folder.
-
-    Args:
-        out: The folder given to ``--out``.
-        experiment: Name of a folder in it.
-
-    Returns:
-        The path of the page.
-    """
+    """The same for one experiment by itself, without the paper's claims; the page, which lies in its own folder."""
     run = read_run(Path(out) / experiment)
     _write_runs([run], Path(out))
     page = Path(out) / experiment / "report.html"
@@ -68,24 +60,10 @@ def _write_runs(runs: Sequence[Run], out: Path) -> None:
 
 
 def write_docs(out: Path, docs: Path) -> Path:
-    """Copy results into the documentation, under ``docs/results``.
-
-    Args:
-        out: The folder given to ``--out``.
-        docs: The folder of the documentation.
-
-    Returns:
-        The path of ``docs/results/experiments.md``.
-    """
-    runs = _shown(Path(out))
-    markdown.write_runs(runs, Path(docs) / "results")
-    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(Path(out))), Path(docs) / "results")
-
-
-def _write_again(out: Path) -> Path:
-    """Verdicts and tables of the documentation from its own records; records and figures stay as they are."""
-    runs = _shown(out)
-    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(out)), out)
+    """Copy results into the documentation, under ``docs/results``; the path of ``docs/results/experiments.md``."""
+    runs, results = _shown(Path(out)), Path(docs) / "results"
+    markdown.write_runs(runs, results)
+    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(Path(out))), results)
 
 
 def _shown(out: Path) -> list[Run]:

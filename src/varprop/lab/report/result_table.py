@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from varprop.text_table import Table
 
 from ..protocol.labels import method_label, method_rank, rate, start_label, start_rank
-from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome
+from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Cell, Outcome, grouped
 
 HEADINGS = ("experiment", "start", "method", "lr", "training loss", "validation", "test")
 AT_BOUND = "* the best rate lies next to the bound of the search, which --lr-max widens"
@@ -25,12 +26,12 @@ def result_table(outcomes: Sequence[Outcome]) -> str:
 
 def _groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     """Outcomes that differ in nothing but the seed."""
-    groups: dict[tuple[object, ...], list[Outcome]] = {}
-    for outcome in outcomes:
-        cell = outcome.cell
-        order = (cell.experiment, cell.lr_max, cell.batch_size, start_rank(cell.start), cell.start)
-        groups.setdefault((*order, method_rank(cell.method, cell.variant), cell.method), []).append(outcome)
+    groups = grouped(outcomes, lambda c: (c.experiment, c.lr_max, c.batch_size, *_place(c)))
     return [groups[key] for key in sorted(groups)]
+
+
+def _place(cell: Cell) -> tuple[Any, ...]:
+    return start_rank(cell.start), cell.start, method_rank(cell.method, cell.variant), cell.method
 
 
 def _row(group: list[Outcome]) -> tuple[str, ...]:
@@ -41,8 +42,8 @@ def _row(group: list[Outcome]) -> tuple[str, ...]:
         start_label(cell.start) + small,
         method_label(cell.method, cell.variant),
         _rates(group),
-        _spread(_ends(group, TRAIN_LOSS), "{:.4g}"),
-        _spread(_ends(group, VALID_ACCURACY), "{:.2%}"),
+        _spread([outcome.last(TRAIN_LOSS) for outcome in group], "{:.4g}"),
+        _spread([outcome.last(VALID_ACCURACY) for outcome in group], "{:.2%}"),
         _diverged(group) or _spread([outcome.test_accuracy for outcome in group], "{:.2%}"),
     )
 
@@ -54,13 +55,9 @@ def _rates(group: list[Outcome]) -> str:
     return f"{span}*" if any(outcome.search.at_bound for outcome in group) else span
 
 
-def _ends(group: list[Outcome], curve: str) -> list[float]:
-    return [outcome.curves[curve][-1] for outcome in group if outcome.curves.get(curve)]
-
-
-def _spread(values: list[float], form: str) -> str:
+def _spread(ends: Sequence[float | None], form: str) -> str:
     """The mean, and the standard deviation where there are several values; a dash where there are none."""
-    values = [value for value in values if not math.isnan(value)]
+    values = [end for end in ends if end is not None and not math.isnan(end)]
     if not values:
         return "-"
     mean = form.format(statistics.fmean(values))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..protocol.experiments import MOMENTUM
 from ..protocol.labels import method_label, method_rank, series_rank
-from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Method, Outcome, grouped
 from .style import line_style
 
 Values = tuple[float | None, ...]
@@ -27,39 +27,22 @@ class Mark:
 
 @dataclass(frozen=True)
 class PlottedSeries:
-    """One line with its band, or a set of points; None interrupts it.
+    """One line with its band, or a set of points; None interrupts it."""
 
-    Attributes:
-        label: In the legend.
-        colour: On white.
-        dark_colour: On a dark page.
-        dash: ``solid``, ``dashed``, ``dashdot`` or ``dotted``.
-        marker: As matplotlib names it.
-        x: Positions.
-        y: Values there.
-        low: Lower edge of the band; empty for no band.
-        high: Upper edge.
-        points: Whether every value is one evaluation, drawn as a marker.
-        seeds: How many runs are in it; 0 where that means nothing.
-        marks: Points to be seen.
-        rank: Its place in the legend.
-        open_marker: Whether its markers are hollow, which tells a variant from the plain method.
-    """
-
-    label: str
-    colour: str
-    dark_colour: str
-    dash: str
-    marker: str
+    label: str  # in the legend
+    colour: str  # on white
+    dark_colour: str  # on a dark page
+    dash: str  # ``solid``, ``dashed``, ``dashdot`` or ``dotted``
+    marker: str  # as matplotlib names it
     x: tuple[float, ...]
     y: Values
-    low: Values = ()
+    low: Values = ()  # lower edge of the band; empty for no band
     high: Values = ()
-    points: bool = False
-    seeds: int = 0
+    points: bool = False  # whether every value is one evaluation, drawn as a marker
+    seeds: int = 0  # how many runs are in it; 0 where that means nothing
     marks: tuple[Mark, ...] = ()
-    rank: int = 0
-    open_marker: bool = False
+    rank: int = 0  # its place in the legend
+    open_marker: bool = False  # hollow: a variant, not the plain method
 
 
 @dataclass(frozen=True)
@@ -74,29 +57,17 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of panels with common axes.
+    """A row of panels with common axes."""
 
-    Attributes:
-        name: Of its files, and of its place in the report.
-        title: In a heading.
-        caption: What is seen, and how it was computed.
-        panels: From left to right.
-        x_label: Below every panel.
-        y_label: Left of the first.
-        x_log: Whether the horizontal axis is logarithmic.
-        y_log: Whether the vertical one is.
-        headline: Whether it belongs into the documentation.
-    """
-
-    name: str
+    name: str  # of its files, and of its place in the report
     title: str
-    caption: str
+    caption: str  # what is seen, and how it was computed
     panels: tuple[Panel, ...]
     x_label: str
     y_label: str
     x_log: bool = False
     y_log: bool = True
-    headline: bool = False
+    headline: bool = False  # whether it belongs into the documentation
 
 
 @dataclass(frozen=True)
@@ -150,11 +121,9 @@ def batch_size_panel(title: str, outcomes: Sequence[Outcome], curve: CurveFigure
     return Panel(title, tuple(_batch_size_line(runs, curve) for runs in _by_method(outcomes).values()))
 
 
-def _by_method(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+def _by_method(outcomes: Iterable[Outcome]) -> dict[tuple[Method, str], list[Outcome]]:
     """Seeds of one method and variant together, in the order of the paper."""
-    groups: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.cell.method, outcome.cell.variant), []).append(outcome)
+    groups = grouped(outcomes, lambda cell: (cell.method, cell.variant))
     return {key: groups[key] for key in sorted(groups, key=lambda key: method_rank(*key))}
 
 
@@ -211,9 +180,7 @@ def _search_points(runs: Sequence[Outcome]) -> PlottedSeries:
 
 def _batch_size_line(runs: Sequence[Outcome], curve: CurveFigure) -> PlottedSeries:
     """The last values of the runs that came to their end, at each batch size."""
-    by_size: dict[int, list[Outcome]] = {}
-    for run in sorted(runs, key=lambda run: run.cell.batch_size):
-        by_size.setdefault(run.cell.batch_size, []).append(run)
+    by_size = grouped(sorted(runs, key=lambda run: run.cell.batch_size), lambda cell: cell.batch_size)
     ends = [[r.curves.get(curve.curves[0], []) for r in group if not r.diverged] for group in by_size.values()]
     columns = [[curve.factor * end[-1] for end in group if end and math.isfinite(end[-1])] for group in ends]
     marks = tuple(Mark(float(r.cell.batch_size), None, "diverged") for r in runs if r.diverged)

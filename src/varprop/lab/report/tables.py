@@ -90,16 +90,10 @@ def _run_row(outcome: Outcome) -> Row:
     """One training run: what it was, what rate was found, how it ended."""
     search = outcome.search
     found = (search.lr, search.loss, len(search.trace), search.at_bound, search.flat, search.diverged)
-    ends = {f"final_{name}": last(outcome, name) for name in _CURVES}
+    ends = {f"final_{name}": outcome.last(name) for name in _CURVES}
     rest = {name: getattr(outcome, name) for name in _TEST if hasattr(outcome, name)}
     epochs = max(map(len, outcome.curves.values()), default=0)
     return {**asdict(outcome.cell), **dict(zip(_SEARCH, found, strict=True)), **ends, "epochs": epochs, **rest}
-
-
-def last(outcome: Outcome, name: str) -> float | None:
-    """The last value of a curve, None where there is none."""
-    values = outcome.curves.get(name)
-    return values[-1] if values else None
 
 
 def _source_row(manifest: dict[str, Any]) -> Row:

@@ -38,8 +38,8 @@ def _outcome(row: Row, curves: dict[str, list[float]], trace: list[tuple[float, 
     cell = Cell(row["experiment"], row["method"], row["start"], *sizes, row["variant"])  # type: ignore[arg-type]
     flags = (_flag(row[name]) for name in ("at_bound", "flat", "search_diverged"))
     search = Search(float(row["lr"]), _number(row["search_loss"]), trace, *flags)
-    tests = _number(row["test_loss"]), _number(row["test_accuracy"])
-    return Outcome(cell, search, curves, *tests, _flag(row["diverged"]), float(row["start_gap"]), float(row["seconds"]))
+    tests = _number(row["test_loss"]), _number(row["test_accuracy"]), _flag(row["diverged"])
+    return Outcome(cell, search, curves, *tests, float(row["start_gap"]), float(row["seconds"])).checked()
 
 
 def _number(text: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Protocol
 
 import varprop as vp
 
@@ -16,21 +15,8 @@ class StoreError(vp.VarpropError):
     """A file of a run could not be written or read; the message says which and what to do."""
 
 
-class Files(Protocol):
-    """Where a store keeps its files: the disk here, or that of another machine."""
-
-    def write(self, path: Path, content: bytes) -> None:
-        """Write a file, whole or not at all."""
-
-    def read(self, path: Path) -> bytes | None:
-        """Its content; None if there is no such file."""
-
-    def remove(self, path: Path) -> None:
-        """Delete it; nothing happens if there is none."""
-
-
-class LocalFiles:
-    """Files on the disk here."""
+class Files:
+    """Where a store keeps its files: the disk here."""
 
     def write(self, path: Path, content: bytes) -> None:
         """Write a file, whole or not at all."""
@@ -54,13 +40,8 @@ class LocalFiles:
 def write_atomically(path: Path, content: bytes, then: str = _AGAIN) -> None:
     """Write a file so that it is either there whole or not there, whenever the process or the machine stops.
 
-    Args:
-        path: Of the file; its folder is made.
-        content: All of it.
-        then: What to do once there is space on the disk again, for the error message.
-
     Raises:
-        StoreError: If it cannot be written; what was there before stays.
+        StoreError: If it cannot be written; what was there before stays. On a full disk it says what to do `then`.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -36,8 +36,8 @@ def _of_function(function: Any) -> str:
 
 
 def changed(now: dict[str, str], before: dict[str, str]) -> list[str]:
-    """What differs; runs of earlier versions have no fingerprints, and nothing is known about them."""
-    return [name for name, value in now.items() if before.get(name, value) != value]
+    """What differs."""
+    return [name for name, value in now.items() if before.get(name) != value]
 
 
 def _of_model(factory: str | Factory) -> str:

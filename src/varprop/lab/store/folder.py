@@ -12,22 +12,17 @@ from typing import Any
 import torch
 
 from ..protocol.records import Cell, Outcome
-from .files import Files, LocalFiles, StoreError
+from .files import Files, StoreError
 
 _WRITTEN = ("manifest.json", "cells", "partial", "weights", "figures", "report.html")
 
 
 @dataclass(frozen=True)
 class Store:
-    """Reads and writes ``manifest.json``, ``cells/<key>.json``, ``weights/<key>.pt`` and ``partial/<name>.pt``.
+    """Reads and writes ``manifest.json``, ``cells/<key>.json``, ``weights/<key>.pt`` and ``partial/<name>.pt``."""
 
-    Attributes:
-        folder: Of one experiment; made when something is written.
-        files: Where that folder is.
-    """
-
-    folder: Path
-    files: Files = field(default_factory=LocalFiles)
+    folder: Path  # of one experiment; made when something is written
+    files: Files = field(default_factory=Files)  # where that folder is
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Keep what came of a cell; from then on `has` says so."""
@@ -47,9 +42,21 @@ class Store:
         """Whether the cell is finished."""
         return self._cell_file(cell).is_file()
 
-    def outcomes(self) -> list[Outcome]:
-        """All finished cells, in the order of their keys."""
-        return [_outcome(path, self.files) for path in sorted((self.folder / "cells").glob("*.json"))]
+    def outcomes(self, problems: list[str] | None = None) -> list[Outcome]:
+        """All finished cells, in the order of their keys; with `problems`, damaged ones are left out and told of there.
+
+        Raises:
+            StoreError: On a damaged cell, without `problems`.
+        """
+        found = []
+        for path in sorted((self.folder / "cells").glob("*.json")):
+            try:
+                found.append(_outcome(path, self.files))
+            except StoreError as error:
+                if problems is None:
+                    raise
+                problems.append(str(error))
+        return found
 
     def write_manifest(self, values: dict[str, Any]) -> None:
         """Keep how the run was made."""
@@ -123,8 +130,6 @@ def _json(values: dict[str, Any]) -> bytes:
 def _read_json(path: Path, files: Files) -> Any:
     try:
         return json.loads(files.read(path) or b"")
-    except OSError as error:
-        raise StoreError(f"{path} could not be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
         raise _damaged(path, f"it is no JSON ({error})") from error
 
@@ -133,7 +138,7 @@ def _outcome(path: Path, files: Files) -> Outcome:
     try:
         return Outcome.from_dict(_read_json(path, files))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(path, "it holds no outcome of a cell") from error
+        raise _damaged(path, f"it holds no outcome of a cell ({error})") from error
 
 
 def _damaged(path: Path, why: str) -> StoreError:

@@ -44,12 +44,11 @@ def ended(described: dict[str, Any], seconds: float, finished: bool) -> dict[str
 
 def resumed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """The description of a run that goes on: it began with the first sitting, and its cells come from all of them."""
-    earlier = before.get("sittings") or [{name: before.get(name) for name in ("command", "git", "started")}]
     commands = dict.fromkeys([before["command"], now["command"]])
     return {
         **now,
         "command": " && ".join(commands),
         "started": before["started"],
         "seconds": before["seconds"],
-        "sittings": [*earlier, *now["sittings"]],
+        "sittings": [*before["sittings"], *now["sittings"]],
     }

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..protocol.experiments import PAPER_GRIDS
 from ..protocol.labels import experiment_rank, method_rank, start_rank
-from ..protocol.records import METHODS, STARTS, Outcome
+from ..protocol.records import METHODS, STARTS, Outcome, grouped
 from .compact import read_tables
+from .files import StoreError
+from .folder import Store
 
 WITHOUT_CELLS = ("relu",)  # a figure, and nothing trained
 _NO_EXPERIMENT = ("claims", "search", "all")  # names of the command line only
-_NOT_UNDERSTOOD = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One experiment as found on disk.
+    """One experiment as found on disk."""
 
-    Attributes:
-        experiment: Its name, and that of its folder.
-        outcomes: Of its finished cells, in a fixed order.
-        manifest: How it was run; empty where the file is missing.
-        problems: One sentence for each thing that is missing or cannot be read.
-        compact: Whether the outcomes come from the tables of a report, because the files of the cells are not there.
-    """
-
-    experiment: str
-    outcomes: list[Outcome]
-    manifest: dict[str, Any] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    experiment: str  # its name, and that of its folder
+    outcomes: list[Outcome]  # of its finished cells, in a fixed order
+    manifest: dict[str, Any] = field(default_factory=dict)  # how it was run; empty where the file is missing
+    problems: list[str] = field(default_factory=list)  # one sentence for each thing that is missing or cannot be read
+    # whether the outcomes come from the tables of a report, because the files of the cells are not there
     compact: bool = False
 
     def select(self, **fields: object) -> list[Outcome]:
@@ -41,12 +34,7 @@ class Run:
 
 
 def read_runs(out: Path, experiments: list[str] | None = None) -> list[Run]:
-    """The runs asked for, found or not, and all others that lie in the folder.
-
-    Args:
-        out: The folder given to ``--out``.
-        experiments: Names that must appear, if only as missing.
-    """
+    """The runs asked for, found or not, and all others that lie in the folder given to ``--out``."""
     asked = [name for name in experiments or [] if name not in _NO_EXPERIMENT]
     folders = list(out.iterdir()) if out.is_dir() else []
     found = [f.name for f in folders if (f / "manifest.json").is_file() or (f / "cells").is_dir()]
@@ -56,59 +44,25 @@ def read_runs(out: Path, experiments: list[str] | None = None) -> list[Run]:
 def read_run(folder: Path) -> Run:
     """All that one experiment's folder holds."""
     problems: list[str] = []
-    manifest = _read_manifest(folder / "manifest.json", problems)
+    store, manifest = Store(folder), {}
+    try:
+        manifest = store.manifest()
+    except StoreError as error:
+        problems.append(f"How this was run is unknown: {error}")
     compact = (folder / "runs.csv").is_file() and not (folder / "cells").is_dir()
-    cells = sorted((folder / "cells").glob("*.json"))
-    outcomes = _read_compact(folder, problems) if compact else [o for file in cells for o in _read_cell(file, problems)]
+    outcomes = _read_compact(folder, problems) if compact else store.outcomes(problems)
     outcomes.sort(key=_place_in_paper)
     if folder.name not in WITHOUT_CELLS:
         problems += _missing_cells(folder.name, outcomes, manifest) + _missing_seeds(outcomes, manifest)
     return Run(folder.name, outcomes, manifest, problems, compact)
 
 
-def _read_manifest(file: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        if not isinstance(values, dict):
-            raise TypeError("no JSON object")
-        return values
-    except _NOT_UNDERSTOOD as error:
-        problems.append(f"{file} cannot be read ({error}); how this was run is unknown")
-        return {}
-
-
-def _read_cell(file: Path, problems: list[str]) -> list[Outcome]:
-    try:
-        outcome = Outcome.from_dict(json.loads(file.read_text("utf-8")))
-        _check(outcome)
-        return [outcome]
-    except _NOT_UNDERSTOOD as error:
-        problems.append(f"{file} cannot be read ({type(error).__name__}: {error}); delete it and run with --resume")
-        return []
-
-
 def _read_compact(folder: Path, problems: list[str]) -> list[Outcome]:
     try:
-        outcomes = read_tables(folder)
-        for outcome in outcomes:
-            _check(outcome)
-        return outcomes
-    except _NOT_UNDERSTOOD as error:
+        return read_tables(folder)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         problems.append(f"The tables in {folder} cannot be read ({type(error).__name__}: {error})")
         return []
-
-
-def _check(outcome: Outcome) -> None:
-    """Raise unless all values are of the kind that everything here relies on."""
-    cell, search = outcome.cell, outcome.search
-    numbers = [cell.seed, cell.batch_size, cell.lr_max, search.lr, search.loss, outcome.start_gap, outcome.seconds]
-    numbers += [outcome.test_loss, outcome.test_accuracy, *(value for pair in search.trace for value in pair)]
-    numbers += [value for values in outcome.curves.values() for value in values]
-    texts = [cell.experiment, cell.method, cell.start, cell.variant, *outcome.curves]
-    if not all(isinstance(value, (int, float)) for value in numbers) or not all(isinstance(t, str) for t in texts):
-        raise TypeError("it holds values of the wrong kind")
-    if min(cell.batch_size, cell.lr_max, search.lr, *(rate for rate, _ in search.trace)) <= 0:
-        raise ValueError("a batch size or a learning rate is not positive")
 
 
 def _place_in_paper(outcome: Outcome) -> tuple[Any, ...]:
@@ -151,13 +105,10 @@ def _entries(value: object, kind: type[Any]) -> list[Any]:
 def _missing_seeds(outcomes: list[Outcome], manifest: dict[str, Any]) -> list[str]:
     """Which seeds a method lacks from starts where it has others."""
     expected = {*_entries(manifest.get("seeds"), int), *(o.cell.seed for o in outcomes)}
-    have: dict[tuple[float, int, str, str, str], set[int]] = {}
-    for cell in (o.cell for o in outcomes):
-        key = (cell.lr_max, cell.batch_size, cell.method, cell.variant, cell.start)
-        have.setdefault(key, set()).add(cell.seed)
+    have = grouped(outcomes, lambda c: (c.lr_max, c.batch_size, c.method, c.variant, c.start))
     lacking: dict[tuple[str, str], list[str]] = {}
-    for (bound, batch, method, variant, start), seeds in have.items():
-        if lost := ", ".join(map(str, sorted(expected - seeds))):
+    for (bound, batch, method, variant, start), those in have.items():
+        if lost := ", ".join(map(str, sorted(expected - {o.cell.seed for o in those}))):
             what = f"{method}{f' ({variant})' * bool(variant)} with seed {lost}"
             lacking.setdefault((what, f"(batch {batch}, lr at most {bound:g})"), []).append(start)
     return [f"no finished cell of {what} from {', '.join(starts)} {where}" for (what, where), starts in lacking.items()]

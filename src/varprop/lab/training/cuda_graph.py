@@ -20,13 +20,8 @@ def captured(
 ) -> Callable[[], Result]:
     """The function as a CUDA graph; it is run a few times first, so whatever it changes has to be set afterwards.
 
-    Args:
-        function: Reads and changes tensors in place; it must not wait for the device.
-        stream: Of warm-up and capture; torch's own by default.
-        before_capture: Called between warm-up and capture.
-
-    Returns:
-        Replays the graph and returns what the function returned at capture, with the values of this replay.
+    It reads and changes tensors in place, and must not wait for the device. A replay returns what the function returned
+    at capture, with the values of this replay.
     """
     side = torch.cuda.Stream() if stream is None else stream
     side.wait_stream(torch.cuda.current_stream())
@@ -47,13 +42,7 @@ def captured(
 
 
 def captured_step(step: TrainingStep, images: Tensor, labels: Tensor) -> TrainingStep:
-    """A training step as a CUDA graph; on other devices the step itself.
-
-    Args:
-        step: As for `captured`.
-        images: Of the shape it will get.
-        labels: Likewise.
-    """
+    """A training step, for images and labels of these shapes, as a CUDA graph; on other devices the step itself."""
     if images.device.type != "cuda":
         return step
     inputs = images.clone(), labels.clone()

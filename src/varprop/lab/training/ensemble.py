@@ -16,30 +16,16 @@ from torch import Tensor, nn
 from ..data.batches import GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DOUBLE, MOMENTUM
 from ..protocol.initialization import StartingPoint
-from ..protocol.records import (
-    TRAIN_EVAL_LOSS,
-    TRAIN_LOSS,
-    VALID_ACCURACY,
-    VALID_BATCH_ACCURACY,
-    VALID_BATCH_LOSS,
-    VALID_LOSS,
-    Cell,
-)
+from ..protocol.records import Cell
 from .cuda_graph import captured_step, in_parallel_streams
-from .metrics import RunningLoss, full_batches, in_parts, unless_nan
+from .metrics import RunningLoss, full_batches, in_parts
 from .stacked import StackedNetworks
 from .task import Task
-from .trainer import Tick
+from .trainer import Tick, Trainer
 
 
-class EnsembleTrainer:
-    """All given cells as one `Trainer`.
-
-    Args:
-        task: The experiment and its data.
-        cells: Of one batch size.
-        started: Their networks, if they are made already; they stay as they are.
-    """
+class EnsembleTrainer(Trainer):
+    """All given cells, of one batch size; their networks may be made already, and stay as they are."""
 
     def __init__(self, task: Task, cells: list[Cell], started: dict[Cell, StartingPoint] | None = None) -> None:
         sizes = {cell.batch_size for cell in cells}
@@ -101,24 +87,12 @@ class EnsembleTrainer:
                 self._step(images[:, step], labels[:, step])
             tick(images.shape[1])
 
-    def losses(self) -> list[float]:
-        """The running mean of the loss of every cell; not finite where it diverged."""
-        return self.running.values()
+    def _validation(self) -> list[tuple[float, float]]:
+        return self._measured(*self._validation_samples())
 
-    def curves(self, number: int) -> list[dict[str, float]]:
-        """What is measured of every cell after an epoch."""
+    def _validation_samples(self) -> tuple[Tensor, Tensor]:
         images, labels = zip(*(self.task.validation(seed) for seed in self.seeds), strict=True)
-        validation = self.task.as_input(torch.stack(images)), torch.stack(labels)
-        training = self._training_losses(number)
-        curves = [
-            {TRAIN_LOSS: train, TRAIN_EVAL_LOSS: evaluated, VALID_LOSS: loss} | unless_nan(VALID_ACCURACY, right)
-            for train, evaluated, (loss, right) in zip(
-                self.losses(), training, self._measured(*validation), strict=True
-            )
-        ]
-        for curve, found in zip(curves, self._in_batch_mode(*validation), strict=True):
-            curve.update(found)
-        return curves
+        return self.task.as_input(torch.stack(images)), torch.stack(labels)
 
     def _measured(self, images: Tensor, labels: Tensor) -> list[tuple[float, float]]:
         found = [
@@ -128,24 +102,22 @@ class EnsembleTrainer:
         return list(zip(losses, shares, strict=True))
 
     def _training_losses(self, number: int) -> list[float]:
-        """In evaluation mode on the training set."""
         found: list[float] = []
         for stack in self.stacks:
             parts = ((x.flatten(1, 2), stack.own(y.flatten(1, 2))) for x, y in self._chunks(number, MEASURE))
             found += stack.measured(parts)[0].tolist()
         return found
 
-    def _in_batch_mode(self, images: Tensor, labels: Tensor) -> list[dict[str, float]]:
-        """Validation with the statistics of batches as large as in training; for batch norm, where it is another."""
-        found: list[dict[str, float]] = []
+    def _batch_validation(self) -> list[tuple[float, float] | None]:
+        images, labels = self._validation_samples()
+        found: list[tuple[float, float] | None] = []
         for stack in self.stacks:
             if stack.cells[0].method != "batch":
-                found += [{} for _ in stack.cells]
+                found += [None] * len(stack.cells)
                 continue
             parts = full_batches(images, labels, stack.cells[0].batch_size, axis=1)
             measured = stack.measured(((x, stack.own(y)) for x, y in parts), stack.scores_in_batch_mode)
-            pairs = zip(*(part.tolist() for part in measured), strict=True)
-            found += [{VALID_BATCH_LOSS: loss} | unless_nan(VALID_BATCH_ACCURACY, right) for loss, right in pairs]
+            found += zip(*(part.tolist() for part in measured), strict=True)
         return found
 
     def test(self) -> list[tuple[float, float]]:

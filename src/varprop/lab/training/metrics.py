@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -75,22 +74,11 @@ def _share_right(outputs: Tensor, targets: Tensor, axis: int) -> Tensor:
     return right.double().flatten(axis).mean(-1)
 
 
-def unless_nan(name: str, value: float) -> dict[str, float]:
-    """A measured value under its name; nothing where there is none."""
-    return {} if math.isnan(value) else {name: value}
-
-
 class RunningLoss:
     """Means of several streams of losses whose weights vanish to `remain` in one epoch.
 
     After losses l_1 ... l_n it is sum q^(n-i) l_i / sum q^(n-i) with q = remain^(1 / steps): the objective of
     `vp.training_objective`, without waiting for the device. Once infinite or NaN it stays so.
-
-    Args:
-        count: Of the streams.
-        steps: In an epoch.
-        remain: The share of a weight that is left after one epoch.
-        device: Where losses are.
     """
 
     def __init__(self, count: int, steps: int, remain: float, device: torch.device) -> None:

@@ -37,12 +37,8 @@ class AdamState:
 def adam_(parameters: Tensor, gradients: Tensor, state: AdamState, rates: Tensor, step: Tensor) -> None:
     """One step of Adam (Kingma & Ba 2015) in place, the same for every row as `torch.optim.Adam` makes it.
 
-    Args:
-        parameters: One row a network.
-        gradients: Of the same shape.
-        state: Changed in place.
-        rates: One learning rate a network.
-        step: The number of this step, from 1, as a float64 tensor: nothing here waits for the device.
+    A network is a row and has a rate of its own. `step` is the number of this step, from 1, as a float64 tensor:
+    nothing here waits for the device.
     """
     first, second = BETAS
     state.mean.lerp_(gradients, 1 - first)
@@ -95,12 +91,7 @@ def invariant_names(model: nn.Module) -> list[str]:
 
 
 def project_(weight: Tensor, chosen: Tensor) -> None:
-    """Scale each output channel of stacked weights to norm 1, in the networks chosen.
-
-    Args:
-        weight: One axis for the networks, then that of the outputs, then the others; changed in place.
-        chosen: A boolean for every network.
-    """
+    """Scale the output channels (axis 1) of stacked weights to norm 1 in place, in the networks (axis 0) chosen."""
     norms = torch.linalg.vector_norm(weight.flatten(2), dim=2)
     factor = torch.where(chosen[:, None] & (norms > 0), norms, torch.ones_like(norms))
     weight.div_(factor.reshape(*factor.shape, *[1] * (weight.ndim - 2)))

@@ -16,33 +16,19 @@ import varprop as vp
 from ..data.batches import GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DECAY, UNIT_NORM, Precision
 from ..protocol.initialization import StartingPoint
-from ..protocol.records import (
-    TRAIN_EVAL_LOSS,
-    TRAIN_LOSS,
-    VALID_ACCURACY,
-    VALID_BATCH_ACCURACY,
-    VALID_BATCH_LOSS,
-    VALID_LOSS,
-    Cell,
-)
+from ..protocol.records import Cell
 from .cuda_graph import TrainingStep, captured_step
-from .metrics import RunningLoss, full_batches, in_parts, loss_and_accuracy, unless_nan
+from .metrics import RunningLoss, full_batches, in_parts, loss_and_accuracy
 from .optimizer import BETAS, EPS, decaying_names, started_optimizer
 from .task import Task
-from .trainer import Tick
+from .trainer import Tick, Trainer
 
 _TRIAL, _STEPS = 1e-3, 10  # rate and number of the steps a captured one is tried with: the loss changes, nothing bursts
 _LIMITS = {False: 1e-3, True: 2e-2}  # of the difference of losses, in single and in half precision
 
 
-class SingleTrainer:
-    """One cell as a `Trainer`.
-
-    Args:
-        task: The experiment and its data.
-        cell: Which.
-        started: Its network, if it is made already; it stays as it is.
-    """
+class SingleTrainer(Trainer):
+    """One cell; its network may be made already, and stays as it is."""
 
     def __init__(self, task: Task, cell: Cell, started: StartingPoint | None = None) -> None:
         started = task.starts([cell])[cell] if started is None else started
@@ -175,27 +161,22 @@ class SingleTrainer:
             else:
                 group["lr"] = rate
 
-    def losses(self) -> list[float]:
-        """The running mean of the loss; not finite where it diverged."""
-        return self.running.values()
+    def _validation(self) -> list[tuple[float, float]]:
+        return [self._measured(in_parts(*self.task.validation(self.cell.seed)))]
 
-    def curves(self, number: int) -> list[dict[str, float]]:
-        """What is measured after an epoch."""
-        loss, right = self._measured(in_parts(*self.task.validation(self.cell.seed)))
+    def _training_losses(self, number: int) -> list[float]:
         parts = ((x.flatten(0, 1), y.flatten(0, 1)) for x, y in self.batches.chunks(number, MEASURE))
-        train = {TRAIN_LOSS: self.losses()[0], TRAIN_EVAL_LOSS: self._measured(parts)[0]}
-        return [{**train, VALID_LOSS: loss, **unless_nan(VALID_ACCURACY, right), **self._in_batch_mode()}]
+        return [self._measured(parts)[0]]
 
-    def _in_batch_mode(self) -> dict[str, float]:
-        """Validation with the statistics of batches as large as in training, where that is another thing."""
+    def _batch_validation(self) -> list[tuple[float, float] | None]:
         if self.cell.method != "batch":
-            return {}
+            return [None]
         kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         parts = full_batches(*self.task.validation(self.cell.seed), self.cell.batch_size)
         loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), parts, self.task.loss)
         for buffer, value in kept:
             buffer.copy_(value)
-        return {VALID_BATCH_LOSS: float(loss), **unless_nan(VALID_BATCH_ACCURACY, float(right))}
+        return [(float(loss), float(right))]
 
     def _measured(self, parts: Any) -> tuple[float, float]:
         self.model.eval()

@@ -21,11 +21,7 @@ from .vmap_norms import with_plain_norms_
 
 
 class _RowLayout:
-    """How the tensors of a network lie one after another in a row.
-
-    Args:
-        stacked: By name, with one axis for the networks before their own.
-    """
+    """How the tensors of a network lie one after another in a row, from all of them stacked, by name."""
 
     def __init__(self, stacked: dict[str, Tensor]) -> None:
         self.shapes = {name: tensor.shape[1:] for name, tensor in stacked.items()}
@@ -46,15 +42,7 @@ class _RowLayout:
 
 
 class StackedNetworks:
-    """Cells whose networks differ in nothing but values.
-
-    Args:
-        cells: In this order.
-        models: Their networks at the start, in training mode.
-        seeds: All seeds of the ensemble; a cell reads the samples of its own.
-        weight_decay: Of cells of that variant.
-        loss: Of outputs and targets; cross-entropy by default.
-    """
+    """Cells whose networks differ in nothing but values; each reads the samples of its seed, of all those given."""
 
     def __init__(
         self,

@@ -27,22 +27,14 @@ _PROBE = 256  # images on which functions are compared
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """An experiment with its data.
+    """An experiment with its data."""
 
-    Attributes:
-        experiment: What is done.
-        dataset: On the device of the training.
-        factory: Of the network; a name, or a function.
-        dtype: Of the networks.
-        loss: Of outputs and targets, a mean over samples; cross-entropy by default.
-        optimizer: Makes an optimizer of parameter groups, instead of Adam; cells are trained one at a time then.
-    """
-
-    experiment: Experiment
-    dataset: Dataset
-    factory: str | Factory
-    dtype: torch.dtype = torch.float32
-    loss: Loss | None = None
+    experiment: Experiment  # what is done
+    dataset: Dataset  # on the device of the training
+    factory: str | Factory  # of the network; a name, or a function
+    dtype: torch.dtype = torch.float32  # of the networks
+    loss: Loss | None = None  # of outputs and targets, a mean over samples; cross-entropy by default
+    # makes an optimizer of parameter groups, instead of Adam; cells are trained one at a time then
     optimizer: MakeOptimizer | None = None
 
     @property
@@ -101,6 +93,7 @@ class Task:
             size = max(self.experiment.batch_sizes)  # the start does not depend on the batch size trained with
             batch, probe = self.batches(seed, size).first_batch(), self.validation(seed)[0][:_PROBE]
             classes = self.dataset.classes > 0
-            data = StartData(self.moments(seed), self.as_input(batch), self.as_input(probe), classes)
+            samples = self.as_input(batch), self.as_input(probe)
+            data = StartData(self.moments(seed), *samples, classes, self.experiment.borders)
             found.update(starting_points(self.factory, own, data, self.experiment.own_weights))
         return found

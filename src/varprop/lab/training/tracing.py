@@ -18,11 +18,9 @@ Flat = Callable[..., list[Tensor]]
 
 
 def flat_step(function: Flat, arguments: list[Tensor]) -> Flat:
-    """The function as a graph of ATen operations; what depends on no argument is computed here, once.
+    """The function as a graph of ATen operations for tensors of these shapes; what depends on none is computed here.
 
-    Args:
-        function: Takes tensors and returns tensors; may change copies of its arguments, but not these.
-        arguments: Tensors of the shapes it will be called with; the graph is good for no others.
+    The function may change copies of its arguments, but not these.
     """
     with _without_collection():
         return torch.no_grad()(_reduced(_with_constants(_without_mutation(function, arguments))))

@@ -11,11 +11,7 @@ def with_plain_norms_(model: nn.Module, batch_norm: bool) -> nn.Module:
     """Let normalizations compute in ordinary operations, in place; parameters, buffers and function stay.
 
     torch's own weight norm would run network by network. Its batch norm is cuDNN's on a GPU, which is made for one
-    network; on a CPU it is faster than ordinary operations.
-
-    Args:
-        model: Changed in place.
-        batch_norm: Whether batch norms are replaced too.
+    network; on a CPU it is faster than ordinary operations, and stays unless `batch_norm` is given.
     """
     for module in model.modules():
         if isinstance(module, parametrize.ParametrizationList):
@@ -52,7 +48,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class _PlainWeightNorm(nn.Module):
-    """w = g v / |v| in ordinary operations: torch's fused one would run network by network."""
+    """w = g v / |v|."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -1,88 +1,97 @@
-"""Rules on what the paper hypothesizes or says in footnotes: orthogonal weights, decay, projection, small batches."""
+"""Claims that the paper hypothesizes or has in footnotes: orthogonal weights, decay, projection, small batches."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ..protocol.experiments import DECAY, PAPER_BATCH, UNIT_NORM
 from ..protocol.labels import method_label
 from ..protocol.records import METHODS, TRAIN_LOSS
-from .batch_norm import ACCURACY_TOLERANCE
-from .curves import roughness
-from .evidence import FAILS, Evidence, Judgement, at_most, joined, lower, no_data
+from .batch_norm import ACCURACY_TOLERANCE, POINT
+from .claims import claim
+from .curves import ROUGH, roughness
+from .evidence import FAILS, Evidence, Judgement, at_most, each, lower
 from .seed_statistics import Metric, Sample, final, final_error
 
 AS_GOOD = 0.02  # of the training loss
 SMALL_BATCHES = (4, 16)
-_DECAY = "varprop reproduce decay --seeds 3"
-_SMALL = "varprop reproduce small-batches --seeds 3"
 
 
-def orthogonal_helps(evidence: Evidence) -> Judgement:
-    """AP2's training loss from the projection of orthogonal weights against that of random ones."""
-    texts, verdict = [], None
+@claim(
+    "orthogonal",
+    "AP2 may benefit from orthogonal weights",
+    "AP2's final running training loss from the projection of orthogonal weights is lower than from that of random "
+    "ones by more than the noise; the other methods are given beside it.",
+    "orthogonal/training",
+)
+def _orthogonal_helps(evidence: Evidence) -> Judgement:
+    verdicts, texts = {}, []
     for method in METHODS:
-        random, orthogonal = (
-            evidence.sample("orthogonal", method, start, final(TRAIN_LOSS)) for start in ("ap2", "orthogonal")
-        )
-        if random is None or orthogonal is None:
-            return no_data("varprop reproduce orthogonal --seeds 3", f"{method_label(method)} was not run from both")
-        found = lower(orthogonal, random)
-        verdict = found if method == "analytic" else verdict
+        starts = ("ap2", "orthogonal")
+        random, orthogonal = (evidence.sample("orthogonal", method, start, final(TRAIN_LOSS)) for start in starts)
+        found = verdicts[method] = lower(orthogonal, random)
         texts.append(f"{method_label(method)}: {orthogonal.text()} from orthogonal, {random.text()} random: {found}")
-    assert verdict is not None
-    return Judgement(verdict, tuple(texts))
+    return Judgement(verdicts["analytic"], tuple(texts))
 
 
-def _with_and_without(evidence: Evidence, method: str, variants: tuple[str, str], metric: Metric) -> list[Sample]:
-    found = [evidence.sample("decay", method, "ap2", metric, variant) for variant in variants]
-    return [sample for sample in found if sample is not None]
+def _decayed_and(evidence: Evidence, variant: str, method: str, metric: Metric) -> tuple[Sample, Sample]:
+    decayed, other = (evidence.sample("decay", method, "ap2", metric, v) for v in (DECAY, variant))
+    return decayed, other
 
 
-def decay_achieves_nothing(evidence: Evidence) -> Judgement:
-    """Validation with decay on scale-invariant weights is better by no more than the tolerance."""
-    parts = []
-    for method in ("weight", "batch", "analytic"):
-        samples = _with_and_without(evidence, method, ("", DECAY), final_error)
-        if len(samples) < 2:
-            return no_data(_DECAY)
-        plain, decayed = samples
-        text = f"{decayed.text(3, 100, ' %')} with, {plain.text(3, 100, ' %')} without"
+@claim(
+    "decay-nothing",
+    "Decay on scale-invariant weights achieves nothing",
+    f"For WN, BN and AP2 the final validation error without decay is above that with it by at most {POINT}, with the "
+    "noise to spare.",
+    "decay/validation-accuracy",
+)
+def _decay_achieves_nothing(evidence: Evidence) -> Judgement:
+    def rule(method: str) -> Judgement:
+        decayed, plain = _decayed_and(evidence, "", method, final_error)
         found = at_most(plain, decayed, ACCURACY_TOLERANCE)
-        parts.append(Judgement(found, (f"validation error, {method_label(method)}: {text}: {found}",)))
-    return joined(parts)
+        text = f"{decayed.percent()} with, {plain.percent()} without: {found}"
+        return Judgement(found, (f"validation error, {method_label(method)}: {text}",))
+
+    return each(rule, ("weight", "batch", "analytic"))
 
 
-def decay_destabilizes(evidence: Evidence) -> Judgement:
-    """The training loss is rougher with decay."""
-    parts = []
-    for method in ("weight", "batch", "analytic"):
-        samples = _with_and_without(evidence, method, ("", DECAY), roughness(TRAIN_LOSS))
-        if len(samples) < 2:
-            return no_data(_DECAY)
-        plain, decayed = samples
+@claim(
+    "decay-destabilizes",
+    "Decay on scale-invariant weights destabilizes the learning",
+    f"For WN, BN and AP2 the running training loss with decay is rougher than without by more than the noise; {ROUGH}.",
+    "decay/training",
+)
+def _decay_destabilizes(evidence: Evidence) -> Judgement:
+    def rule(method: str) -> Judgement:
+        decayed, plain = _decayed_and(evidence, "", method, roughness(TRAIN_LOSS))
         found = lower(plain, decayed)
         text = f"{decayed.text()} with decay, {plain.text()} without: {found}"
-        parts.append(Judgement(found, (f"roughness, {method_label(method)}: {text}",)))
-    return joined(parts)
+        return Judgement(found, (f"roughness, {method_label(method)}: {text}",))
+
+    return each(rule, ("weight", "batch", "analytic"))
 
 
-def projection_replaces_decay(evidence: Evidence) -> Judgement:
-    """Weights projected to unit norm train at least as well as decaying ones."""
-    parts = []
-    for method in ("weight", "analytic"):
-        samples = _with_and_without(evidence, method, (UNIT_NORM, DECAY), final(TRAIN_LOSS))
-        if len(samples) < 2:
-            return no_data(_DECAY)
-        projected, decayed = samples
+@claim(
+    "projection",
+    "Projection to unit norm does in a simpler way what decay does (footnote)",
+    f"For WN and AP2 the final running training loss with projection is at most {AS_GOOD:.0%} above that with decay, "
+    "with the noise to spare; does not hold when it is higher by more than the noise.",
+    "decay/training",
+)
+def _projection_replaces_decay(evidence: Evidence) -> Judgement:
+    def rule(method: str) -> Judgement:
+        decayed, projected = _decayed_and(evidence, UNIT_NORM, method, final(TRAIN_LOSS))
         worse = lower(projected, decayed) == FAILS
         found = FAILS if worse else at_most(projected, decayed, AS_GOOD * decayed.mean)
-        neither = evidence.sample("decay", method, "ap2", final(TRAIN_LOSS))
-        beside = [
-            _higher(projected, decayed, "with decay"),
-            *([_higher(projected, neither, "with neither")] if neither else []),
-        ]
-        text = f"{projected.text()} projected, {', '.join(beside)}: {found}"
-        parts.append(Judgement(found, (f"training loss, {method_label(method)}: {text}",)))
-    return joined(parts)
+        neither = evidence.find("decay", method, "ap2", final(TRAIN_LOSS))
+        beside = {"with decay": decayed} | ({"with neither": neither} if neither else {})
+        texts = ", ".join(_higher(projected, other, name) for name, other in beside.items())
+        return Judgement(
+            found, (f"training loss, {method_label(method)}: {projected.text()} projected, {texts}: {found}",)
+        )
+
+    return each(rule, ("weight", "analytic"))
 
 
 def _higher(sample: Sample, other: Sample, name: str) -> str:
@@ -92,38 +101,29 @@ def _higher(sample: Sample, other: Sample, name: str) -> str:
     return f"{other.text()} {name} (lower in {count} of {len(common)})"
 
 
-def analytic_needs_no_large_batch(evidence: Evidence) -> Judgement:
-    """AP2's validation error with small batches is not above that with 128 by more than the tolerance."""
-    parts = []
-    for size in SMALL_BATCHES:
-        samples = _small_and_usual(evidence, "analytic", size)
-        if len(samples) < 2:
-            return no_data(_SMALL)
-        small, usual = samples
-        found = at_most(small, usual, ACCURACY_TOLERANCE)
-        parts.append(Judgement(found, (_batches_line("analytic", size, samples, found),)))
-    return joined(parts)
+@claim(
+    "ap2-small-batches",
+    "AP2 does not depend on the batch size",
+    f"With batches of 4 and 16 its final validation error is above that with 128 by at most {POINT}, with the noise "
+    "to spare. All see equally many samples.",
+    "small-batches/batch-size-validation-accuracy",
+    method="analytic",
+    verdict=lambda small, usual: at_most(small, usual, ACCURACY_TOLERANCE),
+)
+@claim(
+    "bn-small-batches",
+    "BN depends on the batch size: it loses with batches of 4 and of 16",
+    "Its final validation error is higher with batches of 4, and of 16, than with 128, by more than the noise.",
+    "small-batches/batch-size-validation-accuracy",
+    method="batch",
+    verdict=lambda small, usual: lower(usual, small),
+)
+def _small_batches(evidence: Evidence, method: str, verdict: Callable[[Sample, Sample], str]) -> Judgement:
+    def rule(size: int) -> Judgement:
+        sizes = (size, PAPER_BATCH)
+        small, usual = (evidence.sample("small-batches", method, "bn", final_error, batch_size=b) for b in sizes)
+        found = verdict(small, usual)
+        text = f"{small.percent()} with batches of {size}, {usual.percent()} with 128: {found}"
+        return Judgement(found, (f"validation error, {method_label(method)}: {text}",))
 
-
-def batch_norm_needs_one(evidence: Evidence) -> Judgement:
-    """Batch norm's validation error is higher with small batches."""
-    parts = []
-    for size in SMALL_BATCHES:
-        samples = _small_and_usual(evidence, "batch", size)
-        if len(samples) < 2:
-            return no_data(_SMALL)
-        small, usual = samples
-        found = lower(usual, small)
-        parts.append(Judgement(found, (_batches_line("batch", size, samples, found),)))
-    return joined(parts)
-
-
-def _small_and_usual(evidence: Evidence, method: str, size: int) -> list[Sample]:
-    sizes = (size, PAPER_BATCH)
-    found = [evidence.sample("small-batches", method, "bn", final_error, batch_size=size) for size in sizes]
-    return [sample for sample in found if sample is not None]
-
-
-def _batches_line(method: str, size: int, samples: list[Sample], found: str) -> str:
-    small, usual = (sample.text(3, 100, " %") for sample in samples)
-    return f"validation error, {method_label(method)}: {small} with batches of {size}, {usual} with 128: {found}"
+    return each(rule, SMALL_BATCHES)

@@ -11,14 +11,16 @@ from ..protocol.experiments import Protocol
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS, Outcome
 from .seed_statistics import Metric
 
-EARLY = (0, 10)  # epochs 1 to 10: where the paper's figures differ most
-LATE = (10, None)
+Span = tuple[int, int | None]
+EARLY: Span = (0, 10)  # epochs 1 to 10: where the paper's figures differ most
+LATE: Span = (10, None)
+ROUGH = "roughness is the mean absolute second difference of the logarithm of a loss from epoch to epoch"
 
 # The weights of the running mean vanish to `remain` in one epoch, so that it is as old, on average, as this.
 _LAG = 1 / math.log(1 / Protocol().remain)
 
 
-def evaluation_gap(span: tuple[int, int | None]) -> Metric:
+def evaluation_gap(span: Span) -> Metric:
     """Median over epochs of evaluation loss / running loss - 1, the lag of the running loss taken out; signed.
 
     The running loss after an epoch is that of 0.43 epochs before. What it will be so much later is read, in the
@@ -36,7 +38,7 @@ def evaluation_gap(span: tuple[int, int | None]) -> Metric:
     return metric
 
 
-def roughness(curve: str, span: tuple[int, int | None] = (0, None)) -> Metric:
+def roughness(curve: str, span: Span = (0, None)) -> Metric:
     """Mean of the absolute second differences of the logarithm: 0 for a curve that falls by the same share."""
 
     def metric(outcome: Outcome) -> float:
@@ -49,7 +51,7 @@ def roughness(curve: str, span: tuple[int, int | None] = (0, None)) -> Metric:
     return metric
 
 
-def rougher_in_evaluation(span: tuple[int, int | None]) -> Metric:
+def rougher_in_evaluation(span: Span) -> Metric:
     """How many times as rough as the running loss the loss in evaluation mode is."""
     evaluation, training = roughness(TRAIN_EVAL_LOSS, span), roughness(TRAIN_LOSS, span)
 

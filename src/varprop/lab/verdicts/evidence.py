@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ..protocol.experiments import PAPER_BATCH
-from ..protocol.records import Outcome
-from .seed_statistics import Metric, Sample, difference, order
+from ..protocol.labels import method_label, start_label
+from ..protocol.records import TRAIN_LOSS, Outcome
+from .seed_statistics import Metric, Sample, difference, final
 
 HOLDS, FAILS, NOISE, MISSING = "holds", "does not hold", "within noise", "no data"
+Case = TypeVar("Case")
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,22 @@ class Judgement:
     measured: tuple[str, ...]
 
 
+class NotRun(Exception):
+    """What a rule needs was not run or not recorded."""
+
+    def __init__(self, what: str, *experiments: str) -> None:
+        self.lines = (what, f"to be made by: varprop reproduce {' '.join(experiments)} --seeds 3")
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All outcomes, and the bound of the learning rate that is judged at."""
 
     outcomes: tuple[Outcome, ...]
     bound: float | None = None
+    benchmarks: Sequence[Path] = ()  # where the measured overhead may lie
 
-    def sample(
+    def find(
         self,
         experiment: str,
         method: str,
@@ -44,10 +56,33 @@ class Evidence:
         known = {seed: value for seed, value in found.items() if not math.isnan(value)}
         return Sample(tuple(known.values()), tuple(known)) if known else None
 
-    def ran(self, experiments: Iterable[str]) -> list[str]:
-        """Those of the experiments that have an outcome at this bound."""
+    def sample(
+        self, experiment: str, method: str, start: str, metric: Metric, variant: str = "", **setting: Any
+    ) -> Sample:
+        """The same; raises `NotRun` where there is none."""
+        found = self.find(experiment, method, start, metric, variant, **setting)
+        if found is None:
+            name = f"{method_label(method, variant)} from {start_label(start)}"
+            raise NotRun(f"{name} was not run, or this was not recorded", experiment)
+        return found
+
+    def spread(self, experiment: str, cells: Sequence[tuple[str, str]], bound: float | None = None) -> Sample:
+        """The highest final training loss of several methods and starts over the lowest, seed by seed."""
+        found = [self.sample(experiment, *cell, final(TRAIN_LOSS), bound=bound).by_seed for cell in cells]
+        seeds = [seed for seed in found[0] if all(seed in values for values in found)]
+        if not seeds:
+            raise NotRun("there is no seed in common", experiment)
+        ends = [[values[seed] for values in found] for seed in seeds]
+        ratios = [max(e) / min(e) if min(e) > 0 and math.isfinite(max(e)) else math.inf for e in ends]
+        return Sample(tuple(ratios), tuple(seeds))
+
+    def ran(self, experiments: Sequence[str]) -> list[str]:
+        """Those of the experiments that have an outcome at this bound; raises `NotRun` if none has."""
         there = {outcome.cell.experiment for outcome in self.outcomes if outcome.cell.lr_max == self.bound}
-        return [name for name in experiments if name in there]
+        found = [name for name in experiments if name in there]
+        if not found:
+            raise NotRun("none of the experiments was run", *experiments)
+        return found
 
 
 def _key(outcome: Outcome) -> tuple[object, ...]:
@@ -55,9 +90,19 @@ def _key(outcome: Outcome) -> tuple[object, ...]:
     return cell.experiment, cell.method, cell.start, cell.variant, cell.batch_size, cell.lr_max
 
 
-def no_data(command: str, *lines: str) -> Judgement:
-    """What is missing, with the command that would make it."""
-    return Judgement(MISSING, (*lines, f"to be made by: {command}"))
+def judged(rule: Callable[[Case], Judgement], case: Case) -> Judgement:
+    """What a rule finds; what is missing, with the command that would make it, where it cannot find anything."""
+    try:
+        return rule(case)
+    except NotRun as missing:
+        return Judgement(MISSING, missing.lines)
+
+
+def each(rule: Callable[[Case], Judgement], cases: Iterable[Case]) -> Judgement:
+    """A rule that must hold in all cases, with the lines of each."""
+    parts = [judged(rule, case) for case in cases]
+    lines = dict.fromkeys(line for part in parts for line in part.measured)
+    return Judgement(all_of(part.verdict for part in parts), tuple(lines))
 
 
 def all_of(verdicts: Iterable[str]) -> str:
@@ -68,29 +113,19 @@ def all_of(verdicts: Iterable[str]) -> str:
     return FAILS if FAILS in parts else HOLDS if set(parts) == {HOLDS} else NOISE
 
 
-def joined(parts: Sequence[Judgement]) -> Judgement:
-    """All of several findings, with the lines of each."""
-    return Judgement(all_of(part.verdict for part in parts), tuple(line for part in parts for line in part.measured))
-
-
-def lower(a: Sample, b: Sample) -> str:
-    """Whether `a` is lower than `b` beyond the noise."""
-    return {"lower": HOLDS, "higher": FAILS, "noise": NOISE}[order(a, b)]
-
-
 def in_every_seed(passed: Sequence[bool]) -> str:
     """A threshold that all seeds must pass; some seeds alone decide nothing."""
     return HOLDS if all(passed) else FAILS if not any(passed) else NOISE
 
 
+def lower(a: Sample, b: Sample) -> str:
+    """Whether `a` is lower than `b` beyond the noise."""
+    return _lost(a, b) or _decided(*difference(a, b), 0.0, strictly=True)
+
+
 def at_most(a: Sample, b: Sample, limit: float) -> str:
     """Whether the mean of a - b is at most a limit, with the noise to spare on either side."""
-    if not (a.all_finite and b.all_finite):
-        return HOLDS if a.all_finite and b.none_finite else FAILS if a.none_finite and b.all_finite else NOISE
-    mean, margin = difference(a, b)
-    if math.isnan(mean):
-        return NOISE
-    return HOLDS if mean + margin <= limit else FAILS if mean - margin > limit else NOISE
+    return _lost(a, b) or _decided(*difference(a, b), limit)
 
 
 def within(a: Sample, b: Sample, tolerance: float) -> str:
@@ -98,6 +133,17 @@ def within(a: Sample, b: Sample, tolerance: float) -> str:
     if not (a.all_finite and b.all_finite):
         return FAILS if a.all_finite != b.all_finite else NOISE
     mean, margin = difference(a, b)
-    if math.isnan(mean):
-        return NOISE
-    return HOLDS if abs(mean) + margin <= tolerance else FAILS if abs(mean) - margin > tolerance else NOISE
+    return _decided(abs(mean), margin, tolerance)
+
+
+def _lost(a: Sample, b: Sample) -> str:
+    """The verdict on which is lower where runs diverged; empty where none did."""
+    if a.all_finite and b.all_finite:
+        return ""
+    return HOLDS if a.all_finite and b.none_finite else FAILS if a.none_finite and b.all_finite else NOISE
+
+
+def _decided(mean: float, margin: float, limit: float, strictly: bool = False) -> str:
+    """Whether a mean is below a limit; NaN, where the noise is not known, decides nothing."""
+    below = mean + margin < limit if strictly else mean + margin <= limit
+    return HOLDS if below else FAILS if mean - margin > limit else NOISE

@@ -17,10 +17,9 @@ from pathlib import Path
 from ..protocol.experiments import PAPER_LR_MAX
 from ..store.files import write_atomically
 from ..store.runs import Run
-from .claims import CLAIMS, Claim
-from .evidence import Evidence
-from .overhead import RULE as OVERHEAD_RULE
-from .overhead import overhead
+from . import batch_norm, beyond, comparisons, overhead, training  # noqa: F401  (each registers its claims)
+from .claims import REGISTERED, Claim
+from .evidence import Evidence, judged
 
 RULE = (
     "Runs are compared seed by seed. A difference counts only when zero lies outside the 95 % interval of Student's t "
@@ -30,29 +29,32 @@ RULE = (
 )
 
 
+# In the order of the paper.
+_STEPS = "four-times four-times-adam equal-rates fair-is-closer decay-nothing decay-destabilizes projection"
+_MNIST = (
+    "hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn bn-evaluation-better "
+    "others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero overfits bn-generalizes"
+)
+_NOISY = "noise-prevents on-par cifar-close cifar-bn-trains-best cifar-bn-validates-best bn-boost"
+_CONCLUSION = (
+    "robust lower-loss lower-loss-evaluation bn-unstable orthogonal ap2-small-batches bn-small-batches recurrent "
+    "bn-recurrent overhead"
+)
+CLAIMS = tuple(REGISTERED[name] for name in f"{_STEPS} {_MNIST} {_NOISY} {_CONCLUSION}".split())
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say about one claim.
-
-    Attributes:
-        name: A short name.
-        claim: The paper's sentence.
-        verdict: ``holds``, ``does not hold``, ``within noise`` or ``no data``.
-        rule: How it was computed, in words.
-        measured: The numbers behind it, with their spread.
-        figure: ``experiment/figure`` that bears on it.
-        setting: The bound on the learning rate it is about, or the rate itself.
-        others: The same claim at other bounds that were run.
-    """
+    """What the runs say about one claim."""
 
     name: str
-    claim: str
-    verdict: str
-    rule: str
-    measured: tuple[str, ...]
-    figure: str
-    setting: str = ""
-    others: tuple[Verdict, ...] = ()
+    claim: str  # the paper's sentence
+    verdict: str  # ``holds``, ``does not hold``, ``within noise`` or ``no data``
+    rule: str  # how it was computed, in words
+    measured: tuple[str, ...]  # the numbers behind it, with their spread
+    figure: str  # ``experiment/figure`` that bears on it
+    setting: str = ""  # the bound on the learning rate it is about, or the rate itself
+    others: tuple[Verdict, ...] = ()  # the same claim at other bounds that were run
 
 
 def judge(runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> list[Verdict]:
@@ -62,28 +64,22 @@ def judge(runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> list[Verdict]
         runs: What was found; experiments that are missing give ``no data``.
         benchmarks: Where the measured overhead may lie; the first file that exists is read.
     """
-    return [*(judge_claim(claim, runs) for claim in CLAIMS), _overhead_verdict(benchmarks)]
+    return [judge_claim(claim, runs, benchmarks) for claim in CLAIMS]
 
 
-def judge_claim(claim: Claim, runs: Sequence[Run]) -> Verdict:
+def judge_claim(claim: Claim, runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> Verdict:
     """The verdict at the paper's bound on the learning rate, and beside it those at other bounds."""
     outcomes = tuple(outcome for run in runs for outcome in run.outcomes)
     bounds = sorted({o.cell.lr_max for o in outcomes if o.cell.experiment in claim.experiments})
     by_bound: dict[float | None, Verdict] = {}
     for bound in (*bounds, *[None] * (not bounds)):
-        finding = claim.judge(Evidence(outcomes, bound))
+        finding = judged(claim.judge, Evidence(outcomes, bound, benchmarks))
         setting = "" if bound is None else f"lr {'=' if claim.fixed else '≤'} {bound:g}"
         by_bound[bound] = Verdict(
             claim.name, claim.text, finding.verdict, claim.rule, finding.measured, claim.figure, setting
         )
     main = min(by_bound, key=lambda bound: (not math.isclose(bound or 0.0, PAPER_LR_MAX), bound or 0.0))
     return replace(by_bound[main], others=tuple(verdict for bound, verdict in by_bound.items() if bound != main))
-
-
-def _overhead_verdict(benchmarks: Sequence[Path]) -> Verdict:
-    finding = overhead(benchmarks)
-    text = "The proposed normalization has little overhead: no more than batch normalization"
-    return Verdict("overhead", text, finding.verdict, OVERHEAD_RULE, finding.measured, "")
 
 
 def write(verdicts: Sequence[Verdict], out: Path) -> list[Path]:
@@ -97,12 +93,7 @@ def write(verdicts: Sequence[Verdict], out: Path) -> list[Path]:
 
 
 def markdown(verdicts: Sequence[Verdict], link: Callable[[str], str] = lambda figure: figure) -> str:
-    """The table of claims as Markdown.
-
-    Args:
-        verdicts: To be listed.
-        link: Gives the address of a figure named ``experiment/figure``, empty for none.
-    """
+    """The table of claims as Markdown; `link` gives the address of a figure ``experiment/figure``, empty for none."""
     head = "| claim | verdict | measured | figure |\n|---|---|---|---|\n"
     rows = "".join(_markdown_row(verdict, link) for verdict in verdicts)
     how = "".join(f"- {escaped(verdict.claim)}: {escaped(verdict.rule)}\n" for verdict in verdicts)

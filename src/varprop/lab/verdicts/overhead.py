@@ -7,23 +7,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .evidence import FAILS, HOLDS, MISSING, Judgement, all_of, lower
+from .claims import claim
+from .evidence import FAILS, HOLDS, MISSING, Evidence, Judgement, each, lower
 from .seed_statistics import Sample, number
 
-RULE = (
+
+@claim(
+    "overhead",
+    "The proposed normalization has little overhead: no more than batch normalization",
     "For every model of the benchmark, the seconds of one training step with AP2 are at most those with BN. Where the "
-    "file has repeated measurements, AP2 costs more only when it does so by more than the noise."
+    "file has repeated measurements, AP2 costs more only when it does so by more than the noise.",
+    experiments=(),
 )
+def _judge(evidence: Evidence) -> Judgement:
+    return overhead(evidence.benchmarks)
 
 
 def overhead(files: Sequence[Path]) -> Judgement:
-    """The claim on overhead.
+    """The claim, by the first of the files that exists.
 
-    The file holds ``{"models": {name: {"standard": s, "batch": s, "analytic": s}}}`` with s the seconds of one training
-    step, a number or a list of repetitions.
-
-    Args:
-        files: Where it may lie; the first that exists is read.
+    It holds ``{"models": {name: {"standard": s, "batch": s, "analytic": s}}}`` with s the seconds of one training step,
+    a number or a list of repetitions.
     """
     file = next((file for file in files if file.is_file()), None)
     if file is None:
@@ -32,8 +36,7 @@ def overhead(files: Sequence[Path]) -> Judgement:
         models = {name: _samples(steps) for name, steps in json.loads(file.read_text("utf-8"))["models"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return Judgement(MISSING, (f"{file} was not understood ({type(error).__name__}: {error})",))
-    parts = [_compare(name, steps) for name, steps in models.items()]
-    return Judgement(all_of(part.verdict for part in parts), tuple(line for part in parts for line in part.measured))
+    return each(lambda name: _compare(name, models[name]), models)
 
 
 def _samples(steps: dict[str, Any]) -> dict[str, Sample]:

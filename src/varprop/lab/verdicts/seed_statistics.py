@@ -12,12 +12,10 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from ..environment import require
 from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, VALID_BATCH_ACCURACY, Outcome
 
-Order = Literal["lower", "higher", "noise"]
 Metric = Callable[[Outcome], float]  # infinite where training diverged, NaN where there is nothing to measure
 
 
@@ -25,24 +23,23 @@ def final(name: str) -> Metric:
     """The last value of a curve."""
 
     def metric(outcome: Outcome) -> float:
-        values = outcome.curves.get(name)
-        if outcome.diverged:
-            return math.inf
-        return (values[-1] if math.isfinite(values[-1]) else math.inf) if values else math.nan
+        end = outcome.last(name)
+        if end is None:
+            return math.inf if outcome.diverged else math.nan
+        return end if math.isfinite(end) and not outcome.diverged else math.inf
 
     return metric
 
 
-def final_error(outcome: Outcome) -> float:
+def final_error(outcome: Outcome, curve: str = VALID_ACCURACY) -> float:
     """One minus the validation accuracy at the end, so that lower is better."""
-    accuracy = final(VALID_ACCURACY)(outcome)
+    accuracy = final(curve)(outcome)
     return math.inf if math.isinf(accuracy) else 1.0 - accuracy
 
 
 def final_batch_mode_error(outcome: Outcome) -> float:
-    """The validation error at the end of batch norm with the statistics of its batches."""
-    accuracy = final(VALID_BATCH_ACCURACY)(outcome)
-    return math.inf if math.isinf(accuracy) else 1.0 - accuracy
+    """The same of batch norm with the statistics of its batches."""
+    return final_error(outcome, VALID_BATCH_ACCURACY)
 
 
 def final_test_error(outcome: Outcome) -> float:
@@ -111,6 +108,10 @@ class Sample:
             value = number(mean, digits) + " ± 0" * (std == 0.0)
         return f"{value}{unit} ({self.seeds} seed{'s' * (self.seeds != 1)})"
 
+    def percent(self) -> str:
+        """The same of shares."""
+        return self.text(3, 100, " %")
+
 
 def number(value: float, digits: int = 3) -> str:
     """A number to so many significant digits, without an exponent where it can be avoided."""
@@ -125,13 +126,3 @@ def difference(a: Sample, b: Sample) -> tuple[float, float]:
         return math.nan, math.nan
     quantile = float(require("scipy.stats", "A verdict").t.ppf(0.975, len(differences) - 1))
     return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(len(differences))
-
-
-def order(a: Sample, b: Sample) -> Order:
-    """Whether `a` is lower or higher than `b` by more than the noise."""
-    if not (a.all_finite and b.all_finite):
-        return "lower" if a.all_finite and b.none_finite else "higher" if a.none_finite and b.all_finite else "noise"
-    mean, margin = difference(a, b)
-    if math.isnan(mean) or abs(mean) <= margin:
-        return "noise"
-    return "lower" if mean < 0 else "higher"
