@@ -18,9 +18,9 @@ from ..engine.walk import Walk
 from ..graph.capture import Program
 from ..graph.node import Node
 from ..moments import Moments
+from ..norm.batchnorm import has_seen_nothing
 from .findings.judge import ARGUMENTS, findings, gradient_ratio
 from .gradients.backward import gradients
-from .numbers.batch_norms import new_ones_by_batch
 from .numbers.collect import make_row
 from .numbers.measure import batch_extent, measure
 from .places import first_moments, places
@@ -96,9 +96,15 @@ def inspect(
 
 
 def captured(model: nn.Module, example: Any) -> tuple[Program, int]:
-    """The model as it will be trained, and how many of its batch norms have seen no data."""
-    with new_ones_by_batch(model) as count:
-        return capture(model, example), count
+    """The model, its batch norms that have seen no data as in training, and how many of these there are."""
+    new = [module for module in model.modules() if not module.training and has_seen_nothing(module)]
+    for module in new:
+        module.training = True
+    try:
+        return capture(model, example), len(new)
+    finally:
+        for module in new:
+            module.training = False
 
 
 class _Steps:

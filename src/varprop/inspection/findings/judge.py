@@ -21,10 +21,7 @@ ASIDE = ("normalized", "query", "head", *OFF_PATH)  # and of what else may be sm
 def findings(rows: list[ReportRow], unsettled: int = 0, arguments: str = ARGUMENTS) -> tuple[Finding, ...]:
     """All findings, errors first, in the order of the network within a severity.
 
-    Args:
-        rows: Of the report.
-        unsettled: How many batch norms have seen no data, and were taken as in training.
-        arguments: Those of the calls that are advised, the shape of an example among them where it is needed.
+    `unsettled` batch norms have seen no data; `arguments` are those of the calls that are advised.
     """
     layers = [row for row in rows if row.is_layer]
     # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
