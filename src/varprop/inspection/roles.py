@@ -27,17 +27,32 @@ SOFTMAX = {aten.softmax, aten._softmax}
 
 def role_of(walk: Walk, node: Node) -> Role:
     """The role of a node's value; empty for most."""
-    rule = walk.plan.rules.get(node)
-    if rule is not None and rule.signs is not None and len(terms := walk.plan.random_operands(node)) == 2:
-        return "gate" if all(_averages_all_behind(walk, term) for term in terms) else "stream"
+    if _is_sum(walk, node):
+        if all(_averages_all_behind(walk, term) for term in walk.plan.random_operands(node)):
+            return "gate"
+        return "in branch" if _in_branch(walk, node) else "stream"
     if _is_gate(walk, node):
         return "gate"
     role = _common_role(walk, _ends(walk, node))
-    if role == "" and _common_role(walk, _ends(walk, node, BRANCH)) == "branch":
+    if role == "" and _in_branch(walk, node):
         return "in branch"
     if role == "" and _is_half_of_a_layer(walk, node):
         return "normalized"
     return "head" if role == "" and _averages_all_behind(walk, node) else role
+
+
+def _is_sum(walk: Walk, node: Node) -> bool:
+    rule = walk.plan.rules.get(node)
+    return rule is not None and rule.signs is not None and len(walk.plan.random_operands(node)) == 2
+
+
+def _in_branch(walk: Walk, node: Node) -> bool:
+    """Whether all that becomes of a value ends as the smaller term of a sum; sums on the way may lie in the branch."""
+    ends = list(_ends(walk, node, BRANCH))
+    return bool(ends) and all(
+        _role_at(walk, before, end) == "branch" or (_is_sum(walk, end) and _in_branch(walk, end))
+        for before, end in ends
+    )
 
 
 def _is_half_of_a_layer(walk: Walk, node: Node) -> bool:

@@ -379,3 +379,22 @@ def test_embeddings_may_be_small_but_not_large(scale, found):
     torch.manual_seed(0)
     report = vp.inspect(Language(scale), vp.Tokens.uniform(100), example=(1, 8))
     assert [f.kind for f in report.findings if f.severity != "note"] == found
+
+
+class Summed(nn.Module):
+    """A branch that is a sum itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = small(nn.Linear(64, 64)), small(nn.Linear(64, 64))
+        self.last, self.head = nn.Linear(64, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.head(x + self.last(self.first(x).relu() + self.second(x)))
+
+
+def test_a_sum_within_a_branch_is_part_of_it():
+    torch.manual_seed(0)
+    report = vp.inspect(Summed(), vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
+    roles = [row.role for row in report.rows if row.name == "add"]
+    assert sorted(roles) == ["in branch", "stream"] and alarms(report) == []
