@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 DEAD, ALWAYS_ON = 1e-3, 1 - 1e-3  # how often a unit is on
-LARGEST = 2**20  # elements; quantiles of more are those of an even choice
+LARGEST = 2**16  # elements; quantiles of more are those of an even choice
 
 
 @dataclass(frozen=True)
