@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -104,3 +105,21 @@ def test_damage_that_is_not_found_is_said() -> None:
     assert record["damages"] == {"saturated gates": ["shift"]}
     record["damages"]["saturated gates"] = []
     assert damage.said(record) == "saturated gates: NOT FOUND"
+
+
+def test_the_tables_count_alarms_and_damages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(alarms, "RESULTS", tmp_path / "findings.json")
+    alarm = ["error", "growth", "3", "std has grown"]
+    good = [
+        {"model": "timm/a", "status": "done", "alarms": []},
+        {"model": "timm/b", "status": "done", "alarms": [alarm]},
+    ]
+    late = {"model": "timm/c", "status": "too long", "error": "not finished"}
+    broken = {"model": "timm/a", "status": "done", "damages": {"zeros": ["constant"], "noise": []}}
+    alarms.write([*good, late], [broken])
+    told = capsys.readouterr().out
+    assert "| timm | 2 | 1 | 1 | b: error growth at 3 |" in told and "| all | 2 | 1 | 1 |  |" in told
+    assert "| zeros | timm/a (constant) |" in told and "| noise | timm/a (not found) |" in told
+    assert len(json.loads((tmp_path / "findings.json").read_text())) == 4
