@@ -51,7 +51,10 @@ def write(alarms: list[Record], damages: list[Record]) -> None:
 
 def _alarm_table(records: list[Record]) -> Iterator[str]:
     groups = dict.fromkeys(record["model"].partition("/")[0] for record in records)
-    yield from ("| group | inspected | with warnings or errors | with errors | which, and why |", "|---|---|---|---|---|")
+    yield from (
+        "| group | inspected | with warnings or errors | with errors | which, and why |",
+        "|---|---|---|---|---|",
+    )
     for group in (*groups, "all"):
         own = [
             record

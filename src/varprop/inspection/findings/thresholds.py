@@ -1,8 +1,8 @@
 """Where a warning begins, and where an error.
 
-Calibrated on freshly built models that are known to train, none of which may get a warning in its published
-initialization, and on broken ones, all of which must get an error: tests/inspection/findings/test_thresholds.py holds
-both lists.
+Calibrated on freshly built models that are known to train, which should get no warning in their published
+initialization, and on broken ones, which must get an error: tests/inspection/findings/test_thresholds.py holds small
+ones of both kinds, docs/inspector.md what comes out on public models.
 """
 
 GROWN = 10.0, 1e3  # std over the input's: a residual stream of 36 blocks has 6; 1000 is near float16's end
