@@ -25,7 +25,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz test-zoo zoo test-kernels test-opacus test-flower test-frameworks test-ray test-gpu test-browser check format format-check lint types bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo zoo-findings test-kernels test-opacus test-flower test-frameworks test-ray test-gpu test-browser check format format-check lint types bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -48,6 +48,11 @@ test-zoo: $(ZOO_READY) ## the tests on torchvision's models (installs torchvisio
 zoo: $(ZOO_VENV_READY) ## the sweep over 254 public models, for docs/zoo.md (2 GB in .venv-zoo, an hour or two; resumes)
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo sweep
 	@PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo table
+
+zoo-findings: $(ZOO_VENV_READY) ## what vp.inspect says of the same models, sound and damaged, for docs/inspector.md (resumes)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo alarms
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo damage
+	@PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo findings
 
 test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the CPU (installs triton, 1 GB)
 	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/norm/backends/triton

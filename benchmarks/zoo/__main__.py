@@ -2,6 +2,9 @@
 
 python -m benchmarks.zoo sweep [MODEL ...] [--samples 24] [--limit 300] [--again]   (all models if none is named)
 python -m benchmarks.zoo table                                                     (docs/zoo.md, docs/results/zoo.json)
+python -m benchmarks.zoo alarms [MODEL ...]      what vp.inspect says of each as it is
+python -m benchmarks.zoo damage [MODEL ...]      and of some of them damaged in ways it has to notice
+python -m benchmarks.zoo findings                the tables of both for docs/inspector.md, docs/results/findings.json
 
 A model is named group/name: torchvision/resnet18, timm/vit_tiny_patch16_224, hf/bert, smp/Unet, monai/UNet; those whose
 package is not installed are left out. Each is captured, its operations are counted (exact, approximate, missing), and
@@ -15,34 +18,45 @@ where it was.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from . import alarms, damage, measure, table
 from .models import all_names
 from .sweep import Settings, journal, sweep
-from .table import write
 
-JOURNAL = Path("runs/zoo/zoo.jsonl")
+RUNS = Path("runs/zoo")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["sweep", "table"])
+    parser.add_argument("command", choices=["sweep", "table", "alarms", "damage", "findings"])
     parser.add_argument("models", nargs="*", default=[])
-    parser.add_argument("--journal", type=Path, default=JOURNAL)
     parser.add_argument("--samples", type=int, default=24)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a model")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB a model")
     parser.add_argument("--again", action="store_true", help="also models that have a result")
     options = parser.parse_intermixed_args()
     torch.set_num_threads(1)
-    if options.command == "sweep":
-        settings = Settings(options.journal, options.samples, options.limit, options.memory, options.again)
-        sweep(options.models or all_names(), settings)
+    studies = {
+        "sweep": (RUNS / "zoo.jsonl", partial(measure.study, samples=options.samples), measure.said),
+        "alarms": (RUNS / "alarms.jsonl", alarms.study, alarms.said),
+        "damage": (RUNS / "damage.jsonl", damage.study, damage.said),
+    }
+    if options.command == "table":
+        known = journal(RUNS / "zoo.jsonl")
+        table.write([known.get(name, {"model": name, "status": "not measured"}) for name in all_names()])
+    elif options.command == "findings":
+        known = journal(RUNS / "alarms.jsonl")
+        alarms.write(
+            [known[name] for name in all_names() if name in known], list(journal(RUNS / "damage.jsonl").values())
+        )
     else:
-        known = journal(options.journal)
-        write([known.get(name, {"model": name, "status": "not measured"}) for name in all_names()])
+        names = damage.models() if options.command == "damage" else all_names()
+        settings = Settings(*studies[options.command], options.limit, options.memory, options.again)
+        sweep(options.models or names, settings)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,14 @@ def study(model_name: str, samples: int) -> Iterator[Record]:
         yield record | {"status": type(error).__name__, "error": first}
 
 
+def said(record: Record) -> str:
+    """A record in a few words."""
+    text = f"{record.get('exact')} exact, {record.get('approximate')} approximate"
+    missing, median, apart = record.get("missing"), record.get("median_error"), record.get("apart", {})
+    text += f", missing {missing}" if missing else f", median error {median:.1%}" if median is not None else ""
+    return text + (f", positions apart {apart['median_error']:.1%}" if "median_error" in apart else "")
+
+
 def measure(model: nn.Module, inputs: Inputs, samples: int) -> Iterator[Record]:
     """Times, counts of operations, and the distance from Monte Carlo."""
     example = drawn(inputs)

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import resource
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,10 +19,10 @@ from torch import nn
 
 import varprop as vp
 
-from .measure import study
 from .models import group_of, prepare, present
 
 GIB = 2**30
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,20 +31,22 @@ class Settings:
 
     Attributes:
         journal: The file results are appended to, a line of JSON each.
-        samples: Monte Carlo samples; none for counting operations only.
+        study: What is done with a model, by its name; a later record of it replaces an earlier one.
+        said: What is printed of a record.
         limit: Seconds a model may take.
         memory: GiB of address space a model may take.
         again: Whether to study models that have a result already.
     """
 
     journal: Path
-    samples: int = 24
+    study: Callable[[str], Iterator[Record]]
+    said: Callable[[Record], str]
     limit: float = 300.0
     memory: float = 8.0
     again: bool = False
 
 
-def sweep(names: list[str], settings: Settings) -> list[dict[str, Any]]:
+def sweep(names: list[str], settings: Settings) -> list[Record]:
     """The records of all models named, of which those already in the journal are taken from there."""
     settings.journal.parent.mkdir(parents=True, exist_ok=True)
     known = {} if settings.again else journal(settings.journal)
@@ -55,7 +58,7 @@ def sweep(names: list[str], settings: Settings) -> list[dict[str, Any]]:
         known[name] = run(name, settings)
         with settings.journal.open("a") as file:
             file.write(json.dumps(known[name]) + "\n")
-        print(line(known[name]), flush=True)
+        print(line(known[name], settings.said), flush=True)
     return [known[name] for name in names if name in known]
 
 
@@ -66,14 +69,14 @@ def warm_up() -> None:
     vp.propagate(block.eval(), vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1)), torch.zeros(1, 3, 4, 4))
 
 
-def journal(path: Path) -> dict[str, dict[str, Any]]:
+def journal(path: Path) -> dict[str, Record]:
     """The last record of every model."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {record["model"]: record for record in map(json.loads, lines)}
 
 
-def run(name: str, settings: Settings) -> dict[str, Any]:
-    """`study` in a process of its own: a crash or a hang of one model is its result, not the end of the sweep."""
+def run(name: str, settings: Settings) -> Record:
+    """The study in a process of its own: a crash or a hang of one model is its result, not the end of the sweep."""
     here, there = multiprocessing.Pipe(duplex=False)
     # forked, so that packages imported by one model need not be imported again for the next
     process = multiprocessing.get_context("fork").Process(target=_work, args=(name, settings, there))
@@ -93,7 +96,7 @@ def run(name: str, settings: Settings) -> dict[str, Any]:
         process.join()
 
 
-def _newer(found: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+def _newer(found: Record, record: Record) -> Record:
     """A later record of a model; if the second half of its study failed, the first half stays."""
     if found and record["status"] != "done":
         return found | {"apart": {"error": record.get("error", record["status"])}}
@@ -105,17 +108,14 @@ def _work(name: str, settings: Settings, answer: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + int(settings.memory * GIB),) * 2)
     gc.disable()  # tracing makes objects by the million, and the process ends soon
     try:
-        for record in study(name, settings.samples):
+        for record in settings.study(name):
             answer.send(record)
     except Exception as error:
         what = str(error).strip().splitlines() or [""]
         answer.send({"model": name, "status": "crash", "error": f"{type(error).__name__}: {what[0][:200]}"})
 
 
-def line(record: dict[str, Any]) -> str:
+def line(record: Record, said: Callable[[Record], str]) -> str:
     """One line for the terminal."""
-    said = record.get("error") or f"{record.get('exact')} exact, {record.get('approximate')} approximate"
-    missing, median, apart = record.get("missing"), record.get("median_error"), record.get("apart", {})
-    said += f", missing {missing}" if missing else f", median error {median:.1%}" if median is not None else ""
-    said += f", positions apart {apart['median_error']:.1%}" if "median_error" in apart else ""
-    return f"{record['model']:<44} {record['status']:<8} {record.get('total_s', 0):5.1f} s  {said}"
+    text = record.get("error") or said(record)
+    return f"{record['model']:<44} {record['status']:<8} {record.get('total_s', 0):5.1f} s  {text}"

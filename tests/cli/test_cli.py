@@ -80,6 +80,7 @@ def lab(monkeypatch, tmp_path):
         monkeypatch.setattr(import_module(package), last, module, raising=False)
 
     def install(error=None):
+        import_module("varprop.cli.results")  # reads the real report's table, which its stand-in does not have
         stand_in("execution.run", "reproduce", error or {"digits": [outcome()]})
         stand_in("comparison", "compare", error or StandInComparison(tmp_path / "report.html"))
         page = tmp_path / "report.html"

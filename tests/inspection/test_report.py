@@ -378,3 +378,17 @@ def test_html_escapes_and_holds_the_findings():
 def test_unknown_rows_are_named():
     with pytest.raises(KeyError, match="no row 'x'"):
         vp.inspect(mlp(nn.ReLU), unit(1, 32))["x"]
+
+
+def test_values_without_elements_are_passed_over():
+    class Prefixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.last(torch.cat([x[:, :0], x], 1))
+
+    report = vp.inspect(Prefixed(), unit(1, 5, 8))
+    assert report["first"].gradient_total == pytest.approx(0.388 * 5**0.5, rel=0.3)

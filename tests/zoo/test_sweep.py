@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.zoo import models, sweep
+from benchmarks.zoo import alarms, damage, measure, models, sweep
 from benchmarks.zoo.sweep import Settings, journal, run
 
 SMALL, OTHER = "basic/paper_mnist_mlp", "basic/nn_mha"
 
 
-def settings(folder: Path, **more: Any) -> Settings:
-    return Settings(**{"journal": folder / "zoo.jsonl", "samples": 4} | more)
+def settings(folder: Path, samples: int = 4, **more: Any) -> Settings:
+    study = partial(measure.study, samples=samples)
+    return Settings(**{"journal": folder / "zoo.jsonl", "study": study, "said": measure.said} | more)
 
 
 def test_a_small_model_is_measured(tmp_path: Path) -> None:
@@ -42,7 +45,7 @@ def test_failures_are_results(tmp_path: Path) -> None:
     assert stuck["status"] == "too long" and "0.01 s" in stuck["error"]
 
 
-def test_a_second_half_that_fails_does_not_cost_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_half_that_fails_does_not_cost_the_first(tmp_path: Path) -> None:
     done = {"model": SMALL, "status": "done", "median_error": 0.3}
 
     def fails(*_: Any) -> Iterator[dict[str, Any]]:
@@ -53,18 +56,19 @@ def test_a_second_half_that_fails_does_not_cost_the_first(tmp_path: Path, monkey
         yield done
         time.sleep(60)
 
-    monkeypatch.setattr(sweep, "study", fails)
-    assert run(SMALL, settings(tmp_path)).items() >= (done | {"apart": {"error": "ValueError: too large"}}).items()
-    monkeypatch.setattr(sweep, "study", hangs)
+    assert (
+        run(SMALL, settings(tmp_path, study=fails)).items()
+        >= (done | {"apart": {"error": "ValueError: too large"}}).items()
+    )
     late = {"error": "not finished within 1 s"}
-    assert run(SMALL, settings(tmp_path, limit=1.0)).items() >= (done | {"apart": late}).items()
+    assert run(SMALL, settings(tmp_path, study=hangs, limit=1.0)).items() >= (done | {"apart": late}).items()
 
 
-def test_a_model_that_takes_too_much_memory_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_takes_too_much_memory_ends_alone(tmp_path: Path) -> None:
     import torch
 
-    monkeypatch.setattr(sweep, "study", lambda *_: torch.zeros(2**32))
-    assert run(SMALL, settings(tmp_path, memory=1.0))["status"] == "crash"
+    too_much = settings(tmp_path, study=lambda _: torch.zeros(2**32), memory=1.0)
+    assert run(SMALL, too_much)["status"] == "crash"
 
 
 def test_operations_alone_are_counted_without_samples(tmp_path: Path) -> None:
@@ -87,3 +91,35 @@ def test_groups_without_their_package_get_a_sentence(
 def test_optical_flow_has_a_rule_for_every_operation(tmp_path: Path) -> None:
     record = run("torchvision/raft_small", settings(tmp_path, samples=0))
     assert record["missing"] == {} and record["exact"] > 900
+
+
+def test_alarms_are_written_down(tmp_path: Path) -> None:
+    (record,) = sweep.sweep([OTHER], settings(tmp_path, study=alarms.study, said=alarms.said))
+    assert record["status"] == "done" and record["alarms"] == [] and alarms.said(record) == "nothing"
+    (record,) = alarms.study(SMALL)  # PyTorch's own initialization of a deep logistic network
+    assert {kind for _, kind, *_ in record["alarms"]} >= {"decay", "vanish"}
+
+
+def test_damage_that_is_not_found_is_said() -> None:
+    (record,) = damage.study("basic/nn_lstm")
+    assert record["damages"] == {"saturated gates": ["shift"]}
+    record["damages"]["saturated gates"] = []
+    assert damage.said(record) == "saturated gates: NOT FOUND"
+
+
+def test_the_tables_count_alarms_and_damages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(alarms, "RESULTS", tmp_path / "findings.json")
+    alarm = ["error", "growth", "3", "std has grown"]
+    good = [
+        {"model": "timm/a", "status": "done", "alarms": []},
+        {"model": "timm/b", "status": "done", "alarms": [alarm]},
+    ]
+    late = {"model": "timm/c", "status": "too long", "error": "not finished"}
+    broken = {"model": "timm/a", "status": "done", "damages": {"zeros": ["constant"], "noise": []}}
+    alarms.write([*good, late], [broken])
+    told = capsys.readouterr().out
+    assert "| timm | 2 | 1 | 1 | b: error growth at 3 |" in told and "| all | 2 | 1 | 1 |  |" in told
+    assert "| zeros | timm/a (constant) |" in told and "| noise | timm/a (not found) |" in told
+    assert len(json.loads((tmp_path / "findings.json").read_text())) == 4

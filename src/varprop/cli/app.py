@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Annotated
 
 from . import bench, compare, data, demo, doctor, reproduce
@@ -25,17 +24,9 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
 
 
-def version() -> str:
-    """The version of varprop as installed."""
-    try:
-        return metadata.version("varprop")
-    except metadata.PackageNotFoundError:
-        return "not installed (used from its source folder)"
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"varprop {version()}")
+        typer.echo(doctor.own_version())
         raise typer.Exit
 
 

@@ -66,10 +66,15 @@ def _versions() -> list[str]:
     import torch
 
     return [
-        f"varprop {_version('varprop') or '(from its source folder)'}",
+        own_version(),
         f"torch {torch.__version__}",
         f"Python {platform.python_version()} on {platform.platform()}",
     ]
+
+
+def own_version() -> str:
+    """The version of varprop as installed."""
+    return f"varprop {_version('varprop') or 'not installed (used from its source folder)'}"
 
 
 def _devices() -> list[str]:

@@ -57,12 +57,7 @@ class Typer:
 
     def command(self, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         """Register a function as a command."""
-
-        def register(function: Callable[..., None]) -> Callable[..., None]:
-            self.commands[name] = function
-            return function
-
-        return register
+        return lambda function: self.commands.setdefault(name, function)
 
     def callback(self) -> Callable[[Callable[..., None]], Callable[..., None]]:
         """Register the function whose parameters are the options before any command."""

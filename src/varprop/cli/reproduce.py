@@ -26,18 +26,8 @@ HELP = (
 )
 
 
-class SearchChoice(StrEnum):
-    """How the learning rate is found."""
-
-    brent = "brent"
-    grid_brent = "grid+brent"
-
-
-class OwnWeights(StrEnum):
-    """What a method trains from its own start."""
-
-    original = "original"
-    converted = "converted"
+SearchChoice = StrEnum("SearchChoice", {"brent": "brent", "grid_brent": "grid+brent"})
+OwnWeights = StrEnum("OwnWeights", ["original", "converted"])
 
 
 class Borders(StrEnum):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from ..errors import VarpropError
 from .data import ComparisonData, ReportData, compared
 from .findings.finding import Finding
 from .render.comparison_page import comparison_page, comparison_summary
@@ -25,17 +24,8 @@ class Comparison(ComparisonData, Exports):
 
     @classmethod
     def of(cls, before: ReportData, after: ReportData, names: tuple[str, str]) -> Comparison:
-        """Pair the rows of two reports by their labels, and their findings.
-
-        Raises:
-            VarpropError: If the reports have no layer in common.
-        """
-        found = compared(before, after)
-        if found is None:
-            raise VarpropError(
-                f"These are reports of different models, {before.model} and {after.model}: no layer has the same name."
-            )
-        return cls(before, after, names, **found)
+        """Pair the rows of two reports by their labels, and their findings; see `Report.compare`."""
+        return cls(before, after, names, **compared(before, after))
 
     @property
     def new(self) -> tuple[Finding, ...]:

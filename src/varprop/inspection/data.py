@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import VarpropError
 from .findings.differences import Differences, differences
 from .findings.finding import Finding
 from .numbers.row import ReportRow
@@ -53,15 +54,10 @@ class ReportData:
 
 @dataclass(frozen=True)
 class Change:
-    """One row in both states.
+    """One row in both states."""
 
-    Attributes:
-        before: In the first state.
-        after: In the second.
-    """
-
-    before: ReportRow
-    after: ReportRow
+    before: ReportRow  # in the first state
+    after: ReportRow  # in the second
 
     @property
     def label(self) -> str:
@@ -134,12 +130,14 @@ class ComparisonData:
         }
 
 
-def compared(before: ReportData, after: ReportData) -> dict[str, Any] | None:
-    """The rows of two reports paired by their labels, and their findings; None if no layer has the same label."""
+def compared(before: ReportData, after: ReportData) -> dict[str, Any]:
+    """The rows of two reports paired by their labels, and their findings."""
     first, second = _labelled(before.rows), _labelled(after.rows)
     changes = tuple(Change(first[key], second[key]) for key in second if key in first)
     if not any(change.before.leaf and change.after.leaf for change in changes):
-        return None
+        raise VarpropError(
+            f"These are reports of different models, {before.model} and {after.model}: no layer has the same name."
+        )
     return {
         "changes": changes,
         "only_before": tuple(label for label, number in first if (label, number) not in second),

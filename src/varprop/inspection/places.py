@@ -63,7 +63,10 @@ def places(walk: Walk) -> list[Place]:
 
 
 def _counts(walk: Walk, node: Node) -> bool:
-    return walk.plan.random(node) and node.target is not operator.getitem and first_moments(walk, node) is not None
+    if not walk.plan.random(node) or node.target is operator.getitem:
+        return False
+    moments = first_moments(walk, node)
+    return moments is not None and moments.mean.numel() > 0
 
 
 def _is_single(walk: Walk, nodes: list[Node]) -> bool:

@@ -51,14 +51,9 @@ class Rounded:
 
 
 def quantization(walk: Walk, places: Sequence[Place], bits: int, k: float, per_channel: bool) -> dict[str, Any]:
-    """Ranges of every activation, and scale, shift and correction of every layer with weights.
+    """Ranges of every activation, and scale, shift and correction of every layer: see `Report.quantization`.
 
-    Args:
-        walk: A finished walk.
-        places: The places of its report.
-        bits: Of the weights, which are rounded to ``-(2^(bits-1) - 1) ... 2^(bits-1) - 1`` times their scale.
-        k: Half width of the ranges, in standard deviations.
-        per_channel: One scale for every output channel, or one for the whole layer.
+    Weights are rounded to ``-(2^(bits-1) - 1) ... 2^(bits-1) - 1`` times their scale.
     """
     if bits not in BITS:
         raise ValueError(f"bits must be a whole number from {BITS[0]} to {BITS[-1]}, not {bits!r}.")

@@ -1,13 +1,14 @@
 """What becomes of a layer's output, where that decides how it is to be judged.
 
-A branch of a residual block may be small by design, what enters a normalization may have any scale, queries and keys
-get small gradients while attention has not learned to look, and a gate computed from averages hardly varies.
+A branch of a residual block and what lies in it may be small by design, what enters a normalization may have any scale,
+queries and keys get small gradients while attention has not learned to look, and what is computed from averages and
+given back to all positions (a gate, a context) hardly varies. A head behind such an average may start small.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -15,21 +16,55 @@ import torch
 from ..engine.walk import Walk
 from ..graph.node import Node
 from ..rules.registry import Rule
+from .gradients.flow import averages_all
 from .places import first_moments
 
 aten = torch.ops.aten
-Role = Literal["", "normalized", "branch", "stream", "query", "gate"]
+Role = Literal["", "normalized", "branch", "in branch", "stream", "query", "gate", "head"]
+BRANCH = ("linear", "product", "averages")  # what may lie within a branch: fields of `Rule`
 SOFTMAX = {aten.softmax, aten._softmax}
 
 
 def role_of(walk: Walk, node: Node) -> Role:
     """The role of a node's value; empty for most."""
-    rule = walk.plan.rules.get(node)
-    if rule is not None and rule.signs is not None and len(walk.plan.random_operands(node)) == 2:
-        return "stream"
+    if _is_sum(walk, node):
+        if all(_averages_all_behind(walk, term) for term in walk.plan.random_operands(node)):
+            return "gate"
+        return "in branch" if _in_branch(walk, node) else "stream"
     if _is_gate(walk, node):
         return "gate"
-    found = {_role_at(walk, before, end) for before, end in _ends(walk, node)}
+    role = _common_role(walk, _ends(walk, node))
+    if role == "" and _in_branch(walk, node):
+        return "in branch"
+    if role == "" and _is_half_of_a_layer(walk, node):
+        return "normalized"
+    return "head" if role == "" and _averages_all_behind(walk, node) else role
+
+
+def _is_sum(walk: Walk, node: Node) -> bool:
+    rule = walk.plan.rules.get(node)
+    return rule is not None and rule.signs is not None and len(walk.plan.random_operands(node)) == 2
+
+
+def _in_branch(walk: Walk, node: Node) -> bool:
+    """Whether all that becomes of a value ends as the smaller term of a sum; sums on the way may lie in the branch."""
+    ends = list(_ends(walk, node, BRANCH))
+    return bool(ends) and all(
+        _role_at(walk, before, end) == "branch" or (_is_sum(walk, end) and _in_branch(walk, end))
+        for before, end in ends
+    )
+
+
+def _is_half_of_a_layer(walk: Walk, node: Node) -> bool:
+    """Whether another linear layer follows at once and then a normalization, as in separable convolutions."""
+    ends = list(_ends(walk, node))
+    direct = [end for before, end in ends if before is node and walk.plan.rules[end].linear]
+    return len(direct) == len(ends) > 0 and all(_common_role(walk, _ends(walk, end)) == "normalized" for end in direct)
+
+
+def _common_role(walk: Walk, ends: Iterator[tuple[Node, Node]]) -> Role:
+    """The role that a value has at all operations it reaches."""
+    found = {_role_at(walk, before, end) for before, end in ends}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -49,48 +84,75 @@ def _role_at(walk: Walk, before: Node, end: Node) -> Role:
     return ""
 
 
-def _ends(walk: Walk, node: Node) -> Iterator[tuple[Node, Node]]:
+def _ends(walk: Walk, node: Node, through: Sequence[str] = ()) -> Iterator[tuple[Node, Node]]:
     """Operations that do more with a value than move or scale it, or apply a function, each with what reaches it."""
+    return ((before, user) for before, user, passes in _reached(walk, node, through) if not passes)
+
+
+def _reached(walk: Walk, node: Node, through: Sequence[str]) -> Iterator[tuple[Node, Node, bool]]:
+    """Operations that a value reaches, each with what reaches it and whether the way goes on behind it.
+
+    It does behind those that move, join or scale values or apply a function; with `through` also behind operations of
+    these kinds (fields of `Rule`) and attention.
+    """
     waiting, seen = [node], {node}
     while waiting:
         before = waiting.pop()
         for user in before.users:
+            rule = walk.plan.rules.get(user)
             if user in seen or not walk.plan.random(user):
                 continue
-            rule = walk.plan.rules.get(user)
-            if user.target is operator.getitem or (rule is not None and _passes(walk, user, rule)):
+            if user.target is operator.getitem:
+                passes = True
+            elif rule is None:
+                continue
+            else:
+                attends = bool(through) and user.packet is aten.scaled_dot_product_attention
+                passes = _passes(walk, user, rule) or attends or any(getattr(rule, kind) for kind in through)
+            if passes:
                 seen.add(user)
                 waiting.append(user)
-            elif rule is not None:
-                yield before, user
+            yield before, user, passes
 
 
 def _passes(walk: Walk, node: Node, rule: Rule) -> bool:
     single = len(walk.plan.random_operands(node)) == 1
-    return single and (rule.kind in ("structural", "elementwise") or rule.noise or rule.copies)
+    return rule.kind == "structural" or (
+        single and (rule.kind == "elementwise" or rule.noise or rule.copies or rule.resizes)
+    )
 
 
 def _is_gate(walk: Walk, node: Node) -> bool:
-    """Whether a value comes from averages over positions, by linear layers and functions, and multiplies others."""
-    if not any(walk.plan.rules[end].product for _, end in _gate_ends(walk, node)):
+    """Whether a value comes from averages over positions, by linear layers and functions, and meets others again.
+
+    It multiplies them, or it is joined to them as what all positions have in common: an average of all positions.
+    """
+    reached = [user for _, user, _ in _reached(walk, node, ("linear",)) if user in walk.plan.rules]
+    product = any(walk.plan.rules[user].product for user in reached)
+    if not product and not any(len(walk.plan.random_operands(user)) > 1 for user in reached):
         return False
+    return _averages_all_behind(walk, node) or (product and _average_behind(walk, node) is not None)
+
+
+def _averages_all_behind(walk: Walk, node: Node) -> bool:
+    """Whether the average that a value comes from is one of all positions."""
+    average = _average_behind(walk, node)
+    if average is None:
+        return False
+    x, result = (first_moments(walk, one) for one in (average.operands[0], average))
+    return x is not None and result is not None and averages_all(x, average.operands[0], result)
+
+
+def _average_behind(walk: Walk, node: Node) -> Node | None:
+    """The average that a value comes from by linear layers and functions."""
     rule = walk.plan.rules.get(node)
     while rule is not None and not rule.averages:
         operands = walk.plan.random_operands(node)
         if len(operands) != 1 or not (rule.linear or _passes(walk, node, rule)):
-            return False
+            return None
         node = operands[0]
         rule = walk.plan.rules.get(node)
-    return rule is not None
-
-
-def _gate_ends(walk: Walk, node: Node) -> Iterator[tuple[Node, Node]]:
-    """The ends behind further linear layers."""
-    for before, end in _ends(walk, node):
-        if walk.plan.rules[end].linear:
-            yield from _gate_ends(walk, end)
-        else:
-            yield before, end
+    return node if rule is not None else None
 
 
 def _power(walk: Walk, node: Node) -> float:

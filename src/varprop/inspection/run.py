@@ -18,12 +18,11 @@ from ..engine.walk import Walk
 from ..graph.capture import Program
 from ..graph.node import Node
 from ..moments import Moments
-from .findings.judge import ARGUMENTS, findings
+from ..norm.batchnorm import has_seen_nothing
+from .findings.judge import ARGUMENTS, findings, gradient_ratio
 from .gradients.backward import gradients
-from .numbers.batch_norms import new_ones_by_batch
 from .numbers.collect import make_row
 from .numbers.measure import batch_extent, measure
-from .numbers.row import ReportRow
 from .places import first_moments, places
 from .report import Report
 
@@ -84,23 +83,28 @@ def inspect(
         measured = measure(walk, found, check, samples, seed, lambda: step("running data"))
     with torch.no_grad():
         rows = [make_row(walk, back, place, k, seen) for place, seen in zip(found, measured, strict=True)]
-    ratio = _gradient_ratio(rows)
     return Report(
         type(program.model).__name__,
         sum(parameter.numel() for parameter in program.model.parameters()),
         tuple(rows),
-        findings(rows, ratio, unsettled, _arguments(program, with_example)),
+        findings(rows, unsettled, _arguments(program, with_example)),
         tuple(_described(walk, node) for node in program.inputs),
-        ratio,
+        gradient_ratio(rows),
         "" if check is None else "gaussian" if isinstance(check, str) else "data",
         (walk, tuple(found)),
     )
 
 
 def captured(model: nn.Module, example: Any) -> tuple[Program, int]:
-    """The model as it will be trained, and how many of its batch norms have seen no data."""
-    with new_ones_by_batch(model) as count:
-        return capture(model, example), count
+    """The model, its batch norms that have seen no data as in training, and how many of these there are."""
+    new = [module for module in model.modules() if not module.training and has_seen_nothing(module)]
+    for module in new:
+        module.training = True
+    try:
+        return capture(model, example), len(new)
+    finally:
+        for module in new:
+            module.training = False
 
 
 class _Steps:
@@ -149,14 +153,6 @@ def _arguments(program: Program, with_example: bool) -> str:
     shapes = [tuple(node.form.shape) for node in program.inputs]
     example = f", example={shapes[0] if len(shapes) == 1 else tuple(shapes)}" if with_example else ""
     return ARGUMENTS + example
-
-
-def _gradient_ratio(rows: list[ReportRow]) -> float | None:
-    """Of the first to the last layer with weights; of any layers where there are no two of them."""
-    layers = [row for row in rows if row.leaf and row.gradient_total is not None]
-    weighted = [row for row in layers if row.weighted and row.role not in ("query", "gate")]
-    totals = [row.gradient_total or 0.0 for row in (weighted if len(weighted) > 1 else layers)]
-    return totals[0] / totals[-1] if totals and totals[-1] else None
 
 
 def _described(walk: Walk, node: Node) -> dict[str, Any]:

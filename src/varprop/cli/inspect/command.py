@@ -17,7 +17,7 @@ from ..parser import typer
 from .files import load_weights, write_json
 from .inputs import InputOptions, Inputs, make_inputs
 from .models import load
-from .states import check_against, other_state
+from .states import check_against, compared, other_model
 
 TARGET = (
     "package.module:callable, file.py:factory, torchvision:NAME, timm:NAME or hf:NAME (or hf:FOLDER with a "
@@ -79,8 +79,8 @@ def inspect(
         inputs = make_inputs(found, target, options)
         report = result = _inspected(found.model, inputs, samples, seed)
         if against is not None:
-            other = other_state(load(target, seed).model, found.model, weights, against, inputs)
-            result = other.compared(report, _inspected(other.model, inputs, samples, seed))
+            other = other_model(load(target, seed).model, found.model, against, inputs)
+            result = compared(report, _inspected(other, inputs, samples, seed), weights, against)
         roundings = report.quantization(bits) if quantization is not None else None
     if quantization is not None:
         write_json(roundings, quantization.expanduser())

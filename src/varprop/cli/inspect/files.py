@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +35,7 @@ def load_weights(model: Any, file: Path) -> None:
 def _state(file: Path) -> dict[str, Any]:
     import torch
 
-    try:
-        loaded = _loaded(file)
-    except vp.VarpropError:
-        raise
-    except Exception as error:
-        refused = any(words in str(error) for words in ("Unsupported global", "Unsupported class"))
-        if isinstance(error, pickle.UnpicklingError) and refused:
-            raise vp.VarpropError(
-                f"{file} holds Python objects besides tensors, and reading those could run code: save "
-                f"model.state_dict() instead, or a safetensors file."
-            ) from error
-        raise vp.VarpropError(
-            f"{file} cannot be read as weights ({type(error).__name__}): give a safetensors file, or a state_dict "
-            f"saved by torch.save."
-        ) from error
+    loaded = _loaded(file, "as weights", ": give a safetensors file, or a state_dict saved by torch.save")
     for key in ("state_dict", "model"):
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
     if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
@@ -58,14 +43,25 @@ def _state(file: Path) -> dict[str, Any]:
     return loaded
 
 
-def _loaded(file: Path) -> Any:
+def _loaded(file: Path, purpose: str, advice: str = "") -> Any:
+    """What a file holds; a file that cannot be read gets a sentence with its purpose, and what to give instead."""
     import torch
 
-    if file.suffix == ".safetensors":
-        return needed("safetensors.torch").load_file(str(file))
-    if file.suffix == ".npy":
-        return torch.from_numpy(needed("numpy").load(file, allow_pickle=False))
-    return torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        if file.suffix == ".safetensors":
+            return needed("safetensors.torch").load_file(str(file))
+        if file.suffix == ".npy":
+            return torch.from_numpy(needed("numpy").load(file, allow_pickle=False))
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except vp.VarpropError:
+        raise
+    except Exception as error:
+        if "Unsupported global" in str(error) or "Unsupported class" in str(error):
+            raise vp.VarpropError(
+                f"{file} holds Python objects besides tensors, and reading those could run code: save "
+                f"model.state_dict() instead, or a safetensors file."
+            ) from error
+        raise vp.VarpropError(f"{file} cannot be read {purpose} ({type(error).__name__}){advice}.") from error
 
 
 def saved_inputs(files: list[Path], shape: tuple[int, ...]) -> Any:
@@ -89,12 +85,7 @@ def saved_inputs(files: list[Path], shape: tuple[int, ...]) -> Any:
 def _stack(file: Path, shape: tuple[int, ...]) -> Any:
     import torch
 
-    try:
-        values = _loaded(file)
-    except vp.VarpropError:
-        raise
-    except Exception as error:
-        raise vp.VarpropError(f"{file} cannot be read as a tensor ({type(error).__name__}).") from error
+    values = _loaded(file, "as a tensor")
     if not isinstance(values, torch.Tensor):
         raise vp.VarpropError(f"{file} holds no tensor but {type(values).__name__}.")
     for candidate in (values, values[None]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,6 @@ from .files import load_weights
 from .inputs import Inputs
 
 FRESH, INIT = "fresh", "init"
-
-
-@dataclass(frozen=True)
-class OtherState:
-    """A model to compare with.
-
-    Attributes:
-        model: The model in that state.
-        name: What to call it.
-        own_name: What to call the state it is compared with.
-        later: Whether it comes after that.
-    """
-
-    model: Any
-    name: str
-    own_name: str
-    later: bool = False
-
-    def compared(self, report: vp.Report, other: vp.Report) -> Any:
-        """The comparison of both reports, the earlier state first."""
-        if self.later:
-            return report.compare(other, (self.own_name, self.name))
-        return other.compare(report, (self.name, self.own_name))
 
 
 def check_against(against: str | None, weights: Path | None, figure: Path | None) -> None:
@@ -48,18 +24,23 @@ def check_against(against: str | None, weights: Path | None, figure: Path | None
         raise vp.VarpropError(f"--against takes a file of weights, {FRESH} or {INIT}; there is no file {against}.")
 
 
-def other_state(other: Any, model: Any, weights: Path | None, against: str, inputs: Inputs) -> OtherState:
-    """The state that ``--against`` names: of `other`, the model as built, or of a copy of the model looked at."""
+def other_model(as_built: Any, model: Any, against: str, inputs: Inputs) -> Any:
+    """The model in the state that ``--against`` names."""
     if against == INIT:
-        changed = vp.init_(copy.deepcopy(model), inputs.moments, example=inputs.example)
-        return OtherState(changed, "vp.init_", _own_name(weights), later=True)
+        return vp.init_(copy.deepcopy(model), inputs.moments, example=inputs.example)
+    if against != FRESH:
+        load_weights(as_built, Path(against).expanduser())
+    return as_built
+
+
+def compared(own: vp.Report, other: vp.Report, weights: Path | None, against: str) -> Any:
+    """The comparison of both reports, the earlier state first: ``vp.init_`` comes after, weights in a file before."""
+    name = weights.name if weights is not None else "as built"
+    if against == INIT:
+        return own.compare(other, (name, "vp.init_"))
     if against == FRESH:
-        return OtherState(other, "as built", _own_name(weights))
+        return other.compare(own, ("as built", name))
     file = Path(against).expanduser()
-    load_weights(other, file)
-    same = weights is not None and weights.name == file.name
-    return OtherState(other, str(file) if same else file.name, str(weights) if same else _own_name(weights))
-
-
-def _own_name(weights: Path | None) -> str:
-    return weights.name if weights is not None else "as built"
+    if weights is not None and weights.name == file.name:
+        return other.compare(own, (str(file), str(weights)))
+    return other.compare(own, (file.name, name))

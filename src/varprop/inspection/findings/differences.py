@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,11 @@ from .finding import ORDER, Finding
 
 @dataclass(frozen=True)
 class Differences:
-    """Findings of two states.
+    """Findings of two states."""
 
-    Attributes:
-        new: In the second state alone.
-        gone: In the first state alone.
-        stayed: In both, as pairs; severity, place and size may differ.
-    """
-
-    new: tuple[Finding, ...]
-    gone: tuple[Finding, ...]
-    stayed: tuple[tuple[Finding, Finding], ...]
+    new: tuple[Finding, ...]  # in the second state alone
+    gone: tuple[Finding, ...]  # in the first state alone
+    stayed: tuple[tuple[Finding, Finding], ...]  # in both, as pairs; severity, place and size may differ
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -35,8 +30,14 @@ class Differences:
 def differences(before: Sequence[Finding], after: Sequence[Finding]) -> Differences:
     """Pair findings of one kind and place, then those of one kind: each tells of its worst layer, which may move."""
     gone, new, stayed = list(before), list(after), list[tuple[Finding, Finding]]()
-    for same in (_same_place, _same_kind):
-        _pair(gone, new, stayed, same)
+    for same in (("kind", "where"), ("kind",)):
+        key = operator.attrgetter(*same)
+        for finding in list(gone):
+            match = next((other for other in new if key(finding) == key(other)), None)
+            if match is not None:
+                stayed.append((finding, match))
+                gone.remove(finding)
+                new.remove(match)
     ordered = sorted(stayed, key=lambda pair: ORDER[pair[1].severity])
     return Differences(tuple(new), tuple(gone), tuple(ordered))
 
@@ -45,25 +46,3 @@ def severity_change(pair: tuple[Finding, Finding]) -> str:
     """``stayed``, or ``worse`` or ``milder`` where the severity changed."""
     first, second = (ORDER[finding.severity] for finding in pair)
     return "stayed" if first == second else "worse" if second < first else "milder"
-
-
-def _pair(
-    gone: list[Finding],
-    new: list[Finding],
-    stayed: list[tuple[Finding, Finding]],
-    same: Callable[[Finding, Finding], bool],
-) -> None:
-    for finding in list(gone):
-        match = next((other for other in new if same(finding, other)), None)
-        if match is not None:
-            stayed.append((finding, match))
-            gone.remove(finding)
-            new.remove(match)
-
-
-def _same_place(first: Finding, second: Finding) -> bool:
-    return (first.kind, first.where) == (second.kind, second.where)
-
-
-def _same_kind(first: Finding, second: Finding) -> bool:
-    return first.kind == second.kind

@@ -8,34 +8,31 @@ from dataclasses import replace
 
 from ..numbers.row import ReportRow
 from .finding import ORDER, Finding, Severity, times
-from .thresholds import ALWAYS_ON, CONSTANT, DEAD, GRADIENT, GROWN, SATURATED, SHRUNK
+from .thresholds import ALWAYS_ON, CONSTANT, DEAD, GRADIENT, GROWN, SATURATED, SHRUNK, STANDARD_ERRORS
 
 ARGUMENTS = "model, moments"
 INIT = f"initialize by vp.init_({ARGUMENTS})"
 REMEDY = f"{INIT}, or train with vp.normalize({ARGUMENTS})"
 NAMED = 4  # layers that one finding names
+OFF_PATH = ("branch", "in branch", "gate")  # roles of what lies beside the way of the signal
+ASIDE = ("normalized", "query", "head", *OFF_PATH)  # and of what else may be small or nearly constant
 
 
-def findings(
-    rows: list[ReportRow], gradient_ratio: float | None, unsettled: int = 0, arguments: str = ARGUMENTS
-) -> tuple[Finding, ...]:
+def findings(rows: list[ReportRow], unsettled: int = 0, arguments: str = ARGUMENTS) -> tuple[Finding, ...]:
     """All findings, errors first, in the order of the network within a severity.
 
-    Args:
-        rows: Of the report.
-        gradient_ratio: Gradient at the first layer over that at the last.
-        unsettled: How many batch norms have seen no data, and were taken as in training.
-        arguments: Those of the calls that are advised, the shape of an example among them where it is needed.
+    `unsettled` batch norms have seen no data; `arguments` are those of the calls that are advised.
     """
     layers = [row for row in rows if row.is_layer]
     # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
     weighted = [row for row in layers if row.weighted and row.role != "gate"] or layers
-    streams = [row for row in layers if row.role == "stream"]
-    scale = [*_growth([*weighted, *streams]), *_decay(weighted, streams), *_gradient(weighted, gradient_ratio)]
-    found: list[Finding] = [*scale, *_shift(weighted), *_constant(layers, weighted), *_unsettled(unsettled)]
+    known = {id(row) for row in weighted}
+    path = [row for row in layers if id(row) in known or row.role == "stream"]
+    found = [*_growth(layers, path), *_decay([row for row in path if row is not weighted[-1]]), *_gradient(rows)]
+    found += [*_shift(weighted[:-1] or weighted), *_constant(layers, weighted), *_unsettled(unsettled)]
     alike = any(any(row.uniform[2:]) for row in rows)
     for row in layers:
-        found += [*_saturation(row), *_softened_in_gates(row, _rectifier(row)), *_disagreement(row, alike)]
+        found += [*_softened_in_gates(row, [*_saturation(row), *_rectifier(row)]), *_disagreement(row, alike)]
     found = [*_merged(found), *_approximations(layers)]
     found = [replace(one, advice=one.advice.replace(f"({ARGUMENTS}", f"({arguments}")) for one in found]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
@@ -75,17 +72,27 @@ def _extreme(
         yield _graded(value(worst), *limits) or "warning", beyond[0], worst
 
 
-def _growth(rows: list[ReportRow]) -> Iterator[Finding]:
+def _growth(layers: list[ReportRow], path: list[ReportRow]) -> Iterator[Finding]:
     """Where growth of the standard deviation begins, and how far it goes; before a normalization it is no matter."""
-    judged = [row for row in rows if row.role != "normalized"]
-    for found in _extreme(judged, lambda row: row.growth or 0.0, GROWN):
-        yield _of_size("growth", "grown", *found)
+    judged = [row for row in [*(row for row in layers if row.op == "embedding"), *path] if row.role != "normalized"]
+    for severity, first, worst in _extreme(judged, _grown, GROWN):
+        if first.growth is not None:
+            yield _of_size("growth", "grown", severity, first, worst)
+        else:
+            text = f"std is {_grown(first):.3g}, where what follows from tokens should be about 1"
+            text += f", and reaches {_grown(worst):.3g} at {worst.label}" if worst is not first else ""
+            yield Finding(severity, "growth", first.label, text, "make embeddings or weights smaller", _grown(worst))
 
 
-def _decay(weighted: list[ReportRow], streams: list[ReportRow]) -> Iterator[Finding]:
-    """The same for decay. Branches may be small, and so may what the last layer gives before it has learned."""
-    judged = [row for row in weighted[:-1] if row.role not in ("normalized", "branch", "query")]
-    for found in _extreme([*judged, *streams], lambda row: 1 / row.growth if row.growth else 0.0, SHRUNK):
+def _grown(row: ReportRow) -> float:
+    """The std over that of the input; tokens have none, and count as 1."""
+    return row.numbers["std"] if row.growth is None else row.growth
+
+
+def _decay(rows: list[ReportRow]) -> Iterator[Finding]:
+    """The same for decay; what the last layers give before they have learned may be small."""
+    judged = [row for row in rows if row.role not in ASIDE]
+    for found in _extreme(judged, lambda row: 1 / row.growth if row.growth else 0.0, SHRUNK):
         yield _of_size("decay", "shrunk", *found)
 
 
@@ -96,25 +103,51 @@ def _of_size(kind: str, verb: str, severity: Severity, first: ReportRow, worst: 
 
 
 def _softened_in_gates(row: ReportRow, found: Iterable[Finding]) -> Iterator[Finding]:
-    """Averages hardly vary, so that the rectifier of a gate is on or off by its mean: no warning, though an error."""
+    """Averages hardly vary, so that units of a gate are on, off or flat by their mean: no warning, though an error."""
     for one in found:
         yield replace(one, severity="note") if row.role == "gate" and one.severity == "warning" else one
 
 
 def _shift(rows: list[ReportRow]) -> Iterator[Finding]:
-    """Units that are nearly constant: their mean square is almost all mean."""
-    for severity, first, worst in _extreme(rows, lambda row: 1 / max(1 - row.numbers["shift"], 1e-30), CONSTANT):
+    """Units that are nearly constant: their mean square is almost all mean.
+
+    A batch norm takes that off again, of a branch only what it adds to its stream matters, averages over positions and
+    class tokens hardly vary, and the last layer has a bias against it.
+    """
+    judged = [row for row in rows if row.role not in ASIDE]
+    for severity, first, worst in _extreme(judged, lambda row: 1 / max(1 - row.numbers["shift"], 1e-30), CONSTANT):
         text = f"{_exact_percent(first.numbers['shift'])} of the mean square is a constant: the units hardly vary"
         text += f" ({_exact_percent(worst.numbers['shift'])} at {worst.label})" if worst is not first else ""
         yield Finding(severity, "shift", first.label, text, REMEDY, worst.numbers["shift"])
 
 
-def _gradient(rows: list[ReportRow], ratio: float | None) -> Iterator[Finding]:
-    if ratio and (severity := _graded(max(ratio, 1 / ratio), *GRADIENT)):
+def gradient_ends(rows: list[ReportRow]) -> tuple[ReportRow, ReportRow] | None:
+    """The first and the last row by which gradients are judged.
+
+    In residual networks they are sums of blocks, and layers whose scale counts: gradients are as small as their branch,
+    and before a normalization as large as weights are small. Elsewhere they are layers with weights, or any layers.
+    """
+    layers = [row for row in rows if row.leaf and row.gradient_total is not None]
+    weighted = [row for row in layers if row.weighted and row.role not in (*OFF_PATH, "query")]
+    streams = {id(row) for row in layers if row.role == "stream"}
+    free = {id(row) for row in weighted if row.role != "normalized"}
+    path = [row for row in layers if id(row) in streams | free] if streams else weighted
+    judged = path if len(path) > 1 else layers
+    return (judged[0], judged[-1]) if judged and judged[-1].gradient_total else None
+
+
+def gradient_ratio(rows: list[ReportRow]) -> float | None:
+    """Gradient at the first of them over that at the last, both summed over positions."""
+    ends = gradient_ends(rows)
+    return None if ends is None else (ends[0].gradient_total or 0.0) / (ends[1].gradient_total or 1.0)
+
+
+def _gradient(rows: list[ReportRow]) -> Iterator[Finding]:
+    ends, ratio = gradient_ends(rows), gradient_ratio(rows)
+    if ends and ratio and (severity := _graded(max(ratio, 1 / ratio), *GRADIENT)):
         kind = "explode" if ratio > 1 else "vanish"
-        labels = [row.label for row in rows if "gradient" in row.numbers]
-        text = f"gradients {kind}: at the first layer they are {times(ratio)} those at the last ({labels[-1]})"
-        yield Finding(severity, kind, labels[0], text, REMEDY, ratio)
+        text = f"gradients {kind}: at the first layer they are {times(ratio)} those at the last ({ends[1].label})"
+        yield Finding(severity, kind, ends[0].label, text, REMEDY, ratio)
 
 
 def _saturation(row: ReportRow) -> Iterator[Finding]:
@@ -128,15 +161,21 @@ def _saturation(row: ReportRow) -> Iterator[Finding]:
 
 
 def _rectifier(row: ReportRow) -> Iterator[Finding]:
+    """Units that never change sides.
+
+    Weights have no preferred sign: where means are large they leave as many units dead as always on, but for chance.
+    """
     dead, always = row.numbers.get("dead", 0.0), row.numbers.get("always_on", 0.0)
+    chance = STANDARD_ERRORS * math.sqrt((dead + always) / len(row.ranges["low"]))
     if dead:
         text = f"{_at_least(dead)} of its units are dead: they are on less than once in a thousand times"
-        advice = f"raise the biases before it, {REMEDY}"
-        yield Finding(_graded(dead, *DEAD) or "note", "dead", row.label, text, advice, dead)
+        severity = _graded(dead, *DEAD) if dead - always > chance else None
+        yield Finding(severity or "note", "dead", row.label, text, f"raise the biases before it, {REMEDY}", dead)
     if always:
         text = f"{_at_least(always)} of its units are always on: for them the rectifier does nothing"
-        severity: Severity = "warning" if always >= ALWAYS_ON else "note"
-        yield Finding(severity, "always_on", row.label, text, f"lower the biases before it, {INIT}", always)
+        severity = "warning" if always >= ALWAYS_ON and always - dead > chance else None
+        advice = f"lower the biases before it, {INIT}"
+        yield Finding(severity or "note", "always_on", row.label, text, advice, always)
 
 
 def _at_least(share: float) -> str:
@@ -153,8 +192,12 @@ def _exact_percent(share: float) -> str:
 def _constant(rows: list[ReportRow], weighted: list[ReportRow]) -> Iterator[Finding]:
     """Units that do not vary: single channels of layers with weights, and the first whole layer.
 
-    That is bad where the output is constant with it; a last layer or a branch may start at zero on purpose.
+    That is bad where the output is constant with it; a last layer may start at zero on purpose, and a branch as long as
+    gradients reach what makes it zero.
     """
+    rows = [
+        row for row in rows if row.role not in ("gate", "query") and not (row.role in OFF_PATH and row.gradient_total)
+    ]
     for row in weighted:
         if 0 < row.constant < 1:
             text = f"{_at_least(row.constant)} of its units do not vary"

@@ -36,18 +36,13 @@ AS_LINEAR = "{op} has no backward rule: taken as linear with the same gain of va
 
 @dataclass
 class GradientScales:
-    """Second moments of the gradient at every random value, for a gradient of variance 1 at every output.
+    """Second moments of the gradient at every random value, for a gradient of variance 1 at every output."""
 
-    Attributes:
-        energy: Sum of E[g^2] over the positions each stored element stands for, by node and result.
-        notes: Why the step back through a node is approximate.
-        approximate: Values whose gradient came through an approximate step.
-        slopes: E[f'] and E[f'^2] of elementwise functions, by their node and their source.
-    """
-
+    # sum of E[g^2] over the positions each stored element stands for, by node and result
     energy: dict[NodeResult, Tensor] = field(default_factory=dict)
-    notes: dict[Node, str] = field(default_factory=dict)
-    approximate: set[NodeResult] = field(default_factory=set)
+    notes: dict[Node, str] = field(default_factory=dict)  # why the step back through a node is approximate
+    approximate: set[NodeResult] = field(default_factory=set)  # values whose gradient came through an approximate step
+    # E[f'] and E[f'^2] of elementwise functions, by their node and their source
     slopes: KnownSlopes = field(default_factory=dict)
 
     def square(self, node: Node, index: int, moments: Moments) -> Tensor | None:

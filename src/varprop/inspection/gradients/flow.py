@@ -40,18 +40,11 @@ class Flow:
 
     def summed(self, shape: torch.Size) -> Flow:
         """Summed to a shape it was broadcast from."""
-        parts = (part if part is None or part.shape == shape else part.sum_to_size(shape) for part in self.parts())
-        total, common = parts
-        assert total is not None
-        return Flow(total, common)
+        return Flow(self.total.sum_to_size(shape), None if self.common is None else self.common.sum_to_size(shape))
 
     def own(self) -> Tensor:
         """What is independent from place to place."""
         return self.total if self.common is None else (self.total - self.common).clamp_min(0)
-
-    def parts(self) -> tuple[Tensor, Tensor | None]:
-        """Both parts."""
-        return self.total, self.common
 
 
 def multiplicity(moments: Moments) -> float:

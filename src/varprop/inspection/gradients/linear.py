@@ -132,7 +132,7 @@ def _transposed(walk: Walk, node: Node, rule: Rule, arrived: dict[NodeResult, Te
         result = apply(rule, node.target, args, kwargs)
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         pairs = [(results[index].var, energy) for (_, index), energy in arrived.items()]
-        largest = max(float(energy.max()) for _, energy in pairs) or 1.0
+        largest = max((float(energy.max()) for _, energy in pairs if energy.numel()), default=0.0) or 1.0
         # in units of the largest, since single precision would overflow where gradients explode
         weighed = [(var * (energy / largest).to(var.dtype)).sum() for var, energy in pairs]
         total = torch.stack(weighed).sum()

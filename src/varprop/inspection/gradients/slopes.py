@@ -39,16 +39,8 @@ def slopes(
 ) -> SlopeMoments | None:
     """E[f'] and E[f'^2] of f' = d end / d start for the cluster's root distributed as `x`.
 
-    Args:
-        clusters: The elementwise part of a walk.
-        end: A node of the cluster, of the shape of `x`.
-        start: The root, or a node between it and `end`.
-        root: The root.
-        x: The root's moments, written out to the extents of `end`.
-        known: What was worked out before, for the same root and moments.
-
-    Returns:
-        Both, or None where the root must be positive.
+    `start` is the root or lies between it and `end`, and `x` has the extents of `end`; `known` are slopes worked out
+    before for the same root and moments. None where the root must be positive.
     """
     base, line = clusters.line(end)
     if clusters.line(start)[0] is base and start is not base:  # both are lines of the same node

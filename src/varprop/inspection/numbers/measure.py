@@ -37,16 +37,7 @@ class RunSums:
 def measure(
     walk: Walk, places: list[Place], data: Any, samples: int, seed: int, ran: Callable[[], None]
 ) -> list[dict[str, dict[str, float]]]:
-    """Every place's numbers from data, as value and standard error.
-
-    Args:
-        walk: A finished walk, whose graph is run and whose input moments Gaussian samples are drawn from.
-        places: What to look at.
-        data: ``"gaussian"``, a tensor of inputs, or batches (a loader).
-        samples: How many inputs at most.
-        seed: Of the random draws.
-        ran: Called after every run.
-    """
+    """Every place's numbers from data (as `inspect` takes it), as value and standard error; `ran`: after every run."""
     batch = batch_extent(walk.plan.program)
     runs = math.ceil(samples / batch)
     groups = [RunSums() for _ in range(GROUPS)]

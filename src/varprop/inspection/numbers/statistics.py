@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 DEAD, ALWAYS_ON = 1e-3, 1 - 1e-3  # how often a unit is on
-LARGEST = 2**20  # elements; quantiles of more are those of an even choice
+LARGEST = 2**16  # elements; quantiles of more are those of an even choice
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,14 @@ def spread_of(values: Tensor) -> UnitSpread:
 
 @dataclass(frozen=True)
 class UnitStatistics:
-    """What is known of the units at one place; tensors have one element a unit.
+    """What is known of the units at one place; tensors have one element a unit."""
 
-    Attributes:
-        mean: Their means.
-        var: Their variances.
-        flat: Probability that the activation which made them was in a flat part, if it has one.
-        on: Probability that the rectifier which made them was on, if it is one.
-        linear: Probability that it passed everything.
-        gradient: Second moment of the gradient.
-    """
-
-    mean: Tensor
-    var: Tensor
-    flat: Tensor | None = None
-    on: Tensor | None = None
-    linear: Tensor | None = None
-    gradient: Tensor | None = None
+    mean: Tensor  # their means
+    var: Tensor  # their variances
+    flat: Tensor | None = None  # probability that the activation which made them was in a flat part, if it has one
+    on: Tensor | None = None  # probability that the rectifier which made them was on, if it is one
+    linear: Tensor | None = None  # probability that it passed everything
+    gradient: Tensor | None = None  # second moment of the gradient
 
 
 def numbers(s: UnitStatistics) -> dict[str, float]:

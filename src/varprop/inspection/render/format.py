@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -51,44 +52,35 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
-def escape(text: str) -> str:
-    """Text as HTML, fit for attributes too."""
-    return html.escape(text, quote=True)
-
-
 def sentence(text: str) -> str:
     """A sentence written for terminals as HTML: powers of ten and signs as they are printed in books."""
-    return escape(_POWER.sub(lambda match: number(float(match.group())), text).replace("+-", "±"))
+    return html.escape(_POWER.sub(lambda match: number(float(match.group())), text).replace("+-", "±"))
 
 
 def with_code(text: str) -> str:
     """Text as HTML, calls of the library set as code."""
-    return _CALL.sub(r"<code>\1</code>", escape(text))
+    return _CALL.sub(r"<code>\1</code>", html.escape(text))
 
 
 def inline_json(value: Any) -> str:
     """JSON that may stand in a script element: no tag can begin in it, five digits, no NaN, infinity as a word."""
-    return json.dumps(_short(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return json.dumps(_each_float(value, _short), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def finite_json(value: Any) -> str:
     """JSON for programs; what is not finite becomes null."""
-    return json.dumps(_finite(value), indent=1, allow_nan=False)
+    return json.dumps(_each_float(value, lambda x: x if math.isfinite(x) else None), indent=1, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _each_float(value: Any, change: Callable[[float], Any]) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _each_float(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_each_float(item, change) for item in value]
+    return change(value) if isinstance(value, float) else value
 
 
-def _short(value: Any) -> Any:
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return float(f"{value:.5g}")
-        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
-    return [_short(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _short(value: float) -> float | str | None:
+    if math.isfinite(value):
+        return float(f"{value:.5g}")
+    return None if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -22,37 +22,21 @@ SCRIPTS = ("plots.js", "depth.js", "scatter.js", "pointer.js", "rows.js")
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows.
+    """What a page shows."""
 
-    Attributes:
-        title: Of the window.
-        heading: Above everything.
-        lead: One sentence on what this is.
-        facts: Names and values.
-        findings_heading: Above the findings.
-        findings: In groups.
-        no_findings: A sentence instead.
-        plots: By depth, and scatter plots.
-        rows: What the tree and the table hold, in the order of execution.
-        columns: Of the table, after number and name.
-        subjects: What the columns read, one for every row.
-        severities: The worst that is said about a row, by its index.
-        table_note: A sentence above the table.
-    """
-
-    title: str
-    heading: str
-    lead: str
-    facts: Sequence[tuple[str, str]]
-    findings_heading: str
-    findings: Sequence[FindingGroup]
-    no_findings: str
-    plots: Sequence[Plot]
-    rows: Sequence[ReportRow]
-    columns: Sequence[Column]
-    subjects: Sequence[Any]
-    severities: Mapping[int, str]
-    table_note: str = ""
+    title: str  # of the window
+    heading: str  # above everything
+    lead: str  # one sentence on what this is
+    facts: Sequence[tuple[str, str]]  # names and values
+    findings_heading: str  # above the findings
+    findings: Sequence[FindingGroup]  # in groups
+    no_findings: str  # A sentence instead
+    plots: Sequence[Plot]  # by depth, and scatter plots
+    rows: Sequence[ReportRow]  # what the tree and the table hold, in the order of execution
+    columns: Sequence[Column]  # of the table, after number and name
+    subjects: Sequence[Any]  # what the columns read, one for every row
+    severities: Mapping[int, str]  # the worst that is said about a row, by its index
+    table_note: str = ""  # A sentence above the table
 
 
 @dataclass(frozen=True)

@@ -15,33 +15,19 @@ DECADES = 20.0  # values further apart than this factor get a logarithmic axis
 
 @dataclass(frozen=True)
 class PlotSeries:
-    """A quantity of every row.
+    """A quantity of every row."""
 
-    Attributes:
-        name: For the legend.
-        look: Its colour, a class of the style sheet.
-        y: A value for every row, None where there is none.
-        low: Lower quartile over units, if known.
-        high: Upper quartile.
-        least: The smallest unit.
-        most: The largest.
-        error: Standard errors of measured values.
-        x: For a scatter plot, the other coordinate.
-        marker: ``circle``, ``triangle`` or ``square``; a line without markers if empty.
-        dashed: Whether the line is.
-    """
-
-    name: str
-    look: str
-    y: Numbers
-    low: Numbers = ()
-    high: Numbers = ()
-    least: Numbers = ()
-    most: Numbers = ()
-    error: Numbers = ()
-    x: Numbers = ()
-    marker: str = ""
-    dashed: bool = False
+    name: str  # for the legend
+    look: str  # its colour, a class of the style sheet
+    y: Numbers  # A value for every row, None where there is none
+    low: Numbers = ()  # lower quartile over units, if known
+    high: Numbers = ()  # upper quartile
+    least: Numbers = ()  # the smallest unit
+    most: Numbers = ()  # the largest
+    error: Numbers = ()  # standard errors of measured values
+    x: Numbers = ()  # for a scatter plot, the other coordinate
+    marker: str = ""  # ``circle``, ``triangle`` or ``square``; a line without markers if empty
+    dashed: bool = False  # whether the line is
 
 
 @dataclass(frozen=True)

@@ -22,21 +22,13 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        name: Its heading.
-        read: The cell of a row, or of a change in the table of a comparison.
-        meaning: What it means.
-        text: Whether it holds words.
-        first: Whether the table begins sorted by it.
-    """
-
-    name: str
-    read: Callable[[Any], TableCell]
-    meaning: str = ""
-    text: bool = False
-    first: bool = False
+    name: str  # its heading
+    read: Callable[[Any], TableCell]  # the cell of a row, or of a change in the table of a comparison
+    meaning: str = ""  # what it means
+    text: bool = False  # whether it holds words
+    first: bool = False  # whether the table begins sorted by it
 
 
 def number_column(name: str, value: Reader, meaning: str = "", first: bool = False) -> Column:

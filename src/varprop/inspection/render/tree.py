@@ -15,25 +15,15 @@ OPEN_ROWS = 60  # a tree of more rows begins folded below its first level
 
 @dataclass(frozen=True)
 class TreeEntry:
-    """One line of the tree.
+    """One line of the tree."""
 
-    Attributes:
-        name: Of the module or operation.
-        kind: Class of the module, or ``operation``.
-        mark: Look of the mark behind it, if any.
-        mark_title: What the mark says.
-        closes: How many levels end before it.
-        holds: Whether a level begins with it.
-        unfolded: Whether that is open at first.
-    """
-
-    name: str
-    kind: str
-    mark: str
-    mark_title: str
-    closes: int
-    holds: bool
-    unfolded: bool
+    name: str  # of the module or operation
+    kind: str  # class of the module, or ``operation``
+    mark: str  # look of the mark behind it, if any
+    mark_title: str  # what the mark says
+    closes: int  # how many levels end before it
+    holds: bool  # whether a level begins with it
+    unfolded: bool  # whether that is open at first
 
 
 def entries(rows: Sequence[ReportRow], severities: Mapping[int, str]) -> tuple[list[TreeEntry], int]:
