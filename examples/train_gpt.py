@@ -220,12 +220,12 @@ class Run:
                 history[-1] |= {"loss": None, "validation": None}
                 break
         memory = torch.cuda.max_memory_allocated() / 2**20 if self.device.type == "cuda" else None
-        judged = "test" if self.options.test else "validation"
+        judged = "test" if self.options.test else "held out"
         return {
             **{name: getattr(self.options, name) for name in SETTINGS},
             **{"text": self.text.hash, "parameters": sum(p.numel() for p in self.model.parameters())},
             **{judged: history[-1]["validation"], "seconds": statistics.median(part["seconds"] for part in history)},
-            **{"memory_mib": memory, "history": history},
+            **{"peak MiB": memory and round(memory), "history": history},
         }
 
     def steps(self, count: int) -> float:

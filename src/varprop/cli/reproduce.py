@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -17,12 +18,12 @@ from .parser import typer
 
 CONTINUE = "What is finished is kept: run the command again with --resume."
 UNTRAINED = ("relu", "claims")  # made by the report from nothing, and from what lies in the folder
-STUDY = "search"  # no experiment of the paper
+STUDIES = ("search", "deep")  # no experiments of the paper
 DEMO = "digits"  # has a command of its own
 HELP = (
     "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay, momentum; relu (a figure, "
     "nothing is trained); claims (the verdicts on what lies in the folder of the results); search (what each search "
-    "for the learning rate loses, on a CPU); all."
+    "for the learning rate loses, on a CPU); deep (ResNets and a GPT by normalization, on a GPU); all."
 )
 
 
@@ -41,7 +42,7 @@ def known_names() -> list[str]:
     """Everything that can be asked for."""
     from varprop.lab.protocol.experiments import EXPERIMENTS
 
-    return [*EXPERIMENTS, *UNTRAINED, STUDY, "all"]
+    return [*EXPERIMENTS, *UNTRAINED, *STUDIES, "all"]
 
 
 def expanded(names: Sequence[str]) -> list[str]:
@@ -54,7 +55,7 @@ def expanded(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in known:
             raise vp.VarpropError(unknown("experiment", name, known))
-    everything = [name for name in known if name not in (DEMO, STUDY, "all")]
+    everything = [name for name in known if name not in (DEMO, *STUDIES, "all")]
     return list(dict.fromkeys(one for name in names for one in (everything if name == "all" else [name])))
 
 
@@ -86,6 +87,7 @@ def reproduce(
         Borders | None,
         typer.Option(help="How AP2 counts zeros around images: pooled over positions, or plain as the paper's sums."),
     ] = None,
+    tables: Annotated[str | None, typer.Option(help="Of deep: only these, such as resnet18,gpt.")] = None,
     compiled: options.CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
@@ -98,7 +100,7 @@ def reproduce(
     wanted = expanded(names)
     with stoppable(CONTINUE):
         found = runner.reproduce(
-            [name for name in wanted if name not in (*UNTRAINED, STUDY)],
+            [name for name in wanted if name not in (*UNTRAINED, *STUDIES)],
             out,
             device=options.chosen(device),
             seeds=seeds,
@@ -119,6 +121,26 @@ def reproduce(
             borders=borders.value if borders else None,
             command=options.command_line(),
         )
-        if STUDY in wanted:
+        if "search" in wanted:
             typer.echo(f"Searches: {search_study.study(out, root).resolve()}")
+        if "deep" in wanted:
+            _run_deep(out, root, tables, seeds, jobs, max_seconds)
+        if set(wanted) <= set(STUDIES):
+            return
         results.show([outcome for outcomes in found.values() for outcome in outcomes], out, wanted)
+
+
+def _run_deep(
+    out: Path, root: Path | None, tables: str | None, seeds: int | None, jobs: int, max_seconds: float
+) -> None:
+    """Make the runs of the deep networks that are missing, and print the tables of all."""
+    from varprop.lab.deep.runs import HELD_OUT, TEST, Study
+    from varprop.lab.deep.tables import TABLES
+
+    deadline = time.monotonic() + max_seconds
+    for table in options.listed(tables, tuple(TABLES), "--tables") if tables else TABLES:
+        study = Study(table, out / "deep.json", seeds or 4, jobs, deadline, root, say=typer.echo)
+        study.make()
+        for judged in (HELD_OUT, TEST):
+            if study.has(judged):
+                typer.echo(f"\n{table}, {judged}\n{study.shown(judged)}")

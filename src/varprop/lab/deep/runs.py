@@ -1,0 +1,158 @@
+"""The runs of a table: every rate on held-out data, then every method with its best rate on the test data.
+
+A run is an example in a process of its own. Runs that the file has already are not made again, so that a table can be
+made in several sittings.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import varprop as vp
+from varprop.text_table import Table
+
+from ..environment import git_state, versions
+from ..store.files import write_atomically
+from .tables import ALONE, CIFAR, ONLY_HELD_OUT, TABLES, Row
+
+HELD_OUT, TEST = "held out", "test"
+PLACES = (Path(__file__).parents[4] / "examples", Path(__file__).parents[2] / "examples")  # of a checkout, of a wheel
+
+
+def example(script: str) -> Path:
+    """Where an example is.
+
+    Raises:
+        VarpropError: If it is in neither place.
+    """
+    for place in PLACES:
+        if (place / script).exists():
+            return place / script
+    raise vp.VarpropError(f"examples/{script} is not there: run this in a checkout of varprop.")
+
+
+@dataclass
+class Study:
+    """The runs of one table in a file, and how more of them are made.
+
+    Attributes:
+        table: Its name.
+        file: Where all runs are kept, of other tables too.
+        seeds: Of the runs on the test data; rates are tried with one.
+        jobs: Runs at the same time.
+        deadline: By `time.monotonic`; no run begins after it.
+        data: Folder of CIFAR-10, if it is not where varprop looks for data.
+        only: The methods to run; all if empty.
+        further: More options of the example.
+    """
+
+    table: str
+    file: Path
+    seeds: int = 4
+    jobs: int = 1
+    deadline: float = float("inf")
+    data: Path | None = None
+    only: Sequence[str] = ()
+    further: Sequence[str] = ()
+    say: Callable[[str], None] = print
+    runs: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.runs = json.loads(self.file.read_text())["runs"] if self.file.exists() else {}
+        self.rows = [row for row in TABLES[self.table]() if not self.only or row.name in self.only]
+        self.writing = threading.Lock()
+
+    def make(self) -> None:
+        """Try the rates, then look at the test data with the best ones."""
+        self._run_all(HELD_OUT, [(row, 0) for row in self.rows])
+        if self.table not in ONLY_HELD_OUT:
+            self._run_all(TEST, [(row, seed) for seed in range(self.seeds) for row in self.best()])
+
+    def key(self, row: Row, seed: int, judged: str) -> str:
+        """Under which a run is kept."""
+        return " | ".join([judged, self.table, row.name, f"lr {row.rate:g}", f"seed {seed}", *self.further])
+
+    def best(self) -> list[Row]:
+        """Every method that has run on held-out data, at its best rate there."""
+        found: dict[str, tuple[float, Row]] = {}
+        for row in self.rows:
+            value = self.runs.get(self.key(row, 0, HELD_OUT), {}).get(HELD_OUT)
+            if value is not None:
+                score = value if row.judged_by == "accuracy" else -value
+                found[row.name] = max(found.get(row.name, (score, row)), (score, row), key=lambda pair: pair[0])
+        return [row for _, row in found.values()]
+
+    def _run_all(self, judged: str, wanted: list[tuple[Row, int]]) -> None:
+        def run(job: tuple[Row, int]) -> None:
+            key = self.key(*job, judged)
+            if key not in self.runs and time.monotonic() < self.deadline:
+                self._keep(key, judged, self._trained(*job, judged))
+
+        with ThreadPoolExecutor(1 if self.table in ALONE else self.jobs) as pool:
+            list(pool.map(run, wanted))
+
+    def _keep(self, key: str, judged: str, found: dict[str, Any]) -> None:
+        """Write a run when it is there; one that failed is told, and made again next time."""
+        with self.writing:
+            self.say(f"{key}: {found.get(judged, found.get('error', 'diverged'))}")
+            if "error" not in found:
+                self.runs[key] = found
+                write_atomically(self.file, f"{json.dumps({**about(), 'runs': self.runs}, indent=1)}\n".encode())
+
+    def _trained(self, row: Row, seed: int, judged: str) -> dict[str, Any]:
+        """One run of the example; the last line of what it says if it fails."""
+        command = [sys.executable, str(example(row.script)), "--seed", str(seed), "--lr", f"{row.rate:g}", *row.options]
+        if row.script == CIFAR:
+            command += ["--data", str(self.data)] if self.data else []
+            command += ["--held-out", "0"] if judged == TEST else []
+            command += ["--graph"] if torch.cuda.is_available() else []
+        elif judged == TEST:
+            command += ["--test"]
+        done = subprocess.run([*command, *self.further], capture_output=True, text=True)
+        if done.returncode:
+            return {"error": (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]}
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    def has(self, judged: str) -> bool:
+        """Whether there is a run of the table on these data."""
+        return any(key.startswith(f"{judged} | {self.table} | ") for key in self.runs)
+
+    def shown(self, judged: str) -> str:
+        """Mean and range over the seeds, the last training loss and memory; milliseconds a step of runs made alone."""
+        lines = []
+        for row in self.rows if judged == HELD_OUT else self.best():
+            kept = [self.runs.get(self.key(row, seed, judged), {}) for seed in range(self.seeds)]
+            found = [one for one in kept if one.get(judged) is not None]
+            if found:
+                lines.append([row.name, f"{row.rate:g}", str(len(found)), *self._numbers(found, judged)])
+        columns = ["method", "rate", "seeds", self.rows[0].judged_by, "lowest", "highest", "training loss", "MiB"]
+        return Table("", columns + ["ms a step"] * (self.table in ALONE), lines, left=("method",)).markdown()
+
+    def _numbers(self, found: list[dict[str, Any]], judged: str) -> list[str]:
+        values = [one[judged] for one in found]
+        last = statistics.mean(one["history"][-1]["loss"] for one in found)
+        numbers = [f"{value:.4f}" for value in (statistics.mean(values), min(values), max(values), last)]
+        memory = found[0]["peak MiB"]
+        if self.table not in ALONE:
+            return [*numbers, str(memory)]
+        step = min(epoch["seconds"] / one["steps an epoch"] for one in found for epoch in one["history"])
+        return [*numbers, str(memory), f"{1000 * step:.2f}"]
+
+
+def about() -> dict[str, Any]:
+    """Where the newest runs come from."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"command": "varprop reproduce deep", "hardware": device, "git": git_state(), "versions": versions()}

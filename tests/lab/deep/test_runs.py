@@ -1,0 +1,109 @@
+"""Tables of deep networks: rates are tried on held-out data, the best of each method is looked at on the test data."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.data.test_datasets import write_cifar10
+from varprop.lab.deep.runs import HELD_OUT, TEST, Study
+from varprop.lab.deep.tables import TABLES, Row
+
+ROOT = Path(__file__).parents[3]
+ACCURACIES = {0.2: 0.7, 0.1: 0.9, 0.4: 0.8}
+
+
+class Pretended(Study):
+    """Runs that take no time, and remember what was asked for."""
+
+    failing: str = ""
+
+    def _trained(self, row: Row, seed: int, judged: str) -> dict[str, Any]:
+        self.asked = [*getattr(self, "asked", ()), (row.name, row.rate, seed, judged)]
+        if row.name == self.failing:
+            return {"error": "no memory"}
+        value = ACCURACIES[row.rate] if row.judged_by == "accuracy" else row.rate
+        return {judged: value, "peak MiB": None, "history": [{"loss": 1.0, "seconds": 1.0}], "steps an epoch": 2}
+
+
+def study(file: Path, table: str = "resnet18", **options: Any) -> Pretended:
+    chosen = {"only": ["batch norm", "group norm"], "seeds": 2, "say": lambda line: None}
+    return Pretended(table, file, **{**chosen, **options})
+
+
+def test_only_the_best_rate_sees_the_test_data(tmp_path: Path) -> None:
+    made = study(tmp_path / "deep.json")
+    made.make()
+    tested = [asked for asked in made.asked if asked[3] == TEST]
+    assert tested == [(name, 0.1, seed, TEST) for seed in range(2) for name in ("batch norm", "group norm")]
+    assert "| batch norm | 0.1 | 2 | 0.9000 | 0.9000 | 0.9000 | 1.0000 | None |" in made.shown(TEST)
+
+
+def test_the_lowest_loss_is_the_best(tmp_path: Path) -> None:
+    made = study(tmp_path / "deep.json", "gpt", only=["layer norm"])
+    made.make()
+    assert [row.rate for row in made.best()] == [1e-3]
+
+
+def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
+    study(tmp_path / "deep.json").make()
+    again = study(tmp_path / "deep.json", seeds=3)
+    again.make()
+    assert [asked[2:] for asked in again.asked] == [(2, TEST), (2, TEST)]
+
+
+def test_a_run_that_failed_is_told_and_made_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    failing = study(tmp_path / "deep.json", say=said.append)
+    failing.failing = "group norm"
+    failing.make()
+    assert sum(line.endswith(": no memory") for line in said) == 3
+    assert [row.name for row in failing.best()] == ["batch norm"]
+    again = study(tmp_path / "deep.json")
+    again.make()
+    assert {asked[0] for asked in again.asked} == {"group norm"}
+
+
+def test_nothing_begins_after_the_deadline(tmp_path: Path) -> None:
+    late = study(tmp_path / "deep.json", deadline=time.monotonic())
+    late.make()
+    assert not hasattr(late, "asked") and not late.has(HELD_OUT)
+
+
+def test_rows_have_names_and_rates_of_their_own() -> None:
+    for table, rows in TABLES.items():
+        made = [(row.name, row.rate) for row in rows()]
+        assert len(set(made)) == len(made), table
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    write_cifar10(tmp_path / "cifar-10-batches-bin")
+    small = ["--model", "tiny", "--width", "4", "--batch", "4", "--epochs", "1", "--images", "8"]
+    real = Study("long", tmp_path / "deep.json", 1, data=tmp_path, only=["batch norm"], further=[*small])
+    real.rows = [row._replace(options=[*row.options, "--held-out", "4"]) for row in real.rows]
+    real.make()
+    kept = json.loads((tmp_path / "deep.json").read_text())
+    assert len(kept["runs"]) == 2 and kept["hardware"] and kept["versions"]["torch"]
+
+
+@pytest.mark.parametrize("table", ["resnet18", "resnet34"])
+def test_the_documentation_says_what_its_records_say(table: str) -> None:
+    runs = json.loads((ROOT / "docs/results/deep.json").read_text())["runs"]
+    page = (ROOT / "docs/deep.md").read_text()
+    documented = Study(table, ROOT / "docs/results/deep.json")
+    for row in documented.best():
+        found = [run[TEST] for key, run in runs.items() if key.startswith(f"{TEST} | {table} | {row.name} | ")]
+        numbers = f"{statistics.mean(found):.4f}", f"({min(found):.4f} to {max(found):.4f}) | {len(found)} |"
+        assert all(number in page for number in numbers), row.name
+
+
+def test_so_does_that_of_the_gpt() -> None:
+    runs = json.loads((ROOT / "docs/results/deep.json").read_text())["runs"]
+    page = (ROOT / "docs/deep.md").read_text()
+    found = [run[HELD_OUT] for key, run in runs.items() if key.startswith(f"{HELD_OUT} | gpt")]
+    assert len(found) == 15 and all(f"{value:.4f}" in page for value in found)
