@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -134,13 +135,18 @@ def _run_deep(
     out: Path, root: Path | None, tables: str | None, seeds: int | None, jobs: int, max_seconds: float
 ) -> None:
     """Make the runs of the deep networks that are missing, and print the tables of all."""
+    from varprop.lab.deep.figure import draw_losses
     from varprop.lab.deep.runs import HELD_OUT, TEST, Study
     from varprop.lab.deep.tables import TABLES
 
     deadline = time.monotonic() + max_seconds
-    for table in options.listed(tables, tuple(TABLES), "--tables") if tables else TABLES:
+    chosen = options.listed(tables, tuple(TABLES), "--tables") if tables else list(TABLES)
+    for table in chosen:
         study = Study(table, out / "deep.json", seeds or 4, jobs, deadline, root, say=typer.echo)
         study.make()
         for judged in (HELD_OUT, TEST):
             if study.has(judged):
                 typer.echo(f"\n{table}, {judged}\n{study.shown(judged)}")
+    resnets = [Study(table, out / "deep.json", seeds or 4) for table in chosen if table.startswith(("resnet", "plain"))]
+    if find_spec("matplotlib") and draw_losses(resnets, out / "deep"):  # the runs are what matters on a bare machine
+        typer.echo(f"\nFigure: {(out / 'deep.png').resolve()}")

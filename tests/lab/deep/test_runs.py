@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lab.data.test_datasets import write_cifar10
+from varprop.lab.deep.figure import draw_losses
 from varprop.lab.deep.runs import HELD_OUT, TEST, Study
 from varprop.lab.deep.tables import TABLES, Row
 
@@ -73,6 +74,14 @@ def test_nothing_begins_after_the_deadline(tmp_path: Path) -> None:
     late = study(tmp_path / "deep.json", deadline=time.monotonic())
     late.make()
     assert not hasattr(late, "asked") and not late.has(HELD_OUT)
+
+
+def test_a_figure_of_what_was_tested(tmp_path: Path) -> None:
+    made = study(tmp_path / "deep.json")
+    assert not draw_losses([made], tmp_path / "deep")
+    made.make()
+    assert draw_losses([made], tmp_path / "deep")
+    assert (tmp_path / "deep.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "deep.svg").exists()
 
 
 def test_rows_have_names_and_rates_of_their_own() -> None:

@@ -130,12 +130,16 @@ class Study:
         """Whether there is a run of the table on these data."""
         return any(key.startswith(f"{judged} | {self.table} | ") for key in self.runs)
 
+    def found(self, row: Row, judged: str) -> list[dict[str, Any]]:
+        """The runs of a row that did not diverge, one for each seed."""
+        kept = [self.runs.get(self.key(row, seed, judged), {}) for seed in range(self.seeds)]
+        return [one for one in kept if one.get(judged) is not None]
+
     def shown(self, judged: str) -> str:
         """Mean and range over the seeds, the last training loss and memory; milliseconds a step of runs made alone."""
         lines = []
         for row in self.rows if judged == HELD_OUT else self.best():
-            kept = [self.runs.get(self.key(row, seed, judged), {}) for seed in range(self.seeds)]
-            found = [one for one in kept if one.get(judged) is not None]
+            found = self.found(row, judged)
             if found:
                 lines.append([row.name, f"{row.rate:g}", str(len(found)), *self._numbers(found, judged)])
         columns = ["method", "rate", "seeds", self.rows[0].judged_by, "lowest", "highest", "training loss", "MiB"]
