@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..moments import Moments
 from .layers import Normalized
@@ -51,14 +51,17 @@ def check_weights(layers: dict[str, Any], centred: bool = False) -> None:
             continue
         if not bool(layer.weight.isfinite().all()):
             raise ValueError(f"The weight of '{path}' has a value that is not finite.")
-        weight, all_alike = layer.weight.detach(), "zero"
+        weight = layer.weight.detach()
+        _refuse_empty(path, weight_norms(weight, layer), "zero weights: it cannot be normalized.")
         if centred and fan_in(weight, layer) > 1:
-            weight, all_alike = with_centred_rows(weight, layer), "equal"
-        empty = (weight_norms(weight, layer) == 0).nonzero().flatten()
-        if len(empty):
-            raise ValueError(
-                f"Output {int(empty[0])} of '{path}' has only {all_alike} weights: it cannot be normalized."
-            )
+            left = weight_norms(with_centred_rows(weight, layer), layer)
+            _refuse_empty(path, left, 'equal weights, of which the deep form leaves nothing: form="paper" takes them.')
+
+
+def _refuse_empty(path: str, norms: Tensor, trouble: str) -> None:
+    empty = (norms == 0).nonzero().flatten()
+    if len(empty):
+        raise ValueError(f"Output {int(empty[0])} of '{path}' has only {trouble}")
 
 
 @torch.no_grad()
