@@ -192,7 +192,7 @@ def chain(activation: object, depth: int, width: int, *, side: int = 0, padding:
     shape, size = ((side, side), 20_000 // side**2) if side else ((), 4000)
     x = torch.randn(size, width, *shape)
     one = torch.ones(1, width, *[1 for _ in shape])
-    return vp.normalize(model, vp.Moments(0 * one, one), example=x[:1]), x
+    return vp.normalize(model, vp.Moments(0 * one, one), example=x[:1], form="paper"), x
 
 
 @pytest.mark.slow
