@@ -113,7 +113,8 @@ def main() -> None:
     settings = parser.parse_args()
     join()
     loss = train(distributed(normalized_model(), settings.engine), settings)
-    print(f"process {dist.get_rank()} of {dist.get_world_size()}: loss {float(loss):.4f} after {settings.steps} steps")
+    print(f"process {dist.get_rank()} of {dist.get_world_size()}: loss {loss.item():.4f} after {settings.steps} steps")
+    dist.barrier()  # a process that ends while others still exchange may take them along
     dist.destroy_process_group()
 
 
