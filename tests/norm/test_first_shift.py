@@ -92,3 +92,13 @@ def test_deep_chains_stay_in_range(activation):
         x = layer(x)
         if isinstance(layer, nn.Linear):
             assert 0.8 < float(x.std(0).square().mean().sqrt()) < 1.25
+
+
+@pytest.mark.parametrize(
+    ("depth", "activation", "deep"), [(9, nn.ReLU, True), (8, nn.ReLU, False), (9, nn.Tanh, False), (9, nn.GELU, True)]
+)
+def test_the_form_is_chosen_by_depth_and_activation(depth: int, activation: type[nn.Module], deep: bool) -> None:
+    layers = [module for _ in range(depth) for module in (nn.Linear(6, 6), activation())]
+    model = vp.normalize(nn.Sequential(*layers), vp.Moments(0.0, 1.0), example=(1, 6))
+    assert all(layer.centred == deep for layer in vp.fold_report(model).layers)
+    assert bool(model[0].shift.detach().any()) == deep  # type: ignore[union-attr, operator]

@@ -36,7 +36,7 @@ from .checks import (
     warn_of_plain,
 )
 from .depth import warn_of_depth
-from .first_shift import first_shifts
+from .first_shift import first_shifts, layers_in_a_row
 from .fold_notice import warn_of_fold
 from .layers import (
     Normalized,
@@ -59,6 +59,7 @@ Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
 NormalizationForm = Literal["paper", "deep"]
 SWEEPS = 300
+SHALLOW = 8  # layers in a row; errors of scale do not pile up in so few
 
 
 def normalize(
@@ -86,9 +87,10 @@ def normalize(
         form: ``"deep"`` first takes from the weights of every output channel their mean, which then does
             not matter and gets no gradient (an output with one weight only keeps it); shifts before rectifiers start
             where errors of scale die out (0.377 for ReLU), and a global average counts as one of its positions.
-            ``"paper"`` normalizes the weights as they are, shifts start at 0, and positions count as independent. By
-            default it is ``"deep"`` if an activation lets errors of scale grow (rectifiers, GELU), and ``"paper"`` if
-            all contract by themselves (sigmoid, tanh), or with ``init="preserve"``, which must keep those means.
+            So a layer does not see what its inputs have in common, the first layer included. ``"paper"`` normalizes
+            the weights as they are, shifts start at 0, and positions count as independent. By default it is ``"deep"``
+            with more than 8 layers in a row and an activation that lets errors of scale grow (rectifiers, GELU), and
+            else ``"paper"``, as with ``init="preserve"``, which must keep those means.
         only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
         inplace: Change the model itself instead of a copy; if that fails it is as before.
 
@@ -178,10 +180,10 @@ def normalized_(
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
         raise ValueError("The model has no linear layer to normalize.")
-    shifts = {}
-    if form != "paper" or shifted:
-        shifts = first_shifts(model, with_calls(programs[False], layers, captured.given))
-    deep = form == "deep" or (form is None and any(shifts.values()))
+    graph = with_calls(programs[False], layers, captured.given)
+    long = form is None and layers_in_a_row(graph) > SHALLOW
+    shifts = first_shifts(model, graph) if form == "deep" or long or shifted else {}
+    deep = form == "deep" or (long and any(shifts.values()))
     check_weights(layers, deep)
     refuse_reading_by_hand(read_by_hand(programs[False], layers))
     graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given, deep))

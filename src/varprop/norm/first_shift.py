@@ -42,6 +42,11 @@ def first_shifts(model: nn.Module, graph: CapturedMode) -> dict[str, float]:
     return found
 
 
+def layers_in_a_row(graph: CapturedMode) -> int:
+    """The most layers on a path from an input to an output."""
+    return max(_depths(graph).values(), default=0)
+
+
 def _activations(plan: Plan) -> Iterator[tuple[Node, Node]]:
     """Every elementwise function of a value that something else reads: the value and the function's last operation."""
     for node in plan.program.nodes:
