@@ -47,7 +47,7 @@ def test_validation_and_test_are_other_bytes_than_those_trained_on() -> None:
 
 def test_a_run_that_diverges_ends_with_no_loss() -> None:
     result = run("--norm", "none", "--lr", "1e30", "--clip", "1e30").train()
-    assert result["validation"] is None and len(result["history"]) == 1
+    assert result["held out"] is None and len(result["history"]) == 1
 
 
 def test_all_layers_are_folded_together(analytic: Run) -> None:
