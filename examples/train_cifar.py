@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,10 +157,10 @@ class Run:
         self.steps = len(self.data.train[0]) // options.batch
         model = make(options, vp.input_moments(self.data.train[0].cpu()))
         self.model = model.to(self.device, memory_format=torch.channels_last)
-        groups = decayed(self.model, options.weight_decay)
-        self.optimizer = torch.optim.SGD(groups, options.lr, momentum=0.9, nesterov=True)
+        self.optimizer = self.make_optimizer()
+        peaks, steps = [group["lr"] for group in self.optimizer.param_groups], self.steps * options.epochs
         self.rate = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, options.lr, self.steps * options.epochs, pct_start=0.25, cycle_momentum=False
+            self.optimizer, peaks, steps, pct_start=0.25, cycle_momentum=False
         )
         self.history: list[dict[str, float]] = []
         if options.checkpoint and options.checkpoint.exists():
@@ -169,6 +169,11 @@ class Run:
             torch.cuda.reset_peak_memory_stats()
         self.call = torch.compile(self.model) if options.compile else self.model
         self.gradients: Callable[[Tensor, Tensor], Tensor] = self._gradients
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """With the peaks of the rates."""
+        groups = decayed(self.model, self.options.weight_decay)
+        return torch.optim.SGD(groups, self.options.lr, momentum=0.9, nesterov=True)
 
     def train(self) -> dict[str, Any]:
         """All epochs that are left, and the result."""
@@ -274,11 +279,11 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(norms: Iterable[str] = NORMS, models: Iterable[str] = BLOCKS) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--norm", choices=list(NORMS), default="analytic")
+    parser.add_argument("--norm", choices=list(norms), default="analytic")
     parser.add_argument("--form", choices=["paper", "deep"], default="deep", help="of the analytic normalization")
-    parser.add_argument("--model", choices=list(BLOCKS), default="resnet18")
+    parser.add_argument("--model", choices=list(models), default="resnet18")
     parser.add_argument("--width", type=int, default=64, help="of the first stage")
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10 (default: where varprop looks for data)")
     parser.add_argument("--images", type=int, default=0, help="train on the first so many only")

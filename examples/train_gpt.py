@@ -39,9 +39,9 @@ SETTINGS = (
 class DyT(nn.Module):
     """Dynamic tanh (Zhu et al., 2025): tanh of a learned multiple, then a factor and a bias per channel."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, alpha: float = 1.0) -> None:  # as published for language models up to 1024 wide
         super().__init__()
-        self.alpha = nn.Parameter(torch.tensor(1.0))  # as published for language models up to a width of 1024
+        self.alpha = nn.Parameter(torch.tensor(alpha))
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,9 +61,9 @@ NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "dyt": DyT}
 class Block(nn.Module):
     """Attention and two layers with GELU, each with a norm before it and added to the stream."""
 
-    def __init__(self, width: int, heads: int, norm: Any, qk_norm: bool) -> None:
+    def __init__(self, width: int, heads: int, norm: Any, qk_norm: bool, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm1, self.qkv, self.proj = norm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.norm2, self.up, self.down = norm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.q_norm, self.k_norm = (nn.RMSNorm(width // heads) if qk_norm else nn.Identity() for _ in range(2))
@@ -71,7 +71,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, turns: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = turned(self.q_norm(q), turns).to(v.dtype), turned(self.k_norm(k), turns).to(v.dtype)
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.proj(mixed.transpose(1, 2).flatten(-2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -109,13 +110,18 @@ def make_model(options: argparse.Namespace, text: Tensor) -> nn.Module:
     torch.manual_seed(options.seed)
     unnormalized = Squash if options.squash else nn.Identity
     model = GPT(options, NORMS.get(options.norm, lambda width: unnormalized()))
+    set_first_weights_(model, options.layers)
+    return normalized(model, options, text) if options.norm == "analytic" else model
+
+
+def set_first_weights_(model: nn.Module, layers: int) -> None:
+    """Small ones, those that a branch adds to the stream smaller, and no biases."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             last = name.endswith(("proj.weight", "down.weight"))  # of a branch
-            nn.init.normal_(parameter, std=STD / math.sqrt(2 * options.layers) if last else STD)
+            nn.init.normal_(parameter, std=STD / math.sqrt(2 * layers) if last else STD)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
-    return normalized(model, options, text) if options.norm == "analytic" else model
 
 
 @torch.no_grad()

@@ -1,0 +1,36 @@
+"""The vision transformer learns with every normalization, and its analytic form is folded the fast way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from train_vit import ViTRun, make_model, parse
+
+import varprop as vp
+from tests.lab.data.test_datasets import write_cifar10
+
+SMALL = ["--width", "16", "--depth", "1", "--heads", "2", "--held-out", "4", "--batch", "4", "--epochs", "2"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("data")
+    write_cifar10(folder / "cifar-10-batches-bin")
+    return str(folder)
+
+
+def run(data: str, *arguments: str) -> ViTRun:
+    return ViTRun(parse(["--data", data, *SMALL, *arguments]), make_model)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "dyt", "analytic", "none"])
+def test_every_normalization(data: str, norm: str) -> None:
+    result = run(data, "--norm", norm, "--qk-norm").train()
+    assert torch.tensor(result["history"][0]["loss"]).isfinite() and 0 <= result["held out"] <= 1
+
+
+def test_all_layers_are_folded_together_and_scales_have_a_rate_of_their_own(data: str) -> None:
+    made = run(data, "--norm", "analytic", "--scale-rate", "10")
+    layers = vp.fold_report(made.model).layers
+    assert len(layers) == 6 and all(layer.how == "together" for layer in layers)
+    assert made.optimizer.defaults["lr"] * 10 == made.rate.base_lrs[1] * 25  # one-cycle begins at 1/25 of its peak
