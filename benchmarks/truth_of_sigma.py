@@ -4,7 +4,8 @@ python benchmarks/truth_of_sigma.py resnet [--json docs/results/truth_resnet.jso
 python benchmarks/truth_of_sigma.py gpt [--json docs/results/truth_gpt.json] [options of examples/train_gpt.py]
 
 For every form of the normalization, as training goes on and for every normalized layer: the standard deviation measured
-on data, over the one that the layer was normalized to have (root mean square over its channels).
+on data, over the one that the layer was normalized to have (root mean square over its channels). A figure is drawn
+beside the JSON file; `--draw` draws what a file has without training.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from varprop.lab.report.plotting import draw
+from varprop.lab.report.series import Figure, Panel, PlottedSeries
+from varprop.lab.report.style import METHOD_COLOURS, OTHER_COLOUR
 from varprop.norm.layers import Normalized
 from varprop.text_table import Table
 
@@ -99,18 +103,36 @@ def shown(results: dict[str, Any]) -> str:
     return Table("", ["form", "trained", "lowest", "median", "highest"], rows, left=("form",)).markdown()
 
 
+def drawn(results: dict[str, Any], network: str, stem: Path) -> None:
+    """The median of the layers as training goes on, and a band from the lowest to the highest."""
+    unit = "epochs" if network == "resnet" else "steps"
+    colours, series = (METHOD_COLOURS["analytic"], OTHER_COLOUR), []
+    for (light, dark), (name, states) in zip(colours, results.items(), strict=False):
+        layers = [sorted(state["ratios"].values()) for state in states]
+        middle = tuple(values[len(values) // 2] for values in layers)
+        low, high = (tuple(values[end] for values in layers) for end in (0, -1))
+        trained = tuple(float(state["trained"]) for state in states)
+        series.append(PlottedSeries(name, light, dark, "solid", "o", trained, middle, low, high))
+    caption = "Median of the layers; bands reach from the lowest to the highest layer."
+    panels = (Panel("", tuple(series)),)
+    draw(Figure(stem.name, "True over predicted standard deviation", caption, panels, unit, "ratio"), stem)
+
+
 def main() -> None:
-    """Train every form, write and print."""
+    """Train every form, write, draw and print."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("network", choices=["resnet", "gpt"])
     options.add_argument("--json", type=Path)
+    options.add_argument("--draw", action="store_true")
     chosen, further = options.parse_known_args()
     followed = followed_resnet if chosen.network == "resnet" else followed_gpt
-    results: dict[str, Any] = {}
-    for name, form in VARIANTS.items():
+    results: dict[str, Any] = json.loads(chosen.json.read_text()) if chosen.draw else {}
+    for name, form in ({} if chosen.draw else VARIANTS).items():
         results[name] = followed([*form, *further])
         if chosen.json:
             chosen.json.write_text(json.dumps(results, indent=1) + "\n")
+    if chosen.json:
+        drawn(results, chosen.network, chosen.json.with_suffix(""))
     print(shown(results))
 
 

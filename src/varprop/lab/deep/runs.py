@@ -25,7 +25,7 @@ from varprop.text_table import Table
 
 from ..environment import git_state, versions
 from ..store.files import write_atomically
-from .tables import ALONE, CIFAR, ONLY_HELD_OUT, TABLES, Row
+from .tables import CIFAR, FINETUNE, GPT, ONLY_HELD_OUT, START, TABLES, Row
 
 HELD_OUT, TEST = "held out", "test"
 PLACES = (Path(__file__).parents[4] / "examples", Path(__file__).parents[2] / "examples")  # of a checkout, of a wheel
@@ -75,9 +75,12 @@ class Study:
         self.writing = threading.Lock()
 
     def make(self) -> None:
-        """Try the rates, then look at the test data with the best ones."""
-        self._run_all(HELD_OUT, [(row, 0) for row in self.rows])
-        if self.table not in ONLY_HELD_OUT:
+        """Try the rates of every method that has several, then look at the test data with the best ones."""
+        if any(row.script == FINETUNE for row in self.rows):
+            self._make_start()
+        only_held_out = self.table in ONLY_HELD_OUT
+        self._run_all(HELD_OUT, [(row, 0) for row in self.rows if only_held_out or not self._has_one_rate(row)])
+        if not only_held_out:
             self._run_all(TEST, [(row, seed) for seed in range(self.seeds) for row in self.best()])
 
     def key(self, row: Row, seed: int, judged: str) -> str:
@@ -85,14 +88,17 @@ class Study:
         return " | ".join([judged, self.table, row.name, f"lr {row.rate:g}", f"seed {seed}", *self.further])
 
     def best(self) -> list[Row]:
-        """Every method that has run on held-out data, at its best rate there."""
+        """Every method at its best rate on held-out data, if it has run there; at its only one if it has no other."""
         found: dict[str, tuple[float, Row]] = {}
         for row in self.rows:
-            value = self.runs.get(self.key(row, 0, HELD_OUT), {}).get(HELD_OUT)
+            value = 0.0 if self._has_one_rate(row) else self.runs.get(self.key(row, 0, HELD_OUT), {}).get(HELD_OUT)
             if value is not None:
                 score = value if row.judged_by == "accuracy" else -value
                 found[row.name] = max(found.get(row.name, (score, row)), (score, row), key=lambda pair: pair[0])
         return [row for _, row in found.values()]
+
+    def _has_one_rate(self, row: Row) -> bool:
+        return sum(other.name == row.name for other in self.rows) == 1
 
     def _run_all(self, judged: str, wanted: list[tuple[Row, int]]) -> None:
         def run(job: tuple[Row, int]) -> None:
@@ -100,7 +106,7 @@ class Study:
             if key not in self.runs and time.monotonic() < self.deadline:
                 self._keep(key, judged, self._trained(*job, judged))
 
-        with ThreadPoolExecutor(1 if self.table in ALONE else self.jobs) as pool:
+        with ThreadPoolExecutor(self.jobs) as pool:
             list(pool.map(run, wanted))
 
     def _keep(self, key: str, judged: str, found: dict[str, Any]) -> None:
@@ -113,14 +119,32 @@ class Study:
 
     def _trained(self, row: Row, seed: int, judged: str) -> dict[str, Any]:
         """One run of the example; the last line of what it says if it fails."""
-        command = [sys.executable, str(example(row.script)), "--seed", str(seed), "--lr", f"{row.rate:g}", *row.options]
-        if row.script == CIFAR:
-            command += ["--data", str(self.data)] if self.data else []
-            command += ["--held-out", "0"] if judged == TEST else []
-            command += ["--graph"] if torch.cuda.is_available() else []
-        elif judged == TEST:
-            command += ["--test"]
-        done = subprocess.run([*command, *self.further], capture_output=True, text=True)
+        options = ["--seed", str(seed), "--lr", f"{row.rate:g}", *row.options]
+        if row.script == FINETUNE:
+            options += [str(self._start)]
+        if judged == TEST:
+            options += ["--test"] if row.script == GPT else ["--held-out", "0"]
+        return self._run(row.script, [*options, *(self._place() if row.script != GPT else ())])
+
+    @property
+    def _start(self) -> Path:
+        """A network to fine-tune."""
+        return self.file.with_name("start.pt")
+
+    def _make_start(self) -> None:
+        """Train it, if it is not there."""
+        if not self._start.exists():
+            found = self._run(CIFAR, [*START, *self._place(), "--checkpoint", str(self._start)])
+            if "error" in found:
+                raise vp.VarpropError(f"The network to fine-tune could not be trained: {found['error']}")
+
+    def _place(self) -> list[str]:
+        """Where the images are, and how to train on this machine."""
+        return (["--data", str(self.data)] if self.data else []) + ["--graph"] * torch.cuda.is_available()
+
+    def _run(self, script: str, options: list[str]) -> dict[str, Any]:
+        command = [sys.executable, str(example(script)), *options, *self.further]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             return {"error": (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]}
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -136,24 +160,21 @@ class Study:
         return [one for one in kept if one.get(judged) is not None]
 
     def shown(self, judged: str) -> str:
-        """Mean and range over the seeds, the last training loss and memory; milliseconds a step of runs made alone."""
+        """Mean and range over the seeds, the last training loss and memory."""
         lines = []
         for row in self.rows if judged == HELD_OUT else self.best():
             found = self.found(row, judged)
             if found:
-                lines.append([row.name, f"{row.rate:g}", str(len(found)), *self._numbers(found, judged)])
+                lines.append([row.name, f"{row.rate:g}", str(len(found)), *_numbers(found, judged)])
         columns = ["method", "rate", "seeds", self.rows[0].judged_by, "lowest", "highest", "training loss", "MiB"]
-        return Table("", columns + ["ms a step"] * (self.table in ALONE), lines, left=("method",)).markdown()
+        return Table("", columns, lines, left=("method",)).markdown()
 
-    def _numbers(self, found: list[dict[str, Any]], judged: str) -> list[str]:
-        values = [one[judged] for one in found]
-        last = statistics.mean(one["history"][-1]["loss"] for one in found)
-        numbers = [f"{value:.4f}" for value in (statistics.mean(values), min(values), max(values), last)]
-        memory = found[0]["peak MiB"]
-        if self.table not in ALONE:
-            return [*numbers, str(memory)]
-        step = min(epoch["seconds"] / one["steps an epoch"] for one in found for epoch in one["history"])
-        return [*numbers, str(memory), f"{1000 * step:.2f}"]
+
+def _numbers(found: list[dict[str, Any]], judged: str) -> list[str]:
+    values = [one[judged] for one in found]
+    last = statistics.mean(one["history"][-1]["loss"] for one in found)
+    numbers = [f"{value:.4f}" for value in (statistics.mean(values), min(values), max(values), last)]
+    return [*numbers, str(found[0]["peak MiB"])]
 
 
 def about() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-CIFAR, GPT = "train_cifar.py", "train_gpt.py"
+CIFAR, FINETUNE, VIT, GPT = "train_cifar.py", "finetune_cifar.py", "train_vit.py", "train_gpt.py"
 METHODS = {
     "batch norm": ["--norm", "batch"],
     "batch norm, clipped": ["--norm", "batch", "--clip", "2"],
@@ -20,7 +20,8 @@ RATES = {"weight norm": (0.2, 0.05, 0.1), "none": (0.05, 0.02, 0.1)}  # peaks th
 USUAL_RATES = (0.2, 0.1, 0.4)
 TWO = ("batch norm", "analytic, deep form")
 SIZES = (2, 4, 8, 32, 256)
-SMALL_DATA = ["--images", "10000", "--epochs", "10"]  # batches of 2 take a hundred times as many steps
+SHORT = ["--epochs", "5"]  # batches of 2 take a hundred times as many steps
+START = ["--norm", "batch", "--classes", "0", "4"]  # of fine-tuning, by the first example
 
 FAST = ["--scale-rate", "10"]  # scales and shifts learn ten times as fast as weights
 TRANSFORMERS = {
@@ -31,6 +32,16 @@ TRANSFORMERS = {
     "none": (["--norm", "none"], (1e-3, 3e-4)),
     "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (2e-3, 1e-3, 3e-3)),
     "analytic": (["--norm", "analytic"], (1e-3, 2e-3)),
+}
+VISION = {
+    "layer norm": (["--norm", "layer"], (1e-3, 5e-4, 2e-3)),
+    "RMS norm": (["--norm", "rms"], (1e-3, 5e-4, 2e-3)),
+    "DyT": (["--norm", "dyt"], (1e-3, 5e-4, 2e-3)),
+    "none": (["--norm", "none"], (5e-4, 1e-3)),
+    "analytic": (["--norm", "analytic"], (1e-3, 5e-4, 2e-3)),
+    "analytic, fast scales": (["--norm", "analytic", *FAST], (1e-3, 5e-4, 2e-3)),
+    "layer norm, QK norm": (["--norm", "layer", "--qk-norm"], (1e-3, 2e-3)),
+    "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (1e-3, 2e-3)),
 }
 CANDIDATES = {  # what may bring the analytic normalization closer to layer norm
     "fast scales": (FAST, (1e-3, 2e-3)),
@@ -54,7 +65,7 @@ class Row(NamedTuple):
     @property
     def judged_by(self) -> str:
         """What the example's result is."""
-        return "accuracy" if self.script == CIFAR else "loss"
+        return "loss" if self.script == GPT else "accuracy"
 
 
 def _resnets(model: str, methods: dict[str, list[str]], *options: str, rates: tuple[float, ...] = ()) -> Iterator[Row]:
@@ -65,13 +76,13 @@ def _resnets(model: str, methods: dict[str, list[str]], *options: str, rates: tu
 
 def _deeper(model: str) -> Iterator[Row]:
     two = {method: METHODS[method] for method in TWO}
-    return _resnets(model, two, "--width", "32", rates=(0.2, 0.1, 0.05))
+    return _resnets(model, two, "--width", "32", rates=(0.2, 0.1))
 
 
 def _batches() -> Iterator[Row]:
     for size in SIZES:
-        for method in (*TWO, "group norm"):
-            options = ["--batch", str(size), *SMALL_DATA, *METHODS[method]]
+        for method in TWO:
+            options = ["--batch", str(size), *SHORT, *METHODS[method]]
             yield Row(f"{method}, batch {size}", 0.2 * size / 256, CIFAR, options)
 
 
@@ -80,11 +91,17 @@ def _long() -> Iterator[Row]:
         yield Row(method, 0.2, CIFAR, ["--epochs", "60", *METHODS[method]])
 
 
-def _cost() -> Iterator[Row]:
-    for model in ("resnet18", "resnet34"):
-        for method, options in METHODS.items():
-            short = ["--model", model, "--epochs", "3", "--images", "12800", "--compile"]
-            yield Row(f"{model}, {method}", 1e-3, CIFAR, [*short, *options])
+def _finetuning() -> Iterator[Row]:
+    short = ["--batch", "8", "--epochs", "3", "--clip", "2"]
+    for name, how in {"live": "batch norm", "frozen": "frozen batch norm", "analytic": "analytic, preserved"}.items():
+        for rate in (0.006, 0.002, 0.02):
+            yield Row(how, rate, FINETUNE, [*short, "--how", name])
+
+
+def _vit() -> Iterator[Row]:
+    for method, (options, rates) in VISION.items():
+        for rate in rates:
+            yield Row(method, rate, VIT, options)
 
 
 def _gpt() -> Iterator[Row]:
@@ -105,14 +122,14 @@ def _gpt_candidates() -> Iterator[Row]:
 
 TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     "resnet18": lambda: _resnets("resnet18", METHODS),
-    "resnet34": lambda: _resnets("resnet34", METHODS),
+    "resnet34": lambda: _resnets("resnet34", METHODS, rates=(0.2, 0.1, 0.05)),
     "resnet102": lambda: _deeper("resnet102"),
     "plain50": lambda: _deeper("plain50"),
     "batches": _batches,
     "long": _long,
+    "finetuning": _finetuning,
+    "vit": _vit,
     "gpt": _gpt,
     "gpt-candidates": _gpt_candidates,
-    "cost": _cost,
 }
-ALONE = ("cost",)  # made one run after the other, since times are what they are about
-ONLY_HELD_OUT = ("gpt-candidates", "cost")  # chosen from, or about time: nothing for the test data
+ONLY_HELD_OUT = ("gpt-candidates",)  # to choose from: nothing for the test data
