@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -10,17 +9,17 @@ from torch import Tensor, nn
 
 from ..report.series import Figure, Panel
 from ..training.task import Task
-from ..verdicts.evidence import Judgement, all_of, lower
 from .arms import Arm, experiment, normalized_layers
 from .lines import BANDS, curve
-from .records import Question, Records
+from .records import Place, Question, Records, Rule, is_lower
 
 BN, AP2, NOISY, PLAIN = "BN", "AP2", "AP2 + noise", "Standard"
-LAST, MEAN = "valid", "averaged"  # curves: with the weights of the moment, with their mean
+LAST, MEAN, IN_BATCHES = "valid", "averaged", "batch"  # with the weights of the moment, their mean, or batch mode
+LOOKS = {PLAIN: 0, AP2: 3, NOISY: 4}
 
 
 def add_noise_of_batches(model: nn.Module, task: Task, seed: int) -> nn.Module:
-    """Let the statistics of every layer err in training as those of batch norm do: by as much as a batch is small."""
+    """Let the statistics of every layer err in training as those of batch norm do: the more, the smaller a batch."""
     for layer in normalized_layers(model):
         layer.register_forward_hook(_err)
     return model
@@ -36,43 +35,24 @@ def _err(layer: Any, _: Any, output: Tensor) -> Tensor:
     return noisy
 
 
-def _better(first: tuple[str, str], second: tuple[str, str], records: Records) -> Judgement:
-    """Whether an arm and curve is lower than another, in loss and in error."""
-    verdicts, lines = [], []
-    for kind in ("loss", "error"):
-        a, b = (records.last(arm, f"{curve}_{kind}") for arm, curve in (first, second))
-        verdicts.append(lower(a, b))
-        ends = [s.percent() if kind == "error" else s.text() for s in (a, b)]
-        lines.append(f"validation {kind} {ends[0]} against {ends[1]}: {verdicts[-1]}")
-    return Judgement(all_of(verdicts), tuple(lines))
+def _better(first: Place, second: Place) -> Rule:
+    """In validation loss and in validation error."""
+    return is_lower(*(((first[0], f"{first[1]}_{k}"), (second[0], f"{second[1]}_{k}")) for k in ("loss", "error")))
 
 
 def _figure(records: Records) -> Figure:
-    arms = (PLAIN, AP2, NOISY)
-    both = (curve(records, BN, "valid_loss", "BN, evaluation mode", 1),)
-    in_batches = curve(records, BN, "batch_loss", "BN, batch mode", 1, dashed=True)
-    looks = dict(zip(arms, (0, 3, 4), strict=True))
-    panels = (
-        Panel(
-            "weights as they are", (*both, in_batches, *(curve(records, a, "valid_loss", a, looks[a]) for a in arms))
-        ),
-        Panel(
-            "averaged weights (BN as it is)", (*both, *(curve(records, a, "averaged_loss", a, looks[a]) for a in arms))
-        ),
+    own = (
+        curve(records, BN, "valid_loss", "BN, evaluation mode", 1),
+        curve(records, BN, "batch_loss", "BN, batch mode", 2),
     )
-    caption = f"Validation loss, each method at its best rate.{BANDS}"
+    last, mean = (
+        tuple(curve(records, arm, f"{kind}_loss", arm, look) for arm, look in LOOKS.items()) for kind in (LAST, MEAN)
+    )
+    panels = (Panel("weights as they are", own + last), Panel("averaged weights (BN as it is)", own + mean))
+    caption = f"Validation loss, each method at its best rate. {BANDS}"
     return Figure("averaging", "Averages of weights beside batch norm's", caption, panels, "epoch", "validation loss")
 
 
-_COMPARED = {
-    "BN validates better in evaluation mode than in batch mode": ((BN, LAST), (BN, "batch")),
-    "BN in evaluation mode validates better than AP2": ((BN, LAST), (AP2, LAST)),
-    "averaged weights validate better than the last ones, AP2": ((AP2, MEAN), (AP2, LAST)),
-    "averaged weights validate better than the last ones, standard": ((PLAIN, MEAN), (PLAIN, LAST)),
-    "BN in evaluation mode validates better than AP2 with averaged weights": ((BN, LAST), (AP2, MEAN)),
-    "AP2 validates better with batch norm's noise than without": ((NOISY, LAST), (AP2, LAST)),
-    "BN in evaluation mode validates better than AP2 with noise and averaged weights": ((BN, LAST), (NOISY, MEAN)),
-}
 QUESTION = Question(
     "averaging",
     "Why does batch norm's evaluation mode generalize better?",
@@ -83,6 +63,14 @@ QUESTION = Question(
         Arm(PLAIN, "standard", "bn", averaged=True),
     ),
     experiment(epochs=10),
-    tuple((text, functools.partial(_better, *pair)) for text, pair in _COMPARED.items()),
+    (
+        ("BN validates better in evaluation mode than in batch mode", _better((BN, LAST), (BN, IN_BATCHES))),
+        ("BN in evaluation mode validates better than AP2", _better((BN, LAST), (AP2, LAST))),
+        ("AP2 validates better with averaged weights", _better((AP2, MEAN), (AP2, LAST))),
+        ("Standard validates better with averaged weights", _better((PLAIN, MEAN), (PLAIN, LAST))),
+        ("AP2 with averaged weights validates better than BN", _better((AP2, MEAN), (BN, LAST))),
+        ("AP2 validates better with batch norm's noise", _better((NOISY, LAST), (AP2, LAST))),
+        ("AP2 with noise and averaged weights validates better than BN", _better((NOISY, MEAN), (BN, LAST))),
+    ),
     _figure,
 )

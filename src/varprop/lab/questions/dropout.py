@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from ..protocol.models import FACTORIES
 from ..report.series import Figure, Panel
 from ..training.task import Task
-from ..verdicts.evidence import Judgement, lower
 from .arms import Arm, experiment
 from .lines import BANDS, curve
-from .records import Question, Records
+from .records import TRAINED, Claims, Question, Records, is_lower
 
 SHARES = (0.1, 0.3)  # of units that are dropped behind every hidden layer
 NONE = "no dropout"
+RATES = (0.004, 0.01)
 
 
 def inside(share: float) -> str:
@@ -50,12 +50,11 @@ def drop_unseen(share: float, model: nn.Module, task: Task, seed: int) -> nn.Mod
     return model
 
 
-def _lower(first: str, second: str, measure: str, records: Records) -> Judgement:
-    if measure == "training":
-        a, b = records.loss(first), records.loss(second)
-    else:
-        a, b = (records.last(arm, "valid_loss") for arm in (first, second))
-    return Judgement(lower(a, b), (f"{measure} loss in evaluation mode {a.text()} against {b.text()}",))
+def _claims(share: float) -> Claims:
+    for name, other in (("statistics that do not know of it", outside(share)), ("no dropout", NONE)):
+        for kind, curve_name in (("training", TRAINED), ("validation", "valid_loss")):
+            rule = is_lower(((inside(share), curve_name), (other, curve_name)))
+            yield f"dropout {share} in the statistics has a lower {kind} loss than {name}", rule
 
 
 def _figure(records: Records) -> Figure:
@@ -64,7 +63,7 @@ def _figure(records: Records) -> Figure:
         arms = {NONE: (NONE, 0), inside(share): ("in the statistics", 3), outside(share): ("statistics without it", 1)}
         lines = [curve(records, arm, "valid_loss", label, look) for arm, (label, look) in arms.items()]
         panels.append(Panel(f"dropout {share}", tuple(lines)))
-    caption = f"Validation loss of AP2, each at its best rate.{BANDS}"
+    caption = f"Validation loss of AP2, each at its best rate. {BANDS}"
     return Figure("dropout", "Dropout and the statistics", caption, tuple(panels), "epoch", "validation loss")
 
 
@@ -72,22 +71,11 @@ QUESTION = Question(
     "dropout",
     "Should the statistics know of dropout?",
     (
-        Arm(NONE),
-        *(Arm(inside(share), factory=functools.partial(dropping, share)) for share in SHARES),
-        *(Arm(outside(share), change=functools.partial(drop_unseen, share)) for share in SHARES),
+        Arm(NONE, rates=RATES),
+        *(Arm(inside(share), rates=RATES, factory=functools.partial(dropping, share)) for share in SHARES),
+        *(Arm(outside(share), rates=RATES, change=functools.partial(drop_unseen, share)) for share in SHARES),
     ),
     experiment(epochs=8),
-    tuple(
-        (f"dropout {share}: {text}", functools.partial(_lower, *arms, measure))
-        for share in SHARES
-        for measure in ("training", "validation")
-        for text, arms in {
-            f"the {measure} loss is lower with it in the statistics than with statistics without it": (
-                inside(share),
-                outside(share),
-            ),
-            f"the {measure} loss is lower with it in the statistics than with no dropout": (inside(share), NONE),
-        }.items()
-    ),
+    tuple(claim for share in SHARES for claim in _claims(share)),
     _figure,
 )

@@ -15,7 +15,7 @@ from ..verdicts.evidence import Judgement, in_every_seed
 from ..verdicts.seed_statistics import Sample
 from .arms import Arm, experiment, normalized_layers
 from .lines import BANDS, line
-from .records import Question, Records
+from .records import TRAINED, Question, Records, Rule
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)
 RATES = tuple(float(f"{0.01 * factor:.3g}") for factor in FACTORS)
@@ -35,47 +35,34 @@ def named(factor: float) -> str:
     return f"weights x {factor:.2g}"
 
 
-def _spread(samples: Sequence[Sample]) -> Sample:
-    """The highest loss over the lowest, seed by seed."""
-    by_seed = list(zip(*(one.values for one in samples), strict=True))
-    return Sample(tuple(max(v) / min(v) if math.isfinite(max(v)) else math.inf for v in by_seed), samples[0].ids)
+def _differ_by(passes: Callable[[float], bool], rates: Sequence[float | None]) -> Rule:
+    """The rule for the highest training loss over the lowest, by seed; a rate for every length, None for its best."""
 
+    def rule(records: Records) -> Judgement:
+        losses = [records.last(named(f), TRAINED, rate) for f, rate in zip(FACTORS, rates, strict=True)]
+        by_seed = zip(*(one.values for one in losses), strict=True)
+        spread = Sample(tuple(max(v) / min(v) if math.isfinite(max(v)) else math.inf for v in by_seed), losses[0].ids)
+        means = ", ".join(f"{one.mean:.3g}" for one in losses)
+        verdict = in_every_seed([passes(value) for value in spread.values])
+        return Judgement(verdict, (f"{spread.text()} times", f"training losses {means}, shortest weights first"))
 
-def _judged(losses: Callable[[Records], list[Sample]], passes: Callable[[float], bool], records: Records) -> Judgement:
-    found = losses(records)
-    spread = _spread(found)
-    means = ", ".join(f"{one.mean:.3g}" for one in found)
-    line = f"training loss {means} from the shortest to the longest, highest over lowest {spread.text()}"
-    return Judgement(in_every_seed([passes(value) for value in spread.values]), (line,))
-
-
-def _at_one_rate(records: Records) -> list[Sample]:
-    return [records.loss(named(factor), RATES[2]) for factor in FACTORS]
-
-
-def _at_rates_in_proportion(records: Records) -> list[Sample]:
-    return [records.loss(named(factor), rate) for factor, rate in zip(FACTORS, RATES, strict=True)]
-
-
-def _at_own_rates(records: Records) -> list[Sample]:
-    return [records.loss(named(factor)) for factor in FACTORS]
+    return rule
 
 
 def _figure(records: Records) -> Figure:
-    def lines(place: Callable[[float, float], float]) -> Panel:
+    def panel(title: str, place: Callable[[float, float], float]) -> Panel:
         drawn = []
         for look, factor in enumerate(FACTORS):
-            runs = zip(*(records.loss(named(factor), rate).values for rate in RATES), strict=True)
-            finite = [[v if math.isfinite(v) else None for v in run] for run in runs]
-            drawn.append(line(named(factor), look, [place(rate, factor) for rate in RATES], finite))
-        return Panel("", tuple(drawn))
+            runs = list(zip(*(records.last(named(factor), TRAINED, rate).values for rate in RATES), strict=True))
+            drawn.append(line(named(factor), look, [place(rate, factor) for rate in RATES], runs))
+        return Panel(title, tuple(drawn))
 
     panels = (
-        Panel("over the learning rate", lines(lambda rate, factor: rate).series),
-        Panel("over rate / length", lines(lambda rate, factor: rate / factor).series),
+        panel("over the learning rate", lambda rate, factor: rate),
+        panel("over rate / length", lambda rate, factor: rate / factor),
     )
-    caption = f"Final training loss of AP2.{BANDS}"
     title = "Length of the first weights and learning rate"
+    caption = f"Final training loss of AP2, in evaluation mode. {BANDS}"
     return Figure("norm", title, caption, panels, "learning rate (right: over the factor)", "training loss", x_log=True)
 
 
@@ -87,15 +74,15 @@ QUESTION = Question(
     (
         (
             f"at one rate, {RATES[2]:g}, lengths from 1/9 to 9 differ by more than {MATTERS} times in training loss",
-            functools.partial(_judged, _at_one_rate, lambda spread: spread > MATTERS),
+            _differ_by(lambda spread: spread > MATTERS, [RATES[2]] * len(FACTORS)),
         ),
         (
-            f"with rates in proportion to the length they differ by at most {ALIKE} times",
-            functools.partial(_judged, _at_rates_in_proportion, lambda spread: spread <= ALIKE),
+            f"at rates in proportion to the length they differ by at most {ALIKE} times",
+            _differ_by(lambda spread: spread <= ALIKE, RATES),
         ),
         (
             f"each at the best of five rates they differ by at most {ALIKE} times",
-            functools.partial(_judged, _at_own_rates, lambda spread: spread <= ALIKE),
+            _differ_by(lambda spread: spread <= ALIKE, [None] * len(FACTORS)),
         ),
     ),
     _figure,

@@ -38,7 +38,7 @@ def study(
         _make(question, kept, out, root, seeds, say)
         records = Records(kept[name]["runs"])
         draw(question.figure(records), out / f"question-{name}")
-        say("\n".join([f"\n{question.title}", *question.findings(records)]))
+        say(f"\n{question.title}\n{question.verdicts(records)}")
 
 
 def recorded(out: Path) -> Kept:
