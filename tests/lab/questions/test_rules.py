@@ -1,14 +1,17 @@
-"""Verdicts on made-up records: each rule can hold, fail and stay undecided."""
+"""Verdicts on made-up records: each rule can hold, fail and stay undecided; and what the page says of the real ones."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from varprop.lab.questions import averaging, correlations, dropout, norm, truth
 from varprop.lab.questions.records import Question, Records
-from varprop.lab.questions.study import QUESTIONS
+from varprop.lab.questions.study import QUESTIONS, recorded
 from varprop.lab.verdicts.evidence import FAILS, HOLDS, MISSING, NOISE
 
+ROOT = Path(__file__).parents[3]
 CLEAR, CLOSE = (0.0, 0.01, 0.02), (0.0, 0.4, -0.3)  # how seeds differ: less, and more, than arms
 
 
@@ -125,3 +128,12 @@ def test_what_the_length_of_weights_does(loss_of, expected):
 def test_without_runs_there_is_no_verdict(question):
     rows = question.verdicts(Records([])).splitlines()[2:]
     assert len(rows) == len(question.claims) and all(f"| {MISSING} |" in row for row in rows)
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=lambda question: question.name)
+def test_the_page_says_what_the_records_say(question):
+    records = recorded(ROOT / "docs/results")[question.name]
+    assert len(records["runs"]) == 3 * sum(len(arm.rates) for arm in question.arms)
+    page = (ROOT / "docs/questions.md").read_text()
+    assert question.title in page and f"results/question-{question.name}.png" in page
+    assert question.verdicts(Records(records["runs"])) in page
