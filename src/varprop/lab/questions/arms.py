@@ -39,9 +39,7 @@ class Arm:
     factory: str | Factory = "mnist"
     change: Change | None = None  # of the network before it is trained
     averaged: bool = False  # whether the mean of the weights over steps is validated too
-    watched: Callable[[nn.Module, Task, int], nn.Module] | None = (
-        None  # whose standard deviations are kept; none if None
-    )
+    watched: Change | None = None  # makes the network whose standard deviations are kept, if they are
 
 
 def experiment(epochs: int, images: int = IMAGES) -> Experiment:
