@@ -3,6 +3,7 @@ import hashlib
 import math
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -25,7 +26,8 @@ from varprop.lab.protocol.experiments import EXPERIMENTS
 from varprop.lab.protocol.records import ALL_METHODS, METHODS, Cell, Outcome, Search, Start
 from varprop.lab.report import result_table  # noqa: F401  (before a stand-in takes the place of its package)
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
 @pytest.fixture
@@ -202,6 +204,17 @@ def test_reproduce_names_what_it_knows(varprop_command, lab):
     calls = lab()
     code, _, err = varprop_command("reproduce", "mnist", "imagenet")
     assert code == 2 and "no experiment 'imagenet'" in err and "noisy-cifar10" in err and "claims" in err and not calls
+
+
+def test_questions_are_answered_from_the_records_that_are_there(varprop_command, tmp_path):
+    shutil.copy(ROOT / "docs/results/questions.json", tmp_path)
+    code, out, _ = varprop_command("reproduce", "questions", "--only", "correlations", "--out", tmp_path)
+    assert code == 0 and out.startswith(
+        "\nWould statistics with covariances do better?\n| claim | verdict | measured |"
+    )
+    assert (tmp_path / "question-correlations.png").exists()
+    code, _, err = varprop_command("reproduce", "questions", "--only", "fate", "--out", tmp_path)
+    assert code == 2 and err.startswith("varprop: --only takes names out of truth,averaging,dropout,norm,correlations")
 
 
 def test_compare_hands_everything_on(varprop_command, lab, tmp_path):

@@ -19,12 +19,13 @@ from .parser import typer
 
 CONTINUE = "What is finished is kept: run the command again with --resume."
 UNTRAINED = ("relu", "claims")  # made by the report from nothing, and from what lies in the folder
-STUDIES = ("search", "deep")  # no experiments of the paper
+STUDIES = ("search", "deep", "questions")  # no experiments of the paper
 DEMO = "digits"  # has a command of its own
 HELP = (
     "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay, momentum; relu (a figure, "
     "nothing is trained); claims (the verdicts on what lies in the folder of the results); search (what each search "
-    "for the learning rate loses, on a CPU); deep (ResNets and a GPT by normalization, on a GPU); all."
+    "for the learning rate loses, on a CPU); deep (ResNets and a GPT by normalization, on a GPU); questions (what the "
+    "paper leaves open, on a CPU); all."
 )
 
 
@@ -89,6 +90,7 @@ def reproduce(
         typer.Option(help="How AP2 counts zeros around images: pooled over positions, or plain as the paper's sums."),
     ] = None,
     tables: Annotated[str | None, typer.Option(help="Of deep: only these, such as resnet18,gpt.")] = None,
+    only: Annotated[str | None, typer.Option(help="Of questions: only these, such as truth,dropout.")] = None,
     compiled: options.CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
@@ -126,9 +128,19 @@ def reproduce(
             typer.echo(f"Searches: {search_study.study(out, root).resolve()}")
         if "deep" in wanted:
             _run_deep(out, root, tables, seeds, jobs, max_seconds)
+        if "questions" in wanted:
+            _answer(out, root, only, seeds)
         if set(wanted) <= set(STUDIES):
             return
         results.show([outcome for outcomes in found.values() for outcome in outcomes], out, wanted)
+
+
+def _answer(out: Path, root: Path | None, only: str | None, seeds: int | None) -> None:
+    """Make the runs of the open questions that are missing, and print what all of them show."""
+    from varprop.lab.questions.study import QUESTIONS, study
+
+    chosen = options.listed(only, tuple(QUESTIONS), "--only") if only else list(QUESTIONS)
+    study(out, root, chosen, seeds or 3, say=typer.echo)
 
 
 def _run_deep(

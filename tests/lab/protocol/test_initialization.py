@@ -1,4 +1,6 @@
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from varprop.lab.protocol.records import METHODS, Cell
 
 from .. import tiny
 
+ROOT = Path(__file__).parents[3]
 ALL_STARTS = ("none", "bn", "ap2", "orthogonal", "wn")
 
 
@@ -206,3 +209,15 @@ def test_an_experiment_says_which_borders_its_networks_start_with():
     _, sigma = plain_sums(drawn, moments.mean.flatten(), moments.var.flatten())
     torch.testing.assert_close(weight, drawn / sigma.view(-1, 1, 1, 1))
     assert not torch.allclose(weight, found["pooled"][0], rtol=1e-3)
+
+
+def test_the_documentation_says_how_much_borders_change():
+    rows = json.loads((ROOT / "docs/results/borders.json").read_text())["rows"]
+    text = " ".join((ROOT / "docs/experiments.md").read_text().split())
+    _, side, lowest, mean, highest, pooled, plain = zip(*rows, strict=True)
+    padded = [value for value in mean if value != max(mean)]
+    assert side == (32, 32, 16, 16, 16, 8, 8, 8, 8)
+    assert f"σ is {min(lowest):.3f} to {max(highest):.3f} times the paper's" in text
+    assert f"{min(padded):.3f} to {max(padded):.3f} where it is padded" in text
+    assert f"are {min(pooled):.2f} to {max(pooled):.2f} of what pooled statistics predict" in text
+    assert f"and {plain[0]:.2f} falling to {min(plain):.2f} of what plain ones do" in text

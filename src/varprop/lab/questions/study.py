@@ -1,0 +1,79 @@
+"""Makes the runs that are missing, writes the records, draws the figures and says what they show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data import datasets
+from ..environment import command_line, git_state, hardware, reproducible, versions
+from ..report.plotting import draw
+from ..store.files import write_atomically
+from . import averaging, correlations, dropout, norm, truth
+from .arms import trained
+from .records import Question, Records
+
+FILE = "questions.json"
+QUESTIONS: dict[str, Question] = {
+    part.QUESTION.name: part.QUESTION for part in (truth, averaging, dropout, norm, correlations)
+}
+Kept = dict[str, dict[str, Any]]
+
+
+def study(
+    out: Path,
+    root: Path | None = None,
+    only: Sequence[str] = (),
+    seeds: int = 3,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Answer questions on a CPU; runs that the file has are not made again."""
+    kept = recorded(out)
+    for name in only or QUESTIONS:
+        question = QUESTIONS[name]
+        _make(question, kept, out, root, seeds, say)
+        records = Records(kept[name]["runs"])
+        draw(question.figure(records), out / f"question-{name}")
+        say(f"\n{question.title}\n{question.verdicts(records)}")
+
+
+def recorded(out: Path) -> Kept:
+    """What lies in a folder, by question."""
+    file = out / FILE
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _make(question: Question, kept: Kept, out: Path, root: Path | None, seeds: int, say: Callable[[str], None]) -> None:
+    settings = {"epochs": question.settings.protocol.epochs, "images": question.settings.train_samples}
+    if kept.get(question.name, {}).get("settings") != settings:
+        kept[question.name] = {"settings": settings, "runs": []}
+    runs = kept[question.name]["runs"]
+    there = {(run["arm"], run["seed"]) for run in runs}
+    missing = [(arm, seed) for seed in range(seeds) for arm in question.arms if (arm.name, seed) not in there]
+    if not missing:
+        return
+    cpu = torch.device("cpu")
+    data = datasets.load(question.settings.dataset, root, cpu)
+    source = {"command": command_line("varprop.cli"), "git": git_state(), "versions": versions()}
+    kept[question.name] |= {"source": {**source, "hardware": hardware(cpu)}}
+    with reproducible(cpu, True):
+        for arm, seed in missing:
+            made = list(trained(arm, seed, data, question.settings))
+            runs += made
+            losses = ", ".join(str(run["train_eval_loss"]) for run in made)
+            say(f"{question.name}: {arm.name}, seed {seed}: training losses {losses}")
+            write_atomically(out / FILE, _text(kept).encode())
+
+
+def _text(kept: Kept) -> str:
+    """A line for every run."""
+    parts = []
+    for name, question in kept.items():
+        runs = ",\n".join(json.dumps(run, separators=(",", ":")) for run in question["runs"])
+        about = json.dumps({key: value for key, value in question.items() if key != "runs"}, indent=1)
+        parts.append(f'"{name}": {about[:-2]},\n "runs": [\n{runs}\n]}}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
