@@ -1,8 +1,9 @@
 """The analytic normalization: statistics of a layer from parameters alone, folded into its weights."""
 
-from .api import fold, init_, normalize
+from .api import fold, normalize
 from .checks import PlainWarning
 from .depth import DepthWarning
+from .initialization import init_
 from .layers import Normalized
 from .report import FoldReport, fold_report
 from .scope import unchanged

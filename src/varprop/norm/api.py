@@ -1,4 +1,4 @@
-"""The analytic normalization into a model, out of it again, and as an initialization."""
+"""The analytic normalization into a model, and out of it again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from .batchnorm import (
     batch_norms_in,
     bypassed,
     find_notes,
-    has_seen_nothing,
     note_of,
     noted,
     return_batch_norm,
@@ -37,6 +36,7 @@ from .checks import (
 )
 from .depth import warn_of_depth
 from .first_shift import first_shifts, layers_in_a_row
+from .first_values import preserve_, set_first_scales_, set_first_shifts_
 from .fold_notice import warn_of_fold
 from .layers import (
     Normalized,
@@ -58,7 +58,6 @@ T = TypeVar("T")
 Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
 NormalizationForm = Literal["paper", "deep"]
-SWEEPS = 300
 SHALLOW = 8  # layers in a row; errors of scale do not pile up in so few
 
 
@@ -193,10 +192,10 @@ def normalized_(
         for path, layer in layers.items():
             _become_normalized_(model, path, layer, graphs, center, deep)
         _join_(model, graphs, layers)
-        _set_first_scales_(layers, silent)
-        _set_first_shifts_(layers, shifts)
+        set_first_scales_(layers, silent)
+        set_first_shifts_(layers, shifts)
         if init == "preserve":
-            _preserve({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
+            preserve_({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
         else:
             check_finite(layers)
     return model
@@ -265,53 +264,6 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
     check_when_loading_(model)
 
 
-@torch.no_grad()
-def _set_first_scales_(layers: dict[str, Any], silent: dict[str, Tensor]) -> None:
-    """Layers are made with scale 1 and shift 0; what a batch norm silenced stays silent."""
-    for path, mask in silent.items():
-        layers[path].scale[mask] = 0
-
-
-@torch.no_grad()
-def _set_first_shifts_(layers: dict[str, Any], shifts: dict[str, float]) -> None:
-    """Let the layers before activations start where errors of scale die out."""
-    for path, shift in shifts.items():
-        if not isinstance(layers[path], NormalizedRecurrent):
-            layers[path].shift.copy_(shift * layers[path].scale)
-
-
-def _preserve(sites: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
-    """Set every scale and shift to what the layer does now.
-
-    One sweep does it, and a second one finds nothing left to do, unless a layer feeds itself through a later call: its
-    statistics depend on its own scale and shift, and the sweeps approach the point where both agree.
-    """
-    for _ in range(SWEEPS):
-        moved = [path for path, (site, bias) in sites.items() if _set_to_present(path, site, bias, silent.get(path))]
-        if not moved:
-            return
-    raise ValueError(
-        f"Layer '{moved[0]}' is called on its own output, and no scale and shift agree with the statistics that follow "
-        f'from them: use init="project", or leave it out with `only`.'
-    )
-
-
-@torch.no_grad()
-def _set_to_present(path: str, site: Normalized, bias: Tensor | None, silent: Tensor | None) -> bool:
-    """Set scale and shift of a layer so that it does what it did; whether that changed them beyond rounding."""
-    if isinstance(site, NormalizedRecurrent):
-        return site.set_to_present(path)
-    mean, std = site.output_statistics()
-    if silent is not None:
-        mean, std = mean.masked_fill(silent, 0), std.masked_fill(silent, 0)
-    scale, shift = (t.to(site.scale.dtype) for t in (std, mean if bias is None else mean + bias))
-    change = torch.maximum((scale - site.scale).abs().max(), (shift - site.shift).abs().max())
-    size = torch.maximum(scale.max(), shift.abs().max())
-    site.scale.copy_(scale)
-    site.shift.copy_(shift)
-    return not bool(size.isfinite() & (change <= 4 * torch.finfo(scale.dtype).eps * size))
-
-
 def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True) -> nn.Module:
     """Take the analytic normalization out: plain layers that compute the same, with nothing of varprop in them.
 
@@ -372,35 +324,3 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
 def _is_rounding(bias: Tensor, site: Normalized) -> bool:
     """Whether a folded bias is what rounding leaves of none."""
     return bool((bias.abs() <= 8 * torch.finfo(bias.dtype).eps * (site.shift.abs() + site.scale.abs())).all())
-
-
-def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True, shift: bool = True) -> nn.Module:
-    """Initialize a plain model without data, so that every unit starts with variance 1 and a mean that is known.
-
-    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them: weights are
-    scaled and keep their means. Batch norms elsewhere than after a layer normalize by the batch, unless they are in
-    evaluation mode and have seen data.
-
-    Args:
-        model: The model; its weights and biases are changed.
-        input: Moments of the data, as for `propagate`.
-        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
-        center: Whether to set the mean of every unit by its bias. Without, weights are scaled by the second moment
-            alone and biases are zero: He's rule for any activation and graph.
-        shift: Whether means start, before activations that let errors of scale grow at mean 0 (rectifiers), at the
-            smallest value where they die out: 0.377 for ReLU. Otherwise, and everywhere else, they start at 0.
-
-    Returns:
-        The model.
-    """
-    check_copyable(model)
-    captured = captured_for(model, input, example, by_batch=_normalizes_by_batch)
-    trial = normalized_(copy.deepcopy(model), captured, "project", center=center, shifted=center and shift)
-    if center:
-        warn_of_depth(trial)
-    return fold(normalized_(model, captured, "project", center=center, shifted=center and shift), inplace=True)
-
-
-def _normalizes_by_batch(module: nn.Module) -> bool:
-    """Whether a batch norm is in training mode or will be: what it has stored says nothing."""
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or has_seen_nothing(module))

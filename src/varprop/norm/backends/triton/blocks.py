@@ -12,6 +12,7 @@ from ...layout import Rows
 from .bodies import Body, WeightOrder, partials_of, registers_of, rows_of_block, warps_of
 
 COLUMNS = 32  # channels whose partial sums a program adds
+BODIES_OF_A_LAUNCH = 2  # at most: a kernel of nine takes three times as long to compile as nine kernels
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,23 @@ def places_of(layout: tuple[Rows, ...], bodies: list[Body]) -> tuple[list[Places
 def launches(
     layout: tuple[Rows, ...], orders: list[WeightOrder], places: list[Places], bodies: list[Body], backward: bool
 ) -> tuple[Launch, ...]:
-    """All blocks by dtype and number of warps: pieces first, which take longest, then those with most to do."""
+    """All blocks by dtype, number of warps and body: pieces first, which take longest, then those with most to do."""
     members: dict[tuple[torch.dtype, int], list[int]] = defaultdict(list)
     for index in sorted(range(len(layout)), key=lambda index: (bodies[index].whole, -_work(bodies[index]))):
         if layout[index].outputs:
             members[orders[index].dtype, warps_of(bodies[index])].append(index)
     made = []
     for (dtype, warps), chosen in members.items():
-        known = tuple(dict.fromkeys(bodies[index] for index in chosen))
-        parts = [_records(index, layout[index], orders[index], places[index], bodies[index], known) for index in chosen]
-        records, size = torch.cat(parts), torch.empty(0, dtype=dtype).element_size()
-        registers = registers_of(dtype, warps, backward)
-        made.append(Launch(dtype, warps, registers, known, records[:, 1:], records[:, 0], size * records[:, 1]))
+        every = list(dict.fromkeys(bodies[index] for index in chosen))
+        for known in (tuple(every[n : n + BODIES_OF_A_LAUNCH]) for n in range(0, len(every), BODIES_OF_A_LAUNCH)):
+            parts = [
+                _records(index, layout[index], orders[index], places[index], bodies[index], known)
+                for index in chosen
+                if bodies[index] in known
+            ]
+            records, size = torch.cat(parts), torch.empty(0, dtype=dtype).element_size()
+            registers = registers_of(dtype, warps, backward)
+            made.append(Launch(dtype, warps, registers, known, records[:, 1:], records[:, 0], size * records[:, 1]))
     return tuple(made)
 
 
