@@ -180,8 +180,8 @@ def _is_gate(walk: Walk, node: Node) -> bool:
 def _averages_all_behind(walk: Walk, node: Node) -> bool:
     """Whether the average that a value comes from is one of all positions."""
     average = _average_behind(walk, node)
-    if average is None:
-        return False
+    if average is None or _pools_by_attention(walk, average):
+        return average is not None
     x, result = (first_moments(walk, one) for one in (average.operands[0], average))
     return x is not None and result is not None and averages_all(x, average.operands[0], result)
 
@@ -189,13 +189,18 @@ def _averages_all_behind(walk: Walk, node: Node) -> bool:
 def _average_behind(walk: Walk, node: Node) -> Node | None:
     """The average that a value comes from by linear layers and functions."""
     rule = walk.plan.rules.get(node)
-    while rule is not None and not rule.averages:
+    while rule is not None and not rule.averages and not _pools_by_attention(walk, node):
         operands = walk.plan.random_operands(node)
         if len(operands) != 1 or not (rule.linear or _passes(walk, node, rule)):
             return None
         node = operands[0]
         rule = walk.plan.rules.get(node)
     return node if rule is not None else None
+
+
+def _pools_by_attention(walk: Walk, node: Node) -> bool:
+    """Whether a node is attention by constant queries: averages over all positions, the same way for every input."""
+    return node.packet is aten.scaled_dot_product_attention and not walk.plan.random(node.args[0])
 
 
 def _power(walk: Walk, node: Node) -> float:

@@ -475,3 +475,26 @@ def test_gradients_that_batch_norms_let_grow_are_one_severity_milder(depth, seve
     report = vp.inspect(batch_normalized_chain(depth), vp.Moments(torch.zeros(1, 32), torch.ones(1, 32)))
     (found,) = [finding for finding in report.findings if finding.kind == "explode"]
     assert found.severity == severity and 1e3 < found.value < 1e6
+
+
+class AttentionPool(nn.Module):
+    """A learned query that looks at all tokens, and a head that reads what it found; or a query of their own."""
+
+    def __init__(self, learned):
+        super().__init__()
+        self.query, self.learned = nn.Parameter(torch.randn(1, 1, 1, 32)), learned
+        self.value, self.proj, self.head = nn.Linear(32, 32), small(nn.Linear(32, 32), 0.3), nn.Linear(32, 8)
+
+    def forward(self, x):
+        value = self.value(x).unsqueeze(1)
+        query = self.query if self.learned else value
+        pooled = nn.functional.scaled_dot_product_attention(query, value, value)
+        return self.head(self.proj(pooled[:, 0, 0]))
+
+
+@pytest.mark.parametrize(("learned", "role", "found"), [(True, "head", []), (False, "", ["decay", "shift"])])
+def test_a_learned_query_averages_over_all_positions(learned, role, found):
+    torch.manual_seed(0)
+    report = vp.inspect(AttentionPool(learned), vp.Moments(torch.zeros(1, 256, 32), torch.ones(1, 256, 32)))
+    assert report["proj"].role == role and report["proj"].growth < 1 / 30
+    assert [finding.kind for finding in report.findings if finding.severity != "note"] == found
