@@ -90,6 +90,24 @@ def test_uniform_and_full_resolution_agree_away_from_the_border() -> None:
     torch.testing.assert_close(uniform.output.dense().var, full.output.var)
 
 
+def test_maximum_of_a_copy_is_that_of_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is integrated for functions that are lines."""
+
+    def unwanted(*_: object) -> None:
+        pytest.fail("a line was integrated")
+
+    monkeypatch.setattr("varprop.engine.clusters.Clusters._integrate", unwanted)
+    x = vp.Moments(torch.randn(1, 2, 5, 5), torch.rand(1, 2, 5, 5) + 0.5)
+    plain = vp.propagate(nn.MaxPool2d(3, 2), x).output
+    copied = vp.propagate(nn.Sequential(Copy(), nn.MaxPool2d(3, 2)), x).output
+    assert torch.equal(plain.mean, copied.mean) and torch.equal(plain.var, copied.var)
+
+
+class Copy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clone().double().float()
+
+
 def test_maximum_is_taken_before_the_activation() -> None:
     """mathematics.md, 7: k = 4, mu = -1, relu then pool: sd .441 exactly, .419 in this order, .183 in the other."""
     model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))

@@ -54,7 +54,7 @@ rows = [
     Case(aten.slice_scatter.default, lambda: (normal(2, 5), weight(2, 2), 1, 1, 3), draws=4_000),
     Case(aten.select_scatter.default, lambda: (weight(2, 5), normal(2), 1, 3), draws=4_000),
     Case(aten.index_put.default, lambda: (normal(4, 3), [index(1)], normal(3)), draws=4_000),
-    Case(aten.copy.default, lambda: (weight(2, 3), normal(2, 3)), draws=4_000, differentiable=False),
+    Case(aten.copy.default, lambda: (weight(2, 3), normal(2, 3)), draws=4_000),
     on((1, 8, 2, 2), aten.pixel_shuffle.default, 2),
     on((1, 2, 4, 4), aten.pixel_unshuffle.default, 2),
     on((1, 4, 2, 2), aten.channel_shuffle.default, 2),

@@ -97,6 +97,9 @@ class Clusters:
 
     def moments_from(self, node: Node, start: Node, moments: Moments) -> Moments:
         """Moments of a node as if an earlier node of its cluster were Gaussian with the given moments."""
+        base, line = self.line(node)
+        if base is start:
+            return through_line(moments, line)
         if self.plan.rules[node].function is not None and self._only_argument(node) is start:
             return self._closed_form(node, moments)
         return self._integrate(node, start, moments)

@@ -3,12 +3,13 @@
 A branch of a residual block and what lies in it may be small by design, what enters a normalization may have any scale,
 queries and keys get small gradients while attention has not learned to look, and what is computed from averages and
 given back to all positions (a gate, a context) hardly varies. A head behind such an average may start small.
+A rectifier over the sum of a branch and of what is rectified already is on wherever the branch is the smaller one.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import torch
@@ -20,19 +21,40 @@ from .gradients.flow import averages_all
 from .places import first_moments
 
 aten = torch.ops.aten
-Role = Literal["", "normalized", "branch", "in branch", "stream", "query", "gate", "head"]
-BRANCH = ("linear", "product", "averages")  # what may lie within a branch: fields of `Rule`
+Role = Literal["", "normalized", "branch", "in branch", "stream", "rectified stream", "query", "gate", "head"]
+Passing = Callable[[Node, Rule], bool]
 SOFTMAX = {aten.softmax, aten._softmax}
+
+
+def _in_layers(node: Node, rule: Rule) -> bool:
+    """Whether an operation is a linear layer, or attention."""
+    return rule.linear or node.packet is aten.scaled_dot_product_attention
+
+
+def _in_blocks(node: Node, rule: Rule) -> bool:
+    """Whether an operation may lie within a branch."""
+    mixes = rule.product or rule.averages or node.packet in SOFTMAX
+    return mixes or _in_layers(node, rule) or _normalizes(node, rule)
+
+
+def _nowhere(node: Node, rule: Rule) -> bool:
+    return False
+
+
+def _normalizes(node: Node, rule: Rule) -> bool:
+    return bool(rule.normalizes(*node.args, **node.kwargs))
 
 
 def role_of(walk: Walk, node: Node) -> Role:
     """The role of a node's value; empty for most."""
+    if _sums_averages(walk, node):
+        return "gate"
     if _is_sum(walk, node):
-        if all(_averages_all_behind(walk, term) for term in walk.plan.random_operands(node)):
-            return "gate"
         return "in branch" if _in_branch(walk, node) else "stream"
     if _is_gate(walk, node):
         return "gate"
+    if _rectifies_a_stream(walk, node):
+        return "rectified stream"
     role = _common_role(walk, _ends(walk, node))
     if role == "" and _in_branch(walk, node):
         return "in branch"
@@ -46,13 +68,36 @@ def _is_sum(walk: Walk, node: Node) -> bool:
     return rule is not None and rule.signs is not None and len(walk.plan.random_operands(node)) == 2
 
 
+def _sums_averages(walk: Walk, node: Node) -> bool:
+    """Whether a node is a sum of terms from averages over all positions, as of the logits of several heads."""
+    return _is_sum(walk, node) and all(_averages_all_behind(walk, term) for term in walk.plan.random_operands(node))
+
+
 def _in_branch(walk: Walk, node: Node) -> bool:
-    """Whether all that becomes of a value ends as the smaller term of a sum; sums on the way may lie in the branch."""
-    ends = list(_ends(walk, node, BRANCH))
-    return bool(ends) and all(
-        _role_at(walk, before, end) == "branch" or (_is_sum(walk, end) and _in_branch(walk, end))
-        for before, end in ends
-    )
+    """Whether all that becomes of a value ends as the smaller term of a sum, but for what heads read from it.
+
+    On the way may lie sums of the branch's own, and normalizations: what they hand on is small again behind them.
+    """
+    ends = [(before, end) for before, end in _ends(walk, node, _in_blocks) if not _sums_averages(walk, end)]
+    inner = {end for before, end in ends if _role_at(walk, before, end) != "branch"}
+    return bool(ends) and all(_is_sum(walk, end) and _in_branch(walk, end) for end in inner)
+
+
+def _rectifies_a_stream(walk: Walk, node: Node) -> bool:
+    """Whether a node is a rectifier over a sum whose larger term cannot be negative."""
+    operands = walk.plan.random_operands(node)
+    if len(operands) != 1 or not _is_sum(walk, operands[0]) or not _never_negative(walk, node):
+        return False
+    return _never_negative(walk, max(walk.plan.random_operands(operands[0]), key=lambda term: _power(walk, term)))
+
+
+def _never_negative(walk: Walk, node: Node) -> bool:
+    """Whether a value is rectified, and since then at most moved, joined, pooled or averaged."""
+    rule, operands = walk.plan.rules.get(node), walk.plan.random_operands(node)
+    if rule is not None and rule.bounds(*node.args[1:], **node.kwargs)[0] >= 0:
+        return True
+    keeps = rule is None or rule.kind == "structural" or rule.averages or rule.order_statistic
+    return keeps and bool(operands) and all(_never_negative(walk, operand) for operand in operands)
 
 
 def _is_half_of_a_layer(walk: Walk, node: Node) -> bool:
@@ -71,7 +116,7 @@ def _common_role(walk: Walk, ends: Iterator[tuple[Node, Node]]) -> Role:
 def _role_at(walk: Walk, before: Node, end: Node) -> Role:
     """The role of what reaches an operation, as the value of one of its operands."""
     rule = walk.plan.rules[end]
-    if rule.normalizes(*end.args, **end.kwargs):
+    if _normalizes(end, rule):
         return "normalized"
     if rule.signs is not None:
         others = [operand for operand in walk.plan.random_operands(end) if operand is not before]
@@ -84,16 +129,15 @@ def _role_at(walk: Walk, before: Node, end: Node) -> Role:
     return ""
 
 
-def _ends(walk: Walk, node: Node, through: Sequence[str] = ()) -> Iterator[tuple[Node, Node]]:
+def _ends(walk: Walk, node: Node, through: Passing = _nowhere) -> Iterator[tuple[Node, Node]]:
     """Operations that do more with a value than move or scale it, or apply a function, each with what reaches it."""
     return ((before, user) for before, user, passes in _reached(walk, node, through) if not passes)
 
 
-def _reached(walk: Walk, node: Node, through: Sequence[str]) -> Iterator[tuple[Node, Node, bool]]:
+def _reached(walk: Walk, node: Node, through: Passing) -> Iterator[tuple[Node, Node, bool]]:
     """Operations that a value reaches, each with what reaches it and whether the way goes on behind it.
 
-    It does behind those that move, join or scale values or apply a function; with `through` also behind operations of
-    these kinds (fields of `Rule`) and attention.
+    It does behind those that move, join or scale values or apply a function, and behind those that `through` accepts.
     """
     waiting, seen = [node], {node}
     while waiting:
@@ -107,8 +151,7 @@ def _reached(walk: Walk, node: Node, through: Sequence[str]) -> Iterator[tuple[N
             elif rule is None:
                 continue
             else:
-                attends = bool(through) and user.packet is aten.scaled_dot_product_attention
-                passes = _passes(walk, user, rule) or attends or any(getattr(rule, kind) for kind in through)
+                passes = _passes(walk, user, rule) or through(user, rule)
             if passes:
                 seen.add(user)
                 waiting.append(user)
@@ -127,7 +170,7 @@ def _is_gate(walk: Walk, node: Node) -> bool:
 
     It multiplies them, or it is joined to them as what all positions have in common: an average of all positions.
     """
-    reached = [user for _, user, _ in _reached(walk, node, ("linear",)) if user in walk.plan.rules]
+    reached = [user for _, user, _ in _reached(walk, node, _in_layers) if user in walk.plan.rules]
     product = any(walk.plan.rules[user].product for user in reached)
     if not product and not any(len(walk.plan.random_operands(user)) > 1 for user in reached):
         return False
@@ -137,8 +180,8 @@ def _is_gate(walk: Walk, node: Node) -> bool:
 def _averages_all_behind(walk: Walk, node: Node) -> bool:
     """Whether the average that a value comes from is one of all positions."""
     average = _average_behind(walk, node)
-    if average is None:
-        return False
+    if average is None or _pools_by_attention(walk, average):
+        return average is not None
     x, result = (first_moments(walk, one) for one in (average.operands[0], average))
     return x is not None and result is not None and averages_all(x, average.operands[0], result)
 
@@ -146,13 +189,18 @@ def _averages_all_behind(walk: Walk, node: Node) -> bool:
 def _average_behind(walk: Walk, node: Node) -> Node | None:
     """The average that a value comes from by linear layers and functions."""
     rule = walk.plan.rules.get(node)
-    while rule is not None and not rule.averages:
+    while rule is not None and not rule.averages and not _pools_by_attention(walk, node):
         operands = walk.plan.random_operands(node)
         if len(operands) != 1 or not (rule.linear or _passes(walk, node, rule)):
             return None
         node = operands[0]
         rule = walk.plan.rules.get(node)
     return node if rule is not None else None
+
+
+def _pools_by_attention(walk: Walk, node: Node) -> bool:
+    """Whether a node is attention by constant queries: averages over all positions, the same way for every input."""
+    return node.packet is aten.scaled_dot_product_attention and not walk.plan.random(node.args[0])
 
 
 def _power(walk: Walk, node: Node) -> float:

@@ -22,7 +22,8 @@ structural(aten.diag, aten.diag_embed, aten.rot90, aten.take_along_dim, aten.mas
 # Sums of independent elements, each counted once, act on mean and variance alike too.
 structural(aten.scatter_add, aten.trace)
 structural(aten.index, aten.index_select, aten.gather, aten.flip, aten.tril, aten.triu)
-structural(aten.slice_scatter, aten.select_scatter, aten.index_put, aten.copy)
+structural(aten.slice_scatter, aten.select_scatter, aten.index_put)
+structural(aten.copy, evaluate=lambda x, source, *_: source.to(x).expand_as(x))  # torch's own has no derivative
 structural(aten.pixel_shuffle, aten.pixel_unshuffle, aten.channel_shuffle)
 structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)
 structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)

@@ -398,3 +398,103 @@ def test_a_sum_within_a_branch_is_part_of_it():
     report = vp.inspect(Summed(), vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
     roles = [row.role for row in report.rows if row.name == "add"]
     assert sorted(roles) == ["in branch", "stream"] and alarms(report) == []
+
+
+class NormInside(nn.Module):
+    """A branch whose small first layer meets a sum of the branch's own, and then a normalization."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner = small(nn.Linear(64, 64)), small(nn.Linear(64, 64), 1e-4)
+        self.norm, self.last, self.head = nn.LayerNorm(64), small(nn.Linear(64, 64), 1e-3), nn.Linear(64, 8)
+
+    def forward(self, x):
+        y = self.first(x)
+        y = y + self.inner(y)
+        return self.head(x + self.last(self.norm(y)))
+
+
+def test_a_normalization_within_a_branch_does_not_end_it():
+    torch.manual_seed(0)
+    report = vp.inspect(NormInside(), vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
+    assert report["first"].growth < 0.03 and report["first"].role == "in branch"
+    assert [row.role for row in report.rows if row.name == "add"] == ["in branch", "stream"]
+    assert alarms(report) == []
+
+
+class ReadByHeads(nn.Module):
+    """The small state within a branch is normalized, averaged and read by a head of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.state, self.back = nn.Conv2d(3, 32, 1), small(nn.Conv2d(32, 32, 1)), nn.Conv2d(32, 32, 1)
+        self.norm, self.head, self.other = nn.BatchNorm2d(32), nn.Linear(32, 8), nn.Linear(32, 8)
+
+    def forward(self, x):
+        x = self.stem(x)
+        state = self.state(x)
+        x = x + self.back(state)
+        return self.head(x.mean((2, 3))) + self.other(self.norm(state).mean((2, 3)))
+
+
+def test_what_a_head_reads_from_a_branch_does_not_end_it():
+    torch.manual_seed(0)
+    report = vp.inspect(ReadByHeads().eval(), pixels(), example=(1, 3, 16, 16))
+    assert report["state"].growth < 0.03 and report["state"].role == "in branch" and alarms(report) == []
+
+
+@pytest.mark.parametrize(("kept", "role", "found"), [(True, "rectified stream", []), (False, "", ["always_on"])])
+def test_a_rectifier_may_pass_all_of_what_is_rectified_already(kept, role, found):
+    """A bias of four standard deviations: behind a rectifier it is that one's matter, before it that of this one."""
+
+    class Rectified(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.branch, self.last, self.head = small(nn.Linear(64, 64)), nn.ReLU(), nn.Linear(64, 8)
+            self.bias = nn.Parameter(torch.full((64,), 4.0))
+
+        def forward(self, x):
+            return self.head(self.last((x + self.bias).relu() + self.branch(x) if kept else x + self.bias))
+
+    torch.manual_seed(0)
+    report = vp.inspect(Rectified(), vp.Moments(torch.zeros(1, 64), torch.ones(1, 64)))
+    assert report["last"].role == role and report["last"].numbers["always_on"] == 1.0
+    assert ("always_on", "last") in {(f.kind, f.where) for f in report.findings}
+    assert [f.kind for f in report.findings if f.severity != "note" and f.where == "last"] == found
+
+
+def batch_normalized_chain(depth):
+    layers = [module for _ in range(depth) for module in (nn.Linear(32, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(32, 8)).eval()
+
+
+@pytest.mark.parametrize(("depth", "severity"), [(48, "note"), (60, "warning")])
+def test_gradients_that_batch_norms_let_grow_are_one_severity_milder(depth, severity):
+    """They grow by sqrt(pi / (pi - 1)) a layer (Yang et al. 2019), and weights before a batch norm grow out of it."""
+    torch.manual_seed(0)
+    report = vp.inspect(batch_normalized_chain(depth), vp.Moments(torch.zeros(1, 32), torch.ones(1, 32)))
+    (found,) = [finding for finding in report.findings if finding.kind == "explode"]
+    assert found.severity == severity and 1e3 < found.value < 1e6
+
+
+class AttentionPool(nn.Module):
+    """A learned query that looks at all tokens, and a head that reads what it found; or a query of their own."""
+
+    def __init__(self, learned):
+        super().__init__()
+        self.query, self.learned = nn.Parameter(torch.randn(1, 1, 1, 32)), learned
+        self.value, self.proj, self.head = nn.Linear(32, 32), small(nn.Linear(32, 32), 0.3), nn.Linear(32, 8)
+
+    def forward(self, x):
+        value = self.value(x).unsqueeze(1)
+        query = self.query if self.learned else value
+        pooled = nn.functional.scaled_dot_product_attention(query, value, value)
+        return self.head(self.proj(pooled[:, 0, 0]))
+
+
+@pytest.mark.parametrize(("learned", "role", "found"), [(True, "head", []), (False, "", ["decay", "shift"])])
+def test_a_learned_query_averages_over_all_positions(learned, role, found):
+    torch.manual_seed(0)
+    report = vp.inspect(AttentionPool(learned), vp.Moments(torch.zeros(1, 256, 32), torch.ones(1, 256, 32)))
+    assert report["proj"].role == role and report["proj"].growth < 1 / 30
+    assert [finding.kind for finding in report.findings if finding.severity != "note"] == found

@@ -77,9 +77,10 @@ def inspect(
             load_weights(found.model, weights)
         options = InputOptions(input_shape or [], mean, std, data, check, samples, root, positions)
         inputs = make_inputs(found, target, options)
+        # both states before the work: a file that does not fit is refused at once
+        other = None if against is None else other_model(load(target, seed).model, found.model, against, inputs)
         report = result = _inspected(found.model, inputs, samples, seed)
         if against is not None:
-            other = other_model(load(target, seed).model, found.model, against, inputs)
             result = compared(report, _inspected(other, inputs, samples, seed), weights, against)
         roundings = report.quantization(bits) if quantization is not None else None
     if quantization is not None:

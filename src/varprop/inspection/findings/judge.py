@@ -32,7 +32,7 @@ def findings(rows: list[ReportRow], unsettled: int = 0, arguments: str = ARGUMEN
     found += [*_shift(weighted[:-1] or weighted), *_constant(layers, weighted), *_unsettled(unsettled)]
     alike = any(any(row.uniform[2:]) for row in rows)
     for row in layers:
-        found += [*_softened_in_gates(row, [*_saturation(row), *_rectifier(row)]), *_disagreement(row, alike)]
+        found += [*_softened(row, [*_saturation(row), *_rectifier(row)]), *_disagreement(row, alike)]
     found = [*_merged(found), *_approximations(layers)]
     found = [replace(one, advice=one.advice.replace(f"({ARGUMENTS}", f"({arguments}")) for one in found]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
@@ -60,6 +60,10 @@ def _unsettled(count: int) -> Iterator[Finding]:
 
 def _graded(value: float, warning: float, error: float) -> Severity | None:
     return "error" if value >= error else "warning" if value >= warning else None
+
+
+def _milder(severity: Severity) -> Severity:
+    return "warning" if severity == "error" else "note"
 
 
 def _extreme(
@@ -102,10 +106,15 @@ def _of_size(kind: str, verb: str, severity: Severity, first: ReportRow, worst: 
     return Finding(severity, kind, first.label, text, REMEDY, worst.growth or 0.0)
 
 
-def _softened_in_gates(row: ReportRow, found: Iterable[Finding]) -> Iterator[Finding]:
-    """Averages hardly vary, so that units of a gate are on, off or flat by their mean: no warning, though an error."""
+def _softened(row: ReportRow, found: Iterable[Finding]) -> Iterator[Finding]:
+    """No warning, though an error, where units are as they are by design.
+
+    Averages hardly vary, so that units of a gate are on, off or flat by their mean. What is rectified already is not
+    cut a second time where a small branch has been added to it.
+    """
     for one in found:
-        yield replace(one, severity="note") if row.role == "gate" and one.severity == "warning" else one
+        by_design = row.role == "gate" or (row.role == "rectified stream" and one.kind == "always_on")
+        yield replace(one, severity="note") if by_design and one.severity == "warning" else one
 
 
 def _shift(rows: list[ReportRow]) -> Iterator[Finding]:
@@ -143,9 +152,16 @@ def gradient_ratio(rows: list[ReportRow]) -> float | None:
 
 
 def _gradient(rows: list[ReportRow]) -> Iterator[Finding]:
+    """Gradients that grow or fade from the last layer to the first.
+
+    Large ones before a normalization are milder than they look: a step that is too long makes the weights longer, the
+    normalization takes that back, and gradients and steps are shorter from then on (Arora, Li & Lyu 2019).
+    """
     ends, ratio = gradient_ends(rows), gradient_ratio(rows)
     if ends and ratio and (severity := _graded(max(ratio, 1 / ratio), *GRADIENT)):
         kind = "explode" if ratio > 1 else "vanish"
+        if kind == "explode" and ends[0].role == "normalized":
+            severity = _milder(severity)
         text = f"gradients {kind}: at the first layer they are {times(ratio)} those at the last ({ends[1].label})"
         yield Finding(severity, kind, ends[0].label, text, REMEDY, ratio)
 
