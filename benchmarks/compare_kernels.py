@@ -9,8 +9,9 @@ are printed as JSON: {"old": {...}, "new": {...}, "ratio": {name: new / old}, "r
 Names: `<layout>_<pass>_us` is the median of replays of a CUDA graph of one pass of the backend alone (forward: moments
 and rows; backward: rows, partial sums, moments), bf16 results, float32 weights; `_launches` its kernels. Layouts:
 resnet50_last (the named benchmark), resnet50_plain (contiguous weights), cifar_last, depthwise (7x7 and 3x3, 256
-groups, 24 layers), long_rows (linear 25088 -> 4096). `cifar_eager_us` and `cifar_captured_us` are steps as
-`varprop.lab.bench` makes them. `tables_s` is the time to build the tables of resnet50_last.
+groups, 24 layers), long_rows (linear 25088 -> 4096), resnet50_centred (the deep form). `cifar_eager_us` and
+`cifar_captured_us` are steps as `varprop.lab.bench` makes them. `tables_s` is the time to build the tables of
+resnet50_last.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 
 
 def options_of(arguments=None) -> argparse.Namespace:
@@ -206,8 +208,13 @@ def layouts(device, tiny):
     depthwise = chain([d] * (3 * n), [7, 1, 3] * n, data=d, groups=[d, 1, d] * n)
     long = chain([8 if tiny else 4096, 10], [1, 1], data=20 if tiny else 25088)
     found = {"resnet50_last": (resnet, True), "resnet50_plain": (resnet, False), "cifar_last": (cifar, True)}
-    found |= {"depthwise": (depthwise, False), "long_rows": (long, False)}
+    found |= {"depthwise": (depthwise, False), "long_rows": (long, False), "resnet50_centred": (centred(resnet), True)}
     return {name: (layout, weights_of(layout, last, device)) for name, (layout, last) in found.items()}
+
+
+def centred(layout):
+    """The same in the deep form."""
+    return replace(layout, rows=tuple(replace(rows, centred=True) for rows in layout.rows))
 
 
 def weights_of(layout, last, device):

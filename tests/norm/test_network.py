@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
-from tests.norm.networks import NETWORKS, Case, both_forms, case, sites, train_a_little
+from tests.norm.networks import NETWORKS, Case, both_forms, case, kept, sites, train_a_little
 from varprop.gaussian.curves import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from varprop.norm import dispatch
@@ -70,8 +70,8 @@ FORMS += [pytest.param(name, "deep", marks=pytest.mark.slow) for name in NETWORK
 )
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_values_and_gradients_are_those_of_single_layers(name: str, form: str, training: bool) -> None:
-    found = case(name)
-    model = train_a_little(found.normalized(form=form)).train(training)
+    found, normalized = kept(name, form=form)
+    model = train_a_little(copy.deepcopy(normalized)).train(training)
     alone = apart_(copy.deepcopy(model))
     expected, theirs = run(found, alone).detach(), gradients(found, alone)
     assert close(run(found, model), expected, 1e-11)

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from . import patterns
+from .decomposition import decomposed
 from .examples import as_example
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Form, Node
@@ -130,7 +131,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
         whole_modules,
         _any_batch(),
     ):
-        exported = torch.export.export(model, args, kwargs, strict=False).run_decompositions({})
+        exported = decomposed(torch.export.export(model, args, kwargs, strict=False))
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
     patterns.fold(graph)

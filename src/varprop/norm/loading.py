@@ -4,15 +4,77 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from .layers import Normalized
+from .network import Network
+
+ANOTHER_FUNCTION = (
+    "The checkpoint belongs to a model that was normalized with other input moments, in another form or for inputs of "
+    "another size: call vp.normalize with those, then load."
+)
+
+
+class ChecksCheckpoints(nn.Module):
+    """A layer whose state says for which function it was saved."""
+
+    centred_rows: bool = False
+    networks: dict[bool, tuple[Network, int]]  # by mode: which it is part of, and its place there
+
+    def _tells_facts(self) -> bool:
+        """Whether it has facts in its state: about its network, as the first layer of that; or that it is centred."""
+        return self.networks[False][1] == 0 if False in self.networks else self.centred_rows
+
+    def get_extra_state(self) -> Tensor:
+        """What besides parameters defines the function of the layer's network, or of the layer by itself."""
+        if not self._tells_facts():
+            return torch.empty(0)
+        return self.networks[False][0].facts() if False in self.networks else torch.ones(1)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare what a checkpoint was made for with what this model was made for.
+
+        Raises:
+            ValueError: If they differ: the parameters would mean another function here.
+        """
+        own = self.get_extra_state()
+        if not isinstance(state, Tensor):
+            raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")
+        own = own.to(state.device)
+        if own.shape != state.shape or not torch.allclose(own, state.to(own.dtype), rtol=1e-4, atol=1e-6):
+            raise ValueError(ANOTHER_FUNCTION)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self._tells_facts():
+            del destination[f"{prefix}_extra_state"]
+
+    def check_state(self, state_dict: Any, prefix: str) -> None:
+        """Compare what is to be loaded with what this model was made for.
+
+        Raises:
+            ValueError: As `set_extra_state`.
+        """
+        facts, scales = f"{prefix}_extra_state", [name for name in self._parameters if name.startswith("scale")]
+        if facts in state_dict:
+            self.set_extra_state(state_dict[facts])
+        from_normalized = any(f"{prefix}{name}" in state_dict for name in scales)
+        if self.centred_rows and False not in self.networks and from_normalized and facts not in state_dict:
+            raise ValueError(ANOTHER_FUNCTION)  # of a layer by itself, which has told that it is centred if it was
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        self.check_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+        if not self._tells_facts() and f"{prefix}_extra_state" in missing:
+            missing.remove(f"{prefix}_extra_state")
 
 
 def check_facts(model: nn.Module, state_dict: Any, prefix: str, *_: Any) -> None:
     """Let every layer compare what the checkpoint was made for: torch asks them one by one, while it loads."""
     for path, layer in model.named_modules():
-        if isinstance(layer, Normalized):
+        if isinstance(layer, ChecksCheckpoints):
             layer.check_state(state_dict, f"{prefix}{path}." if path else prefix)
 
 

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +24,11 @@ from ..gaussian.rectifier import two_slopes
 from ..gaussian.skip import FALL, SKEW, SPLIT, relu_of_sum
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, trusted
-from .layout import Function, Step
+from .layout import Function
+from .numbering import NUMBER, Fixed, NotLanes, Numbering, lane_numbers, moving_lanes
 from .recognize import recognized
 
 aten = torch.ops.aten
-NUMBER = 2**40  # lanes are numbered from here while they are moved, so that no constant looks like one
 AFTER_SKIP = Function(
     "relu(x + y), x rectified", lambda x, y: relu_of_sum(*x, *y), ("skip", SKEW, FALL, SPLIT), arity=2
 )
@@ -38,60 +38,27 @@ LEARNED_SLOPE = Function(
 OVER_AXES = {aten.mean.dim, aten.sum.dim_IntList, aten.amax.default}  # channelwise if those axes are uniform
 
 
-class Fixed(NamedTuple):
-    """A value that is not random among lanes: a parameter, or what follows from parameters alone.
-
-    Attributes:
-        node: The name of its node.
-        shape: The shape in which it stands beside a random value.
-        lanes: The shape of its lanes, to which it is expanded.
-    """
-
-    node: str
-    shape: tuple[int, ...]
-    lanes: tuple[int, ...]
-
-    def expanded(self, value: Tensor) -> Tensor:
-        """The value of every lane."""
-        return value.reshape(self.shape).expand(self.lanes).flatten()
-
-
-class NotLanes(Exception):
-    """A value that does not consist of lanes."""
-
-
 @dataclass
 class Lowering:
     """The lanes of a graph's nodes while they are found.
 
     Attributes:
         plan: Of the graph between the layers.
+        numbering: All lanes that there are, and the functions that make them.
         lanes: For every node visited the numbers of its lanes, as the means (and variances) of a `Moments`; lists for
             several results. Nodes that are no lanes are missing.
-        level: For every lane, how many steps come before it.
-        raw: Every function applied: with the lanes it reads, and the first lane it makes.
-        fixed: Values that are not random beside lanes, with the lanes they are.
     """
 
     plan: Plan
+    numbering: Numbering = field(default_factory=Numbering)
     lanes: dict[Node, Any] = field(default_factory=dict)
-    level: list[int] = field(default_factory=list)
-    raw: list[tuple[Function, tuple[Tensor, ...], int]] = field(default_factory=list)
-    fixed: list[tuple[Fixed, Tensor]] = field(default_factory=list)
-    known: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.walk = Walk(self.plan, {}, annotate=False)
 
-    def new(self, count: int, level: int = 0) -> Tensor:
-        """Fresh lanes."""
-        first = len(self.level)
-        self.level += [level] * count
-        return torch.arange(first, first + count)
-
     def give(self, node: Node, numbers: Tensor, full: Any) -> None:
         """Say of which lanes a node consists."""
-        self.lanes[node] = _moving(numbers, full)
+        self.lanes[node] = moving_lanes(numbers, full)
 
     def run(self) -> None:
         """Visit every node; those that cannot be lowered, and what follows from them, stay out."""
@@ -107,7 +74,7 @@ class Lowering:
         """The lanes of a node in the shape it has (uniform axes of extent 1)."""
         with trusted(), torch.no_grad():
             moving: Moments = self._value(node)
-        return (moving.mean - NUMBER).long()
+        return lane_numbers(moving)
 
     def blocker(self, target: Node) -> str:
         """The first operation before a node that does not consist of lanes though all that it reads does."""
@@ -144,7 +111,7 @@ class Lowering:
     def _moved(self, node: Node) -> Any:
         self._require_only_random(node)
         args, kwargs = resolve(node.args, self._value), resolve(node.kwargs, self._value)
-        return _stamped(apply(self.plan.rules[node], node.target, args, kwargs), node, len(self.level))
+        return _stamped(apply(self.plan.rules[node], node.target, args, kwargs), node, self.numbering.count)
 
     def _require_only_random(self, node: Node) -> None:
         """Tensors that are not random are parameters or tables, which differ from channel to channel."""
@@ -183,7 +150,7 @@ class Lowering:
         shape = list(weight.form.shape)
         if node.packet is aten.prelu and weight.form.shape.numel() > 1:  # along the channels
             shape += [1] * (node.ndim - 2)
-        return self._apply(
+        return self.numbering.apply(
             LEARNED_SLOPE, [self._value(argument), self._fixed(weight, argument, shape)], node.form.shape
         )
 
@@ -206,9 +173,7 @@ class Lowering:
             together = torch.broadcast_shapes(lanes, shape)
         except RuntimeError:
             raise NotLanes from None
-        numbers = self.new(math.prod(together))
-        self.fixed.append((Fixed(node.name, tuple(shape), tuple(together)), numbers))
-        return _moving(numbers.view(together), together)
+        return self.numbering.fix(Fixed(node.name, tuple(shape), tuple(together)))
 
     def _expression(self, node: Any, root: Node) -> str:
         """The cluster as text, by which equal functions are known."""
@@ -236,20 +201,7 @@ class Lowering:
 
     def _applied(self, function: Function, node: Node, *arguments: Node) -> Moments:
         moving = [self._value(argument) for argument in arguments]
-        return self._apply(function, moving, node.form.shape)
-
-    def _apply(self, function: Function, moving: list[Moments], full: Any) -> Moments:
-        """Lanes for a function of lanes; each combination of arguments once."""
-        spread = torch.broadcast_tensors(*(m.mean for m in moving))
-        combinations = torch.stack([(t - NUMBER).long().flatten() for t in spread])
-        distinct, place = torch.unique(combinations, dim=1, return_inverse=True)
-        key = (function.name, *distinct.flatten().tolist())
-        if key not in self.known:
-            level = 1 + max(self.level[lane] for lane in distinct.flatten().tolist())
-            made = self.new(distinct.shape[1], level)
-            self.raw.append((function, tuple(distinct), int(made[0])))
-            self.known[key] = made
-        return _moving(self.known[key][place].view(spread[0].shape), full)
+        return self.numbering.apply(function, moving, node.form.shape)
 
     def _combined(self, node: Node, operands: list[Node]) -> Moments:
         if len(operands) != 2 or list(node.args[:2]) != operands:
@@ -267,7 +219,7 @@ class Lowering:
         if len(random) == 1 and function.kernel is None:
             raise NotLanes
         moving = [self._value(o) if o in random else self._fixed(o, random[0], o.form.shape) for o in operands]
-        return self._apply(function, moving, node.form.shape)
+        return self.numbering.apply(function, moving, node.form.shape)
 
     def _channelwise(self, node: Node) -> Any:
         rule, (argument, *settings) = self.plan.rules[node], node.args
@@ -298,8 +250,8 @@ class Lowering:
             function = recognized(
                 f"{after.name} after {name}", _chained(function, after), None, parts=(function, after)
             )
-        made = self._apply(function, [moving], form.shape)
-        made = _moving((made.mean - NUMBER).long().view(_kept_axes(made.mean, form)), form.shape)
+        made = self.numbering.apply(function, [moving], form.shape)
+        made = moving_lanes(lane_numbers(made).view(_kept_axes(made.mean, form)), form.shape)
         return [made] + [None] * (len(node.form) - 1) if several else made
 
     def _function_from(self, node: Node, start: Node) -> Function:
@@ -321,43 +273,6 @@ class Lowering:
         alone = moving.mean.numel() == moving.shape[axis] and axis not in [a % moving.ndim for a in axes or [axis]]
         if node.target not in OVER_AXES or not alone:
             raise NotLanes
-
-    def steps(self, entering: list[Tensor]) -> tuple[list[Step], Tensor]:
-        """The functions that lead to lanes that enter a site, in order, and the new number of every lane.
-
-        Equal functions of one level are together.
-        """
-        needed, made = (torch.zeros(len(self.level), dtype=torch.bool) for _ in range(2))
-        needed[torch.cat(entering)] = True
-        groups: dict[tuple[int, str], list[int]] = {}
-        for place, (function, inputs, first) in reversed(list(enumerate(self.raw))):
-            own = slice(first, first + len(inputs[0]))
-            made[own] = True
-            if bool(needed[own].any()):
-                needed[torch.cat(inputs)] = True
-                groups.setdefault((self.level[first], function.name), []).insert(0, place)
-        number = self._numbers_of_unmade(made)
-        start, steps = int((~made).sum()), []
-        for key in sorted(groups):
-            members = [self.raw[place] for place in groups[key]]
-            for _, inputs, first in members:
-                count = len(inputs[0])
-                number[first : first + count] = torch.arange(start, start + count)
-                start += count
-            function, arity = members[0][0], len(members[0][1])
-            lanes = tuple(torch.cat([inputs[k] for _, inputs, _ in members]) for k in range(arity))
-            steps.append((function, lanes, start - len(lanes[0]), len(lanes[0])))
-        done = [Step(f, tuple(number[lane] for lane in lanes), first, n) for f, lanes, first, n in steps]
-        return done, number
-
-    def _numbers_of_unmade(self, made: Tensor) -> Tensor:
-        """Lanes that no function makes come first, in their order, those of parameters at their end."""
-        fixed = torch.zeros_like(made)
-        for _, lanes in self.fixed:
-            fixed[lanes] = True
-        number = torch.cumsum(~made & ~fixed, 0) - 1
-        number[fixed] = int((~made & ~fixed).sum()) + torch.arange(int(fixed.sum()))
-        return number
 
 
 def _nodes(node: Node) -> list[Node]:
@@ -392,11 +307,6 @@ def _kept_axes(numbers: Tensor, form: Form) -> list[int]:
     if numbers.numel() > 1:
         shape[_channel_axis(form.shape)] = numbers.numel()
     return shape
-
-
-def _moving(numbers: Tensor, full: Any) -> Moments:
-    values = numbers.double() + NUMBER
-    return Moments(values, values, full)
 
 
 def _stamped(value: Any, node: Node, count: int) -> Any:

@@ -16,7 +16,8 @@ from ..graph.node import Node
 from ..moments import Moments
 from ..rules.registry import lookup
 from .layout import Lanes, Layout, Rows
-from .lowering import Fixed, Lowering, NotLanes
+from .lowering import Lowering
+from .numbering import Fixed, NotLanes
 from .statistics import Statistics
 from .taps import tap_matrix
 
@@ -109,13 +110,14 @@ class Found(NamedTuple):
 def make_layout(joint: Statistics, sites: list[Site]) -> Found:
     """The layout of the sites."""
     lowering = Lowering(_without_model(joint.plan))
+    numbering = lowering.numbering
     for site in sites:
-        lanes = lowering.new(site.outputs)
+        lanes = numbering.new(site.outputs)
         for node in (node for node, path in joint.sources.items() if path == site.path):
             shape = [1] * node.ndim
             shape[_output_axis(site, node)] = -1
             lowering.give(node, lanes.view(shape), node.form.shape)
-    sources = len(lowering.level)
+    sources = numbering.count
     data = _data(lowering, joint)
     lowering.run()
     pooled: list[Pair] = []
@@ -123,13 +125,13 @@ def make_layout(joint: Statistics, sites: list[Site]) -> Found:
     walked = [place for place, lanes in enumerate(entering) if lanes is None]
     given = {place: lowering.blocker(sites[place].target) for place in walked}
     for place in given:
-        entering[place] = lowering.new(sites[place].groups * sites[place].channels)
-    steps, number = lowering.steps([lanes for lanes in entering if lanes is not None])
+        entering[place] = numbering.new(sites[place].groups * sites[place].channels)
+    steps, number = numbering.steps([lanes for lanes in entering if lanes is not None])
     mean, var = (torch.cat([pair[k] for pair in (data, *pooled)]) for k in (0, 1))
     found = [number[lanes] for lanes in entering if lanes is not None]
-    count = sum(len(found[place]) for place in given) + sum(len(lanes) for _, lanes in lowering.fixed)
+    count = sum(len(found[place]) for place in given) + sum(len(lanes) for _, lanes in numbering.fixed)
     layout = Layout(Lanes(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites))
-    return Found(layout, given, [fixed for fixed, _ in lowering.fixed])
+    return Found(layout, given, [fixed for fixed, _ in numbering.fixed])
 
 
 def _without_model(plan: Plan) -> Plan:
@@ -146,7 +148,7 @@ def _data(lowering: Lowering, joint: Statistics) -> Pair:
     found = [torch.zeros(0, 2, dtype=torch.float64)]
     for node, value in joint.inputs.items():
         if isinstance(value, Moments):
-            lowering.give(node, lowering.new(value.mean.numel()).view(value.shape), value.full)
+            lowering.give(node, lowering.numbering.new(value.mean.numel()).view(value.shape), value.full)
             parts = [part.detach().cpu().double().flatten() for part in (value.mean, value.var)]
             found.append(torch.stack(parts, 1))
     mean, var = torch.cat(found).unbind(1)
@@ -168,7 +170,7 @@ def _entering(lowering: Lowering, site: Site, data: Pair, first: int, pooled: li
     if bool(((by_channel < first) | (by_channel >= first + len(data[0]))).any()):
         return None
     pooled.append(_at_random_position(by_channel - first, *data))
-    return lowering.new(len(by_channel))
+    return lowering.numbering.new(len(by_channel))
 
 
 def _at_random_position(places: Tensor, mean: Tensor, var: Tensor) -> Pair:

@@ -90,6 +90,7 @@ def test_rows_have_names_and_rates_of_their_own() -> None:
         assert len(set(made)) == len(made), table
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path) -> None:
     write_cifar10(tmp_path / "cifar-10-batches-bin")
     small = ["--model", "tiny", "--width", "4", "--batch", "4", "--epochs", "1", "--images", "8"]
