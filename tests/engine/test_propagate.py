@@ -38,6 +38,13 @@ class Difference(nn.Module):
 PAIR = {"x": torch.zeros(1, 2, dtype=DOUBLE), "y": torch.zeros(1, 2, dtype=DOUBLE)}
 
 
+@pytest.mark.parametrize("on_missing", ["raise", "sample"])
+def test_places_of_the_largest_entries_have_no_moments(on_missing) -> None:
+    model = Function(lambda x: x.topk(2).indices.view(-1) * 2.0)
+    with pytest.raises(vp.MissingRule, match=r"reads a result of aten\.topk that has no mean and variance"):
+        vp.propagate(model, standard(1, 4), on_missing=on_missing)
+
+
 def test_selu_keeps_zero_mean_and_unit_variance() -> None:
     output = vp.propagate(nn.SELU(), standard(1, 1)).output
     assert abs(output.mean.item()) <= 1e-12 and abs(output.var.item() - 1) <= 1e-12

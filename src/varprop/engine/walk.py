@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CaptureError, VarpropError
+from ..errors import CaptureError, MissingRule, VarpropError
 from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, Tokens, compact, trusted
@@ -131,7 +131,17 @@ class Walk:
         return (self.clusters.moments_from(after, before, pooled[0]), *pooled[1:])
 
     def _arguments(self, node: Node) -> tuple[Any, Any]:
-        return resolve(node.args, self.value), resolve(node.kwargs, self.value)
+        def known(operand: Node) -> Any:
+            value = self.value(operand)
+            if value is None:
+                source = operand.operands[0] if operand.target is operator.getitem else operand
+                raise MissingRule(
+                    f"{node.packet} reads a result of {source.packet} that has no mean and variance, such as where "
+                    f"the largest entries are."
+                )
+            return value
+
+        return resolve(node.args, known), resolve(node.kwargs, known)
 
     def _kinds(self, node: Node) -> tuple[Any, Any]:
         """Arguments of a clustered node, of which only matters what is random: each is there as its root."""
