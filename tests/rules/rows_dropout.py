@@ -26,8 +26,8 @@ rows = [
     Case(aten.alpha_dropout.default, lambda: (normal(3, 4), 0.3, True), op_is_random=True),
     Case(aten.alpha_dropout.default, lambda: (normal(3, 4), 0.3, False), label="eval"),
     Case(aten.feature_alpha_dropout.default, lambda: (normal(2, 3, 4), 0.2, True), op_is_random=True),
-    Case(aten.rrelu.default, lambda: (normal(3, 4), 0.1, 0.6, True), op_is_random=True),
-    Case(aten.rrelu.default, lambda: (normal(3, 4), 0.1, 0.6), label="eval"),
+    Case(aten.rrelu.default, lambda: (normal(3, 4), 0.1, 0.6, True), op_is_random=True, draws=10_000),
+    Case(aten.rrelu.default, lambda: (normal(3, 4), 0.1, 0.6), label="eval", draws=10_000),
     Case(
         aten.rrelu_with_noise_functional.default,
         lambda: (normal(3, 4), chance(3, 4), 0.1, 0.6, True),

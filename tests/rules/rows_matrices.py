@@ -15,7 +15,12 @@ rows = [
     Case(aten.addr.default, lambda: (normal(3, 2), normal(3), weight(2)), {"beta": 0.5, "alpha": -2}),
     Case(aten.addbmm.default, lambda: (normal(3, 2), normal(2, 3, 4), normal(2, 4, 2)), {"beta": 0.5, "alpha": -2}),
     Case(aten.linalg_multi_dot.default, lambda: ([normal(3, 4), normal(4, 2)],)),
-    Case(aten.chain_matmul.default, lambda: ([weight(3, 4), weight(4, 2), normal(2, 5)],), label="constants"),
+    Case(
+        aten.chain_matmul.default,
+        lambda: ([weight(3, 4), weight(4, 2), normal(2, 5)],),
+        label="constants",
+        draws=10_000,
+    ),
     Case(aten.linalg_cross.default, lambda: (normal(2, 3), normal(2, 3))),
     Case(aten.linalg_cross.default, lambda: (normal(3, 2), weight(3, 2)), {"dim": 0}, label="constant"),
     Case(aten.cumprod.default, lambda: (normal(2, 4, shift=1.0, scale=0.3), 1)),
