@@ -46,11 +46,12 @@ def growth(work: object, parts: int = MEASURED) -> tuple[list[int], list[int]]:
 def is_flat(counts: list[int], sizes: list[int], per_part: int) -> None:
     """No tensor more; and some part in which the process grew by less than a float a step.
 
-    A leak grows in every part. Torch's allocator may take more memory once, in one of them.
+    A leak grows in every part. Torch's allocator may take more memory once, in one of them; and what earlier tests
+    left behind may go in one.
     """
     grown = [after - before for before, after in itertools.pairwise(sizes)]
     print(f"{counts[-1]} live tensors; grown in parts of {per_part}, in KiB: {[size >> 10 for size in grown]}")
-    assert len(set(counts)) == 1, f"live tensors: {counts}"
+    assert counts == sorted(counts, reverse=True), f"live tensors: {counts}"
     assert min(grown) < 4 * per_part + resource.getpagesize(), f"the process grows, by {grown} bytes"
 
 
@@ -106,5 +107,5 @@ def test_captures_leave_nothing() -> None:
     calls()
     counts, sizes = growth(calls)
     grown = [after - before for before, after in itertools.pairwise(sizes)]
-    assert len(set(counts)) == 1, f"live tensors: {counts}"
+    assert counts == sorted(counts, reverse=True), f"live tensors: {counts}"
     assert min(grown) < 2 << 20, f"the process grows, by {grown} bytes"
