@@ -1,0 +1,47 @@
+"""Benchmarks whose tables are in the documentation: what they measure, and that they run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.truth_of_sigma import drawn, ratios, shown
+from torch import nn
+
+import varprop as vp
+from tests.lab.data.test_datasets import write_cifar10
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_ratio_is_that_of_true_and_predicted_deviation() -> None:
+    torch.manual_seed(0)
+    model = vp.normalize(
+        nn.Sequential(nn.Linear(50, 20), nn.Tanh(), nn.Linear(20, 10)), vp.Moments(0.0, 1.0), example=(1, 50)
+    )
+    x = torch.randn(20_000, 50)
+    assert all(abs(ratio - 1) < 0.05 for ratio in ratios(model, x).values())
+    assert abs(ratios(model, 3 * x)["0"] - 3) < 0.1
+
+
+def test_its_table_and_figure(tmp_path: Path) -> None:
+    states = [{"trained": n, "loss": 1.0, "ratios": {"a": 1.0, "b": 2.0 + n, "c": 9.0}} for n in range(3)]
+    drawn({"deep form": states}, "resnet", tmp_path / "truth")
+    assert (tmp_path / "truth.png").read_bytes().startswith(b"\x89PNG")
+    assert "| deep form | 2 | 1.00 | 4.00 | 9.00 |" in shown({"deep form": states})
+
+
+@pytest.mark.slow
+def test_costs_are_measured_one_after_the_other(tmp_path: Path) -> None:
+    write_cifar10(tmp_path / "cifar-10-batches-bin")
+    small = ["--models", "tiny", "--methods", "batch norm", "none", "--width", "4", "--batch", "2", "--images", "8"]
+    where = ["--held-out", "4", "--data", str(tmp_path), "--json", str(tmp_path / "cost.json")]
+    command = [sys.executable, str(ROOT / "benchmarks/cost_of_steps.py"), *small, *where]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "cost.json").read_text())["steps"]["tiny"]
+    assert found["batch norm"]["of batch norm"] == 1 and found["none"]["ms"] > 0
