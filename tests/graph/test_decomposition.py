@@ -63,6 +63,22 @@ def test_torch_is_left_as_it_was_after_an_error(monkeypatch):
     assert kernels() == before
 
 
+def test_torch_is_left_as_it_was_by_an_interrupt_while_operators_are_prepared(monkeypatch):
+    program = exported("in place")
+    decomposed(program)
+    before, own, waiting = kernels(), decomposition._set_kernels, iter(range(5))
+
+    def interrupted(op, found):
+        own(op, found)
+        if next(waiting, None) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(decomposition, "_set_kernels", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        decomposed(program)
+    assert kernels() == before
+
+
 def test_the_second_time_torch_prepares_nothing(monkeypatch):
     program, asked = exported("in place"), []
     decomposed(program)

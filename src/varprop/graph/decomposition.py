@@ -47,8 +47,8 @@ def decomposed(exported: ExportedProgram) -> ExportedProgram:
 @contextlib.contextmanager
 def _replaced(module: Any, name: str, function: Any) -> Iterator[None]:
     original = getattr(module, name)
-    setattr(module, name, function)
     try:
+        setattr(module, name, function)
         yield
     finally:
         setattr(module, name, original)
@@ -74,10 +74,10 @@ def _overriding(module: Any) -> Any:
         known = {op: _overridden[op] for op, function in callables.items() if _is_known(op, function)}
         new = {op: function for op, function in callables.items() if op not in known}
         before = {op: dict(op.py_kernels) for op in new}
-        for op, kept in known.items():
-            _set_kernels(op, kept.after)
-            fake_rules.setdefault(op, kept.fake_rule)
-        try:
+        try:  # from the first change on, so that an interrupt leaves nothing of it
+            for op, kept in known.items():
+                _set_kernels(op, kept.after)
+                fake_rules.setdefault(op, kept.fake_rule)
             with by_torch(new):
                 for op, function in new.items():
                     _overridden[op] = Overridden(before[op], function, dict(op.py_kernels), fake_rules[op])
