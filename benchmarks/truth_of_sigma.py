@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
 from varprop.lab.report.plotting import draw
 from varprop.lab.report.series import Figure, Panel, PlottedSeries
 from varprop.lab.report.style import METHOD_COLOURS, OTHER_COLOUR
-from varprop.norm.layers import Normalized
+from varprop.lab.training.deviations import ratios
 from varprop.text_table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -33,27 +32,6 @@ import train_gpt
 VARIANTS = {"deep form": ["--form", "deep"], "paper's form": ["--form", "paper"]}
 IMAGES = 2000  # training images that are measured on
 WINDOWS = 64  # of held-out text
-
-
-@torch.no_grad()
-def ratios(model: nn.Module, images: Tensor) -> dict[str, float]:
-    """Measured over predicted standard deviation of every normalized layer."""
-    found: dict[str, float] = {}
-
-    def hook(path: str, layer: Normalized) -> Any:
-        def measure(_: nn.Module, __: Any, output: Tensor) -> None:
-            channels = output.ndim - 1 if isinstance(layer, nn.Linear) else 1
-            over = [axis for axis in range(output.ndim) if axis != channels]
-            true, predicted = output.double().var(over, correction=0), layer.scale.double().square()
-            found[path] = float((true.sum() / predicted.sum()).sqrt())
-
-        return layer.register_forward_hook(measure)
-
-    handles = [hook(path, layer) for path, layer in model.named_modules() if isinstance(layer, Normalized)]
-    model(images)
-    for handle in handles:
-        handle.remove()
-    return found
 
 
 def followed_resnet(arguments: list[str]) -> list[dict[str, Any]]:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.truth_of_sigma import drawn, ratios, shown
+from benchmarks.truth_of_sigma import drawn, shown
 from torch import nn
 
 import varprop as vp
 from tests.lab.data.test_datasets import write_cifar10
+from varprop.lab.training.deviations import ratios
 
 ROOT = Path(__file__).parents[1]
 

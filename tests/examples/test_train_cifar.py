@@ -8,16 +8,7 @@ import pytest
 import torch
 from examples.train_cifar import Run, parser
 
-from tests.lab.data.test_datasets import write_cifar10
-
 SMALL = ["--model", "tiny", "--width", "4", "--held-out", "4", "--batch", "4", "--epochs", "2", "--lr", "0.01"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("data")
-    write_cifar10(folder / "cifar-10-batches-bin")
-    return str(folder)
 
 
 def run(data: str, *arguments: str) -> Run:

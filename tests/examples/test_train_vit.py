@@ -7,16 +7,8 @@ import torch
 from train_vit import ViTRun, make_model, parse
 
 import varprop as vp
-from tests.lab.data.test_datasets import write_cifar10
 
 SMALL = ["--width", "16", "--depth", "1", "--heads", "2", "--held-out", "4", "--batch", "4", "--epochs", "2"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("data")
-    write_cifar10(folder / "cifar-10-batches-bin")
-    return str(folder)
 
 
 def run(data: str, *arguments: str) -> ViTRun:

@@ -14,7 +14,7 @@ import varprop as vp
 from tests.lab import tiny
 from varprop.lab.protocol.models import build
 from varprop.lab.questions import study
-from varprop.lab.questions.arms import Arm, experiment, normalized_layers, ratios, trained
+from varprop.lab.questions.arms import Arm, experiment, trained
 from varprop.lab.questions.averaging import add_noise_of_batches
 from varprop.lab.questions.correlations import WithCovariances
 from varprop.lab.questions.dropout import drop_unseen, dropping
@@ -22,6 +22,7 @@ from varprop.lab.questions.norm import lengthened
 from varprop.lab.questions.records import Question, is_lower
 from varprop.lab.questions.truth import itself
 from varprop.lab.report.series import Figure, Panel
+from varprop.lab.training.deviations import normalized_layers, ratios
 
 MEAN, VAR = torch.full((1, 1, 28, 28), 0.4), torch.full((1, 1, 28, 28), 0.1)
 SETTINGS = replace(experiment(epochs=2, images=64), batch_sizes=(16,))
@@ -31,7 +32,7 @@ SETTINGS = replace(experiment(epochs=2, images=64), batch_sizes=(16,))
 def made():
     model = vp.normalize(build("mnist", 0), vp.Moments(MEAN, VAR), form="paper").double()
     with torch.no_grad():
-        for layer in normalized_layers(model):
+        for layer in normalized_layers(model).values():
             layer.shift.add_(torch.linspace(-1, 1, len(layer.shift)))
     return model
 
@@ -47,7 +48,7 @@ def images(count, seed=0):
 
 def test_ratios_are_one_where_the_hypothesis_holds():
     model = nn.Sequential(*list(normalized().children())[:2])  # one layer of independent inputs
-    assert ratios(model, images(4000)) == pytest.approx([1.0], abs=0.02)
+    assert list(ratios(model, images(4000)).values()) == pytest.approx([1.0], abs=0.02)
 
 
 def test_lengthened_weights_are_the_same_function():
@@ -60,7 +61,7 @@ def test_noise_of_batches_is_that_of_their_statistics():
     model, x = normalized().train(), images(64)
     expected = copy.deepcopy(model)
     noisy = add_noise_of_batches(model, None, 0)
-    first, plain = next(iter(normalized_layers(noisy))), next(iter(normalized_layers(expected)))
+    first, plain = (next(iter(normalized_layers(one).values())) for one in (noisy, expected))
     inputs = x.flatten(1)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -81,7 +82,7 @@ def test_dropout_outside_the_statistics_leaves_evaluation_as_it_is():
 
 def test_without_covariances_the_better_statistics_are_those_of_varprop(monkeypatch):
     model, x = normalized(), images(5)
-    full = WithCovariances(normalized_layers(model), MEAN.flatten(), torch.diag(VAR.flatten()))
+    full = WithCovariances(list(normalized_layers(model).values()), MEAN.flatten(), torch.diag(VAR.flatten()))
     assert not torch.allclose(full(x), model(x), atol=1e-2)  # weights make units correlated
     own = full._logistic
     diagonal = lambda layer, correlation: own(layer, torch.eye(len(correlation), dtype=torch.float64))  # noqa: E731
@@ -91,8 +92,8 @@ def test_without_covariances_the_better_statistics_are_those_of_varprop(monkeypa
 
 def test_with_covariances_predictions_are_truer():
     model, x = normalized(), images(4000)
-    full = WithCovariances(normalized_layers(model), MEAN.flatten(), torch.diag(VAR.flatten()))
-    diagonal, better = (torch.tensor(ratios(one, x)).log().abs().max() for one in (model, full))
+    full = WithCovariances(list(normalized_layers(model).values()), MEAN.flatten(), torch.diag(VAR.flatten()))
+    diagonal, better = (torch.tensor(list(ratios(one, x).values())).log().abs().max() for one in (model, full))
     assert better < 0.05 < diagonal
 
 

@@ -17,6 +17,7 @@ from ..protocol.experiments import EXPERIMENTS, Experiment
 from ..protocol.initialization import StartingPoint
 from ..protocol.models import Factory
 from ..protocol.records import Cell, Method, Start
+from ..training.deviations import ratios
 from ..training.metrics import in_parts
 from ..training.single import SingleTrainer
 from ..training.task import Task
@@ -75,7 +76,7 @@ def _watched(arm: Arm, trainer: AveragingTrainer) -> Run:
         return {}
     task, seed = trainer.task, trainer.cell.seed
     images = next(trainer.batches.chunks(0, MEASURE))[0].flatten(0, 1)[:MEASURED]
-    return {"ratios": ratios(arm.watched(trainer.model, task, seed), images)}
+    return {"ratios": list(ratios(arm.watched(trainer.model, task, seed), images).values())}
 
 
 def _keep(found: Run, values: Run) -> None:
@@ -86,29 +87,6 @@ def _keep(found: Run, values: Run) -> None:
 def _short(value: float) -> float | None:
     """Five digits; None where a run diverged."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-@torch.no_grad()
-def ratios(model: nn.Module, images: Tensor) -> list[float]:
-    """True over predicted standard deviation of every normalized layer, root mean squares over its units."""
-    found: list[float] = []
-
-    def measure(layer: Any, _: Any, output: Tensor) -> None:
-        predicted = layer.scale.double().square().mean()
-        found.append(float((output.double().var(0, correction=0).mean() / predicted).sqrt()))
-
-    handles = [layer.register_forward_hook(measure) for layer in normalized_layers(model)]
-    training = model.training
-    model.eval()(images)
-    model.train(training)
-    for handle in handles:
-        handle.remove()
-    return found
-
-
-def normalized_layers(model: nn.Module) -> list[Any]:
-    """Those that the analytic normalization has given a scale."""
-    return [layer for layer in model.modules() if isinstance(getattr(layer, "scale", None), nn.Parameter)]
 
 
 class AveragingTrainer(SingleTrainer):

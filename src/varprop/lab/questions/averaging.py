@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..report.series import Figure, Panel
+from ..training.deviations import normalized_layers
 from ..training.task import Task
-from .arms import Arm, experiment, normalized_layers
+from .arms import Arm, experiment
 from .lines import BANDS, curve
 from .records import Place, Question, Records, Rule, is_lower
 
@@ -20,7 +21,7 @@ LOOKS = {PLAIN: 0, AP2: 3, NOISY: 4}
 
 def add_noise_of_batches(model: nn.Module, task: Task, seed: int) -> nn.Module:
     """Let the statistics of every layer err in training as those of batch norm do: the more, the smaller a batch."""
-    for layer in normalized_layers(model):
+    for layer in normalized_layers(model).values():
         layer.register_forward_hook(_err)
     return model
 

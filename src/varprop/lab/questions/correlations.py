@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import MEASURE
+from ..training.deviations import normalized_layers
 from ..training.task import Task
-from .arms import Arm, experiment, normalized_layers
+from .arms import Arm, experiment
 from .lines import ratio_figure
 from .records import TRAINED, Question, is_lower
 from .truth import NEAR, is_near, is_nearer, itself
@@ -85,7 +86,7 @@ def with_covariances(model: nn.Module, task: Task, seed: int) -> nn.Module:
     """The same weights under the better statistics; those of the images are measured."""
     parts = [images.flatten(0, 1).flatten(1).double() for images, _ in task.batches(seed, 128).chunks(0, MEASURE)]
     images = torch.cat(parts)
-    return WithCovariances(normalized_layers(model), images.mean(0), torch.cov(images.t(), correction=0))
+    return WithCovariances(list(normalized_layers(model).values()), images.mean(0), torch.cov(images.t(), correction=0))
 
 
 QUESTION = Question(

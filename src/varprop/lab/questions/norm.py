@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from ..report.series import Figure, Panel
+from ..training.deviations import normalized_layers
 from ..training.task import Task
 from ..verdicts.evidence import Judgement, in_every_seed
 from ..verdicts.seed_statistics import Sample
-from .arms import Arm, experiment, normalized_layers
+from .arms import Arm, experiment
 from .lines import BANDS, line
 from .records import TRAINED, Question, Records, Rule
 
@@ -25,7 +26,7 @@ MATTERS, ALIKE = 1.1, 1.05  # highest training loss over lowest
 @torch.no_grad()
 def lengthened(factor: float, model: nn.Module, task: Task, seed: int) -> nn.Module:
     """The same function on weights that are so many times as long."""
-    for layer in normalized_layers(model):
+    for layer in normalized_layers(model).values():
         layer.weight.mul_(factor)
     return model
 
