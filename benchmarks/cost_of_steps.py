@@ -43,7 +43,12 @@ def measure_when_told(options: argparse.Namespace) -> dict[str, Any]:
         start = time.perf_counter()
         run.epoch(number)  # reads the loss at its end, so it waits for the device
         steps.append(1000 * (time.perf_counter() - start) / run.steps)
-    return {"ms": round(min(steps), 3), "MiB": run.cost()["peak MiB"]}
+    return {"parameters": count_of(run.model), "ms": round(min(steps), 3), "MiB": run.cost()["peak MiB"]}
+
+
+def count_of(model: torch.nn.Module) -> int:
+    """Numbers that are trained."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def started(model: str, options: list[str], further: list[str]) -> subprocess.Popen[str]:
@@ -94,7 +99,11 @@ def shown(results: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure all, write and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # --model is the example's, not short for --models
+    )
     options.add_argument("--models", nargs="+", default=["resnet18", "resnet34"])
     options.add_argument("--methods", nargs="+", default=list(METHODS))
     options.add_argument("--json", type=Path)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.cost_of_steps import count_of
 from benchmarks.truth_of_sigma import drawn, shown
+from examples.train_cifar import resnet
 from torch import nn
 
 import varprop as vp
@@ -46,3 +48,4 @@ def test_costs_are_measured_one_after_the_other(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "cost.json").read_text())["steps"]["tiny"]
     assert found["batch norm"]["of batch norm"] == 1 and found["none"]["ms"] > 0
+    assert found["batch norm"]["parameters"] == count_of(resnet("tiny", "batch", 4))

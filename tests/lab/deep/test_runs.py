@@ -102,7 +102,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert kept["hardware"] and kept["versions"]["torch"]
 
 
-@pytest.mark.parametrize("table", ["resnet18", "resnet34"])
+@pytest.mark.parametrize("table", ["resnet18", "resnet34", "finetuning"])
 def test_the_documentation_says_what_its_records_say(table: str) -> None:
     page = (ROOT / "docs/deep.md").read_text()
     documented = Study(table, ROOT / "docs/results/deep.json")
@@ -116,12 +116,19 @@ def test_the_documentation_says_what_its_records_say(table: str) -> None:
             assert f"| {best:.4f} | {row.rate:g} (" in page, row.name
 
 
-@pytest.mark.parametrize("table", ["long", "batches"])
+@pytest.mark.parametrize("table", ["long", "batches", "resnet102"])
 def test_so_do_short_and_long_runs(table: str) -> None:
     page = (ROOT / "docs/deep.md").read_text()
     documented = Study(table, ROOT / "docs/results/deep.json")
     found = [run[TEST] for row in documented.best() for run in documented.found(row, TEST)]
     assert len(found) >= 2 and all(f"{value:.4f}" in page for value in found)
+
+
+def test_so_does_what_is_said_of_the_plain_network() -> None:
+    runs = json.loads((ROOT / "docs/results/deep.json").read_text())["runs"]
+    page = (ROOT / "docs/deep.md").read_text()
+    found = [run.get(HELD_OUT, run.get(TEST)) for key, run in runs.items() if " | plain50 | " in key]
+    assert len(found) == 6 and all(f"{value:.4f}" in page for value in found)
 
 
 def test_so_does_the_table_of_costs() -> None:
@@ -141,5 +148,7 @@ def test_so_does_the_table_of_true_deviations() -> None:
 def test_so_does_that_of_the_gpt() -> None:
     runs = json.loads((ROOT / "docs/results/deep.json").read_text())["runs"]
     page = (ROOT / "docs/deep.md").read_text()
-    found = [run[HELD_OUT] for key, run in runs.items() if key.startswith(f"{HELD_OUT} | gpt")]
-    assert len(found) == 15 and all(f"{value:.4f}" in page for value in found)
+    found = [
+        run[judged] for judged in (HELD_OUT, TEST) for key, run in runs.items() if key.startswith(f"{judged} | gpt")
+    ]
+    assert len(found) == 19 and all(f"{value:.4f}" in page for value in found)

@@ -115,7 +115,7 @@ class Study:
             self.say(f"{key}: {found.get(judged, found.get('error', 'diverged'))}")
             if "error" not in found:
                 self.runs[key] = found
-                write_atomically(self.file, f"{json.dumps({**about(), 'runs': self.runs}, indent=1)}\n".encode())
+                write_atomically(self.file, written({**about(), "runs": self.runs}).encode())
 
     def _trained(self, row: Row, seed: int, judged: str) -> dict[str, Any]:
         """One run of the example; the last line of what it says if it fails."""
@@ -175,6 +175,12 @@ def _numbers(found: list[dict[str, Any]], judged: str) -> list[str]:
     last = statistics.mean(one["history"][-1]["loss"] for one in found)
     numbers = [f"{value:.4f}" for value in (statistics.mean(values), min(values), max(values), last)]
     return [*numbers, str(found[0]["peak MiB"])]
+
+
+def written(record: dict[str, Any]) -> str:
+    """As JSON with a line for every run."""
+    runs = ",\n".join(f"  {json.dumps(key)}: {json.dumps(run)}" for key, run in record["runs"].items())
+    return json.dumps({**record, "runs": {}}, indent=1).replace('"runs": {}', f'"runs": {{\n{runs}\n }}') + "\n"
 
 
 def about() -> dict[str, Any]:

@@ -74,9 +74,9 @@ def _resnets(model: str, methods: dict[str, list[str]], *options: str, rates: tu
             yield Row(method, rate, CIFAR, ["--model", model, *options, *own])
 
 
-def _deeper(model: str) -> Iterator[Row]:
+def _deeper(model: str, *rates: float) -> Iterator[Row]:
     two = {method: METHODS[method] for method in TWO}
-    return _resnets(model, two, "--width", "32", rates=(0.2, 0.1))
+    return _resnets(model, two, "--width", "32", rates=rates)
 
 
 def _batches() -> Iterator[Row]:
@@ -123,8 +123,8 @@ def _gpt_candidates() -> Iterator[Row]:
 TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     "resnet18": lambda: _resnets("resnet18", METHODS),
     "resnet34": lambda: _resnets("resnet34", METHODS, rates=(0.2, 0.1, 0.05)),
-    "resnet102": lambda: _deeper("resnet102"),
-    "plain50": lambda: _deeper("plain50"),
+    "resnet102": lambda: _deeper("resnet102", 0.1),
+    "plain50": lambda: _deeper("plain50", 0.1, 0.05, 0.02, 0.2),
     "batches": _batches,
     "long": _long,
     "finetuning": _finetuning,
