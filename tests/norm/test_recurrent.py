@@ -136,6 +136,12 @@ def test_a_layer_without_bias_gains_one_and_fold_says_so():
         vp.fold(normalized(nn.Sequential(build("gru")), "project"))
 
 
+def test_one_number_stands_for_all_inputs():
+    layer, x = build("lstm"), example()
+    one, each = (vp.Moments(*(torch.full(shape, v).double() for v in (0.7, 0.6))) for shape in ((), (1, 1, INPUTS)))
+    same(*(vp.normalize(layer, given, example=x)(x) for given in (one, each)))
+
+
 def test_parameters_are_named_as_in_the_plain_layer():
     site = normalized(build("gru", bidirectional=True))
     kinds = ("weight_ih", "weight_hh", "scale", "shift")
