@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .norm.api import fold
-from .norm.layers import Normalized
+from .norm.layers import Normalized, normalized_layers
 from .norm.linear_layers import replace
 from .norm.recurrent import NormalizedRecurrent
 from .norm.scope import shared_fold
@@ -52,7 +52,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         Raises:
             ValueError: If the optimizer has parameters that are not the model's, or the model cannot have a twin.
         """
-        if not any(isinstance(m, Normalized) for m in module.modules()):
+        if not normalized_layers(module):
             return super().make_private(module=module, optimizer=optimizer, **settings)
         _check(module, optimizer, settings)
         twin = Twin(module)
@@ -113,7 +113,7 @@ class Twin:
         with warnings.catch_warnings():  # of layers that gain a bias or are no longer tied: here all do, and all are
             warnings.simplefilter("ignore", UserWarning)
             self.plain = fold(model, keep_batchnorm=False)
-        for path, site in _sites(model):
+        for path, site in normalized_layers(model).items():
             self.plain = _prepared(self.plain, path, site)
         present = dict(self.plain.named_modules())
         self._modules = [(present[path], module) for path, module in model.named_modules() if path in present]
@@ -127,8 +127,8 @@ class Twin:
     def _values(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of the plain model by name, as a function of those of the normalized one."""
         seen: set[nn.Parameter] = set()
-        folded = tuple(f"{path}." if path else "" for path, _ in _sites(self.model))
-        for path, site in _sites(self.model):
+        folded = tuple(f"{path}." if path else "" for path in normalized_layers(self.model))
+        for path, site in normalized_layers(self.model).items():
             yield from ((f"{path}.{name}".lstrip("."), value) for name, value in _folded(site).items())
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if not name.startswith(folded) and parameter not in seen:
@@ -158,10 +158,6 @@ class Twin:
         found = torch.autograd.grad(outputs, wanted, grads, allow_unused=True)
         for parameter, grad in zip(wanted, found, strict=True):
             parameter.grad = grad
-
-
-def _sites(model: nn.Module) -> list[tuple[str, Normalized]]:
-    return [(path, module) for path, module in model.named_modules() if isinstance(module, Normalized)]
 
 
 def _folded(site: Normalized) -> dict[str, Tensor]:

@@ -44,6 +44,23 @@ def test_one_export_serves_unless_the_modes_differ(exports, dropout, expected, i
     assert "4 together, 0 walked, 0 alone" in str(vp.fold_report(normalized))
 
 
+class Reader(nn.Module):
+    """A classifier of sequences as users write it."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 4, num_layers=2, dropout=dropout), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0])
+
+
+@pytest.mark.parametrize(("dropout", "expected"), [(0.0, 1), (0.5, 2)])
+def test_recurrent_layers_differ_by_mode_only_in_their_dropout(exports, dropout, expected):
+    model = vp.normalize(Reader(dropout), vp.Moments(0.0, 1.0), example=torch.zeros(5, 2, 3))
+    assert len(exports) == expected and model.lstm.training
+
+
 @torch.no_grad()
 def test_a_tied_weight_that_its_batch_norm_unties_is_read_where_it_stays():
     """The other reader is no normalized layer: its moments follow from the weight as it was."""

@@ -34,9 +34,16 @@ VARIANTS = {f"{cell}, {name}": (cell, settings) for cell in CELLS for name, sett
 VARIANTS["lstm, projected"] = ("lstm", {"num_layers": 2, "proj_size": 3})
 all_variants = pytest.mark.parametrize("name", VARIANTS)
 all_cells = pytest.mark.parametrize("cell", CELLS)
-# The settings of a layer and the form of its rows do not meet in the code: the paper's form is tried on one each.
-FORMS = [(name, "deep") for name in VARIANTS] + [(f"{cell}, plain", "paper") for cell in CELLS]
-FORMS += [pytest.param(name, "paper", marks=pytest.mark.slow) for name in VARIANTS if (name, "paper") not in FORMS]
+# The settings of a layer and the form of its rows do not meet in the code: every cell is tried in both forms, and each
+# setting once; all of them together are slow.
+FORMS = [(f"{cell}, {name}", form) for cell in CELLS for name, form in (("deep", "deep"), ("plain", "paper"))]
+FORMS += [("lstm, projected", "deep"), ("gru, no bias", "deep"), ("tanh, batch first", "deep")]
+FORMS += [
+    pytest.param(name, form, marks=pytest.mark.slow)
+    for name in VARIANTS
+    for form in ("deep", "paper")
+    if (name, form) not in FORMS
+]
 all_forms = pytest.mark.parametrize(("name", "form"), FORMS)
 
 
@@ -134,6 +141,12 @@ def test_a_layer_without_bias_gains_one_and_fold_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         vp.fold(normalized(nn.Sequential(build("gru")), "project"))
+
+
+def test_one_number_stands_for_all_inputs():
+    layer, x = build("lstm"), example()
+    one, each = (vp.Moments(*(torch.full(shape, v).double() for v in (0.7, 0.6))) for shape in ((), (1, 1, INPUTS)))
+    same(*(vp.normalize(layer, given, example=x)(x) for given in (one, each)))
 
 
 def test_parameters_are_named_as_in_the_plain_layer():

@@ -41,18 +41,18 @@ def monte_carlo(row: Case, args: Any) -> list[Tensor]:
         call_args, call_kwargs = replace((args, row.kwargs), lambda leaf: next(queue) if is_random(leaf) else leaf)
         return tuple(outputs(run_op(row.op, call_args, call_kwargs)))
 
-    samples = [draw(leaf, row.draws) for leaf in random]
+    samples = [draw(leaf, row.draws) for leaf in random] or [torch.zeros(row.draws)]  # a source draws by itself
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if not random:  # a source: it draws by itself
-            return [torch.stack(column) for column in zip(*(once() for _ in range(row.draws)), strict=True)]
         try:
-            return list(torch.vmap(once, randomness="different", chunk_size=20_000)(*samples))
+            drawn = list(torch.vmap(once, randomness="different", chunk_size=20_000)(*samples))
+            if random or not torch.equal(drawn[0][0], drawn[0][1]):  # vmap lets some sources draw once for all
+                return drawn
         except RuntimeError as error:
             if "vmap" not in str(error) and "atching rule" not in str(error):
                 raise
-            draws = (once(*one) for one in zip(*samples, strict=True))
-            return [torch.stack(column) for column in zip(*draws, strict=True)]
+        draws = (once(*one) for one in zip(*samples, strict=True))
+        return [torch.stack(column) for column in zip(*draws, strict=True)]
 
 
 @each_row

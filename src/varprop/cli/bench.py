@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from .errors import stoppable
-from .options import Device, DeviceOption, OutOption, chosen, command_line
+from .options import Device, DeviceOption, OutOption
 from .parser import typer
 
 KEPT = "What was measured is kept in the folder of the results."
@@ -40,7 +40,7 @@ def bench(
     from varprop.lab.bench.session import Options
 
     options = Options(
-        device=chosen(device),
+        device=device,
         cases=names(cases),
         modes=names(modes),
         variants=names(variants),
@@ -49,7 +49,6 @@ def bench(
         max_seconds=max_seconds,
         out=out,
         tiny=tiny,
-        command=command_line(),
     )
     with stoppable(KEPT):
         measure(options)

@@ -70,14 +70,13 @@ def compare(
             augmentation=Augmentation(shift, flip, noise),
             batch_size=batch_size,
             together=not one_at_a_time,
-            device=options.chosen(device),
+            device=device,
             root=root,
             resume=resume,
             overwrite=overwrite,
             tensorboard=options.event_folder(out, tensorboard),
             max_seconds=max_seconds,
             ray=ray,
-            command=options.command_line(),
             **{name: value for name, value in given.items() if value is not None},
         )
         typer.echo(f"{str(found).strip()}\nReport: {found.report().resolve()}")

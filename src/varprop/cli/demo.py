@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from .errors import stoppable
-from .options import Device, DeviceOption, OutOption, ResumeOption, chosen, command_line
+from .options import Device, DeviceOption, OutOption, ResumeOption
 from .reproduce import CONTINUE, DEMO
 
 
@@ -22,7 +22,7 @@ def demo(
 
     place = out if resume else unused(out)
     with stoppable(CONTINUE):
-        found = runner.reproduce([DEMO], place, device=chosen(device), resume=resume, command=command_line())
+        found = runner.reproduce([DEMO], place, device=device, resume=resume)
         results.show_one(found[DEMO], place, DEMO)
 
 

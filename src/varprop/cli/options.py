@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -74,28 +72,9 @@ CompileOption = Annotated[
 ]
 
 
-def chosen(device: Device) -> str:
-    """The device to use, `auto` resolved.
-
-    Raises:
-        VarpropError: If there is no GPU where one was asked for.
-    """
-    import torch
-
-    there = torch.cuda.is_available()
-    if device is Device.cuda and not there:
-        raise vp.VarpropError(f"torch {torch.__version__} sees no CUDA device; use --device cpu.")
-    return "cuda" if there and device is not Device.cpu else "cpu"
-
-
 def event_folder(out: Path, wanted: bool) -> Path | None:
     """Where TensorBoard finds the curves; None if it is not wanted."""
     return out / "tensorboard" if wanted else None
-
-
-def command_line() -> str:
-    """What the user typed, for the record of the run."""
-    return shlex.join(["varprop", *sys.argv[1:]])
 
 
 def listed(text: str, known: tuple[str, ...], option: str) -> list[str]:

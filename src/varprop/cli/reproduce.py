@@ -105,7 +105,7 @@ def reproduce(
         found = runner.reproduce(
             [name for name in wanted if name not in (*UNTRAINED, *STUDIES)],
             out,
-            device=options.chosen(device),
+            device=device,
             seeds=seeds,
             epochs=epochs,
             lr_max=tuple(lr_max) if lr_max else None,
@@ -122,7 +122,6 @@ def reproduce(
             search=search.value if search else None,
             own_weights=own_weights.value if own_weights else None,
             borders=borders.value if borders else None,
-            command=options.command_line(),
         )
         if "search" in wanted:
             typer.echo(f"Searches: {search_study.study(out, root).resolve()}")

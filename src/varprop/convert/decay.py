@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..norm.batchnorm import batch_norms_after
+from ..norm.layers import normalized_layers
 from ..norm.linear_layers import along_outputs, is_linear_layer, output_axis, owners, weight_norms, with_centred_rows
 from ..norm.recurrent import NormalizedRecurrent, unit_gates_
 from ..norm.recurrent_weights import suffixes
-from .analytic import normalized_sites
 from .batched import Batched
 from .batchnorm import own_batch_norms
 from .weightnorm import has_weight_norm, parts_of
@@ -109,14 +109,14 @@ def _positive(norms: Tensor) -> Tensor:
 
 def _analytic_weights(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """(module, name, layer) of each weight; recurrent layers have theirs in `_gates`."""
-    for site in normalized_sites(model).values():
+    for site in normalized_layers(model).values():
         if "weight" in site._parameters:
             yield site, "weight", site
 
 
 def _gates(model: nn.Module) -> Iterator[tuple[NormalizedRecurrent, str]]:
     """Recurrent layers, with how the names of two weights end whose rows only a common factor may scale."""
-    for site in normalized_sites(model).values():
+    for site in normalized_layers(model).values():
         if isinstance(site, NormalizedRecurrent):
             yield from ((site, suffix) for suffix in suffixes(site))
 
@@ -128,7 +128,7 @@ def _directions(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 
 def _spared(model: nn.Module, example: Any) -> Iterator[Owner]:
-    for site in normalized_sites(model).values():
+    for site in normalized_layers(model).values():
         names = [name for name, _ in site.named_parameters(recurse=False)]
         yield from ((site, name) for name in names if not name.startswith("weight_hr"))  # an LSTM's projection is plain
     for module in model.modules():

@@ -10,7 +10,8 @@ from torch.utils import _pytree as pytree
 
 from ..engine.inputs import example_for
 from ..moments import Moments, Tokens
-from .analytic import fold_, normalize_, normalized_sites
+from ..norm.api import captured_for, fold, normalized_
+from ..norm.layers import normalized_layers
 from .batched import Batched
 from .batchnorm import from_batch_norm_, own_batch_norms, to_batch_norm_
 from .statistics import calibrate_
@@ -86,11 +87,11 @@ def _convert(model: nn.Module, to: Parametrization, given: Any, example: Any, ba
         return to_weight_norm_(model)
     if to == "batch":
         return to_batch_norm_(model, batch)
-    return normalize_(model, given, example) if to == "analytic" else model
+    return normalized_(model, captured_for(model, given, example), "preserve") if to == "analytic" else model
 
 
 def _standard(model: nn.Module, example: Any, batch: Any) -> nn.Module:
-    model = fold_(model) if normalized_sites(model) else model
+    model = fold(model, inplace=True, keep_batchnorm=False) if normalized_layers(model) else model
     model = from_weight_norm_(model)
     if batch is not None:
         wrapped = {path: m.norm for path, m in model.named_modules() if isinstance(m, Batched)}

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
@@ -130,6 +131,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
         _said_in_one_sentence(model),
         whole_modules,
         _any_batch(),
+        _use_lazy_graph_module(True),  # most graphs on the way are never run: no code is made for them
     ):
         exported = decomposed(torch.export.export(model, args, kwargs, strict=False))
     graph = exported.graph_module.graph

@@ -68,7 +68,7 @@ def reproducible(device: torch.device, one_thread: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
 
-def command_line(module: str = "varprop.lab") -> str:
+def command_line(module: str = "varprop.cli") -> str:
     """What was called, without the folder of the interpreter or script; a module if one was run."""
     program = Path(sys.argv[0]).name
     called = ["python", "-m", module] if program == "__main__.py" else [program]

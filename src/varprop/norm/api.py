@@ -43,6 +43,7 @@ from .layers import (
     become_normalized_,
     become_plain_,
     normalized_class,
+    normalized_layers,
     remove_parametrization_of_weight_,
 )
 from .linear_layers import Only, find_layers, is_linear_layer, replace
@@ -284,7 +285,7 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
         ValueError: If the model is not normalized.
     """
     model = model if inplace else copy.deepcopy(model)
-    sites = {path: m for path, m in model.named_modules() if isinstance(m, Normalized)}
+    sites = normalized_layers(model)
     if not sites:
         raise ValueError("The model is not normalized: there is nothing to fold.")
     with preserved_modes(model), torch.no_grad(), shared_fold():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..moments import Moments
-from .layers import Normalized
+from .layers import Normalized, normalized_layers
 from .linear_layers import fan_in, is_linear_layer, require_weight_of_its_own, weight_norms, with_centred_rows
 from .recurrent import check_gates
 from .scope import shared_fold
@@ -28,7 +28,7 @@ def check_copyable(model: nn.Module) -> None:
 
 def check_model(model: nn.Module, given: Any) -> None:
     """What can be seen before the model is captured."""
-    done = next((path for path, m in model.named_modules() if isinstance(m, Normalized)), None)
+    done = next(iter(normalized_layers(model)), None)
     if done is not None:
         raise ValueError(f"The model is normalized already (layer '{done}'); fold it first.")
     values = given if isinstance(given, (tuple, list)) else given.values() if isinstance(given, dict) else [given]

@@ -21,7 +21,7 @@ from ..engine.walk import Walk
 from ..graph.capture import Program, tensor_at
 from ..graph.node import Node
 from ..moments import Moments
-from .layers import Normalized
+from .layers import Normalized, normalized_layers
 from .statistics import Statistics
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ def predict_spread(model: nn.Module) -> dict[str, Spread]:
     and fluctuates as the mean of a layer's fan-in squares does. This is the mean over random networks: narrow networks
     scatter about it, most of them below.
     """
-    sites = {path: m for path, m in model.named_modules() if isinstance(m, Normalized) and not _is_recurrent(m)}
+    sites = {path: m for path, m in normalized_layers(model).items() if not isinstance(m, nn.RNNBase)}
     followers = _followers(sites)
     later = {path for paths in followers.values() for path in paths}
     gaussian = torch.ones(_SAMPLES, dtype=torch.float64), torch.full((_SAMPLES,), 2.0, dtype=torch.float64)
@@ -106,10 +106,6 @@ def predict_spread(model: nn.Module) -> dict[str, Spread]:
             mapped = _known_response(site, known)(population)
             waiting.append((follower, _Chain(path, chain.length + 1, *mapped, _Window(site, chain.window))))
     return found
-
-
-def _is_recurrent(module: nn.Module) -> bool:
-    return isinstance(module, nn.RNNBase)
 
 
 def _followers(sites: Mapping[str, Normalized]) -> dict[str, list[str]]:

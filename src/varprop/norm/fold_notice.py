@@ -9,14 +9,14 @@ from torch.nn.utils import parametrize
 
 from .batchnorm import find_notes
 from .checks import listed
-from .layers import Normalized
+from .layers import Normalized, normalized_layers
 from .linear_layers import owners
 from .recurrent import NormalizedRecurrent
 
 
 def warn_of_fold(model: nn.Module) -> None:
     """Say once which layers `fold` gives a bias, and which it unties: their state then does not fit the plain class."""
-    sites = {path: site for path, site in model.named_modules() if isinstance(site, Normalized)}
+    sites = normalized_layers(model)
     gained = [repr(path) for path in _without_bias(model, sites)]
     untied = [repr(path) for path in _tied(model, sites)]
     parts = [f"give a bias to {listed(gained)}"] * bool(gained) + [f"untie the weights of {listed(untied)}"] * bool(

@@ -222,6 +222,11 @@ CLASSES: dict[type[nn.Module], type[Normalized]] = {
 }
 
 
+def normalized_layers(model: nn.Module) -> dict[str, Normalized]:
+    """The normalized layers of a model by path."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, Normalized)}
+
+
 def normalized_class(layer: nn.Module) -> type[Normalized] | None:
     """The normalized class for a layer; None where it computes its output in a way of its own."""
     for plain, normalized in CLASSES.items():

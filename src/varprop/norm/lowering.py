@@ -26,7 +26,7 @@ from ..graph.node import Form, Node, resolve
 from ..moments import Moments, trusted
 from .layout import Function
 from .numbering import NUMBER, Fixed, NotLanes, Numbering, lane_numbers, moving_lanes
-from .recognize import recognized
+from .recognize import Kernel, composed, of_positions, piecewise_linear, recognized
 
 aten = torch.ops.aten
 AFTER_SKIP = Function(
@@ -128,9 +128,20 @@ class Lowering:
             argument = node.operands[0]
             self._require_affine(argument)
             return self._applied(self._function_from(node, argument), node, argument)
-        name = self._expression(node, root)
-        function = recognized(name, self._cluster_moments(node, root), self._values(node, root))
+        function = recognized(
+            self._expression(node, root), self._cluster_moments(node, root), self._pointwise_kernel(node, root)
+        )
         return self._applied(function, node, root)
+
+    def _named_kernel(self, node: Node, *random: Any) -> Kernel | None:
+        """The kernel that an operation's rule names, if its first arguments are these and the others are numbers."""
+        if list(node.args[: len(random)]) != list(random) or _nodes(node) != list(random):
+            return None
+        kernel = self.plan.rules[node].kernel(*node.args[len(random) :], **node.kwargs)
+        return None if kernel is None else (kernel[0], *map(float, kernel[1:]))
+
+    def _pointwise_kernel(self, node: Node, start: Node) -> Kernel | None:
+        return self._named_kernel(node, start) or piecewise_linear(self._values(node, start))
 
     def _reads_parameters(self, node: Node, root: Node) -> bool:
         path = self.walk.clusters.path(node, root)
@@ -214,7 +225,8 @@ class Lowering:
                 found = independent(Moments(*x), Moments(*y), *rest, **kwargs)
             return found.mean, found.var
 
-        function = recognized(f"{node.target}(x, y, {rest!r}, {kwargs!r})", moments, None, arity=2)
+        kernel = self._named_kernel(node, *operands)
+        function = recognized(f"{node.target}(x, y, {rest!r}, {kwargs!r})", moments, kernel, arity=2)
         random = self.plan.random_operands(node)
         if len(random) == 1 and function.kernel is None:
             raise NotLanes
@@ -244,12 +256,11 @@ class Lowering:
 
         spatial = full[_channel_axis(full) + 1 :]
         name = f"{node.target}(x{spatial}, {settings!r}, {node.kwargs!r})"
-        function = recognized(name, _trusting(pooled), None)
+        moments = _trusting(pooled)
+        function = recognized(name, moments, self._named_kernel(node, argument) or of_positions(moments))
         if before is not None:
             after = self._function_from(argument, before)
-            function = recognized(
-                f"{after.name} after {name}", _chained(function, after), None, parts=(function, after)
-            )
+            function = recognized(f"{after.name} after {name}", _chained(function, after), composed(function, after))
         made = self.numbering.apply(function, [moving], form.shape)
         made = moving_lanes(lane_numbers(made).view(_kept_axes(made.mean, form)), form.shape)
         return [made] + [None] * (len(node.form) - 1) if several else made
@@ -262,7 +273,7 @@ class Lowering:
                 found = self.walk.clusters.moments_from(node, start, Moments(*x))
             return found.mean.reshape(-1), found.var.reshape(-1)
 
-        return recognized(self._expression(node, start), moments, self._values(node, start))
+        return recognized(self._expression(node, start), moments, self._pointwise_kernel(node, start))
 
     def _require_uniform(self, node: Node, moving: Moments) -> None:
         """The rule mixes positions; lanes stay apart only where all positions of a channel are the same lane."""

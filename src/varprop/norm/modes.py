@@ -45,11 +45,16 @@ def capture_modes(model: nn.Module, example: Any, by_batch: Collection[nn.Module
 
 
 def _in_mode(model: nn.Module, training: bool, by_batch: Collection[nn.Module]) -> nn.Module:
-    """The model in a mode, but for its batch norms: what a batch measures is not known."""
+    """The model in a mode, but for its batch norms: what a batch measures is not known.
+
+    Recurrent layers without dropout are in evaluation mode: the mode is a flag of their operation that means nothing.
+    """
     model.train(training)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.train(module in by_batch)
+        elif type(module) in (nn.RNN, nn.LSTM, nn.GRU) and not module.dropout:
+            module.eval()
     return model
 
 
@@ -66,8 +71,10 @@ def _is_known_to_ignore_mode(module: nn.Module) -> bool:
     """Whether a module is one of torch's own that do the same in both modes."""
     if module._forward_hooks or module._forward_pre_hooks:
         return False
+    if isinstance(module, _WITH_MODE) or (isinstance(module, nn.RNNBase) and module.dropout):
+        return False
     package, _, family = type(module).__module__.rpartition(".")
-    return package == "torch.nn.modules" and family in _WITHOUT_MODE and not isinstance(module, _WITH_MODE)
+    return package == "torch.nn.modules" and family in _WITHOUT_MODE
 
 
 _WITHOUT_MODE = {
@@ -80,6 +87,7 @@ _WITHOUT_MODE = {
     "normalization",
     "padding",
     "pooling",
+    "rnn",
     "upsampling",
 }
 _WITH_MODE = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)

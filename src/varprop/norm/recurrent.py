@@ -139,7 +139,8 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
             mean, var = (torch.cat(parts)[None] for parts in zip(*before, strict=True))
             return self._entering(drop(Moments(mean, var), self.dropout, self.training), like)
         calls = [self._entering(x, like) for x in self.statistics[self.training]()]
-        means, variances = [x.mean.flatten() for x in calls], [x.var.flatten() for x in calls]
+        parts = ([part.flatten().expand(self.input_size) for part in (x.mean, x.var)] for x in calls)
+        means, variances = zip(*parts, strict=True)  # one number may stand for all inputs
         return Moments(torch.stack(means), torch.stack(variances))
 
     def _recurring(self, mean: Tensor, var: Tensor) -> Moments:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from .layers import Normalized
+from .layers import Normalized, normalized_layers
 from .recurrent import NormalizedRecurrent
 
 
@@ -52,7 +52,7 @@ def fold_report(model: nn.Module) -> FoldReport:
     Raises:
         ValueError: If the model is not normalized.
     """
-    layers = {path: m for path, m in model.named_modules() if isinstance(m, Normalized)}
+    layers = normalized_layers(model)
     if not layers:
         raise ValueError("The model is not normalized: there is nothing to report.")
     return FoldReport(

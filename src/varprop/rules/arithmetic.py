@@ -156,6 +156,7 @@ elementwise(
     independent=add_independent,
     multilinear=True,
     signs=(1.0, 1.0),
+    kernel=lambda alpha=1: ("add", alpha),
 )
 elementwise(
     aten.sub,
@@ -163,6 +164,7 @@ elementwise(
     independent=sub_independent,
     multilinear=True,
     signs=(1.0, -1.0),
+    kernel=lambda alpha=1: ("add", -alpha),
 )
 elementwise(
     aten.rsub,
@@ -171,7 +173,14 @@ elementwise(
     multilinear=True,
     signs=(-1.0, 1.0),
 )
-elementwise(aten.mul, affine=lambda a, b: a * b, independent=mul_independent, multilinear=True, product=True)
+elementwise(
+    aten.mul,
+    affine=lambda a, b: a * b,
+    independent=mul_independent,
+    multilinear=True,
+    product=True,
+    kernel=("mul",),
+)
 elementwise(
     aten.div,
     aten.true_divide,

@@ -19,8 +19,12 @@ Random = Moments | Tensor
 _DROPPED = -1.7580993408473766
 
 
-@rule(aten.feature_dropout, multilinear=True, per_channel=True)
-@rule(aten.dropout, noise=True, per_channel=True)
+def _dropout_kernel(p: float, train: bool | None = True) -> tuple[str, float] | None:
+    return ("dropout", p) if train is not False and 0 < p < 1 else None
+
+
+@rule(aten.feature_dropout, multilinear=True, per_channel=True, kernel=_dropout_kernel)
+@rule(aten.dropout, noise=True, per_channel=True, kernel=_dropout_kernel)
 def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     """E' = E, Var' = (Var + p E^2) / (1 - p); exact for any distribution (mathematics.md, 8).
 
@@ -33,7 +37,7 @@ def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     return Moments(x.mean, (x.var + p * x.mean.square()) / (1 - p))
 
 
-@rule(aten.native_dropout, noise=True, per_channel=True)
+@rule(aten.native_dropout, noise=True, per_channel=True, kernel=_dropout_kernel)
 def native_dropout(x: Moments, p: float, train: bool | None = None) -> tuple[Moments, None]:
     """As `dropout`; the mask stays unknown."""
     return dropout(x, p, train is not False), None

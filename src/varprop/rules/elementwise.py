@@ -46,28 +46,43 @@ elementwise(
 )  # fmt: skip
 
 elementwise(aten.relu, kinks=(0.0,), monotone=True, bend=Bend(rectifier=0.0), bounds=POSITIVE)(activations.relu)
-elementwise(aten.relu6, kinks=(0.0, 6.0), monotone=True, bend=Bend(high=6.0, rectifier=0.0), bounds=(0.0, 6.0))(
-    activations.relu6
-)
-elementwise(aten.abs, kinks=(0.0,), bounds=POSITIVE)(activations.abs)
-elementwise(aten.hardsigmoid, kinks=(-3.0, 3.0), monotone=True, bend=Bend(-3.0, 3.0), bounds=SHARE)(
-    activations.hardsigmoid
-)
-elementwise(aten.hardswish, kinks=(-3.0, 3.0), bend=Bend(rectifier=-3.0, linear=3.0))(activations.hardswish)
 elementwise(
-    aten.sigmoid, aten.special_expit, knots=SMOOTH_STEP, monotone=True, bend=Bend(-_LOGISTIC, _LOGISTIC), bounds=SHARE
+    aten.relu6,
+    kinks=(0.0, 6.0),
+    monotone=True,
+    bend=Bend(high=6.0, rectifier=0.0),
+    bounds=(0.0, 6.0),
+    kernel=("clamp", 0.0, 6.0),
+)(activations.relu6)
+elementwise(aten.abs, kinks=(0.0,), bounds=POSITIVE)(activations.abs)
+elementwise(
+    aten.hardsigmoid, kinks=(-3.0, 3.0), monotone=True, bend=Bend(-3.0, 3.0), bounds=SHARE, kernel=("hardsigmoid",)
+)(activations.hardsigmoid)
+elementwise(aten.hardswish, kinks=(-3.0, 3.0), bend=Bend(rectifier=-3.0, linear=3.0), kernel=("hardswish",))(
+    activations.hardswish
+)
+elementwise(
+    aten.sigmoid,
+    aten.special_expit,
+    knots=SMOOTH_STEP,
+    monotone=True,
+    bend=Bend(-_LOGISTIC, _LOGISTIC),
+    bounds=SHARE,
+    kernel=("sigmoid",),
 )(activations.sigmoid)
 elementwise(aten.special_ndtr, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_NORMAL, _NORMAL), bounds=SHARE)
 elementwise(aten.special_log_ndtr, knots=GAUSSIAN_STEP, monotone=True)
 elementwise(aten.asinh, knots=(0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0), monotone=True)
 elementwise(aten.acos, aten.asin, aten.erfinv, aten.logit, aten.sinc)
-elementwise(aten.tanh, knots=HALF_STEP, monotone=True, bend=Bend(-_LOGISTIC / 2, _LOGISTIC / 2), bounds=UNIT)(
-    activations.tanh
-)
-elementwise(aten.silu, knots=SMOOTH_STEP, bend=Bend(rectifier=-_SILU, linear=_SILU))(activations.silu)
-elementwise(aten.mish, knots=SMOOTH_STEP)(activations.mish)
+elementwise(
+    aten.tanh, knots=HALF_STEP, monotone=True, bend=Bend(-_LOGISTIC / 2, _LOGISTIC / 2), bounds=UNIT, kernel=("tanh",)
+)(activations.tanh)
+elementwise(aten.silu, knots=SMOOTH_STEP, bend=Bend(rectifier=-_SILU, linear=_SILU), kernel=("silu",))(activations.silu)
+elementwise(aten.mish, knots=SMOOTH_STEP, kernel=("mish",))(activations.mish)
 elementwise(aten.log_sigmoid, knots=SMOOTH_STEP, monotone=True)(activations.logsigmoid)
-elementwise(aten.erf, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_ERROR, _ERROR), bounds=UNIT)(activations.erf)
+elementwise(aten.erf, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_ERROR, _ERROR), bounds=UNIT, kernel=("erf",))(
+    activations.erf
+)
 elementwise(aten.erfc, knots=GAUSSIAN_STEP, bend=Bend(-_ERROR, _ERROR), bounds=(0.0, 2.0))
 elementwise(aten.exp, monotone=True, bounds=POSITIVE)(closed.exp)
 elementwise(aten.expm1, monotone=True)(closed.expm1)
@@ -114,7 +129,19 @@ def _ends(low: Any = None, high: Any = None) -> list[Any]:
     return [end for end in (low, high) if end is not None]
 
 
-@elementwise(aten.clamp, aten.clip, kinks=_ends, monotone=True, bend=clamp_bend, bounds=clamp_bounds)
+def _clamp_kernel(low: Any = None, high: Any = None) -> tuple[Any, ...] | None:
+    return ("clamp", low, high) if isinstance(low, (int, float)) and isinstance(high, (int, float)) else None
+
+
+@elementwise(
+    aten.clamp,
+    aten.clip,
+    kinks=_ends,
+    monotone=True,
+    bend=clamp_bend,
+    bounds=clamp_bounds,
+    kernel=lambda min=None, max=None: _clamp_kernel(min, max),
+)
 def clamp(mean: Tensor, std: Tensor, min: Any = None, max: Any = None) -> Pair:
     """Clamped Gaussian (mathematics.md, 2.8)."""
     return rectifier.clamp(mean, std, min, max)
@@ -126,6 +153,7 @@ elementwise(
     monotone=True,
     bend=lambda low=-1.0, high=1.0: clamp_bend(low, high),
     bounds=lambda low=-1.0, high=1.0: clamp_bounds(low, high),
+    kernel=lambda low=-1.0, high=1.0: _clamp_kernel(low, high),
 )(lambda mean, std, low=-1.0, high=1.0: rectifier.clamp(mean, std, low, high))
 elementwise(aten.clamp_min, kinks=_ends, monotone=True, bend=clamp_bend, bounds=clamp_bounds)(
     lambda mean, std, low: rectifier.clamp(mean, std, low, None)
@@ -139,20 +167,41 @@ elementwise(
 )(lambda mean, std, high: rectifier.clamp(mean, std, None, high))
 
 
-@elementwise(aten.gelu, knots=GAUSSIAN_STEP, bend=Bend(rectifier=-_GELU, linear=_GELU))
+@elementwise(
+    aten.gelu,
+    knots=GAUSSIAN_STEP,
+    bend=Bend(rectifier=-_GELU, linear=_GELU),
+    kernel=lambda approximate="none": ("gelu_tanh" if approximate == "tanh" else "gelu",),
+)
 def gelu(mean: Tensor, std: Tensor, *, approximate: str = "none") -> Pair:
     """x Phi(x), or its approximation by tanh."""
     return (activations.gelu_tanh if approximate == "tanh" else gelu_of_many)(mean, std)
 
 
-@elementwise(aten.elu, kinks=(0.0,), knots=(-36.0,))
+@elementwise(
+    aten.elu,
+    kinks=(0.0,),
+    knots=(-36.0,),
+    kernel=lambda alpha=1.0, scale=1.0, input_scale=1.0: ("elu", alpha, scale, input_scale),
+)
 def elu(mean: Tensor, std: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Pair:
     """Exponential linear unit; SELU and CELU are cases of it."""
     return activations.elu(mean, std, alpha, scale, input_scale)
 
 
-elementwise(aten.selu, kinks=(0.0,), knots=(-36.0,), monotone=True)(activations.selu)
-elementwise(aten.celu, kinks=(0.0,), knots=lambda alpha=1.0: (-36.0 * alpha,))(activations.celu)
+elementwise(
+    aten.selu,
+    kinks=(0.0,),
+    knots=(-36.0,),
+    monotone=True,
+    kernel=("elu", activations.SELU_ALPHA, activations.SELU_SCALE, 1.0),
+)(activations.selu)
+elementwise(
+    aten.celu,
+    kinks=(0.0,),
+    knots=lambda alpha=1.0: (-36.0 * alpha,),
+    kernel=lambda alpha=1.0: ("elu", alpha, 1.0, 1.0 / alpha),
+)(activations.celu)
 
 
 @elementwise(
@@ -160,6 +209,7 @@ elementwise(aten.celu, kinks=(0.0,), knots=lambda alpha=1.0: (-36.0 * alpha,))(a
     knots=lambda beta=1.0, threshold=20.0: [e / beta for e in SMOOTH_STEP],
     monotone=True,
     bounds=POSITIVE,
+    kernel=lambda beta=1.0, threshold=20.0: ("softplus", beta) if threshold >= 20 else None,
 )
 def softplus(mean: Tensor, std: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Pair:
     """log(1 + exp(beta x)) / beta."""

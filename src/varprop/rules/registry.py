@@ -73,6 +73,7 @@ class Rule:
         copies: The result is the argument itself, perhaps in another dtype.
         bend: Where an activation is flat, off or linear (`rules.bend.Bend`); a function of its further arguments.
         bounds: What its values cannot leave, likewise.
+        kernel: How the fold of a network computes it (`gaussian.derivatives`): a name, and numbers; likewise.
     """
 
     kind: Kind
@@ -107,6 +108,7 @@ class Rule:
     copies: bool = False
     bend: Callable[..., Any] = _nothing
     bounds: Callable[..., tuple[float, float]] = _everything
+    kernel: Callable[..., tuple[str | float, ...] | None] = _nothing
     name: str = ""
 
     @property
@@ -209,7 +211,7 @@ def constant(*ops: Key) -> None:
 
 
 Points = Sequence[float] | Callable[..., Sequence[Any]]
-DEPENDENT = {"kinks", "jumps", "knots", "bend", "bounds", "normalizes"}
+DEPENDENT = {"kinks", "jumps", "knots", "bend", "bounds", "kernel", "normalizes"}
 
 
 def elementwise(

@@ -32,7 +32,11 @@ CELLS = [
     cell("batch", variant=DECAY),
     cell("batch", variant=MOMENTUM),
 ]
-FEW = [*(cell(method) for method in METHODS), cell("analytic", variant=DECAY), cell("weight", variant=UNIT_NORM)]
+CHANGING = [
+    cell("batch"),
+    cell("weight", variant=DECAY),
+    cell("weight", variant=UNIT_NORM),
+]  # buffers, and all of a step
 RATES = {each: 1e-3 * 1.3**index for index, each in enumerate(CELLS)}
 
 
@@ -59,7 +63,7 @@ def started(task):
 
 @pytest.fixture(scope="module")
 def few_started(task):
-    return task.starts(FEW)
+    return task.starts([cell(method) for method in METHODS])
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +93,8 @@ def test_ensemble_and_one_at_a_time_agree(task, started, together, which):
 def test_in_single_precision_they_agree_as_far_as_rounding_lets_them():
     # Twelve steps of Adam, whose first ones divide gradients by their own size, lose about three of seven digits.
     task = tiny.task(dtype=torch.float32)
-    cells = [cell(method, "bn") for method in ("standard", "weight", "batch")]
-    together = trained(EnsembleTrainer(task, cells), [1e-3] * 3)
+    cells = [cell(method, "bn") for method in ("standard", "batch")]
+    together = trained(EnsembleTrainer(task, cells), [1e-3] * 2)
     for index, each in enumerate(together.cells):
         alone = trained(SingleTrainer(task, each), [1e-3])
         assert together.losses()[index] == pytest.approx(alone.losses()[0], rel=1e-4)
@@ -110,9 +114,9 @@ def test_divergence_of_one_cell_does_not_touch_the_others(ensemble):
     assert all(tests[index][1] == 0 for index in lost if not math.isfinite(tests[index][0]))
 
 
-def test_it_goes_on_from_a_kept_state_to_the_last_bit(task, few_started):
-    ensemble = EnsembleTrainer(task, FEW, few_started)
-    rates = [RATES[each] for each in ensemble.cells]
+def test_it_goes_on_from_a_kept_state_to_the_last_bit(task):
+    ensemble = EnsembleTrainer(task, CHANGING)
+    rates = [1e-3 * (1 + index) for index, _ in enumerate(ensemble.cells)]
     trained(ensemble, rates, epochs=1)
     kept = {name: tensor.clone() for name, tensor in ensemble.state().items()}
     ensemble.epoch(1, tick)

@@ -39,7 +39,6 @@ class Options:
     max_seconds: float | None = None  # nothing new is begun after that
     out: Path = Path("runs/bench")
     tiny: bool = False  # small sizes and a fast compiler, to try the benchmark itself
-    command: str | None = None  # what the user typed
 
     @property
     def backend(self) -> str:
@@ -58,7 +57,7 @@ class Session:
         self.limit = options.max_seconds or (GPU_BUDGET if on_gpu else math.inf)
         self.record = Record(
             {
-                "command": options.command or environment.command_line("varprop.cli"),
+                "command": environment.command_line(),
                 "hardware": {**environment.hardware(device), "load": load()},
                 "versions": environment.versions(),
                 "git": environment.git_state(),

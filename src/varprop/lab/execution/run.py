@@ -68,7 +68,6 @@ def run(
     ray: str | None = None,
     show: Show = progress.show,
     tensorboard: Path | None = None,
-    command: str | None = None,
     overwrite: bool = False,
     loss: Loss | None = None,
     optimizer: MakeOptimizer | None = None,
@@ -88,7 +87,6 @@ def run(
         ray: Run on Ray instead: the address of a cluster, or ``local``. Cells that are trained together are one task.
         show: Shows progress: `progress.show`, or anything like it.
         tensorboard: A folder for its event files; none are written by default.
-        command: What the user called, for the manifest.
         overwrite: Whether to delete what an earlier run left in the folder and start anew.
         loss: Of outputs and targets, instead of cross-entropy.
         optimizer: Makes the optimizer of parameter groups, instead of Adam; only where cells are not trained together.
@@ -110,7 +108,7 @@ def run(
     data = datasets.load(experiment.dataset, root, place) if dataset is None else datasets.on_device(dataset, place)
     task = Task(experiment, data, factory or experiment.model, loss=loss, optimizer=optimizer)
     own = {"loss": loss, "optimizer": optimizer}
-    now = manifest.describe(experiment, place, command, fingerprints(task.factory, data, own))
+    now = manifest.describe(experiment, place, fingerprints(task.factory, data, own))
     described = _continued(store, now) if resume else now
     started = time.monotonic()
     with (

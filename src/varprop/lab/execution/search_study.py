@@ -32,7 +32,7 @@ Cells = dict[str, dict[str, Any]]
 
 def study(out: Path, root: Path | None = None, experiments: Sequence[Experiment] = STUDIED) -> Path:
     """Compare the searches on the CPU, on experiments of one seed and bound; the page written, ``search.md``."""
-    source: dict[str, Any] = {"command": command_line("varprop.cli"), "git": git_state(), "versions": versions()}
+    source: dict[str, Any] = {"command": command_line(), "git": git_state(), "versions": versions()}
     with reproducible(torch.device("cpu"), True):
         found = {experiment.name: _compared(experiment, root) for experiment in experiments}
     write_atomically(out / "search.json", f"{json.dumps({**source, 'cells': found}, indent=1)}\n".encode())

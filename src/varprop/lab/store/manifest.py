@@ -11,12 +11,10 @@ from ..environment import command_line, git_state, hardware, versions
 from ..protocol.experiments import Experiment
 
 
-def describe(
-    experiment: Experiment, device: torch.device, command: str | None, fingerprints: dict[str, str]
-) -> dict[str, Any]:
+def describe(experiment: Experiment, device: torch.device, fingerprints: dict[str, str]) -> dict[str, Any]:
     """Everything that a result depends on, as plain values."""
     sitting = {
-        "command": command or command_line(),
+        "command": command_line(),
         "git": git_state(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
