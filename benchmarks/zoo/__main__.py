@@ -6,6 +6,9 @@ python -m benchmarks.zoo alarms [MODEL ...]      what vp.inspect says of each as
 python -m benchmarks.zoo damage [MODEL ...]      and of some of them damaged in ways it has to notice
 python -m benchmarks.zoo findings                the tables of both for docs/inspector.md, docs/results/findings.json
 
+Models are judged again if the sources of the judge have changed since; what was not keeps its record in the table,
+which says when each was judged, and by which judge.
+
 A model is named group/name: torchvision/resnet18, timm/vit_tiny_patch16_224, hf/bert, smp/Unet, monai/UNet; those whose
 package is not installed are left out. Each is captured, its operations are counted (exact, approximate, missing), and
 moments are propagated from a standard normal input on uniform axes. Then standard normal inputs (tokens of equal
@@ -18,6 +21,8 @@ where it was.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 from functools import partial
 from pathlib import Path
 
@@ -49,14 +54,21 @@ def main() -> None:
         known = journal(RUNS / "zoo.jsonl")
         table.write([known.get(name, {"model": name, "status": "not measured"}) for name in all_names()])
     elif options.command == "findings":
-        known = journal(RUNS / "alarms.jsonl")
-        alarms.write(
-            [known[name] for name in all_names() if name in known], list(journal(RUNS / "damage.jsonl").values())
-        )
+        sound, damaged = alarms.committed()
+        sound = alarms.newest(sound, journal(RUNS / "alarms.jsonl"))
+        damaged = alarms.newest(damaged, journal(RUNS / "damage.jsonl"))
+        alarms.write([sound[name] for name in all_names() if name in sound], list(damaged.values()))
     else:
-        names = damage.models() if options.command == "damage" else all_names()
-        settings = Settings(*studies[options.command], options.limit, options.memory, options.again)
+        names = damage.models() if options.command == "damage" else _smallest_first()
+        stamp = {} if options.command == "sweep" else alarms.stamp()
+        settings = Settings(*studies[options.command], options.limit, options.memory, options.again, stamp)
         sweep(options.models or names, settings)
+
+
+def _smallest_first() -> list[str]:
+    """All models by the seconds that their measurement took; those without one last."""
+    times = json.loads(table.TIMES.read_text())
+    return sorted(all_names(), key=lambda name: sum(times[name]) if name in times else math.inf)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class Settings:
         limit: Seconds a model may take.
         memory: GiB of address space a model may take.
         again: Whether to study models that have a result already.
+        stamp: What every record says besides; results with another "judge" than this are taken for none.
     """
 
     journal: Path
@@ -44,22 +45,27 @@ class Settings:
     limit: float = 300.0
     memory: float = 8.0
     again: bool = False
+    stamp: Record = field(default_factory=dict)
 
 
 def sweep(names: list[str], settings: Settings) -> list[Record]:
     """The records of all models named, of which those already in the journal are taken from there."""
     settings.journal.parent.mkdir(parents=True, exist_ok=True)
-    known = {} if settings.again else journal(settings.journal)
+    known = {} if settings.again else _by_this_judge(journal(settings.journal), settings.stamp)
     for name in present(names):
         if name in known:
             continue
         prepare(group_of(name))
         warm_up()
-        known[name] = run(name, settings)
+        known[name] = run(name, settings) | settings.stamp
         with settings.journal.open("a") as file:
             file.write(json.dumps(known[name]) + "\n")
         print(line(known[name], settings.said), flush=True)
     return [known[name] for name in names if name in known]
+
+
+def _by_this_judge(known: dict[str, Record], stamp: Record) -> dict[str, Record]:
+    return {name: record for name, record in known.items() if record.get("judge") == stamp.get("judge")}
 
 
 @functools.cache

@@ -37,6 +37,19 @@ def test_the_series_is_close_where_it_says_so(count: int, spread: float, std: fl
     assert (((found.var[found.close] / v).sqrt() - 1).abs() < 2e-3).all()
 
 
+@pytest.mark.parametrize(("count", "std"), [(64, 0.1), (197, 0.2), (400, 0.3)])
+def test_first_order_is_enough_where_it_says_so(count: int, std: float) -> None:
+    mean, var = _logits(12, count, 0.1, std)
+    x = series._exponentials(mean, var)
+    assert series._is_small(x)
+    m, v = _integrals(mean, var)
+    for dtype in (torch.float32, torch.float64):
+        found = series.softmax(mean.to(dtype), var.to(dtype))
+        assert found.close.all() and ((found.mean - m).abs() < 2e-7).all()
+        assert (((found.var / v).sqrt() - 1).abs() < 5e-4).all()
+    assert not series._is_small(series._exponentials(*_logits(12, 16, 0.1, 0.3)))
+
+
 def test_the_series_is_close_in_attention_at_its_start() -> None:
     assert series.softmax(*_logits(12, 197, 0.1, 0.2)).close.all()
     assert series.softmax(*_logits(12, 49, 0.1, 0.2)).close.all()

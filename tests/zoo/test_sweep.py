@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,27 @@ def test_alarms_are_written_down(tmp_path: Path) -> None:
     assert {kind for _, kind, *_ in record["alarms"]} >= {"decay", "vanish"}
 
 
+def test_a_record_says_by_which_judge_and_when_and_another_judge_judges_again(tmp_path: Path) -> None:
+    stamp = alarms.stamp()
+    (first,) = sweep.sweep([OTHER], settings(tmp_path, study=alarms.study, said=alarms.said, stamp=stamp))
+    assert first["judge"] == stamp["judge"] and re.fullmatch(r"\d{4}-\d\d-\d\d", first["judged"])
+
+    def never(name: str) -> Iterator[dict[str, Any]]:
+        yield {"model": name, "status": "done", "alarms": [["error", "growth", "1", "said by another judge"]]}
+
+    same = settings(tmp_path, study=never, said=alarms.said, stamp=stamp)
+    assert sweep.sweep([OTHER], same) == [first]
+    (second,) = sweep.sweep([OTHER], replace(same, stamp=stamp | {"judge": "another"}))
+    assert second["alarms"] and second["judge"] == "another"
+
+
+def test_a_model_that_was_not_finished_keeps_its_record() -> None:
+    done, late = {"model": "timm/a", "status": "done"}, {"model": "timm/a", "status": "too long"}
+    assert alarms.newest({"timm/a": done}, {"timm/a": late}) == {"timm/a": done}
+    assert alarms.newest({"timm/a": late}, {"timm/a": done}) == {"timm/a": done}
+    assert alarms.newest({}, {"timm/a": late}) == {"timm/a": late}
+
+
 def test_damage_that_is_not_found_is_said() -> None:
     (record,) = damage.study("basic/nn_lstm")
     assert record["damages"] == {"saturated gates": ["shift"]}
@@ -121,5 +144,6 @@ def test_the_tables_count_alarms_and_damages(
     alarms.write([*good, late], [broken])
     told = capsys.readouterr().out
     assert "| timm | 2 | 1 | 1 | b: error growth at 3 |" in told and "| all | 2 | 1 | 1 |  |" in told
+    assert "0 of 2 by the present judge" in told and "By an earlier one: timm/a, timm/b." in told
     assert "| zeros | timm/a (constant) |" in told and "| noise | timm/a (not found) |" in told
     assert len(json.loads((tmp_path / "findings.json").read_text())) == 4

@@ -33,6 +33,7 @@ LIMIT = 1 << 15  # logits up to which the fine setting is the choice for them
 _ALIKE_LINEAR = 0.01
 _EULER = 0.57721566490153286
 _MASKED = -1e3  # relative to the largest mean: no weight at all
+_HIDDEN = -1e30  # the same without looking for the largest
 
 
 class Setting(NamedTuple):
@@ -158,10 +159,12 @@ def _softmax_of_many(mean: Tensor, var: Tensor, dim: int) -> Pair:
     mean, var = (x.movedim(dim, -1) for x in torch.broadcast_tensors(mean, var))
     shape = mean.shape
     mean, var = mean.reshape(-1, shape[-1]), var.reshape(-1, shape[-1])
-    masked = mean == -math.inf
-    found = series.softmax(torch.where(masked, -1e30, mean), torch.where(masked, 0.0, var))
-    m, v = found.mean.masked_fill(masked, 0.0), found.var.masked_fill(masked, 0.0)
-    rows = (~found.close).nonzero().squeeze(-1)
+    masked = bool(mean.detach().amin() == -math.inf)
+    m, v, close = series.softmax(mean.clamp_min(_HIDDEN) if masked else mean, var)
+    if masked:  # they have no weight, unless they are all
+        hidden = mean.detach().amax(-1, keepdim=True) == -math.inf
+        m, v = m.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+    rows = (~close).nonzero().squeeze(-1)
     if len(rows):
         m_left, v_left = _softmax_by_integrals(mean[rows], var[rows], -1, None, few=0)
         m, v = m.index_copy(0, rows, m_left), v.index_copy(0, rows, v_left)

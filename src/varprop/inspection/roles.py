@@ -4,6 +4,8 @@ A branch of a residual block and what lies in it may be small by design, what en
 queries and keys get small gradients while attention has not learned to look, and what is computed from averages and
 given back to all positions (a gate, a context) hardly varies. A head behind such an average may start small.
 A rectifier over the sum of a branch and of what is rectified already is on wherever the branch is the smaller one.
+What is made of the input before the first parameter is data, a class token starts as the constant it is, and inner
+products of two values, sums over all channels, hardly vary beside their mean.
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ from ..engine.walk import Walk
 from ..graph.node import Node
 from ..rules.registry import Rule
 from .gradients.flow import averages_all
+from .learned import prepares_data, token_of
 from .places import first_moments
 
 aten = torch.ops.aten
-Role = Literal["", "normalized", "branch", "in branch", "stream", "rectified stream", "query", "gate", "head"]
+Role = Literal[
+    "", "data", "normalized", "branch", "in branch", "stream", "rectified stream", "token", "query", "gate", "head",
+    "similarity",
+]  # fmt: skip
 Passing = Callable[[Node, Rule], bool]
 SOFTMAX = {aten.softmax, aten._softmax}
 
@@ -33,7 +39,7 @@ def _in_layers(node: Node, rule: Rule) -> bool:
 
 def _in_blocks(node: Node, rule: Rule) -> bool:
     """Whether an operation may lie within a branch."""
-    mixes = rule.product or rule.averages or node.packet in SOFTMAX
+    mixes = rule.product or rule.averages or rule.order_statistic or node.packet in SOFTMAX
     return mixes or _in_layers(node, rule) or _normalizes(node, rule)
 
 
@@ -47,6 +53,10 @@ def _normalizes(node: Node, rule: Rule) -> bool:
 
 def role_of(walk: Walk, node: Node) -> Role:
     """The role of a node's value; empty for most."""
+    if _is_data(walk, node):
+        return "data"
+    if token_of(walk, node) is not None:
+        return "token"
     if _sums_averages(walk, node):
         return "gate"
     if _is_sum(walk, node):
@@ -60,17 +70,30 @@ def role_of(walk: Walk, node: Node) -> Role:
         return "in branch"
     if role == "" and _is_half_of_a_layer(walk, node):
         return "normalized"
-    return "head" if role == "" and _averages_all_behind(walk, node) else role
+    if role == "" and _averages_all_behind(walk, node):
+        return "head"
+    return "similarity" if role == "" and _compares(walk, node) else role
+
+
+def _is_data(walk: Walk, node: Node) -> bool:
+    """Whether a value is made of the input without parameters, for linear layers to read."""
+    if not prepares_data(walk, node):
+        return False
+    return all(prepares_data(walk, end) or walk.plan.rules[end].linear for _, end in _ends(walk, node))
 
 
 def _is_sum(walk: Walk, node: Node) -> bool:
+    return _sums_two(walk, node) or token_of(walk, node) is not None
+
+
+def _sums_two(walk: Walk, node: Node) -> bool:
     rule = walk.plan.rules.get(node)
     return rule is not None and rule.signs is not None and len(walk.plan.random_operands(node)) == 2
 
 
 def _sums_averages(walk: Walk, node: Node) -> bool:
     """Whether a node is a sum of terms from averages over all positions, as of the logits of several heads."""
-    return _is_sum(walk, node) and all(_averages_all_behind(walk, term) for term in walk.plan.random_operands(node))
+    return _sums_two(walk, node) and all(_averages_all_behind(walk, term) for term in walk.plan.random_operands(node))
 
 
 def _in_branch(walk: Walk, node: Node) -> bool:
@@ -86,7 +109,7 @@ def _in_branch(walk: Walk, node: Node) -> bool:
 def _rectifies_a_stream(walk: Walk, node: Node) -> bool:
     """Whether a node is a rectifier over a sum whose larger term cannot be negative."""
     operands = walk.plan.random_operands(node)
-    if len(operands) != 1 or not _is_sum(walk, operands[0]) or not _never_negative(walk, node):
+    if len(operands) != 1 or not _sums_two(walk, operands[0]) or not _never_negative(walk, node):
         return False
     return _never_negative(walk, max(walk.plan.random_operands(operands[0]), key=lambda term: _power(walk, term)))
 
@@ -118,6 +141,9 @@ def _role_at(walk: Walk, before: Node, end: Node) -> Role:
     rule = walk.plan.rules[end]
     if _normalizes(end, rule):
         return "normalized"
+    token = token_of(walk, end)
+    if token is not None:
+        return "" if before is token else "branch"
     if rule.signs is not None:
         others = [operand for operand in walk.plan.random_operands(end) if operand is not before]
         return "branch" if others and all(_power(walk, before) < _power(walk, other) for other in others) else ""
@@ -159,7 +185,7 @@ def _reached(walk: Walk, node: Node, through: Passing) -> Iterator[tuple[Node, N
 
 
 def _passes(walk: Walk, node: Node, rule: Rule) -> bool:
-    single = len(walk.plan.random_operands(node)) == 1
+    single = len(walk.plan.random_operands(node)) == 1 and token_of(walk, node) is None
     return rule.kind == "structural" or (
         single and (rule.kind == "elementwise" or rule.noise or rule.copies or rule.resizes)
     )
@@ -201,6 +227,26 @@ def _average_behind(walk: Walk, node: Node) -> Node | None:
 def _pools_by_attention(walk: Walk, node: Node) -> bool:
     """Whether a node is attention by constant queries: averages over all positions, the same way for every input."""
     return node.packet is aten.scaled_dot_product_attention and not walk.plan.random(node.args[0])
+
+
+def _compares(walk: Walk, node: Node) -> bool:
+    """Whether a value comes from inner products of random vectors alone, each step by operations on one value."""
+    operands, rule = walk.plan.random_operands(node), walk.plan.rules.get(node)
+    if rule is None:
+        return False
+    if len(operands) == 1 and not _normalizes(node, rule):
+        return _compares(walk, operands[0])
+    if rule.product and rule.kind == "rule":
+        return len(operands) == 2 and not any(_is_softmax(walk, operand) for operand in operands)
+    return rule.kind == "structural" and all(_compares(walk, operand) for operand in operands)
+
+
+def _is_softmax(walk: Walk, node: Node) -> bool:
+    """Whether a value is one of softmax, moved or scaled at most: weights of an average."""
+    operands, rule = walk.plan.random_operands(node), walk.plan.rules.get(node)
+    if rule is None or node.packet in SOFTMAX:
+        return rule is not None
+    return _passes(walk, node, rule) and len(operands) == 1 and _is_softmax(walk, operands[0])
 
 
 def _power(walk: Walk, node: Node) -> float:

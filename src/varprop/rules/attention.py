@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gaussian import series
 from ..gaussian import softmax as exact
 from ..gaussian.alike import possible
+from ..gaussian.normal import differentiated
 from ..graph import ops
 from ..moments import Moments
 from .arithmetic import add_independent, moments, mul_independent
@@ -132,25 +134,28 @@ def _scores(q: Moments, k: Moments, scale: float) -> Moments:
     leaves Var = E[q^2] Var k + Var q (E k - kbar)^2. The last term counts as independent between keys.
     """
     apart = k.mean - k.mean.mean(-2, keepdim=True)
-    var = (q.var + q.mean.square()) @ k.var.mT + q.var @ apart.square().mT
-    return Moments(scale * (q.mean @ k.mean.mT), scale**2 * var)
+    left = torch.cat([torch.addcmul(q.var, q.mean, q.mean), q.var], -1)
+    var = (scale**2 * left) @ torch.cat([k.var, apart.square()], -1).mT
+    return Moments((scale * q.mean) @ k.mean.mT, var)
 
 
-def _hidden(attn_mask: Value | None, is_causal: bool, rows: int, columns: int, like: Tensor) -> Tensor:
-    """Which keys each query may not see."""
+def _hidden(attn_mask: Value | None, is_causal: bool, rows: int, columns: int, like: Tensor) -> Tensor | None:
+    """Which keys each query may not see; None if it sees all."""
     if is_causal:
         return torch.ones(rows, columns, dtype=torch.bool, device=like.device).triu(1)
     if isinstance(attn_mask, Tensor):
         return ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
-    return torch.zeros(1, 1, dtype=torch.bool, device=like.device)
+    return None
 
 
-def _masked(scores: Moments, attn_mask: Value | None, hidden: Tensor) -> Moments:
+def _masked(scores: Moments, attn_mask: Value | None, hidden: Tensor | None) -> Moments:
     """Scores with a bias added, and hidden ones constant and so far below that their weight is zero."""
     if isinstance(attn_mask, Moments):
         scores = add_independent(scores, attn_mask)
-    elif attn_mask is not None and attn_mask.dtype != torch.bool:
+    elif attn_mask is not None and attn_mask.dtype != torch.bool and hidden is not None:
         scores = add_independent(scores, attn_mask.masked_fill(hidden, 0.0))
+    if hidden is None:
+        return scores
     floor = scores.mean.detach().amin(-1, keepdim=True) - 1e4
     return moments(torch.where(hidden, floor, scores.mean), scores.var.masked_fill(hidden, 0.0))
 
@@ -177,9 +182,12 @@ def _solved(p: Tensor, var: Tensor) -> Tensor | None:
     """The variances that meet the diagonal at once, where no weight is large and none comes out negative."""
     if not bool(p.amax() < LARGE):
         return None
-    inverse, square = 1 / (1 - 2 * p), p * p
-    total = (var * inverse).sum(-1, keepdim=True) / (1 + (square * inverse).sum(-1, keepdim=True))
-    found = torch.addcmul(var, square, total, value=-1.0) * inverse
+    inverse = 1 / (1 - 2 * p)
+    variances, squares = var * inverse, p * p * inverse
+    total = variances.sum(-1, keepdim=True) / (1 + squares.sum(-1, keepdim=True))
+    found = torch.addcmul(variances, squares, total, value=-1.0)
+    if bool(found.amin() >= 0):
+        return found
     return found.clamp_min(0.0) if bool((found >= -SMALL * var).all()) else None
 
 
@@ -189,13 +197,14 @@ def _mixed(p: Tensor, var: Tensor, a: Tensor, value: Moments, dropout_p: float) 
     Var = sum_j E[p_j^2] Var v_j + Var[sum_j p_j E v_j], the last with `noise` a: sum_j a_j (E v_j - out)^2, where
     out = sum_k p_k E v_k. Dropout of the weights multiplies E[p_j^2] by 1/(1 - d) and leaves means and covariances.
     """
-    square = (var + p.square()) / (1 - dropout_p)
+    square = torch.addcmul(var, p, p)
     center = value.mean.mean(-2, keepdim=True)
     apart = value.mean - center
     mixed = p @ apart
-    between = a @ apart.square() - 2 * (a @ apart) * mixed + a.sum(-1, keepdim=True) * mixed.square()
-    total = square @ (value.var + dropout_p * value.mean.square()) + between.clamp_min(0.0)
-    return Moments(mixed + p.sum(-1, keepdim=True) * center, total)
+    squares, products = (a @ torch.cat([apart.square(), apart], -1)).chunk(2, -1)
+    between = squares - 2 * products * mixed + a.sum(-1, keepdim=True) * mixed.square()
+    within = (value.var + dropout_p * value.mean.square()) / (1 - dropout_p)
+    return Moments(mixed + p.sum(-1, keepdim=True) * center, square @ within + between.clamp_min(0.0))
 
 
 def _lift(value: Value) -> Moments:
@@ -223,12 +232,44 @@ def attention(
     if enable_gqa:
         k, v = _repeated(k, q.full[-3]), _repeated(v, q.full[-3])
     hidden = _hidden(attn_mask, is_causal, q.full[-2], k.full[-2], q.mean)
-    scores = _masked(_scores(q, k, q.full[-1] ** -0.5 if scale is None else scale), attn_mask, hidden)
-    if _reason(query, key, value, attn_mask):
-        p, var = (t.masked_fill(hidden, 0.0) for t in exact.softmax(scores.mean, scores.var, -1))
-        return _mixed(p, var, noise(p, var, scores.var), v, dropout_p)
-    p = torch.softmax(scores.mean, -1).masked_fill(hidden, 0.0)
-    return _mixed(p, torch.zeros_like(p), torch.zeros_like(p), v, dropout_p)
+    factor = q.full[-1] ** -0.5 if scale is None else scale
+    random = _reason(query, key, value, attn_mask) is not None
+
+    def attend(q: Moments, k: Moments, v: Moments) -> Moments:
+        return _attended(_masked(_scores(q, k, factor), attn_mask, hidden), hidden, v, dropout_p, random)
+
+    if attn_mask is None and _many(q, k, v):
+        return _heads_at_a_time(attend, q, k, v)
+    return attend(q, k, v)
+
+
+def _attended(scores: Moments, hidden: Tensor | None, v: Moments, dropout_p: float, random: bool) -> Moments:
+    """The values, mixed by softmax of scores that are random, or constants."""
+    p, var = exact.softmax(scores.mean, scores.var, -1) if random else (torch.softmax(scores.mean, -1), None)
+    p = p if hidden is None else p.masked_fill(hidden, 0.0)
+    if var is None:
+        return _mixed(p, torch.zeros_like(p), torch.zeros_like(p), v, dropout_p)
+    var = var if hidden is None else var.masked_fill(hidden, 0.0)
+    return _mixed(p, var, noise(p, var, scores.var), v, dropout_p)
+
+
+def _many(*given: Moments) -> bool:
+    """Whether there are heads enough to take some at a time, which no derivative has to go through."""
+    heads = max(x.mean.shape[:-2].numel() for x in given)
+    return heads > 1 and possible(given[0].mean) and not any(differentiated(x.mean, x.var) for x in given)
+
+
+def _heads_at_a_time(attend: Callable[..., Moments], *given: Moments) -> Moments:
+    """As many heads, or samples, as have scores that stay in the cache of a processor."""
+    heads = torch.broadcast_shapes(*(x.mean.shape[:-2] for x in given))
+    count = max(1, series.BLOCK // (given[0].shape[-2] * given[1].shape[-2]))
+    means, variances = (
+        zip(*(t.expand(*heads, *t.shape[-2:]).flatten(0, -3).split(count) for t in tensors), strict=True)
+        for tensors in ([x.mean for x in given], [x.var for x in given])
+    )
+    parts = [attend(*map(Moments, mean, var)) for mean, var in zip(means, variances, strict=True)]
+    mean, var = (torch.cat(part) for part in zip(*((part.mean, part.var) for part in parts), strict=True))
+    return Moments(mean.unflatten(0, heads), var.unflatten(0, heads))
 
 
 @structural(ops.token_average)

@@ -14,8 +14,8 @@ ARGUMENTS = "model, moments"
 INIT = f"initialize by vp.init_({ARGUMENTS})"
 REMEDY = f"{INIT}, or train with vp.normalize({ARGUMENTS})"
 NAMED = 4  # layers that one finding names
-OFF_PATH = ("branch", "in branch", "gate")  # roles of what lies beside the way of the signal
-ASIDE = ("normalized", "query", "head", *OFF_PATH)  # and of what else may be small or nearly constant
+OFF_PATH = ("branch", "in branch", "gate", "data")  # roles of what lies beside the way of the signal, or before it
+ASIDE = ("normalized", "query", "head", "token", *OFF_PATH)  # and of what else may be small or nearly constant
 
 
 def findings(rows: list[ReportRow], unsettled: int = 0, arguments: str = ARGUMENTS) -> tuple[Finding, ...]:
@@ -28,7 +28,9 @@ def findings(rows: list[ReportRow], unsettled: int = 0, arguments: str = ARGUMEN
     weighted = [row for row in layers if row.weighted and row.role != "gate"] or layers
     known = {id(row) for row in weighted}
     path = [row for row in layers if id(row) in known or row.role == "stream"]
-    found = [*_growth(layers, path), *_decay([row for row in path if row is not weighted[-1]]), *_gradient(rows)]
+    data = next((row.growth for row in reversed(layers) if row.role == "data" and row.growth), 1.0)
+    found = [*_growth(layers, path, max(1.0, data)), *_gradient(rows)]
+    found += _decay([row for row in path if row is not weighted[-1]], min(1.0, data))
     found += [*_shift(weighted[:-1] or weighted), *_constant(layers, weighted), *_unsettled(unsettled)]
     alike = any(any(row.uniform[2:]) for row in rows)
     for row in layers:
@@ -76,10 +78,17 @@ def _extreme(
         yield _graded(value(worst), *limits) or "warning", beyond[0], worst
 
 
-def _growth(layers: list[ReportRow], path: list[ReportRow]) -> Iterator[Finding]:
-    """Where growth of the standard deviation begins, and how far it goes; before a normalization it is no matter."""
-    judged = [row for row in [*(row for row in layers if row.op == "embedding"), *path] if row.role != "normalized"]
-    for severity, first, worst in _extreme(judged, _grown, GROWN):
+def _growth(layers: list[ReportRow], path: list[ReportRow], prepared: float) -> Iterator[Finding]:
+    """Where growth of the standard deviation begins, and how far it goes; before a normalization it is no matter.
+
+    `prepared`: what the data have grown by before the first parameter, which no layer can help.
+    """
+    judged = [
+        row
+        for row in [*(row for row in layers if row.op == "embedding"), *path]
+        if row.role not in ("normalized", "data")
+    ]
+    for severity, first, worst in _extreme(judged, lambda row: _grown(row) / prepared, GROWN):
         if first.growth is not None:
             yield _of_size("growth", "grown", severity, first, worst)
         else:
@@ -93,10 +102,10 @@ def _grown(row: ReportRow) -> float:
     return row.numbers["std"] if row.growth is None else row.growth
 
 
-def _decay(rows: list[ReportRow]) -> Iterator[Finding]:
+def _decay(rows: list[ReportRow], prepared: float) -> Iterator[Finding]:
     """The same for decay; what the last layers give before they have learned may be small."""
     judged = [row for row in rows if row.role not in ASIDE]
-    for found in _extreme(judged, lambda row: 1 / row.growth if row.growth else 0.0, SHRUNK):
+    for found in _extreme(judged, lambda row: prepared / row.growth if row.growth else 0.0, SHRUNK):
         yield _of_size("decay", "shrunk", *found)
 
 
@@ -120,10 +129,10 @@ def _softened(row: ReportRow, found: Iterable[Finding]) -> Iterator[Finding]:
 def _shift(rows: list[ReportRow]) -> Iterator[Finding]:
     """Units that are nearly constant: their mean square is almost all mean.
 
-    A batch norm takes that off again, of a branch only what it adds to its stream matters, averages over positions and
-    class tokens hardly vary, and the last layer has a bias against it.
+    A batch norm takes that off again, of a branch only what it adds to its stream matters, averages over positions,
+    inner products and class tokens hardly vary, and the last layer has a bias against it.
     """
-    judged = [row for row in rows if row.role not in ASIDE]
+    judged = [row for row in rows if row.role not in (*ASIDE, "similarity")]
     for severity, first, worst in _extreme(judged, lambda row: 1 / max(1 - row.numbers["shift"], 1e-30), CONSTANT):
         text = f"{_exact_percent(first.numbers['shift'])} of the mean square is a constant: the units hardly vary"
         text += f" ({_exact_percent(worst.numbers['shift'])} at {worst.label})" if worst is not first else ""
@@ -138,7 +147,7 @@ def gradient_ends(rows: list[ReportRow]) -> tuple[ReportRow, ReportRow] | None:
     """
     layers = [row for row in rows if row.leaf and row.gradient_total is not None]
     weighted = [row for row in layers if row.weighted and row.role not in (*OFF_PATH, "query")]
-    streams = {id(row) for row in layers if row.role == "stream"}
+    streams = {id(row) for row in layers if row.role in ("stream", "token")}
     free = {id(row) for row in weighted if row.role != "normalized"}
     path = [row for row in layers if id(row) in streams | free] if streams else weighted
     judged = path if len(path) > 1 else layers
