@@ -1,7 +1,7 @@
 """When the gradients of a normalized model leave the backward pass under DistributedDataParallel.
 
-Two gloo processes train an MLP of 100 MB: plain, normalized in one autograd node, and in parts of 25 MB. For every
-bucket the moment is noted at which its exchange is started, as a share of the backward pass.
+Two gloo processes train an MLP of 100 MB: plain, normalized in one autograd node, and in parts of 25 MB; then the same
+compiled. For every bucket the moment is noted at which its exchange is started, as a share of the backward pass.
 
     python benchmarks/bench_distributed.py
 """
@@ -48,18 +48,19 @@ class Clock:
         return allreduce_hook(dist.group.WORLD, bucket)
 
 
-def measure(kind: str) -> tuple[float, list[tuple[float, float]]]:
+def measure(kind: str, compiled: bool) -> tuple[float, list[tuple[float, float]]]:
     """Median seconds of a step, and of the last step for every bucket: share of the backward pass, and megabytes."""
     partition.LIMIT = LIMITS[kind] or partition.LIMIT
     wrapped, clock = nn.parallel.DistributedDataParallel(model(kind)), Clock()
     wrapped.register_comm_hook(None, clock.send)
+    called = torch.compile(wrapped) if compiled else wrapped
     images, seconds, sent = torch.randn(BATCH, WIDTH), [], []
     for _ in range(STEPS):
         wrapped.zero_grad()
         dist.barrier()
         clock.sent.clear()
         start = time.perf_counter()
-        loss = wrapped(images).square().mean()
+        loss = called(images).square().mean()
         begun = time.perf_counter()
         loss.backward()
         end = time.perf_counter()
@@ -72,11 +73,13 @@ def worker(rank: int, meeting: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    for kind in LIMITS:
-        seconds, sent = measure(kind)
+    for kind, compiled in ((kind, compiled) for compiled in (False, True) for kind in LIMITS):
+        torch.compiler.reset()
+        seconds, sent = measure(kind, compiled)
         if rank == 0:
+            kind = f"{kind}, compiled" if compiled else kind
             buckets = ", ".join(f"{share:.0%} ({size:.0f} MB)" for share, size in sent)
-            print(f"{kind:9} {seconds:6.2f} s a step; buckets sent at {buckets} of the backward pass", flush=True)
+            print(f"{kind:18} {seconds:6.2f} s a step; buckets sent at {buckets} of the backward pass", flush=True)
     dist.destroy_process_group()
 
 

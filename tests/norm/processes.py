@@ -101,15 +101,20 @@ def batch(step: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def train(
-    model: nn.Module, part: slice, processes: int = 1, dtype: torch.dtype = torch.float64, autocast: bool = False
+    model: nn.Module,
+    *parts: slice,
+    processes: int = 1,
+    dtype: torch.dtype = torch.float64,
+    autocast: bool = False,
 ) -> None:
-    """A few steps on a part of every batch; gradients are averaged over processes."""
+    """A few steps on parts of every batch, one after the other; gradients are averaged over processes."""
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for step in range(STEPS):
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            output = model(batch(step, dtype)[part])
-        (output.to(dtype).square().sum() * processes / BATCH).backward()
+        for part in parts:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                output = model(batch(step, dtype)[part])
+            (output.to(dtype).square().sum() * processes / BATCH).backward()
         optimizer.step()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -58,7 +59,7 @@ def trained_by_engines(rank: int) -> dict[Any, list[Tensor]]:
         with parts_of(SMALL):
             model = normalized(form=form)
             model.checkpointed = checkpointed
-            train(ENGINES[name](model), SPLITS[rank], WORLD)
+            train(ENGINES[name](model), SPLITS[rank], processes=WORLD)
         found[name, checkpointed, form] = [full(p) for p in model.parameters()]
     return found
 
@@ -93,11 +94,12 @@ def trained_in_low_precision(rank: int) -> dict[str, list[list[Tensor]]]:
     found: dict[str, list[list[Tensor]]] = {}
     for mesh, part, processes in ((None, SPLITS[rank], WORLD), (alone, slice(None), 1)):
         models = {name: normalized(torch.float32) for name in ("float32", "policy", "autocast")}
-        train(sharded_blocks(models["float32"], mesh=mesh), part, processes, torch.float32)
-        train(sharded_blocks(models["policy"], mp_policy=policy, mesh=mesh), part, processes, torch.bfloat16)
+        here: Any = {"processes": processes}
+        train(sharded_blocks(models["float32"], mesh=mesh), part, dtype=torch.float32, **here)
+        train(sharded_blocks(models["policy"], mp_policy=policy, mesh=mesh), part, dtype=torch.bfloat16, **here)
         with parts_of(SMALL):
             wrapped = models["autocast"] if mesh else DDP(models["autocast"])
-            train(wrapped, part, processes, torch.float32, autocast=True)
+            train(wrapped, part, dtype=torch.float32, autocast=True, **here)
         for name, model in models.items():
             found.setdefault(name, []).append([full(p) for p in model.parameters()])
     return found
@@ -114,6 +116,24 @@ def test_rounding_is_that_of_one_process(tmp_path: Any) -> None:
     for name, both in run(trained_in_low_precision, tmp_path).items():
         two, one = (float((torch.cat([p.flatten() for p in found]) - expected).norm()) for found in both)
         assert two < 1.5 * one, (name, two, one)
+
+
+def trained_in_float32(rank: int) -> dict[str, list[Tensor]]:
+    found = {}
+    for name in ("DDP", "fully_shard"):
+        model = normalized(torch.float32)
+        train(ENGINES[name](model), SPLITS[rank], processes=WORLD, dtype=torch.float32)
+        found[name] = [full(p) for p in model.parameters()]
+    return found
+
+
+def test_processes_round_as_one_that_takes_the_parts_in_turn(tmp_path: Any) -> None:
+    """So what float32 differs by from the whole batch at once is the order in which its sums are taken."""
+    model = normalized(torch.float32)
+    train(model, *SPLITS, dtype=torch.float32)
+    for name, parameters in run(trained_in_float32, tmp_path).items():
+        for ours, theirs in zip(parameters, model.parameters(), strict=True):
+            assert torch.equal(ours, theirs), name
 
 
 def order_of_events(_rank: int) -> dict[int, list[str]]:
@@ -145,11 +165,54 @@ class Events(list[str]):
         if output.requires_grad:
             output.register_hook(lambda _: self.append("first layer"))
 
+    def compile(self, graph: Any, inputs: Any) -> Callable[..., Any]:
+        """A backend for torch.compile; the order in which the backward pass comes to its graphs."""
+        from torch._dynamo.backends.debugging import aot_eager
+
+        run = aot_eager(graph, inputs)
+
+        def watched(*args: Any) -> Any:
+            outputs = run(*args)
+            torch.autograd.graph.register_multi_grad_hook(
+                [out for out in outputs if out.requires_grad], lambda _: self.append("graph"), mode="any"
+            )
+            return outputs
+
+        return watched
+
 
 def test_gradients_leave_while_the_backward_pass_goes_on(tmp_path: Any) -> None:
     found = run(order_of_events, tmp_path)
     assert found[SMALL].index("first layer") >= 2 and found[SMALL].count("bucket") > 3
     assert found[2**40][0] == "first layer"  # in one node all of them come at the end
+
+
+def compiled_order_of_events(_rank: int) -> dict[int, list[str]]:
+    dist._DEFAULT_FIRST_BUCKET_BYTES = SMALL
+    found, data = {}, vp.Moments(torch.zeros(1, 16), torch.ones(1, 16))
+    model = vp.normalize(nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(8)]), data)
+    for size in (SMALL, 2**40):
+        with parts_of(size):
+            events, own = Events(), copy.deepcopy(model)
+            own.compile(backend=events.compile, fullgraph=True)
+            wrapped = DDP(own, bucket_cap_mb=SMALL / 2**20)
+            wrapped.register_comm_hook(None, events.send)
+            for _ in range(3):
+                events.clear()
+                wrapped(torch.ones(2, 16)).square().mean().backward()
+            found[size] = list(events)
+    return found
+
+
+def test_gradients_leave_between_compiled_graphs(tmp_path: Any) -> None:
+    """torch cuts a compiled model where buckets are full; each graph has the fold of its own layers."""
+    found = run(compiled_order_of_events, tmp_path)
+    assert found[SMALL].count("graph") > 2 and "bucket" in _before_last_graph(found[SMALL])
+    assert "bucket" not in _before_last_graph(found[2**40])
+
+
+def _before_last_graph(events: list[str]) -> list[str]:
+    return events[: len(events) - events[::-1].index("graph")]
 
 
 def counted(work: Callable[[], Any]) -> Counter[str]:

@@ -218,9 +218,14 @@ def register(owner: Owner) -> None:
     _owners.setdefault(owner.executor.number, weakref.WeakSet()).add(owner)
 
 
+def owners_known_as(number: int) -> list[Any]:
+    """The networks that have the layout with a number."""
+    return list(_owners[number])
+
+
 def executor_known_as(number: int, weight: Tensor | None = None) -> Executor:
     """An executor of the layout with a number; that of the network with a weight, if one has it."""
-    owners = list(_owners[number])
+    owners = owners_known_as(number)
     address = None if weight is None else weight.data_ptr()
     found = next((owner for owner in owners if address and owner.first_weight().data_ptr() == address), owners[0])
     executor: Executor = found.executor

@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from ..gaussian.normal import Pair
-from .dispatch import all_plain
+from .dispatch import all_plain, owners_known_as
 from .network import Folded, Network, Vectors
 from .sharded import REFUSED, gathered, is_sharded
 
@@ -33,7 +33,7 @@ def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -
         return network, network.fold()
     if torch.compiler.is_compiling():
         plain = all_plain([parameter for layer in network.layers for parameter in (layer.weight, layer.scale)])
-        return (network, network.fold()) if plain else _fold_outside_graphs(network, place, met)
+        return _fold_for_ddp(network, place) if plain else _fold_outside_graphs(network, place, met)
     sharded = {n for n, layer in enumerate(network.layers) if _is_sharded(layer)}
     if sharded and place not in sharded:
         return _fold_gathered(network, place, sharded, met)
@@ -41,10 +41,26 @@ def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -
         return network, network.fold(
             {layer: (gathered(layer.shift), gathered(layer.scale)) for layer in network.layers}
         )
-    unit = network
-    if torch.is_grad_enabled() and _in_ddp():
-        unit = next(part for part in network.parts_by_bytes() if place in part.places)
+    return _fold_for_ddp(network, place)
+
+
+def _fold_for_ddp(network: Network, place: int) -> tuple[Network, Folded]:
+    """Fold all layers, or where DistributedDataParallel waits for gradients the part with one of them."""
+    if not (torch.is_grad_enabled() and _in_ddp()):
+        return network, network.fold()
+    if torch.compiler.is_compiling():
+        _cut_in_parts(network.executor.number)
+    unit = next(part for part in network.parts_by_bytes() if place in part.places)
     return unit, unit.fold()
+
+
+def _cut_in_parts(number: int) -> bool:
+    """Cut the networks known by a number while a graph is made of one of them, without a trace in it."""
+    return all(network.parts_by_bytes() for network in owners_known_as(number))
+
+
+# as torch.compiler.assume_constant_result, which imports the compiler at once
+_cut_in_parts._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once
