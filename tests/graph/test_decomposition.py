@@ -5,14 +5,14 @@ import torch
 from torch import nn
 from torch.export import exported_program
 
-from tests.models import LSTMClassifier, ResNet, ViT
+from tests.models import BasicBlock, LSTMClassifier, ViT
 from varprop.graph import decomposition
 from varprop.graph.decomposition import decomposed
 
 MODELS = {
-    "ResNet in training": (lambda: ResNet().train(), torch.zeros(2, 3, 8, 8)),
+    "residual, in training": (lambda: BasicBlock(3, 4, 2).train(), torch.zeros(2, 3, 8, 8)),
     "LSTM": (lambda: LSTMClassifier().eval(), torch.zeros(2, 5, 8)),
-    "ViT": (lambda: ViT().eval(), torch.zeros(2, 3, 32, 32)),
+    "ViT": (lambda: ViT(depth=1).eval(), torch.zeros(2, 3, 32, 32)),
     "in place": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout()), torch.zeros(2, 3)),
 }
 
