@@ -66,14 +66,14 @@ def test_torch_is_left_as_it_was_after_an_error(monkeypatch):
 def test_torch_is_left_as_it_was_by_an_interrupt_while_operators_are_prepared(monkeypatch):
     program = exported("in place")
     decomposed(program)
-    before, own, waiting = kernels(), decomposition._set_kernels, iter(range(5))
+    before, own, waiting = kernels(), decomposition.set_kernels, iter(range(5))
 
     def interrupted(op, found):
         own(op, found)
         if next(waiting, None) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(decomposition, "_set_kernels", interrupted)
+    monkeypatch.setattr(decomposition, "set_kernels", interrupted)
     with pytest.raises(KeyboardInterrupt):
         decomposed(program)
     assert kernels() == before
