@@ -5,14 +5,14 @@ import torch
 from torch import nn
 from torch.export import exported_program
 
-from tests.models import LSTMClassifier, ResNet, ViT
+from tests.models import BasicBlock, LSTMClassifier, ViT
 from varprop.graph import decomposition
 from varprop.graph.decomposition import decomposed
 
 MODELS = {
-    "ResNet in training": (lambda: ResNet().train(), torch.zeros(2, 3, 8, 8)),
+    "residual, in training": (lambda: BasicBlock(3, 4, 2).train(), torch.zeros(2, 3, 8, 8)),
     "LSTM": (lambda: LSTMClassifier().eval(), torch.zeros(2, 5, 8)),
-    "ViT": (lambda: ViT().eval(), torch.zeros(2, 3, 32, 32)),
+    "ViT": (lambda: ViT(depth=1).eval(), torch.zeros(2, 3, 32, 32)),
     "in place": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout()), torch.zeros(2, 3)),
 }
 
@@ -66,14 +66,14 @@ def test_torch_is_left_as_it_was_after_an_error(monkeypatch):
 def test_torch_is_left_as_it_was_by_an_interrupt_while_operators_are_prepared(monkeypatch):
     program = exported("in place")
     decomposed(program)
-    before, own, waiting = kernels(), decomposition._set_kernels, iter(range(5))
+    before, own, waiting = kernels(), decomposition.set_kernels, iter(range(5))
 
     def interrupted(op, found):
         own(op, found)
         if next(waiting, None) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(decomposition, "_set_kernels", interrupted)
+    monkeypatch.setattr(decomposition, "set_kernels", interrupted)
     with pytest.raises(KeyboardInterrupt):
         decomposed(program)
     assert kernels() == before

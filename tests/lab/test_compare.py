@@ -127,7 +127,7 @@ def test_the_lab_is_imported_when_it_is_asked_for():
         ("data", "too_small", "batch", "The model does not take inputs of shape"),
         ("holed", "model", "batch", r"own.py:holed: 1 of 20 test inputs hold NaN or infinity, the first is number 7"),
         ("not_data", "model", "batch", "must be four tensors"),
-        ("data", "modle", "batch", "has no function 'modle'. Did you mean model?"),
+        ("data", "modle", "batch", "has no function or class 'modle'. Did you mean model?"),
         ("data", "model", "instance", "There is no method 'instance'"),
     ],
 )
@@ -143,7 +143,7 @@ TOKENS = halves(torch.ones(60, 5, dtype=torch.long), CLASSES)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "nowhere.py:model"}, r"There is no file nowhere\.py for the model"),
+        ({"model": "nowhere.py:model"}, r"There is no file nowhere\.py"),
         ({"model": "minst"}, r"path.py:function or one of .*Did you mean mnist\?"),
         ({"model": table_model()}, "given as a function that makes it"),
         ({"data": "digist"}, r"no data set 'digist'.*Did you mean digits"),

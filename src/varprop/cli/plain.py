@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
+
+Command = Callable[..., None]
+echo = print
 
 
 class Exit(Exception):
@@ -23,13 +25,12 @@ class Exit(Exception):
         self.code = code
 
 
-@dataclass(frozen=True)
-class Declared:
+class Declared(NamedTuple):
     """What is said of a parameter: of an option its names, of an argument none."""
 
     is_option: bool
-    names: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...]
+    settings: dict[str, Any]
 
 
 def Option(*names: str, **settings: Any) -> Any:
@@ -42,27 +43,22 @@ def Argument(**settings: Any) -> Any:
     return Declared(False, (), settings)
 
 
-def echo(text: str) -> None:
-    """Print a line."""
-    print(text)
-
-
 class Typer:
     """Commands and groups of them, by name."""
 
     def __init__(self, name: str = "", help: str = "", **_: Any) -> None:
         self.name, self.help = name, help
-        self.commands: dict[str, Callable[..., None] | Typer] = {}
-        self.options: Callable[..., None] = lambda: None
+        self.commands: dict[str, Command | Typer] = {}
+        self.options: Command = lambda: None
 
-    def command(self, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def command(self, name: str) -> Callable[[Command], Any]:
         """Register a function as a command."""
         return lambda function: self.commands.setdefault(name, function)
 
-    def callback(self) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def callback(self) -> Callable[[Command], Command]:
         """Register the function whose parameters are the options before any command."""
 
-        def register(function: Callable[..., None]) -> Callable[..., None]:
+        def register(function: Command) -> Command:
             self.options = function
             return function
 
@@ -78,8 +74,8 @@ class Typer:
         self.fill(parser)
         given = vars(parser.parse_args(list(args)))
         try:
-            for name, callback in _callbacks(self.options).items():
-                callback(given.pop(name))
+            for name, (_, declared, _) in _parameters(self.options).items():
+                declared.settings.get("callback", lambda value: None)(given.pop(name))
             if "function" not in given:
                 parser.print_help(sys.stderr)
                 raise Exit(2)
@@ -102,48 +98,35 @@ class Typer:
                 inner.set_defaults(function=one)
 
 
-def _parameters(function: Callable[..., None]) -> dict[str, tuple[Any, Declared, Any]]:
+def _parameters(function: Command) -> dict[str, tuple[Any, Declared, Any]]:
     """Type, declaration and default of every parameter."""
     hints = get_type_hints(function, include_extras=True)
-    found = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind, declared = get_args(hints[name])[:2]
-        found[name] = (kind, declared, parameter.default)
-    return found
+    parameters = inspect.signature(function).parameters.items()
+    return {name: (*get_args(hints[name])[:2], parameter.default) for name, parameter in parameters}
 
 
-def _callbacks(function: Callable[..., None]) -> dict[str, Callable[[Any], None]]:
-    declared = {name: declared for name, (_, declared, _) in _parameters(function).items()}
-    return {name: one.settings.get("callback", lambda value: None) for name, one in declared.items()}
-
-
-def _declare(parser: argparse.ArgumentParser, function: Callable[..., None]) -> None:
+def _declare(parser: argparse.ArgumentParser, function: Command) -> None:
     for name, (kind, declared, default) in _parameters(function).items():
-        inner, several = _plain_type(kind)
-        settings: dict[str, Any] = {"help": _help(declared, default)}
+        one, several = _plain_type(kind)
+        required = default is inspect.Parameter.empty
+        settings: dict[str, Any] = {"help": _help(declared, default), "default": None if required else default}
         if declared.is_option:
-            settings |= {"dest": name, "required": default is inspect.Parameter.empty}
-            settings["default"] = None if settings["required"] else default
+            settings |= {"dest": name, "required": required}
             names = declared.names or (f"--{name.replace('_', '-')}",)
         else:
+            settings |= {"nargs": "+" if several else None if required else "?", "metavar": name.upper()}
             names = (name,)
-            optional = default is not inspect.Parameter.empty
-            settings |= {"nargs": "+" if several else "?" if optional else None, "metavar": name.upper()}
-            settings |= {"default": default} if optional else {}
-        if inner is bool:
+        if one is bool:
             settings["action"] = "store_true"
         else:
-            settings |= _of_values(inner, declared)
-            settings |= {"action": "append"} if several and declared.is_option else {}
+            settings |= _of_values(one, declared) | ({"action": "append"} if several and declared.is_option else {})
         parser.add_argument(*names, **settings)
 
 
 def _plain_type(kind: Any) -> tuple[Any, bool]:
     """The type of one value, and whether there may be several; None beside it is left aside."""
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if get_origin(kind) in (Union, types.UnionType):
-        kind = next(one for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(one for one in get_args(kind) if one is not NoneType)
     return (get_args(kind)[0], True) if get_origin(kind) is list else (kind, False)
 
 

@@ -31,6 +31,7 @@ from .examples import as_example
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Form, Node
 from .observers import observers_named
+from .recurrences import recurrences_not_run
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__)
@@ -131,6 +132,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
         _said_in_one_sentence(model),
         whole_modules,
         _any_batch(),
+        recurrences_not_run(),
         _use_lazy_graph_module(True),  # most graphs on the way are never run: no code is made for them
     ):
         exported = decomposed(torch.export.export(model, args, kwargs, strict=False))

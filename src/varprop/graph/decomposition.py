@@ -76,7 +76,7 @@ def _overriding(module: Any) -> Any:
         before = {op: dict(op.py_kernels) for op in new}
         try:  # from the first change on, so that an interrupt leaves nothing of it
             for op, kept in known.items():
-                _set_kernels(op, kept.after)
+                set_kernels(op, kept.after)
                 fake_rules.setdefault(op, kept.fake_rule)
             with by_torch(new):
                 for op, function in new.items():
@@ -84,7 +84,7 @@ def _overriding(module: Any) -> Any:
                 yield
         finally:
             for op, kept in known.items():
-                _set_kernels(op, kept.before)
+                set_kernels(op, kept.before)
                 fake_rules.pop(op, None)
 
     return override
@@ -95,7 +95,8 @@ def _is_known(op: Any, function: Any) -> bool:
     return kept is not None and kept.callable is function and kept.before == op.py_kernels
 
 
-def _set_kernels(op: Any, kernels: dict[Any, Any]) -> None:
+def set_kernels(op: Any, kernels: dict[Any, Any]) -> None:
+    """Let these be what Python does in an operator's place, by dispatch key."""
     op.py_kernels.clear()
     op.py_kernels.update(kernels)
     op._dispatch_cache.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import varprop as vp
 from .data import datasets
 from .data.augmentation import Augmentation, is_tokens, scaled
 from .data.datasets import Dataset
-from .names import did_you_mean
+from .names import callable_named, did_you_mean
 from .protocol.models import FACTORIES, Factory
 from .training.task import Loss, MakeOptimizer
 
@@ -116,24 +115,12 @@ def check_augmentation(augmentation: Augmentation, data: Dataset) -> None:
 
 
 def function_at(text: str, what: str, names: Sequence[str] = ()) -> Callable[..., Any]:
-    """The function that ``path.py:function`` names; `names` are what else could have been meant."""
+    """The function that ``path.py:function`` or ``package.module:function`` names; or one of `names` was meant."""
     path, _, name = text.rpartition(":")
     if not path or not name:
         known = f" or one of {', '.join(names)}" if 0 < len(names) < 10 else ""
         raise CompareError(f"The {what} is given as path.py:function{known}, not {text!r}.{did_you_mean(text, names)}")
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise CompareError(f"There is no file {file} for the {what}.")
-    spec = importlib.util.spec_from_file_location(f"_varprop_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise CompareError(f"{file} is no Python file.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        there = [name for name, value in vars(module).items() if callable(value)]
-        raise CompareError(f"{file} has no function {name!r}.{did_you_mean(name, there)}")
-    return function  # type: ignore[no-any-return]
+    return callable_named(path, name)
 
 
 @torch.no_grad()

@@ -1,9 +1,17 @@
-"""Names that users type: what they may have meant by one that does not exist."""
+"""Names that users type: the code they name, and what they may have meant by one that does not exist."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import varprop as vp
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -16,3 +24,43 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """The sentence on a name that does not exist."""
     names = list(known)
     return f"There is no {kind} {name!r}; known are {', '.join(names)}.{did_you_mean(name, names)}"
+
+
+def callable_named(place: str, name: str) -> Callable[..., Any]:
+    """The function or class that ``path.py:name`` or ``package.module:name`` names.
+
+    Raises:
+        VarpropError: If there is none.
+    """
+    module = _file_module(Path(place).expanduser()) if place.endswith(".py") else _package_module(place)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        known = [own for own in vars(module) if callable(getattr(module, own)) and not own.startswith("_")]
+        raise vp.VarpropError(f"{place} has no function or class {name!r}.{did_you_mean(name, known)}")
+    return found  # type: ignore[no-any-return]
+
+
+def _file_module(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise vp.VarpropError(f"There is no file {file}.")
+    spec = importlib.util.spec_from_file_location(f"_varprop_{file.stem}", file)
+    assert spec is not None and spec.loader is not None  # its name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[module.__name__]  # no other process could import it: what is in it has to be sent as it is
+    return module
+
+
+def _package_module(name: str) -> ModuleType:
+    sys.path.insert(0, "")  # as `python -m` does
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise vp.VarpropError(f"There is no module {error.name}: is it installed, or in this folder?") from error
+    finally:
+        sys.path.remove("")

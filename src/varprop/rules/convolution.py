@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,21 +76,17 @@ def of_transposed(
     return Convolution(weight, bias, per_axis(stride, count), zeros, per_axis(dilation, count), groups, transposed=True)
 
 
-def of_convolution(
-    x: Any,
-    weight: Random,
-    bias: Any,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> Convolution:
-    """Of ``aten.convolution``, which is either."""
-    if transposed:
-        return of_transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return of_conv(x, weight, bias, stride, padding, dilation, groups)
+def either(plain: Callable[..., Any], transposed: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the arguments of ``aten.convolution``, from those for ``conv2d`` and for ``conv_transpose2d``."""
+
+    def chosen(
+        x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, turned: bool, extra: Any, groups: int
+    ) -> Any:
+        if turned:
+            return transposed(x, weight, bias, stride, padding, extra, groups, dilation)
+        return plain(x, weight, bias, stride, padding, dilation, groups)
+
+    return chosen
 
 
 def of_average(x: Moments, kernel_size: Sequence[int], stride: Ints = (), padding: Ints = 0, *_: Any) -> Convolution:

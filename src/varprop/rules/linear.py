@@ -13,7 +13,7 @@ from ..errors import CaptureError
 from ..gaussian.normal import constant
 from ..moments import Moments, Tokens
 from .axes import Ints, Random, per_axis, uniform_axes, write_out
-from .convolution import Convolution, of_conv, of_convolution, of_transposed
+from .convolution import Convolution, either, of_conv, of_transposed
 from .padding import Sets, meeting_taps, pooled_convolution
 from .registry import rule
 
@@ -207,38 +207,9 @@ def _averaged(values: Tensor, shares: dict[int, list[float]]) -> Tensor:
     return values
 
 
-def _convolution_reason(
-    x: Random,
-    weight: Random,
-    bias: Any,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> str | None:
-    if transposed:
-        return _pools_phases(x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _border(x, of_conv(x, weight, bias, stride, padding, dilation))
-
-
-@rule(aten.convolution, approximate=_convolution_reason, convolution=of_convolution, **_LAYER)
-def convolution(
-    x: Random,
-    weight: Random,
-    bias: Random | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> Moments:
-    """`conv` or `conv_transpose`, whichever is asked for."""
-    if transposed:
-        return conv_transpose(x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return conv(x, weight, bias, stride, padding, dilation, groups)
+rule(aten.convolution, approximate=either(border, _pools_phases), convolution=either(of_conv, of_transposed), **_LAYER)(
+    either(conv, conv_transpose)
+)
 
 
 @rule(aten.bilinear, multilinear=True, mixes_positions=True, weighted=True, channels=-1)

@@ -80,22 +80,11 @@ def _ignores_border(
     return None
 
 
-def _average_ignores_border(
-    x: Moments,
-    kernel_size: Sequence[int],
-    stride: Ints = (),
-    padding: Ints = 0,
-    ceil_mode: bool = False,
-    *_: Any,
-) -> str | None:
-    return _ignores_border(x, kernel_size, stride, padding, 1, ceil_mode)
-
-
 @rule(
     aten.avg_pool1d,
     aten.avg_pool2d,
     aten.avg_pool3d,
-    approximate=_average_ignores_border,
+    approximate=lambda x, size, step=(), pad=0, ceil=False, *_: _ignores_border(x, size, step, pad, 1, ceil),
     averages=True,
     convolution=of_average,
     **_POOL,

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import inspect as signatures
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import varprop as vp
-from varprop.lab.names import did_you_mean
+from varprop.lab.names import callable_named
 
 from .packages import needed, no_such_model
 
@@ -44,7 +40,7 @@ def load(text: str, seed: int = 0) -> NamedModel:
 
     torch.manual_seed(seed)
     with _in_one_sentence(text):
-        found = known[place](name) if place in known else NamedModel(_attribute(place, name)())
+        found = known[place](name) if place in known else NamedModel(callable_named(place, name)())
     if not isinstance(found.model, torch.nn.Module):
         raise vp.VarpropError(f"{text} must return an nn.Module, not {type(found.model).__name__}.")
     found.model.eval()
@@ -61,38 +57,6 @@ def _in_one_sentence(text: str) -> Iterator[None]:
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise vp.VarpropError(f"{text} failed with {type(error).__name__}: {reason[0] if reason else ''}") from error
-
-
-def _attribute(place: str, name: str) -> Callable[[], Any]:
-    module = _file_module(Path(place)) if place.endswith(".py") else _package_module(place)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        known = [own for own in vars(module) if callable(getattr(module, own)) and not own.startswith("_")]
-        raise vp.VarpropError(f"{place} has no function or class {name!r}.{did_you_mean(name, known)}")
-    return found  # type: ignore[no-any-return]
-
-
-def _file_module(file: Path) -> ModuleType:
-    if not file.expanduser().is_file():
-        raise vp.VarpropError(f"There is no file {file}.")
-    spec = importlib.util.spec_from_file_location(f"_varprop_{file.stem}", file.expanduser())
-    assert spec is not None and spec.loader is not None  # its name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-def _package_module(name: str) -> ModuleType:
-    sys.path.insert(0, "")  # as `python -m` does
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise vp.VarpropError(f"There is no module {error.name}: is it installed, or in this folder?") from error
-    finally:
-        sys.path.remove("")
 
 
 def _torchvision(name: str) -> NamedModel:
