@@ -21,7 +21,7 @@ JUDGE = ("roles.py", "learned.py", "findings/judge.py", "findings/thresholds.py"
 # signal scaled down below the epsilon of the norms behind it.
 EXPECTED = {
     "torchvision/alexnet": "PyTorch's default initialization in a chain of 8 layers",
-    "torchvision/raft_small": "a tanh behind 14 convolutions without normalization",
+    "torchvision/raft_small": "the tanh of a context encoder of 20 convolutions without normalization",
     "basic/paper_mnist_mlp": "PyTorch's default initialization in a chain of 7 logistic layers",
     "basic/paper_cifar_cnn": "PyTorch's default initialization in a chain of 9 convolutions",
     "timm/mobilenetv5_base": "layer scales of 1e-5 also in the three blocks without a skip",
@@ -63,8 +63,9 @@ def committed() -> tuple[dict[str, Record], dict[str, Record]]:
 
 
 def newest(known: dict[str, Record], found: dict[str, Record]) -> dict[str, Record]:
-    """What was found beside what was known; a model that was not finished this time keeps what it had."""
-    return known | {name: one for name, one in found.items() if one["status"] == "done" or name not in known}
+    """What was found beside what was known; a model that was not finished this time keeps what it was told before."""
+    told = {name for name, one in known.items() if one["status"] == "done"}
+    return known | {name: one for name, one in found.items() if one["status"] == "done" or name not in told}
 
 
 def write(alarms: list[Record], damages: list[Record]) -> None:

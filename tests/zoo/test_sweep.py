@@ -121,6 +121,8 @@ def test_a_model_that_was_not_finished_keeps_its_record() -> None:
     assert alarms.newest({"timm/a": done}, {"timm/a": late}) == {"timm/a": done}
     assert alarms.newest({"timm/a": late}, {"timm/a": done}) == {"timm/a": done}
     assert alarms.newest({}, {"timm/a": late}) == {"timm/a": late}
+    crash = {"model": "timm/a", "status": "crash"}
+    assert alarms.newest({"timm/a": crash}, {"timm/a": late}) == {"timm/a": late}
 
 
 def test_damage_that_is_not_found_is_said() -> None:

@@ -250,7 +250,7 @@ def _stand_in(value: Any) -> Any:
 
 def _check(walk: Walk) -> None:
     """One look at all results; if it shows an impossible value, name the first operation that produced one."""
-    found = [(node, v) for node, v in walk.env.items() if isinstance(v, Moments)]
+    found = [(node, v) for node, v in walk.env.items() if isinstance(v, Moments) and not _only_moves(walk, node)]
     if not _any_impossible([v for _, v in found]):
         return
     node, value = next((node, v) for node, v in found if _any_impossible([v]))
@@ -259,6 +259,12 @@ def _check(walk: Walk) -> None:
         f"{what} came out of {node.target} in module '{node.module}' ({node.line or 'unknown line'}); "
         f"check the parameters and the input for NaN, infinity or values outside the operation's domain."
     )
+
+
+def _only_moves(walk: Walk, node: Node) -> bool:
+    """Whether a value holds nothing that another one does not hold already."""
+    rule = walk.plan.rules.get(node)
+    return rule is not None and rule.kind == "structural" and len(node.operands) == 1
 
 
 def _any_impossible(values: list[Moments]) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian import activations
-from ..gaussian.normal import Pair, cdf, differentiated, gauss_legendre, pdf
+from ..gaussian.normal import Pair, cdf, differentiated, gauss_legendre
 
 _MANY = 1 << 13  # elements from which it is worth it
 _BLOCK = 1 << 16  # elements whose temporaries stay in the cache of a processor, enough for two threads
@@ -23,6 +23,7 @@ _LOWEST = -6.0  # how many deviations r below zero the number of terms is chosen
 _MOST_TERMS = 28  # beyond, the integral is cheaper
 _NODES = ((2.0, 6), (4.0, 8), (16.0, 12), (math.inf, 20))  # by the largest std
 _NODES_IN_FLOAT64 = 40
+_PEAK = 1 / math.sqrt(2 * math.pi)  # of the normal density
 
 
 @functools.cache
@@ -54,14 +55,17 @@ def _integral(mean: Tensor, var: Tensor, wide: Tensor, nodes: int) -> Tensor:
     return total * log / (2.0 * math.pi)
 
 
-def _series(mean: Tensor, std: Tensor, var: Tensor, wide: Tensor, density: Tensor, terms: int) -> Tensor:
-    """The terms from k = 2 on, from f_k = s^k E phi^(k)(X), f_{k+1} = -(m s f_k + k s^2 f_{k-1}) / r^2."""
-    first, second = -mean * std / wide, var / wide
-    before, now, total = density, first * density, torch.zeros_like(mean)
+def _series(start: Tensor, first: Tensor, second: Tensor, var: Tensor, density: Tensor, terms: int) -> Tensor:
+    """`start` and the terms from k = 2 on.
+
+    They follow from f_k = (-s)^k E phi^(k)(X), f_{k+1} = first f_k - k second f_{k-1}, first = m s / r^2 and
+    second = s^2 / r^2.
+    """
+    before, now, total = density, first * density, start
     for k in range(2, terms + 2):
-        after = torch.addcmul(first * now, second, before, value=1 - k)
+        after = torch.mul(first, now).addcmul_(second, before, value=1 - k)
         term = torch.addcmul(after, var, before, value=-1.0)
-        total = torch.addcmul(total, term, term, value=1.0 / math.factorial(k))
+        total.addcmul_(term, term, value=1.0 / math.factorial(k))
         before, now = now, after
     return total
 
@@ -77,18 +81,20 @@ def _terms(lowest: float, widest: float) -> int:
 def _moments(mean: Tensor, std: Tensor) -> Pair:
     var = std * std
     wide = 1.0 + var
-    r = torch.sqrt(wide)
-    a = mean / r
-    below, density = cdf(a), pdf(a) / r
-    slope = below + mean * density / wide
+    root = torch.rsqrt(wide)
+    inverse, a = root * root, mean * root
+    below, density = cdf(a), torch.exp(-0.5 * a * a).mul_(root).mul_(_PEAK)
+    share = mean * inverse
+    slope = torch.addcmul(below, share, density)
     lowest, widest = float(a.amin()), float(std.amax())
     terms = _terms(lowest, widest)
+    rest = var * slope * slope
     if mean.dtype == torch.float32 and terms <= _MOST_TERMS:
-        rest = _series(mean, std, var, wide, density, terms)
+        rest = _series(rest, share * std, var * inverse, var, density, terms)
     else:
         coarse = next(n for most, n in _NODES if not widest > most)
-        rest = _integral(mean, var, wide, coarse if mean.dtype == torch.float32 else _NODES_IN_FLOAT64)
-    return mean * below + var * density, var * slope * slope + rest
+        rest = rest + _integral(mean, var, wide, coarse if mean.dtype == torch.float32 else _NODES_IN_FLOAT64)
+    return (mean * below).addcmul_(var, density), rest
 
 
 def gelu(mean: Tensor, std: Tensor) -> Pair:

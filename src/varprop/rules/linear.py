@@ -24,7 +24,9 @@ POOLED = "zero padding makes the border differ: the statistics of all positions 
 PHASES = (
     "the positions of a transposed convolution see different taps: those of a uniform axis are pooled, border and all"
 )
-LARGE = 1 << 19  # weights whose squares stay in the cache of a processor
+LARGE = 1 << 22  # weights whose squares are not worth making part by part
+PART = 1 << 21  # weights whose squares stay in the cache of a processor
+ROWS = 1 << 19  # entries of an embedding, likewise with two copies
 _LAYER: dict[str, Any] = {"linear": True, "weighted": True, "channels": 1}
 
 
@@ -56,7 +58,7 @@ def linear(x: Random, weight: Random, bias: Random | None = None) -> Moments:
 def _weighted_in_parts(x: Moments, weight: Tensor, bias: Random | None) -> Moments:
     """The same, with no more squares at a time than stay in the cache of a processor."""
     fixed, noise = (bias.mean, bias.var) if isinstance(bias, Moments) else (bias, None)
-    rows = max(1, LARGE // weight.shape[1])
+    rows = max(1, PART // weight.shape[1])
     var = torch.cat([F.linear(x.var, part.square()) for part in weight.split(rows)], -1)
     return Moments(F.linear(x.mean, weight, fixed), var if noise is None else var + noise)
 
@@ -244,7 +246,7 @@ def embedding(weight: Random, indices: Tensor | Tokens, *_: Any, **__: Any) -> M
             f"give one probability for each row."
         )
     mean = chance @ rows
-    count = max(1, LARGE // rows.shape[1])
+    count = max(1, ROWS // rows.shape[1])
     parts = zip(chance.split(count), rows.split(count), strict=True)
     var = sum((p @ (part - mean).square() for p, part in parts), torch.zeros_like(mean))
     if isinstance(weight, Moments):

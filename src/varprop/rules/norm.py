@@ -73,16 +73,20 @@ def standardize(
         return values.mean(axes, keepdim=True)
 
     shifted = mean - average(mean) if center else mean
-    power = average(shifted.square() + var) - part * average(var) + eps
+    power = average(shifted * shifted) + (1 - part) * average(var) + eps
     power = power.clamp_min(torch.finfo(mean.dtype).tiny ** 0.5)
     y, u = shifted * power.rsqrt(), var / power
-    mean_u, mean_uu = average(u), average(u * u)
-    uc = (u * (1 - 2 * part) + part * mean_u).clamp_min(0.0)
-    w = u * u * (1 - 3 * part) + part * (2 * u * mean_u + mean_uu - mean_u * mean_u)
-    c = 2 * (u * y - (average(u * y) if center else 0.0)) / count
-    r = average(2 * w + 4 * y * y * u) / count
-    spread = uc - y * c + 0.25 * y * y * r + uc * r - 2 * w / count
-    return y * (1 + 0.375 * r) - 0.5 * c, spread.clamp_min(0.0)
+    uu, uy, yy = u * u, u * y, y * y
+    mean_u, mean_uu = average(u), average(uu)
+    mean_uy = average(uy) if center else torch.zeros_like(mean_u)
+    # w = (1 - 3 part) u^2 + both u + rest; the variance by powers of u and y, so that few passes are made over them
+    both, rest = 2 * part * mean_u, part * (mean_uu - mean_u * mean_u)
+    r = (2 * (mean_uu * (1 - 3 * part) + both * mean_u + rest) + 4 * average(uy * y)) / count
+    by_u, by_yy = (1 - 2 * part) * (1 + r) - 2 * both / count, 0.25 * r
+    spread = torch.sub(u * by_u, uu, alpha=2 * (1 - 3 * part) / count)
+    spread = torch.addcmul(spread, yy, by_yy - (2 / count) * u) + (part * mean_u * (1 + r) - 2 * rest / count)
+    spread = torch.addcmul(spread, y, 2 * mean_uy / count)
+    return y * (1 + 0.375 * r) - (uy - mean_uy) / count, spread.clamp_min(0.0)
 
 
 @rule(ops.standardize, approximate=_SECOND_ORDER, normalizes=True)
