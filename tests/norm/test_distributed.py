@@ -301,6 +301,10 @@ def other_engines(_rank: int) -> dict[str, Any]:
     plan = {"a": ColwiseParallel(), "b": RowwiseParallel(), "c": ColwiseParallel(), "d": RowwiseParallel()}
     found: dict[str, Any] = {"tensor parallel": dense_trained(parallelize_module(dense(), mesh, plan))}
     found["tensor parallel, deep"] = dense_trained(parallelize_module(dense("deep"), mesh, plan))
+    makers = {"plain": Dense().double, "paper": dense, "deep": lambda: dense("deep")}
+    found["collectives"] = {
+        name: tensor_collectives(parallelize_module(make(), mesh, plan), x) for name, make in makers.items()
+    }
     found["partly"] = dense_trained(parallelize_module(dense(), mesh, {name: plan[name] for name in "cd"}))
     model = dense()
     for name in plan:
@@ -314,6 +318,15 @@ def other_engines(_rank: int) -> dict[str, Any]:
     fully_shard(recalled.left)
     found["recalled"] = message(lambda: fully_shard(recalled)(x[:, :5]))
     return found
+
+
+def tensor_collectives(model: nn.Module, x: Tensor) -> int:
+    """In a step; the profiler breaks down on those of tensor parallel."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    with CommDebugMode() as counting:
+        model(x).square().mean().backward()
+    return counting.get_total_counts()
 
 
 def message(work: Callable[[], Any]) -> str:
@@ -332,5 +345,7 @@ def test_tensor_parallel_and_what_is_refused(tmp_path: Any) -> None:
     for name, parameters in expected.items():
         for ours, theirs in zip(found[name], parameters, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    counts = found["collectives"]  # of a model of four layers; docs/distributed.md
+    assert [counts[name] - counts["plain"] for name in ("paper", "deep")] == [16, 24]
     for name in ("norm", "alone", "recalled"):
         assert "fully_shard on the whole model" in found[name]

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.func import functional_call
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
@@ -315,6 +316,56 @@ def test_gradient_checkpoints_around_blocks(act: type[nn.Module], reentrant: boo
     assert all(same(a, b) for a, b in zip(*grads, strict=True))
 
 
+WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
+    "compiled": lambda block: torch.compile(block, backend="eager"),
+    "checkpointed": checkpoint_wrapper,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.compatibility("torch.compile")
+@pytest.mark.parametrize("early", (True, False), ids=("before the first call", "after it"))
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_blocks_in_wrappers_that_change_no_function(name: str, early: bool) -> None:
+    model = trained(vp.normalize(Blocks(nn.GELU).double(), moments(4), example=numbers(2, 4)))
+    wrapped = copy.deepcopy(model)
+    if not early:
+        wrapped(X)
+    for n, block in enumerate(wrapped.blocks):
+        wrapped.blocks[n] = WRAPPERS[name](block)
+    for _ in range(2):  # the second time with other parameters
+        both = [[m(X), *torch.autograd.grad(m(X).square().sum(), list(m.parameters()))] for m in (model, wrapped)]
+        assert all(same(a, b) for a, b in zip(*both, strict=True))
+        assert same(vp.fold(wrapped.eval())(X), model.eval()(X))
+        for m in (model.train(), wrapped.train()):
+            stepped(m)
+
+
+def stepped(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+
+
+def test_an_optimizer_that_steps_within_the_backward_pass() -> None:
+    model = mlp(nn.LayerNorm(6), nn.GELU())
+    grads = torch.autograd.grad(model(X).square().sum(), list(model.parameters()))
+    expected = [p.detach() - grad for p, grad in zip(model.parameters(), grads, strict=True)]
+    for parameter in model.parameters():
+        step = torch.optim.SGD([parameter], 1.0).step
+        parameter.register_post_accumulate_grad_hook(lambda _, step=step: step())
+    model(X).square().sum().backward()
+    assert all(same(p, e) for p, e in zip(model.parameters(), expected, strict=True))
+
+
+def test_parameters_that_come_after_the_meta_device() -> None:
+    model, start = mlp(nn.LayerNorm(6), nn.GELU()), mlp(nn.LayerNorm(6), nn.GELU()).to("meta")
+    start.load_state_dict(model.state_dict(), assign=True)
+    assert same(start(X), model(X))
+    start.to("meta").to_empty(device="cpu").load_state_dict(model.state_dict())
+    assert same(start(X), model(X))
+
+
 def test_a_checkpoint_that_failed_leaves_nothing_behind() -> None:
     torch.manual_seed(0)
     model = trained(vp.normalize(Blocks(nn.ReLU).double(), moments(4), example=numbers(2, 4)))
@@ -476,6 +527,23 @@ def test_tracing_that_would_bake_weights_in_is_refused(name: str) -> None:
     with warnings.catch_warnings(), pytest.raises(RuntimeError, match=r"trace vp\.fold\(model\)"):
         warnings.simplefilter("ignore")
         TRACERS[name](model)
+
+
+def test_tracing_of_a_recurrent_model_is_refused() -> None:
+    sequence = numbers(3, 2, 4)
+    model = vp.normalize(nn.LSTM(4, 3).double(), moments(1, 4), example=sequence)
+    with pytest.raises(RuntimeError, match=r"trace vp\.fold\(model\)"):
+        torch.jit.trace(model, sequence, check_trace=False)
+    with pytest.raises(ValueError, match="has no bias_ih_l0: set its shift"):
+        model.bias_ih_l0 = nn.Parameter(torch.zeros(12).double())
+
+
+def test_a_bias_that_would_do_nothing_is_refused() -> None:
+    model = mlp()
+    with pytest.raises(ValueError, match="has no bias: set its shift"):
+        model[0].bias = nn.Parameter(torch.ones(6).double())
+    with pytest.raises(ValueError, match="has no bias: set its shift"):
+        torch.nn.utils.fusion.fuse_linear_bn_eval(model[0].eval(), nn.BatchNorm1d(6).double().eval())
 
 
 @pytest.mark.slow

@@ -106,13 +106,17 @@ class Normalized(ChecksCheckpoints):
         return mean, (x.var + (x.mean - mean).square()).mean(axes, keepdim=True)
 
     def _for_call(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """The folded parameters for a call; whoever would write them down as constants is refused."""
+        """The folded parameters for a call."""
+        self._refuse_tracing(input)
+        return self.folded()
+
+    def _refuse_tracing(self, input: Any) -> None:
+        """Refuse whoever would write the folded parameters down as constants."""
         if isinstance(input, torch.fx.Proxy) or torch._C._get_tracing_state() is not None:
             raise RuntimeError(
                 "torch.fx.symbolic_trace, torch.jit.trace and ONNX export with dynamo=False would record the folded "
                 "weights of a normalized model as constants; trace vp.fold(model), or use torch.export."
             )
-        return self.folded()
 
     def entering_moments(self, x: Moments) -> tuple[Tensor, Tensor]:
         """Mean and variance of every channel of what enters, as vectors."""
@@ -121,6 +125,12 @@ class Normalized(ChecksCheckpoints):
             mean, var = self._per_channel(x)
             size = [x.full[a] if a == axis else 1 for a in range(x.ndim)]
             return mean.expand(size).flatten(), var.expand(size).flatten()
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As usual, but for a bias, which would be a parameter that does nothing."""
+        if name.startswith("bias") and param is not None:
+            raise ValueError(f"A normalized layer has no {name}: set its shift, or put the bias into vp.fold(model).")
+        super().register_parameter(name, param)
 
     def register_forward_hook(self, hook: Any, **settings: Any) -> Any:
         """As usual, but for Opacus: gradients of one layer at a time miss what goes through those of others."""
@@ -300,11 +310,11 @@ def become_plain_(layer: Normalized, bias: Tensor | None) -> None:
     kept, plain_class = layer.__dict__["plain_bias"], layer.plain_class
     for name in ("scale", "shift", "plain_class", "plain_bias", *SETTINGS):
         delattr(layer, name)
+    cast(Any, layer).__class__ = plain_class
     if bias is not None:
         parameter = kept if kept is not None else nn.Parameter(torch.empty_like(bias), layer.weight.requires_grad)
         parameter.data = bias.detach().clone()
         layer.register_parameter("bias", parameter)
-    cast(Any, layer).__class__ = plain_class
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

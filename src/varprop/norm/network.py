@@ -194,7 +194,8 @@ class Network:
         if self._links is None:
             self._links = _links(self.joint.root, [site.path for site in self.sites], self.layers)
         for parent, name, child in self._links:
-            if parent._modules.get(name) is not child:
+            found = parent._modules.get(name)
+            if found is not child and _unwrapped(found) is not child:
                 raise ValueError(REPLACED.format(name))
 
     def _folded(
@@ -295,13 +296,20 @@ def _links(root: nn.Module, paths: list[str], layers: list[nn.Module]) -> list[L
     for path, layer in zip(paths, layers, strict=True):
         module: nn.Module | None = root
         for name in path.split(".") if path else ():
-            child = module._modules.get(name) if module is not None else None
+            child = _unwrapped(module._modules.get(name)) if module is not None else None
             if module is not None and child is not None:
                 found[id(module), name] = module, name, child
             module = child
         if module is not layer:
             raise ValueError(REPLACED.format(path))
     return list(found.values())
+
+
+def _unwrapped(module: nn.Module | None) -> nn.Module | None:
+    """What torch.compile or torch's wrapper for gradient checkpoints calls, which change nothing of its function."""
+    for name in ("_orig_mod", "_checkpoint_wrapped_module"):
+        module = module._modules.get(name, module) if module is not None else None
+    return module
 
 
 def make_network(model: nn.Module, graph: Any, layers: dict[str, Any]) -> Network | None:

@@ -85,6 +85,7 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """The plain layer with folded weights, on torch's own kernels."""
+        self._refuse_tracing(input)
         plain = WithWeights(self, list(self.folded().values()))
         return cast(Any, self.stock).forward(plain, input, hx)
 

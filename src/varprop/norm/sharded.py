@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 REFUSED = (
@@ -25,7 +26,10 @@ def refuse_sharded(parameters: Sequence[Tensor]) -> None:
         raise RuntimeError(REFUSED)
 
 
-def gathered(parameter: Any) -> Tensor:
-    """All of a parameter, in every process."""
-    full: Tensor = parameter.full_tensor() if is_sharded(parameter) else parameter
-    return full
+def gathered(shift: Any, scale: Any) -> tuple[Tensor, Tensor]:
+    """All of two vectors that are sharded alike, in every process."""
+    if not is_sharded(shift):
+        return shift, scale
+    full: Any = torch.stack([shift, scale])
+    shift, scale = full.full_tensor()
+    return shift, scale

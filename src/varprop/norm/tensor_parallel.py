@@ -1,8 +1,8 @@
 """The fold where layers are parallelized by `torch.distributed.tensor.parallel`: weights that stay sharded.
 
 Every process computes the moments of all channels, from gathered shifts and scales, and its own part of the weights.
-The sums over a row whose columns are spread over processes have to be exchanged: two vectors, and the largest weights;
-two more vectors where rows are centred.
+The sums over a row whose columns are spread over processes have to be exchanged: two vectors at once, and the largest
+weights; two more vectors where rows are centred.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def _fold_linear(weight: Any, shift: Any, scale: Any, entering: Pair, centred: b
     if centred:
         for _ in range(2):  # the second time takes away what rounding has left: all of a row of equal weights
             matrix = matrix - (_whole_rows(matrix.sum(1)) / weight.shape[1])[:, None]
-    center, noise = ((part * moment).sum(1) for part, moment in ((matrix, mean), (matrix.square(), var)))
-    rate = reference.rate_of(_replicated(scale, weight).to(work), _whole_rows(noise))
+    sums = _whole_rows(torch.stack([matrix * mean, matrix.square() * var]).sum(2))
+    rate = reference.rate_of(_replicated(scale, weight).to(work), sums[1])
     folded = (matrix * rate[:, None]).to(weight.dtype).redistribute(placements=weight.placements)
-    bias = (_replicated(shift, weight).to(work) - _whole_rows(center) * rate).to(weight.dtype)
+    bias = (_replicated(shift, weight).to(work) - sums[0] * rate).to(weight.dtype)
     return folded, bias.redistribute(placements=shift.placements if is_sharded(shift) else bias.placements)
 
 

@@ -38,9 +38,7 @@ def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -
     if sharded and place not in sharded:
         return _fold_gathered(network, place, sharded, met)
     if sharded:  # tensor parallel: weights stay so while they are used
-        return network, network.fold(
-            {layer: (gathered(layer.shift), gathered(layer.scale)) for layer in network.layers}
-        )
+        return network, network.fold({layer: gathered(layer.shift, layer.scale) for layer in network.layers})
     return _fold_for_ddp(network, place)
 
 
