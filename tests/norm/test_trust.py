@@ -522,6 +522,14 @@ def test_an_activation_put_in_the_place_of_another_is_refused() -> None:
         model(X)
 
 
+def test_the_borders_of_transposed_convolutions_count() -> None:
+    """Of a single position every tap makes an output of its own, as in the first layer of a DCGAN's generator."""
+    torch.manual_seed(0)
+    layer, x = nn.ConvTranspose2d(32, 8, 4, bias=False).double(), torch.randn(4000, 32, 1, 1).double()
+    model = vp.normalize(nn.Sequential(layer), moments(32, 1, 1, mean=0.0), example=x[:2])
+    assert abs(float(model(x).std((0, 2, 3)).mean()) - 1) < 0.02
+
+
 def test_complex_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="The weight of '0' is complex"):
         vp.normalize(
