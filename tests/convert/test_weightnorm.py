@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
@@ -53,6 +54,14 @@ def test_users_own_weight_norm_is_kept_and_removed() -> None:
     to_weight_norm_(model)
     assert model[0].parametrizations.weight.original1 is direction
     assert close(reparametrize(model, "standard")(x), scaled)
+
+
+def test_a_converted_copy_leaves_the_original_and_its_copies() -> None:
+    model, x = network("mlp")
+    nn.utils.parametrizations.weight_norm(model[0])
+    before, twin = model(x), copy.deepcopy(model)
+    reparametrize(model, "standard", inplace=False)
+    assert close(model(x), before) and close(twin(x), before) and close(copy.deepcopy(model)(x), before)
 
 
 def test_a_stack_of_parametrizations_is_not_weight_norm() -> None:

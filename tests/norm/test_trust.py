@@ -156,6 +156,16 @@ def test_second_derivatives_are_differences_of_first_ones(name: str) -> None:
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(found, measured, strict=True))
 
 
+def test_many_derivatives_at_once() -> None:
+    model = mlp(nn.LayerNorm(6), nn.GELU())
+    outputs, wanted = model(X)[0], list(model.parameters())
+    eye = torch.eye(len(outputs)).double()
+    together = torch.autograd.grad(outputs, wanted, eye, is_grads_batched=True, retain_graph=True)
+    for n, row in enumerate(eye):
+        alone = torch.autograd.grad(outputs, wanted, row, retain_graph=True)
+        assert all(same(a[n], b) for a, b in zip(together, alone, strict=True))
+
+
 def test_derivatives_by_parameters_given_to_a_functional_call() -> None:
     model = mlp()
     own = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
@@ -502,6 +512,29 @@ def test_a_layer_put_in_the_place_of_another_is_refused() -> None:
         model(X)
     with pytest.raises(ValueError, match="was replaced"):
         vp.fold(model)
+
+
+def test_an_activation_put_in_the_place_of_another_is_refused() -> None:
+    model = mlp()
+    model(X)
+    model[1] = nn.Sigmoid()
+    with pytest.raises(ValueError, match=r"'1' was replaced after vp\.normalize"):
+        model(X)
+
+
+def test_the_borders_of_transposed_convolutions_count() -> None:
+    """Of a single position every tap makes an output of its own, as in the first layer of a DCGAN's generator."""
+    torch.manual_seed(0)
+    layer, x = nn.ConvTranspose2d(32, 8, 4, bias=False).double(), torch.randn(4000, 32, 1, 1).double()
+    model = vp.normalize(nn.Sequential(layer), moments(32, 1, 1, mean=0.0), example=x[:2])
+    assert abs(float(model(x).std((0, 2, 3)).mean()) - 1) < 0.02
+
+
+def test_complex_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="The weight of '0' is complex"):
+        vp.normalize(
+            nn.Sequential(nn.Linear(4, 3, dtype=torch.cfloat)), vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))
+        )
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

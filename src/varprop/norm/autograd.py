@@ -58,8 +58,8 @@ class Fold(torch.autograd.Function):
         parameters = ctx.inputs[2:]
         if _versions(parameters) != ctx.versions:
             raise RuntimeError(STALE)
-        if torch.is_grad_enabled():  # a derivative of this derivative will be wanted
-            return None, None, None, *_differentiable_backward(ctx.executor.layout, ctx.inputs, grads)
+        if torch.is_grad_enabled() or any(map(_is_batched, grads)):
+            return None, None, None, *_backward_by_reference(ctx.executor.layout, ctx.inputs, grads)
         found = zip(_derivatives(ctx, grads, parameters), ctx.needs_input_grad[3:], strict=True)
         return None, None, None, *[result if needed else None for result, needed in found]
 
@@ -85,14 +85,21 @@ def _derivatives(ctx: Any, grads: Sequence[Tensor], parameters: Sequence[Tensor]
     return by_parameter(executor.backward_flat(kept, grads, weights), formats_of(parameters))
 
 
-def _differentiable_backward(layout: Layout, inputs: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor | None]:
-    """The same by autograd through the reference, which can be differentiated again."""
-    # views, so that what is given counts as a value of its own, however it depends on the parameters
-    inputs = [t if t is None else t.view_as(t) for t in inputs]
-    outputs = reference_parts(layout, None if inputs[0] is None else (inputs[0], inputs[1]), inputs[2:])
+def _is_batched(grad: Tensor) -> bool:
+    """Whether it stands for many, as in `torch.autograd.grad(..., is_grads_batched=True)`."""
+    return torch._C._functorch.is_legacy_batchedtensor(grad) or torch._C._functorch.is_batchedtensor(grad)
+
+
+def _backward_by_reference(layout: Layout, inputs: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor | None]:
+    """The same by autograd through the reference, which can be differentiated again and takes any tensors."""
+    again = torch.is_grad_enabled()  # a derivative of this derivative will be wanted
+    with torch.enable_grad():
+        # views, so that what is given counts as a value of its own, however it depends on the parameters
+        inputs = [t if t is None else t.view_as(t) for t in inputs]
+        outputs = reference_parts(layout, None if inputs[0] is None else (inputs[0], inputs[1]), inputs[2:])
     matching = [grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)]
     wanted = [t for t in inputs if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=True, allow_unused=True))
+    found = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=again, allow_unused=True))
     return [next(found) if t is not None and t.requires_grad else None for t in inputs]
 
 

@@ -49,6 +49,8 @@ def check_weights(layers: dict[str, Any], centred: bool = False) -> None:
         if isinstance(layer, nn.RNNBase):
             check_gates(path, layer, centred)
             continue
+        if layer.weight.is_complex():
+            raise ValueError(f"The weight of '{path}' is complex, and moments are those of real numbers.")
         if not bool(layer.weight.isfinite().all()):
             raise ValueError(f"The weight of '{path}' has a value that is not finite.")
         weight = layer.weight.detach()

@@ -192,7 +192,8 @@ class Network:
     def _require_intact(self) -> None:
         """What was put in a layer's place is not normalized, and those behind it would take it for what it was."""
         if self._links is None:
-            self._links = _links(self.joint.root, [site.path for site in self.sites], self.layers)
+            layers = {site.path: layer for site, layer in zip(self.sites, self.layers, strict=True)}
+            self._links = _links(self.joint.root, layers, {node.module for node in self.joint.nodes})
         for parent, name, child in self._links:
             found = parent._modules.get(name)
             if found is not child and _unwrapped(found) is not child:
@@ -290,17 +291,17 @@ REPLACED = (
 Link = tuple[nn.Module, str, nn.Module]  # a module, the name of a child, and the child
 
 
-def _links(root: nn.Module, paths: list[str], layers: list[nn.Module]) -> list[Link]:
-    """All that lies between a model and some of its layers."""
+def _links(root: nn.Module, layers: dict[str, nn.Module], between: set[str]) -> list[Link]:
+    """All that lies between a model and its layers, or what their statistics follow from, by paths."""
     found: dict[tuple[int, str], Link] = {}
-    for path, layer in zip(paths, layers, strict=True):
+    for path in (*layers, *sorted(between)):
         module: nn.Module | None = root
         for name in path.split(".") if path else ():
             child = _unwrapped(module._modules.get(name)) if module is not None else None
             if module is not None and child is not None:
                 found[id(module), name] = module, name, child
             module = child
-        if module is not layer:
+        if path in layers and module is not layers[path]:
             raise ValueError(REPLACED.format(path))
     return list(found.values())
 
