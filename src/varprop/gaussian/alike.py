@@ -26,7 +26,7 @@ LEFT, RIGHT, SPREAD = 3.7, 14.0, 5.5  # ends of t beyond the logits, and their r
 LOST = 30.0  # a logit so far below the largest, and eight of its std, has no weight
 CLOSE = 4e-7  # how small the last coefficients must be: of the sum of log F
 NEVER = -30.0  # log of a probability that is neglected
-SIZES = ((6, 5), (8, 8), (12, 8), (16, 10), (24, 10), (36, 14), (54, 18), (80, 24))  # nodes in mean and std to be tried
+SIZES = ((6, 5), (10, 6), (16, 8), (24, 10), (36, 14), (54, 18), (80, 24))  # nodes in mean and std to be tried in turn
 HOPELESS = (16, 0.1)  # with so many nodes in mean, what never converges is larger than this, what does is smaller
 SHORT = 8  # logits that count in a row which is not worth sharing
 MOST = 400  # nodes of t
@@ -96,11 +96,11 @@ def possible(logits: Tensor) -> bool:
 
 
 def _rounded(size: float, up: bool) -> float:
-    """The next half of an octave: equal intervals, and so one table, for calls that are alike."""
+    """The next sixteenth of an octave: equal intervals for calls that are alike, none much wider than it must be."""
     if size < LEAST:
         return LEAST if up else 0.0
-    power = 2.0 * math.log2(size)
-    return math.exp2((math.ceil(power) if up else math.floor(power)) / 2.0)
+    power = 16.0 * math.log2(size)
+    return math.exp2((math.ceil(power) if up else math.floor(power)) / 16.0)
 
 
 def _range(low: float, high: float) -> Range:
@@ -135,8 +135,8 @@ def _call(mean: Tensor, std: Tensor) -> LogitRows | None:
         return None
     low = (mu - SPREAD * sd).masked_fill(lost, -math.inf).amax(-1).clamp(min=-1e3).amin() - LEFT
     high = (kept_mean + SPREAD * kept_std).amax() + math.log(mu.shape[-1]) + RIGHT
-    first = 10 * math.floor(float(low) / (10 * STEP))
-    count = 20 * math.ceil((float(high) / STEP + 1 - first) / 20)
+    first = 5 * math.floor(float(low) / (5 * STEP))
+    count = 10 * math.ceil((float(high) / STEP + 1 - first) / 10)
     if count > MOST:
         return None
     means = _range(-_rounded(-float(kept_mean.amin()), up=True), 0.0)
@@ -164,13 +164,9 @@ def _sums(x: LogitRows, table: Coefficients) -> Sums:
 
 
 def _left(table: Coefficients, log_below: Tensor) -> float:
-    """What polynomials of higher degree would add to log F, times the root of the largest probability of a row.
-
-    What counts is an error of the probability itself. Where that is small the logarithm is not known so well that its
-    coefficients could become small, however many there are.
-    """
-    most = log_below.detach().amax(0)
-    return float((torch.exp(0.5 * most) * _tail(table.log_f)).masked_fill(most <= NEVER, 0.0).amax())
+    """What polynomials of higher degree would add to log F, wherever some row has a probability."""
+    counts = (log_below.detach() > NEVER).any(0)
+    return float(torch.where(counts, _tail(table.log_f), 0.0).amax())
 
 
 def _moments(x: LogitRows, table: Coefficients, sums: Sums) -> Parts:

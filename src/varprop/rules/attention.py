@@ -238,7 +238,7 @@ def attention(
     def attend(q: Moments, k: Moments, v: Moments) -> Moments:
         return _attended(_masked(_scores(q, k, factor), attn_mask, hidden), hidden, v, dropout_p, random)
 
-    if attn_mask is None and _many(q, k, v):
+    if attn_mask is None and hidden is None and _many(q, k, v):  # rows that see few keys share integrals of all heads
         return _heads_at_a_time(attend, q, k, v)
     return attend(q, k, v)
 
