@@ -76,7 +76,7 @@ def test_resnet_with_uniform_axes() -> None:
     model = trained_looking(ResNet(width=16)).eval()
     moments = standard(1, 3, 1, 1)
     result = vp.propagate(model, moments, torch.zeros(1, 3, 128, 128))
-    assert result["layer1.0.conv1"].shape == (1, 16, 1, 1)
+    assert result["layers.0.0.conv1"].shape == (1, 16, 1, 1)
     draw = lambda n: gaussian(moments, (n, 3, 128, 128), n)  # noqa: E731
     check(worst_layers(model, result, draw, 128, (2, 3), BEHIND_THE_AVERAGE), std=0.233, mean=0.2)
 

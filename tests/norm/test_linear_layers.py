@@ -58,8 +58,8 @@ def test_the_batch_norms_of_a_resnet() -> None:
     found = batch_norms_after(model.train(), x)
     assert model.training
     assert found["conv1"] == "bn1"
-    assert found["layer2.0.downsample.0"] == "layer2.0.downsample.1"
-    assert len(found) == 20
+    assert found["layers.1.0.downsample.0"] == "layers.1.0.downsample.1"
+    assert len(found) == 10
 
 
 class Cases(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import threading
 import types
 import warnings
@@ -515,11 +516,25 @@ def test_a_layer_put_in_the_place_of_another_is_refused() -> None:
 
 
 def test_an_activation_put_in_the_place_of_another_is_refused() -> None:
-    model = mlp()
+    model = copy.deepcopy(mlp())
     model(X)
     model[1] = nn.Sigmoid()
     with pytest.raises(ValueError, match=r"'1' was replaced after vp\.normalize"):
         model(X)
+
+
+@pytest.mark.parametrize("copied", [lambda model: model, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize(("module", "name"), [(nn.LeakyReLU(0.1), "negative_slope"), (nn.Dropout(0.5), "p")])
+def test_a_setting_that_was_changed_is_refused(module: nn.Module, name: str, copied: Any) -> None:
+    plain = nn.Sequential(nn.Linear(X.shape[1], 6), copy.deepcopy(module), nn.Linear(6, 3)).double()
+    model = vp.normalize(plain, moments(X.shape[1]), example=X)
+    setattr(model[1], name, 0.9)  # before the first call as well as after it
+    model[1].inplace = True  # is no matter
+    changed = copied(model)
+    with pytest.raises(ValueError, match=rf"'{name}' of module '1' was 0\.\d when the model was normalized and is 0.9"):
+        changed(X)
+    setattr(changed[1], name, getattr(module, name))
+    assert changed(X).shape == (len(X), 3)
 
 
 def test_the_borders_of_transposed_convolutions_count() -> None:

@@ -15,6 +15,7 @@ from ..gaussian.normal import Pair
 from .autograd import fold_parts, own_saved_tensors, reference_parts
 from .backends import reference
 from .dispatch import Executor, computing_dtype, needs_reference, register
+from .intact import Intact, Settings, settings_of
 from .layout import Layout, restricted
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
@@ -72,6 +73,7 @@ class Network:
         joint: The graph between all of them.
         sites: What is known of each.
         layers: The modules, in the same order.
+        settings: Of the modules between them; by default as they are now.
 
     Attributes:
         outside: Layers of other parts, whose outputs enter this one.
@@ -80,17 +82,21 @@ class Network:
         latest: Shifts and scales as the latest call has met them, where they are sharded between the calls.
     """
 
-    def __init__(self, joint: Statistics, sites: list[Site], layers: list[Any]) -> None:
+    def __init__(
+        self, joint: Statistics, sites: list[Site], layers: list[Any], settings: Settings | None = None
+    ) -> None:
         self.joint, self.sites, self.layers = joint, sites, layers
         self.layout, self.given, self.fixed = make_layout(joint, sites)
         self.walk = walk_of(joint, sites, self.given, self.fixed)
+        between = {node.module for node in joint.nodes}
+        self.settings = settings_of(joint.root, between) if settings is None else settings
         self._start()
 
     def _start(self) -> None:
         self.executor = Executor(self.layout)
         register(self)
         self._alone: dict[int, Layout] = {}
-        self._links: list[Link] | None = None  # worked out at the first fold, when modules have their final places
+        self._intact: Intact | None = None  # worked out at the first fold, when modules have their final places
         self.outside: list[Any] = []
         self.whole, self.places = self, {place: place for place in range(len(self.layers))}
         self.latest: Vectors = {}
@@ -125,7 +131,8 @@ class Network:
 
     def _make_part(self, places: list[int]) -> Network:
         made = object.__new__(Network)
-        made.joint, made.sites = self.joint, [self.sites[place] for place in places]
+        made.joint, made.settings = self.joint, self.settings
+        made.sites = [self.sites[place] for place in places]
         made.layers = [self.layers[place] for place in places]
         made.layout, outside, fixed = layout_of_part(self.layout, places, self._fixed_sizes())
         made.given = {n: self.given[place] for n, place in enumerate(places) if place in self.given}
@@ -191,13 +198,10 @@ class Network:
 
     def _require_intact(self) -> None:
         """What was put in a layer's place is not normalized, and those behind it would take it for what it was."""
-        if self._links is None:
+        if self._intact is None:
             layers = {site.path: layer for site, layer in zip(self.sites, self.layers, strict=True)}
-            self._links = _links(self.joint.root, layers, {node.module for node in self.joint.nodes})
-        for parent, name, child in self._links:
-            found = parent._modules.get(name)
-            if found is not child and _unwrapped(found) is not child:
-                raise ValueError(REPLACED.format(name))
+            self._intact = Intact(self.joint.root, layers, self.settings)
+        self._intact.require()
 
     def _folded(
         self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor], known: Vectors | None
@@ -253,7 +257,8 @@ class Network:
         return mean, var
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"joint": self.joint, "sites": self.sites_apart(), "layers": self.layers}
+        apart = {"sites": self.sites_apart(), "settings": self.settings}
+        return {"joint": self.joint, "layers": self.layers, **apart}
 
     def sites_apart(self) -> list[Any]:
         """Sites for pickling: what they read is known as the target of the same place in `joint`."""
@@ -263,7 +268,7 @@ class Network:
         joint, layers = state["joint"], state["layers"]
         targets = zip(state["sites"], joint.targets, strict=True)
         sites = [Site(path, use, target, *form) for (path, use, *form), target in targets]
-        self.__init__(joint, sites, layers)  # type: ignore[misc]
+        self.__init__(joint, sites, layers, state["settings"])  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
         """A copy for copied layers; the layout never changes and is shared."""
@@ -273,6 +278,7 @@ class Network:
         targets = zip(self.sites, made.joint.targets, strict=True)
         made.sites = [replace(site, target=target) for site, target in targets]
         made.layout, made.given, made.fixed = self.layout, self.given, self.fixed
+        made.settings = self.settings
         made.walk = copy.deepcopy(self.walk, memo)
         made._start()
         return made
@@ -282,35 +288,6 @@ def _output_moments(layer: Any, known: Vectors | None) -> Pair:
     """Mean and variance of a layer's output channels."""
     shift, scale = (known or {}).get(layer) or (layer.shift, layer.scale)
     return shift, scale.double().square()
-
-
-REPLACED = (
-    "Module '{}' was replaced after vp.normalize, which does not know the new one: take vp.fold(model) first, change "
-    "that, and normalize again."
-)
-Link = tuple[nn.Module, str, nn.Module]  # a module, the name of a child, and the child
-
-
-def _links(root: nn.Module, layers: dict[str, nn.Module], between: set[str]) -> list[Link]:
-    """All that lies between a model and its layers, or what their statistics follow from, by paths."""
-    found: dict[tuple[int, str], Link] = {}
-    for path in (*layers, *sorted(between)):
-        module: nn.Module | None = root
-        for name in path.split(".") if path else ():
-            child = _unwrapped(module._modules.get(name)) if module is not None else None
-            if module is not None and child is not None:
-                found[id(module), name] = module, name, child
-            module = child
-        if path in layers and module is not layers[path]:
-            raise ValueError(REPLACED.format(path))
-    return list(found.values())
-
-
-def _unwrapped(module: nn.Module | None) -> nn.Module | None:
-    """What torch.compile or torch's wrapper for gradient checkpoints calls, which change nothing of its function."""
-    for name in ("_orig_mod", "_checkpoint_wrapped_module"):
-        module = module._modules.get(name, module) if module is not None else None
-    return module
 
 
 def make_network(model: nn.Module, graph: Any, layers: dict[str, Any]) -> Network | None:
