@@ -18,6 +18,8 @@ KERNELS = {
     ("two_slopes", 1.0, 0.0): lambda x: x.clamp(min=0),
     ("two_slopes", 1.5, 0.5): lambda x: F.relu(x) + 0.5 * x,
     ("affine", 2.0, 1.0): lambda x: 2 * x + 1,
+    ("affine", 3.0, 0.0): lambda x: x * 3.0,  # not the kernels of sums and products of two values
+    ("affine", 1.0, 2.0): lambda x: x + 2.0,
     ("affine", 1.0, 0.0): lambda x: F.dropout(x, 0.0, training=True),
     ("dropout", 0.25): lambda x: F.dropout(x, 0.25, training=True),
     ("add", -3.0): lambda x: torch.sub(x[:, :2], x[:, 2:], alpha=3),

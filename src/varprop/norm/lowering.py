@@ -141,7 +141,9 @@ class Lowering:
         return None if kernel is None else (kernel[0], *map(float, kernel[1:]))
 
     def _pointwise_kernel(self, node: Node, start: Node) -> Kernel | None:
-        return self._named_kernel(node, start) or piecewise_linear(self._values(node, start))
+        of_two = self.plan.rules[node].affine is not None  # sums and products with a number are lines
+        named = None if of_two else self._named_kernel(node, start)
+        return named or piecewise_linear(self._values(node, start))
 
     def _reads_parameters(self, node: Node, root: Node) -> bool:
         path = self.walk.clusters.path(node, root)
