@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from .linear_layers import is_linear_layer
+
 REPLACED = (
     "Module '{}' was replaced after vp.normalize, which does not know the new one: take vp.fold(model) first, change "
     "that, and normalize again."
@@ -35,13 +37,15 @@ class Link(NamedTuple):
 def settings_of(root: nn.Module, paths: Iterable[str]) -> Settings:
     """What torch lists as the constants of modules, but for whether they write in place.
 
-    Of batch norms there is nothing: those that stay normalize by data, and the others are gone.
+    Of batch norms there is nothing: those that stay normalize by data, and the others are gone. Nor is there of linear
+    layers, whose borders may be made to count otherwise than they are computed.
     """
     return {path: _settings([root, *(link.child for link in _way(root, path))][-1]) for path in sorted(paths)}
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    listed = () if isinstance(module, _NormBase) else getattr(module, "__constants__", ())
+    left_out = isinstance(module, _NormBase) or is_linear_layer(module)
+    listed = () if left_out else getattr(module, "__constants__", ())
     own = {name: vars(module)[name] for name in listed if name != "inplace" and name in vars(module)}
     return {name: value for name, value in own.items() if isinstance(value, PLAIN)}
 
