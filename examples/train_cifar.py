@@ -43,7 +43,7 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "weight": lambda channels: nn.Identity(),  # is inside the convolutions
     "none": lambda channels: nn.Identity(),
 }
-CLIP = {"analytic": 2.0, "weight": 2.0, "none": 2.0}  # of the gradient's norm, where nothing else is asked for
+CLIP = {"analytic": 2.0, "weight": 2.0, "none": 2.0}  # of the gradient's norm with batches of 256
 AUGMENTED_TOGETHER = 4096  # images
 
 
@@ -146,13 +146,18 @@ def load_data(options: argparse.Namespace, device: torch.device) -> Data:
     return Data(((train_x - mean) / std, train_y), ((judged_x - mean) / std, judged_y))
 
 
+def clip_for(norm: str, batch: int) -> float:
+    """Noise falls with the root of the batch; a bound that does not would cut the steps of small ones."""
+    return float(f"{CLIP.get(norm, 0.0) * (256 / batch) ** 0.5:.4g}")
+
+
 class Run:
     """A training run: all that changes in it, and how to go on with it."""
 
     def __init__(self, options: argparse.Namespace, make: Any = make_model) -> None:
         self.options, self.device = options, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.half = self.device.type == "cuda" and not options.single
-        self.clip = CLIP.get(options.norm, 0.0) if options.clip is None else options.clip
+        self.clip = clip_for(options.norm, options.batch) if options.clip is None else options.clip
         self.data = load_data(options, self.device)
         self.steps = len(self.data.train[0]) // options.batch
         model = make(options, vp.input_moments(self.data.train[0].cpu()))
@@ -294,7 +299,9 @@ def parser(norms: Iterable[str] = NORMS, models: Iterable[str] = BLOCKS) -> argp
     parser.add_argument("--lr", type=float, default=0.2, help="at the peak")
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument(
-        "--clip", type=float, help="norm of the gradient; 0 for none (default: 2 with analytic, weight and none)"
+        "--clip",
+        type=float,
+        help="norm of the gradient; 0 for none (default with analytic, weight and none: 2 sqrt(256 / batch))",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--single", action="store_true", help="float32 throughout")

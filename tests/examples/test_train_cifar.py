@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from examples.train_cifar import Run, parser
+from examples.train_cifar import Run, clip_for, parser
 
 SMALL = ["--model", "tiny", "--width", "4", "--held-out", "4", "--batch", "4", "--epochs", "2", "--lr", "0.01"]
 
@@ -23,7 +23,11 @@ def losses(run: Run) -> list[float]:
 def test_every_normalization(data: str, norm: str) -> None:
     result = run(data, "--norm", norm).train()
     assert torch.tensor([epoch["loss"] for epoch in result["history"]]).isfinite().all()
-    assert 0 <= result["held out"] <= 1 and result["clip"] == (2.0 if norm in ("analytic", "weight", "none") else 0.0)
+    assert 0 <= result["held out"] <= 1 and result["clip"] == (16.0 if norm in ("analytic", "weight", "none") else 0.0)
+
+
+def test_the_bound_of_the_gradient_is_scaled_as_its_noise() -> None:
+    assert [clip_for("analytic", batch) for batch in (256, 64, 4)] == [2.0, 4.0, 16.0]
 
 
 def test_it_goes_on_from_its_checkpoint(data: str, tmp_path: Path) -> None:

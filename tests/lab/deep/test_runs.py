@@ -116,6 +116,12 @@ def test_the_documentation_says_what_its_records_say(table: str) -> None:
             assert f"| {best:.4f} | {row.rate:g} (" in page, row.name
 
 
+def test_so_does_the_choice_of_the_bound_of_gradients() -> None:
+    runs = json.loads((ROOT / "docs/results/deep.json").read_text())["runs"]
+    found = [run[HELD_OUT] for key, run in runs.items() if " | clip | " in key]
+    assert len(found) == 2 and all(f"{value:.4f}" in (ROOT / "docs/deep.md").read_text() for value in found)
+
+
 @pytest.mark.parametrize("table", ["long", "batches", "resnet102"])
 def test_so_do_short_and_long_runs(table: str) -> None:
     page = (ROOT / "docs/deep.md").read_text()
@@ -128,7 +134,7 @@ def test_so_does_what_is_said_of_the_plain_network() -> None:
     runs = json.loads((ROOT / "docs/results/deep.json").read_text())["runs"]
     page = (ROOT / "docs/deep.md").read_text()
     found = [run.get(HELD_OUT, run.get(TEST)) for key, run in runs.items() if " | plain50 | " in key]
-    assert len(found) == 6 and all(f"{value:.4f}" in page for value in found)
+    assert len(found) == 14 and all(f"{value:.4f}" in page for value in found)
 
 
 def test_so_does_the_table_of_costs() -> None:

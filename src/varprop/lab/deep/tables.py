@@ -21,7 +21,7 @@ USUAL_RATES = (0.2, 0.1, 0.4)
 TWO = ("batch norm", "analytic, deep form")
 SIZES = (2, 4, 8, 32, 256)
 SHORT = ["--epochs", "5"]  # batches of 2 take a hundred times as many steps
-CLIPPED = "analytic, deep form, clip scaled"
+CLIPPED, UNSCALED = "analytic, deep form, clip scaled", ["--clip", "2"]
 START = ["--norm", "batch", "--classes", "0", "4"]  # of fine-tuning, by the first example
 
 FAST = ["--scale-rate", "10"]  # scales and shifts learn ten times as fast as weights
@@ -82,17 +82,15 @@ def _deeper(model: str, *rates: float) -> Iterator[Row]:
 
 def _batches() -> Iterator[Row]:
     for size in SIZES:
-        yield from _of_batches(size, "batch norm", "analytic, deep form")
-        if size != 256:
-            yield from _of_batches(size, CLIPPED)
+        yield from _of_batches(size, "batch norm", "analytic, deep form", *[CLIPPED] * (size != 256))
 
 
 def _of_batches(size: int, *methods: str) -> Iterator[Row]:
-    """The rate grows with the batch; the noise of a gradient falls with its root, as does the bound that is scaled."""
-    scaled = {CLIPPED: [*METHODS["analytic, deep form"], "--clip", f"{2 * (256 / size) ** 0.5:.4g}"]}
+    """The rate grows with the batch; the bound of the gradient is the same for all, or falls with the batch's root."""
+    deep = METHODS["analytic, deep form"]
+    own = METHODS | {"analytic, deep form": [*deep, *UNSCALED], CLIPPED: deep}
     for method in methods:
-        options = ["--batch", str(size), *SHORT, *(METHODS | scaled)[method]]
-        yield Row(f"{method}, batch {size}", 0.2 * size / 256, CIFAR, options)
+        yield Row(f"{method}, batch {size}", 0.2 * size / 256, CIFAR, ["--batch", str(size), *SHORT, *own[method]])
 
 
 def _long() -> Iterator[Row]:
