@@ -61,6 +61,10 @@ class StandInComparison:
         return "AP2 wins."
 
 
+def docs_page(out, docs):
+    return docs / "results" / f"{out.name}.md"
+
+
 @pytest.fixture
 def lab(monkeypatch, tmp_path):
     """Stands in for the parts that train and report; keeps what they were called with."""
@@ -86,7 +90,7 @@ def lab(monkeypatch, tmp_path):
         stand_in("execution.run", "reproduce", error or {"digits": [outcome()]})
         stand_in("comparison", "compare", error or StandInComparison(tmp_path / "report.html"))
         page = tmp_path / "report.html"
-        stand_in("report", "write", page, write_one=lambda *_: page, answer=lambda _: "AP2 wins.")
+        stand_in("report", "write", page, write_one=lambda *_: page, answer=lambda _: "AP2 wins.", write_docs=docs_page)
         return calls
 
     return install
@@ -197,6 +201,12 @@ def test_all_is_written_out_and_what_needs_no_training_is_left_to_the_report(var
     assert set(trained) == EXPERIMENTS.keys() - {"digits"} and len(trained) == len(set(trained))
     assert set(reported) == {*trained, "relu", "claims"}
     assert "holds           Water is wet" in out
+
+
+def test_results_are_brought_into_the_documentation_if_asked(varprop_command, lab, tmp_path):
+    lab()
+    code, out, _ = varprop_command("reproduce", "mnist", "--out", tmp_path / "new", "--docs", tmp_path)
+    assert code == 0 and out.endswith(f"Documentation: {tmp_path / 'results' / 'new.md'}\n")
 
 
 def test_reproduce_names_what_it_knows(varprop_command, lab):

@@ -91,9 +91,14 @@ def reproduce(
     ] = None,
     tables: Annotated[str | None, typer.Option(help="Of deep: only these, such as resnet18,gpt.")] = None,
     only: Annotated[str | None, typer.Option(help="Of questions: only these, such as truth,dropout.")] = None,
+    docs: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Bring the results into DOCS/results too, and write its pages again."),
+    ] = None,
     compiled: options.CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
+    from varprop.lab import report
     from varprop.lab.execution import run as runner
     from varprop.lab.execution import search_study
     from varprop.lab.protocol.records import ALL_STARTS, METHODS
@@ -132,6 +137,8 @@ def reproduce(
         if set(wanted) <= set(STUDIES):
             return
         results.show([outcome for outcomes in found.values() for outcome in outcomes], out, wanted)
+        if docs is not None:
+            typer.echo(f"Documentation: {report.write_docs(out, docs).resolve()}")
 
 
 def _answer(out: Path, root: Path | None, only: str | None, seeds: int | None) -> None:

@@ -24,8 +24,8 @@ from .series import Figure
 
 _HEADER = """# Experiments
 
-Written by `varprop.lab.report.write_docs` from the records of the runs; every number here comes from them. The method:
-"How (Not) to Make a Comparison" and "Experiments" in the paper.
+Written by `varprop reproduce claims --out docs/results` from the records beside it; every number here comes from them.
+The method: "How (Not) to Make a Comparison" and "Experiments" in the paper.
 """
 # The manifest of a run that was resumed keeps the last state, the first hour and the sum of the seconds.
 _SITTING = {
@@ -67,6 +67,8 @@ def _headlines(run: Run) -> list[Figure]:
 
 
 def _write_run(run: Run, shown: Sequence[Figure], folder: Path) -> None:
+    for earlier in (*folder.glob("*.png"), *folder.glob("*.svg")):
+        earlier.unlink()
     for figure in shown:
         plotting.draw(figure, folder / figure.name, experiment_label(run.experiment))
     if run.outcomes:

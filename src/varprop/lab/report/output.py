@@ -32,7 +32,7 @@ def write(out: Path, experiments: Sequence[str] = ()) -> Path:
     out = Path(out)
     runs = read_runs(out, list(experiments))
     if any(run.compact for run in runs):  # records and figures of the documentation stay as they are
-        return markdown.write_pages(_shown(out), judge.judge(_shown(out), _benchmarks(out)), out)
+        return _write_pages(out)
     verdicts = judge.judge(runs, _benchmarks(out))
     judge.write(verdicts, out)
     _write_runs(runs, out)
@@ -60,10 +60,19 @@ def _write_runs(runs: Sequence[Run], out: Path) -> None:
 
 
 def write_docs(out: Path, docs: Path) -> Path:
-    """Copy results into the documentation, under ``docs/results``; the path of ``docs/results/experiments.md``."""
-    runs, results = _shown(Path(out)), Path(docs) / "results"
-    markdown.write_runs(runs, results)
-    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(Path(out))), results)
+    """Bring results into the documentation: each replaces what ``docs/results`` has of its experiment.
+
+    Returns:
+        The path of ``docs/results/experiments.md``, the page on all that lies there.
+    """
+    results = Path(docs) / "results"
+    markdown.write_runs(_shown(Path(out)), results)
+    return _write_pages(results)
+
+
+def _write_pages(results: Path) -> Path:
+    runs = _shown(results)
+    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(results)), results)
 
 
 def _shown(out: Path) -> list[Run]:
