@@ -13,10 +13,7 @@ from pathlib import Path
 
 import torch
 
-import varprop as vp
-
 from .. import environment
-from ..names import unknown
 from .cases import STEP
 from .record import Record
 from .step import LR
@@ -95,18 +92,6 @@ class Session:
         """A line of progress that stays in the results."""
         self.record.notes.append(text)
         self.print(text)
-
-
-def known(names: tuple[str, ...] | None, all_names: tuple[str, ...], kind: str) -> tuple[str, ...] | None:
-    """The names, each once.
-
-    Raises:
-        VarpropError: On an unknown name, with those that are known.
-    """
-    for name in names or ():
-        if name not in all_names:
-            raise vp.VarpropError(unknown(kind, name, all_names))
-    return tuple(dict.fromkeys(names)) if names else None
 
 
 def load() -> float:
