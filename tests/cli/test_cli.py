@@ -114,8 +114,8 @@ def test_doctor(varprop_command, monkeypatch, tmp_path):
     code, out, _ = varprop_command("doctor")
     assert code == 0 and f"torch {torch.__version__}" in out and str(tmp_path / "data") in out
     assert "mnist: missing: varprop data get mnist" in out
-    monkeypatch.setattr(doctor, "_version", lambda package: None if package == "pyarrow" else "1.0")
-    assert "tracking: pyarrow missing: pip install 'varprop[tracking]'" in varprop_command("doctor")[1]
+    monkeypatch.setattr(doctor, "_version", lambda package: None if package == "scipy" else "1.0")
+    assert "lab: scipy missing: pip install 'varprop[lab]'" in varprop_command("doctor")[1]
 
 
 DOCTORED = """
@@ -152,7 +152,7 @@ def test_doctor_knows_the_extras():
 def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
     calls = lab()
     options = shlex.split(
-        "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume --tensorboard "
+        "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume "
         "--max-seconds 60 --jobs 2 --ray auto --compile --methods analytic,batch --starts bn --search brent "
         "--own-weights converted --borders plain --out"
     )
@@ -168,7 +168,6 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
         "root": Path("data"),
         "resume": True,
         "overwrite": False,
-        "tensorboard": tmp_path / "tensorboard",
         "max_seconds": 60.0,
         "jobs": 2,
         "ray": "auto",
@@ -187,7 +186,7 @@ def test_reproduce_leaves_the_protocol_alone_by_default(varprop_command, lab):
     calls = lab()
     assert varprop_command("reproduce", "mnist")[0] == 0
     given = calls["execution.run.reproduce"][1]
-    unset = ("seeds", "epochs", "lr_max", "methods", "starts", "root", "tensorboard", "compiled", "ray", "search")
+    unset = ("seeds", "epochs", "lr_max", "methods", "starts", "root", "compiled", "ray", "search")
     assert all(given[name] is None for name in unset) and given["resume"] is False and given["max_seconds"] == math.inf
     assert given["device"] == "auto"
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
-import sys
-
-import pytest
 
 from varprop.lab.protocol.records import TRAIN_LOSS, Cell
 from varprop.lab.report import tables
@@ -61,27 +57,6 @@ def test_curves_and_searches_keep_every_value(tmp_path):
     assert len(searches) == sum(len(outcome.search.trace) for outcome in OUTCOMES)
     assert any(math.isinf(float(row["loss"])) for row in searches)
     assert sum(row["chosen"] == "True" for row in searches) == len(OUTCOMES)
-
-
-def test_parquet_says_the_same_and_carries_the_manifest(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    tables.write(run_of(OUTCOMES), tmp_path)
-    for name, columns in tables.COLUMNS.items():
-        table = parquet.read_table(tmp_path / f"{name}.parquet")
-        rows = read(tmp_path / f"{name}.csv")
-        assert tuple(table.column_names) == columns == tuple(rows[0])
-        as_text = [
-            {key: "" if value is None else str(value) for key, value in row.items()} for row in table.to_pylist()
-        ]
-        assert as_text == rows
-        assert json.loads(table.schema.metadata[b"varprop"]) == synthetic.manifest("mnist")
-
-
-def test_without_pyarrow_there_is_csv_alone(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    written = tables.write(run_of(OUTCOMES), tmp_path)
-    assert sorted(file.name for file in written) == ["curves.csv", "runs.csv", "searches.csv"]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["curves.csv", "runs.csv", "searches.csv"]
 
 
 def test_a_diverged_run_is_a_row_too(tmp_path):

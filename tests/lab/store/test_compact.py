@@ -29,13 +29,13 @@ def outcomes():
 
 def test_numbers_come_back_to_the_last_bit(tmp_path):
     written = outcomes()
-    tables.write_csv(Run("mnist", written), tmp_path)
+    tables.write(Run("mnist", written), tmp_path)
     assert read_tables(tmp_path) == written
 
 
 def test_tables_count_only_where_there_are_no_cells(tmp_path):
     folder = tmp_path / "mnist"
-    tables.write_csv(Run("mnist", outcomes()), folder)
+    tables.write(Run("mnist", outcomes()), folder)
     found = read_run(folder)
     assert found.compact and len(found.outcomes) == 4
     (folder / "cells").mkdir()
@@ -45,7 +45,7 @@ def test_tables_count_only_where_there_are_no_cells(tmp_path):
 @pytest.mark.parametrize("damage", ["", "experiment,method\nmnist,batch\n"])
 def test_damaged_tables_are_named(tmp_path, damage):
     folder = tmp_path / "mnist"
-    tables.write_csv(Run("mnist", outcomes()), folder)
+    tables.write(Run("mnist", outcomes()), folder)
     (folder / "curves.csv").write_text(damage)
     (folder / "runs.csv").write_text((folder / "runs.csv").read_text().replace("False", "perhaps"))
     found = read_run(folder)

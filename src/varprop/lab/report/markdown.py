@@ -72,7 +72,7 @@ def _write_run(run: Run, shown: Sequence[Figure], folder: Path) -> None:
     for figure in shown:
         plotting.draw(figure, folder / figure.name, experiment_label(run.experiment))
     if run.outcomes:
-        tables.write_csv(run, folder)
+        tables.write(run, folder)
     if run.manifest:
         write_atomically(folder / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
 

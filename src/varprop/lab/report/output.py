@@ -18,7 +18,7 @@ _BENCHMARK = "normalization.json"
 def write(out: Path, experiments: Sequence[str] = ()) -> Path:
     """Make everything a reader needs from what lies in a folder.
 
-    For every experiment found or named: ``runs``, ``curves`` and ``searches`` as CSV (and Parquet), figures as PNG and
+    For every experiment found or named: ``runs``, ``curves`` and ``searches`` as CSV, figures as PNG and
     SVG; for all together ``claims.json``, ``claims.md`` and ``report.html``. What is missing is shown as missing.
 
     Args:

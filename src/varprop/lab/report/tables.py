@@ -1,11 +1,9 @@
-"""Results as tidy tables, one observation a row: CSV always, Parquet where pyarrow is installed."""
+"""Results as tidy tables, one observation a row."""
 
 from __future__ import annotations
 
 import csv
-import importlib
 import io
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,44 +26,14 @@ COLUMNS = {
 }
 
 
-def write(run: Run, folder: Path) -> list[Path]:
-    """Write ``runs``, ``curves`` and ``searches`` of an experiment; the files written."""
-    return [*write_csv(run, folder), *_write_parquet(run, folder)]
-
-
-def write_csv(run: Run, folder: Path) -> list[Path]:
-    """The tables as CSV."""
-    files = []
+def write(run: Run, folder: Path) -> None:
+    """Write ``runs.csv``, ``curves.csv`` and ``searches.csv`` of an experiment."""
     for name, rows in _tables(run).items():
         stream = io.StringIO()
         writer = csv.DictWriter(stream, COLUMNS[name], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        files.append(folder / f"{name}.csv")
-        write_atomically(files[-1], stream.getvalue().encode())
-    return files
-
-
-def _write_parquet(run: Run, folder: Path) -> list[Path]:
-    """The same as Parquet, the manifest in its metadata; nothing where pyarrow is not installed."""
-    try:
-        pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        return []
-    files = []
-    for name, rows in _tables(run).items():
-        columns = {column: pyarrow.array([_plain_value(row.get(column)) for row in rows]) for column in COLUMNS[name]}
-        metadata = {"varprop": json.dumps(run.manifest, default=str)}
-        buffer = io.BytesIO()
-        parquet.write_table(pyarrow.table(columns).replace_schema_metadata(metadata), buffer)
-        files.append(folder / f"{name}.parquet")
-        write_atomically(files[-1], buffer.getvalue())
-    return files
-
-
-def _plain_value(value: Any) -> Any:
-    """A plain value as it is, anything else as text."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+        write_atomically(folder / f"{name}.csv", stream.getvalue().encode())
 
 
 def _tables(run: Run) -> dict[str, list[Row]]:
