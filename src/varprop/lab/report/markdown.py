@@ -13,12 +13,14 @@ from urllib.parse import quote
 from ..protocol.labels import experiment_label, method_label, start_label
 from ..protocol.records import TRAIN_LOSS, Cell, Outcome, grouped
 from ..store.files import write_atomically
+from ..store.manifest import sittings
 from ..store.runs import Run
+from ..store.tables import write_tables
 from ..verdicts import judge
 from ..verdicts.judge import Verdict, escaped
 from ..verdicts.seed_statistics import Metric, Sample, final, final_error, final_test_error
-from . import plotting, tables
-from .facts import duration, facts, git_text, sittings
+from . import plotting
+from .facts import duration, facts, git_text
 from .figures import figures_of, setting_of, setting_text
 from .series import Figure
 
@@ -72,7 +74,7 @@ def _write_run(run: Run, shown: Sequence[Figure], folder: Path) -> None:
     for figure in shown:
         plotting.draw(figure, folder / figure.name, experiment_label(run.experiment))
     if run.outcomes:
-        tables.write(run, folder)
+        write_tables(folder, run.outcomes, run.manifest)
     if run.manifest:
         write_atomically(folder / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
 

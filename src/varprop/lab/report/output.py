@@ -8,8 +8,9 @@ from pathlib import Path
 from ..protocol.labels import experiment_label
 from ..store.files import write_atomically
 from ..store.runs import WITHOUT_CELLS, Run, read_run, read_runs
+from ..store.tables import write_tables
 from ..verdicts import judge
-from . import html_page, markdown, plotting, tables
+from . import html_page, markdown, plotting
 from .figures import figures_of
 
 _BENCHMARK = "normalization.json"
@@ -54,7 +55,7 @@ def _write_runs(runs: Sequence[Run], out: Path) -> None:
     for run in runs:
         folder = out / run.experiment
         if run.outcomes:
-            tables.write(run, folder)
+            write_tables(folder, run.outcomes, run.manifest)
         for figure in figures_of(run):
             plotting.draw(figure, folder / "figures" / figure.name, experiment_label(run.experiment))
 
