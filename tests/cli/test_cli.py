@@ -159,18 +159,20 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
     code, out, err = varprop_command("reproduce", "mnist", "naive", *options, tmp_path)
     assert (code, err) == (0, "")
     args, given = calls["execution.run.reproduce"]
-    assert args == (["mnist", "naive"], tmp_path)
+    assert args[:2] == (["mnist", "naive"], tmp_path)
     assert given == {
         "device": "cpu",
-        "seeds": 3,
-        "epochs": 2,
-        "lr_max": (0.1, 0.01),
         "root": Path("data"),
         "resume": True,
         "overwrite": False,
         "max_seconds": 60.0,
         "jobs": 2,
         "ray": "auto",
+    }
+    assert args[2] == {
+        "seeds": 3,
+        "epochs": 2,
+        "lr_max": (0.1, 0.01),
         "methods": ("analytic", "batch"),
         "starts": ("bn",),
         "compiled": True,
@@ -185,10 +187,9 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
 def test_reproduce_leaves_the_protocol_alone_by_default(varprop_command, lab):
     calls = lab()
     assert varprop_command("reproduce", "mnist")[0] == 0
-    given = calls["execution.run.reproduce"][1]
-    unset = ("seeds", "epochs", "lr_max", "methods", "starts", "root", "compiled", "ray", "search")
-    assert all(given[name] is None for name in unset) and given["resume"] is False and given["max_seconds"] == math.inf
-    assert given["device"] == "auto"
+    (_, _, settings), given = calls["execution.run.reproduce"]
+    assert len(settings) == 9 and set(settings.values()) == {None} and given["root"] is given["ray"] is None
+    assert given["resume"] is False and given["max_seconds"] == math.inf and given["device"] == "auto"
 
 
 def test_all_is_written_out_and_what_needs_no_training_is_left_to_the_report(varprop_command, lab, tmp_path):

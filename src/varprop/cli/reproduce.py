@@ -105,26 +105,29 @@ def reproduce(
     from . import results
 
     wanted = expanded(names)
+    settings = {
+        "seeds": seeds,
+        "epochs": epochs,
+        "lr_max": tuple(lr_max) if lr_max else None,
+        "methods": tuple(options.listed(methods, METHODS, "--methods")) if methods else None,
+        "starts": tuple(options.listed(starts, ALL_STARTS, "--starts")) if starts else None,
+        "compiled": compiled,
+        "search": search.value if search else None,
+        "own_weights": own_weights.value if own_weights else None,
+        "borders": borders.value if borders else None,
+    }
     with stoppable(CONTINUE):
         found = runner.reproduce(
             [name for name in wanted if name not in (*UNTRAINED, *STUDIES)],
             out,
+            settings,
             device=device,
-            seeds=seeds,
-            epochs=epochs,
-            lr_max=tuple(lr_max) if lr_max else None,
             root=root,
             resume=resume,
             overwrite=overwrite,
             max_seconds=max_seconds,
             jobs=jobs,
             ray=ray,
-            methods=tuple(options.listed(methods, METHODS, "--methods")) if methods else None,
-            starts=tuple(options.listed(starts, ALL_STARTS, "--starts")) if starts else None,
-            compiled=compiled,
-            search=search.value if search else None,
-            own_weights=own_weights.value if own_weights else None,
-            borders=borders.value if borders else None,
         )
         if "search" in wanted:
             typer.echo(f"Searches: {search_study.study(out, root).resolve()}")

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +30,27 @@ from .ray_cluster import run_on_ray
 from .workers import run_in_processes
 
 Show = Callable[[int, str], contextlib.AbstractContextManager[progress.Progress]]
-_ADAPTED = ("seeds", "epochs", "lr_max", "methods", "starts", "compiled", "own_weights", "borders", "search")
 
 
 class RunError(vp.VarpropError):
     """An experiment cannot be run as asked; the message says why and what to do."""
 
 
-def reproduce(names: Sequence[str], out: Path, **options: Any) -> dict[str, list[Outcome]]:
+def reproduce(
+    names: Sequence[str], out: Path, settings: Mapping[str, Any] | None = None, **options: Any
+) -> dict[str, list[Outcome]]:
     """Run experiments of the table one after another.
 
     Args:
         names: Of the experiments.
         out: The folder that gets one folder for each.
-        options: For `Experiment.adapted` (seeds, epochs, lr_max, methods, starts, compiled, own_weights,
-            borders, search) and for `run`.
+        settings: For `Experiment.adapted`.
+        options: For `run`.
     """
-    adapt = {name: options.pop(name, None) for name in _ADAPTED}
     for name in names:
         if name not in EXPERIMENTS:
             raise RunError(unknown("experiment", name, EXPERIMENTS))
-    adapted = {name: EXPERIMENTS[name].adapted(**adapt) for name in names}
+    adapted = {name: EXPERIMENTS[name].adapted(**settings or {}) for name in names}
     return {name: run(experiment, out, **options) for name, experiment in adapted.items()}
 
 
