@@ -188,9 +188,9 @@ def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
     record, out, _ = measured
     kept = json.loads((out / "normalization.json").read_text("utf-8"))
     assert {"command", "hardware", "versions", "git", "step", "settings"} <= kept.keys() and kept["finished"]
-    assert kept["models"]["MLP 784-20x6-10, batch 8, eager float32"]["analytic"] == record.cells[2].seconds
     finding = overhead([out / "normalization.json"])
-    assert finding.verdict in ("holds", "does not hold") and len(finding.measured) == 2
+    assert finding.verdict != "no data" and len(finding.measured) == 2
+    assert f"AP2 {1e3 * record.cells[2].seconds:.3g} ms" in finding.measured[0]
 
 
 def test_tables(measured):
@@ -233,7 +233,7 @@ def test_nothing_is_begun_after_the_time_is_over(tmp_path):
     record = run.run(options, lambda text: None)
     assert not any(cell.rounds for cell in record.cells) and any("skipped" in note for note in record.notes)
     kept = json.loads((tmp_path / "normalization.json").read_text("utf-8"))
-    assert kept["models"] == {} and "targets" not in kept
+    assert not any(cell["rounds"] for cell in kept["cells"]) and "targets" not in kept
 
 
 @pytest.mark.parametrize(("load", "told"), [(0.1, False), (2.5, True)])

@@ -13,7 +13,6 @@ from .timing import quartiles, ratio
 
 FILE = "normalization.json"
 ROOM = "make room and run the command again"  # what to do when the disk is full
-METHODS = {"none": "standard", "weight": "weight", "batch": "batch", "analytic": "analytic"}  # as the lab names them
 
 
 @dataclass(frozen=True)
@@ -91,19 +90,10 @@ class Record:
         other = self.cell(cell.case, cell.mode, "none")
         return cell.memory / other.memory if other and other.memory and cell.memory else None
 
-    def models(self) -> dict[str, dict[str, float]]:
-        """Seconds of a step by case, mode and method: what the verdict on the overhead reads."""
-        found: dict[str, dict[str, float]] = {}
-        for cell in self.cells:
-            if cell.rounds and cell.variant in METHODS:
-                found.setdefault(cell.group, {})[METHODS[cell.variant]] = cell.seconds
-        return found
-
     def write(self, folder: Path) -> None:
         """Keep all that there is, whole or not at all."""
         values = {
             **self.manifest,
-            "models": self.models(),
             "cells": [{**c.to_dict(), "ratio": self.time_ratio(c)} for c in self.cells],
             "inference": [{**asdict(i), "ratio": i.ratio} for i in self.inferences],
             "notes": self.notes,
