@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -52,13 +51,11 @@ class Session:
         self.started = time.perf_counter()
         self.rounds = options.rounds or (GPU_ROUNDS if on_gpu else CPU_ROUNDS)
         self.limit = options.max_seconds or (GPU_BUDGET if on_gpu else math.inf)
+        source = environment.provenance(device)
         self.record = Record(
             {
-                "command": environment.command_line(),
-                "hardware": {**environment.hardware(device), "load": load()},
-                "versions": environment.versions(),
-                "git": environment.git_state(),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                **source,
+                "hardware": {**source["hardware"], "load": load()},
                 "seconds": 0.0,
                 "finished": False,
                 "step": STEP,
