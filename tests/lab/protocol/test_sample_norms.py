@@ -48,6 +48,13 @@ def test_the_first_layer_stays_and_a_network_that_has_the_wanted_outputs_too():
     assert not hasattr(kept[0], "norm")  # the last layer has none
 
 
+def test_very_many_channels_are_not_mixed(monkeypatch):
+    monkeypatch.setattr(sample_norms, "_MOST_MIXED", 8)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 9))
+    model = with_sample_norms(plain, "layer", torch.randn(20, 4))
+    assert torch.equal(model[2].weight, plain[2].weight)
+
+
 def test_norms_stand_behind_layers_in_the_order_of_their_calls():
     class Backwards(nn.Module):
         def __init__(self):

@@ -21,6 +21,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _SMALLEST_GROUP = 4  # channels; a group of one would leave nothing of a linear layer's output
 _MOST_GROUPS = 32  # as Wu & He 2018
 _RIDGE = 0.01  # of the mean square of a channel
+_MOST_MIXED = 4096  # channels; of more, such as the words of a language, the matrix of their products is too large
 
 
 class SampleNorm(nn.GroupNorm):
@@ -49,7 +50,7 @@ def with_sample_norms(plain: nn.Module, method: str, batch: Tensor) -> nn.Module
         layer: Any = model.get_submodule(path)
         last = isinstance(layer, nn.Linear)
         wanted = _outputs(plain, path, batch, last)
-        if getattr(layer, "groups", 1) == 1:
+        if getattr(layer, "groups", 1) == 1 and wanted.shape[1] <= _MOST_MIXED:
             _mix_(layer, _outputs(model, path, batch, last), wanted)
         if hasattr(layer, "norm"):
             _fit_(layer.norm, _outputs(model, f"{path}.norm", batch, last), wanted)
