@@ -61,6 +61,10 @@ class StandInComparison:
         return "AP2 wins."
 
 
+def docs_page(out, docs):
+    return docs / "results" / f"{out.name}.md"
+
+
 @pytest.fixture
 def lab(monkeypatch, tmp_path):
     """Stands in for the parts that train and report; keeps what they were called with."""
@@ -86,7 +90,7 @@ def lab(monkeypatch, tmp_path):
         stand_in("execution.run", "reproduce", error or {"digits": [outcome()]})
         stand_in("comparison", "compare", error or StandInComparison(tmp_path / "report.html"))
         page = tmp_path / "report.html"
-        stand_in("report", "write", page, write_one=lambda *_: page, answer=lambda _: "AP2 wins.")
+        stand_in("report", "write", page, write_one=lambda *_: page, answer=lambda _: "AP2 wins.", write_docs=docs_page)
         return calls
 
     return install
@@ -110,8 +114,8 @@ def test_doctor(varprop_command, monkeypatch, tmp_path):
     code, out, _ = varprop_command("doctor")
     assert code == 0 and f"torch {torch.__version__}" in out and str(tmp_path / "data") in out
     assert "mnist: missing: varprop data get mnist" in out
-    monkeypatch.setattr(doctor, "_version", lambda package: None if package == "pyarrow" else "1.0")
-    assert "tracking: pyarrow missing: pip install 'varprop[tracking]'" in varprop_command("doctor")[1]
+    monkeypatch.setattr(doctor, "_version", lambda package: None if package == "scipy" else "1.0")
+    assert "lab: scipy missing: pip install 'varprop[lab]'" in varprop_command("doctor")[1]
 
 
 DOCTORED = """
@@ -148,26 +152,27 @@ def test_doctor_knows_the_extras():
 def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
     calls = lab()
     options = shlex.split(
-        "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume --tensorboard "
+        "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume "
         "--max-seconds 60 --jobs 2 --ray auto --compile --methods analytic,batch --starts bn --search brent "
         "--own-weights converted --borders plain --out"
     )
     code, out, err = varprop_command("reproduce", "mnist", "naive", *options, tmp_path)
     assert (code, err) == (0, "")
     args, given = calls["execution.run.reproduce"]
-    assert args == (["mnist", "naive"], tmp_path)
+    assert args[:2] == (["mnist", "naive"], tmp_path)
     assert given == {
         "device": "cpu",
-        "seeds": 3,
-        "epochs": 2,
-        "lr_max": (0.1, 0.01),
         "root": Path("data"),
         "resume": True,
         "overwrite": False,
-        "tensorboard": tmp_path / "tensorboard",
         "max_seconds": 60.0,
         "jobs": 2,
         "ray": "auto",
+    }
+    assert args[2] == {
+        "seeds": 3,
+        "epochs": 2,
+        "lr_max": (0.1, 0.01),
         "methods": ("analytic", "batch"),
         "starts": ("bn",),
         "compiled": True,
@@ -182,10 +187,9 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
 def test_reproduce_leaves_the_protocol_alone_by_default(varprop_command, lab):
     calls = lab()
     assert varprop_command("reproduce", "mnist")[0] == 0
-    given = calls["execution.run.reproduce"][1]
-    unset = ("seeds", "epochs", "lr_max", "methods", "starts", "root", "tensorboard", "compiled", "ray", "search")
-    assert all(given[name] is None for name in unset) and given["resume"] is False and given["max_seconds"] == math.inf
-    assert given["device"] == "auto"
+    (_, _, settings), given = calls["execution.run.reproduce"]
+    assert len(settings) == 9 and set(settings.values()) == {None} and given["root"] is given["ray"] is None
+    assert given["resume"] is False and given["max_seconds"] == math.inf and given["device"] == "auto"
 
 
 def test_all_is_written_out_and_what_needs_no_training_is_left_to_the_report(varprop_command, lab, tmp_path):
@@ -197,6 +201,12 @@ def test_all_is_written_out_and_what_needs_no_training_is_left_to_the_report(var
     assert set(trained) == EXPERIMENTS.keys() - {"digits"} and len(trained) == len(set(trained))
     assert set(reported) == {*trained, "relu", "claims"}
     assert "holds           Water is wet" in out
+
+
+def test_results_are_brought_into_the_documentation_if_asked(varprop_command, lab, tmp_path):
+    lab()
+    code, out, _ = varprop_command("reproduce", "mnist", "--out", tmp_path / "new", "--docs", tmp_path)
+    assert code == 0 and out.endswith(f"Documentation: {tmp_path / 'results' / 'new.md'}\n")
 
 
 def test_reproduce_names_what_it_knows(varprop_command, lab):

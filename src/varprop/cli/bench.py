@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from .errors import stoppable
-from .options import Device, DeviceOption, OutOption
+from .options import Device, DeviceOption, OutOption, listed
 from .parser import typer
 
 KEPT = "What was measured is kept in the folder of the results."
@@ -36,14 +36,16 @@ def bench(
     tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
 ) -> None:
     """Measure training steps with each normalization side by side: time, memory, kernels."""
-    from varprop.lab.bench.run import measure, names
+    from varprop.lab.bench.cases import CASES, MODES
+    from varprop.lab.bench.run import measure
     from varprop.lab.bench.session import Options
+    from varprop.lab.bench.variants import VARIANTS
 
     options = Options(
         device=device,
-        cases=names(cases),
-        modes=names(modes),
-        variants=names(variants),
+        cases=tuple(listed(cases, CASES, "--cases")) if cases else None,
+        modes=tuple(listed(modes, MODES, "--modes")) if modes else None,
+        variants=tuple(listed(variants, tuple(VARIANTS), "--variants")) if variants else None,
         rounds=rounds,
         seconds=seconds,
         max_seconds=max_seconds,

@@ -17,7 +17,6 @@ from .parser import typer
 EXTRAS = {
     "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy", "typer"),
     "report": ("jinja2", "matplotlib", "rich"),
-    "tracking": ("pyarrow", "tensorboard"),
 }
 FOR_MODELS = ("torchvision", "timm", "transformers", "safetensors", "pillow", "pandas")
 

@@ -71,7 +71,6 @@ def reproduce(
     out: options.OutOption = Path("runs"),
     resume: options.ResumeOption = False,
     overwrite: options.OverwriteOption = False,
-    tensorboard: options.TensorboardOption = False,
     max_seconds: options.TimeOption = math.inf,
     jobs: options.JobsOption = 1,
     ray: options.RayOption = None,
@@ -91,9 +90,14 @@ def reproduce(
     ] = None,
     tables: Annotated[str | None, typer.Option(help="Of deep: only these, such as resnet18,gpt.")] = None,
     only: Annotated[str | None, typer.Option(help="Of questions: only these, such as truth,dropout.")] = None,
+    docs: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="Bring the results into DOCS/results too, and write its pages again."),
+    ] = None,
     compiled: options.CompileOption = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
+    from varprop.lab import report
     from varprop.lab.execution import run as runner
     from varprop.lab.execution import search_study
     from varprop.lab.protocol.records import ALL_STARTS, METHODS
@@ -101,27 +105,29 @@ def reproduce(
     from . import results
 
     wanted = expanded(names)
+    settings = {
+        "seeds": seeds,
+        "epochs": epochs,
+        "lr_max": tuple(lr_max) if lr_max else None,
+        "methods": tuple(options.listed(methods, METHODS, "--methods")) if methods else None,
+        "starts": tuple(options.listed(starts, ALL_STARTS, "--starts")) if starts else None,
+        "compiled": compiled,
+        "search": search.value if search else None,
+        "own_weights": own_weights.value if own_weights else None,
+        "borders": borders.value if borders else None,
+    }
     with stoppable(CONTINUE):
         found = runner.reproduce(
             [name for name in wanted if name not in (*UNTRAINED, *STUDIES)],
             out,
+            settings,
             device=device,
-            seeds=seeds,
-            epochs=epochs,
-            lr_max=tuple(lr_max) if lr_max else None,
             root=root,
             resume=resume,
             overwrite=overwrite,
-            tensorboard=options.event_folder(out, tensorboard),
             max_seconds=max_seconds,
             jobs=jobs,
             ray=ray,
-            methods=tuple(options.listed(methods, METHODS, "--methods")) if methods else None,
-            starts=tuple(options.listed(starts, ALL_STARTS, "--starts")) if starts else None,
-            compiled=compiled,
-            search=search.value if search else None,
-            own_weights=own_weights.value if own_weights else None,
-            borders=borders.value if borders else None,
         )
         if "search" in wanted:
             typer.echo(f"Searches: {search_study.study(out, root).resolve()}")
@@ -132,6 +138,8 @@ def reproduce(
         if set(wanted) <= set(STUDIES):
             return
         results.show([outcome for outcomes in found.values() for outcome in outcomes], out, wanted)
+        if docs is not None:
+            typer.echo(f"Documentation: {report.write_docs(out, docs).resolve()}")
 
 
 def _answer(out: Path, root: Path | None, only: str | None, seeds: int | None) -> None:

@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,21 @@ def reproducible(device: torch.device, one_thread: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
 
-def command_line(module: str = "varprop.cli") -> str:
-    """What was called, without the folder of the interpreter or script; a module if one was run."""
+def provenance(device: torch.device) -> dict[str, Any]:
+    """How something came about that is made now on a device: command, sources, versions, machine, time."""
+    return {
+        "command": command_line(),
+        "git": git_state(),
+        "versions": versions(),
+        "hardware": hardware(device),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def command_line() -> str:
+    """What was called, without the folder of the interpreter or script; the module if one was run."""
     program = Path(sys.argv[0]).name
-    called = ["python", "-m", module] if program == "__main__.py" else [program]
+    called = ["python", "-m", "varprop.cli"] if program == "__main__.py" else [program]
     return shlex.join([*called, *sys.argv[1:]])
 
 

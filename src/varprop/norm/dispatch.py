@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -152,13 +152,6 @@ class Executor:
         if recording is None or not self._was_recorded_with(recording.key, weights, compiled):
             return None
         return recording.derivatives(grads, functools.partial(self._backward_to_record, weights))
-
-    def in_pieces(self, dtype: torch.dtype, parameters: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        """What a call does besides the fold, to be measured: the backward, and the joining of what it takes."""
-        weights = parameters[: self.count]
-        weight, bias, kept = self.forward(dtype, None, parameters)
-        flat, grads = (torch.ones_like(weight), torch.ones_like(bias)), parted(weight, bias, formats_of(parameters))
-        return lambda: self.backward(kept, *flat, weights), lambda: joined_grads(grads, weights)
 
     def _was_recorded_with(self, key: Any, weights: Any, compiled: bool) -> bool:
         """Whether the weights, which alone of all parameters are read again, are where they were."""

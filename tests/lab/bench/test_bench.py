@@ -10,9 +10,9 @@ from torch import nn
 
 import varprop as vp
 from varprop.cli.main import main as command_line
-from varprop.lab.bench import cases, chart, profiling, roofline, run, session, step, tables, timing, variants
+from varprop.lab.bench import cases, profiling, run, session, step, tables, timing, variants
 from varprop.lab.bench.models import Recipe
-from varprop.lab.bench.record import FoldPiece, Measurement, Record, Roofline, first_line
+from varprop.lab.bench.record import Measurement, Record, first_line
 from varprop.lab.bench.session import Options, Session
 from varprop.lab.environment import chosen_device
 from varprop.lab.protocol.models import FACTORIES
@@ -188,19 +188,15 @@ def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
     record, out, _ = measured
     kept = json.loads((out / "normalization.json").read_text("utf-8"))
     assert {"command", "hardware", "versions", "git", "step", "settings"} <= kept.keys() and kept["finished"]
-    assert kept["models"]["MLP 784-20x6-10, batch 8, eager float32"]["analytic"] == record.cells[2].seconds
     finding = overhead([out / "normalization.json"])
-    assert finding.verdict in ("holds", "does not hold") and len(finding.measured) == 2
+    assert finding.verdict != "no data" and len(finding.measured) == 2
+    assert f"AP2 {1e3 * record.cells[2].seconds:.3g} ms" in finding.measured[0]
 
 
-def test_tables_and_chart(measured, monkeypatch):
-    record, out, _ = measured
+def test_tables(measured):
+    record, _, _ = measured
     text = "\n".join(found.plain() for found in tables.tables(record))
     assert "analytic norm" in text and "quartiles" in text and "arget" not in text
-    monkeypatch.setattr(chart.importlib.util, "find_spec", lambda name: None)
-    assert chart.draw(record, out) is None
-    monkeypatch.undo()
-    assert chart.draw(record, out).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_has_all_tables(measured):
@@ -237,29 +233,7 @@ def test_nothing_is_begun_after_the_time_is_over(tmp_path):
     record = run.run(options, lambda text: None)
     assert not any(cell.rounds for cell in record.cells) and any("skipped" in note for note in record.notes)
     kept = json.loads((tmp_path / "normalization.json").read_text("utf-8"))
-    assert kept["models"] == {} and "targets" not in kept
-
-
-def test_fold_alone(trained):
-    found = roofline.measure(trained["analytic"], 1, 0.01, tiny=True)
-    weights = [m.weight for m in trained["analytic"].model.modules() if isinstance(m, nn.Linear)]
-    assert found.weights == sum(w.numel() for w in weights)
-    names = {"forward": 8, "backward": 12, "joining": 8}  # bytes of a weight
-    assert {piece.name: piece.bytes for piece in found.pieces} == {n: b * found.weights for n, b in names.items()}
-    assert all(piece.seconds > 0 for piece in found.pieces) and found.bandwidth > 1e8
-
-
-def test_the_pieces_of_a_fold_are_what_a_step_runs(trained):
-    folding = roofline.folding_of(trained["analytic"])
-    pieces = roofline.pieces(folding, "float32", CPU)
-    flat, by_source, *_ = pieces["backward"]()
-    parameters = folding.parameters()
-    parts = pieces["forward"]()
-    expected = torch.autograd.grad(parts, parameters, [torch.ones_like(p) for p in parts])
-    count = len(folding.layers)
-    torch.testing.assert_close(flat, torch.cat([g.flatten() for g in expected[:count]]))
-    torch.testing.assert_close(by_source.flatten(), torch.cat([g.flatten() for g in expected[count:]]))
-    assert torch.equal(pieces["joining"](), torch.cat([p.flatten() for p in parts]))
+    assert not any(cell["rounds"] for cell in kept["cells"]) and "targets" not in kept
 
 
 @pytest.mark.parametrize(("load", "told"), [(0.1, False), (2.5, True)])
@@ -282,23 +256,7 @@ def test_ratios_are_to_the_network_without_normalization():
     assert Record({"hardware": {}}, cells[1:]).time_ratio(cells[2]) is None
 
 
-def test_the_fold_alone_as_a_table():
-    record = Record({"hardware": {}})
-    sizes = (("forward", 6, 6, 12e-6), ("backward", 13, 10, 16e-6), ("joining", 0, 4, 8e-6))
-    pieces = tuple(FoldPiece(name, 10**6 * count, 10**6 * moved, time) for name, count, moved, time in sizes)
-    record.roofline = Roofline(10**6, 1e12, "by clock", pieces)
-    found = tables.tables(record)[0]
-    assert tuple(found.columns[1:]) == ("Mflop at least", "MB at least", "least us", "measured us", "x least", "GB/s")
-    assert tuple(found.rows[0]) == ("forward", "6", "6.0", "6.0", "12.0", "2.00", "500")
-    assert tuple(found.rows[1]) == ("backward", "13", "10.0", "10.0", "16.0", "1.60", "625")
-    assert tuple(found.rows[2]) == ("gradients joined", "0", "4.0", "4.0", "8.0", "2.00", "500")
-
-
 # --- the command line ---
-
-
-def test_names_come_with_commas():
-    assert run.names("a, b,") == ("a", "b") and run.names(None) is None
 
 
 @pytest.mark.parametrize(
@@ -308,7 +266,7 @@ def test_unknown_names_get_one_sentence(option, known, capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         command_line(["bench", option, "wrong", "--device", "cpu", "--out", str(tmp_path)])
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.startswith("varprop: There is no") and "'wrong'" in said and known in said
+    assert ended.value.code == 2 and said.startswith(f"varprop: {option} takes") and "'wrong'" in said and known in said
     assert not list(tmp_path.iterdir())
 
 
@@ -338,7 +296,7 @@ def test_varprop_bench(capsys, tmp_path):
         command_line([*given, str(tmp_path)])
     out = capsys.readouterr().out
     assert ended.value.code == 0 and out.startswith("A step:") and "mlp eager none:" in out
-    assert f"Chart: {tmp_path / 'normalization.png'}" in out
+    assert f"Results: {tmp_path / 'normalization.json'}, {tmp_path / 'normalization.md'}" in out
 
 
 @pytest.mark.slow
@@ -355,7 +313,7 @@ main("bench --device cpu --cases mlp --variants none --rounds 1 --seconds 0.01 -
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "No chart" in done.stdout and (tmp_path / "normalization.json").is_file()
+    assert (tmp_path / "normalization.json").is_file()
 
 
 def test_errors_are_told_in_one_line():

@@ -17,7 +17,7 @@ from varprop.lab import report
 from varprop.lab.protocol.records import METHODS, TRAIN_LOSS, Cell, Search
 from varprop.lab.report import html_page, plotting
 from varprop.lab.report.figures import figures_of
-from varprop.lab.store.runs import read_runs
+from varprop.lab.store.runs import read_run, read_runs
 
 from .. import synthetic
 
@@ -270,6 +270,17 @@ def test_documentation_says_which_sitting_a_fact_is_about(tmp_path, drawn):
     (out / "mnist" / "manifest.json").write_text(json.dumps({**resumed, "sittings": sittings}))
     text = report.write_docs(out, tmp_path / "docs").read_text("utf-8")
     assert "- Sitting 1: `varprop one`, git abc, with local changes\n- Sitting 2: `varprop one`\n" in text
+
+
+def test_new_results_replace_those_of_their_experiment_in_the_documentation_and_leave_others(tmp_path, drawn):
+    docs = tmp_path / "docs"
+    report.write_docs(synthetic.write(tmp_path / "old", [*synthetic.grid("mnist"), *synthetic.naive()]), docs)
+    (docs / "results" / "mnist" / "training-lr1e-01.png").touch()  # a figure that the new run has not
+    new = synthetic.write(tmp_path / "new", [synthetic.outcome(Cell("mnist", "analytic", "bn", 7))])
+    text = report.write_docs(new, docs).read_text("utf-8")
+    assert "## Equal learning rates" in text and "w = 2w' looks like an improvement | **holds**" in text
+    assert [o.cell.seed for o in read_run(docs / "results" / "mnist").outcomes] == [7]
+    assert not (docs / "results" / "mnist" / "training-lr1e-01.png").exists()
 
 
 def test_documentation_is_the_same_every_time(tmp_path, drawn):

@@ -33,7 +33,7 @@ OWN = {"standard": "none", "weight": "none", "batch": "bn", "analytic": "ap2"}
 )
 def test_a_fair_comparison_leaves_smaller_differences(fair, expected):
     naive = [o for m, s in OWN.items() if m != "weight" for o in seeds("naive", m, s, (0.1, 0.1), bound=1e-3)]
-    naive += seeds("naive", "weight", "none", (1.0, 1.05), bound=1e-3)
+    naive += seeds("naive", "weight", "wn", (1.0, 1.05), bound=1e-3)
     same = [o for m in METHODS if m != "weight" for o in seeds("mnist", m, "bn", (0.1, 0.1))]
     same += seeds("mnist", "weight", "bn", fair)
     assert verdict("fair-is-closer", [*naive, *same]).verdict == expected

@@ -99,17 +99,32 @@ def test_small_batches_do_not_enter_the_claims():
     assert verdict("trains", outcomes).verdict == "no data"
 
 
+def cells(title="net", **rounds):
+    about = {"title": title, "batch": 8, "mode": "eager", "precision": "tf32"}
+    return [{**about, "variant": variant, "rounds": seconds} for variant, seconds in rounds.items()]
+
+
+BATCH = [1.0, 1.2, 1.1]
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ({"models": {"net": {"batch": 2.0, "analytic": 1.5, "standard": 1.0}}}, "holds"),
-        ({"models": {"net": {"batch": 1.0, "analytic": 1.5}}}, "does not hold"),
-        ({"models": {"net": {"batch": [1.0, 1.2, 1.1], "analytic": [1.1, 1.1, 1.2]}}}, "holds"),
-        ({"models": {"net": {"batch": [1.0, 1.2, 1.1], "analytic": [1.1, 1.3, 1.2]}}}, "does not hold"),
-        ({"models": {"net": {"batch": [1.0, 1.01], "analytic": [1.2, 1.21]}}}, "does not hold"),
-        ({"models": {"a": {"batch": 2.0, "analytic": 1.0}, "b": {"batch": 1.0, "analytic": 2.0}}}, "does not hold"),
-        ({"models": {"net": {"batch": 2.0}}}, "no data"),
-        ({"models": {}}, "no data"),
+        ({"cells": cells(batch=BATCH, analytic=[0.9, 1.1, 1.0], none=[0.8] * 3)}, "holds"),
+        ({"cells": cells(batch=BATCH, analytic=[1.1, 1.1, 1.2])}, "within noise"),
+        ({"cells": cells(batch=BATCH, analytic=[1.1, 1.3, 1.2])}, "does not hold"),  # more in every round
+        ({"cells": cells(batch=[2.0], analytic=[1.0])}, "within noise"),  # one round says nothing
+        (
+            {
+                "cells": [
+                    *cells("a", batch=[2.0, 2.1], analytic=[1.0, 1.1]),
+                    *cells("b", batch=BATCH, analytic=[2.0] * 3),
+                ]
+            },
+            "does not hold",
+        ),
+        ({"cells": cells(batch=BATCH, analytic=[])}, "no data"),
+        ({"cells": []}, "no data"),
         ({"other": 1}, "no data"),
         ([], "no data"),
     ],

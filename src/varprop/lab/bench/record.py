@@ -13,7 +13,6 @@ from .timing import quartiles, ratio
 
 FILE = "normalization.json"
 ROOM = "make room and run the command again"  # what to do when the disk is full
-METHODS = {"none": "standard", "weight": "weight", "batch": "batch", "analytic": "analytic"}  # as the lab names them
 
 
 @dataclass(frozen=True)
@@ -65,26 +64,6 @@ class Inference:
         return ratio(self.folded, self.plain)
 
 
-@dataclass(frozen=True)
-class FoldPiece:
-    """A part of the fold of all weights: the least it has to compute and move, and its time."""
-
-    name: str
-    operations: int
-    bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """The fold of all weights alone, beside the time that the memory needs for the bytes that cannot be avoided."""
-
-    weights: int  # how many are folded
-    bandwidth: float  # bytes read and written a second in a large copy
-    how: str  # it was measured
-    pieces: tuple[FoldPiece, ...]
-
-
 @dataclass
 class Record:
     """Everything of a run; grows while it runs."""
@@ -92,7 +71,6 @@ class Record:
     manifest: dict[str, Any]
     cells: list[Measurement] = field(default_factory=list)
     inferences: list[Inference] = field(default_factory=list)
-    roofline: Roofline | None = None
     notes: list[str] = field(default_factory=list)
 
     def cell(self, case: str, mode: str, variant: str) -> Measurement | None:
@@ -112,22 +90,12 @@ class Record:
         other = self.cell(cell.case, cell.mode, "none")
         return cell.memory / other.memory if other and other.memory and cell.memory else None
 
-    def models(self) -> dict[str, dict[str, float]]:
-        """Seconds of a step by case, mode and method: what the verdict on the overhead reads."""
-        found: dict[str, dict[str, float]] = {}
-        for cell in self.cells:
-            if cell.rounds and cell.variant in METHODS:
-                found.setdefault(cell.group, {})[METHODS[cell.variant]] = cell.seconds
-        return found
-
     def write(self, folder: Path) -> None:
         """Keep all that there is, whole or not at all."""
         values = {
             **self.manifest,
-            "models": self.models(),
             "cells": [{**c.to_dict(), "ratio": self.time_ratio(c)} for c in self.cells],
             "inference": [{**asdict(i), "ratio": i.ratio} for i in self.inferences],
-            "roofline": None if self.roofline is None else asdict(self.roofline),
             "notes": self.notes,
         }
         write_atomically(folder / FILE, f"{json.dumps(values, indent=1)}\n".encode(), then=ROOM)

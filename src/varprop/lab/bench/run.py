@@ -12,22 +12,14 @@ import torch
 import varprop as vp
 
 from ..environment import chosen_device
-from . import chart, roofline, tables
-from .cases import CASES, MODES, STEP, Case, cases, default_cases, default_modes, variants_of
+from . import tables
+from .cases import STEP, Case, cases, default_cases, default_modes, variants_of
 from .profiling import clean, kernels
 from .record import FILE, Inference, Measurement, Record, first_line
-from .session import Options, Session, known, settings
+from .session import Options, Session, settings
 from .step import BenchModel, TimedStep, autocast, drop_traces, make_step, network, prime
 from .timing import interleaved
-from .variants import VARIANTS, title
-
-ROOFLINE_CASE = "resnet50"
-
-
-def names(text: str | None) -> tuple[str, ...] | None:
-    """Names separated by commas; None if there are none."""
-    found = tuple(name.strip() for name in (text or "").split(",") if name.strip())
-    return found or None
+from .variants import title
 
 
 def measure(options: Options) -> None:
@@ -38,34 +30,29 @@ def measure(options: Options) -> None:
     print("\n\n".join(table.plain() for table in tables.tables(record)))
     page = tables.write_page(record, options.out)
     print(f"\nResults: {options.out / FILE}, {page}")
-    drawn = chart.draw(record, options.out)
-    print(f"Chart: {drawn}" if drawn else "No chart: it needs matplotlib (pip install 'varprop[lab]') and results.")
 
 
 def run(options: Options, say: Callable[[str], None] = print) -> Record:
     """Measure everything that was asked for; the results are in the folder after every piece.
 
     Raises:
-        VarpropError: On names that are not known, or a device that is not there.
+        VarpropError: If the device is not there.
     """
     device = chosen_device(options.device)
-    chosen = known(options.cases, CASES, "case") or default_cases(device)
-    modes = known(options.modes, MODES, "mode") or default_modes(device)
-    wanted = known(options.variants, tuple(VARIANTS), "variant")
     session = Session(options, device, say)
     available = cases(device, options.tiny)
     with settings(device):
         prime(device)
         session.save()
-        for name in chosen:
-            _measure_case(session, available[name], modes, wanted)
+        for name in options.cases or default_cases(device):
+            _measure_case(session, available[name], options.modes or default_modes(device), options.variants)
     session.record.manifest["finished"] = True
     session.save()
     return session.record
 
 
 def _measure_case(session: Session, case: Case, modes: tuple[str, ...], wanted: tuple[str, ...] | None) -> None:
-    """All modes of a case, then inference and the fold alone."""
+    """All modes of a case, then inference."""
     images, labels = case.data(session.device)
     networks: dict[str, BenchModel] = {}
 
@@ -83,8 +70,6 @@ def _measure_case(session: Session, case: Case, modes: tuple[str, ...], wanted: 
             drop_traces(made)
     if wanted is None or "analytic" in wanted:
         attempt(session, f"{case.name} inference", lambda: _add_inference(session, network_of("analytic")))
-        if case.name == ROOFLINE_CASE:
-            attempt(session, f"{case.name} fold alone", lambda: _add_roofline(session, network_of("analytic")))
     if any(made.losses for made in networks.values()):
         torch._dynamo.reset()
     networks.clear()
@@ -159,10 +144,3 @@ def _add_inference(session: Session, analytic: BenchModel) -> None:
     session.record.inferences.append(found)
     same = "bit-identical" if identical else "NOT bit-identical"
     session.print(f"{found.case} folded inference: {found.ratio:.3f} x plain, {same}")
-
-
-def _add_roofline(session: Session, analytic: BenchModel) -> None:
-    found = roofline.measure(analytic, session.rounds, session.options.seconds, session.options.tiny)
-    session.record.roofline = found
-    times = ", ".join(f"{piece.name} {1e6 * piece.seconds:.0f} us" for piece in found.pieces)
-    session.print(f"fold alone: {times}")

@@ -8,15 +8,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-import varprop as vp
-
 from .. import environment
-from ..names import unknown
 from .cases import STEP
 from .record import Record
 from .step import LR
@@ -55,13 +51,11 @@ class Session:
         self.started = time.perf_counter()
         self.rounds = options.rounds or (GPU_ROUNDS if on_gpu else CPU_ROUNDS)
         self.limit = options.max_seconds or (GPU_BUDGET if on_gpu else math.inf)
+        source = environment.provenance(device)
         self.record = Record(
             {
-                "command": environment.command_line(),
-                "hardware": {**environment.hardware(device), "load": load()},
-                "versions": environment.versions(),
-                "git": environment.git_state(),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                **source,
+                "hardware": {**source["hardware"], "load": load()},
                 "seconds": 0.0,
                 "finished": False,
                 "step": STEP,
@@ -95,18 +89,6 @@ class Session:
         """A line of progress that stays in the results."""
         self.record.notes.append(text)
         self.print(text)
-
-
-def known(names: tuple[str, ...] | None, all_names: tuple[str, ...], kind: str) -> tuple[str, ...] | None:
-    """The names, each once.
-
-    Raises:
-        VarpropError: On an unknown name, with those that are known.
-    """
-    for name in names or ():
-        if name not in all_names:
-            raise vp.VarpropError(unknown(kind, name, all_names))
-    return tuple(dict.fromkeys(names)) if names else None
 
 
 def load() -> float:

@@ -9,11 +9,11 @@ from varprop.text_table import Table
 
 from ..report.facts import facts
 from ..store.files import write_atomically
-from .record import FILE, ROOM, Measurement, Record, Roofline
+from .record import FILE, ROOM, Measurement, Record
 from .timing import quartiles
 from .variants import title
 
-_LEFT = ("variant", "model", "fold", "note")
+_LEFT = ("variant", "model", "note")
 
 
 def tables(record: Record) -> list[Table]:
@@ -30,8 +30,6 @@ def _tables(record: Record) -> Iterator[Table]:
         yield Table(heading, columns, [_step(record, cell) for cell in cells], _LEFT)
     if record.inferences:
         yield _inference(record)
-    if record.roofline is not None:
-        yield _roofline(record.roofline)
 
 
 def _step(record: Record, cell: Measurement) -> Sequence[str]:
@@ -57,25 +55,11 @@ def _inference(record: Record) -> Table:
     return Table("Inference", ("model", "folded ms", "plain ms", "x plain", "same bits"), rows, _LEFT)
 
 
-def _roofline(found: Roofline) -> Table:
-    rows = []
-    for piece in found.pieces:
-        least = piece.bytes / found.bandwidth
-        times = f"{1e6 * least:.1f}", f"{1e6 * piece.seconds:.1f}", f"{piece.seconds / least:.2f}"
-        sizes = f"{piece.operations / 1e6:.0f}", f"{piece.bytes / 1e6:.1f}"
-        name = "gradients joined" if piece.name == "joining" else piece.name
-        rows.append((name, *sizes, *times, f"{piece.bytes / piece.seconds / 1e9:.0f}"))
-    heading = f"Fold of {found.weights:,} weights alone; a copy moves {found.bandwidth / 1e9:.0f} GB/s ({found.how})"
-    columns = ("fold", "Mflop at least", "MB at least", "least us", "measured us", "x least", "GB/s")
-    return Table(heading, columns, rows, _LEFT)
-
-
 def write_page(record: Record, folder: Path) -> Path:
     """All that was measured, with the command and the machine, as Markdown beside the file of numbers."""
     lines = [f"- {name}: {f'`{value}`' if name == 'Command' else value}" for name, value in facts(record.manifest)]
     how = "\n".join(lines) + f"\n\n{record.manifest['step']}"
-    chart = Path(FILE).with_suffix(".png").name
-    parts = [f"# What the normalizations cost\n\n{how}", f"![step times as multiples of none]({chart})"]
+    parts = [f"# What the normalizations cost\n\n{how}"]
     parts += [f"## {table.heading}\n\n{table.markdown()}" for table in tables(record) if table.rows]
     if record.notes:
         parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in record.notes))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +23,6 @@ from ..training.task import Task
 from ..training.trainer import Tick, Trainer
 from .lr_search import Trace, find_lrs, losses_at, or_infinite
 
-Log = Callable[[Cell, int, dict[str, float]], None]
 Curves = list[dict[str, list[float]]]
 
 
@@ -39,7 +37,6 @@ class Context:
     task: Task  # the experiment and its data
     store: Store  # of the experiment
     tick: Tick  # called after every step
-    log: Log  # called after every epoch of the final training
     deadline: float = math.inf  # when to stop, by `time.monotonic`
 
     @property
@@ -136,7 +133,7 @@ class _Job:
             if number and not any(map(math.isfinite, trainer.losses())):
                 break
             trainer.epoch(number, context.tick)
-            _extend(curves, trainer, number, context.log)
+            _extend(curves, trainer, number)
             done = number + 1
             over = time.monotonic() > context.deadline
             if done == epochs or over or done % self.protocol.checkpoint_epochs == 0:
@@ -154,10 +151,9 @@ def _trainer(task: Task, cells: list[Cell]) -> Trainer:
     return SingleTrainer(task, cells[0])
 
 
-def _extend(curves: Curves, trainer: Trainer, number: int, log: Log) -> None:
+def _extend(curves: Curves, trainer: Trainer, number: int) -> None:
     """Add an epoch to the curve of each cell, unless it has diverged: then its curve ends."""
-    for cell, curve, found in zip(trainer.cells, curves, trainer.curves(number), strict=True):
+    for curve, found in zip(curves, trainer.curves(number), strict=True):
         if math.isfinite(found[TRAIN_LOSS]):
-            log(cell, number, found)
             for name, value in found.items():
                 curve.setdefault(name, []).append(value)

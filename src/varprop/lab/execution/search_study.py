@@ -14,7 +14,7 @@ import torch
 from varprop.text_table import Table
 
 from ..data import datasets
-from ..environment import command_line, git_state, reproducible, versions
+from ..environment import provenance, reproducible
 from ..protocol.experiments import EXPERIMENTS, SEARCHES, Experiment
 from ..store.files import write_atomically
 from ..training.ensemble import EnsembleTrainer
@@ -28,12 +28,13 @@ STUDIED = (
 )
 GRID, DECADES = 16, 2.0  # rates of the dense grid, and how far it reaches below the bound
 Cells = dict[str, dict[str, Any]]
+_CPU = torch.device("cpu")
 
 
 def study(out: Path, root: Path | None = None, experiments: Sequence[Experiment] = STUDIED) -> Path:
     """Compare the searches on the CPU, on experiments of one seed and bound; the page written, ``search.md``."""
-    source: dict[str, Any] = {"command": command_line(), "git": git_state(), "versions": versions()}
-    with reproducible(torch.device("cpu"), True):
+    source = provenance(_CPU)
+    with reproducible(_CPU, True):
         found = {experiment.name: _compared(experiment, root) for experiment in experiments}
     write_atomically(out / "search.json", f"{json.dumps({**source, 'cells': found}, indent=1)}\n".encode())
     write_atomically(out / "search.md", markdown(found, source["command"]).encode())
@@ -41,7 +42,7 @@ def study(out: Path, root: Path | None = None, experiments: Sequence[Experiment]
 
 
 def _compared(experiment: Experiment, root: Path | None) -> Cells:
-    data = datasets.load(experiment.dataset, root, torch.device("cpu"))
+    data = datasets.load(experiment.dataset, root, _CPU)
     trainer = EnsembleTrainer(Task(experiment, data, experiment.model), experiment.cells())
     bounds = {cell.key: (experiment.protocol.lr_min, experiment.lr_max[0]) for cell in trainer.cells}
     return compared(bounds, lambda rates: losses_at(trainer, rates, experiment.protocol, lambda steps: None))

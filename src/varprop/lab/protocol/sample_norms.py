@@ -1,13 +1,16 @@
 """Layer and group norm behind the linear layers of a network: normalizations over each sample by itself.
 
-No affine map behind them gives the plain network's function back, since they divide every sample by a number of its
-own. They begin from the nearest: scale and shift of every channel are those of the least squares fit to the plain
-layer's outputs on one batch. How far that is from the plain network is kept as the start gap.
+They take the mean over channels away from every sample and divide it by a number of its own, so that no affine map
+gives the plain network's function back. They begin from the nearest that least squares on one batch finds, layer by
+layer: outputs of every layer are mixed so that they make up for what the norms before it changed, then its norm gets
+scale and shift for every channel. How far that is from the plain network is kept as the start gap.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +20,8 @@ from torch import Tensor, nn
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _SMALLEST_GROUP = 4  # channels; a group of one would leave nothing of a linear layer's output
 _MOST_GROUPS = 32  # as Wu & He 2018
+_RIDGE = 0.01  # of the mean square of a channel
+_MOST_MIXED = 4096  # channels; of more, such as the words of a language, the matrix of their products is too large
 
 
 class SampleNorm(nn.GroupNorm):
@@ -38,13 +43,17 @@ class SampleNorm(nn.GroupNorm):
 def with_sample_norms(plain: nn.Module, method: str, batch: Tensor) -> nn.Module:
     """A copy of a plain network with a norm behind every linear layer that the batch calls but the last.
 
-    Scales and shifts are fitted to its function on the batch.
+    It is fitted to the plain network's function on the batch.
     """
     model = add_sample_norms_(copy.deepcopy(plain), method, batch)
-    norms = {path: m for path, m in model.named_modules() if isinstance(m, SampleNorm)}
-    wanted = _outputs(plain, [path.rpartition(".")[0] for path in norms], batch)
-    for path, norm in norms.items():  # in the order of the calls: what is fitted already changes what follows
-        _fit_(norm, model, path, wanted[path.rpartition(".")[0]], batch)
+    for path in _called(plain, batch):  # in the order of the calls: what is fitted already changes what follows
+        layer: Any = model.get_submodule(path)
+        last = isinstance(layer, nn.Linear)
+        wanted = _outputs(plain, path, batch, last)
+        if getattr(layer, "groups", 1) == 1 and wanted.shape[1] <= _MOST_MIXED:
+            _mix_(layer, _outputs(model, path, batch, last), wanted)
+        if hasattr(layer, "norm"):
+            _fit_(layer.norm, _outputs(model, f"{path}.norm", batch, last), wanted)
     return model
 
 
@@ -53,19 +62,11 @@ def add_sample_norms_(model: nn.Module, method: str, batch: Tensor) -> nn.Module
 
     A hook leaves the layer where it was, with its weight, for code that reads it by hand.
     """
-    called: dict[nn.Module, None] = {}
-    handles = [
-        layer.register_forward_hook(lambda layer, _, __: called.setdefault(layer))
-        for layer in model.modules()
-        if isinstance(layer, _LAYERS)
-    ]
-    _evaluate(model, batch)
-    for handle in handles:
-        handle.remove()
-    for layer in list(called)[:-1]:
-        channels, last = layer.weight.shape[0], isinstance(layer, nn.Linear)  # type: ignore[index]
-        norm = SampleNorm(1 if method == "layer" else _groups(int(channels)), int(channels), last)
-        layer.norm = norm.to(layer.weight.device, layer.weight.dtype)  # type: ignore[arg-type]
+    for path in _called(model, batch)[:-1]:
+        layer: Any = model.get_submodule(path)
+        channels = int(layer.weight.shape[0])
+        norm = SampleNorm(1 if method == "layer" else _groups(channels), channels, isinstance(layer, nn.Linear))
+        layer.norm = norm.to(layer.weight.device, layer.weight.dtype)
         layer.register_forward_hook(_normalize)
     return model
 
@@ -81,6 +82,35 @@ def _groups(channels: int) -> int:
     return next(count for count in range(most, 0, -1) if channels % count == 0)
 
 
+@contextlib.contextmanager
+def _watched(layers: Mapping[str, nn.Module], watch: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Within, every call of a layer is told by its name, with the output before any norm."""
+    handles = [
+        layer.register_forward_hook(lambda _, __, output, path=path: watch(path, output), prepend=True)
+        for path, layer in layers.items()
+    ]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+def _called(model: nn.Module, batch: Tensor) -> list[str]:
+    """The paths of linear layers in the order of their first calls."""
+    found: dict[str, None] = {}
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, _LAYERS)}
+    with _watched(layers, lambda path, _: found.setdefault(path)):
+        _evaluate(model, batch)
+    return list(found)
+
+
+def _outputs(model: nn.Module, path: str, batch: Tensor, last: bool) -> Tensor:
+    """What a layer gives in all its calls: a column for every channel."""
+    found: list[Tensor] = []
+    with _watched({path: model.get_submodule(path)}, lambda _, output: found.append(output)):
+        _evaluate(model, batch)
+    return torch.cat([(y if last else y.movedim(1, -1)).flatten(0, -2) for y in found]).double()
+
+
 @torch.no_grad()
 def _evaluate(model: nn.Module, batch: Tensor) -> None:
     training = {module: module.training for module in model.modules()}
@@ -89,28 +119,27 @@ def _evaluate(model: nn.Module, batch: Tensor) -> None:
         module.training = mode
 
 
-def _outputs(model: nn.Module, paths: list[str], batch: Tensor) -> dict[str, Tensor]:
-    """What layers give, all their calls one after another."""
-    found: dict[str, list[Tensor]] = {path: [] for path in paths}
-    handles = [
-        model.get_submodule(path).register_forward_hook(lambda _, __, y, path=path: found[path].append(y))
-        for path in paths
-    ]
-    _evaluate(model, batch)
-    for handle in handles:
-        handle.remove()
-    return {path: torch.cat([output.reshape(-1, *output.shape[1:]) for output in each]) for path, each in found.items()}
+@torch.no_grad()
+def _mix_(layer: Any, found: Tensor, wanted: Tensor) -> None:
+    """Replace a layer by a mixture of its outputs that is nearest to the wanted ones; nothing changes if it is there.
+
+    Ridge regression of what is missing: with fewer samples than channels it would follow the batch, not the function.
+    """
+    centred, missing = found - found.mean(0), wanted - found
+    gram = centred.t() @ centred
+    ridge = _RIDGE * gram.diagonal().mean().clamp_min(1e-12)
+    change = torch.linalg.solve(gram + ridge * torch.eye(len(gram)).to(gram), centred.t() @ missing).t()
+    weight = layer.weight.double().flatten(1)
+    layer.weight.add_((change @ weight).view_as(layer.weight))
+    if layer.bias is not None:
+        shift = missing.mean(0) - change @ found.mean(0)
+        layer.bias.add_(change @ layer.bias.double() + shift)
 
 
 @torch.no_grad()
-def _fit_(norm: SampleNorm, model: nn.Module, path: str, wanted: Tensor, batch: Tensor) -> None:
-    found = _by_channel(_outputs(model, [path], batch)[path], norm.last)
-    target = _by_channel(wanted, norm.last)
+def _fit_(norm: SampleNorm, found: Tensor, wanted: Tensor) -> None:
+    """Scale and shift of every channel by least squares."""
     centred = found - found.mean(0)
-    slope = (centred * (target - target.mean(0))).mean(0) / centred.square().mean(0).clamp_min(1e-12)
+    slope = (centred * (wanted - wanted.mean(0))).mean(0) / centred.square().mean(0).clamp_min(1e-12)
     norm.weight.copy_(slope)
-    norm.bias.copy_(target.mean(0) - slope * found.mean(0))
-
-
-def _by_channel(output: Tensor, last: bool) -> Tensor:
-    return (output if last else output.movedim(1, -1)).flatten(0, -2).double()
+    norm.bias.copy_(wanted.mean(0) - slope * found.mean(0))

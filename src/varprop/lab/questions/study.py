@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..data import datasets
-from ..environment import command_line, git_state, hardware, reproducible, versions
+from ..environment import provenance, reproducible
 from ..report.plotting import draw
 from ..store.files import write_atomically
 from . import averaging, correlations, dropout, norm, truth
@@ -58,8 +58,7 @@ def _make(question: Question, kept: Kept, out: Path, root: Path | None, seeds: i
         return
     cpu = torch.device("cpu")
     data = datasets.load(question.settings.dataset, root, cpu)
-    source = {"command": command_line("varprop.cli"), "git": git_state(), "versions": versions()}
-    kept[question.name] |= {"source": {**source, "hardware": hardware(cpu)}}
+    kept[question.name] |= {"source": provenance(cpu)}
     with reproducible(cpu, True):
         for arm, seed in missing:
             made = list(trained(arm, seed, data, question.settings))

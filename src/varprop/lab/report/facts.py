@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ..store.manifest import part
+
 
 def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and values of all that is known."""
@@ -23,21 +25,6 @@ def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         "Configuration": ", ".join(_flat(part(manifest, "configuration"))),
     }
     return [(name, str(value)) for name, value in known.items() if value not in (None, "")]
-
-
-def part(manifest: dict[str, Any], name: str) -> dict[str, Any]:
-    """A part of the manifest, empty where it is missing."""
-    value = manifest.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def sittings(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """The commands of a run that was resumed, each with its git state where that was kept."""
-    kept = manifest.get("sittings")
-    if isinstance(kept, list):
-        return [sitting for sitting in kept if isinstance(sitting, dict)]
-    command = manifest.get("command")
-    return [{"command": one} for one in command.split(" && ")] if isinstance(command, str) and command else []
 
 
 def git_text(git: dict[str, Any]) -> str:

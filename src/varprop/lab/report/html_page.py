@@ -38,7 +38,7 @@ _COLUMNS = (
     ("lr max", "upper bound of the search; the rate itself where there was no search"),
     ("lr", "learning rate found"),
     ("train loss", "running training loss at the end"),
-    ("BN eval loss", "loss on the training set in evaluation mode at the end, batch norm only"),
+    ("eval. loss", "loss on the training set in evaluation mode at the end"),
     ("valid. loss", "validation loss at the end"),
     ("valid. acc.", "validation accuracy at the end"),
     ("test loss", "loss on the official test set, once, at the end"),

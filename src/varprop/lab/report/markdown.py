@@ -10,22 +10,26 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from varprop.text_table import Table
+
 from ..protocol.labels import experiment_label, method_label, start_label
-from ..protocol.records import TRAIN_LOSS, Cell, Outcome, grouped
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell, Outcome, grouped
 from ..store.files import write_atomically
+from ..store.manifest import sittings
 from ..store.runs import Run
+from ..store.tables import write_tables
 from ..verdicts import judge
 from ..verdicts.judge import Verdict, escaped
 from ..verdicts.seed_statistics import Metric, Sample, final, final_error, final_test_error
-from . import plotting, tables
-from .facts import duration, facts, git_text, sittings
+from . import plotting
+from .facts import duration, facts, git_text
 from .figures import figures_of, setting_of, setting_text
 from .series import Figure
 
 _HEADER = """# Experiments
 
-Written by `varprop.lab.report.write_docs` from the records of the runs; every number here comes from them. The method:
-"How (Not) to Make a Comparison" and "Experiments" in the paper.
+Written by `varprop reproduce claims --out docs/results` from the records beside it; every number here comes from them.
+The method: "How (Not) to Make a Comparison" and "Experiments" in the paper.
 """
 # The manifest of a run that was resumed keeps the last state, the first hour and the sum of the seconds.
 _SITTING = {
@@ -35,9 +39,16 @@ _SITTING = {
     "Started": ", first sitting",
     "Time": ", all sittings",
 }
-_SUMMARY = """| start | method | learning rates | search regret | training loss | validation error | test error |
-|---|---|---|---|---|---|---|
-"""
+_COLUMNS = (
+    *("start", "method", "learning rates", "search regret", "training loss", "in evaluation mode"),
+    *("validation error", "test error"),
+)
+_METRICS: tuple[tuple[Metric, float], ...] = (
+    (final(TRAIN_LOSS), 1.0),
+    (final(TRAIN_EVAL_LOSS), 1.0),
+    (final_error, 100.0),
+    (final_test_error, 100.0),
+)
 _REGRET = """
 Search regret: the mean, and the largest, share by which the loss of the search at the rate chosen lies above the lowest
 known for the same cell at any rate up to the bound, from the searches at all bounds. It is noise of the search, apart
@@ -67,10 +78,12 @@ def _headlines(run: Run) -> list[Figure]:
 
 
 def _write_run(run: Run, shown: Sequence[Figure], folder: Path) -> None:
+    for earlier in (*folder.glob("*.png"), *folder.glob("*.svg")):
+        earlier.unlink()
     for figure in shown:
         plotting.draw(figure, folder / figure.name, experiment_label(run.experiment))
     if run.outcomes:
-        tables.write_csv(run, folder)
+        write_tables(folder, run.outcomes, run.manifest)
     if run.manifest:
         write_atomically(folder / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
 
@@ -117,10 +130,11 @@ def _summaries(run: Run) -> Iterator[str]:
     """One table for each bound and batch size: mean and standard deviation over seeds."""
     for setting in sorted({setting_of(outcome) for outcome in run.outcomes}):
         known = lowest_known(run.outcomes, setting[0])
-        rows = "".join(_summary_rows([o for o in run.outcomes if setting_of(o) == setting], known))
+        rows = list(_summary_rows([o for o in run.outcomes if setting_of(o) == setting], known))
+        table = Table("", _COLUMNS, rows, left=_COLUMNS).markdown()
         naive = f"lr = {setting[0]:g}, batch {setting[1]}"
         title = naive if not any(o.search.trace for o in run.outcomes) else setting_text(setting).replace("\u00a0", " ")
-        yield f"{title}, mean ± standard deviation over seeds at the end:\n\n{_SUMMARY}{rows}\n"
+        yield f"{title}, mean ± standard deviation over seeds at the end:\n\n{table}\n\n"
 
 
 def lowest_known(outcomes: Sequence[Outcome], bound: float) -> dict[Cell, float]:
@@ -138,14 +152,13 @@ def _regret(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> str:
     return f"{100 * sum(regrets) / len(regrets):.1f} %, {100 * max(regrets):.1f} %" if regrets else "–"
 
 
-def _summary_rows(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> Iterator[str]:
+def _summary_rows(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> Iterator[tuple[str, ...]]:
     """One row for each start and method, in their order."""
     groups = grouped(outcomes, lambda cell: (start_label(cell.start), method_label(cell.method, cell.variant)))
-    metrics: list[tuple[Metric, float]] = [(final(TRAIN_LOSS), 1.0), (final_error, 100.0), (final_test_error, 100.0)]
     for (start, method), those in groups.items():
         rates = ", ".join(f"{o.search.lr:.2g}{' (at bound)' * o.search.at_bound}" for o in those)
-        ends = " | ".join(_over_seeds(those, metric, factor) for metric, factor in metrics)
-        yield f"| {escaped(start)} | {escaped(method)} | {rates} | {_regret(those, known)} | {ends} |\n"
+        ends = (_over_seeds(those, metric, factor) for metric, factor in _METRICS)
+        yield escaped(start), escaped(method), rates, _regret(those, known), *ends
 
 
 def _over_seeds(outcomes: Sequence[Outcome], metric: Metric, factor: float) -> str:

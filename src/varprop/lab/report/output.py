@@ -8,8 +8,9 @@ from pathlib import Path
 from ..protocol.labels import experiment_label
 from ..store.files import write_atomically
 from ..store.runs import WITHOUT_CELLS, Run, read_run, read_runs
+from ..store.tables import write_tables
 from ..verdicts import judge
-from . import html_page, markdown, plotting, tables
+from . import html_page, markdown, plotting
 from .figures import figures_of
 
 _BENCHMARK = "normalization.json"
@@ -18,7 +19,7 @@ _BENCHMARK = "normalization.json"
 def write(out: Path, experiments: Sequence[str] = ()) -> Path:
     """Make everything a reader needs from what lies in a folder.
 
-    For every experiment found or named: ``runs``, ``curves`` and ``searches`` as CSV (and Parquet), figures as PNG and
+    For every experiment found or named: ``runs``, ``curves`` and ``searches`` as CSV, figures as PNG and
     SVG; for all together ``claims.json``, ``claims.md`` and ``report.html``. What is missing is shown as missing.
 
     Args:
@@ -32,7 +33,7 @@ def write(out: Path, experiments: Sequence[str] = ()) -> Path:
     out = Path(out)
     runs = read_runs(out, list(experiments))
     if any(run.compact for run in runs):  # records and figures of the documentation stay as they are
-        return markdown.write_pages(_shown(out), judge.judge(_shown(out), _benchmarks(out)), out)
+        return _write_pages(out)
     verdicts = judge.judge(runs, _benchmarks(out))
     judge.write(verdicts, out)
     _write_runs(runs, out)
@@ -54,16 +55,25 @@ def _write_runs(runs: Sequence[Run], out: Path) -> None:
     for run in runs:
         folder = out / run.experiment
         if run.outcomes:
-            tables.write(run, folder)
+            write_tables(folder, run.outcomes, run.manifest)
         for figure in figures_of(run):
             plotting.draw(figure, folder / "figures" / figure.name, experiment_label(run.experiment))
 
 
 def write_docs(out: Path, docs: Path) -> Path:
-    """Copy results into the documentation, under ``docs/results``; the path of ``docs/results/experiments.md``."""
-    runs, results = _shown(Path(out)), Path(docs) / "results"
-    markdown.write_runs(runs, results)
-    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(Path(out))), results)
+    """Bring results into the documentation: each replaces what ``docs/results`` has of its experiment.
+
+    Returns:
+        The path of ``docs/results/experiments.md``, the page on all that lies there.
+    """
+    results = Path(docs) / "results"
+    markdown.write_runs(_shown(Path(out)), results)
+    return _write_pages(results)
+
+
+def _write_pages(results: Path) -> Path:
+    runs = _shown(results)
+    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(results)), results)
 
 
 def _shown(out: Path) -> list[Run]:

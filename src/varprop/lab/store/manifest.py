@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
-from ..environment import command_line, git_state, hardware, versions
+from ..environment import provenance
 from ..protocol.experiments import Experiment
 
 
 def describe(experiment: Experiment, device: torch.device, fingerprints: dict[str, str]) -> dict[str, Any]:
     """Everything that a result depends on, as plain values."""
-    sitting = {
-        "command": command_line(),
-        "git": git_state(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    source = provenance(device)
     return {
         "experiment": experiment.name,
-        **sitting,
-        "sittings": [sitting],
+        **source,
+        "sittings": [{name: source[name] for name in ("command", "git", "started")}],
         "configuration": experiment.configuration(),
         "fingerprints": fingerprints,
         "seeds": list(experiment.seeds),
         "lr_max": list(experiment.lr_max),
-        "versions": versions(),
-        "hardware": hardware(device),
         "seconds": 0.0,
         "finished": False,
     }
@@ -50,3 +43,18 @@ def resumed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
         "seconds": before["seconds"],
         "sittings": [*before["sittings"], *now["sittings"]],
     }
+
+
+def part(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of the manifest, empty where it is missing."""
+    value = manifest.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def sittings(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """The commands of a run that was resumed, each with its git state where that was kept."""
+    kept = manifest.get("sittings")
+    if isinstance(kept, list):
+        return [sitting for sitting in kept if isinstance(sitting, dict)]
+    command = manifest.get("command")
+    return [{"command": one} for one in command.split(" && ")] if isinstance(command, str) and command else []

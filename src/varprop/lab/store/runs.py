@@ -9,9 +9,9 @@ from typing import Any
 from ..protocol.experiments import PAPER_GRIDS
 from ..protocol.labels import experiment_rank, method_rank, start_rank
 from ..protocol.records import METHODS, STARTS, Outcome, grouped
-from .compact import read_tables
 from .files import StoreError
 from .folder import Store
+from .tables import read_tables
 
 WITHOUT_CELLS = ("relu",)  # a figure, and nothing trained
 _NO_EXPERIMENT = ("claims", "search", "all")  # names of the command line only

@@ -13,7 +13,6 @@ from .seed_statistics import Metric, Sample, average_loss, final, final_error, n
 SMALL_RATIO = 1.25
 PAPER_FACTOR, FACTOR_TOLERANCE = 4.0, 0.1
 _OWN = (("standard", "none"), ("weight", "wn"), ("batch", "bn"), ("analytic", "ap2"))
-_OWN_BEFORE = (*_OWN[:1], ("weight", "none"), *_OWN[2:])  # in records made before weight normalization had its start
 _STEP = (
     "Measured when this page is written, on the first step of the MNIST network in float64: the change of all weights "
     "written as w = 2w' over that of w,"
@@ -70,10 +69,7 @@ def _equal_rates_mislead(evidence: Evidence) -> Judgement:
 )
 def _fair_is_closer(evidence: Evidence) -> Judgement:
     rate = min((o.cell.lr_max for o in evidence.outcomes if o.cell.experiment == "naive"), default=None)
-    try:
-        naive = evidence.spread("naive", _OWN, rate)
-    except NotRun:
-        naive = evidence.spread("naive", _OWN_BEFORE, rate)
+    naive = evidence.spread("naive", _OWN, rate)
     fair = evidence.spread("mnist", [(method, "bn") for method in METHODS], PAPER_LR_MAX)
     return Judgement(lower(fair, naive), (f"highest / lowest: naive {naive.text()}, from init = BN {fair.text()}",))
 

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
-import sys
-
-import pytest
 
 from varprop.lab.protocol.records import TRAIN_LOSS, Cell
-from varprop.lab.report import tables
-from varprop.lab.store.runs import Run
+from varprop.lab.store.tables import write_tables
 
 from .. import synthetic
 
 OUTCOMES = synthetic.grid("mnist", seeds=(0, 1), starts=("bn", "ap2"))
-
-
-def run_of(outcomes, experiment="mnist"):
-    return Run(experiment, outcomes, synthetic.manifest(experiment))
 
 
 def read(file):
@@ -28,7 +19,7 @@ def read(file):
 
 
 def test_runs_have_one_row_a_cell_with_where_it_came_from(tmp_path):
-    tables.write(run_of(OUTCOMES), tmp_path)
+    write_tables(tmp_path, OUTCOMES, synthetic.manifest("mnist"))
     rows = read(tmp_path / "runs.csv")
     assert len(rows) == len(OUTCOMES)
     for row, outcome in zip(rows, OUTCOMES, strict=True):
@@ -49,7 +40,7 @@ def test_runs_have_one_row_a_cell_with_where_it_came_from(tmp_path):
 
 
 def test_curves_and_searches_keep_every_value(tmp_path):
-    tables.write(run_of(OUTCOMES), tmp_path)
+    write_tables(tmp_path, OUTCOMES, synthetic.manifest("mnist"))
     curves = read(tmp_path / "curves.csv")
     assert len(curves) == sum(len(values) for outcome in OUTCOMES for values in outcome.curves.values())
     first = OUTCOMES[0]
@@ -63,35 +54,14 @@ def test_curves_and_searches_keep_every_value(tmp_path):
     assert sum(row["chosen"] == "True" for row in searches) == len(OUTCOMES)
 
 
-def test_parquet_says_the_same_and_carries_the_manifest(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    tables.write(run_of(OUTCOMES), tmp_path)
-    for name, columns in tables.COLUMNS.items():
-        table = parquet.read_table(tmp_path / f"{name}.parquet")
-        rows = read(tmp_path / f"{name}.csv")
-        assert tuple(table.column_names) == columns == tuple(rows[0])
-        as_text = [
-            {key: "" if value is None else str(value) for key, value in row.items()} for row in table.to_pylist()
-        ]
-        assert as_text == rows
-        assert json.loads(table.schema.metadata[b"varprop"]) == synthetic.manifest("mnist")
-
-
-def test_without_pyarrow_there_is_csv_alone(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    written = tables.write(run_of(OUTCOMES), tmp_path)
-    assert sorted(file.name for file in written) == ["curves.csv", "runs.csv", "searches.csv"]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["curves.csv", "runs.csv", "searches.csv"]
-
-
 def test_a_diverged_run_is_a_row_too(tmp_path):
     broken = synthetic.outcome(Cell("mnist", "batch", "bn", 0), epochs=9, diverged=True)
-    tables.write(Run("mnist", [broken]), tmp_path)
+    write_tables(tmp_path, [broken], {})
     (row,) = read(tmp_path / "runs.csv")
     assert (row["diverged"], row["epochs"], row["test_loss"], row["commit"]) == ("True", "3", "nan", "")
 
 
 def test_no_commit_is_given_for_the_cells_of_several_sittings(tmp_path):
     resumed = {**synthetic.manifest("mnist"), "command": "varprop reproduce mnist && varprop reproduce mnist --resume"}
-    tables.write(Run("mnist", OUTCOMES, resumed), tmp_path)
+    write_tables(tmp_path, OUTCOMES, resumed)
     assert {(row["commit"], row["dirty"], row["torch"]) for row in read(tmp_path / "runs.csv")} == {("", "", "2.13.0")}
