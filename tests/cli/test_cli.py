@@ -152,7 +152,7 @@ def test_doctor_knows_the_extras():
 def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
     calls = lab()
     options = shlex.split(
-        "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume "
+        "--device cpu --seeds 3 --epochs 2 --lr-max 0.1 --lr-max 0.01 --root data --resume --tensorboard "
         "--max-seconds 60 --jobs 2 --ray auto --compile --methods analytic,batch --starts bn --search brent "
         "--own-weights converted --borders plain --out"
     )
@@ -165,6 +165,7 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
         "root": Path("data"),
         "resume": True,
         "overwrite": False,
+        "tensorboard": tmp_path / "tensorboard",
         "max_seconds": 60.0,
         "jobs": 2,
         "ray": "auto",
@@ -188,7 +189,11 @@ def test_reproduce_leaves_the_protocol_alone_by_default(varprop_command, lab):
     calls = lab()
     assert varprop_command("reproduce", "mnist")[0] == 0
     (_, _, settings), given = calls["execution.run.reproduce"]
-    assert len(settings) == 9 and set(settings.values()) == {None} and given["root"] is given["ray"] is None
+    assert (
+        len(settings) == 9
+        and set(settings.values()) == {None}
+        and given["root"] is given["ray"] is given["tensorboard"] is None
+    )
     assert given["resume"] is False and given["max_seconds"] == math.inf and given["device"] == "auto"
 
 

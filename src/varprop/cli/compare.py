@@ -49,6 +49,7 @@ def compare(
     out: options.OutOption = Path("runs"),
     resume: options.ResumeOption = False,
     overwrite: options.OverwriteOption = False,
+    tensorboard: options.TensorboardOption = False,
     max_seconds: options.TimeOption = math.inf,
     ray: options.RayOption = None,
 ) -> None:
@@ -73,6 +74,7 @@ def compare(
             root=root,
             resume=resume,
             overwrite=overwrite,
+            tensorboard=options.event_folder(out, tensorboard),
             max_seconds=max_seconds,
             ray=ray,
             **{name: value for name, value in given.items() if value is not None},

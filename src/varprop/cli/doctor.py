@@ -17,6 +17,7 @@ from .parser import typer
 EXTRAS = {
     "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy", "typer"),
     "report": ("jinja2", "matplotlib", "rich"),
+    "tracking": ("tensorboard",),
 }
 FOR_MODELS = ("torchvision", "timm", "transformers", "safetensors", "pillow", "pandas")
 

@@ -47,6 +47,9 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue what was 
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Delete the run that is in the folder of the results, and start anew.")
 ]
+TensorboardOption = Annotated[
+    bool, typer.Option("--tensorboard", help="Write event files to OUT/tensorboard as well (extra `tracking`).")
+]
 TimeOption = Annotated[
     float,
     typer.Option("--max-seconds", min=0.0, help="Stop at the next piece after this time; --resume goes on from there."),
@@ -67,6 +70,11 @@ RayOption = Annotated[
 CompileOption = Annotated[
     bool | None, typer.Option("--compile", help="Compile the network on a GPU (noisy-cifar10).", show_default=False)
 ]
+
+
+def event_folder(out: Path, wanted: bool) -> Path | None:
+    """Where TensorBoard finds the curves; None if it is not wanted."""
+    return out / "tensorboard" if wanted else None
 
 
 def listed(text: str, known: tuple[str, ...], option: str) -> list[str]:

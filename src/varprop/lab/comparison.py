@@ -113,7 +113,7 @@ def compare(
         together: Train all cells as one ensemble, which is fastest for small networks; otherwise one at a time.
         out: The folder that gets a folder ``compare``; a temporary one by default.
         root: Where data sets are looked for first.
-        options: For `execution.run.run`: device, resume, overwrite, max_seconds, ray, show.
+        options: For `execution.run.run`: device, resume, overwrite, max_seconds, ray, show, tensorboard.
 
     Raises:
         VarpropError: If something does not fit; the message says what and what to do.

@@ -16,6 +16,7 @@ import torch
 
 import varprop as vp
 from varprop.lab.execution import ray_cluster
+from varprop.lab.execution.run import RunError
 from varprop.lab.execution.run import run as run_experiment
 from varprop.lab.execution.workers import WorkerError
 from varprop.lab.store.folder import Store
@@ -168,3 +169,8 @@ def test_without_ray_one_sentence_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(vp.VarpropError, match=r"--ray needs ray: pip install 'varprop\[ray\]'"):
         run(tmp_path, "local")
+
+
+def test_event_files_are_written_here_only(tmp_path):
+    with pytest.raises(RunError, match="one process only"):
+        run_experiment(tiny.experiment(), tmp_path, "cpu", ray="local", tensorboard=tmp_path)

@@ -33,7 +33,7 @@ def quiet(total, title):
 
 
 def run(out, resume=False, factory=tiny.network, data=None, **changes):
-    given = {name: changes.pop(name) for name in ("max_seconds", "overwrite") if name in changes}
+    given = {name: changes.pop(name) for name in ("max_seconds", "tensorboard", "overwrite") if name in changes}
     experiment = tiny.experiment(**{"methods": QUICK, "starts": ("bn",), **changes})
     options = {"dataset": data or tiny.dataset(), "factory": factory, "show": quiet, **given}
     return run_experiment(experiment, out, "cpu", resume, **options)
@@ -183,6 +183,14 @@ def test_a_cell_that_diverges_is_a_result(tmp_path):
         assert len(outcome.curves.get(TRAIN_LOSS, [])) < 3
 
 
+def test_event_files_are_written_when_asked(tmp_path):
+    pytest.importorskip("tensorboard")
+    experiment = tiny.experiment(methods=("standard",), search=False)
+    options = {"dataset": tiny.dataset(), "factory": tiny.network, "show": quiet}
+    run_experiment(experiment, tmp_path / "out", "cpu", tensorboard=tmp_path / "events", **options)
+    assert list((tmp_path / "events" / "tiny").glob("events.out.tfevents.*"))
+
+
 KILLED = """
 import sys
 from pathlib import Path
@@ -232,6 +240,9 @@ def test_nothing_is_left_behind_where_something_is_missing(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(vp.VarpropError, match="mnist was not found"):
         reproduce(["mnist"], tmp_path / "out", device="cpu", show=quiet)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(RunError, match="Event files need tensorboard"):
+        run(tmp_path / "out", tensorboard=tmp_path / "out" / "events")
     assert not (tmp_path / "out").exists()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..training.task import Task
 from ..training.trainer import Tick, Trainer
 from .lr_search import Trace, find_lrs, losses_at, or_infinite
 
+Log = Callable[[Cell, int, dict[str, float]], None]
 Curves = list[dict[str, list[float]]]
 
 
@@ -37,6 +39,7 @@ class Context:
     task: Task  # the experiment and its data
     store: Store  # of the experiment
     tick: Tick  # called after every step
+    log: Log  # called after every epoch of the final training
     deadline: float = math.inf  # when to stop, by `time.monotonic`
 
     @property
@@ -133,7 +136,7 @@ class _Job:
             if number and not any(map(math.isfinite, trainer.losses())):
                 break
             trainer.epoch(number, context.tick)
-            _extend(curves, trainer, number)
+            _extend(curves, trainer, number, context.log)
             done = number + 1
             over = time.monotonic() > context.deadline
             if done == epochs or over or done % self.protocol.checkpoint_epochs == 0:
@@ -151,9 +154,10 @@ def _trainer(task: Task, cells: list[Cell]) -> Trainer:
     return SingleTrainer(task, cells[0])
 
 
-def _extend(curves: Curves, trainer: Trainer, number: int) -> None:
+def _extend(curves: Curves, trainer: Trainer, number: int, log: Log) -> None:
     """Add an epoch to the curve of each cell, unless it has diverged: then its curve ends."""
-    for curve, found in zip(curves, trainer.curves(number), strict=True):
+    for cell, curve, found in zip(trainer.cells, curves, trainer.curves(number), strict=True):
         if math.isfinite(found[TRAIN_LOSS]):
+            log(cell, number, found)
             for name, value in found.items():
                 curve.setdefault(name, []).append(value)

@@ -20,12 +20,12 @@ from ..environment import chosen_device, reproducible
 from ..names import unknown
 from ..protocol.experiments import EXPERIMENTS, Experiment
 from ..protocol.models import Factory
-from ..protocol.records import Outcome
+from ..protocol.records import Cell, Outcome
 from ..store import manifest
 from ..store.fingerprints import changed, fingerprints
 from ..store.folder import Store
 from ..training.task import Loss, MakeOptimizer, Task
-from .job import Context, OutOfTime, missing_jobs, run_job
+from .job import Context, Log, OutOfTime, missing_jobs, run_job
 from .ray_cluster import run_on_ray
 from .workers import run_in_processes
 
@@ -67,6 +67,7 @@ def run(
     jobs: int = 1,
     ray: str | None = None,
     show: Show = progress.show,
+    tensorboard: Path | None = None,
     overwrite: bool = False,
     loss: Loss | None = None,
     optimizer: MakeOptimizer | None = None,
@@ -85,6 +86,7 @@ def run(
         jobs: So many cells at once, each in a process of its own, where cells are not trained together anyway.
         ray: Run on Ray instead: the address of a cluster, or ``local``. Cells that are trained together are one task.
         show: Shows progress: `progress.show`, or anything like it.
+        tensorboard: A folder for its event files; none are written by default.
         overwrite: Whether to delete what an earlier run left in the folder and start anew.
         loss: Of outputs and targets, instead of cross-entropy.
         optimizer: Makes the optimizer of parameter groups, instead of Adam; only where cells are not trained together.
@@ -96,6 +98,8 @@ def run(
         RunError: If the folder holds results and `resume` was not given, or results of another model, other data or
             other settings.
     """
+    if (jobs > 1 or ray is not None) and tensorboard is not None:
+        raise RunError("Event files can be written by one process only: leave out --tensorboard, or --jobs and --ray.")
     if resume and overwrite:
         raise RunError("--resume goes on with what is there and --overwrite deletes it: give one of them.")
     deadline, place = time.monotonic() + max_seconds, chosen_device(device)
@@ -108,13 +112,14 @@ def run(
     described = _continued(store, now) if resume else now
     started = time.monotonic()
     with (
+        _logger(tensorboard, experiment.name) as log,
         reproducible(place, experiment.together),
         _ready(store, overwrite),
         show(_total_steps(task, store), experiment.name) as bar,
     ):
         store.write_manifest(described)
         bar.advance(0, f"{len(experiment.cells())} cells")
-        context = Context(task, store, bar.advance, deadline)
+        context = Context(task, store, bar.advance, log, deadline)
         if ray is not None:
             finished = run_on_ray(context, ray, jobs)
         else:
@@ -191,3 +196,22 @@ def _run_all(context: Context) -> bool:
     except OutOfTime:
         return False
     return True
+
+
+@contextlib.contextmanager
+def _logger(folder: Path | None, name: str) -> Iterator[Log]:
+    """Writes the curves of every cell for TensorBoard."""
+    if folder is None:
+        yield lambda cell, number, values: None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise RunError("Event files need tensorboard: pip install 'varprop[tracking]'.") from error
+
+    def log(cell: Cell, number: int, values: dict[str, float]) -> None:
+        for curve, value in values.items():
+            writer.add_scalar(f"{curve}/{cell.key}", value, number + 1)
+
+    with SummaryWriter(str(Path(folder) / name)) as writer:
+        yield log

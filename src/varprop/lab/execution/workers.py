@@ -54,7 +54,7 @@ class Setup:
         """The same run in a worker."""
         torch.set_num_threads(self.threads)
         task = replace(self.task, dataset=on_device(self.task.dataset, self.device))
-        return Context(task, Store(self.folder, files), tick, deadline)
+        return Context(task, Store(self.folder, files), tick, lambda *_: None, deadline)
 
 
 def work(context: Context, name: str, cells: list[Cell]) -> bool:
