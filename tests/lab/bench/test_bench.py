@@ -193,6 +193,7 @@ def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
     assert finding.verdict in ("holds", "does not hold") and len(finding.measured) == 2
 
 
+@pytest.mark.slow
 def test_tables_and_chart(measured, monkeypatch):
     record, out, _ = measured
     text = "\n".join(found.plain() for found in tables.tables(record))
@@ -203,6 +204,7 @@ def test_tables_and_chart(measured, monkeypatch):
     assert chart.draw(record, out).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_page_has_all_tables(measured):
     record, out, _ = measured
     text = tables.write_page(record, out).read_text("utf-8")
