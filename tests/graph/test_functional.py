@@ -54,6 +54,7 @@ WITHIN_REACH = {
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.ReLU(inplace=True)),
         torch.zeros(2, 3),
     ),
+    "dropout of none": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0)).train(), torch.zeros(2, 3)),
     "batch norm without statistics": (
         lambda: nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Flatten(0)),
         torch.zeros(2, 3),

@@ -151,7 +151,7 @@ def _batch_norm(node: fx.Node, *args: Any) -> fx.Node:
 
 
 def _dropout(node: fx.Node, x: fx.Node, share: float, training: bool) -> fx.Node:
-    if not training:
+    if not training or share == 0:
         return _insert(node, aten.clone.default, (x,), {})
     return _insert(node, operator.getitem, (_insert(node, aten.native_dropout.default, (x, share, True), {}), 0), {})
 
