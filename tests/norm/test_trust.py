@@ -24,7 +24,7 @@ import varprop as vp
 from tests.norm.networks import sites
 from varprop.norm.autograd import reference_parts
 
-pytestmark = pytest.mark.filterwarnings("ignore::varprop.DepthWarning", "ignore::varprop.PlainWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::varprop.PlainWarning")
 
 
 def moments(*shape: int, mean: float = 0.3) -> vp.Moments:
