@@ -57,7 +57,7 @@ def monte_carlo(row: Case, args: Any, count: int) -> list[Tensor]:
 
 @each_row
 def test_agrees_with_monte_carlo(row: Case) -> None:
-    agrees_with_monte_carlo(row, max(row.draws // 4, 2000))
+    agrees_with_monte_carlo(row, max(row.draws // 8, 1000))
 
 
 @pytest.mark.slow
