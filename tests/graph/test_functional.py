@@ -1,5 +1,7 @@
 """The functional form of a program is the one that torch finds, whoever writes it."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import fx, nn
@@ -41,6 +43,11 @@ def views(x):
     first, second = x.chunk(2, 1)
     joined = torch.cat([first.mT.reshape(-1).unflatten(0, (2, -1)).mT, second.contiguous()], 1)
     return joined.double().float().view_as(x) + torch.tensor([1.0])
+
+
+def in_half_precision(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ x
 
 
 WITHIN_REACH = {
@@ -89,17 +96,12 @@ def changed_under_a_view_of_the_result(x):
     return view
 
 
-def without_gradients(x):
-    with torch.no_grad():
-        return x.relu()
-
-
 LEFT_TO_TORCH = {
     "set in part": set_in_part,
     "changed under a view": changed_under_a_view,
     "changed through a part": changed_through_a_part,
     "changed under a view of the result": changed_under_a_view_of_the_result,
-    "without gradients": without_gradients,
+    "in half precision": in_half_precision,
     "sum of two types": lambda x: (x + 1).add_(torch.ones_like(x, dtype=torch.double)),
     "a list of views": lambda x: torch.tensor_split(x, 2)[0] * 1,
     "random in place": lambda x: nn.functional.dropout(x + 1, inplace=True),
@@ -159,3 +161,27 @@ def test_batch_norms_in_training_have_the_moments_that_torch_leads_to(monkeypatc
     monkeypatch.setattr(functional, "_is_within_reach", lambda graph: False)
     moments.append(vp.propagate(model, vp.Moments(torch.full((2, 3, 8, 8), 0.5), torch.full((2, 3, 8, 8), 2.0))).output)
     torch.testing.assert_close(*((m.mean, m.var) for m in moments))
+
+
+def without_gradients(x):
+    with torch.no_grad():
+        shift = x.mean(0)
+        with torch.enable_grad():
+            scale = x.square().relu_().flatten()
+    with torch.no_grad():
+        return (x - shift).flatten() * scale, shift
+
+
+def test_what_is_under_no_grad_stands_in_the_graph_with_its_own_line(monkeypatch):
+    model, x = Calls(without_gradients), torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    program = exported(model, x)
+    expected = Counter(node.target for node in operations(program.run_decompositions({})))
+    monkeypatch.setattr(type(program), "run_decompositions", None)
+    found = operations(in_functional_form(program))
+    assert Counter(node.target for node in found) == expected
+    assert all(__file__ in node.meta["stack_trace"] for node in found)
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+def operations(program):
+    return [node for node in program.graph.nodes if node.op == "call_function"]

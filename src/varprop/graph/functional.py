@@ -25,6 +25,7 @@ aten = torch.ops.aten
 def in_functional_form(exported: ExportedProgram) -> ExportedProgram:
     """The program that `run_decompositions({})` returns, but for writes to buffers that nobody reads."""
     graph = exported.graph_module.graph
+    _unwrap(graph)
     if not _is_within_reach(graph):
         return exported.run_decompositions({})  # type: ignore[no-any-return]
     for node in list(graph.nodes):
@@ -32,6 +33,24 @@ def in_functional_form(exported: ExportedProgram) -> ExportedProgram:
             _rewrite(node)
     graph.eliminate_dead_code()
     return exported
+
+
+def _unwrap(graph: fx.Graph) -> None:
+    """Put the operations under `torch.no_grad` where it is called: a graph of moments has no use for it."""
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
+            continue
+        _, body, *given = node.args
+        inner = getattr(graph.owning_module, body.target).graph
+        _unwrap(inner)
+        placeholders = inner.find_nodes(op="placeholder")
+        with graph.inserting_before(node):
+            found: Any = graph.graph_copy(inner, dict(zip(placeholders, given, strict=True)))
+        for part in list(node.users):
+            part.replace_all_uses_with(found[part.args[1]])
+            graph.erase_node(part)
+        graph.erase_node(node)
+        graph.erase_node(body)
 
 
 def _is_within_reach(graph: fx.Graph) -> bool:
