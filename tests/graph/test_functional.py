@@ -59,6 +59,10 @@ WITHIN_REACH = {
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.ReLU(inplace=True)),
         torch.zeros(2, 3),
     ),
+    "dropout in place, in evaluation": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(inplace=True), nn.ReLU(inplace=True)).eval(),
+        torch.zeros(2, 3),
+    ),
     "dropout of none": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0)).train(), torch.zeros(2, 3)),
     "batch norm without statistics": (
         lambda: nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Flatten(0)),

@@ -60,7 +60,7 @@ def _is_within_reach(graph: fx.Graph) -> bool:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target is aten.detach_.default or _in_place(node.target) is not None:
+        if _changes_nothing(node) or _in_place(node.target) is not None:
             origin[node] = origin.get(node.args[0], node.args[0])
             if origin[node] in shared or not _may_change(origin[node]) or not _keeps_dtype(node):
                 return False
@@ -69,6 +69,11 @@ def _is_within_reach(graph: fx.Graph) -> bool:
         elif _is_view(node.target) or (node.target is operator.getitem and node.args[0] in shared):
             shared |= {node, *(origin.get(source, source) for source in node.all_input_nodes)}
     return True
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """Whether it returns its argument: a dropout in place does so in evaluation, `detach_` where constants are made."""
+    return node.target is aten.detach_.default or (node.target is aten.dropout_.default and not node.args[2])
 
 
 def _may_change(value: fx.Node) -> bool:
@@ -123,8 +128,9 @@ def _in_place(target: Any) -> OpOverload | None:
 
 
 def _has_rewrite(node: fx.Node) -> bool:
-    by_batch = node.target is aten.batch_norm.default and node.args[5] and node.args[3] is not None
-    return node.target in _REWRITES and not by_batch  # it would write to what it has stored
+    if node.target is aten.batch_norm.default:
+        return not node.args[5] or node.args[3] is None  # by the batch it would write to what it has stored
+    return node.target in _REWRITES and node.target is not aten.dropout_.default
 
 
 def _rewrite(node: fx.Node) -> None:
@@ -187,8 +193,9 @@ def _converted(node: fx.Node, x: fx.Node, dtype: torch.dtype, *_: Any, **__: Any
 _REWRITES: dict[Any, Callable[..., fx.Node]] = {
     aten.batch_norm.default: _batch_norm,
     aten.chunk.default: _chunk,
-    aten.detach_.default: lambda node, x: x,  # of constants, as they are made
+    aten.detach_.default: lambda node, x: x,
     aten.dropout.default: _dropout,
+    aten.dropout_.default: lambda node, x, *_: x,
     aten.lift_fresh_copy.default: lambda node, x: _insert(node, aten.clone.default, (x,), {}),
     aten.to.dtype: _converted,
 }
