@@ -4,7 +4,7 @@ python benchmarks/safe_depth.py [--widths 256 32] [--depth 100] [--seeds 3] [--s
 
 For every layer: the standard deviation of its units over the samples (median and root mean square over the units) and
 their second moment, in the median over the seeds; the safe depth is the last layer up to which the root mean square
-stays in [0.9, 1.1]; and the spread that `varprop.norm.depth` predicts.
+stays in [0.9, 1.1].
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import shlex
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.norm.api import captured_for, normalized_
-from varprop.norm.depth import predict_spread
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -74,14 +71,6 @@ def safe_depth(stds: list[float]) -> int:
     return next(outside, len(stds))
 
 
-def predicted(activation: Callable[[], nn.Module], given: vp.Moments, depth: int, shift: bool) -> list[float]:
-    """What the warning goes by."""
-    model = chain(activation, given.shape[1], depth, 0)
-    model = normalized_(model, captured_for(model, given, None), "project", shifted=shift)
-    spreads = predict_spread(model)
-    return [spreads[str(2 * layer)].std for layer in range(depth)]
-
-
 def study(name: str, start: str, width: int, options: argparse.Namespace) -> dict[str, Any]:
     """All seeds of one activation; only the layers shown, and the safe depths."""
     given = vp.Moments(torch.zeros(1, width), torch.ones(1, width))
@@ -104,9 +93,6 @@ def study(name: str, start: str, width: int, options: argparse.Namespace) -> dic
     table["safe depth"] = safe_depth(middle)
     table["smallest and largest of any layer"] = [rounded(pick(middle)) for pick in (min, max)]
     table["of any seed"] = [rounded(pick(pick(track) for track in tracks)) for pick in (min, max)]
-    if center:
-        spreads = predicted(ACTIVATIONS[name], given, options.depth, STARTS[start]["shift"])
-        table["predicted std"] = {layer: rounded(spreads[layer - 1]) for layer in shown}
     return table
 
 
@@ -116,11 +102,10 @@ def rounded(value: float | Tensor) -> float:
 
 
 def show(name: str, heading: str, table: dict[str, Any]) -> None:
-    """A line for each of what is measured and what is predicted."""
-    whats = ("rms std", "predicted std") if "predicted std" in table else ("second moment",)
-    for what in whats:
-        values = "  ".join(f"{layer}: {value:.3g}" for layer, value in table[what].items())
-        print(f"{name:<16} {heading:<24} safe depth {table['safe depth']:>3}  {what:<14} {values}", flush=True)
+    """A line of what the safe depth goes by."""
+    what = "second moment" if "center=False" in heading else "rms std"
+    values = "  ".join(f"{layer}: {value:.3g}" for layer, value in table[what].items())
+    print(f"{name:<16} {heading:<24} safe depth {table['safe depth']:>3}  {what:<14} {values}", flush=True)
 
 
 def main() -> None:
@@ -131,7 +116,6 @@ def main() -> None:
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # of the very depth that is studied here
     begun = time.perf_counter()
     results: dict[str, Any] = {}
     for start in STARTS:

@@ -13,7 +13,7 @@ from . import chromium
 torch.set_num_threads(1)  # one thread a worker: the workers share the cores
 
 # The same examples every time, so that a change is judged by what it does; `make fuzz` looks for new ones.
-hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("same", derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("fuzz", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 import varprop as vp
 
-pytestmark = pytest.mark.filterwarnings("ignore::varprop.DepthWarning")
-
 
 def example(name: str) -> ModuleType:
     """A script of examples/, by path: packages elsewhere are called `examples` too."""

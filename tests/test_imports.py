@@ -1,6 +1,7 @@
 """Imports point one way: read from the sources, so that no import has to succeed for it."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -71,19 +72,28 @@ def part_of(file, root):
     return first.removesuffix(".py")
 
 
+@functools.cache  # no test changes a file that is there
+def parsed(file):
+    return ast.parse(file.read_text("utf-8"))
+
+
+@functools.cache
 def imports_of(file, root):
     package = ("varprop", *file.relative_to(root).parent.parts)
-    for node, at_top in walk_imports(ast.parse(file.read_text("utf-8")), at_top=True):
-        for module, names in modules_of(node, package, root):
-            yield Import(file.relative_to(root), node.lineno, module, names, at_top)
+    return [
+        Import(file.relative_to(root), node.lineno, module, names, at_top)
+        for node, at_top in walk_imports(parsed(file), at_top=True)
+        for module, names in modules_of(node, package, root)
+    ]
 
 
 def walk_imports(node, at_top):
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child, at_top
-        deferred = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or is_type_checking(child)
-        yield from walk_imports(child, at_top and not deferred)
+        elif not isinstance(child, ast.expr):  # in which there are no statements
+            deferred = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) or is_type_checking(child)
+            yield from walk_imports(child, at_top and not deferred)
 
 
 def is_type_checking(node):
@@ -125,7 +135,7 @@ def core_imports(root):
 
 def third_party_violations(root):
     at_top = sys.stdlib_module_names | {"torch", "varprop"}
-    facade = list(imports_of(root / "__init__.py", root)) if (root / "__init__.py").exists() else []
+    facade = imports_of(root / "__init__.py", root) if (root / "__init__.py").exists() else []
     for found in [*core_imports(root), *facade]:
         name = found.module.split(".")[0]
         if (name == "triton" and found.file.is_relative_to(KERNELS)) or (name == "opacus" and found.file == OPACUS):
@@ -177,7 +187,7 @@ def cycle(root):
 
 
 def public_names(root):
-    for node in ast.parse((root / "__init__.py").read_text("utf-8")).body:
+    for node in parsed(root / "__init__.py").body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
             return set(ast.literal_eval(node.value))
@@ -202,13 +212,13 @@ def hidden_import(found, public):
 
 
 def hidden_attributes(file, root, public):
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for node in ast.walk(parsed(file)):
         if is_attribute_of_varprop(node) and node.attr not in public | set(OUTSIDE):
             yield f"{file.relative_to(root)}:{node.lineno} uses vp.{node.attr}, which is not public"
 
 
 def is_attribute_of_varprop(node):
-    return isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("vp", "varprop")
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("vp", "varprop")
 
 
 CHECKS = [third_party_violations, kernel_violations, root_violations, order_violations, outside_violations]
@@ -324,7 +334,7 @@ def test_every_class_has_a_name_of_its_own() -> None:
     """One word has one meaning in the whole of src, a leading underscore apart."""
     names = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef):
                 names[node.name.lstrip("_")].append(f"{path.relative_to(SOURCE)}: {node.name}")
     assert {name: found for name, found in names.items() if len(found) > 1} == {}

@@ -10,7 +10,7 @@ from .errors import CaptureError, MissingRule, VarpropError, WrongMode
 from .graph.capture import Program
 from .inspection import Comparison, Report, Summary, inspect, summary
 from .moments import Moments, Tokens
-from .norm import DepthWarning, FoldReport, PlainWarning, fold, fold_report, init_, normalize, unchanged
+from .norm import FoldReport, PlainWarning, fold, fold_report, init_, normalize, unchanged
 from .rules.registry import elementwise, rule, structural
 from .training.input_moments import input_moments
 from .training.learning_rate import LRSearch, find_lr, training_objective
@@ -19,7 +19,6 @@ __all__ = [
     "CaptureError",
     "Comparison",
     "Coverage",
-    "DepthWarning",
     "Entry",
     "FoldReport",
     "LRSearch",

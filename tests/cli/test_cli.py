@@ -1,7 +1,6 @@
 import gzip
 import hashlib
 import math
-import os
 import shlex
 import shutil
 import subprocess
@@ -402,11 +401,11 @@ def test_with_torch_alone_the_command_line_works_in_plain_text():
     assert "usage: varprop" in nothing and "inspect" in nothing and nothing.endswith("status 2\n")
 
 
-def test_the_shell_completes_names():
+def test_the_shell_completes_names(varprop_command, monkeypatch):
     words = {"_VARPROP_COMPLETE": "complete_bash", "COMP_WORDS": "varprop reproduce noisy", "COMP_CWORD": "2"}
-    command = [sys.executable, "-m", "varprop.cli"]
-    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **words})
-    assert run.stdout.split() == ["noisy-mnist", "noisy-cifar10"]
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    assert varprop_command()[1].split() == ["noisy-mnist", "noisy-cifar10"]
 
 
 # --- data get ---

@@ -90,6 +90,7 @@ def test_vision_transformer() -> None:
     check(worst_layers(model, result, lambda n: gaussian(moments, (n, 3, 32, 32), n), 4096), std=0.172, mean=0.085)
 
 
+@pytest.mark.slow
 def test_unet_with_skip_concatenation() -> None:
     torch.manual_seed(0)
     model = UNet().eval()

@@ -26,7 +26,9 @@ def analytic() -> Run:
     return run("--norm", "analytic", *ASKED)
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms", "dyt", "analytic", "none"])
+@pytest.mark.parametrize(
+    "norm", ["layer", "analytic", *(pytest.param(norm, marks=pytest.mark.slow) for norm in ("rms", "dyt", "none"))]
+)
 def test_every_normalization_learns(norm: str) -> None:
     first, last = run("--norm", norm, "--lr", "0.003").train()["history"]
     assert last["loss"] < first["loss"] - 0.05 and last["validation"] < 5.5  # log 256 is 5.55

@@ -48,9 +48,9 @@ def test_zero_variance_gives_the_function(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL | LOGNORMAL)
 def test_gradcheck(name: str) -> None:
-    mean = torch.tensor([-2.3, -0.7, 0.3, 1.4, 4.6], dtype=torch.float64)
+    mean = torch.tensor([-2.3, 0.3, 1.4], dtype=torch.float64)
     mean = mean.abs() + 0.5 if name in LOGNORMAL else mean
-    std = torch.tensor([0.6, 1.3, 0.2, 2.1, 0.9], dtype=torch.float64)
+    std = torch.tensor([0.6, 0.2, 2.1], dtype=torch.float64)
     inputs = (mean.requires_grad_(), std.requires_grad_())
     assert torch.autograd.gradcheck((ALL | LOGNORMAL)[name], inputs, atol=1e-6, rtol=1e-5)
 

@@ -154,8 +154,8 @@ def test_hidden_logits_among_many() -> None:
 
 def test_logits_too_different_to_share_fall_back() -> None:
     generator = torch.Generator().manual_seed(0)
-    mean = 2.0 * torch.randn(3000, 2, generator=generator, dtype=torch.float64)
-    var = (0.1 + 2.9 * torch.rand(3000, 2, generator=generator, dtype=torch.float64)).square()
+    mean = 2.0 * torch.randn(800, 2, generator=generator, dtype=torch.float64)
+    var = (0.1 + 2.9 * torch.rand(800, 2, generator=generator, dtype=torch.float64)).square()
     assert alike.integrals(mean - mean.amax(-1, keepdim=True), var.sqrt()) is None
     torch.testing.assert_close(softmax.softmax(mean, var, -1), softmax.softmax(mean, var, -1, fine=True))
 

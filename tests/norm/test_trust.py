@@ -24,7 +24,7 @@ import varprop as vp
 from tests.norm.networks import sites
 from varprop.norm.autograd import reference_parts
 
-pytestmark = pytest.mark.filterwarnings("ignore::varprop.DepthWarning", "ignore::varprop.PlainWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::varprop.PlainWarning")
 
 
 def moments(*shape: int, mean: float = 0.3) -> vp.Moments:
@@ -606,9 +606,18 @@ def test_an_exported_model_computes_the_same() -> None:
 
 
 @pytest.mark.compatibility("torch.compile")
-@pytest.mark.parametrize("act", (nn.ReLU, nn.Softsign, nn.CELU, nn.LogSigmoid))
+@pytest.mark.parametrize("act", (nn.ReLU, nn.CELU))
 def test_the_first_compiled_step_has_the_whole_gradient(act: type[nn.Module]) -> None:
-    model = mlp(act())
+    check_first_compiled_step(mlp(act()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", (nn.Softsign, nn.LogSigmoid))
+def test_the_first_compiled_step_of_other_activations(act: type[nn.Module]) -> None:
+    check_first_compiled_step(mlp(act()))
+
+
+def check_first_compiled_step(model: nn.Module) -> None:
     torch._dynamo.reset()
     model(X).square().sum().backward()
     theirs = [p.grad.clone() for p in model.parameters()]

@@ -22,7 +22,7 @@ class Case:
         mean_error: Stated accuracy of the mean, in standard deviations of the output (None: exact).
         std_error: Stated relative accuracy of the standard deviation (None: exact).
         differentiable: Whether gradcheck applies.
-        draws: Monte Carlo sample size.
+        draws: Monte Carlo sample size of the slow tests; the others take an eighth.
         label: Tells rows of one operation apart.
         op_is_random: The operation draws random numbers itself, so that it cannot be reproduced at zero variance.
     """

@@ -138,7 +138,7 @@ def test_the_derivative_of_the_variance_is_the_mean_square_of_the_jacobian(row: 
 
     first = outputs(propagate_op(row.op, *replace((args, row.kwargs), with_leaf)))[0]
     expected = sum(float(part.sum()) for part in slopes(first.dense().var.sum(), kept))
-    energies = torch.tensor([energy(row, args) for _ in range(100)], dtype=torch.float64)
+    energies = torch.tensor([energy(row, args) for _ in range(40)], dtype=torch.float64)
     error = float(energies.std() / math.sqrt(len(energies)))
     assert float(energies.mean()) == pytest.approx(expected, rel=1e-6, abs=5 * error + 1e-9)
 

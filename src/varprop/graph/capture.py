@@ -26,8 +26,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from . import patterns
-from .decomposition import decomposed
 from .examples import as_example
+from .functional import in_functional_form
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Form, Node
 from .observers import observers_named
@@ -135,7 +135,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
         recurrences_not_run(),
         _use_lazy_graph_module(True),  # most graphs on the way are never run: no code is made for them
     ):
-        exported = decomposed(torch.export.export(model, args, kwargs, strict=False))
+        exported = in_functional_form(torch.export.export(model, args, kwargs, strict=False))
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
     patterns.fold(graph)

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-from .decomposition import set_kernels
-
 aten = torch.ops.aten
 
 
@@ -54,6 +52,8 @@ def recurrences_not_run() -> Iterator[None]:
 
 def _set(op: Any, kernels: dict[Any, Any], steps: Any) -> None:
     """What Python does in an operation's place, and into what torch takes it apart."""
-    set_kernels(op, kernels)
+    op.py_kernels.clear()
+    op.py_kernels.update(kernels)
+    op._dispatch_cache.clear()
     if steps is not None:
         decomposition_table[op] = steps

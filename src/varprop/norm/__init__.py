@@ -2,14 +2,12 @@
 
 from .api import fold, normalize
 from .checks import PlainWarning
-from .depth import DepthWarning
 from .initialization import init_
 from .layers import Normalized
 from .report import FoldReport, fold_report
 from .scope import unchanged
 
 __all__ = [
-    "DepthWarning",
     "FoldReport",
     "Normalized",
     "PlainWarning",

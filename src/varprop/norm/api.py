@@ -34,7 +34,6 @@ from .checks import (
     refuse_reading_by_hand,
     warn_of_plain,
 )
-from .depth import warn_of_depth
 from .first_shift import first_shifts, layers_in_a_row
 from .first_values import preserve_, set_first_scales_, set_first_shifts_
 from .fold_notice import warn_of_fold
@@ -88,7 +87,8 @@ def normalize(
             not matter and gets no gradient (an output with one weight only keeps it); shifts before rectifiers start
             where errors of scale die out (0.377 for ReLU), and a global average counts as one of its positions.
             So a layer does not see what its inputs have in common, the first layer included. ``"paper"`` normalizes
-            the weights as they are, shifts start at 0, and positions count as independent. By default it is ``"deep"``
+            the weights as they are, shifts start at 0, and positions count as independent: in a chain of rectified
+            layers without skips errors of scale pile up, from about the 15th on. By default it is ``"deep"``
             with more than 8 layers in a row and an activation that lets errors of scale grow (rectifiers, GELU), and
             else ``"paper"``, as with ``init="preserve"``, which must keep those means.
         only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
@@ -106,8 +106,6 @@ def normalize(
     check_copyable(model)
     captured = captured_for(model, input, example, only)
     result = normalized_(copy.deepcopy(model), captured, init, form, only)
-    if init == "project":
-        warn_of_depth(result)
     if only is None:
         warn_of_plain(result)
     warn_of_fold(result)

@@ -10,7 +10,6 @@ from torch import nn
 from .api import captured_for, fold, normalized_
 from .batchnorm import has_seen_nothing
 from .checks import check_copyable
-from .depth import warn_of_depth
 
 
 def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True, shift: bool = True) -> nn.Module:
@@ -34,9 +33,8 @@ def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = T
     """
     check_copyable(model)
     captured = captured_for(model, input, example, by_batch=_normalizes_by_batch)
-    trial = normalized_(copy.deepcopy(model), captured, "project", center=center, shifted=center and shift)
-    if center:
-        warn_of_depth(trial)
+    # A trial on a copy: where it fails, the model is as before.
+    normalized_(copy.deepcopy(model), captured, "project", center=center, shifted=center and shift)
     return fold(normalized_(model, captured, "project", center=center, shifted=center and shift), inplace=True)
 
 

@@ -1,4 +1,4 @@
-"""What the HTML pages of the inspection and of the lab have in common: template engine, colours, phones, axes."""
+"""What the HTML pages of the inspection and of the lab have in common: template engine, colours, phones, plots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import VarpropError
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("svg.js", "scales.js", "frame.js")
+_SCRIPTS = ("svg.js", "scales.js", "plot.js", "frame.js")
 
 
 def environment(templates: Path) -> Any:

@@ -199,7 +199,6 @@ CALL = re.compile(r"vp\.\w+\((?:[^()]|\([^()]*\))*\)")
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::varprop.DepthWarning")
 @pytest.mark.parametrize("name", ["weights far too large", "saturated tanh", "shifted far down"])
 def test_the_advice_can_be_followed_as_printed(name):
     """With moments that need no example, and with some that do."""

@@ -193,12 +193,14 @@ def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
     assert f"AP2 {1e3 * record.cells[2].seconds:.3g} ms" in finding.measured[0]
 
 
+@pytest.mark.slow
 def test_tables(measured):
     record, _, _ = measured
     text = "\n".join(found.plain() for found in tables.tables(record))
     assert "analytic norm" in text and "quartiles" in text and "arget" not in text
 
 
+@pytest.mark.slow
 def test_the_page_has_all_tables(measured):
     record, out, _ = measured
     text = tables.write_page(record, out).read_text("utf-8")

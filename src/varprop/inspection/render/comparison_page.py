@@ -110,7 +110,7 @@ def _idle_series(rows: Sequence[ReportRow], name: str, look: str) -> PlotSeries:
         known = [row.numbers[share] for share in SHARES if share in row.numbers]
         return min(100.0, 100 * sum(known)) if known else None
 
-    return PlotSeries(name, look, of(rows, idle), marker="square" if look == "before" else "circle")
+    return PlotSeries(name, look, of(rows, idle), marker="s" if look == "before" else "o")
 
 
 def _factor(change: Change) -> float:

@@ -26,7 +26,7 @@ class PlotSeries:
     most: Numbers = ()  # the largest
     error: Numbers = ()  # standard errors of measured values
     x: Numbers = ()  # for a scatter plot, the other coordinate
-    marker: str = ""  # ``circle``, ``triangle`` or ``square``; a line without markers if empty
+    marker: str = ""  # as matplotlib calls it; a line without markers if empty
     dashed: bool = False  # whether the line is
 
 
@@ -78,7 +78,7 @@ def measured_series(rows: Sequence[ReportRow], what: str, name: str) -> PlotSeri
         "measured",
         of(rows, lambda row: row.measured[what]["value"] if what in row.measured else None),
         error=of(rows, lambda row: row.measured[what]["error"] if what in row.measured else None),
-        marker="circle",
+        marker="o",
     )
 
 

@@ -193,7 +193,7 @@ def _units_plot(rows: Sequence[ReportRow]) -> list[Plot]:
     """Saturated, dead and always-on units; nothing where no activation can be any of these."""
     series = [
         PlotSeries(name.replace("_", " "), name, of(rows, number_of(name, 100.0)), marker=marker)
-        for name, marker in zip(SHARES, ("circle", "triangle", "square"), strict=True)
+        for name, marker in zip(SHARES, ("o", "^", "s"), strict=True)
     ]
     known = tuple(one for one in series if any(value is not None for value in one.y))
     caption = "Share of the units of each activation that are saturated, dead (nearly never on) or always on."

@@ -1,20 +1,19 @@
 // Plots by depth
 
 function drawDepth(chart) {
-  const { figure, svg, width, height } = chart, rows = plottedRows(figure), last = rows.length - 1;
+  const { figure, svg, width } = chart, rows = plottedRows(figure), last = rows.length - 1;
   chart.rows = rows;
   chart.x = (position) => last ? LEFT + 6 + position / last * (width - LEFT - RIGHT - 12) : (LEFT + width - RIGHT) / 2;
   const values = valuesOf(figure, rows);
   const floor = figure.percent || figure.id === "std" || figure.id === "gradient" ? 0 : undefined;
   chart.axis = axisOf(figure.axis, values, floor, figure.percent ? 5 : 0);
   drawPicked(chart);
-  chart.y = drawValueAxis(chart, chart.axis);
+  chart.y = drawValueAxis(svg, chart.frame, chart.axis, figure.label + (chart.axis.log ? ", log axis" : ""));
   drawParts(chart);
   const inner = clip(chart);
   for (const series of figure.series) drawBands(chart, inner, series);
   for (const series of figure.series) drawSeries(chart, inner, series);
-  drawFrame(chart);
-  element(svg, "text", { class: "label", x: (LEFT + width - RIGHT) / 2, y: height - 5, "text-anchor": "middle" }, "layers, in order of execution");
+  drawFrame(svg, chart.frame, "layers, in order of execution");
 }
 // what the axis has to hold: bands count up to a tenth and ten times of the lines on a logarithmic axis
 function valuesOf(figure, rows) {
@@ -52,7 +51,7 @@ function nameParts(chart, parts, y) {
     const name = part.group.length > 12 ? part.group.split(".").pop() : part.group;
     const middle = (chart.x(part.first) + chart.x(part.last)) / 2, half = name.length * 3 + 4;
     if (middle + half > chart.width || taken.some(([from, to]) => middle + half > from && middle - half < to)) continue;
-    element(chart.svg, "text", { x: middle, y, "text-anchor": "middle" }, name);
+    element(chart.svg, "text", { class: "tick", x: middle, y, "text-anchor": "middle" }, name);
     taken.push([middle - half, middle + half]);
   }
 }
@@ -72,10 +71,10 @@ function drawBands(chart, inner, series) {
       const [from, to] = [place(chart, low[index]), place(chart, high[index])];
       if (!from || !to) return;
       const floor = from.beyond ? chart.height - BOTTOM : Math.min(from.y, chart.height);
-      upper.push(`${one(chart.x(position))} ${one(Math.max(to.y, -9))}`);
-      lower.unshift(`${one(chart.x(position))} ${one(floor)}`);
+      upper.push([chart.x(position), Math.max(to.y, -9)]);
+      lower.push([chart.x(position), floor]);
     });
-    if (upper.length) element(group, "path", { class: look, d: `M${upper.join("L")}L${lower.join("L")}Z` });
+    if (upper.length) element(group, "path", { class: look, d: bandPath(upper, lower) });
   }
 }
 function drawSeries(chart, inner, series) {
@@ -85,7 +84,7 @@ function drawSeries(chart, inner, series) {
   chart.rows.forEach(({ index }, position) => {
     const value = series.y[index], at = place(chart, value), x = chart.x(position);
     if (!at) { if (!series.marker) pen = "M"; return; }
-    if (at.beyond) { beyond += mark("triangle", x, at.y, 3.5); pen = "M"; return; }
+    if (at.beyond) { beyond += mark("^", x, at.y, 3.5); pen = "M"; return; }
     line += `${pen}${one(x)} ${one(at.y)}`;
     pen = "L";
     if (series.marker) dots += mark(series.marker, x, at.y, size);
@@ -94,7 +93,7 @@ function drawSeries(chart, inner, series) {
   });
   const alone = line.indexOf("L") < 0;
   if (!series.error.length) element(group, "path", { class: `line${series.dashed ? " dashed" : ""}${series.marker ? " faint" : ""}`, d: line });
-  if (dots || alone) element(group, "path", { class: "dots", d: dots || line.replace(/M([\d.]+) ([\d.]+)/g, (_, x, y) => mark("circle", Number(x), Number(y), 2.8)) });
+  if (dots || alone) element(group, "path", { class: "dots", d: dots || line.replace(/M([\d.]+) ([\d.]+)/g, (_, x, y) => mark("o", Number(x), Number(y), 2.8)) });
   if (bars) element(group, "path", { class: "errors", d: bars });
   if (beyond) element(group, "path", { class: "beyond", d: beyond });
 }

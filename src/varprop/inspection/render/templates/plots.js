@@ -4,9 +4,6 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const ROWS = DATA.rows.map(([label, name, group, layer, weighted, end], index) => ({ label, name, group, layer, weighted, end, index }));
 const LEFT = 54, RIGHT = 10, TOP = 10, BOTTOM = 40;
 const state = { show: "layers", picked: -1, charts: [] };
-const tooltip = document.getElementById("tooltip");
-
-const one = (value) => value.toFixed(1);
 
 // shares of units are known of activations, which have no weights
 function plottedRows(figure) {
@@ -38,11 +35,6 @@ function swatch(parent, series, look) {
   else if (look === "line") element(svg, "path", { class: "line" + (series.dashed ? " dashed" : ""), d: "M0 5H20" });
   else element(svg, "rect", { class: look, width: 20, height: 10 });
 }
-function mark(shape, x, y, size) {
-  if (shape === "triangle") return `M${one(x)} ${one(y - size * 1.15)}l${one(size * 1.1)} ${one(size * 2)}h${one(-size * 2.2)}z`;
-  if (shape === "square") return `M${one(x - size * 0.9)} ${one(y - size * 0.9)}h${one(size * 1.8)}v${one(size * 1.8)}h${one(-size * 1.8)}z`;
-  return `M${one(x - size)} ${one(y)}a${size} ${size} 0 1 0 ${size * 2} 0a${size} ${size} 0 1 0 ${-size * 2} 0`;
-}
 
 // A chart: the frame common to all plots
 
@@ -59,29 +51,12 @@ function startChart(box) {
 function redraw(chart) {
   chart.width = Math.max(220, Math.round(chart.box.clientWidth));
   chart.height = chart.figure.kind === "scatter" ? Math.min(340, chart.width) : 270;
+  chart.frame = { left: LEFT, right: chart.width - RIGHT, top: TOP, bottom: chart.height - BOTTOM };
   chart.svg.setAttribute("height", chart.height);
   chart.svg.setAttribute("viewBox", `0 0 ${chart.width} ${chart.height}`);
   chart.svg.replaceChildren();
   chart.draw(chart);
   chart.cursor = element(chart.svg, "g", { "pointer-events": "none" });
-}
-function drawValueAxis(chart, axis) {
-  const bottom = chart.height - BOTTOM, y = (value) => bottom - axis.at(value) * (bottom - TOP);
-  const written = [];
-  for (const tick of axis.ticks) {
-    if (written.some((other) => Math.abs(other - y(tick)) < 13)) continue;
-    element(chart.svg, "path", { class: "grid", d: `M${LEFT} ${one(y(tick))}H${chart.width - RIGHT}` });
-    element(chart.svg, "text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, tickText(tick));
-    written.push(y(tick));
-  }
-  const middle = (TOP + bottom) / 2;
-  const label = chart.figure.label + (axis.log ? ", log axis" : "");
-  element(chart.svg, "text", { class: "label", x: 11, y: middle, transform: `rotate(-90 11 ${middle})`, "text-anchor": "middle" },
-    chart.figure.kind === "scatter" ? "analytic" : label);
-  return y;
-}
-function drawFrame(chart) {
-  element(chart.svg, "path", { class: "frame", d: `M${LEFT} ${TOP}V${chart.height - BOTTOM}H${chart.width - RIGHT}` });
 }
 function clip(chart) {
   const id = `clip-${chart.figure.id}`, holder = element(chart.svg, "clipPath", { id });

@@ -7,19 +7,10 @@ function addPointer(chart) {
     return nearest(chart, event.clientX - box.left, event.clientY - box.top);
   };
   const move = (event) => { const position = find(event); if (position >= 0) point(chart, position); else leave(); };
-  svg.addEventListener("pointermove", move);
-  svg.addEventListener("pointerdown", move);
-  svg.addEventListener("pointerleave", leave);
-  svg.addEventListener("blur", leave);
+  const step = (by) => { if (chart.rows.length) point(chart, Math.min(chart.rows.length - 1, Math.max(0, (chart.at === undefined ? -1 : chart.at) + by))); };
+  const enter = () => { if (chart.at >= 0) pick(chart.rows[chart.at].index); };
+  listen(svg, { move, leave, step, enter });
   svg.addEventListener("click", (event) => { const position = find(event); if (position >= 0) pick(chart.rows[position].index); });
-  svg.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (event.key === "Escape") leave();
-    if (event.key === "Enter" && chart.at >= 0) pick(chart.rows[chart.at].index);
-    if (!step || !chart.rows.length) return;
-    event.preventDefault();
-    point(chart, Math.min(chart.rows.length - 1, Math.max(0, (chart.at === undefined ? -1 : chart.at) + step)));
-  });
 }
 function nearest(chart, x, y) {
   if (chart.figure.kind === "scatter") {
@@ -65,12 +56,10 @@ function say(chart, row) {
   html(tooltip, "i", "", row.name);
   for (const series of chart.figure.series) sayValue(chart, series, row.index);
   tooltip.hidden = false;
-  const box = chart.svg.getBoundingClientRect(), room = document.documentElement.clientWidth;
+  const box = chart.svg.getBoundingClientRect();
   const spot = chart.figure.kind === "scatter" ? chart.points.find(({ index }) => index === row.index) : { x: chart.x(chart.rows.indexOf(row)), y: TOP };
-  const left = box.left + spot.x + 14, width = tooltip.offsetWidth;
-  tooltip.style.left = `${left + width < room - 4 ? left : Math.max(4, left - 28 - width)}px`;
   const above = box.top + (chart.figure.kind === "scatter" ? spot.y - 12 : 0) - tooltip.offsetHeight;
-  tooltip.style.top = `${above > 4 ? above : box.bottom}px`;
+  placeTooltip(box.left + spot.x, above > 4 ? above : box.bottom);
 }
 function sayValue(chart, series, index) {
   const unit = chart.figure.percent ? " %" : "", value = series.y[index];

@@ -7,16 +7,8 @@ const search = document.querySelector(".search input");
 const statusLine = document.querySelector(".status");
 
 function sortBy(head) {
-  const heads = [...table.tHead.rows[0].cells], column = heads.indexOf(head);
-  const numeric = head.classList.contains("number");
-  const first = numeric && column ? "descending" : "ascending";
-  const other = first === "ascending" ? "descending" : "ascending";
-  const direction = head.getAttribute("aria-sort") === first ? other : first;
-  for (const each of heads) each.setAttribute("aria-sort", each === head ? direction : "none");
-  const sign = direction === "ascending" ? 1 : -1;
-  const keyed = lines.map((line) => [line.cells[column].dataset.key, line]).map(([key, line]) => [numeric && key !== "" ? Number(key) : key, line]);
-  keyed.sort(([a], [b]) => (a === "" || b === "" ? (a === "") - (b === "") : a < b ? -sign : a > b ? sign : 0));
-  table.tBodies[0].append(...keyed.map(([, line]) => line));
+  const numeric = head.classList.contains("number"), first = numeric && head.cellIndex ? "descending" : "ascending";
+  sortRows(table, lines, head, first, (key) => (numeric && key !== "" ? Number(key) : key));
 }
 
 function wanted(row) {

@@ -1,21 +1,14 @@
 // Analytic against measured
 
 function drawScatter(chart) {
-  const { figure, svg, width, height } = chart, series = figure.series[0], bottom = height - BOTTOM;
+  const { figure, svg, frame } = chart, series = figure.series[0];
   chart.rows = plottedRows(figure).filter(({ index }) => isNumber(series.x[index]) && isNumber(series.y[index]));
   const axis = chart.axis = axisOf(figure.axis, chart.rows.flatMap(({ index }) => [series.x[index], series.y[index]]));
-  chart.y = drawValueAxis(chart, axis);
-  chart.across = (value) => LEFT + axis.at(value) * (width - LEFT - RIGHT);
-  let free = 0;
-  for (const tick of axis.ticks) {
-    const x = chart.across(tick), half = tickText(tick).length * 3;
-    element(svg, "path", { class: "grid", d: `M${one(x)} ${TOP}V${bottom}` });
-    if (x - half > free && x + half < width) { element(svg, "text", { x, y: bottom + 15, "text-anchor": "middle" }, tickText(tick)); free = x + half + 4; }
-  }
-  element(svg, "path", { class: "equal", d: `M${LEFT} ${bottom}L${width - RIGHT} ${TOP}` });
+  chart.y = drawValueAxis(svg, frame, axis, "analytic");
+  chart.across = drawPlaceAxis(svg, frame, axis, axis.ticks);
+  element(svg, "path", { class: "equal", d: `M${frame.left} ${frame.bottom}L${frame.right} ${frame.top}` });
   drawScatterPoints(chart, series);
-  drawFrame(chart);
-  element(svg, "text", { class: "label", x: (LEFT + width - RIGHT) / 2, y: height - 5, "text-anchor": "middle" }, "measured" + (axis.log ? ", log axes" : ""));
+  drawFrame(svg, frame, "measured" + (axis.log ? ", log axes" : ""));
 }
 function drawScatterPoints(chart, series) {
   const group = element(clip(chart), "g", { class: series.look });
@@ -26,7 +19,7 @@ function drawScatterPoints(chart, series) {
     if (chart.axis.log && (x <= 0 || y <= 0)) continue;
     const at = { x: chart.across(x), y: chart.y(y), index };
     chart.points.push(at);
-    dots += mark("circle", at.x, at.y, 2.6);
+    dots += mark("o", at.x, at.y, 2.6);
     const low = chart.axis.log && x <= error ? LEFT : chart.across(x - error), high = chart.across(x + error);
     if (high - low > 3) bars += `M${one(low)} ${one(at.y)}H${one(high)}`;
   }

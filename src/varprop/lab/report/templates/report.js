@@ -1,8 +1,8 @@
 (function () {
-  const W = 380, H = 268, LEFT = 56, RIGHT = 12, TOP = 26, BOTTOM = 40;
+  const W = 380, H = 268, FRAME = { left: 56, right: 368, top: 26, bottom: 228 };
+  const CENTRE = (FRAME.left + FRAME.right) / 2;
   const DASH = { solid: "", dashed: "7 4", dashdot: "9 3 2 3", dotted: "2 3" };
   const figures = JSON.parse(document.getElementById("data").textContent);
-  const tooltip = document.getElementById("tooltip");
   const shows = (value, log) => isNumber(value) && (!log || value > 0);
   const colours = (series) => `--c:light-dark(${series.colour},${series.dark_colour})`;
 
@@ -79,32 +79,22 @@
     const svg = element(state.panels, "svg", { viewBox: `0 0 ${W} ${H}`, tabindex: 0, role: "img" });
     const shown = panel.series.filter((series) => !hidden.has(series.label));
     svg.setAttribute("aria-label", `${figure.title}, ${panel.title}: ${shown.map((series) => series.label).join(", ") || "no data"}`);
-    const x = (value) => LEFT + axes.x.at(value) * (W - RIGHT - LEFT), y = (value) => H - BOTTOM - axes.y.at(value) * (H - BOTTOM - TOP);
-    drawAxes(svg, figure, panel, axes, x, y);
-    for (const bound of panel.bounds) element(svg, "path", { class: "bound", d: `M${x(bound)} ${TOP}V${H - BOTTOM}` });
+    const [x, y] = drawAxes(svg, figure, panel, axes);
+    for (const bound of panel.bounds) element(svg, "path", { class: "bound", d: `M${x(bound)} ${FRAME.top}V${FRAME.bottom}` });
     const view = { svg, x, y, log, figure, panel, shown };
     for (const series of shown) if (series.low.length) drawBand(view, series);
     for (const series of shown) drawSeries(view, series);
     for (const series of shown) for (const mark of series.marks) drawMark(view, series, mark);
     if (!panel.series.length)
-      element(svg, "text", { class: "note", x: (LEFT + W - RIGHT) / 2, y: (TOP + H - BOTTOM) / 2, "text-anchor": "middle" }, "no data");
+      element(svg, "text", middle({ class: "note", x: CENTRE, y: (FRAME.top + FRAME.bottom) / 2 }), "no data");
     addCursor(view);
   }
-  function drawAxes(svg, figure, panel, axes, x, y) {
-    for (const value of xTicks(figure, panel, axes.x)) {
-      element(svg, "path", { class: "grid", d: `M${x(value)} ${TOP}V${H - BOTTOM}` });
-      element(svg, "text", { class: "tick", x: x(value), y: H - BOTTOM + 14, "text-anchor": "middle" }, tickText(value));
-    }
-    for (const value of axes.y.ticks) {
-      element(svg, "path", { class: "grid", d: `M${LEFT} ${y(value)}H${W - RIGHT}` });
-      element(svg, "text", { class: "tick", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, tickText(value));
-    }
-    element(svg, "path", { class: "frame", d: `M${LEFT} ${TOP}V${H - BOTTOM}H${W - RIGHT}` });
+  function drawAxes(svg, figure, panel, axes) {
+    const x = drawPlaceAxis(svg, FRAME, axes.x, xTicks(figure, panel, axes.x)), y = drawValueAxis(svg, FRAME, axes.y, figure.y_label);
+    drawFrame(svg, FRAME, figure.x_label);
     const missing = panel.series.length && panel.missing.length ? `  (no data: ${panel.missing.join(", ")})` : "";
-    element(svg, "text", { class: "title", x: (LEFT + W - RIGHT) / 2, y: 15, "text-anchor": "middle" }, panel.title + missing);
-    element(svg, "text", { x: (LEFT + W - RIGHT) / 2, y: H - 8, "text-anchor": "middle" }, figure.x_label);
-    const middle = (TOP + H - BOTTOM) / 2;
-    element(svg, "text", { x: 12, y: middle, transform: `rotate(-90 12 ${middle})`, "text-anchor": "middle" }, figure.y_label);
+    element(svg, "text", middle({ class: "title", x: CENTRE, y: 15 }), panel.title + missing);
+    return [x, y];
   }
   function xTicks(figure, panel, axis) {
     if (figure.x_label === "batch size") return [...new Set(panel.series.flatMap((series) => series.x))];
@@ -116,47 +106,24 @@
   function drawSeries(view, series) {
     const points = positions(view, series);
     const group = element(view.svg, "g", { style: colours(series), class: "series" });
-    element(group, "path", { class: series.points ? "c-thin" : "c-line", d: line(points), "stroke-dasharray": series.points ? "" : DASH[series.dash] });
+    element(group, "path", { class: series.points ? "c-thin" : "c-line", d: linePath(points), "stroke-dasharray": series.points ? "" : DASH[series.dash] });
     if (series.points || points.length <= 3)
       for (const point of points) if (point) marker(group, series, point[0], point[1], 2.6);
   }
   function positions({ x, y, log }, series) {
     return series.x.map((at, index) => shows(series.y[index], log) ? [x(at), y(series.y[index])] : null);
   }
-  function line(points) {
-    let path = "", pen = "M";
-    for (const point of points) {
-      if (point) path += `${pen}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
-      pen = point ? "L" : "M";
-    }
-    return path;
-  }
   function drawBand({ svg, x, y, log }, series) {
     const whole = series.x.map((at, i) => [at, series.low[i], series.high[i]]).filter((edge) => shows(edge[1], log) && shows(edge[2], log));
     if (whole.length < 2) return;
-    const upper = whole.map((edge) => `${x(edge[0]).toFixed(1)} ${y(edge[2]).toFixed(1)}`);
-    const lower = whole.map((edge) => `${x(edge[0]).toFixed(1)} ${y(edge[1]).toFixed(1)}`).reverse();
-    element(svg, "path", { class: "c-band", style: colours(series), d: `M${upper.join("L")}L${lower.join("L")}Z` });
+    const edge = (side) => whole.map((found) => [x(found[0]), y(found[side])]);
+    element(svg, "path", { class: "c-band", style: colours(series), d: bandPath(edge(2), edge(1)) });
   }
-  const PLUS = [[-0.4, -1.2], [0.4, -1.2], [0.4, -0.4], [1.2, -0.4], [1.2, 0.4], [0.4, 0.4], [0.4, 1.2], [-0.4, 1.2], [-0.4, 0.4], [-1.2, 0.4], [-1.2, -0.4], [-0.4, -0.4]];
-  const polygon = (at, corners) => `M${corners.map(([x, y]) => at(x, y)).join("L")}Z`;
-  function marker(parent, series, cx, cy, size) {
-    const look = series.open_marker ? "c-open" : "c-dot";
-    const at = (dx, dy) => `${(cx + dx * size).toFixed(1)} ${(cy + dy * size).toFixed(1)}`;
-    const shapes = {
-      s: `M${at(-1, -1)}L${at(1, -1)}L${at(1, 1)}L${at(-1, 1)}Z`,
-      "^": `M${at(0, -1.2)}L${at(1.15, 0.9)}L${at(-1.15, 0.9)}Z`,
-      v: `M${at(0, 1.2)}L${at(1.15, -0.9)}L${at(-1.15, -0.9)}Z`,
-      P: polygon(at, PLUS),
-      X: polygon(at, PLUS.map(([x, y]) => [(x - y) * 0.75, (x + y) * 0.75])),
-      D: `M${at(0, -1.35)}L${at(1.35, 0)}L${at(0, 1.35)}L${at(-1.35, 0)}Z`,
-    };
-    if (!series.marker) return;
-    if (shapes[series.marker]) element(parent, "path", { class: look, d: shapes[series.marker] });
-    else element(parent, "circle", { class: look, cx, cy, r: size * 1.1 });
+  function marker(parent, series, x, y, size) {
+    if (series.marker) element(parent, "path", { class: series.open_marker ? "c-open" : "c-dot", d: mark(series.marker, x, y, size) });
   }
   function drawMark({ svg, x, y, log }, series, mark) {
-    const cx = x(mark.x), cy = shows(mark.y, log) ? y(mark.y) : TOP + 5;
+    const cx = x(mark.x), cy = shows(mark.y, log) ? y(mark.y) : FRAME.top + 5;
     const group = element(svg, "g", { style: colours(series) });
     element(group, "title", {}, `${series.label}: ${mark.kind}`);
     if (mark.kind === "diverged") element(group, "path", { class: "c-cross", d: `M${cx - 4} ${cy - 4}l8 8m0 -8l-8 8` });
@@ -167,9 +134,9 @@
     const corners = [];
     for (let corner = 0; corner < 10; corner++) {
       const angle = Math.PI * (corner / 5 - 0.5), radius = corner % 2 ? size * 0.42 : size;
-      corners.push(`${(cx + radius * Math.cos(angle)).toFixed(1)} ${(cy + radius * Math.sin(angle)).toFixed(1)}`);
+      corners.push([cx + radius * Math.cos(angle), cy + radius * Math.sin(angle)]);
     }
-    return `M${corners.join("L")}Z`;
+    return closedPath(corners);
   }
 
   // Values under the pointer, or under the arrow keys
@@ -192,17 +159,8 @@
       if (view.shown.some((series) => series.points)) { cursor.replaceChildren(); showPoint(view, cursor, at); }
       else show(nearest(places.map((place) => view.x(place)), at[0]));
     };
-    view.svg.addEventListener("pointermove", move);
-    view.svg.addEventListener("pointerdown", move);
-    view.svg.addEventListener("pointerleave", hide);
-    view.svg.addEventListener("blur", hide);
-    view.svg.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (event.key === "Escape") hide();
-      if (!step || !places.length) return;
-      event.preventDefault();
-      show(Math.min(places.length - 1, Math.max(0, index + step)));
-    });
+    const step = (by) => { if (places.length) show(Math.min(places.length - 1, Math.max(0, index + by))); };
+    listen(view.svg, { move, leave: hide, step });
   }
   function nearest(values, wanted) {
     let best = 0;
@@ -210,7 +168,7 @@
     return best;
   }
   function showColumn(view, cursor, place) {
-    element(cursor, "path", { class: "cursor", d: `M${view.x(place)} ${TOP}V${H - BOTTOM}` });
+    element(cursor, "path", { class: "cursor", d: `M${view.x(place)} ${FRAME.top}V${FRAME.bottom}` });
     const rows = [];
     for (const series of view.shown) {
       const index = series.x.indexOf(place);
@@ -219,7 +177,7 @@
       element(dot, "circle", { class: "c-dot", cx: view.x(place), cy: view.y(series.y[index]), r: 3.5 });
       rows.push([series, format(series.y[index], 4), bandText(series, index)]);
     }
-    say(view, `${view.panel.title}, ${view.figure.x_label} ${tickText(place)}`, rows, view.x(place), TOP);
+    say(view, `${view.panel.title}, ${view.figure.x_label} ${tickText(place)}`, rows, view.x(place), FRAME.top);
   }
   function bandText(series, index) {
     if (!series.low.length || (series.seeds < 2 && series.seeds > 0)) return "";
@@ -248,26 +206,16 @@
     }
     tooltip.hidden = false;
     const box = view.svg.getBoundingClientRect();
-    const left = box.left + px * box.width / W, room = document.documentElement.clientWidth;
-    const place = left + 14 + tooltip.offsetWidth < room ? left + 14 : Math.max(4, left - 14 - tooltip.offsetWidth);
-    tooltip.style.left = `${place + window.scrollX}px`;
-    tooltip.style.top = `${box.top + py * box.height / H + window.scrollY + 8}px`;
+    placeTooltip(box.left + px * box.width / W, box.top + py * box.height / H + 8);
   }
 
   // Tables
 
   function sortable(table) {
-    const heads = [...table.tHead.rows[0].cells];
-    heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
-      const direction = head.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
-      for (const other of heads) other.setAttribute("aria-sort", "none");
-      head.setAttribute("aria-sort", direction);
-      const sign = direction === "ascending" ? 1 : -1;
-      const key = (row) => Number(row.cells[column].dataset.key.replace("inf", "Infinity"));
-      table.tBodies[0].append(...[...table.tBodies[0].rows].sort((a, b) => sign * compare(key(a), key(b))));
-    }));
+    const key = (text) => Number(text.replace("inf", "Infinity"));
+    for (const head of table.tHead.rows[0].cells)
+      head.querySelector("button").addEventListener("click", () => sortRows(table, [...table.tBodies[0].rows], head, "ascending", key));
   }
-  const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
 
   document.querySelectorAll(".plot").forEach(start);
   document.querySelectorAll("table.sortable").forEach(sortable);

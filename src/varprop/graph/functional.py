@@ -1,0 +1,230 @@
+"""An exported program in functional form: no operation changes a value in place or only sometimes copies one.
+
+Torch finds that form by tracing the program twice more, which takes longer than its export. Nearly all models need
+little of it: an activation in place becomes the one that returns its result, and a few operations become what they do
+here. Whatever asks for more is left to torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+
+def in_functional_form(exported: ExportedProgram) -> ExportedProgram:
+    """The program that `run_decompositions({})` returns, but for writes to buffers that nobody reads."""
+    graph = exported.graph_module.graph
+    _unwrap(graph)
+    if not _is_within_reach(graph):
+        return exported.run_decompositions({})  # type: ignore[no-any-return]
+    for node in list(graph.nodes):
+        if node.op == "call_function" and not _stays(node.target):
+            _rewrite(node)
+    graph.eliminate_dead_code()
+    return exported
+
+
+def _unwrap(graph: fx.Graph) -> None:
+    """Put the operations under `torch.no_grad` where it is called: a graph of moments has no use for it."""
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
+            continue
+        _, body, *given = node.args
+        inner = getattr(graph.owning_module, body.target).graph
+        _unwrap(inner)
+        placeholders = inner.find_nodes(op="placeholder")
+        with graph.inserting_before(node):
+            found: Any = graph.graph_copy(inner, dict(zip(placeholders, given, strict=True)))
+        for part in list(node.users):
+            part.replace_all_uses_with(found[part.args[1]])
+            graph.erase_node(part)
+        graph.erase_node(node)
+        graph.erase_node(body)
+
+
+def _is_within_reach(graph: fx.Graph) -> bool:
+    """Whether there is a way here for each operation, and none changes a value of which there is a view."""
+    origin: dict[fx.Node, fx.Node] = {}  # of what an operation in place returns
+    shared: set[fx.Node] = set()  # views, and values of which there are some
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if _changes_nothing(node) or _in_place(node.target) is not None:
+            origin[node] = origin.get(node.args[0], node.args[0])
+            if origin[node] in shared or not _may_change(origin[node]) or not _keeps_dtype(node):
+                return False
+        elif not (_stays(node.target) or _has_rewrite(node) or _is_plain_view(node.target)):
+            return False
+        elif _is_view(node.target) or (node.target is operator.getitem and node.args[0] in shared):
+            shared |= {node, *(origin.get(source, source) for source in node.all_input_nodes)}
+    return True
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """Whether it returns its argument: a dropout in place does so in evaluation, `detach_` where constants are made."""
+    return node.target is aten.detach_.default or (node.target is aten.dropout_.default and not node.args[2])
+
+
+def _may_change(value: fx.Node) -> bool:
+    """Whether a value is the model's own: what it is given may be known by other names, unless nobody else reads it."""
+    return value.op == "call_function" or len(value.users) == 1
+
+
+def _keeps_dtype(node: fx.Node) -> bool:
+    """Whether all its tensors are of one type; otherwise what it writes is converted to that of the first."""
+    return len({source.meta["val"].dtype for source in node.all_input_nodes}) == 1
+
+
+@functools.cache
+def _stays(target: Any) -> bool:
+    """Whether torch leaves an operation as it is."""
+    if not isinstance(target, OpOverload):
+        return target is operator.getitem
+    if target in _REWRITES or target._schema.is_mutable:
+        return False
+    uncertain = _is_aliasing(target) or torch.Tag.maybe_aliasing_or_mutating in target.tags
+    return not (_is_composite(target) and uncertain)
+
+
+@functools.cache
+def _is_view(target: Any) -> bool:
+    """Whether what an operation returns may share memory with what it is given."""
+    return isinstance(target, OpOverload) and _is_aliasing(target) and not target._schema.is_mutable
+
+
+def _is_plain_view(target: Any) -> bool:
+    """Whether it returns one view, not a list of them."""
+    return _is_view(target) and isinstance(target._schema.returns[0].type, torch.TensorType)
+
+
+def _is_aliasing(target: OpOverload) -> bool:
+    return any(argument.alias_info is not None for argument in target._schema.arguments)
+
+
+def _is_composite(target: OpOverload) -> bool:
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return key in target.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)
+
+
+@functools.cache
+def _in_place(target: Any) -> OpOverload | None:
+    """The operation that returns what this one writes to its first argument."""
+    name, _, overload = str(target).removeprefix("aten.").partition(".")
+    if not isinstance(target, OpOverload) or not name.endswith("_") or torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    found = getattr(getattr(aten, name[:-1], None), overload, None)
+    return found if found is not None and _stays(found) and not _is_aliasing(found) else None
+
+
+def _has_rewrite(node: fx.Node) -> bool:
+    if node.target is aten.batch_norm.default:
+        return not node.args[5] or node.args[3] is None  # by the batch it would write to what it has stored
+    return node.target in _REWRITES and node.target is not aten.dropout_.default
+
+
+def _rewrite(node: fx.Node) -> None:
+    """Put what an operation computes in its place."""
+    functional, first = _in_place(node.target), node.args[0]
+    if functional is not None and isinstance(first, fx.Node):
+        new = _insert(node, functional, node.args, node.kwargs)
+        first.replace_all_uses_with(new, lambda user: user > node)
+    else:
+        rewrite: Callable[..., fx.Node] = _REWRITES.get(node.target, _taken_apart)
+        new = rewrite(node, *node.args, **node.kwargs)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def _insert(place: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
+    """A new operation before another, described as that one is, but with the form of its own result."""
+    values, named = pytree.tree_map_only(fx.Node, lambda node: node.meta["val"], (args, kwargs))
+    with _fake_mode(place):
+        return _write(place, target, args, kwargs, target(*values, **named))
+
+
+def _fake_mode(node: fx.Node) -> Any:
+    return pytree.tree_leaves(node.meta["val"])[0].fake_mode
+
+
+def _write(place: fx.Node, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+    name = getattr(target, "overloadpacket", target).__name__
+    with place.graph.inserting_before(place):
+        new = place.graph.create_node("call_function", target, args, kwargs, name)
+    new.meta = place.meta | {"val": value}
+    return new
+
+
+def _batch_norm(node: fx.Node, *args: Any) -> fx.Node:
+    *given, stored_mean, stored_var, by_batch, momentum, eps, _ = args
+    if by_batch:
+        norm, settings = aten._native_batch_norm_legit.no_stats, [True]
+    else:
+        norm, settings = aten._native_batch_norm_legit_no_training.default, [stored_mean, stored_var]
+    whole = _insert(node, norm, (*given, *settings, momentum, eps), {})
+    return _insert(node, operator.getitem, (whole, 0), {})
+
+
+def _dropout(node: fx.Node, x: fx.Node, share: float, training: bool) -> fx.Node:
+    if not training or share == 0:
+        return _insert(node, aten.clone.default, (x,), {})
+    return _insert(node, operator.getitem, (_insert(node, aten.native_dropout.default, (x, share, True), {}), 0), {})
+
+
+def _chunk(node: fx.Node, x: fx.Node, chunks: int, dim: int = 0) -> fx.Node:
+    size = -(-x.meta["val"].shape[dim] // chunks)
+    return _insert(node, aten.split.Tensor, (x, size, dim), {})
+
+
+def _converted(node: fx.Node, x: fx.Node, dtype: torch.dtype, *_: Any, **__: Any) -> fx.Node:
+    return _insert(node, aten._to_copy.default, (x,), {"dtype": dtype})
+
+
+_REWRITES: dict[Any, Callable[..., fx.Node]] = {
+    aten.batch_norm.default: _batch_norm,
+    aten.chunk.default: _chunk,
+    aten.detach_.default: lambda node, x: x,
+    aten.dropout.default: _dropout,
+    aten.dropout_.default: lambda node, x, *_: x,
+    aten.lift_fresh_copy.default: lambda node, x: _insert(node, aten.clone.default, (x,), {}),
+    aten.to.dtype: _converted,
+}
+
+
+def _taken_apart(node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    """The operations of which a view consists; whether it has to copy depends on how its argument lies in memory."""
+    transcript, view = _Transcript(node), cast(Callable[..., Tensor], node.target)
+    values, named = pytree.tree_map_only(fx.Node, transcript.value, (args, kwargs))
+    with _fake_mode(node), transcript:
+        return transcript.written[id(view(*values, **named))]
+
+
+class _Transcript(TorchDispatchMode):
+    """Within, each operation on the values of nodes is written before a node."""
+
+    def __init__(self, place: fx.Node) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.place = place
+        self.written: dict[int, fx.Node] = {}  # by the identity of their values, which they keep alive
+
+    def value(self, node: fx.Node) -> Any:
+        """What a node stands for in the operations to come."""
+        self.written[id(node.meta["val"])] = node
+        return node.meta["val"]
+
+    def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = target(*args, **kwargs)
+        nodes, named = pytree.tree_map_only(Tensor, lambda value: self.written[id(value)], (args, kwargs))
+        self.written[id(result)] = _write(self.place, target, nodes, named, result)
+        return result
