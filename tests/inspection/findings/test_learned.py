@@ -206,3 +206,12 @@ def test_every_layer_that_no_other_reads_may_start_small():
     torch.manual_seed(0)
     report = vp.inspect(Heads(), UNIT)
     assert report["small"].growth < 1 / 30 and alarms(report) == []
+
+
+def test_a_model_of_one_recurrent_layer_may_be_small():
+    torch.manual_seed(0)
+    model = nn.LSTM(32, 32, 2, batch_first=True)
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+    report = vp.inspect(model, TOKENS)
+    assert min(row.growth for row in report.rows) < 1 / 30 and alarms(report) == []

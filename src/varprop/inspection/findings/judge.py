@@ -30,8 +30,9 @@ def findings(rows: list[ReportRow], unsettled: int = 0, arguments: str = ARGUMEN
     path = [row for row in layers if id(row) in known or row.role == "stream"]
     data = next((row.growth for row in reversed(layers) if row.role == "data" and row.growth), 1.0)
     found = [*_growth(layers, path, max(1.0, data)), *_gradient(rows)]
-    found += _decay(_judged(path, weighted), min(1.0, data))
-    found += [*_shift(_judged(weighted, weighted)), *_constant(layers, weighted), *_unsettled(unsettled)]
+    found += _decay(_judged([row for row in path if row is not weighted[-1]], weighted), min(1.0, data))
+    found += [*_shift(_judged(weighted[:-1] or weighted, weighted)), *_constant(layers, weighted)]
+    found += _unsettled(unsettled)
     alike = any(any(row.uniform[2:]) for row in rows)
     for row in layers:
         found += [*_softened(row, [*_saturation(row), *_rectifier(row)]), *_disagreement(row, alike)]
@@ -112,7 +113,7 @@ def _grown(row: ReportRow) -> float:
 
 
 def _decay(rows: list[ReportRow], prepared: float) -> Iterator[Finding]:
-    """The same for decay."""
+    """The same for decay; what the last layer gives before it has learned may be small."""
     for found in _extreme(rows, lambda row: prepared / row.growth if row.growth else 0.0, SHRUNK):
         yield _of_size("decay", "shrunk", *found)
 
