@@ -202,13 +202,15 @@ class Network:
         if torch.compiler.is_compiling():
             assert self._intact is not None and self._intact.floats_are_what_they_were()
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _complaint(self) -> str:
         """What is wrong with the model. Compiled graphs ask when they are made: they are anew if modules change."""
         if self._intact is None:
             layers = {site.path: layer for site, layer in zip(self.sites, self.layers, strict=True)}
             self._intact = Intact(self.joint.root, layers, self.settings)
         return self._intact.complaint()
+
+    # as torch.compiler.assume_constant_result would mark it, but for its import of Dynamo
+    _complaint._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _folded(
         self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor], known: Vectors | None
