@@ -783,6 +783,7 @@ STAY_TOGETHER: dict[str, tuple[nn.Module, ...]] = {
     "nearest-exact": (nn.Upsample(scale_factor=2, mode="nearest-exact"), nn.Conv2d(8, 4, 3)),
     "reflection": (nn.ReLU(), nn.ReflectionPad2d(1), nn.Conv2d(8, 4, 3)),
     "channel shuffle": (nn.ReLU(), nn.ChannelShuffle(2), nn.Conv2d(8, 4, 3)),
+    "shuffle and pool": (nn.ReLU(), nn.ChannelShuffle(2), nn.MaxPool2d(3, 1, 1), nn.Conv2d(8, 4, 3)),
     "PReLU": (nn.PReLU(8), nn.Conv2d(8, 4, 3)),
     "softsign": (nn.Softsign(), nn.Conv2d(8, 4, 3)),
 }

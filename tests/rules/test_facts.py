@@ -52,6 +52,16 @@ def test_sums_have_signs() -> None:
     assert operations("signs") == {"aten.add", "aten.sub", "aten.rsub"}
 
 
+@pytest.mark.parametrize("name", sorted(operations("permutes")))
+def test_what_permutes_has_all_elements_of_its_argument_once(name: str) -> None:
+    rows = [row for row in ROWS if str(row.op).startswith(f"{name}.") or str(row.op) == name]
+    assert rows
+    for row in rows:
+        (x,) = (leaf.dense().mean for leaf in leaves(build(row)) if isinstance(leaf, Moments))
+        moved = outputs(propagate_op(row.op, build(row), row.kwargs))[0].dense().mean
+        assert torch.equal(moved.flatten().sort().values, x.flatten().sort().values)
+
+
 # --- bends and bounds, on a grid ---
 
 GRID = torch.linspace(-30, 30, 6001, dtype=torch.float64)

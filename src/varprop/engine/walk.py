@@ -6,7 +6,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ SMALL = 2**16
 INDEPENDENCE = "assumes independence of operands that share a random ancestor"
 TRUNCATION = "a cast to whole numbers cuts the fraction off, but is taken as a copy"
 CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
+
+
+class Behind(NamedTuple):
+    """How a value follows from an earlier one: by functions, and then by moves."""
+
+    before: Node
+    after: Node  # the last of the functions
+    moves: list[Node]
 
 
 @dataclass
@@ -110,25 +118,33 @@ class Walk:
 
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         rule = self.plan.rules[node]
-        if rule.order_statistic and (before := self._monotone_chain(node.args[0])):
-            return self._maximum_first(node, rule, before, args, kwargs)
+        if rule.order_statistic and (found := self.behind_functions(node.args[0])):
+            return self._maximum_first(node, rule, found, args, kwargs)
         return apply(rule, node.target, args, kwargs)
 
-    def _monotone_chain(self, node: Any) -> Node | None:
-        """The node from which `node` follows by non-decreasing functions without tensor arguments."""
-        start = node
+    def behind_functions(self, node: Any) -> Behind | None:
+        """How a value follows from an earlier one by non-decreasing functions without tensor arguments, if it does."""
+        moves: list[Node] = []
+        rule = self.plan.rules.get(node)
+        while rule is not None and len(node.operands) == 1 and (rule.permutes or rule.copies):
+            moves = [node, *moves] if rule.permutes else moves
+            node = node.args[0]
+            rule = self.plan.rules.get(node)
+        after = node
         while self.plan.inside_cluster(node) and self.plan.rules[node].monotone and len(node.operands) == 1:
             node = node.args[0]
-        return node if node is not start else None
+        return Behind(node, after, moves) if node is not after else None
 
-    def _maximum_first(self, node: Node, rule: Rule, before: Node, args: Any, kwargs: Any) -> Any:
+    def _maximum_first(self, node: Node, rule: Rule, found: Behind, args: Any, kwargs: Any) -> Any:
         """max f(X_i) = f(max X_i) for non-decreasing f (mathematics.md, 7): far more accurate in this order."""
-        pooled = apply(rule, node.target, (self.value(before), *args[1:]), kwargs)
-        after = node.args[0]
-        assert isinstance(after, Node)
+        x = self.value(found.before)
+        for move in found.moves:
+            own = resolve((move.args, move.kwargs), {move.args[0]: x}.__getitem__)
+            x = self._stamp(move, apply(self.plan.rules[move], move.target, *own))
+        pooled = apply(rule, node.target, (x, *args[1:]), kwargs)
         if isinstance(pooled, Moments):
-            return self.clusters.moments_from(after, before, pooled)
-        return (self.clusters.moments_from(after, before, pooled[0]), *pooled[1:])
+            return self.clusters.moments_from(found.after, found.before, pooled)
+        return (self.clusters.moments_from(found.after, found.before, pooled[0]), *pooled[1:])
 
     def _arguments(self, node: Node) -> tuple[Any, Any]:
         def known(operand: Node) -> Any:

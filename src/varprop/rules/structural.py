@@ -9,22 +9,24 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments, Tokens, compact
+from .axes import write_out
 from .registry import constant, structural
 
 aten = torch.ops.aten
 
-structural(aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze, aten.movedim, aten.swapaxes)
+structural(aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, permutes=True)
+structural(aten.unsqueeze, aten.squeeze, aten.flip, aten.rot90, permutes=True)
 structural(aten.expand, aten.repeat, aten.repeat_interleave, aten.tile)
 structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, aten.im2col)
 structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
 structural(aten.vstack, aten.hstack, aten.dstack, aten.broadcast_tensors, aten.meshgrid)
-structural(aten.diag, aten.diag_embed, aten.rot90, aten.take_along_dim, aten.masked_select)
+structural(aten.diag, aten.diag_embed, aten.take_along_dim, aten.masked_select)
 # Sums of independent elements, each counted once, act on mean and variance alike too.
 structural(aten.scatter_add, aten.trace)
-structural(aten.index, aten.index_select, aten.gather, aten.flip, aten.tril, aten.triu)
+structural(aten.index, aten.index_select, aten.gather, aten.tril, aten.triu)
 structural(aten.slice_scatter, aten.select_scatter, aten.index_put)
 structural(aten.copy, evaluate=lambda x, source, *_: source.to(x).expand_as(x))  # torch's own has no derivative
-structural(aten.pixel_shuffle, aten.pixel_unshuffle, aten.channel_shuffle)
+structural(aten.pixel_shuffle, aten.pixel_unshuffle, permutes=True)
 structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)
 structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)
 
@@ -33,13 +35,23 @@ constant(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.sym_
 constant(aten.isnan, aten.isinf, aten.isfinite)  # a Gaussian value is finite
 
 
-@structural(aten.view, aten._unsafe_view, aten.reshape)
+@structural(aten.view, aten._unsafe_view, aten.reshape, permutes=True)
 def view(x: Moments | Tokens, shape: Sequence[int]) -> Moments | Tokens:
-    """The same elements in other extents; a view of a uniform axis may need a copy, which only reshape makes."""
+    """The same elements in other extents; a view of a uniform axis may need a copy, which only reshape makes.
+
+    What is stored is put in order first, lest that copy write uniform axes out.
+    """
     if isinstance(x, Tokens):
         return Tokens(x.probabilities, torch.empty(x.full or (), device="meta").reshape(shape).shape)
-    x = x.dense()
+    x = Moments(x.mean.contiguous(), x.var.contiguous(), x.full).dense()
     return compact(torch.reshape(x.mean, shape), torch.reshape(x.var, shape))
+
+
+@structural(aten.channel_shuffle, permutes=True)
+def channel_shuffle(x: Moments, groups: int) -> Moments:
+    """Channels in another order; positions stay uniform."""
+    x = write_out(x, 1)
+    return Moments(aten.channel_shuffle(x.mean, groups), aten.channel_shuffle(x.var, groups))
 
 
 @structural(aten.cat)
@@ -82,7 +94,7 @@ def type_as(x: Moments, other: Any) -> Moments:
     return x
 
 
-@structural(aten.roll)
+@structural(aten.roll, permutes=True)
 def roll(x: Moments, shifts: Sequence[int], dims: Sequence[int] = ()) -> Moments:
     """A shift along a uniform axis changes nothing, so no axis needs writing out."""
     if not dims:
