@@ -35,6 +35,7 @@ ROWS = {
     "pickle": "whole models, and state dicts into fresh ones",
     "ONNX": "`vp.fold(model)`, then export; an export of the normalized model is refused",
     "torch.jit": "`vp.fold(model)`, then trace; a trace of the normalized model is refused",
+    "quantization": "`vp.fold(model)`, then torch.ao.quantization; of the normalized model it is refused",
     "DataParallel": "refused: use DistributedDataParallel",
     "packed sequences": "recurrent layers on packed sequences: each as if it were alone",
     "Lightning": "trained by its Trainer as by hand",

@@ -124,6 +124,60 @@ def test_maximum_is_taken_before_the_activation() -> None:
         assert output.std.item() == pytest.approx(0.419, abs=2e-3)
 
 
+def shuffled(x: Tensor) -> Tensor:
+    """The channels in another order, as ShuffleNet writes it."""
+    return x.view(len(x), 2, -1, *x.shape[2:]).transpose(1, 2).reshape(x.shape)
+
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "views": shuffled,
+    "channel shuffle": lambda x: F.channel_shuffle(x, 2),
+    "roll and flip": lambda x: x.roll(1, 1).flip(-1),
+    "slice": lambda x: x[:, 2:6],
+}
+
+
+@pytest.mark.parametrize("extent", (1, 6), ids=("alike", "apart"))
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_between_an_activation_and_a_maximum_make_no_difference(name: str, extent: int) -> None:
+    torch.manual_seed(0)
+    move = MOVES[name]
+    x = vp.Moments(torch.randn(1, 8, extent, extent, dtype=DOUBLE), torch.ones(1, 8, extent, extent, dtype=DOUBLE))
+    example = torch.zeros(1, 8, 6, 6, dtype=DOUBLE)
+    behind, before = (
+        vp.propagate(Function(function), x, example).output.dense()
+        for function in (
+            lambda x: F.max_pool2d(move(x.relu()), 3, 1, 1),
+            lambda x: F.max_pool2d(move(x).relu(), 3, 1, 1),
+        )
+    )
+    torch.testing.assert_close(behind.mean, before.mean)
+    torch.testing.assert_close(behind.var, before.var)
+
+
+def test_parts_that_are_joined_between_an_activation_and_a_maximum() -> None:
+    """As after the fire modules of SqueezeNet; with two functions there is none to apply after the maximum."""
+    torch.manual_seed(0)
+    x, y = (vp.Moments(torch.randn(1, 4, 6, dtype=DOUBLE), torch.ones(1, 4, 6, dtype=DOUBLE)) for _ in range(2))
+
+    def of(function: Callable[[Tensor, Tensor], Tensor]) -> vp.Moments:
+        return vp.propagate(Function(lambda x, y: F.max_pool1d(function(x, y), 2)), (x, y)).output
+
+    joined, expected = of(lambda x, y: torch.cat([x.relu(), y.relu()], 1)), of(lambda x, y: torch.cat([x, y], 1).relu())
+    torch.testing.assert_close(joined.var, expected.var)
+    mixed = of(lambda x, y: torch.cat([x.relu(), y.sigmoid()], 1))
+    sigmoids = vp.propagate(Function(lambda y: F.max_pool1d(y.sigmoid(), 2)), y).output
+    assert mixed.mean[:, 4:].max() < 1 and not torch.allclose(mixed.mean[:, 4:], expected.mean[:, 4:])
+    torch.testing.assert_close(mixed.mean[:, 4:], sigmoids.mean, rtol=0.02, atol=0.0)
+
+
+def test_a_border_between_an_activation_and_a_maximum_is_no_move() -> None:
+    """The sigmoid of the border would be a half."""
+    padded = Function(lambda x: F.max_pool1d(F.pad(x.sigmoid(), (3, 0)), 3))
+    output = vp.propagate(padded, standard(1, 1, 3)).output.dense()
+    assert output.mean[0, 0, 0] == 0 and output.var[0, 0, 0] == 0
+
+
 def test_results_by_module_and_operation() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -537,6 +537,19 @@ def test_a_setting_that_was_changed_is_refused(module: nn.Module, name: str, cop
     assert changed(X).shape == (len(X), 3)
 
 
+@pytest.mark.parametrize("dynamic", (None, True))
+@pytest.mark.parametrize("change", [lambda model: setattr(model[1], "negative_slope", 0.9), lambda m: m.pop(1)])
+def test_what_was_changed_is_refused_in_compiled_models(change: Callable[[Any], Any], dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    for slope in (0.3, 0.2, 0.1):  # of which Dynamo makes a variable
+        model = mlp(nn.LeakyReLU(slope), nn.Identity())
+        compiled = torch.compile(model, backend="eager", dynamic=dynamic)
+        assert same(compiled(X), model(X))
+    change(model)
+    with pytest.raises(ValueError, match=r"(was 0\.1 when the model was normalized and is 0\.9|was replaced after)"):
+        compiled(X)
+
+
 def test_the_borders_of_transposed_convolutions_count() -> None:
     """Of a single position every tap makes an output of its own, as in the first layer of a DCGAN's generator."""
     torch.manual_seed(0)
@@ -779,6 +792,7 @@ STAY_TOGETHER: dict[str, tuple[nn.Module, ...]] = {
     "nearest-exact": (nn.Upsample(scale_factor=2, mode="nearest-exact"), nn.Conv2d(8, 4, 3)),
     "reflection": (nn.ReLU(), nn.ReflectionPad2d(1), nn.Conv2d(8, 4, 3)),
     "channel shuffle": (nn.ReLU(), nn.ChannelShuffle(2), nn.Conv2d(8, 4, 3)),
+    "shuffle and pool": (nn.ReLU(), nn.ChannelShuffle(2), nn.MaxPool2d(3, 1, 1), nn.Conv2d(8, 4, 3)),
     "PReLU": (nn.PReLU(8), nn.Conv2d(8, 4, 3)),
     "softsign": (nn.Softsign(), nn.Conv2d(8, 4, 3)),
 }

@@ -52,6 +52,17 @@ def test_sums_have_signs() -> None:
     assert operations("signs") == {"aten.add", "aten.sub", "aten.rsub"}
 
 
+@pytest.mark.parametrize("name", sorted(operations("selects")))
+def test_what_selects_has_elements_of_its_arguments_alone(name: str) -> None:
+    rows = [row for row in ROWS if str(row.op).startswith(f"{name}.") or str(row.op) == name]
+    assert rows
+    for row in rows:
+        tensors = [leaf for leaf in leaves(build(row)) if isinstance(leaf, (Moments, Tensor))]
+        given = [leaf.mean if isinstance(leaf, Moments) else leaf for leaf in tensors]
+        moved = outputs(propagate_op(row.op, build(row), row.kwargs))[0].dense().mean
+        assert torch.isin(moved, torch.cat([x.flatten() for x in given])).all()
+
+
 # --- bends and bounds, on a grid ---
 
 GRID = torch.linspace(-30, 30, 6001, dtype=torch.float64)

@@ -6,7 +6,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ SMALL = 2**16
 INDEPENDENCE = "assumes independence of operands that share a random ancestor"
 TRUNCATION = "a cast to whole numbers cuts the fraction off, but is taken as a copy"
 CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
+
+
+class Unapplied(NamedTuple):
+    """A value before functions were applied to it, and these: they lead from one node of a cluster to another."""
+
+    value: Moments
+    before: Node
+    after: Node
 
 
 @dataclass
@@ -110,25 +118,40 @@ class Walk:
 
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         rule = self.plan.rules[node]
-        if rule.order_statistic and (before := self._monotone_chain(node.args[0])):
-            return self._maximum_first(node, rule, before, args, kwargs)
+        if rule.order_statistic and (found := self.without_functions(node.args[0], self.value, self._moved)):
+            return self._maximum_first(node, rule, found, args, kwargs)
         return apply(rule, node.target, args, kwargs)
 
-    def _monotone_chain(self, node: Any) -> Node | None:
-        """The node from which `node` follows by non-decreasing functions without tensor arguments."""
-        start = node
-        while self.plan.inside_cluster(node) and self.plan.rules[node].monotone and len(node.operands) == 1:
-            node = node.args[0]
-        return node if node is not start else None
+    def without_functions(
+        self, node: Node, value: Callable[[Node], Any], moved: Callable[[Node, Callable[[Node], Any]], Any]
+    ) -> Unapplied | None:
+        """A value before the last non-decreasing functions without tensor arguments, if there are any.
 
-    def _maximum_first(self, node: Node, rule: Rule, before: Node, args: Any, kwargs: Any) -> Any:
+        What only selects or joins elements may come before functions of them as well as after.
+        """
+        rule = self.plan.rules.get(node)
+        if rule is not None and (rule.selects or (rule.copies and len(node.operands) == 1)):
+            parts = [self.without_functions(operand, value, moved) for operand in node.operands]
+            known = {operand: part for operand, part in zip(node.operands, parts, strict=True) if part is not None}
+            if len(known) < len(parts) or len({_steps(part) for part in known.values()}) > 1:
+                return None
+            own = moved(node, lambda o: known[o].value) if rule.selects else known[node.operands[0]].value
+            return Unapplied(own, *known[node.operands[0]][1:])
+        before = node
+        while self.plan.inside_cluster(before) and self.plan.rules[before].monotone and len(before.operands) == 1:
+            before = before.args[0]
+        return Unapplied(value(before), before, node) if before is not node else None
+
+    def _moved(self, node: Node, value: Callable[[Node], Any]) -> Any:
+        args, kwargs = resolve((node.args, node.kwargs), value)
+        return self._stamp(node, apply(self.plan.rules[node], node.target, args, kwargs))
+
+    def _maximum_first(self, node: Node, rule: Rule, found: Unapplied, args: Any, kwargs: Any) -> Any:
         """max f(X_i) = f(max X_i) for non-decreasing f (mathematics.md, 7): far more accurate in this order."""
-        pooled = apply(rule, node.target, (self.value(before), *args[1:]), kwargs)
-        after = node.args[0]
-        assert isinstance(after, Node)
+        pooled = apply(rule, node.target, (found.value, *args[1:]), kwargs)
         if isinstance(pooled, Moments):
-            return self.clusters.moments_from(after, before, pooled)
-        return (self.clusters.moments_from(after, before, pooled[0]), *pooled[1:])
+            return self.clusters.moments_from(found.after, found.before, pooled)
+        return (self.clusters.moments_from(found.after, found.before, pooled[0]), *pooled[1:])
 
     def _arguments(self, node: Node) -> tuple[Any, Any]:
         def known(operand: Node) -> Any:
@@ -204,6 +227,15 @@ def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:
     """Whether a rule combines operands as independent that are not known to be."""
     combines = rule.kind == "rule" or (rule.kind == "elementwise" and not plan.inside_cluster(node))
     return combines and (plan.shares_ancestor(node) or (plan.reads_one_twice(node) and not rule.repeats))
+
+
+def _steps(found: Unapplied) -> tuple[str, ...]:
+    """The functions, the last one first, with their settings."""
+    node, steps = found.after, []
+    while node is not found.before:
+        steps.append(f"{node.target}{node.args[1:]}{node.kwargs}")
+        node = node.args[0]
+    return tuple(steps)
 
 
 def apply(rule: Rule, target: Any, args: Any, kwargs: Any) -> Any:

@@ -19,15 +19,20 @@ from ..rules.registry import Rule
 
 def prepares_data(walk: Walk, node: Node) -> bool:
     """Whether no parameter has a part in a value, in a model that has parameters."""
-    learned = _learned(walk.plan.program)
-    return bool(learned) and node not in learned
+    found = learned(walk.plan.program)
+    return bool(found) and node not in found
+
+
+def learned(program: Program) -> set[Node]:
+    """Every node that a parameter has a part in."""
+    return program.once("learned", lambda: _found(program))
 
 
 def _stands_on_token(walk: Walk, node: Node) -> bool:
     """Whether a value is a learned constant, or a sum of one and of smaller values with learned factors."""
     node = _unmoved(walk, node)
     if not walk.plan.random(node):
-        return node in _learned(walk.plan.program)
+        return node in learned(walk.plan.program)
     return token_of(walk, node) is not None
 
 
@@ -41,11 +46,6 @@ def token_of(walk: Walk, node: Node) -> Node | None:
         if _scaled(walk, other) and _stands_on_token(walk, token) and _square(walk, token) > _square(walk, other):
             return token  # type: ignore[no-any-return]
     return None
-
-
-def _learned(program: Program) -> set[Node]:
-    """Every node that a parameter has a part in."""
-    return program.once("learned", lambda: _found(program))
 
 
 def _found(program: Program) -> set[Node]:
@@ -63,7 +63,7 @@ def _scaled(walk: Walk, node: Node) -> bool:
     rule, random = walk.plan.rules.get(node), walk.plan.random_operands(node)
     if rule is None or not rule.product or rule.kind != "elementwise" or len(random) != 1:
         return False
-    return any(operand in _learned(walk.plan.program) for operand in node.operands if operand not in random)
+    return any(operand in learned(walk.plan.program) for operand in node.operands if operand not in random)
 
 
 def _unmoved(walk: Walk, node: Node) -> Node:

@@ -2,7 +2,8 @@
 
 A branch of a residual block and what lies in it may be small by design, what enters a normalization may have any scale,
 queries and keys get small gradients while attention has not learned to look, and what is computed from averages and
-given back to all positions (a gate, a context) hardly varies. A head behind such an average may start small.
+given back to all positions (a gate, a context) hardly varies, nor does what is made of class tokens. Heads behind such
+averages or tokens, and layers that no other layer reads, may start small.
 A rectifier over the sum of a branch and of what is rectified already is on wherever the branch is the smaller one.
 What is made of the input before the first parameter is data, a class token starts as the constant it is, and inner
 products of two values, sums over all channels, hardly vary beside their mean.
@@ -17,11 +18,13 @@ from typing import Literal
 import torch
 
 from ..engine.walk import Walk
+from ..graph.leaf import Leaf
 from ..graph.node import Node
 from ..rules.registry import Rule
 from .gradients.flow import averages_all
 from .learned import prepares_data, token_of
 from .places import first_moments
+from .tokens import of_tokens
 
 aten = torch.ops.aten
 Role = Literal[
@@ -43,6 +46,10 @@ def _in_blocks(node: Node, rule: Rule) -> bool:
     return mixes or _in_layers(node, rule) or _normalizes(node, rule)
 
 
+def _but_layers(node: Node, rule: Rule) -> bool:
+    return not rule.weighted and not isinstance(node.target, Leaf)
+
+
 def _nowhere(node: Node, rule: Rule) -> bool:
     return False
 
@@ -60,7 +67,7 @@ def role_of(walk: Walk, node: Node) -> Role:
     if _sums_averages(walk, node):
         return "gate"
     if _is_sum(walk, node):
-        return "in branch" if _in_branch(walk, node) else "stream"
+        return "token" if of_tokens(walk, node) else "in branch" if _in_branch(walk, node) else "stream"
     if _is_gate(walk, node):
         return "gate"
     if _rectifies_a_stream(walk, node):
@@ -70,9 +77,17 @@ def role_of(walk: Walk, node: Node) -> Role:
         return "in branch"
     if role == "" and _is_half_of_a_layer(walk, node):
         return "normalized"
-    if role == "" and _averages_all_behind(walk, node):
+    if role == "" and _is_head(walk, node):
         return "head"
     return "similarity" if role == "" and _compares(walk, node) else role
+
+
+def _is_head(walk: Walk, node: Node) -> bool:
+    """Whether a value is made of averages over all positions, or a layer gives it and no other one reads it."""
+    rule = walk.plan.rules.get(node)
+    if _averages_all_behind(walk, node) or of_tokens(walk, node):
+        return True
+    return rule is not None and rule.weighted and not any(True for _ in _ends(walk, node, _but_layers))
 
 
 def _is_data(walk: Walk, node: Node) -> bool:

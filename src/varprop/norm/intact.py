@@ -74,16 +74,22 @@ class Intact:
             own = settings.get(path, {}).items()
             self.settings += [(vars(module), name, path, value) for name, value in own if name in vars(module)]
         self.links = list(links.values())
+        self._floats = [(own, name, value) for own, name, _, value in self.settings if isinstance(value, float)]
 
-    def require(self) -> None:
-        """Refuse a model that has become another one."""
+    def complaint(self) -> str:
+        """What is wrong with a model that has become another one; empty if nothing is."""
         for parent, name, child in self.links:
             found = parent._modules.get(name)
             if found is not child and _unwrapped(found) is not child:
-                raise ValueError(REPLACED.format(name))
+                return REPLACED.format(name)
         for own, name, path, value in self.settings:
             if own[name] != value:
-                raise ValueError(CHANGED.format(name, path, value, own[name]))
+                return CHANGED.format(name, path, value, own[name])
+        return ""
+
+    def floats_are_what_they_were(self) -> bool:
+        """For Dynamo to read and to guard: a number of a module of which it has seen two values is a variable to it."""
+        return all([own[name] == value for own, name, value in self._floats])
 
 
 def _way(root: nn.Module, path: str) -> Iterator[Link]:

@@ -141,6 +141,18 @@ class Normalized(ChecksCheckpoints):
             )
         return super().register_forward_hook(hook, **settings)
 
+    @property
+    def qconfig(self) -> Any:
+        """How torch.ao.quantization is to treat the layer, which it does not know and would leave out."""
+        raise AttributeError("A normalized layer has no qconfig.")
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        raise RuntimeError(
+            "torch.ao.quantization does not know normalized layers and would leave them as they are: quantize "
+            "vp.fold(model)."
+        )
+
     def _replicate_for_data_parallel(self) -> Normalized:
         raise RuntimeError(
             "nn.DataParallel copies the layers of a normalized model without their network: "

@@ -108,9 +108,9 @@ class Lowering:
             return self._combined(node, self.plan.random_operands(node))
         return self._channelwise(node)
 
-    def _moved(self, node: Node) -> Any:
+    def _moved(self, node: Node, value: Callable[[Node], Any] | None = None) -> Any:
         self._require_only_random(node)
-        args, kwargs = resolve(node.args, self._value), resolve(node.kwargs, self._value)
+        args, kwargs = resolve((node.args, node.kwargs), value or self._value)
         return _stamped(apply(self.plan.rules[node], node.target, args, kwargs), node, self.numbering.count)
 
     def _require_only_random(self, node: Node) -> None:
@@ -240,9 +240,8 @@ class Lowering:
         several = isinstance(node.form, (list, tuple))
         if rule.function is None or self.plan.random_operands(node) != [argument]:
             raise NotLanes
-        before = self.walk._monotone_chain(argument) if rule.order_statistic else None
-        start = before if before is not None else argument
-        moving = self._value(start)
+        found = self.walk.without_functions(argument, self._value, self._moved) if rule.order_statistic else None
+        moving, before, after = found or (self._value(argument), argument, argument)
         self._require_uniform(node, moving)
         form, full = (node.form[0] if several else node.form), list(moving.full)
 
@@ -260,9 +259,9 @@ class Lowering:
         name = f"{node.target}(x{spatial}, {settings!r}, {node.kwargs!r})"
         moments = _trusting(pooled)
         function = recognized(name, moments, self._named_kernel(node, argument) or of_positions(moments))
-        if before is not None:
-            after = self._function_from(argument, before)
-            function = recognized(f"{after.name} after {name}", _chained(function, after), composed(function, after))
+        if before is not after:
+            last = self._function_from(after, before)
+            function = recognized(f"{last.name} after {name}", _chained(function, last), composed(function, last))
         made = self.numbering.apply(function, [moving], form.shape)
         made = moving_lanes(lane_numbers(made).view(_kept_axes(made.mean, form)), form.shape)
         return [made] + [None] * (len(node.form) - 1) if several else made

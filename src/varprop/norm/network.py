@@ -171,8 +171,7 @@ class Network:
         Raises:
             ValueError: If a layer was replaced since the model was normalized.
         """
-        if not torch.compiler.is_compiling():
-            self._require_intact()
+        self._require_intact()
         parameters = self.parameters()
         first, compiling = parameters[0], torch.compiler.is_compiling()
         dtype = computing_dtype(first.device.type, first.dtype)
@@ -198,10 +197,20 @@ class Network:
 
     def _require_intact(self) -> None:
         """What was put in a layer's place is not normalized, and those behind it would take it for what it was."""
+        if complaint := self._complaint():
+            raise ValueError(complaint)
+        if torch.compiler.is_compiling():
+            assert self._intact is not None and self._intact.floats_are_what_they_were()
+
+    def _complaint(self) -> str:
+        """What is wrong with the model. Compiled graphs ask when they are made: they are anew if modules change."""
         if self._intact is None:
             layers = {site.path: layer for site, layer in zip(self.sites, self.layers, strict=True)}
             self._intact = Intact(self.joint.root, layers, self.settings)
-        self._intact.require()
+        return self._intact.complaint()
+
+    # as torch.compiler.assume_constant_result would mark it, but for its import of Dynamo
+    _complaint._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def _folded(
         self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor], known: Vectors | None

@@ -71,6 +71,7 @@ class Rule:
         per_channel: Over uniform positions, treats every channel alike and by itself (pooling, upsampling, dropout).
         channels: The axis of the result that holds the channels, if the operation decides it: 1 or -1.
         copies: The result is the argument itself, perhaps in another dtype.
+        selects: Every element of the result is one of an argument; all arguments that are tensors are such.
         bend: Where an activation is flat, off or linear (`rules.bend.Bend`); a function of its further arguments.
         bounds: What its values cannot leave, likewise.
         kernel: How the fold of a network computes it (`gaussian.derivatives`): a name, and numbers; likewise.
@@ -106,6 +107,7 @@ class Rule:
     per_channel: bool = False
     channels: int | None = None
     copies: bool = False
+    selects: bool = False
     bend: Callable[..., Any] = _nothing
     bounds: Callable[..., tuple[float, float]] = _everything
     kernel: Callable[..., tuple[str | float, ...] | None] = _nothing
@@ -183,7 +185,9 @@ def _registrar(ops: tuple[Key, ...], made: Rule) -> Callable[[Function], Functio
     return decorate
 
 
-def structural(*ops: Key, evaluate: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
+def structural(
+    *ops: Key, evaluate: Callable[..., Any] | None = None, selects: bool = False
+) -> Callable[[Function], Function]:
     """Register operations that only move, select, copy or join elements: they act on mean and variance alike.
 
     Used as a decorator it replaces that default by a function of Moments (to keep uniform axes, say).
@@ -191,8 +195,9 @@ def structural(*ops: Key, evaluate: Callable[..., Any] | None = None) -> Callabl
     Args:
         ops: The operations.
         evaluate: What to run on the means and on the variances; the operation itself if left out.
+        selects: A field of `Rule`.
     """
-    made = [Rule("structural", evaluate=evaluate) for _ in ops]
+    made = [Rule("structural", evaluate=evaluate, selects=selects) for _ in ops]
     for op, one in zip(ops, made, strict=True):
         _register((op,), one)
 

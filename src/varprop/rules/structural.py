@@ -9,40 +9,54 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments, Tokens, compact
+from .axes import write_out
 from .registry import constant, structural
 
 aten = torch.ops.aten
 
-structural(aten.permute, aten.transpose, aten.t, aten.unsqueeze, aten.squeeze, aten.movedim, aten.swapaxes)
-structural(aten.expand, aten.repeat, aten.repeat_interleave, aten.tile)
-structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, aten.im2col)
+structural(aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, selects=True)
+structural(aten.unsqueeze, aten.squeeze, aten.flip, aten.rot90, selects=True)
+structural(aten.expand, aten.repeat, aten.tile, selects=True)
+structural(aten.repeat_interleave)
+structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, selects=True)
+structural(aten.im2col)
 structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
 structural(aten.vstack, aten.hstack, aten.dstack, aten.broadcast_tensors, aten.meshgrid)
-structural(aten.diag, aten.diag_embed, aten.rot90, aten.take_along_dim, aten.masked_select)
+structural(aten.diag, aten.diag_embed, aten.take_along_dim, aten.masked_select)
 # Sums of independent elements, each counted once, act on mean and variance alike too.
 structural(aten.scatter_add, aten.trace)
-structural(aten.index, aten.index_select, aten.gather, aten.flip, aten.tril, aten.triu)
+structural(aten.index, aten.index_select, aten.gather, aten.tril, aten.triu)
 structural(aten.slice_scatter, aten.select_scatter, aten.index_put)
 structural(aten.copy, evaluate=lambda x, source, *_: source.to(x).expand_as(x))  # torch's own has no derivative
-structural(aten.pixel_shuffle, aten.pixel_unshuffle, aten.channel_shuffle)
-structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)
-structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)
+structural(aten.pixel_shuffle, aten.pixel_unshuffle, selects=True)
+structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d, selects=True)
+structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d, selects=True)
 
 constant(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.fill)
 constant(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.sym_size)
 constant(aten.isnan, aten.isinf, aten.isfinite)  # a Gaussian value is finite
 
 
-@structural(aten.view, aten._unsafe_view, aten.reshape)
+@structural(aten.view, aten._unsafe_view, aten.reshape, selects=True)
 def view(x: Moments | Tokens, shape: Sequence[int]) -> Moments | Tokens:
-    """The same elements in other extents; a view of a uniform axis may need a copy, which only reshape makes."""
+    """The same elements in other extents; a view of a uniform axis may need a copy, which only reshape makes.
+
+    What is stored is put in order first, lest that copy write uniform axes out.
+    """
     if isinstance(x, Tokens):
         return Tokens(x.probabilities, torch.empty(x.full or (), device="meta").reshape(shape).shape)
-    x = x.dense()
+    x = Moments(x.mean.contiguous(), x.var.contiguous(), x.full).dense()
     return compact(torch.reshape(x.mean, shape), torch.reshape(x.var, shape))
 
 
-@structural(aten.cat)
+@structural(aten.channel_shuffle, selects=True)
+def channel_shuffle(x: Moments, groups: int) -> Moments:
+    """Channels in another order; positions stay uniform."""
+    x = write_out(x, 1)
+    return Moments(aten.channel_shuffle(x.mean, groups), aten.channel_shuffle(x.var, groups))
+
+
+@structural(aten.cat, selects=True)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Moments:
     """Joined along one axis; the others stay uniform where every part is."""
     tensors = [t for t in tensors if not (isinstance(t, Tensor) and t.shape == (0,))]  # torch skips these too
@@ -53,7 +67,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Moments:
     return Moments(torch.cat(means, dim), torch.cat(variances, dim))
 
 
-@structural(aten.stack)
+@structural(aten.stack, selects=True)
 def stack(tensors: Sequence[Any], dim: int = 0) -> Moments:
     """Joined along a new axis."""
     ndim = len(_full(tensors[0])) + 1
@@ -82,7 +96,7 @@ def type_as(x: Moments, other: Any) -> Moments:
     return x
 
 
-@structural(aten.roll)
+@structural(aten.roll, selects=True)
 def roll(x: Moments, shifts: Sequence[int], dims: Sequence[int] = ()) -> Moments:
     """A shift along a uniform axis changes nothing, so no axis needs writing out."""
     if not dims:

@@ -140,3 +140,78 @@ def test_a_maximum_within_a_branch_does_not_end_it():
     report = vp.inspect(MaximumInside(), UNIT)
     assert report["small"].role == "in branch" and report["small"].growth < 1 / 30
     assert alarms(report) == []
+
+
+class TokenAmongPositions(nn.Module):
+    """A learned token joined to the others; one position is read behind attention, by a layer before the head."""
+
+    def __init__(self, position):
+        super().__init__()
+        self.token, self.places = nn.Parameter(torch.randn(1, 1, 32)), nn.Parameter(torch.randn(1, 17, 32))
+        self.norm, self.value, self.project = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.read, self.head, self.position = nn.Linear(32, 32), nn.Linear(32, 8), position
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), 0.03 * x], 1) + self.places
+        y = self.norm(x)
+        x = x + self.project(nn.functional.scaled_dot_product_attention(y, y, self.value(y)))
+        return self.head(self.read(x[:, self.position]).relu())
+
+
+@pytest.mark.parametrize(("position", "role", "found"), [(0, "head", []), (1, "", ["shift"])])
+def test_what_is_read_at_a_class_token_hardly_varies_but_not_at_the_other_positions(position, role, found):
+    torch.manual_seed(0)
+    report = vp.inspect(TokenAmongPositions(position), TOKENS)
+    assert report["read"].role == role
+    assert report["read"].growth < 1 / 30 and report["read"].numbers["shift"] > 0.99
+    assert [kind for kind, where in alarms(report) if where == "read"] == found
+
+
+class Refined(nn.Module):
+    """A prediction that is corrected step by step, by one small layer or by one that goes on to another layer."""
+
+    def __init__(self, reads_on):
+        super().__init__()
+        self.first, self.step, self.predict = nn.Linear(64, 64), nn.Linear(68, 64), nn.Linear(64, 4)
+        self.reader, self.reads_on = nn.Linear(4, 4), reads_on
+        self.predict.weight.data.mul_(0.01)
+
+    def forward(self, x):
+        y, predicted = self.first(x), []
+        for _ in range(3):
+            predicted.append(self.predict(y.tanh()))
+            y = self.step(torch.cat([y, predicted[-1]], -1))
+        return [self.reader(one) for one in predicted] if self.reads_on else predicted
+
+
+@pytest.mark.parametrize(("reads_on", "found"), [(False, []), (True, ["decay"])])
+def test_a_layer_that_predicts_in_its_last_call_may_be_small_in_all(reads_on, found):
+    torch.manual_seed(0)
+    report = vp.inspect(Refined(reads_on), UNIT)
+    assert report["predict"].growth < 1 / 30
+    assert [kind for kind, where in alarms(report) if where == "predict" and kind == "decay"] == found
+
+
+def test_every_layer_that_no_other_reads_may_start_small():
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.small, self.large = nn.Linear(64, 64), nn.Linear(64, 8), nn.Linear(64, 8)
+            self.small.weight.data.mul_(0.01)
+
+        def forward(self, x):
+            y = self.body(x).relu()
+            return self.small(y), self.large(y)
+
+    torch.manual_seed(0)
+    report = vp.inspect(Heads(), UNIT)
+    assert report["small"].growth < 1 / 30 and alarms(report) == []
+
+
+def test_a_model_of_one_recurrent_layer_may_be_small():
+    torch.manual_seed(0)
+    model = nn.LSTM(32, 32, 2, batch_first=True)
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+    report = vp.inspect(model, TOKENS)
+    assert min(row.growth for row in report.rows) < 1 / 30 and alarms(report) == []

@@ -282,13 +282,15 @@ def test_gradients_before_an_average_agree_with_autograd(make, error):
 class Attention(nn.Module):
     """Self-attention in four heads with a residual sum."""
 
-    def __init__(self):
+    def __init__(self, masked=False):
         super().__init__()
         self.query, self.key, self.value, self.out = (nn.Linear(32, 32) for _ in range(4))
+        self.mask = nn.Linear(32, 12) if masked else None
 
     def forward(self, x):
         parts = (layer(x).unflatten(-1, (4, 8)).transpose(1, 2) for layer in (self.query, self.key, self.value))
-        return x + self.out(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(-2))
+        mask = None if self.mask is None else self.mask(x).unsqueeze(1)
+        return x + self.out(F.scaled_dot_product_attention(*parts, attn_mask=mask).transpose(1, 2).flatten(-2))
 
 
 class Tokens(nn.Module):
@@ -317,6 +319,22 @@ def test_gradients_of_attention_agree_with_autograd(averaged, tokens):
     for path in layers:  # queries and keys by more, values by less
         assert report[path].numbers["gradient"] == pytest.approx(measured[path], rel=0.3), path
     assert report["first.value"].gradient_status == "approximate"
+
+
+def test_a_mask_made_of_the_input_gets_its_gradient():
+    torch.manual_seed(0)
+    model = Attention(masked=True).double()
+    for layer, std in (
+        (model.query, 0.01),
+        (model.key, 0.01),
+        (model.mask, 0.05),
+        (model.value, 1.0),
+        (model.out, 1.0),
+    ):
+        nn.init.normal_(layer.weight, std=std * 32**-0.5)
+    report = vp.inspect(model, unit(1, 12, 32))
+    measured = measured_gradients(model, torch.randn(2000, 12, 32, dtype=torch.float64), {"mask": model.mask})
+    assert report["mask"].numbers["gradient"] == pytest.approx(measured["mask"], rel=0.03)
 
 
 def test_a_maximum_keeps_the_total_of_a_channel():

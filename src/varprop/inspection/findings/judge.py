@@ -30,14 +30,24 @@ def findings(rows: list[ReportRow], unsettled: int = 0, arguments: str = ARGUMEN
     path = [row for row in layers if id(row) in known or row.role == "stream"]
     data = next((row.growth for row in reversed(layers) if row.role == "data" and row.growth), 1.0)
     found = [*_growth(layers, path, max(1.0, data)), *_gradient(rows)]
-    found += _decay([row for row in path if row is not weighted[-1]], min(1.0, data))
-    found += [*_shift(weighted[:-1] or weighted), *_constant(layers, weighted), *_unsettled(unsettled)]
+    found += _decay(_judged([row for row in path if row is not weighted[-1]], weighted), min(1.0, data))
+    found += [*_shift(_judged(weighted[:-1] or weighted, weighted)), *_constant(layers, weighted)]
+    found += _unsettled(unsettled)
     alike = any(any(row.uniform[2:]) for row in rows)
     for row in layers:
         found += [*_softened(row, [*_saturation(row), *_rectifier(row)]), *_disagreement(row, alike)]
     found = [*_merged(found), *_approximations(layers)]
     found = [replace(one, advice=one.advice.replace(f"({ARGUMENTS}", f"({arguments}")) for one in found]
     return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
+
+
+def _judged(rows: list[ReportRow], weighted: list[ReportRow]) -> list[ReportRow]:
+    """Those that may not be small or nearly constant.
+
+    A layer that may be in one of its calls may be in all, by the same weights: one that refines its prediction, say.
+    """
+    excused = {row.path for row in weighted if row.kind == "module" and row.role in ASIDE}
+    return [row for row in rows if row.role not in ASIDE and row.path not in excused]
 
 
 def _merged(found: list[Finding]) -> Iterator[Finding]:
@@ -103,9 +113,8 @@ def _grown(row: ReportRow) -> float:
 
 
 def _decay(rows: list[ReportRow], prepared: float) -> Iterator[Finding]:
-    """The same for decay; what the last layers give before they have learned may be small."""
-    judged = [row for row in rows if row.role not in ASIDE]
-    for found in _extreme(judged, lambda row: prepared / row.growth if row.growth else 0.0, SHRUNK):
+    """The same for decay; what the last layer gives before it has learned may be small."""
+    for found in _extreme(rows, lambda row: prepared / row.growth if row.growth else 0.0, SHRUNK):
         yield _of_size("decay", "shrunk", *found)
 
 
@@ -130,9 +139,9 @@ def _shift(rows: list[ReportRow]) -> Iterator[Finding]:
     """Units that are nearly constant: their mean square is almost all mean.
 
     A batch norm takes that off again, of a branch only what it adds to its stream matters, averages over positions,
-    inner products and class tokens hardly vary, and the last layer has a bias against it.
+    inner products and class tokens hardly vary, and heads have a bias against it.
     """
-    judged = [row for row in rows if row.role not in (*ASIDE, "similarity")]
+    judged = [row for row in rows if row.role != "similarity"]
     for severity, first, worst in _extreme(judged, lambda row: 1 / max(1 - row.numbers["shift"], 1e-30), CONSTANT):
         text = f"{_exact_percent(first.numbers['shift'])} of the mean square is a constant: the units hardly vary"
         text += f" ({_exact_percent(worst.numbers['shift'])} at {worst.label})" if worst is not first else ""

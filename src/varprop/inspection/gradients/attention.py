@@ -1,15 +1,16 @@
 """Gradients back through attention, as far as its weights are those of a network that has not learned to look.
 
-With y_i = sum_j A_ij v_j, A = softmax(s q k'), and r = sum_j A_ij^2 (which the forward rule knows as Var y / Var v):
+With y_i = sum_j A_ij v_j, A = softmax(s q k' + m), r = sum_j A_ij^2 (which the forward rule knows as Var y / Var v):
 to v_j goes sum_i A_ij g_i, of energy r times that of g, or all of it for the part that all i share, since sum_i A_ij is
-1 on average. To q_i goes s sum_j A_ij (g_i v_j) (k_j - mean k), to k_j goes s sum_i A_ij g_i (v_j - y_i) q_i; the mean
-taken off leaves 1 - r of the variance.
+1 on average. To q_i goes s sum_j A_ij (g_i v_j) (k_j - mean k), to k_j goes s sum_i A_ij g_i (v_j - y_i) q_i, and to
+a mask m_ij that is random goes A_ij g_i (v_j - y_i); the mean taken off leaves 1 - r of the variance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,11 +33,12 @@ def fits(walk: Walk, node: Node) -> bool:
 
 
 def through_attention(walk: Walk, node: Node, flow: Flow) -> list[tuple[Node, Flow]]:
-    """The flows to queries, keys and values."""
+    """The flows to queries, keys and values, and to a random mask."""
     q, k, v = (walk.value(operand) for operand in node.args[:3])
     kept = min(1.0, _average(walk.value(node).var) / max(_average(v.var), 1e-300))
     ratio = q.full[-2] / k.full[-2]
-    scale = _scale(node.kwargs.get("scale"), q) ** 2 * v.full[-1] * _average(v.var) * (1 - kept)
+    to_scores = _average(v.var) * (1 - kept)
+    scale = _scale(node.kwargs.get("scale"), q) ** 2 * v.full[-1] * to_scores
     means, spread = _average(q.mean.square()), _average(q.var)
     common = torch.zeros_like(flow.total) if flow.common is None else flow.common
     own = flow.own()
@@ -46,7 +48,9 @@ def through_attention(walk: Walk, node: Node, flow: Flow) -> list[tuple[Node, Fl
     flows = [Flow(_even(to_q * flow.total, q), _even(to_q * common, q)), Flow(_even(to_k, k)), to_v]
     if flow.common is None:
         flows = [Flow(one.total) for one in flows]
-    return list(zip(node.args[:3], flows, strict=True))
+    mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    to_mask = [(mask, Flow(_even(to_scores * kept * flow.total, walk.value(mask))))] if walk.plan.random(mask) else []
+    return [*zip(node.args[:3], flows, strict=True), *to_mask]
 
 
 def _average(values: Tensor) -> float:
