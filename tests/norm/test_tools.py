@@ -16,7 +16,7 @@ from torch.nn.utils import fusion, prune
 
 import varprop as vp
 
-pytestmark = pytest.mark.filterwarnings("ignore::varprop.DepthWarning", "ignore::varprop.PlainWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::varprop.PlainWarning")
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 EVERY_KIND = quantization.get_default_qconfig("x86")
 

@@ -233,11 +233,13 @@ def bilinear(x: Random, y: Random, weight: Tensor, bias: Tensor | None = None) -
 
 
 @rule(aten.embedding)
-def embedding(weight: Random, indices: Tensor | Tokens, *_: Any, **__: Any) -> Moments:
+def embedding(weight: Random, indices: Random | Tokens, *_: Any, **__: Any) -> Moments:
     """Rows of a table; a random one: E = sum_j p_j E_j, Var = sum_j p_j ((E_j - E)^2 + Var_j) (mathematics.md, 8)."""
     if isinstance(indices, Tensor):
         table = write_out(_lift(weight), 0)
         return Moments(F.embedding(indices, table.mean), F.embedding(indices, table.var))
+    if isinstance(indices, Moments):  # which some versions of torch let pass for indices when they capture
+        raise CaptureError("An embedding reads indices, which have no moments: give vp.Tokens(probabilities) for them.")
     rows = weight.dense().mean if isinstance(weight, Moments) else weight
     chance = indices.probabilities.to(rows)
     if len(chance) != len(rows):
