@@ -171,6 +171,26 @@ def test_parts_that_are_joined_between_an_activation_and_a_maximum() -> None:
     torch.testing.assert_close(mixed.mean[:, 4:], sigmoids.mean, rtol=0.02, atol=0.0)
 
 
+RANKS = {  # functions of four values, and true over predicted standard deviation
+    "sort": (lambda x: x.relu().sort(-1).values[..., -1], 1.02),
+    "topk": (lambda x: x.relu().topk(2, -1).values[..., 0], 1.02),
+    "a rising line": (lambda x: (2 * x.relu() + 1).amax(-1), 1.02),
+    "two functions": (lambda x: x.relu().tanh().amax(-1), 1.0),
+    "maximum": (lambda x: torch.maximum(x[..., 0].relu(), x[..., 1].relu()), 1.38),  # these three stay inexact
+    "GELU": (lambda x: F.gelu(x).amax(-1), 1.68),
+    "a falling line": (lambda x: (-x.relu()).amax(-1), 0.21),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_ranks_of_activations_are_as_near_as_the_documentation_says(name: str) -> None:
+    function, ratio = RANKS[name]
+    x = torch.randn(200_000, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    found = vp.propagate(Function(function), standard(1, 4)).output
+    assert found.mean.shape == (1,)
+    assert float(function(x).std() / found.std) == pytest.approx(ratio, abs=0.03)
+
+
 def test_a_border_between_an_activation_and_a_maximum_is_no_move() -> None:
     """The sigmoid of the border would be a half."""
     padded = Function(lambda x: F.max_pool1d(F.pad(x.sigmoid(), (3, 0)), 3))

@@ -83,6 +83,15 @@ class Clusters:
         result = rule.affine(*args, **kwargs)
         return (bases.pop(), result) if isinstance(result, Line) else (node, IDENTITY)
 
+    def never_decreases(self, node: Node) -> bool:
+        """Whether a clustered node is such a function of its only operand: by its rule, or as a line with a number."""
+        rule = self.plan.rules[node]
+        if rule.monotone or rule.affine is None or len(node.operands) != 1:
+            return rule.monotone and len(node.operands) == 1
+        args, kwargs = self._arguments(node, lambda operand: IDENTITY)
+        line = rule.affine(*args, **kwargs)
+        return isinstance(line, Line) and isinstance(line.slope, (int, float)) and line.slope > 0
+
     def moments(self, node: Node, value: Callable[[Node], Moments]) -> Moments:
         """Moments of a clustered node; `value` gives those of any other node."""
         base, line = self.line(node)
@@ -102,7 +111,10 @@ class Clusters:
             return through_line(moments, line)
         if self.plan.rules[node].function is not None and self._only_argument(node) is start:
             return self._closed_form(node, moments)
-        return self._integrate(node, start, moments)
+        found = self._integrate(node, start, moments)
+        extra = found.ndim - moments.ndim  # axes that the node has and a maximum over them has not
+        mean, var = (part.reshape(part.shape[extra:]) for part in (found.mean, found.var))
+        return Moments(mean, var)
 
     def _only_argument(self, node: Node) -> Node | None:
         operands = self.plan.random_operands(node)

@@ -138,8 +138,8 @@ class Walk:
             own = moved(node, lambda o: known[o].value) if rule.selects else known[node.operands[0]].value
             return Unapplied(own, *known[node.operands[0]][1:])
         before = node
-        while self.plan.inside_cluster(before) and self.plan.rules[before].monotone and len(before.operands) == 1:
-            before = before.args[0]
+        while self.plan.inside_cluster(before) and self.clusters.never_decreases(before):
+            before = before.operands[0]
         return Unapplied(value(before), before, node) if before is not node else None
 
     def _moved(self, node: Node, value: Callable[[Node], Any]) -> Any:

@@ -74,19 +74,19 @@ def _flat(x: Moments) -> Moments:
     return Moments(dense.mean.flatten(), dense.var.flatten())
 
 
-@rule(aten.topk, approximate=ORDER)
+@rule(aten.topk, approximate=ORDER, order_statistic=True)
 def topk(x: Moments, k: int, dim: int = -1, largest_first: bool = True, sorted: bool = True) -> tuple[Moments, None]:
     """The k largest (or smallest) values in order; where they were found stays unknown."""
     return (largest(x, k, dim) if largest_first else _negative(largest(_negative(x), k, dim))), None
 
 
-@rule(aten.sort.default, approximate=ORDER)
+@rule(aten.sort.default, approximate=ORDER, order_statistic=True)
 def sort(x: Moments, dim: int = -1, descending: bool = False) -> tuple[Moments, None]:
     """All values in order; where they came from stays unknown."""
     return topk(x, x.full[dim], dim, descending)
 
 
-@rule(aten.sort.stable, approximate=ORDER)
+@rule(aten.sort.stable, approximate=ORDER, order_statistic=True)
 def stable_sort(
     x: Moments, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Moments, None]:
@@ -94,31 +94,31 @@ def stable_sort(
     return sort(x, dim, descending)
 
 
-@rule(aten.msort, approximate=ORDER)
+@rule(aten.msort, approximate=ORDER, order_statistic=True)
 def msort(x: Moments) -> Moments:
     """As `sort`, along the first axis."""
     return sort(x, 0)[0]
 
 
-@rule(aten.kthvalue, approximate=ORDER)
+@rule(aten.kthvalue, approximate=ORDER, order_statistic=True)
 def kthvalue(x: Moments, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Moments, None]:
     """The k-th smallest value along an axis."""
     return _rank(x, k, dim, keepdim), None
 
 
-@rule(aten.median.dim, approximate=ORDER)
+@rule(aten.median.dim, approximate=ORDER, order_statistic=True)
 def median(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, None]:
     """The value in the middle along an axis; of two, the lower one, as torch has it."""
     return _rank(x, (x.full[dim] + 1) // 2, dim, keepdim), None
 
 
-@rule(aten.median.default, approximate=ORDER)
+@rule(aten.median.default, approximate=ORDER, order_statistic=True)
 def median_all(x: Moments) -> Moments:
     """As `median`, over all elements."""
     return median(_flat(x), 0)[0]
 
 
-@rule(aten.cummax)
+@rule(aten.cummax, order_statistic=True)
 def cummax(x: Moments, dim: int) -> tuple[Moments, None]:
     """The maximum of every beginning of an axis; exact up to quadrature."""
     x = write_out(x, dim)
@@ -128,7 +128,7 @@ def cummax(x: Moments, dim: int) -> tuple[Moments, None]:
     return Moments(m, v), None
 
 
-@rule(aten.cummin)
+@rule(aten.cummin, order_statistic=True)
 def cummin(x: Moments, dim: int) -> tuple[Moments, None]:
     """The minimum of every beginning of an axis: -cummax(-x)."""
     return _negative(cummax(_negative(x), dim)[0]), None

@@ -40,7 +40,7 @@ class Rule:
         function: The rule itself; for ``elementwise`` the closed form ``(mean, std, *args) -> (mean, var)``.
         approximate: The reason it is not exact, if it is not.
         handles: Whether the rule knows what to do with its arguments; random ones are `RANDOM`, constant tensors None.
-        order_statistic: A maximum, which may be taken before a non-decreasing function instead of after it.
+        order_statistic: A maximum or another rank, which may be taken before a non-decreasing function or after it.
         evaluate: For ``elementwise``, as the rest: computes the operation on values with one more axis in front.
         kinks: Points of the argument where the derivative jumps.
         jumps: Points where the function itself jumps.
@@ -153,7 +153,8 @@ def rule(
         ops: ATen operations (``torch.ops.aten.linear``), custom operations, or subclasses of ``torch.nn.Module``.
         approximate: Why the result is not exact, if it is not: a sentence, or a function of the same arguments that
             returns a sentence or None.
-        order_statistic: Whether the operation is a maximum over elements, which commutes with monotone functions.
+        order_statistic: Whether the operation is a maximum or other rank over elements, which commutes with monotone
+            functions.
         handles: Tells from the arguments whether the rule applies (tensors are `RANDOM` if random, None if not); where
             it does not, the operation counts as missing.
         repeats: Whether the rule knows what to do with two arguments that are one, as in ``x @ x``; otherwise it is
