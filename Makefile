@@ -15,6 +15,8 @@ OPACUS_READY := $(OPACUS)/.ready
 FLOWER := $(VENV)/flower
 FLOWER_READY := $(FLOWER)/.ready
 FRAMEWORKS_READY := $(VENV)/.ready-frameworks
+OLDEST_VENV := .venv-oldest
+OLDEST_READY := $(OLDEST_VENV)/.ready
 RAY_VENV := .venv-ray
 RAY_READY := $(RAY_VENV)/.ready
 
@@ -25,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz test-zoo zoo zoo-findings test-kernels test-opacus test-flower test-frameworks test-ray test-gpu test-browser check format format-check lint types bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo zoo-findings test-kernels test-opacus test-flower test-frameworks test-ray test-oldest test-gpu test-browser check format format-check lint types bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -68,6 +70,9 @@ test-frameworks: $(FRAMEWORKS_READY) ## training by Lightning, transformers and 
 
 test-ray: $(RAY_READY) ## sweeps on Ray, with workers and drivers that are killed (.venv-ray, with torch and ray)
 	@OMP_NUM_THREADS=1 $(RAY_VENV)/bin/python -m pytest -q -m ray tests/lab/execution
+
+test-oldest: $(OLDEST_READY) ## all tests but the slow ones on the oldest torch that is supported (5 GB in .venv-oldest)
+	@OMP_NUM_THREADS=1 $(OLDEST_VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
 test-gpu: ## the kernels and the normalization on CUDA, with the Python that runs make (PYTHON=...)
 	@PYTHONPATH=src:. $(PYTHON) -m pytest -q -m "kernels or gpu" tests/norm/backends/triton tests/gpu
@@ -131,6 +136,14 @@ $(RAY_READY): pyproject.toml constraints.txt
 	@$(RAY_VENV)/bin/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(RAY_VENV)
 	@$(RAY_VENV)/bin/python -m pip -qq --disable-pip-version-check install -c constraints.txt \
 		-e '.[ray]' hypothesis numpy pytest pytest-timeout scipy
+	@touch $@
+
+# The versions of constraints.txt but for torch and what comes with it; torch 2.11 has no small build on PyPI.
+$(OLDEST_READY): pyproject.toml constraints.txt
+	@$(OLDEST_VENV)/bin/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(OLDEST_VENV)
+	@grep -vE "^(torch|triton|setuptools|sympy|networkx|fsspec)==" constraints.txt > $(OLDEST_VENV)/constraints.txt
+	@$(OLDEST_VENV)/bin/python -m pip -qq --disable-pip-version-check install -c $(OLDEST_VENV)/constraints.txt \
+		torch==2.11.0 -e '.[dev]'
 	@touch $@
 
 # torchvision comes without its dependencies, so that it can never replace the torch already chosen.

@@ -51,8 +51,7 @@ def main() -> None:
         "damage": (RUNS / "damage.jsonl", damage.study, damage.said),
     }
     if options.command == "table":
-        known = journal(RUNS / "zoo.jsonl")
-        table.write([known.get(name, {"model": name, "status": "not measured"}) for name in all_names()])
+        table.write(all_names(), journal(RUNS / "zoo.jsonl"), options.samples)
     elif options.command == "findings":
         sound, damaged = alarms.committed()
         sound = alarms.newest(sound, journal(RUNS / "alarms.jsonl"))

@@ -29,7 +29,7 @@ python -m benchmarks.zoo sweep MODEL ...   # some models, with whatever is insta
 python -m benchmarks.zoo table             # this page and docs/results/zoo.json from what has been measured
 ```
 
-on {machine}, with {versions}.
+on {machine}, with {versions}. A model that was not measured this time keeps what was found before, on x86_64 or here.
 
 *End to end*: captured and propagated without sampling. *Error*: the median over a model's layers of
 |std analytic / std Monte Carlo - 1|, both as root mean squares over a layer's channels of the std over samples and
@@ -68,13 +68,17 @@ def _error(record: Record) -> float:
     return found
 
 
-def write(records: list[Record]) -> None:
-    """The golden file, the times, and the page."""
-    short = golden(records)
+def write(names: list[str], measured: dict[str, Record], samples: int) -> None:
+    """The golden file, the times, and the page; models that were not measured keep what the files say of them."""
+    known = {record["model"]: record for record in json.loads(GOLDEN.read_text())}
+    known |= {record["model"]: record for record in golden(measured.values())}
+    short = [known.get(name, {"model": name, "status": "not measured"}) for name in names]
     GOLDEN.write_text("[\n" + ",\n".join(json.dumps(record) for record in short) + "\n]\n")
-    times = {record["model"]: _times(record) for record in records if "capture_s" in record}
-    TIMES.write_text("{\n" + ",\n".join(f'"{name}": {json.dumps(found)}' for name, found in times.items()) + "\n}\n")
-    samples = next((record["samples"] for record in records if "samples" in record), 0)
+    taken = {name: _times(record) for name, record in measured.items() if "capture_s" in record}
+    times = json.loads(TIMES.read_text()) | taken
+    TIMES.write_text(
+        "{\n" + ",\n".join(f'"{name}": {json.dumps(times[name])}' for name in names if name in times) + "\n}\n"
+    )
     PAGE.write_text(page(short, times, samples))
 
 
