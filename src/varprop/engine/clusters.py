@@ -83,11 +83,17 @@ class Clusters:
         result = rule.affine(*args, **kwargs)
         return (bases.pop(), result) if isinstance(result, Line) else (node, IDENTITY)
 
-    def never_decreases(self, node: Node) -> bool:
-        """Whether a clustered node is such a function of its only operand: by its rule, or as a line with a number."""
+    def before_rising(self, node: Node) -> Node:
+        """Where the last non-decreasing functions without tensor arguments begin; the node itself if there are none."""
+        while self.plan.inside_cluster(node) and node.operands == (node.args[0],) and self._rises(node):
+            node = node.args[0]
+        return node
+
+    def _rises(self, node: Node) -> bool:
+        """Whether a function never decreases: by its rule, or as a line with a number for its slope."""
         rule = self.plan.rules[node]
-        if rule.monotone or rule.affine is None or len(node.operands) != 1:
-            return rule.monotone and len(node.operands) == 1
+        if rule.monotone or rule.affine is None:
+            return rule.monotone
         args, kwargs = self._arguments(node, lambda operand: IDENTITY)
         line = rule.affine(*args, **kwargs)
         return isinstance(line, Line) and isinstance(line.slope, (int, float)) and line.slope > 0

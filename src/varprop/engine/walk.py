@@ -137,9 +137,7 @@ class Walk:
                 return None
             own = moved(node, lambda o: known[o].value) if rule.selects else known[node.operands[0]].value
             return Unapplied(own, *known[node.operands[0]][1:])
-        before = node
-        while self.plan.inside_cluster(before) and self.clusters.never_decreases(before):
-            before = before.operands[0]
+        before = self.clusters.before_rising(node)
         return Unapplied(value(before), before, node) if before is not node else None
 
     def _moved(self, node: Node, value: Callable[[Node], Any]) -> Any:

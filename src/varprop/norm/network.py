@@ -199,8 +199,8 @@ class Network:
         """What was put in a layer's place is not normalized, and those behind it would take it for what it was."""
         if complaint := self._complaint():
             raise ValueError(complaint)
-        if torch.compiler.is_compiling():
-            assert self._intact is not None and self._intact.floats_are_what_they_were()
+        if torch.compiler.is_compiling() and self._intact and not self._intact.floats_are_what_they_were():
+            raise ValueError(self._complaint())
 
     def _complaint(self) -> str:
         """What is wrong with the model. Compiled graphs ask when they are made: they are anew if modules change."""

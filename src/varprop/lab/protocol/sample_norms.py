@@ -89,9 +89,11 @@ def _watched(layers: Mapping[str, nn.Module], watch: Callable[[str, Tensor], Non
         layer.register_forward_hook(lambda _, __, output, path=path: watch(path, output), prepend=True)
         for path, layer in layers.items()
     ]
-    yield
-    for handle in handles:
-        handle.remove()
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _called(model: nn.Module, batch: Tensor) -> list[str]:
