@@ -18,6 +18,12 @@ hypothesis.settings.register_profile("fuzz", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+@pytest.fixture(autouse=True)
+def onednn():
+    """On: torch switches it off for good when it meets bfloat16 on a CPU that has none, and then rounds otherwise."""
+    torch.backends.mkldnn.enabled = True
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     """Headless Chromium; `make test-browser` installs it where there is none."""

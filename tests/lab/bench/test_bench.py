@@ -179,6 +179,7 @@ def test_run_measures_every_cell(measured):
     assert any("captured: skipped" in note for note in record.notes)
     assert record.time_ratio(record.cell("mlp", "eager", "none")) == 1.0
     assert any("mlp compiled analytic norm:" in line for line in lines)
+    assert torch.backends.mkldnn.enabled  # switched off by torch if it meets bfloat16 on a CPU that has none
     (inference,) = record.inferences
     assert inference.identical and inference.ratio > 0
 

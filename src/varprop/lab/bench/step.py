@@ -125,7 +125,12 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def prime(device: torch.device) -> None:
-    """Let the libraries take their workspaces, which would be counted as memory of whichever step comes first."""
+    """Let a GPU's libraries take their workspaces, which would be counted as memory of whichever step comes first.
+
+    A CPU has none, and one without bfloat16 would compute without oneDNN from there on.
+    """
+    if device.type == "cpu":
+        return
     for dtype in (torch.float32, torch.bfloat16):
         layer = nn.Linear(64, 64, device=device, dtype=dtype)
         layer(torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)).sum().backward()
