@@ -127,12 +127,19 @@ def trained_in_float32(rank: int) -> dict[str, list[Tensor]]:
     return found
 
 
-def test_processes_round_as_one_that_takes_the_parts_in_turn(tmp_path: Any) -> None:
-    """So what float32 differs by from the whole batch at once is the order in which its sums are taken."""
+def trained_in_turn(_rank: int) -> list[Tensor]:
+    """In a process as the others are: what ran before in this one may have changed how torch rounds."""
     model = normalized(torch.float32)
     train(model, *SPLITS, dtype=torch.float32)
+    return [full(p) for p in model.parameters()]
+
+
+def test_processes_round_as_one_that_takes_the_parts_in_turn(tmp_path: Any) -> None:
+    """So what float32 differs by from the whole batch at once is the order in which its sums are taken."""
+    (tmp_path / "alone").mkdir()
+    alone = run(trained_in_turn, tmp_path / "alone", world=1)
     for name, parameters in run(trained_in_float32, tmp_path).items():
-        for ours, theirs in zip(parameters, model.parameters(), strict=True):
+        for ours, theirs in zip(parameters, alone, strict=True):
             assert torch.equal(ours, theirs), name
 
 
@@ -285,6 +292,30 @@ def dense(form: Any = "paper") -> nn.Module:
     return model
 
 
+def dense_with_hard_rows(form: Any) -> Any:
+    """Rows of zeros, of equal weights, far from zero, at the ends of the range; and zeros in one process alone."""
+    model: Any = dense(form).float()
+    with torch.no_grad():
+        rows = model.b.weight
+        rows[0], rows[1], rows[4] = 0.0, 1.7, rows[4] + 1000
+        rows[2] *= 1e20
+        rows[3] *= 1e-20
+        model.d.weight[0, :4] = 0.0
+        model.d.weight[0] *= 1e-20
+    return model
+
+
+def dense_gradients(model: nn.Module) -> list[Tensor]:
+    """Of a loss by all parameters, those by a weight times its rows' norms: of one size whatever theirs is."""
+    loss = model(batch(0).flatten(1)[:, :6].to(next(model.parameters()).dtype)).square().mean()
+    loss.backward()
+    found = [loss.detach()]
+    for parameter in model.parameters():
+        own, grad = full(parameter), full(parameter.grad)
+        found.append(grad * own.double().norm(dim=1, keepdim=True) if own.ndim == 2 else grad.double())
+    return found
+
+
 def dense_trained(model: nn.Module) -> list[Tensor]:
     optimizer, x = torch.optim.SGD(model.parameters(), 0.05), batch(0).flatten(1)[:, :6]
     for _ in range(3):
@@ -305,6 +336,8 @@ def other_engines(_rank: int) -> dict[str, Any]:
     found["collectives"] = {
         name: tensor_collectives(parallelize_module(make(), mesh, plan), x) for name, make in makers.items()
     }
+    for form in ("paper", "deep"):
+        found["hard rows", form] = dense_gradients(parallelize_module(dense_with_hard_rows(form), mesh, plan))
     found["partly"] = dense_trained(parallelize_module(dense(), mesh, {name: plan[name] for name in "cd"}))
     model = dense()
     for name in plan:
@@ -345,7 +378,10 @@ def test_tensor_parallel_and_what_is_refused(tmp_path: Any) -> None:
     for name, parameters in expected.items():
         for ours, theirs in zip(found[name], parameters, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for form in ("paper", "deep"):
+        for ours, theirs in zip(found["hard rows", form], dense_gradients(dense_with_hard_rows(form)), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, check_dtype=False)
     counts = found["collectives"]  # of a model of four layers; docs/distributed.md
-    assert [counts[name] - counts["plain"] for name in ("paper", "deep")] == [16, 24]
+    assert [counts[name] - counts["plain"] for name in ("paper", "deep")] == [4, 4]
     for name in ("norm", "alone", "recalled"):
         assert "fully_shard on the whole model" in found[name]

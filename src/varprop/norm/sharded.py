@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
 REFUSED = (
@@ -24,12 +22,3 @@ def refuse_sharded(parameters: Sequence[Tensor]) -> None:
     """Raise where plain tensors are needed and some are sharded."""
     if any(is_sharded(parameter) for parameter in parameters):
         raise RuntimeError(REFUSED)
-
-
-def gathered(shift: Any, scale: Any) -> tuple[Tensor, Tensor]:
-    """All of two vectors that are sharded alike, in every process."""
-    if not is_sharded(shift):
-        return shift, scale
-    full: Any = torch.stack([shift, scale])
-    shift, scale = full.full_tensor()
-    return shift, scale

@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..gaussian.normal import Pair
 from .dispatch import all_plain, owners_known_as
 from .network import Folded, Network, Vectors
-from .sharded import REFUSED, gathered, is_sharded
+from .sharded import REFUSED, is_sharded
+from .tensor_parallel import gathered_vectors
 
 
 def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -> tuple[Network, Folded]:
@@ -38,7 +39,7 @@ def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -
     if sharded and place not in sharded:
         return _fold_gathered(network, place, sharded, met)
     if sharded:  # tensor parallel: weights stay so while they are used
-        return network, network.fold({layer: gathered(layer.shift, layer.scale) for layer in network.layers})
+        return network, network.fold(gathered_vectors(network.layers))
     return _fold_for_ddp(network, place)
 
 
