@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules._functions import SyncBatchNorm as SyncStatistics
+from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 
@@ -276,9 +277,13 @@ class Dense(nn.Module):
         super().__init__()
         self.a, self.b, self.c, self.d = (nn.Linear(*size) for size in ((6, 8), (8, 6), (6, 8), (8, 4)))
         self.norm = nn.LayerNorm(6)
+        self.checkpointed = False
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.b(torch.relu(self.a(x))))
+        return checkpoint(self.behind, x, use_reentrant=False) if self.checkpointed else self.behind(x)
+
+    def behind(self, x: Tensor) -> Tensor:
         return self.d(nn.functional.gelu(self.c(self.norm(x))))
 
 
@@ -316,11 +321,14 @@ def dense_gradients(model: nn.Module) -> list[Tensor]:
     return found
 
 
-def dense_trained(model: nn.Module) -> list[Tensor]:
-    optimizer, x = torch.optim.SGD(model.parameters(), 0.05), batch(0).flatten(1)[:, :6]
+def dense_trained(model: nn.Module, autocast: bool = False) -> list[Tensor]:
+    parameters = list(model.parameters())
+    optimizer, x = torch.optim.SGD(parameters, 0.05), batch(0).flatten(1)[:, :6].to(parameters[0].dtype)
     for _ in range(3):
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = model(x)
+        output.square().mean().backward()
         optimizer.step()
     return [full(p) for p in model.parameters()]
 
@@ -332,6 +340,13 @@ def other_engines(_rank: int) -> dict[str, Any]:
     plan = {"a": ColwiseParallel(), "b": RowwiseParallel(), "c": ColwiseParallel(), "d": RowwiseParallel()}
     found: dict[str, Any] = {"tensor parallel": dense_trained(parallelize_module(dense(), mesh, plan))}
     found["tensor parallel, deep"] = dense_trained(parallelize_module(dense("deep"), mesh, plan))
+    compiled = torch.compile(parallelize_module(dense(), mesh, plan), backend="eager")
+    found["tensor parallel, compiled"] = dense_trained(compiled)
+    checkpointed: Any = parallelize_module(dense(), mesh, plan)
+    checkpointed.checkpointed = True
+    found["tensor parallel, checkpointed"] = dense_trained(checkpointed)
+    models = dense().float(), parallelize_module(dense().float(), mesh, plan)
+    found["autocast"] = [dense_trained(model, autocast=True) for model in models]
     makers = {"plain": Dense().double, "paper": dense, "deep": lambda: dense("deep")}
     found["collectives"] = {
         name: tensor_collectives(parallelize_module(make(), mesh, plan), x) for name, make in makers.items()
@@ -373,11 +388,21 @@ def message(work: Callable[[], Any]) -> str:
 def test_tensor_parallel_and_what_is_refused(tmp_path: Any) -> None:
     found = run(other_engines, tmp_path)
     alone = dense_trained(dense())
-    expected = {name: alone for name in ("tensor parallel", "partly", "layer by layer")}
+    engines = (
+        "tensor parallel",
+        "tensor parallel, compiled",
+        "tensor parallel, checkpointed",
+        "partly",
+        "layer by layer",
+    )
+    expected = {name: alone for name in engines}
     expected["tensor parallel, deep"] = dense_trained(dense("deep"))
     for name, parameters in expected.items():
         for ours, theirs in zip(found[name], parameters, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    exact = torch.cat([p.flatten() for p in alone])
+    one, two = (float((torch.cat([p.flatten() for p in own]) - exact).norm()) for own in found["autocast"])
+    assert two < 2 * one  # torch rounds the parts of a product to bfloat16 and then their sum
     for form in ("paper", "deep"):
         for ours, theirs in zip(found["hard rows", form], dense_gradients(dense_with_hard_rows(form)), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, check_dtype=False)

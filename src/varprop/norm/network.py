@@ -22,7 +22,7 @@ from .partition import by_bytes, layout_of_part
 from .sharded import REFUSED, is_sharded, refuse_sharded
 from .sites import Site, Use, fits, make_layout, walk_of
 from .statistics import Statistics
-from .tensor_parallel import tensor_parallel_parts
+from .tensor_parallel import gathered_vectors, tensor_parallel_parts
 
 Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
@@ -187,6 +187,8 @@ class Network:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
         self._require_intact()
         parameters, count = self.parameters(), len(self.layers)
+        if is_sharded(parameters[place]):  # tensor parallel: sums over rows are exchanged for all layers at once
+            return self.fold(gathered_vectors(self.layers)).layer(place)
         refuse_sharded(parameters)
         if place not in self._alone:
             self._alone[place] = restricted(self.layout, [place])
