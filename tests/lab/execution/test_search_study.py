@@ -36,7 +36,7 @@ def test_regret_is_measured_against_the_best_that_anybody_tried():
 
 
 def test_the_study_writes_its_numbers_and_a_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(search_study, "_compared", lambda experiment, root: search_study.compared(BOUNDS, evaluate))
+    monkeypatch.setattr(search_study, "_compared", lambda experiment, *_: search_study.compared(BOUNDS, evaluate))
     page = search_study.study(tmp_path)
     stored = json.loads((tmp_path / "search.json").read_text())
     assert set(stored["cells"]) == {"mnist", "digits"} and stored["versions"]["torch"]

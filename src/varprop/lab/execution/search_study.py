@@ -13,6 +13,7 @@ import torch
 
 from varprop.text_table import Table
 
+from .. import progress
 from ..data import datasets
 from ..environment import provenance, reproducible
 from ..protocol.experiments import EXPERIMENTS, SEARCHES, Experiment
@@ -34,18 +35,30 @@ _CPU = torch.device("cpu")
 def study(out: Path, root: Path | None = None, experiments: Sequence[Experiment] = STUDIED) -> Path:
     """Compare the searches on the CPU, on experiments of one seed and bound; the page written, ``search.md``."""
     source = provenance(_CPU)
-    with reproducible(_CPU, True):
-        found = {experiment.name: _compared(experiment, root) for experiment in experiments}
+    rounds = len(experiments) * sum(_evaluations().values())
+    with reproducible(_CPU, True), progress.show(rounds, "search") as shown:
+        found = {experiment.name: _compared(experiment, root, shown) for experiment in experiments}
     write_atomically(out / "search.json", f"{json.dumps({**source, 'cells': found}, indent=1)}\n".encode())
     write_atomically(out / "search.md", markdown(found, source["command"]).encode())
     return out / "search.md"
 
 
-def _compared(experiment: Experiment, root: Path | None) -> Cells:
+def _evaluations() -> dict[str, int]:
+    """By search, how many rates it may try."""
+    return {"grid": GRID, **{name: count for name, (count, _) in SEARCHES.items()}}
+
+
+def _compared(experiment: Experiment, root: Path | None, shown: progress.Progress) -> Cells:
     data = datasets.load(experiment.dataset, root, _CPU)
     trainer = EnsembleTrainer(Task(experiment, data, experiment.model), experiment.cells())
     bounds = {cell.key: (experiment.protocol.lr_min, experiment.lr_max[0]) for cell in trainer.cells}
-    return compared(bounds, lambda rates: losses_at(trainer, rates, experiment.protocol, lambda steps: None))
+
+    def evaluate(rates: dict[str, float]) -> Mapping[str, float]:
+        losses = losses_at(trainer, rates, experiment.protocol, lambda steps: None)
+        shown.advance(text=experiment.name)
+        return losses
+
+    return compared(bounds, evaluate)
 
 
 def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> Cells:
@@ -75,7 +88,7 @@ def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> C
 
 def markdown(found: Mapping[str, Cells], command: str) -> str:
     """The table of regrets."""
-    evaluations = {"grid": GRID, **{name: count for name, (count, _) in SEARCHES.items()}}
+    evaluations = _evaluations()
     rows = [
         (experiment, search, str(evaluations[search]), *_shares([cell[search]["regret"] for cell in cells.values()]))
         for experiment, cells in found.items()
