@@ -590,6 +590,16 @@ def test_tracing_that_would_bake_weights_in_is_refused(name: str) -> None:
         TRACERS[name](model)
 
 
+@pytest.mark.compatibility("torch.jit")
+def test_scripting_is_for_the_folded_model() -> None:
+    model = mlp().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match=r"script vp\.fold\(model\)"):
+            torch.jit.script(model)
+        assert torch.allclose(torch.jit.script(vp.fold(model))(X), model(X))
+
+
 def test_tracing_of_a_recurrent_model_is_refused() -> None:
     sequence = numbers(3, 2, 4)
     model = vp.normalize(nn.LSTM(4, 3).double(), moments(1, 4), example=sequence)

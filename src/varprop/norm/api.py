@@ -37,6 +37,7 @@ from .checks import (
 from .first_shift import first_shifts, layers_in_a_row
 from .first_values import preserve_, set_first_scales_, set_first_shifts_
 from .fold_notice import warn_of_fold
+from .fused_encoders import allow_fusing_, forbid_fusing_
 from .layers import (
     Normalized,
     become_normalized_,
@@ -260,6 +261,7 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
             layer.networks[mode] = (network, place)
             joined.append(layer)
     open_scopes_(model, joined)
+    forbid_fusing_(model)
     check_when_loading_(model)
 
 
@@ -311,6 +313,7 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
             model = replace(model, notes[path], return_batch_norm(notes[path], torch.zeros_like(bias)))
         become_plain_(site, bias if gains or site.plain_bias is not None else None)
     close_scopes_(model)
+    allow_fusing_(model)
     stop_checking_(model)
     if gained:
         warnings.warn(f"These layers had no bias and have one now: {', '.join(gained)}.", stacklevel=2)

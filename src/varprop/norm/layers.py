@@ -118,6 +118,10 @@ class Normalized(ChecksCheckpoints):
                 "weights of a normalized model as constants; trace vp.fold(model), or use torch.export."
             )
 
+    def __prepare_scriptable__(self) -> None:
+        """What torch.jit.script asks for first."""
+        raise RuntimeError("torch.jit.script cannot compile a normalized model: script vp.fold(model).")
+
     def entering_moments(self, x: Moments) -> tuple[Tensor, Tensor]:
         """Mean and variance of every channel of what enters, as vectors."""
         with full_precision(self.weight.device), trusted():
