@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.nn.modules._functions import SyncBatchNorm as SyncStatistics
 from torch.utils.checkpoint import checkpoint
 
@@ -333,6 +334,10 @@ def dense_trained(model: nn.Module, autocast: bool = False) -> list[Tensor]:
     return [full(p) for p in model.parameters()]
 
 
+def fsdp1(model: Any) -> nn.Module:
+    return FSDP1(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+
 def other_engines(_rank: int) -> dict[str, Any]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -364,6 +369,12 @@ def other_engines(_rank: int) -> dict[str, Any]:
     found["alone"] = message(lambda: sharded_blocks(normalized()).dense[1](x))
     recalled = case("recalled").normalized()
     fully_shard(recalled.left)
+    whole, in_blocks = fsdp1(dense()), dense()
+    dense_trained(whole)
+    with FSDP1.summon_full_params(whole):
+        found["FSDP1"] = [full(p) for p in whole.parameters()]
+    in_blocks.b = fsdp1(in_blocks.b)
+    found["FSDP1, blocks"] = message(lambda: fsdp1(in_blocks)(x))
     found["recalled"] = message(lambda: fully_shard(recalled)(x[:, :5]))
     return found
 
@@ -380,7 +391,7 @@ def tensor_collectives(model: nn.Module, x: Tensor) -> int:
 def message(work: Callable[[], Any]) -> str:
     try:
         work()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         return str(error)
     return ""
 
@@ -394,6 +405,7 @@ def test_tensor_parallel_and_what_is_refused(tmp_path: Any) -> None:
         "tensor parallel, checkpointed",
         "partly",
         "layer by layer",
+        "FSDP1",
     )
     expected = {name: alone for name in engines}
     expected["tensor parallel, deep"] = dense_trained(dense("deep"))
@@ -408,5 +420,6 @@ def test_tensor_parallel_and_what_is_refused(tmp_path: Any) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, check_dtype=False)
     counts = found["collectives"]  # of a model of four layers; docs/distributed.md
     assert [counts[name] - counts["plain"] for name in ("paper", "deep")] == [4, 4]
+    assert "use torch.distributed.fsdp.fully_shard" in found["FSDP1, blocks"]
     for name in ("norm", "alone", "recalled"):
         assert "fully_shard on the whole model" in found[name]

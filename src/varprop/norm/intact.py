@@ -18,6 +18,10 @@ REPLACED = (
     "Module '{}' was replaced after vp.normalize, which does not know the new one: take vp.fold(model) first, change "
     "that, and normalize again."
 )
+WRAPPED = (
+    "Module '{}' is in a FullyShardedDataParallel of its own, which frees parameters that other modules read: put the "
+    "whole model into one, or use torch.distributed.fsdp.fully_shard on the model and its blocks."
+)
 CHANGED = (
     "'{}' of module '{}' was {!r} when the model was normalized and is {!r} now, which its statistics do not know: "
     "set it back, take vp.fold(model), change that, and normalize again."
@@ -70,7 +74,7 @@ class Intact:
             links |= {(id(link.parent), link.name): link for link in way}
             module = way[-1].child if way else root
             if path in layers and module is not layers[path]:
-                raise ValueError(REPLACED.format(path))
+                raise ValueError(_about(path, module))
             own = settings.get(path, {}).items()
             self.settings += [(vars(module), name, path, value) for name, value in own if name in vars(module)]
         self.links = list(links.values())
@@ -81,7 +85,7 @@ class Intact:
         for parent, name, child in self.links:
             found = parent._modules.get(name)
             if found is not child and _unwrapped(found) is not child:
-                return REPLACED.format(name)
+                return _about(name, found)
         for own, name, path, value in self.settings:
             if own[name] != value:
                 return CHANGED.format(name, path, value, own[name])
@@ -90,6 +94,12 @@ class Intact:
     def floats_are_what_they_were(self) -> bool:
         """For Dynamo to read and to guard: a number of a module of which it has seen two values is a variable to it."""
         return all([own[name] == value for own, name, value in self._floats])
+
+
+def _about(name: str, found: nn.Module | None) -> str:
+    """What is wrong with a module that stands in the place of another one."""
+    sharded = type(found).__name__ == "FullyShardedDataParallel"  # whose import would take a second
+    return (WRAPPED if sharded else REPLACED).format(name)
 
 
 def _way(root: nn.Module, path: str) -> Iterator[Link]:
