@@ -38,6 +38,7 @@ PYTHON = {
     "wrong dtype": (lambda: vp.propagate(net(), vp.input_moments(X.double())), "convert one of them"),
     "no shape": (lambda: vp.propagate(net(), UNIT), "example="),
     "branches": (lambda: vp.propagate(Branching(), UNIT, example=(1, 4)), "branches on the values"),
+    "lazy": (lambda: vp.normalize(nn.Sequential(nn.LazyLinear(4)), UNIT, example=(1, 4)), "call it once on data first"),
     "unknown layer": (lambda: vp.propagate(net(), UNIT, example=(1, 4))["3"], "3"),
     "normalized twice": (lambda: vp.normalize(vp.normalize(net(), UNIT, example=(1, 4)), UNIT), "normalized already"),
     "nothing to normalize": (lambda: vp.normalize(nn.ReLU(), UNIT, example=(1, 4)), "no linear layer to normalize"),

@@ -242,6 +242,11 @@ def _explain(model: nn.Module, error: Exception) -> str:
             f"{type(model).__name__} packs sequences inside, whose lengths no graph can follow: let it take padded "
             f"sequences where it is given no lengths, and give an example of those; packed ones may follow."
         )
+    if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+        return (
+            f"{type(model).__name__} has lazy layers, whose sizes are not known yet: call it once on data first, as in "
+            f"model(x)."
+        )
     if "argument #1 'indices'" in text:
         return (
             f"An embedding of {type(model).__name__} reads whole numbers, but its input is floating point: give "
