@@ -22,6 +22,14 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
 
 
+class Policy(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def forward(self, x):
+        return torch.distributions.Categorical(logits=super().forward(x))
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.sum() > 0 else -x
@@ -38,6 +46,10 @@ PYTHON = {
     "wrong dtype": (lambda: vp.propagate(net(), vp.input_moments(X.double())), "convert one of them"),
     "no shape": (lambda: vp.propagate(net(), UNIT), "example="),
     "branches": (lambda: vp.propagate(Branching(), UNIT, example=(1, 4)), "branches on the values"),
+    "distribution": (
+        lambda: vp.propagate(Policy(), UNIT, example=(1, 4)),
+        "returns a Categorical, in which no graph can end",
+    ),
     "lazy": (lambda: vp.normalize(nn.Sequential(nn.LazyLinear(4)), UNIT, example=(1, 4)), "call it once on data first"),
     "unknown layer": (lambda: vp.propagate(net(), UNIT, example=(1, 4))["3"], "3"),
     "normalized twice": (lambda: vp.normalize(vp.normalize(net(), UNIT, example=(1, 4)), UNIT), "normalized already"),

@@ -69,3 +69,21 @@ def test_hooks_of_the_model_and_of_torch_are_not_named(recwarn):
     model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
     vp.capture(model, (1, 3))
     assert not [warning for warning in recwarn if issubclass(warning.category, HookWarning)]
+
+
+class ActorCritic(nn.Module):
+    """Draws no action itself, but lets a distribution have the mean and the deviation."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.value, self.deviation = nn.Linear(4, 2), nn.Linear(4, 1), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return torch.distributions.Normal(self.mean(x), self.deviation.exp()).mean, self.value(x)
+
+
+def test_distributions_do_not_look_at_values_while_a_model_is_captured():
+    model = ActorCritic()
+    assert vp.propagate(model, vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))).output[0].mean.shape == (1, 2)
+    with pytest.raises(ValueError, match="scale"):  # but they do again afterwards
+        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))

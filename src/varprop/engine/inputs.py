@@ -91,7 +91,7 @@ def _captured(model: nn.Module, example: Any, moments: Moments) -> Program:
 
 def _hint(moments: Moments) -> str:
     extents = [str(full) if full > 1 or axis == 0 else "32" for axis, full in enumerate(moments.full)]
-    return f"such as example=({', '.join(extents)})"
+    return f"such as example=({', '.join(extents)}), or example={tuple(moments.full)} if it is no longer than that"
 
 
 def _differing(program: Program, longer: Program, given: Any) -> Iterator[Node]:

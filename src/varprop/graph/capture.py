@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
+from torch.distributions import Distribution
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.nn import functional
@@ -132,6 +133,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
         _said_in_one_sentence(model),
         whole_modules,
         _any_batch(),
+        _unchecked_distributions(),
         recurrences_not_run(),
         _use_lazy_graph_module(True),  # most graphs on the way are never run: no code is made for them
     ):
@@ -215,6 +217,17 @@ def _line(node: fx.Node) -> str:
 
 
 @contextlib.contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """torch.distributions look at the values of their parameters, which have none, unless they are told not to."""
+    checked = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checked)
+
+
+@contextlib.contextmanager
 def _said_in_one_sentence(model: nn.Module) -> Iterator[None]:
     """Whatever goes wrong within is said in one sentence."""
     try:
@@ -246,6 +259,11 @@ def _explain(model: nn.Module, error: Exception) -> str:
         return (
             f"{type(model).__name__} has lazy layers, whose sizes are not known yet: call it once on data first, as in "
             f"model(x)."
+        )
+    if made := re.match(r"Found <class '([\w.]+)'> in output", text):
+        return (
+            f"{type(model).__name__} returns a {made[1].rpartition('.')[2]}, in which no graph can end: let it return "
+            f"tensors, and make of them what you need where it is called."
         )
     if "argument #1 'indices'" in text:
         return (
