@@ -2,17 +2,9 @@
 
 import torch
 
-from varprop.moments import Tokens
-
 from .case import Case, normal, weight
 
 aten = torch.ops.aten
-
-
-def tokens() -> Tokens:
-    """A random token at each of 2 x 2 places."""
-    return Tokens(torch.rand(6, dtype=torch.float64), (2, 2))
-
 
 rows = [
     Case(aten.linear.default, lambda: (normal(3, 5), weight(4, 5), weight(4))),
@@ -74,6 +66,4 @@ rows = [
         label="one-random",
         draws=8000,
     ),
-    Case(aten.embedding.default, lambda: (normal(6, 3), torch.tensor([[0, 5, 2], [1, 1, 4]]))),
-    Case(aten.embedding.default, lambda: (weight(6, 3), tokens()), label="tokens"),
 ]

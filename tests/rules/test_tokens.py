@@ -29,6 +29,7 @@ def test_tokens_can_be_reshaped() -> None:
     torch.testing.assert_close(found.var, plain.var)
 
 
+BAGS = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1])  # one of a token and one of two
 EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 3))
 
 
@@ -41,6 +42,14 @@ EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 3))
         (lambda: vp.Tokens(torch.tensor([torch.nan, 1.0])), "Tokens take a tensor"),
         (lambda: vp.Tokens.uniform(0), "a whole number above 0, not 0"),
         (lambda: vp.propagate(EMBEDDING, vp.Tokens.uniform(7), (1, 3)), "7 probabilities, .* has 10 rows"),
+        (
+            lambda: vp.propagate(nn.EmbeddingBag(7, 2, padding_idx=0), vp.Tokens.uniform(7), (2, 3)),
+            "Token 0 is the padding of an embedding bag, which leaves it out: give it probability 0",
+        ),
+        (
+            lambda: vp.propagate(nn.EmbeddingBag(7, 2), (vp.Tokens.uniform(7), torch.tensor([0, 1])), BAGS),
+            "equally many random tokens",
+        ),
         (lambda: vp.propagate(nn.ReLU(), vp.Tokens.uniform(7), (1, 3)), "Only an embedding can read vp.Tokens.*relu"),
         (lambda: vp.propagate(nn.Linear(3, 2), vp.Tokens.uniform(7), (1, 3)), "Only an embedding .*linear"),
         (lambda: vp.propagate(EMBEDDING, vp.Moments(0.0, 1.0), (1, 3)), r"give vp\.Tokens\(probabilities\)"),

@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     dropout,
     einsum,
     elementwise,
+    embedding,
     linear,
     losses,
     matrices,

@@ -1,4 +1,4 @@
-"""Linear layers, convolutions and embeddings: weighted sums of independent values."""
+"""Linear layers and convolutions: weighted sums of independent values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import CaptureError
 from ..gaussian.normal import constant
-from ..moments import Moments, Tokens
+from ..moments import Moments
 from .axes import Ints, Random, per_axis, uniform_axes, write_out
 from .convolution import Convolution, either, of_conv, of_transposed
 from .padding import Sets, meeting_taps, pooled_convolution
@@ -26,7 +25,6 @@ PHASES = (
 )
 LARGE = 1 << 22  # weights whose squares are not worth making part by part
 PART = 1 << 21  # weights whose squares stay in the cache of a processor
-ROWS = 1 << 19  # entries of an embedding, likewise with two copies
 _LAYER: dict[str, Any] = {"linear": True, "weighted": True, "channels": 1}
 
 
@@ -230,28 +228,3 @@ def bilinear(x: Random, y: Random, weight: Tensor, bias: Tensor | None = None) -
     both = torch.einsum("oij,...i->...oj", weight.square(), x.var)
     var = var + torch.einsum("...oj,...j->...o", both, y.var)
     return Moments(mean if bias is None else mean + bias, var)
-
-
-@rule(aten.embedding)
-def embedding(weight: Random, indices: Random | Tokens, *_: Any, **__: Any) -> Moments:
-    """Rows of a table; a random one: E = sum_j p_j E_j, Var = sum_j p_j ((E_j - E)^2 + Var_j) (mathematics.md, 8)."""
-    if isinstance(indices, Tensor):
-        table = write_out(_lift(weight), 0)
-        return Moments(F.embedding(indices, table.mean), F.embedding(indices, table.var))
-    if isinstance(indices, Moments):  # which some versions of torch let pass for indices when they capture
-        raise CaptureError("An embedding reads indices, which have no moments: give vp.Tokens(probabilities) for them.")
-    rows = weight.dense().mean if isinstance(weight, Moments) else weight
-    chance = indices.probabilities.to(rows)
-    if len(chance) != len(rows):
-        raise CaptureError(
-            f"The tokens have {len(chance)} probabilities, but the embedding that reads them has {len(rows)} rows: "
-            f"give one probability for each row."
-        )
-    mean = chance @ rows
-    count = max(1, ROWS // rows.shape[1])
-    parts = zip(chance.split(count), rows.split(count), strict=True)
-    var = sum((p @ (part - mean).square() for p, part in parts), torch.zeros_like(mean))
-    if isinstance(weight, Moments):
-        var = var + chance @ weight.dense().var
-    shape = (*(1 for _ in indices.full or (1,)), mean.shape[-1])
-    return Moments(mean.view(shape), var.view(shape))
