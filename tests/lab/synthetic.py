@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from varprop.lab.protocol.records import (
     METHODS,
@@ -122,6 +122,6 @@ def write(out, outcomes):
     for one in outcomes:
         folder = out / one.cell.experiment
         (folder / "cells").mkdir(parents=True, exist_ok=True)
-        (folder / "cells" / f"{one.cell.key}.json").write_text(json.dumps(one.to_dict()))
+        (folder / "cells" / f"{one.cell.key}.json").write_text(json.dumps(asdict(one)))
         (folder / "manifest.json").write_text(json.dumps(manifest(one.cell.experiment)))
     return out

@@ -105,7 +105,7 @@ def _run(ray: Any, context: Context, at_once: int) -> bool:
     _require_resources(ray.cluster_resources(), needs)
     task = ray.remote(max_retries=RETRIES, **needs)(_run_task)
     shared, until = ray.put(setup), time.time() + context.deadline - time.monotonic()
-    missing = missing_jobs(context.experiment, context.store)
+    missing = missing_jobs(context.task.experiment, context.store)
     results = [task.remote(shared, keeper, until, name, cells) for name, cells in missing.items()]
     waiting = results
     while waiting:

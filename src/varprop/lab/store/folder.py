@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class Store:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Keep what came of a cell; from then on `has` says so."""
-        self.files.write(self._cell_file(outcome.cell), _json(outcome.to_dict()))
+        self.files.write(self._cell_file(outcome.cell), _json(asdict(outcome)))
 
     def write_weights(self, cell: Cell, tensors: dict[str, torch.Tensor]) -> None:
         """Keep the trained weights of a cell."""
@@ -91,14 +91,14 @@ class Store:
         torch.save(state, buffer)
         self.files.write(self._partial_file(name), buffer.getvalue())
 
-    def load_partial(self, name: str, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """The state `save_partial` kept, its tensors on the device; None if there is none."""
+    def load_partial(self, name: str) -> dict[str, Any] | None:
+        """The state `save_partial` kept, its tensors on the CPU; None if there is none."""
         path = self._partial_file(name)
         content = self.files.read(path)
         if content is None:
             return None
         try:
-            state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load has no one error for files that are not its own
             raise _damaged(path, "torch cannot load it") from error
         if not isinstance(state, dict):

@@ -33,7 +33,8 @@ class SingleTrainer(Trainer):
     def __init__(self, task: Task, cell: Cell, started: StartingPoint | None = None) -> None:
         started = task.starts([cell])[cell] if started is None else started
         self.task, self.cell, self.cells, self.gaps = task, cell, [cell], [started.gap]
-        self.protocol, self.precision = task.experiment.protocol, _possible(task)
+        self.protocol = task.experiment.protocol
+        self.precision = task.experiment.precision if task.device.type == "cuda" else Precision()
         self.loss = task.loss or F.cross_entropy
         self.batches = task.batches(cell.seed, cell.batch_size)
         self.steps = self.batches.steps
@@ -202,7 +203,3 @@ class SingleTrainer(Trainer):
         }
         named = {f"model.{name}": tensor.detach() for name, tensor in self._tensors().items()}
         return {**named, **moments, **self.running.state()}
-
-
-def _possible(task: Task) -> Precision:
-    return task.experiment.precision if task.device.type == "cuda" else Precision()
