@@ -145,7 +145,7 @@ def test_claims_are_written_as_json_and_markdown(tmp_path):
     assert [claim["name"] for claim in stored["claims"]] == NAMES
     assert next(c for c in stored["claims"] if c["name"] == "trains")["verdict"] == "holds"
     rows = [line for line in (tmp_path / "claims.md").read_text("utf-8").splitlines() if line.startswith("| ")]
-    assert len(rows) == 1 + len(NAMES)
+    assert len(rows) == 2 + len(NAMES)  # headings, the rule below them, claims
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
 
 
