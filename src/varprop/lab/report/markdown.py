@@ -59,7 +59,7 @@ from that of the seeds; where one search was made, it is 0 and says nothing.
 def write_runs(runs: Sequence[Run], folder: Path) -> None:
     """Figures, tables and manifests, in a folder for each run."""
     for run in runs:
-        _write_run(run, _headlines(run), folder / run.experiment)
+        _write_run(run, folder / run.experiment)
 
 
 def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
@@ -77,10 +77,10 @@ def _headlines(run: Run) -> list[Figure]:
     return [figure for figure in figures_of(run) if figure.headline]
 
 
-def _write_run(run: Run, shown: Sequence[Figure], folder: Path) -> None:
+def _write_run(run: Run, folder: Path) -> None:
     for earlier in (*folder.glob("*.png"), *folder.glob("*.svg")):
         earlier.unlink()
-    for figure in shown:
+    for figure in _headlines(run):
         plotting.draw(figure, folder / figure.name, experiment_label(run.experiment))
     if run.outcomes:
         write_tables(folder, run.outcomes, run.manifest)
