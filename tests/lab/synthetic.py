@@ -110,7 +110,7 @@ def manifest(experiment):
         "experiment": experiment,
         "configuration": {"experiment": experiment, "epochs": 12, "note": "synthetic"},
         "versions": {"python": "3.11.2", "torch": "2.13.0", "varprop": "0.1.0", "cuda": None},
-        "hardware": "synthetic, no hardware",
+        "hardware": {"machine": "synthetic, no hardware"},
         "git": {"commit": "0123456789abcdef", "dirty": False},
         "started": "2026-01-01T00:00:00+00:00",
         "seconds": 83.25,

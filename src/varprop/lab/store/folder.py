@@ -66,8 +66,10 @@ class Store:
         """What `write_manifest` kept; empty if there is none."""
         path = self.folder / "manifest.json"
         values = _read_json(path, self.files) if path.is_file() else {}
-        if not isinstance(values, dict):
-            raise _damaged(path, "it holds no JSON object")
+        try:
+            _check_manifest(values)
+        except (TypeError, AttributeError) as error:
+            raise _damaged(path, f"it holds no description of a run ({error})") from error
         return values
 
     def begun(self) -> bool:
@@ -132,6 +134,18 @@ def _read_json(path: Path, files: Files) -> Any:
         return json.loads(files.read(path) or b"")
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
         raise _damaged(path, f"it is no JSON ({error})") from error
+
+
+def _check_manifest(values: Any) -> None:
+    """Raise unless all that is read from a manifest is of the kind that everything here relies on."""
+    settings, sittings = values.get("configuration", {}), values.get("sittings", [])
+    texts = [values.get("command", ""), *settings.get("methods", []), *settings.get("starts", [])]
+    numbers = [values.get("seconds", 0.0), *values.get("seeds", []), *(one.get("seconds", 0.0) for one in sittings)]
+    parts = [values.get(name, {}) for name in ("fingerprints", "git", "hardware", "versions")]
+    parts += [one.get("git", {}) for one in sittings]
+    for kind, found in ((str, texts), ((int, float), numbers), (dict, parts)):
+        if not all(isinstance(value, kind) for value in found):
+            raise TypeError("it holds values of the wrong kind")
 
 
 def _outcome(path: Path, files: Files) -> Outcome:
