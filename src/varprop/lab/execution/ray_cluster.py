@@ -105,14 +105,17 @@ def _run(ray: Any, context: Context, at_once: int) -> bool:
     _require_resources(ray.cluster_resources(), needs)
     task = ray.remote(max_retries=RETRIES, **needs)(_run_task)
     shared, until = ray.put(setup), time.time() + context.deadline - time.monotonic()
-    missing = missing_jobs(context.task.experiment, context.store)
-    results = [task.remote(shared, keeper, until, name, cells) for name, cells in missing.items()]
-    waiting = results
-    while waiting:
-        done, waiting = ray.wait(waiting, timeout=_POLL_SECONDS)
-        context.tick(_result(keeper.counted.remote()))
-        _results(done)  # an error ends the run at once
-    return all(_results(results))
+    # again, since a job that was begun with fewer seeds goes on with these alone
+    while missing := missing_jobs(context.task.experiment, context.store):
+        results = [task.remote(shared, keeper, until, name, cells) for name, cells in missing.items()]
+        waiting = results
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=_POLL_SECONDS)
+            context.tick(_result(keeper.counted.remote()))
+            _results(done)  # an error ends the run at once
+        if not all(_results(results)):
+            return False
+    return True
 
 
 def _needs(setup: Setup, at_once: int) -> dict[str, float]:
