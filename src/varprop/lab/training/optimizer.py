@@ -31,14 +31,14 @@ def adam_(parameters: Tensor, gradients: Tensor, mean: Tensor, square: Tensor, r
 
 
 def started_optimizer(
-    make: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]]
+    make: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]], rate: Callable[[], Any] = float
 ) -> torch.optim.Optimizer:
-    """An optimizer of one's own, with its state in place, as before its first step.
+    """An optimizer with its state in place, as before its first step; `rate` makes a learning rate of 0.
 
     Raises:
         VarpropError: If it keeps something between steps that a checkpoint could not hold.
     """
-    optimizer = make([{**group, "lr": 0.0} for group in groups], lr=0.0)
+    optimizer = make([{**group, "lr": rate()} for group in groups], lr=rate())
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
