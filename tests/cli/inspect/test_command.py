@@ -237,8 +237,9 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch):
 
 def test_the_home_folder_may_be_written_as_a_tilde(run, models, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    options = ["--input-shape", "8", "--json=~/out.json", "--html=~/out.html", "--quantization=~/ranges.json"]
-    assert run(f"{models}:good", *options)[0] == 0
+    torch.save(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).state_dict(), tmp_path / "weights.pt")
+    options = ["--weights=~/weights.pt", "--json=~/out.json", "--html=~/out.html", "--quantization=~/ranges.json"]
+    assert run(f"{models}:good", "--input-shape", "8", *options)[0] == 0
     assert all((tmp_path / name).is_file() for name in ("out.json", "out.html", "ranges.json"))
 
 

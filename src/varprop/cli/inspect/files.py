@@ -19,6 +19,7 @@ def load_weights(model: Any, file: Path) -> None:
     Raises:
         VarpropError: If it is missing, unreadable, or does not fit.
     """
+    file = file.expanduser()
     if not file.is_file():
         raise vp.VarpropError(f"There is no file {file} with weights.")
     own, given = model.state_dict(), _state(file)
