@@ -12,9 +12,10 @@ import varprop as vp
 from varprop.cli.main import main as command_line
 from varprop.lab.bench import cases, profiling, run, session, step, tables, timing, variants
 from varprop.lab.bench.models import Recipe
-from varprop.lab.bench.record import Measurement, Record, first_line
+from varprop.lab.bench.record import Measurement, Record
 from varprop.lab.bench.session import Options, Session
 from varprop.lab.environment import chosen_device
+from varprop.lab.names import first_line
 from varprop.lab.protocol.models import FACTORIES
 from varprop.lab.verdicts.evidence import Evidence
 from varprop.lab.verdicts.overhead import overhead

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import require
+from ..names import first_line
 from ..store.files import Files
 from .job import Context, missing_jobs
 from .workers import Setup, WorkerError, work
@@ -84,7 +85,7 @@ def _connect(ray: Any, address: str) -> None:
             _require_answer(address)
             ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
-        raise WorkerError(f"There is no Ray cluster at {address!r} ({str(error).splitlines()[0]}).") from error
+        raise WorkerError(f"There is no Ray cluster at {address!r} ({first_line(error)}).") from error
 
 
 def _require_answer(address: str) -> None:
@@ -150,5 +151,4 @@ def _results(references: list[Any]) -> list[Any]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
-        why = str(error).splitlines()[0]
-        raise WorkerError(f"A worker of Ray was lost ({why}); go on with --resume.") from error
+        raise WorkerError(f"A worker of Ray was lost ({first_line(error)}); go on with --resume.") from error
