@@ -11,6 +11,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from varprop.cli.inspect.inputs import _pictures
 from varprop.lab.data import datasets, download
 from varprop.lab.store.folder import Store
 from varprop.lab.store.runs import read_run
+from varprop.lab.verdicts.evidence import Evidence
 from varprop.lab.verdicts.overhead import overhead
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -81,7 +83,7 @@ READERS: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "saved tensor": ("x.pt", saved(torch.zeros(4, 3)), lambda file: saved_inputs([file], (3,))),
     "numpy": ("x.npy", numpy_file(numpy.zeros((4, 3))), lambda file: saved_inputs([file], (3,))),
     "checkpoint": ("partial/p.pt", saved({"x": torch.zeros(3)}), lambda file: Store(file.parents[1]).load_partial("p")),
-    "cell": ("cells/c.json", json.dumps(outcome().to_dict()).encode(), lambda file: Store(file.parents[1]).outcomes()),
+    "cell": ("cells/c.json", json.dumps(asdict(outcome())).encode(), lambda file: Store(file.parents[1]).outcomes()),
     "manifest": ("manifest.json", b'{"seconds": 1.5, "x": "y"}', lambda file: Store(file.parent).manifest()),
     "idx": ("images-idx3-ubyte", IDX, datasets.read_idx),
     "compressed": (
@@ -139,7 +141,7 @@ def test_reports_name_what_they_cannot_read(damage: str, tmp_path: Path) -> None
         written(tmp_path, name, DAMAGES[damage](good, tmp_path))
     problems = " ".join(read_run(tmp_path).problems)
     assert "c.json is damaged" in problems and "manifest.json is damaged" in problems
-    assert "was not understood" in overhead([tmp_path / "overhead.json"]).measured[0]
+    assert "was not understood" in overhead(Evidence((), benchmarks=[tmp_path / "overhead.json"])).measured[0]
     assert not (tmp_path / RAN).exists()
 
 

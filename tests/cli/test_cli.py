@@ -22,7 +22,7 @@ from varprop.cli.main import main
 from varprop.lab.data import download
 from varprop.lab.data.augmentation import Augmentation
 from varprop.lab.protocol.experiments import EXPERIMENTS
-from varprop.lab.protocol.records import ALL_METHODS, METHODS, Cell, Outcome, Search, Start
+from varprop.lab.protocol.records import Cell, Outcome, Search, Start
 from varprop.lab.report import result_table  # noqa: F401  (before a stand-in takes the place of its package)
 
 ROOT = Path(__file__).parents[2]
@@ -85,11 +85,17 @@ def lab(monkeypatch, tmp_path):
         monkeypatch.setattr(import_module(package), last, module, raising=False)
 
     def install(error=None):
-        import_module("varprop.cli.results")  # reads the real report's table, which its stand-in does not have
         stand_in("execution.run", "reproduce", error or {"digits": [outcome()]})
         stand_in("comparison", "compare", error or StandInComparison(tmp_path / "report.html"))
         page = tmp_path / "report.html"
-        stand_in("report", "write", page, write_one=lambda *_: page, answer=lambda _: "AP2 wins.", write_docs=docs_page)
+        stand_in(
+            "report",
+            "write",
+            page,
+            write_one=lambda *_: page,
+            answer_and_table=lambda _: "AP2 wins.",
+            write_docs=docs_page,
+        )
         return calls
 
     return install
@@ -265,9 +271,8 @@ def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, 
     assert calls["execution.run.reproduce"][0][1] == tmp_path / "demo"
 
 
-def test_methods_and_inits_are_those_of_the_lab():
-    assert compare.METHODS == ALL_METHODS and compare.DEFAULT == METHODS
-    assert (*compare.INITS, "wn") == get_args(Start)  # weight norm's own start is for the paper's naive comparison
+def test_inits_are_those_of_the_lab():
+    assert (*compare.INITS, "wn") == get_args(Start)
 
 
 # --- with the real lab ---

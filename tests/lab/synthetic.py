@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from varprop.lab.protocol.records import (
     METHODS,
@@ -110,7 +110,7 @@ def manifest(experiment):
         "experiment": experiment,
         "configuration": {"experiment": experiment, "epochs": 12, "note": "synthetic"},
         "versions": {"python": "3.11.2", "torch": "2.13.0", "varprop": "0.1.0", "cuda": None},
-        "hardware": "synthetic, no hardware",
+        "hardware": {"machine": "synthetic, no hardware"},
         "git": {"commit": "0123456789abcdef", "dirty": False},
         "started": "2026-01-01T00:00:00+00:00",
         "seconds": 83.25,
@@ -122,6 +122,6 @@ def write(out, outcomes):
     for one in outcomes:
         folder = out / one.cell.experiment
         (folder / "cells").mkdir(parents=True, exist_ok=True)
-        (folder / "cells" / f"{one.cell.key}.json").write_text(json.dumps(one.to_dict()))
+        (folder / "cells" / f"{one.cell.key}.json").write_text(json.dumps(asdict(one)))
         (folder / "manifest.json").write_text(json.dumps(manifest(one.cell.experiment)))
     return out

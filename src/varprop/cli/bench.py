@@ -43,9 +43,9 @@ def bench(
 
     options = Options(
         device=device,
-        cases=tuple(listed(cases, CASES, "--cases")) if cases else None,
-        modes=tuple(listed(modes, MODES, "--modes")) if modes else None,
-        variants=tuple(listed(variants, tuple(VARIANTS), "--variants")) if variants else None,
+        cases=listed(cases, CASES, "--cases") if cases else None,
+        modes=listed(modes, MODES, "--modes") if modes else None,
+        variants=listed(variants, tuple(VARIANTS), "--variants") if variants else None,
         rounds=rounds,
         seconds=seconds,
         max_seconds=max_seconds,

@@ -6,14 +6,14 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
+from varprop.lab.protocol.records import ALL_METHODS, METHODS, STARTS
+
 from . import options
 from .errors import stoppable
 from .parser import typer
 from .reproduce import CONTINUE
 
-METHODS = ("standard", "weight", "batch", "analytic", "layer", "group")
-DEFAULT = METHODS[:4]
-INITS = ("none", "bn", "ap2", "orthogonal")
+INITS = (*STARTS, "orthogonal")  # weight norm's own start is for the paper's naive comparison
 
 
 def compare(
@@ -25,8 +25,10 @@ def compare(
         ),
     ],
     model: Annotated[str, typer.Option(help="path.py:function, which returns the plain model, an nn.Module.")],
-    methods: Annotated[str, typer.Option(help="Separated by commas; also layer, group.")] = ",".join(DEFAULT),
-    inits: Annotated[str, typer.Option(help="Starting points, separated by commas; also orthogonal.")] = "none,bn,ap2",
+    methods: Annotated[str, typer.Option(help="Separated by commas; also layer, group.")] = ",".join(METHODS),
+    inits: Annotated[str, typer.Option(help="Starting points, separated by commas; also orthogonal.")] = ",".join(
+        STARTS
+    ),
     loss: Annotated[
         str | None, typer.Option(help="path.py:function of outputs and targets, instead of cross-entropy.")
     ] = None,
@@ -62,8 +64,8 @@ def compare(
         found = comparison.compare(
             model,
             dataset,
-            methods=tuple(options.listed(methods, METHODS, "--methods")),
-            starts=tuple(options.listed(inits, INITS, "--inits")),
+            methods=options.listed(methods, ALL_METHODS, "--methods"),
+            starts=options.listed(inits, INITS, "--inits"),
             loss=loss,
             optimizer=optimizer,
             out=out,
@@ -74,9 +76,10 @@ def compare(
             root=root,
             resume=resume,
             overwrite=overwrite,
-            tensorboard=options.event_folder(out, tensorboard),
+            tensorboard=out / "tensorboard" if tensorboard else None,
             max_seconds=max_seconds,
             ray=ray,
             **{name: value for name, value in given.items() if value is not None},
         )
-        typer.echo(f"{str(found).strip()}\nReport: {found.report().resolve()}")
+        typer.echo(str(found))
+        typer.echo(f"Report: {found.report().resolve()}")

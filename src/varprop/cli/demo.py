@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .errors import stoppable
 from .options import Device, DeviceOption, OutOption, ResumeOption
+from .parser import typer
 from .reproduce import CONTINUE, DEMO
 
 
@@ -16,14 +17,14 @@ def demo(
     resume: ResumeOption = False,
 ) -> None:
     """Compare the four parametrizations from the three starting points on scikit-learn's digits, in about a minute."""
+    from varprop.lab import report
     from varprop.lab.execution import run as runner
-
-    from . import results
 
     place = out if resume else unused(out)
     with stoppable(CONTINUE):
         found = runner.reproduce([DEMO], place, device=device, resume=resume)
-        results.show_one(found[DEMO], place, DEMO)
+        typer.echo(report.answer_and_table(found[DEMO]))
+        typer.echo(f"Report: {report.write_one(place, DEMO).resolve()}")
 
 
 def unused(folder: Path) -> Path:

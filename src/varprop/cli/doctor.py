@@ -118,6 +118,6 @@ def _data() -> list[str]:
     looked = f"looked for in {', '.join(map(str, datasets.places()))}"
     digits = "there, with scikit-learn" if find_spec("sklearn") else "missing: pip install 'varprop[lab]'"
     found = [
-        f"{name}: {datasets.whereabouts(name) or f'missing: varprop data get {name}'}" for name in ("mnist", "cifar10")
+        f"{name}: {datasets.find_folder(name) or f'missing: varprop data get {name}'}" for name in ("mnist", "cifar10")
     ]
     return [looked, *found, f"digits: {digits}"]

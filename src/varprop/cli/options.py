@@ -72,12 +72,7 @@ CompileOption = Annotated[
 ]
 
 
-def event_folder(out: Path, wanted: bool) -> Path | None:
-    """Where TensorBoard finds the curves; None if it is not wanted."""
-    return out / "tensorboard" if wanted else None
-
-
-def listed(text: str, known: tuple[str, ...], option: str) -> list[str]:
+def listed(text: str, known: tuple[str, ...], option: str) -> tuple[str, ...]:
     """Names separated by commas, each of them known, in the order given.
 
     Raises:
@@ -88,4 +83,4 @@ def listed(text: str, known: tuple[str, ...], option: str) -> list[str]:
     if unknown or not names:
         near = did_you_mean(unknown[0], known) if unknown else ""
         raise vp.VarpropError(f"{option} takes names out of {','.join(known)}, not {text!r}.{near}")
-    return list(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names))

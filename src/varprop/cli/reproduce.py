@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -31,13 +32,7 @@ HELP = (
 
 SearchChoice = StrEnum("SearchChoice", {"brent": "brent", "grid_brent": "grid+brent"})
 OwnWeights = StrEnum("OwnWeights", ["original", "converted"])
-
-
-class Borders(StrEnum):
-    """How AP2 counts the zeros around images."""
-
-    pooled = "pooled"
-    plain = "plain"
+Borders = StrEnum("Borders", ["pooled", "plain"])
 
 
 def known_names() -> list[str]:
@@ -102,16 +97,15 @@ def reproduce(
     from varprop.lab.execution import run as runner
     from varprop.lab.execution import search_study
     from varprop.lab.protocol.records import ALL_STARTS, METHODS
-
-    from . import results
+    from varprop.lab.report.result_table import result_table
 
     wanted = expanded(names)
     settings = {
         "seeds": seeds,
         "epochs": epochs,
         "lr_max": tuple(lr_max) if lr_max else None,
-        "methods": tuple(options.listed(methods, METHODS, "--methods")) if methods else None,
-        "starts": tuple(options.listed(starts, ALL_STARTS, "--starts")) if starts else None,
+        "methods": options.listed(methods, METHODS, "--methods") if methods else None,
+        "starts": options.listed(starts, ALL_STARTS, "--starts") if starts else None,
         "compiled": compiled,
         "search": search.value if search else None,
         "own_weights": own_weights.value if own_weights else None,
@@ -126,7 +120,7 @@ def reproduce(
             root=root,
             resume=resume,
             overwrite=overwrite,
-            tensorboard=options.event_folder(out, tensorboard),
+            tensorboard=out / "tensorboard" if tensorboard else None,
             max_seconds=max_seconds,
             jobs=jobs,
             ray=ray,
@@ -139,16 +133,27 @@ def reproduce(
             _answer(out, root, only, seeds)
         if set(wanted) <= set(STUDIES):
             return
-        results.show([outcome for outcomes in found.values() for outcome in outcomes], out, wanted)
+        if outcomes := [outcome for of_one in found.values() for outcome in of_one]:
+            typer.echo(result_table(outcomes))
+        page = report.write(out, wanted)
+        if "claims" in wanted:
+            _echo_verdicts(out / "claims.json")
+        typer.echo(f"Report: {page.resolve()}")
         if docs is not None:
             typer.echo(f"Documentation: {report.write_docs(out, docs).resolve()}")
+
+
+def _echo_verdicts(file: Path) -> None:
+    """Print each claim of the paper with its verdict; the numbers are in the report."""
+    for claim in json.loads(file.read_text("utf-8"))["claims"]:
+        typer.echo(f"{claim['verdict']:<14}  {claim['claim']}")
 
 
 def _answer(out: Path, root: Path | None, only: str | None, seeds: int | None) -> None:
     """Make the runs of the open questions that are missing, and print what all of them show."""
     from varprop.lab.questions.study import QUESTIONS, study
 
-    chosen = options.listed(only, tuple(QUESTIONS), "--only") if only else list(QUESTIONS)
+    chosen = options.listed(only, tuple(QUESTIONS), "--only") if only else tuple(QUESTIONS)
     study(out, root, chosen, seeds or 3, say=typer.echo)
 
 
@@ -161,7 +166,7 @@ def _run_deep(
     from varprop.lab.deep.tables import TABLES
 
     deadline = time.monotonic() + max_seconds
-    chosen = options.listed(tables, tuple(TABLES), "--tables") if tables else list(TABLES)
+    chosen = options.listed(tables, tuple(TABLES), "--tables") if tables else tuple(TABLES)
     for table in chosen:
         study = Study(table, out / "deep.json", seeds or 4, jobs, deadline, root, say=typer.echo)
         study.make()

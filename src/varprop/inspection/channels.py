@@ -13,12 +13,11 @@ from torch import Tensor
 from ..engine.plan import rule_of
 from ..graph.node import Node
 from ..moments import Moments
-from ..rules.registry import Rule
 
 
 def channel_axis(moments: Moments, node: Node) -> int:
     """As the operation that made the node has it; otherwise second, and in sequences last."""
-    rule = _rule(maker(node))
+    rule = rule_of(maker(node))
     decided = None if rule is None else rule.channels
     if decided is None:
         decided = -1 if moments.ndim == 3 else 1
@@ -27,15 +26,11 @@ def channel_axis(moments: Moments, node: Node) -> int:
 
 def maker(node: Node) -> Node:
     """The operation behind a node, functions of one value after it left aside."""
-    rule = _rule(node)
+    rule = rule_of(node)
     while node.operands and (node.target is operator.getitem or (rule is not None and rule.kind == "elementwise")):
         node = node.operands[0]
-        rule = _rule(node)
+        rule = rule_of(node)
     return node
-
-
-def _rule(node: Node) -> Rule | None:
-    return rule_of(node) if node.target is not None else None
 
 
 def over_channels(values: Tensor, axis: int, reduced: Callable[..., Tensor]) -> Tensor:
@@ -46,7 +41,7 @@ def over_channels(values: Tensor, axis: int, reduced: Callable[..., Tensor]) -> 
 
 def ranges(moments: Moments, node: Node, k: float) -> dict[str, Any]:
     """Ends of mean -+ k std for every channel, within what the operation can give."""
-    rule = _rule(node)
+    rule = rule_of(node)
     least, most = (-math.inf, math.inf) if rule is None else rule.bounds(*node.args[1:], **node.kwargs)
     low = (moments.mean - k * moments.std).clamp(least, most)
     high = (moments.mean + k * moments.std).clamp(least, most)

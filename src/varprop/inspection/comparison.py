@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from .data import ComparisonData, ReportData, compared
+from .data import ComparisonData
 from .findings.finding import Finding
 from .render.comparison_page import comparison_page, comparison_summary
 from .render.exports import Exports
@@ -21,11 +21,6 @@ LARGEST = 12  # changes that `show` prints
 @dataclass(frozen=True, repr=False)
 class Comparison(ComparisonData, Exports):
     """What changed between two states of a model; `ComparisonData` says what it holds."""
-
-    @classmethod
-    def of(cls, before: ReportData, after: ReportData, names: tuple[str, str]) -> Comparison:
-        """Pair the rows of two reports by their labels, and their findings; see `Report.compare`."""
-        return cls(before, after, names, **compared(before, after))
 
     @property
     def new(self) -> tuple[Finding, ...]:

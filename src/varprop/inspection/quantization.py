@@ -125,7 +125,8 @@ def _rounded_rule(
         after = apply(rule, node.target, (x, rounded.value(), bias, *settings), named)
         alone = apply(rule, node.target, (own, rounded.value(), bias, *settings), named)
         axis = after.mean.ndim - (1 if kernel is None else weight.ndim - 1)
-        shift, total = (_by_channel(other.mean - before.mean, axis) for other in (alone, after))
+        errors = ((other.mean - before.mean).double() for other in (alone, after))
+        shift, total = (over_channels(error, axis, torch.mean) for error in errors)
         found[node] = _described(walk, node, rounded, shift, -total)
         return Moments(after.mean - total.view(_along(axis, after.mean.ndim)).to(after.dtype), after.var)
 
@@ -155,10 +156,6 @@ def _rounded(weight: Tensor, kernel: Convolution | None, bits: int, per_channel:
     largest = rows.abs().amax(1, keepdim=True) if per_channel else rows.abs().max().view(1, 1)
     scale = torch.where(largest > 0, largest, 1.0) / (2 ** (bits - 1) - 1)
     return Rounded(weight, scale, (rows / scale).round() * scale, groups)
-
-
-def _by_channel(values: Tensor, axis: int) -> Tensor:
-    return over_channels(values.double(), axis, torch.mean)
 
 
 def _along(axis: int, ndim: int) -> list[int]:

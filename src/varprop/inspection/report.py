@@ -9,7 +9,7 @@ from ..engine.names import unknown_name
 from ..engine.walk import Walk
 from ..errors import VarpropError
 from .comparison import Comparison
-from .data import ReportData
+from .data import ReportData, compared
 from .findings.finding import Finding
 from .numbers.row import ReportRow
 from .places import Place
@@ -60,7 +60,7 @@ class Report(ReportData, Exports):
         Raises:
             VarpropError: If the reports have no layer in common.
         """
-        return Comparison.of(self, after, names)
+        return Comparison(self, after, names, **compared(self, after))
 
     def to_dataframe(self) -> Any:
         """One line a row, as a pandas DataFrame.

@@ -69,7 +69,7 @@ class MethodComparison:
         return trained_network(self.factory, method, weights, scaled(self.dataset.train_x[:2].cpu()))
 
     def __str__(self) -> str:
-        return f"{self.answer}\n\n{self.table()}"
+        return report.answer_and_table(self.outcomes)
 
 
 def compare(

@@ -109,13 +109,8 @@ def git_state() -> dict[str, Any]:
     if not commit:
         return {}
     changes = _git("diff", "HEAD", "--", ":/src")
-    return (
-        {"commit": commit, "dirty": True, "diff": _sha256(changes)} if changes else {"commit": commit, "dirty": False}
-    )
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    difference = {"diff": hashlib.sha256(changes.encode()).hexdigest()} if changes else {}
+    return {"commit": commit, "dirty": bool(changes), **difference}
 
 
 def _git(*arguments: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Names that users type: the code they name, and what they may have meant by one that does not exist."""
+"""Names that users type: the code they name, what they may have meant by one that does not exist, how it failed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """The sentence on a name that does not exist."""
     names = list(known)
     return f"There is no {kind} {name!r}; known are {', '.join(names)}.{did_you_mean(name, names)}"
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
 def callable_named(place: str, name: str) -> Callable[..., Any]:

@@ -15,19 +15,22 @@ PLAIN_SECONDS = 10.0  # between two plain lines, at least
 class Progress:
     """Counts steps: in a bar of rich's (`rich.progress.Progress`) where there is one, otherwise as plain lines."""
 
-    def __init__(self, total: int, title: str, stream: TextIO | None = None, bar: Any = None) -> None:
-        self.total, self.title, self.stream, self.bar = total, title, stream, bar
-        self.done, self.text = 0, ""
+    def __init__(
+        self, total: int, title: str, stream: TextIO | None = None, bar: Any = None, seconds: float = PLAIN_SECONDS
+    ) -> None:
+        self.total, self.title, self.stream, self.bar, self.seconds = total, title, stream, bar, seconds
+        self.done: float = 0
+        self.text = ""
         self.started = self.printed = time.monotonic()
         self.task = bar.add_task(title, total=total, text="") if bar else None
 
-    def advance(self, steps: int = 1, text: str = "") -> None:
+    def advance(self, steps: float = 1, text: str = "") -> None:
         """Count steps done, and say what is going on; an empty text leaves the one before."""
         self.done += steps
         self.text = text or self.text
         if self.bar:
             self.bar.update(self.task, advance=steps, text=self.text)
-        elif time.monotonic() - self.printed >= PLAIN_SECONDS:
+        elif time.monotonic() - self.printed >= self.seconds:
             self.print_line()
 
     def print_line(self) -> None:
@@ -36,7 +39,11 @@ class Progress:
         elapsed = self.printed - self.started
         rate = self.done / elapsed if elapsed > 0 else 0.0
         share = 100 * self.done / max(1, self.total)
-        parts = [f"{self.title}: {share:3.0f} % ({self.done}/{self.total})", _rate(rate), f"{_clock(elapsed)} gone"]
+        parts = [
+            f"{self.title}: {share:3.0f} % ({round(self.done, 2)}/{self.total})",
+            _rate(rate),
+            f"{_clock(elapsed)} gone",
+        ]
         if rate and self.done < self.total:
             parts.append(f"{_clock((self.total - self.done) / rate)} left")
         if self.stream is not None:

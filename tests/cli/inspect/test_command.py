@@ -219,17 +219,28 @@ def test_progress_is_a_bar_on_a_terminal_alone(run, models, monkeypatch):
     assert "inspect" in terminal.getvalue() and "running data" in terminal.getvalue()
 
 
-def test_a_log_gets_a_line_now_and_then():
+def test_a_log_gets_a_line_now_and_then(monkeypatch):
     log = io.StringIO()
-    lines = command.PlainLines(log, seconds=0.0)
-    lines("capturing the graph", 0, 4)
-    lines("propagating moments (3 of 6 operations)", 1.5, 4)
-    assert log.getvalue().splitlines()[0].endswith("0 s gone, capturing the graph")
-    assert log.getvalue().splitlines()[1].startswith("inspect: 38 %, ") and " s left, " in log.getvalue()
+    monkeypatch.setattr(sys, "stderr", log)
+    with command._progress() as step:
+        step("capturing the graph", 0, 4)
+    assert log.getvalue() == ""  # what takes no time is not told of
+    monkeypatch.setattr(command, "LOG_SECONDS", 0.0)
+    with command._progress() as step:
+        step("capturing the graph", 0, 4)
+        step("propagating moments (3 of 6 operations)", 1.5, 4)
+    first, second = log.getvalue().splitlines()
+    assert first.startswith("inspect:   0 % (0/4), ") and first.endswith(" gone, capturing the graph")
+    assert second.startswith("inspect:  38 % (1.5/4), ") and " left, propagating moments (3 of 6" in second
     assert "\r" not in log.getvalue()
-    quiet = io.StringIO()
-    command.PlainLines(quiet)("capturing the graph", 0, 4)
-    assert quiet.getvalue() == ""
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(run, models, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    torch.save(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).state_dict(), tmp_path / "weights.pt")
+    options = ["--weights=~/weights.pt", "--json=~/out.json", "--html=~/out.html", "--quantization=~/ranges.json"]
+    assert run(f"{models}:good", "--input-shape", "8", *options)[0] == 0
+    assert all((tmp_path / name).is_file() for name in ("out.json", "out.html", "ranges.json"))
 
 
 def completed(capfd, monkeypatch, arguments, **environment):

@@ -12,10 +12,12 @@ import varprop as vp
 from varprop.cli.main import main as command_line
 from varprop.lab.bench import cases, profiling, run, session, step, tables, timing, variants
 from varprop.lab.bench.models import Recipe
-from varprop.lab.bench.record import Measurement, Record, first_line
+from varprop.lab.bench.record import Measurement, Record
 from varprop.lab.bench.session import Options, Session
 from varprop.lab.environment import chosen_device
+from varprop.lab.names import first_line
 from varprop.lab.protocol.models import FACTORIES
+from varprop.lab.verdicts.evidence import Evidence
 from varprop.lab.verdicts.overhead import overhead
 
 CPU = torch.device("cpu")
@@ -189,7 +191,7 @@ def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
     record, out, _ = measured
     kept = json.loads((out / "normalization.json").read_text("utf-8"))
     assert {"command", "hardware", "versions", "git", "step", "settings"} <= kept.keys() and kept["finished"]
-    finding = overhead([out / "normalization.json"])
+    finding = overhead(Evidence((), benchmarks=[out / "normalization.json"]))
     assert finding.verdict != "no data" and len(finding.measured) == 2
     assert f"AP2 {1e3 * record.cells[2].seconds:.3g} ms" in finding.measured[0]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import subprocess
@@ -39,11 +40,11 @@ def broken_network():
     raise vp.VarpropError("This network cannot be made.")
 
 
-def run(out, ray=None, factory=tiny.network, resume=False, **changes):
+def run(out, ray=None, factory=tiny.network, resume=False, max_seconds=math.inf, **changes):
     protocol = replace(tiny.experiment().protocol, epochs=EPOCHS)
     chosen = {"methods": ("standard", "weight"), "starts": ("none",), "together": False, "protocol": protocol}
     experiment = tiny.experiment(**{**chosen, **changes})
-    options = {"dataset": tiny.dataset(), "factory": factory, "show": quiet}
+    options = {"dataset": tiny.dataset(), "factory": factory, "show": quiet, "max_seconds": max_seconds}
     return run_experiment(experiment, out, "cpu", resume, ray=ray, **options)
 
 
@@ -86,6 +87,15 @@ def test_ray_finds_the_same_numbers_and_leaves_the_same_files(alone, tmp_path):
 def test_an_ensemble_is_one_task_with_the_same_numbers(tmp_path):
     changes = {"together": True, "methods": ("standard", "analytic"), "protocol": tiny.experiment().protocol}
     assert numbers(run(tmp_path / "ray", "local", **changes)) == numbers(run(tmp_path / "here", **changes))
+
+
+@needs_ray
+@pytest.mark.timeout(900)
+def test_a_resumed_ensemble_trains_the_seeds_that_were_added_too(tmp_path):
+    changes = {"together": True, "protocol": tiny.experiment().protocol}
+    assert run(tmp_path, max_seconds=0.0, **changes) == []  # begun with one seed, and stopped at its first checkpoint
+    assert len(run(tmp_path, "local", resume=True, seeds=(0, 1), **changes)) == 4
+    assert Store(tmp_path / "tiny").manifest()["finished"]
 
 
 def is_training(out):

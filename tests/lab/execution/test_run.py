@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ def run(out, resume=False, factory=tiny.network, data=None, **changes):
 
 def numbers(outcomes):
     """Everything but the time."""
-    return [replace(outcome, seconds=0.0).to_dict() for outcome in outcomes]
+    return [asdict(replace(outcome, seconds=0.0)) for outcome in outcomes]
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,12 @@ def test_what_comes_from_files_is_escaped(tmp_path, drawn):
         replace(o, cell=replace(o.cell, experiment=NASTY, variant=NASTY)) for o in synthetic.grid("mnist", (0,))
     ]
     synthetic.write(tmp_path, outcomes)
-    manifest = {**synthetic.manifest(NASTY), "command": f"</script>{NASTY}", "hardware": NASTY, "git": NASTY}
+    manifest = {
+        **synthetic.manifest(NASTY),
+        "command": f"</script>{NASTY}",
+        "hardware": {"gpu": NASTY},
+        "git": {"commit": NASTY},
+    }
     (tmp_path / NASTY / "manifest.json").write_text(json.dumps(manifest))
     page = report.write(tmp_path).read_text("utf-8")
     assert NASTY not in page
@@ -258,7 +263,8 @@ def test_documentation_has_commands_numbers_figures_and_tables(tmp_path, drawn):
 
 def test_documentation_says_which_sitting_a_fact_is_about(tmp_path, drawn):
     out = synthetic.write(tmp_path / "out", synthetic.grid("mnist"))
-    resumed = {**synthetic.manifest("mnist"), "command": "varprop one && varprop two --resume"}
+    sittings = [{"command": "varprop one"}, {"command": "varprop two --resume"}]
+    resumed = {**synthetic.manifest("mnist"), "command": "varprop one && varprop two --resume", "sittings": sittings}
     (out / "mnist" / "manifest.json").write_text(json.dumps(resumed))
     text = report.write_docs(out, tmp_path / "docs").read_text("utf-8")
     assert "- Sitting 1: `varprop one`\n- Sitting 2: `varprop two --resume`\n" in text

@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ def test_a_damaged_cell_is_named(tmp_path, content):
 
 
 def test_a_cell_with_unknown_fields_is_named(tmp_path):
-    values = {**outcome().to_dict(), "colour": "red"}
+    values = {**asdict(outcome()), "colour": "red"}
     (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / "x.json").write_text(json.dumps(values))
     with pytest.raises(StoreError, match=r"x\.json is damaged"):

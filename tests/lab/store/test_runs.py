@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from varprop.lab.store.runs import read_run, read_runs
 
 from .. import synthetic
@@ -47,5 +49,25 @@ def test_a_seed_asked_for_and_never_finished_is_missing(tmp_path):
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "seeds": [0, 1]}))
     (problem,) = read_run(tmp_path / "mine").problems
     assert problem.startswith("no finished cell of batch with seed 1 from bn")
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "seeds": "many"}))
-    assert read_run(tmp_path / "mine").problems == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seeds": "many"},
+        {"seeds": ["a"]},
+        {"seconds": "long"},
+        {"git": "abc"},
+        {"configuration": {"methods": 5}},
+        {"sittings": [1]},
+        {"sittings": [{"seconds": "long"}]},
+        {"sittings": [{"git": "abc"}]},
+    ],
+)
+def test_a_manifest_of_the_wrong_kind_is_named_and_left_aside(tmp_path, wrong):
+    synthetic.write(tmp_path, synthetic.grid("mine", seeds=(0,), starts=("bn",), methods=("batch",)))
+    (tmp_path / "mine" / "manifest.json").write_text(json.dumps({**synthetic.manifest("mine"), **wrong}))
+    run = read_run(tmp_path / "mine")
+    assert run.manifest == {} and len(run.outcomes) == 1
+    (problem,) = run.problems
+    assert problem.startswith("How this was run is unknown") and "manifest.json is damaged" in problem

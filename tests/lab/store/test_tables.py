@@ -34,7 +34,7 @@ def test_runs_have_one_row_a_cell_with_where_it_came_from(tmp_path):
         assert (row["commit"], row["torch"], row["hardware"]) == (
             "0123456789abcdef",
             "2.13.0",
-            "synthetic, no hardware",
+            "{'machine': 'synthetic, no hardware'}",
         )
         assert (row["final_train_eval_loss"] == "") == (outcome.cell.method != "batch")
 
@@ -62,6 +62,6 @@ def test_a_diverged_run_is_a_row_too(tmp_path):
 
 
 def test_no_commit_is_given_for_the_cells_of_several_sittings(tmp_path):
-    resumed = {**synthetic.manifest("mnist"), "command": "varprop reproduce mnist && varprop reproduce mnist --resume"}
+    resumed = {**synthetic.manifest("mnist"), "sittings": [{"command": "varprop"}, {"command": "varprop --resume"}]}
     write_tables(tmp_path, OUTCOMES, resumed)
     assert {(row["commit"], row["dirty"], row["torch"]) for row in read(tmp_path / "runs.csv")} == {("", "", "2.13.0")}

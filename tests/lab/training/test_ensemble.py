@@ -10,7 +10,7 @@ from torch.func import functional_call, grad_and_value
 from varprop.lab.protocol.experiments import DECAY, DOUBLE, MOMENTUM, UNIT_NORM
 from varprop.lab.protocol.records import METHODS, Cell
 from varprop.lab.training.ensemble import EnsembleTrainer
-from varprop.lab.training.optimizer import AdamState, adam_, invariant_names, project_
+from varprop.lab.training.optimizer import adam_, invariant_names, project_
 from varprop.lab.training.single import SingleTrainer
 from varprop.lab.training.tracing import flat_step
 from varprop.lab.training.vmap_norms import with_plain_norms_
@@ -152,13 +152,13 @@ def test_adam_is_that_of_torch_for_every_row():
     rates = torch.tensor([1e-3, 1e-1, 3.0], dtype=torch.float64)
     parameters = [nn.Parameter(row.clone()) for row in rows]
     optimizers = [torch.optim.Adam([p], lr=float(rate)) for p, rate in zip(parameters, rates, strict=True)]
-    state = AdamState.like(rows)
+    mean, square = torch.zeros_like(rows), torch.zeros_like(rows)
     for number in range(1, 20):
         gradients = torch.randn_like(rows) * 10.0 ** torch.randint(-6, 3, rows.shape)
         for parameter, optimizer, gradient in zip(parameters, optimizers, gradients, strict=True):
             parameter.grad = gradient.clone()
             optimizer.step()
-        adam_(rows, gradients, state, rates, torch.tensor(float(number), dtype=torch.float64))
+        adam_(rows, gradients, mean, square, rates, torch.tensor(float(number), dtype=torch.float64))
     assert torch.allclose(rows, torch.stack([p.detach() for p in parameters]), rtol=1e-12, atol=0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from varprop.lab.protocol.experiments import PAPER_GRIDS
 from varprop.lab.store.runs import Run, read_runs
-from varprop.lab.verdicts.evidence import FAILS, HOLDS, NOISE, lower
+from varprop.lab.verdicts.evidence import FAILS, HOLDS, NOISE, Evidence, lower
 from varprop.lab.verdicts.judge import CLAIMS, judge, markdown, write
 from varprop.lab.verdicts.overhead import overhead
 from varprop.lab.verdicts.seed_statistics import Sample, difference
@@ -132,7 +132,7 @@ BATCH = [1.0, 1.2, 1.1]
 def test_overhead_is_read_from_the_benchmark(content, expected, tmp_path):
     file = tmp_path / "normalization.json"
     file.write_text(json.dumps(content))
-    assert overhead([tmp_path / "missing.json", file]).verdict == expected
+    assert overhead(Evidence((), benchmarks=[tmp_path / "missing.json", file])).verdict == expected
 
 
 # --- what is written ---
@@ -145,7 +145,7 @@ def test_claims_are_written_as_json_and_markdown(tmp_path):
     assert [claim["name"] for claim in stored["claims"]] == NAMES
     assert next(c for c in stored["claims"] if c["name"] == "trains")["verdict"] == "holds"
     rows = [line for line in (tmp_path / "claims.md").read_text("utf-8").splitlines() if line.startswith("| ")]
-    assert len(rows) == 1 + len(NAMES)
+    assert len(rows) == 2 + len(NAMES)  # headings, the rule below them, claims
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
 
 

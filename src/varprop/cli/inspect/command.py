@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
+from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import varprop as vp
+from varprop.lab.progress import Progress, show
+from varprop.lab.store.files import write_atomically
 
 from ..errors import stoppable
 from ..options import RootOption
 from ..parser import typer
-from .files import load_weights, write_json
+from .files import load_weights
 from .inputs import InputOptions, Inputs, make_inputs
 from .models import load
 from .states import check_against, compared, other_model
@@ -38,6 +40,7 @@ AGAINST = (
     "Compare with an earlier state: a file of weights, or `fresh` for the model as built, without --weights; `init` "
     "compares with the same weights after vp.init_."
 )
+LOG_SECONDS = 2.0  # between two lines of progress in a log, at least
 Text: TypeAlias = str | None
 File: TypeAlias = Path | None
 
@@ -71,7 +74,9 @@ def inspect(
     """
     check_against(against, weights, figure)
     _check_folders(html, figure, quantization, None if json == "-" else json)
-    with stoppable("Nothing was written."), _quiet_output(json == "-"):
+    # whatever a model prints does not end up among the JSON
+    output = contextlib.redirect_stdout(sys.stderr) if json == "-" else contextlib.nullcontext()
+    with stoppable("Nothing was written."), output:
         found = load(target, seed)
         if weights is not None:
             load_weights(found.model, weights)
@@ -84,7 +89,8 @@ def inspect(
             result = compared(report, _inspected(other, inputs, samples, seed), weights, against)
         roundings = report.quantization(bits) if quantization is not None else None
     if quantization is not None:
-        write_json(roundings, quantization.expanduser())
+        content = dumps(roundings, allow_nan=False) + "\n"
+        write_atomically(quantization.expanduser(), content.encode(), then="run the command again")
     _write(result, html, figure, json)
     if report.errors:
         raise typer.Exit(1)
@@ -99,8 +105,8 @@ def _check_folders(*files: Path | str | None) -> None:
 
 def _write(result: Any, html: Path | None, figure: Path | None, json: str | None) -> None:
     """Files first: whoever reads the table may stop reading."""
-    if json not in (None, "-"):
-        result.to_json(json)
+    if json is not None and json != "-":
+        result.to_json(Path(json).expanduser())
     if html is not None:
         result.to_html(html.expanduser())
         print(f"Page: {html}", file=sys.stderr)
@@ -112,13 +118,6 @@ def _write(result: Any, html: Path | None, figure: Path | None, json: str | None
         result.show()
 
 
-@contextlib.contextmanager
-def _quiet_output(wanted: bool) -> Iterator[None]:
-    """Whatever a model prints does not end up among the JSON."""
-    with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
-        yield
-
-
 def _inspected(model: Any, inputs: Inputs, samples: int, seed: int) -> Any:
     settings: dict[str, Any] = {"check": inputs.check, "samples": samples, "seed": seed}
     with _progress() as progress:
@@ -128,33 +127,19 @@ def _inspected(model: Any, inputs: Inputs, samples: int, seed: int) -> Any:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str, float, int], None]]:
     """Shows the steps of `vp.inspect` on standard error: as a bar on a terminal, in a log as a line now and then."""
-    if not sys.stderr.isatty():
-        yield PlainLines(sys.stderr)
-        return
-    from varprop.lab import progress
-
     with contextlib.ExitStack() as stack:
-        bars: list[Any] = []
+        bars: list[Progress] = []
 
         def step(text: str, done: float, total: int) -> None:
             if not bars:
-                bars.append(stack.enter_context(progress.show(total, "inspect", stream=sys.stderr)))
-            bars[0].advance(round(done - bars[0].done, 2), text)
+                bars.append(stack.enter_context(_shown(total)))
+            bars[0].advance(done - bars[0].done, text)
 
         yield step
 
 
-class PlainLines:
-    """One line every few seconds, with what is being done and the time left; none for what takes no longer."""
-
-    def __init__(self, stream: TextIO, seconds: float = 2.0) -> None:
-        self.stream, self.seconds = stream, seconds
-        self.started = self.printed = time.monotonic()
-
-    def __call__(self, text: str, done: float, total: int) -> None:
-        """Called with what is being done, the steps done and all steps."""
-        now = time.monotonic()
-        if now - self.printed >= self.seconds:
-            self.printed, gone = now, now - self.started
-            left = f", about {gone * (total - done) / done:.0f} s left" if done else ""
-            print(f"inspect: {100 * done / total:.0f} %, {gone:.0f} s gone{left}, {text}", file=self.stream, flush=True)
+def _shown(total: int) -> contextlib.AbstractContextManager[Progress]:
+    """In a log nothing is said of what takes no longer than the time between two lines."""
+    if sys.stderr.isatty():
+        return show(total, "inspect")
+    return contextlib.nullcontext(Progress(total, "inspect", sys.stderr, seconds=LOG_SECONDS))

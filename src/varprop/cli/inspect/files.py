@@ -1,8 +1,7 @@
-"""Files around an inspection: weights and inputs to read, results to write."""
+"""Files that an inspection reads: weights and inputs."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ def load_weights(model: Any, file: Path) -> None:
     Raises:
         VarpropError: If it is missing, unreadable, or does not fit.
     """
+    file = file.expanduser()
     if not file.is_file():
         raise vp.VarpropError(f"There is no file {file} with weights.")
     own, given = model.state_dict(), _state(file)
@@ -92,10 +92,3 @@ def _stack(file: Path, shape: tuple[int, ...]) -> Any:
         if tuple(candidate.shape[1:]) == shape:
             return candidate if candidate.is_floating_point() else candidate.float()
     raise vp.VarpropError(f"{file} holds a tensor of shape {tuple(values.shape)}, but the model takes {shape}.")
-
-
-def write_json(values: Any, file: Path) -> None:
-    """Write plain values, whole or not at all."""
-    draft = file.with_name(file.name + ".part")
-    draft.write_text(json.dumps(values, allow_nan=False) + "\n", "utf-8")
-    draft.replace(file)

@@ -155,15 +155,14 @@ def _data(name: str, shape: tuple[int, ...], root: Path | None) -> Any:
         if not place.is_file():
             raise vp.VarpropError(f"There is no file {place} with data.")
         return saved_inputs([place], shape)
-    from varprop.lab.data import datasets
+    from varprop.lab.data import augmentation, datasets
 
-    if name not in ("mnist", "cifar10", "digits"):
+    if name not in datasets.NAMES:
         raise vp.VarpropError(
             f"--data is a folder of pictures or tensors, a .pt or .npy file, or mnist, cifar10 or digits; there is no "
             f"{name!r}."
         )
-    images = datasets.load(name, root).train_x[:MOST]
-    images = images.float() / 255 if not images.is_floating_point() else images
+    images = augmentation.scaled(datasets.load(name, root).train_x[:MOST])
     if images[0].numel() != math.prod(shape):
         raise vp.VarpropError(f"{name} has images of {tuple(images.shape[1:])}, but the model takes {shape}.")
     return images.reshape(len(images), *shape)

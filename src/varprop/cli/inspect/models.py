@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import varprop as vp
-from varprop.lab.names import callable_named
+from varprop.lab.names import callable_named, first_line
 
 from .packages import needed, no_such_model
 
@@ -55,8 +55,7 @@ def _in_one_sentence(text: str) -> Iterator[None]:
     except vp.VarpropError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()
-        raise vp.VarpropError(f"{text} failed with {type(error).__name__}: {reason[0] if reason else ''}") from error
+        raise vp.VarpropError(f"{text} failed with {first_line(error)}") from error
 
 
 def _torchvision(name: str) -> NamedModel:

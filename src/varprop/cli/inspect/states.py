@@ -29,7 +29,7 @@ def other_model(as_built: Any, model: Any, against: str, inputs: Inputs) -> Any:
     if against == INIT:
         return vp.init_(copy.deepcopy(model), inputs.moments, example=inputs.example)
     if against != FRESH:
-        load_weights(as_built, Path(against).expanduser())
+        load_weights(as_built, Path(against))
     return as_built
 
 

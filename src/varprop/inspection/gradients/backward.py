@@ -21,7 +21,6 @@ from torch import Tensor
 from ...engine.walk import Walk, apply
 from ...graph.node import Node, resolve
 from ...moments import Moments, trusted
-from ...rules.registry import Rule
 from ..places import first_moments
 from .attention import NEARLY_UNIFORM, fits, through_attention
 from .flow import Flow, NodeResult, multiplicity
@@ -127,7 +126,7 @@ class Backward:
             self._through_maximum(node, arrived[node, 0], operands[0])
         elif node.packet is aten.scaled_dot_product_attention and fits(walk, node):
             self._pass_on(node, dict(through_attention(walk, node, arrived[node, 0])), NEARLY_UNIFORM, True)
-        elif rule is not None and self._normalizes(node, rule, operands):
+        elif rule is not None and operands == [node.args[0]] and rule.normalizes(*node.args, **node.kwargs):
             x, y = self.walk.value(operands[0]), first_moments(self.walk, node)
             assert y is not None
             self._pass_on(node, {operands[0]: through_normalization(x, y, arrived[node, 0])}, FIXED, True)
@@ -135,10 +134,6 @@ class Backward:
             self._as_linear(node, arrived, operands)
         else:
             self._pass_on(node, *through_linear(walk, node, rule, arrived), approximate)
-
-    def _normalizes(self, node: Node, rule: Rule, operands: list[Node]) -> bool:
-        args, kwargs = resolve((node.args, node.kwargs), lambda operand: operand)
-        return bool(rule.normalizes(*args, **kwargs)) and operands == [node.args[0]]
 
     def _pass_on(self, node: Node, flows: dict[Node, Flow], note: str, approximate: bool) -> None:
         if note:

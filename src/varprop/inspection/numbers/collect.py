@@ -94,7 +94,7 @@ def _maker(node: Node) -> Node:
 
 
 def _only_moves(node: Node) -> bool:
-    rule = rule_of(node) if node.target is not None else None
+    rule = rule_of(node)
     return rule is not None and (rule.kind == "structural" or rule.copies)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ...text_table import extents_text
@@ -111,7 +111,7 @@ class ReportRow:
         """Plain values, ready for JSON."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         lists = {name: list(plain[name]) for name in ("extents", "uniform", "reasons")}
-        return plain | lists | {"label": self.label, "mean": self.mean.to_dict(), "std": self.std.to_dict()}
+        return plain | lists | {"label": self.label, "mean": asdict(self.mean), "std": asdict(self.std)}
 
     def flat(self) -> dict[str, Any]:
         """One level of names and numbers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ LARGEST = 2**16  # elements; quantiles of more are those of an even choice
 
 @dataclass(frozen=True)
 class UnitSpread:
-    """A quantity over the units of a layer."""
+    """A quantity over the units of a layer; the quartiles are `lower`, `median` and `upper`."""
 
     least: float
     lower: float
@@ -21,10 +21,6 @@ class UnitSpread:
     upper: float
     most: float
     average: float
-
-    def to_dict(self) -> dict[str, float]:
-        """Plain numbers; the quartiles are `lower`, `median` and `upper`."""
-        return asdict(self)
 
 
 def spread_of(values: Tensor) -> UnitSpread:
@@ -48,12 +44,13 @@ class UnitStatistics:
 
 
 def numbers(s: UnitStatistics) -> dict[str, float]:
-    """The layer's numbers: mean, std (root mean square over units), shift, shares of units, gradient scale."""
-    found = {
-        "mean": _average(s.mean),
-        "std": _average(s.var) ** 0.5,
-        "shift": shift_of(s.mean, s.var),
-    }
+    """The layer's numbers: mean, std (root mean square over units), shift, shares of units, gradient scale.
+
+    The shift is the share of the mean square that is a constant: m^2 / (m^2 + v), both averaged over units.
+    """
+    square, var = _average(s.mean.double().square()), _average(s.var)
+    total = square + var
+    found = {"mean": _average(s.mean), "std": var**0.5, "shift": square / total if total > 0 else 0.0}
     if s.flat is not None:
         found |= {"flat": _average(s.flat), "saturated": _average((s.flat > 0.5).double())}
     if s.on is not None:
@@ -63,13 +60,6 @@ def numbers(s: UnitStatistics) -> dict[str, float]:
     if s.gradient is not None:
         found["gradient"] = _average(s.gradient) ** 0.5
     return found
-
-
-def shift_of(mean: Tensor, var: Tensor) -> float:
-    """Share of the mean square that is a constant: m^2 / (m^2 + v), both averaged over units."""
-    square = _average(mean.double().square())
-    total = square + _average(var)
-    return square / total if total > 0 else 0.0
 
 
 def _average(values: Tensor) -> float:

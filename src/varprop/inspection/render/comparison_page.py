@@ -7,10 +7,10 @@ from functools import partial
 
 from ..data import Change, ComparisonData
 from ..numbers.row import SHARES, ReportRow
-from .findings import changed_items, comparison_groups, row_numbers, severities
+from .findings import comparison_groups, comparison_items
 from .format import count, number
 from .page import NotebookSummary, Page
-from .plots import Axis, Plot, PlotSeries, axis_of, of, plotted, signed_axis, spread_series, total_series
+from .plots import Axis, Plot, PlotSeries, axis_of, number_of, of, plotted, signed_axis, spread_series, total_series
 from .table import Column, number_column, share_column, text_column
 
 SeriesMaker = Callable[[Sequence[ReportRow], str, str], PlotSeries]
@@ -40,13 +40,13 @@ def comparison_page(comparison: ComparisonData) -> Page:
         lead="Expected statistics of every layer in two states of one model, computed from the weights.",
         facts=_facts(comparison),
         findings_heading="Findings: what changed",
-        findings=comparison_groups(comparison.findings, row_numbers(rows)),
+        findings=comparison_groups(comparison.findings),
         no_findings=NO_FINDINGS,
         plots=comparison_plots(comparison),
         rows=rows,
         columns=_columns(first, second),
         subjects=comparison.changes,
-        severities=severities(rows, comparison.after.findings),
+        judged=comparison.after.findings,
         table_note=_missing(comparison),
     )
 
@@ -59,7 +59,7 @@ def comparison_summary(comparison: ComparisonData) -> NotebookSummary:
         text_column("layer", lambda change: change.label),
         text_column("class", lambda change: change.after.class_name),
     )
-    findings = changed_items(comparison.findings)
+    findings = comparison_items(comparison.findings)
     changes = comparison.largest(CHANGES)
     return NotebookSummary(after.model, f"{first} → {second}", findings, NO_FINDINGS, (*names, *columns), changes)
 
@@ -131,17 +131,13 @@ def _columns(first: str, second: str) -> list[Column]:
     return [
         text_column("class", lambda change: change.after.class_name or "operation", meaning=MEANINGS["class"]),
         number_column("change", _factor, MEANINGS["change"], first=True),
-        *both(number_column, "std", lambda row: row.numbers["std"]),
+        *both(number_column, "std", number_of("std")),
         number_column("std, times", lambda change: change.std_factor, times),
         *both(number_column, "gradient", lambda row: row.gradient_total),
         number_column("gradient, times", lambda change: change.gradient_factor, times),
-        *both(number_column, "mean", lambda row: row.numbers["mean"]),
-        *(column for name in SHARES for column in both(share_column, name.replace("_", " "), partial(_share, name))),
+        *both(number_column, "mean", number_of("mean")),
+        *(column for name in SHARES for column in both(share_column, name.replace("_", " "), number_of(name))),
     ]
-
-
-def _share(name: str, row: ReportRow) -> float | None:
-    return row.numbers.get(name)
 
 
 def _missing(comparison: ComparisonData) -> str:

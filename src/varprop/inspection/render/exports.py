@@ -31,10 +31,14 @@ class Exports(ABC):
     def _summary(self) -> NotebookSummary: ...
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The dict as JSON text, also written to a file if a path is given; what is not finite becomes null."""
+        """The dict as JSON text, also written to a file if a path is given; what is not finite becomes null.
+
+        Raises:
+            VarpropError: If the file cannot be written.
+        """
         text = finite_json(self.to_dict())
         if path is not None:
-            Path(path).write_text(text + "\n", "utf-8")
+            _write(text + "\n", Path(path))
         return text
 
     def to_html(self, path: str | Path | None = None) -> str:

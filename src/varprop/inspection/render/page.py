@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...pages import environment, script, style
+from ..findings.finding import Finding
 from ..numbers.row import ReportRow
-from .findings import FindingGroup, FindingItem
+from .findings import FindingGroup, FindingItem, row_numbers, severities
 from .format import inline_json, sentence, with_code
 from .plots import Plot
 from .table import Column, sort_key
@@ -35,7 +36,7 @@ class Page:
     rows: Sequence[ReportRow]  # what the tree and the table hold, in the order of execution
     columns: Sequence[Column]  # of the table, after number and name
     subjects: Sequence[Any]  # what the columns read, one for every row
-    severities: Mapping[int, str]  # the worst that is said about a row, by its index
+    judged: Sequence[Finding]  # what colours the rows: the findings of the state they show
     table_note: str = ""  # A sentence above the table
 
 
@@ -53,11 +54,15 @@ class NotebookSummary:
 
 def render(page: Page) -> str:
     """The page as text."""
+    known = row_numbers(page.rows)
+    worst = severities(known, page.judged)
     return _rendered(
         "page.html",
         page=page,
+        row_numbers=known,
+        severities=worst,
         cells=[[column.read(subject) for column in page.columns] for subject in page.subjects],
-        tree=entries(page.rows, page.severities),
+        tree=entries(page.rows, worst),
         style=style(TEMPLATES / "page.css"),
         data=inline_json(_data(page)),
         script=script(TEMPLATES, *SCRIPTS),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..data import ReportData
 from ..findings.finding import NOTHING_FOUND
 from ..numbers.row import SHARES, ReportRow
-from .findings import item, report_groups, row_numbers, severities, summary
+from .findings import report_groups, report_items, summary
 from .format import count, number, percent, rough
 from .page import NotebookSummary, Page
 from .plots import (
@@ -111,13 +111,13 @@ def report_page(report: ReportData) -> Page:
         lead=LEAD,
         facts=_facts(report),
         findings_heading=f"Findings: {summary(report.findings)}",
-        findings=report_groups(report.findings, row_numbers(report.rows)),
+        findings=report_groups(report.findings),
         no_findings=NOTHING_FOUND,
         plots=_plots(report),
         rows=report.rows,
         columns=COLUMNS if report.check else COLUMNS[:-MEASURED],
         subjects=report.rows,
-        severities=severities(report.rows, report.findings),
+        judged=report.findings,
     )
 
 
@@ -127,7 +127,7 @@ def report_summary(report: ReportData) -> NotebookSummary:
     remark = f"{count(report.parameters)} parameters"
     remark += f", gradient first to last {number(ratio)}" if ratio is not None else ""
     columns = NOTEBOOK_COLUMNS + ((number_column("measured std", _measured_std),) if report.check else ())
-    findings = [item(finding, {}) for finding in report.findings]
+    findings = report_items(report.findings)
     return NotebookSummary(report.model, remark, findings, NOTHING_FOUND, columns, shown(report.rows))
 
 

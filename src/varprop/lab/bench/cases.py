@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import varprop as vp
+
 from .models import Recipe, ResNet50, UNet, convolutional, logistic
-from .variants import VARIANTS, analytically_normalized, weight_normalized
+from .variants import VARIANTS, analytically_normalized
 
 MODES = ("eager", "compiled", "captured")
 FEW = ("none", "batch", "analytic")
@@ -63,7 +65,7 @@ class Case:
         layout: dict[str, Any] = {"memory_format": torch.channels_last} if self.channels_last else {}
         model = model.to(device, **layout)
         if variant == "weight":
-            return weight_normalized(model)
+            return vp.reparametrize(model, "weight", inplace=True)
         return analytically_normalized(model, self.image, device) if variant == "analytic" else model
 
 

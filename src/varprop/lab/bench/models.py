@@ -33,17 +33,14 @@ class Recipe:
         return made[0] if len(made) == 1 else nn.Sequential(*made)
 
 
-def logistic(recipe: Recipe, inputs: int = 784, units: int = 20, classes: int = 10) -> nn.Module:
-    """Six hidden layers of logistic units."""
-    layers: list[nn.Module] = []
-    for before in (inputs, *[units] * 5):
-        layers += [*recipe.layers(nn.Linear, before, units), nn.Sigmoid()]
-    return nn.Sequential(*layers, nn.Linear(units, classes))
+def logistic(recipe: Recipe, inputs: int = 784, units: int = 20) -> nn.Module:
+    """The paper's network for MNIST."""
+    return models.logistic(inputs, hidden=6, units=units, layers=recipe.layers)
 
 
-def convolutional(recipe: Recipe, width: int = 96, classes: int = 10) -> nn.Module:
+def convolutional(recipe: Recipe, width: int = 96) -> nn.Module:
     """The paper's network for CIFAR-10."""
-    return models.convolutional(width, classes, recipe.layers)
+    return models.convolutional(width, layers=recipe.layers)
 
 
 class Bottleneck(nn.Module):

@@ -99,9 +99,3 @@ class Record:
             "notes": self.notes,
         }
         write_atomically(folder / FILE, f"{json.dumps(values, indent=1)}\n".encode(), then=ROOM)
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

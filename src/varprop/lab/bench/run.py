@@ -12,10 +12,11 @@ import torch
 import varprop as vp
 
 from ..environment import chosen_device
+from ..names import first_line
 from . import tables
 from .cases import STEP, Case, cases, default_cases, default_modes, variants_of
 from .profiling import clean, kernels
-from .record import FILE, Inference, Measurement, Record, first_line
+from .record import FILE, Inference, Measurement, Record
 from .session import Options, Session, settings
 from .step import BenchModel, TimedStep, autocast, drop_traces, make_step, network, prime
 from .timing import interleaved

@@ -7,7 +7,6 @@ import warnings
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
 
 import varprop as vp
 
@@ -42,16 +41,6 @@ VARIANTS: dict[str, tuple[str, Recipe]] = {
 def title(variant: str) -> str:
     """For tables."""
     return VARIANTS[variant][0]
-
-
-def weight_normalized(model: nn.Module) -> nn.Module:
-    """Weight norm on every linear layer, in place."""
-    for layer in list(model.modules()):
-        if isinstance(layer, (nn.Linear, nn.Conv2d)):
-            weight_norm(layer)
-        elif isinstance(layer, nn.ConvTranspose2d):
-            weight_norm(layer, dim=1)
-    return model
 
 
 def analytically_normalized(model: nn.Module, image: tuple[int, ...], device: torch.device) -> nn.Module:

@@ -59,14 +59,10 @@ def load(name: str, root: Path | str | None = None, device: torch.device | str =
     Raises:
         DataError: If the files are in none of these places, or not what they should be.
     """
-    if name == "mnist":
-        parts = _load_mnist(_found("mnist", root))
-    elif name == "cifar10":
-        parts = _load_cifar10(_found("cifar10", root))
-    elif name == "digits":
-        parts = _load_digits()
-    else:
+    if name not in NAMES:
         raise DataError(unknown("data set", name, NAMES))
+    read = {"mnist": _load_mnist, "cifar10": _load_cifar10}
+    parts = _load_digits() if name == "digits" else read[name](_found(name, root))
     train_x, train_y, test_x, test_y = (part.to(device) for part in parts)
     return Dataset(name, train_x, train_y, test_x, test_y, classes=10)
 
@@ -77,13 +73,13 @@ def on_device(dataset: Dataset, device: torch.device) -> Dataset:
     return replace(dataset, **{name: getattr(dataset, name).to(device) for name in names})
 
 
-def split(dataset: Dataset, seed: int, fraction: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Indices of the training and of the validation part of `train_x`, at random, each in rising order.
+def split(dataset: Dataset, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of the training part of `train_x` and of a tenth for validation, at random, each in rising order.
 
     The draw is made on the CPU, so that every device gets the same one.
     """
     order = torch.randperm(len(dataset.train_x), generator=torch.Generator().manual_seed(seed))
-    held_out = round(fraction * len(order))
+    held_out = round(0.1 * len(order))
     device = dataset.train_x.device
     return order[held_out:].sort().values.to(device), order[:held_out].sort().values.to(device)
 
@@ -94,18 +90,13 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "varprop"
 
 
-def default_root(root: Path | str | None = None) -> Path:
-    """The first of: the given folder, `$VARPROP_DATA`, the cache directory. Downloads go there."""
-    return places(root)[0]
-
-
 def places(root: Path | str | None = None) -> list[Path]:
-    """All folders where data is looked for, in order."""
+    """All folders where data is looked for, in order; downloads go to the first."""
     named = [root, os.environ.get(DATA_VARIABLE)]
     return [*(Path(place).expanduser() for place in named if place), cache_folder()]
 
 
-def whereabouts(name: str, root: Path | str | None = None) -> Path | None:
+def find_folder(name: str, root: Path | str | None = None) -> Path | None:
     """The folder with the files of ``mnist`` or ``cifar10``, None if there is none.
 
     It is the official place under one of the roots, or such a root itself.
@@ -123,7 +114,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _found(name: str, root: Path | str | None) -> Path:
-    folder = whereabouts(name, root)
+    folder = find_folder(name, root)
     if folder is None:
         looked = ", ".join(str(place) for place in places(root))
         raise DataError(
@@ -134,9 +125,7 @@ def _found(name: str, root: Path | str | None) -> Path:
 
 
 def _load_mnist(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    train = _idx_pair(folder, "train")
-    test = _idx_pair(folder, "t10k")
-    return *train, *test
+    return *_idx_pair(folder, "train"), *_idx_pair(folder, "t10k")
 
 
 def _idx_pair(folder: Path, part: str) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ def get(name: str, root: Path | str | None = None, say: Say = print) -> Path:
     """
     if name not in ARCHIVES:
         raise DownloadError(unknown("data set", name, ARCHIVES))
-    place = datasets.default_root(root)
+    place = datasets.places(root)[0]
     for archive in ARCHIVES[name]:
         folder = place / archive.folder
         if _is_installed(archive, folder):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..report.plotting import draw
-from ..report.series import Figure, Panel, PlottedSeries
+from ..report.series import Figure, Panel, PlottedSeries, over_seeds
 from ..report.style import METHOD_COLOURS, METHOD_MARKERS, OTHER_COLOUR
 from .runs import TEST, Study
 
@@ -36,8 +36,6 @@ def _lines(study: Study) -> Iterable[PlottedSeries]:
                 dash="dashed" if "--clip" in row.options or "--form" in row.options else "solid",
                 marker=METHOD_MARKERS.get(kind, "P"),
                 x=tuple(float(epoch) for epoch in range(1, len(columns) + 1)),
-                y=tuple(map(statistics.mean, columns)),
-                low=tuple(map(min, columns)),
-                high=tuple(map(max, columns)),
+                **over_seeds(columns, statistics.mean),
                 seeds=len(runs),
             )

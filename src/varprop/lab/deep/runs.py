@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,8 +54,7 @@ class Study:
         jobs: Runs at the same time.
         deadline: By `time.monotonic`; no run begins after it.
         data: Folder of CIFAR-10, if it is not where varprop looks for data.
-        only: The methods to run; all if empty.
-        further: More options of the example.
+        rows: What is compared.
     """
 
     table: str
@@ -64,14 +63,13 @@ class Study:
     jobs: int = 1
     deadline: float = float("inf")
     data: Path | None = None
-    only: Sequence[str] = ()
-    further: Sequence[str] = ()
     say: Callable[[str], None] = print
     runs: dict[str, Any] = field(init=False)
+    rows: list[Row] = field(init=False)
 
     def __post_init__(self) -> None:
         self.runs = json.loads(self.file.read_text())["runs"] if self.file.exists() else {}
-        self.rows = [row for row in TABLES[self.table]() if not self.only or row.name in self.only]
+        self.rows = TABLES[self.table]
         self.writing = threading.Lock()
 
     def make(self) -> None:
@@ -85,7 +83,7 @@ class Study:
 
     def key(self, row: Row, seed: int, judged: str) -> str:
         """Under which a run is kept."""
-        return " | ".join([judged, self.table, row.name, f"lr {row.rate:g}", f"seed {seed}", *self.further])
+        return " | ".join([judged, self.table, row.name, f"lr {row.rate:g}", f"seed {seed}"])
 
     def best(self) -> list[Row]:
         """Every method at its best rate on held-out data, if it has run there; at its only one if it has no other."""
@@ -143,7 +141,7 @@ class Study:
         return (["--data", str(self.data)] if self.data else []) + ["--graph"] * torch.cuda.is_available()
 
     def _run(self, script: str, options: list[str]) -> dict[str, Any]:
-        command = [sys.executable, str(example(script)), *options, *self.further]
+        command = [sys.executable, str(example(script)), *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             return {"error": (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+Tried = dict[str, tuple[list[str], tuple[float, ...]]]  # options and rates of every method
 CIFAR, FINETUNE, VIT, GPT = "train_cifar.py", "finetune_cifar.py", "train_vit.py", "train_gpt.py"
 METHODS = {
     "batch norm": ["--norm", "batch"],
@@ -24,8 +24,13 @@ SHORT = ["--epochs", "5"]  # batches of 2 take a hundred times as many steps
 CLIPPED, UNSCALED = "analytic, deep form, clip scaled", ["--clip", "2"]
 START = ["--norm", "batch", "--classes", "0", "4"]  # of fine-tuning, by the first example
 
+FINETUNING: Tried = {
+    "batch norm": (["--how", "live"], (0.006, 0.002, 0.02)),
+    "frozen batch norm": (["--how", "frozen"], (0.006, 0.002, 0.02)),
+    "analytic, preserved": (["--how", "analytic"], (0.006, 0.002, 0.02)),
+}
 FAST = ["--scale-rate", "10"]  # scales and shifts learn ten times as fast as weights
-TRANSFORMERS = {
+TRANSFORMERS: Tried = {
     "layer norm": (["--norm", "layer"], (1e-3, 3e-3, 6e-3)),
     "layer norm, QK norm": (["--norm", "layer", "--qk-norm"], (1e-3, 2e-3, 3e-3)),
     "RMS norm": (["--norm", "rms"], (1e-3, 3e-3)),
@@ -34,7 +39,7 @@ TRANSFORMERS = {
     "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (2e-3, 1e-3, 3e-3)),
     "analytic": (["--norm", "analytic"], (1e-3, 2e-3)),
 }
-VISION = {
+VISION: Tried = {
     "layer norm": (["--norm", "layer"], (1e-3, 2e-3)),
     "RMS norm": (["--norm", "rms"], (1e-3, 2e-3)),
     "DyT": (["--norm", "dyt"], (1e-3, 2e-3)),
@@ -44,7 +49,7 @@ VISION = {
     "layer norm, QK norm": (["--norm", "layer", "--qk-norm"], (1e-3, 2e-3)),
     "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (1e-3, 2e-3)),
 }
-CANDIDATES = {  # what may bring the analytic normalization closer to layer norm
+CANDIDATES: Tried = {  # what may bring the analytic normalization closer to layer norm
     "fast scales": (FAST, (1e-3, 2e-3)),
     "large weights, fast scales": (["--weights", "0.06", *FAST], (2e-3, 1e-3)),
     "fast scales, QK norm": ([*FAST, "--qk-norm"], (2e-3, 1e-3)),
@@ -69,75 +74,42 @@ class Row(NamedTuple):
         return "loss" if self.script == GPT else "accuracy"
 
 
-def _resnets(model: str, methods: dict[str, list[str]], *options: str, rates: tuple[float, ...] = ()) -> Iterator[Row]:
-    for method, own in methods.items():
-        for rate in rates or RATES.get(method, USUAL_RATES):
-            yield Row(method, rate, CIFAR, ["--model", model, *options, *own])
+def _rows(script: str, methods: Tried, *options: str) -> list[Row]:
+    return [Row(name, rate, script, [*options, *own]) for name, (own, rates) in methods.items() for rate in rates]
 
 
-def _deeper(model: str, *rates: float) -> Iterator[Row]:
-    two = {method: METHODS[method] for method in TWO}
-    return _resnets(model, two, "--width", "32", rates=rates)
+def _resnets(model: str, *rates: float) -> list[Row]:
+    methods = {name: (own, rates or RATES.get(name, USUAL_RATES)) for name, own in METHODS.items()}
+    return _rows(CIFAR, methods, "--model", model)
 
 
-def _batches() -> Iterator[Row]:
-    for size in SIZES:
-        yield from _of_batches(size, "batch norm", "analytic, deep form", *[CLIPPED] * (size != 256))
+def _two(*options: str, rates: tuple[float, ...]) -> list[Row]:
+    return _rows(CIFAR, {name: (METHODS[name], rates) for name in TWO}, *options)
 
 
-def _of_batches(size: int, *methods: str) -> Iterator[Row]:
+def _of_batches(size: int, *methods: str) -> list[Row]:
     """The rate grows with the batch; the bound of the gradient is the same for all, or falls with the batch's root."""
     deep = METHODS["analytic, deep form"]
     own = METHODS | {"analytic, deep form": [*deep, *UNSCALED], CLIPPED: deep}
-    for method in methods:
-        yield Row(f"{method}, batch {size}", 0.2 * size / 256, CIFAR, ["--batch", str(size), *SHORT, *own[method]])
+    tried: Tried = {f"{name}, batch {size}": (own[name], (0.2 * size / 256,)) for name in methods}
+    return _rows(CIFAR, tried, "--batch", str(size), *SHORT)
 
 
-def _long() -> Iterator[Row]:
-    for method in TWO:
-        yield Row(method, 0.2, CIFAR, ["--epochs", "60", *METHODS[method]])
-
-
-def _finetuning() -> Iterator[Row]:
-    short = ["--batch", "8", "--epochs", "3", "--clip", "2"]
-    for name, how in {"live": "batch norm", "frozen": "frozen batch norm", "analytic": "analytic, preserved"}.items():
-        for rate in (0.006, 0.002, 0.02):
-            yield Row(how, rate, FINETUNE, [*short, "--how", name])
-
-
-def _vit() -> Iterator[Row]:
-    for method, (options, rates) in VISION.items():
-        for rate in rates:
-            yield Row(method, rate, VIT, options)
-
-
-def _gpt() -> Iterator[Row]:
-    for method, (options, rates) in TRANSFORMERS.items():
-        for rate in rates:
-            yield Row(method, rate, GPT, options)
-
-
-def _gpt_candidates() -> Iterator[Row]:
-    for method in ("layer norm", "DyT", "analytic"):  # to compare with
-        options, rates = TRANSFORMERS[method]
-        for rate in rates if method == "analytic" else rates[:1]:
-            yield Row(method, rate, GPT, [*options, "--steps", "1000"])
-    for name, (options, rates) in CANDIDATES.items():
-        for rate in rates:
-            yield Row(f"analytic, {name}", rate, GPT, ["--norm", "analytic", *options, "--steps", "1000"])
-
-
-TABLES: dict[str, Callable[[], Iterator[Row]]] = {
-    "resnet18": lambda: _resnets("resnet18", METHODS),
-    "resnet34": lambda: _resnets("resnet34", METHODS, rates=(0.2, 0.1, 0.05)),
-    "resnet102": lambda: _deeper("resnet102", 0.1),
-    "plain50": lambda: _deeper("plain50", 0.1, 0.05, 0.02, 0.01, 0.2),
-    "batches": _batches,
-    "clip": lambda: _of_batches(8, "analytic, deep form", CLIPPED),
-    "long": _long,
-    "finetuning": _finetuning,
-    "vit": _vit,
-    "gpt": _gpt,
-    "gpt-candidates": _gpt_candidates,
+_COMPARED: Tried = {name: (TRANSFORMERS[name][0], TRANSFORMERS[name][1][:1]) for name in ("layer norm", "DyT")}
+_CANDIDATES: Tried = {
+    f"analytic, {name}": (["--norm", "analytic", *own], rates) for name, (own, rates) in CANDIDATES.items()
+}
+TABLES: dict[str, list[Row]] = {
+    "resnet18": _resnets("resnet18"),
+    "resnet34": _resnets("resnet34", 0.2, 0.1, 0.05),
+    "resnet102": _two("--model", "resnet102", "--width", "32", rates=(0.1,)),
+    "plain50": _two("--model", "plain50", "--width", "32", rates=(0.1, 0.05, 0.02, 0.01, 0.2)),
+    "batches": [row for size in SIZES for row in _of_batches(size, *TWO, *[CLIPPED] * (size != 256))],
+    "clip": _of_batches(8, "analytic, deep form", CLIPPED),
+    "long": _two("--epochs", "60", rates=(0.2,)),
+    "finetuning": _rows(FINETUNE, FINETUNING, "--batch", "8", "--epochs", "3", "--clip", "2"),
+    "vit": _rows(VIT, VISION),
+    "gpt": _rows(GPT, TRANSFORMERS),
+    "gpt-candidates": _rows(GPT, {**_COMPARED, "analytic": TRANSFORMERS["analytic"], **_CANDIDATES}, "--steps", "1000"),
 }
 ONLY_HELD_OUT = ("gpt-candidates", "clip")  # to choose from: nothing for the test data

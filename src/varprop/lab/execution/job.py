@@ -42,11 +42,6 @@ class Context:
     log: Log  # called after every epoch of the final training
     deadline: float = math.inf  # when to stop, by `time.monotonic`
 
-    @property
-    def experiment(self) -> Experiment:
-        """What is run."""
-        return self.task.experiment
-
     def check_time(self) -> None:
         """Stop if the time is over."""
         if time.monotonic() > self.deadline:
@@ -84,7 +79,7 @@ class _Job:
     """Cells in training, and their checkpoint: the cells, what searches evaluated, the final training, the time."""
 
     def __init__(self, context: Context, name: str, cells: list[Cell]) -> None:
-        self.context, self.name, self.protocol = context, name, context.experiment.protocol
+        self.context, self.name, self.protocol = context, name, context.task.experiment.protocol
         begun: dict[str, Any] = {"cells": [asdict(cell) for cell in cells], "traces": {}, "final": None, "seconds": 0.0}
         self.kept = context.store.load_partial(name) or begun
         self.trainer = _trainer(context.task, [Cell(**cell) for cell in self.kept["cells"]])
@@ -103,7 +98,7 @@ class _Job:
     def search(self) -> list[Search]:
         """The learning rate of every cell, from what is known of it on."""
         cells, protocol, context = self.trainer.cells, self.protocol, self.context
-        if not context.experiment.search:
+        if not context.task.experiment.search:
             return [Search(cell.lr_max, math.nan) for cell in cells]
         known = self.kept["traces"]
         traces: dict[str, Trace] = {cell.key: [(lr, loss) for lr, loss in known.get(cell.key, ())] for cell in cells}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import require
+from ..names import first_line
 from ..store.files import Files
 from .job import Context, missing_jobs
 from .workers import Setup, WorkerError, work
@@ -84,7 +85,7 @@ def _connect(ray: Any, address: str) -> None:
             _require_answer(address)
             ray.init(address, **quiet)
     except (OSError, ValueError, RuntimeError) as error:
-        raise WorkerError(f"There is no Ray cluster at {address!r} ({str(error).splitlines()[0]}).") from error
+        raise WorkerError(f"There is no Ray cluster at {address!r} ({first_line(error)}).") from error
 
 
 def _require_answer(address: str) -> None:
@@ -105,14 +106,17 @@ def _run(ray: Any, context: Context, at_once: int) -> bool:
     _require_resources(ray.cluster_resources(), needs)
     task = ray.remote(max_retries=RETRIES, **needs)(_run_task)
     shared, until = ray.put(setup), time.time() + context.deadline - time.monotonic()
-    missing = missing_jobs(context.experiment, context.store)
-    results = [task.remote(shared, keeper, until, name, cells) for name, cells in missing.items()]
-    waiting = results
-    while waiting:
-        done, waiting = ray.wait(waiting, timeout=_POLL_SECONDS)
-        context.tick(_result(keeper.counted.remote()))
-        _results(done)  # an error ends the run at once
-    return all(_results(results))
+    # again, since a job that was begun with fewer seeds goes on with these alone
+    while missing := missing_jobs(context.task.experiment, context.store):
+        results = [task.remote(shared, keeper, until, name, cells) for name, cells in missing.items()]
+        waiting = results
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=_POLL_SECONDS)
+            context.tick(_result(keeper.counted.remote()))
+            _results(done)  # an error ends the run at once
+        if not all(_results(results)):
+            return False
+    return True
 
 
 def _needs(setup: Setup, at_once: int) -> dict[str, float]:
@@ -147,5 +151,4 @@ def _results(references: list[Any]) -> list[Any]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
-        why = str(error).splitlines()[0]
-        raise WorkerError(f"A worker of Ray was lost ({why}); go on with --resume.") from error
+        raise WorkerError(f"A worker of Ray was lost ({first_line(error)}); go on with --resume.") from error

@@ -147,7 +147,7 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
     before = store.manifest()
     if not before:
         return now
-    configuration, earlier = _as_json(now["configuration"]), before["configuration"]
+    configuration, earlier = json.loads(json.dumps(now["configuration"])), before["configuration"]
     names = dict.fromkeys([*configuration, *earlier])
     if other := [name for name in names if configuration.get(name) != earlier.get(name)]:
         raise RunError(
@@ -175,10 +175,6 @@ def _ready(store: Store, overwrite: bool) -> Iterator[None]:
         raise
 
 
-def _as_json(values: Any) -> Any:
-    return json.loads(json.dumps(values))
-
-
 def _total_steps(task: Task, store: Store) -> int:
     protocol = task.experiment.protocol
     epochs = protocol.epochs + (protocol.evaluations * protocol.search_epochs if task.experiment.search else 0)
@@ -189,9 +185,9 @@ def _total_steps(task: Task, store: Store) -> int:
 def _run_all(context: Context) -> bool:
     """Run every cell that is missing, one job after the other; whether the time was enough."""
     try:
-        while missing := missing_jobs(context.experiment, context.store):
+        while missing := missing_jobs(context.task.experiment, context.store):
             run_job(context, *next(iter(missing.items())))
-            if missing_jobs(context.experiment, context.store):
+            if missing_jobs(context.task.experiment, context.store):
                 context.check_time()
     except OutOfTime:
         return False

@@ -61,7 +61,7 @@ def work(context: Context, name: str, cells: list[Cell]) -> bool:
     """Run one job; whether the time was enough."""
     try:
         context.check_time()
-        with reproducible(context.task.device, context.experiment.together):
+        with reproducible(context.task.device, context.task.experiment.together):
             run_job(context, name, cells)
     except OutOfTime:
         return False
@@ -79,7 +79,7 @@ def run_in_processes(context: Context, processes: int) -> bool:
     arguments = Setup.of(context), steps, context.deadline, os.getpid()
     with ProcessPoolExecutor(processes, spawn, _start_worker, arguments) as pool:
         try:
-            missing = missing_jobs(context.experiment, context.store)
+            missing = missing_jobs(context.task.experiment, context.store)
             futures = [pool.submit(_work, name, cells) for name, cells in missing.items()]
             _watch(futures, steps, context.tick)
             return all([future.result() for future in futures])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -120,33 +120,30 @@ class Experiment:
         Raises:
             SettingError: If a value is out of range, a name unknown, or no cell is left.
         """
-        result = self
-        if seeds is not None:
-            _require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
-            result = replace(result, seeds=tuple(range(seeds)))
+        _require(seeds is None or seeds >= 1, f"seeds must be at least 1, got {seeds}.")
+        _require(epochs is None or epochs >= 1, f"epochs must be at least 1, got {epochs}.")
+        _require_known("search", search, SEARCHES)
+        _require_known("own_weights", own_weights, get_args(OwnWeights))
+        _require_known("borders", borders, get_args(Borders))
+        protocol, least = self.protocol, self.protocol.lr_min
+        if not self.search:  # a rate that is not searched for has no bound
+            search = lr_max = None
+        for rate in lr_max or ():
+            _require(least < rate < math.inf, f"The largest learning rate must be above {least:g}, got {rate:g}.")
         if epochs is not None:
-            _require(epochs >= 1, f"epochs must be at least 1, got {epochs}.")
-            protocol = replace(self.protocol, epochs=epochs, search_epochs=min(self.protocol.search_epochs, epochs))
-            result = replace(result, protocol=protocol)
-        if lr_max is not None and self.search:  # a rate that is not searched for has no bound
-            least = self.protocol.lr_min
-            for rate in lr_max:
-                _require(least < rate < math.inf, f"The largest learning rate must be above {least:g}, got {rate:g}.")
-            result = replace(result, lr_max=lr_max)
-        if search is not None and self.search:
-            _require(search in SEARCHES, f"search must be one of {', '.join(SEARCHES)}, got {search!r}.")
-            evaluations, grids = SEARCHES[search]
-            result = replace(result, protocol=replace(result.protocol, evaluations=evaluations, grids=grids))
-        for name, value, kind in (("own_weights", own_weights, OwnWeights), ("borders", borders, Borders)):
-            if value is not None:
-                known = get_args(kind)
-                _require(value in known, f"{name} must be one of {', '.join(known)}, got {value!r}.")
-                result = replace(result, **{name: value})  # type: ignore[arg-type]
-        if compiled is not None:
-            result = replace(result, precision=replace(self.precision, compiled=compiled))
-        if methods is not None or starts is not None:
-            result = result._only(methods or self.methods, starts or self.starts)
-        return result
+            protocol = replace(protocol, epochs=epochs, search_epochs=min(protocol.search_epochs, epochs))
+        if search is not None:
+            protocol = replace(protocol, evaluations=SEARCHES[search][0], grids=SEARCHES[search][1])
+        changes: dict[str, Any] = {
+            "protocol": protocol,
+            "seeds": None if seeds is None else tuple(range(seeds)),
+            "lr_max": lr_max,
+            "own_weights": own_weights,
+            "borders": borders,
+            "precision": None if compiled is None else replace(self.precision, compiled=compiled),
+        }
+        result = replace(self, **{name: value for name, value in changes.items() if value is not None})
+        return result._only(methods or self.methods, starts or self.starts) if methods or starts else result
 
     def _only(self, methods: tuple[Method, ...], starts: tuple[Start, ...]) -> Experiment:
         check_names(methods, starts)
@@ -165,6 +162,10 @@ def check_names(methods: Sequence[str], starts: Sequence[str]) -> None:
     for kind, names, known in (("method", methods, ALL_METHODS), ("start", starts, ALL_STARTS)):
         for name in names:
             _require(name in known, unknown(kind, name, known))
+
+
+def _require_known(name: str, value: str | None, known: Collection[str]) -> None:
+    _require(value is None or value in known, f"{name} must be one of {', '.join(known)}, got {value!r}.")
 
 
 def _require(condition: bool, message: str) -> None:

@@ -21,6 +21,7 @@ from .experiments import DOUBLE, MOMENTUM, UNIT_NORM, Borders, OwnWeights
 from .models import Factory, build
 from .records import SAMPLE_NORMS, Cell, Method, Start
 from .sample_norms import add_sample_norms_, with_sample_norms
+from .watching import watch
 
 # Of the log-probabilities, in units of the rounding of their dtype: what nine layers add up to, with room to spare.
 _GAP = 1e5
@@ -98,26 +99,24 @@ def plain_network(factory: str | Factory, start: Start, seed: int, data: StartDa
     return data.analytic(vp.init_, model, shift=False)
 
 
-@torch.no_grad()
 def _whitened_(model: nn.Module, batch: Tensor) -> nn.Module:
     """The data-dependent start of Salimans & Kingma 2016, in place: layer by layer, as the batch passes through."""
-    done: set[nn.Module] = set()
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, _ROWS_FIRST)}
+    done: set[str] = set()
 
-    def whiten(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
-        assert isinstance(layer, _ROWS_FIRST) and layer.bias is not None
+    def whiten(path: str, output: Tensor) -> Tensor:
+        layer = layers[path]
+        assert layer.bias is not None
         channels = -1 if isinstance(layer, nn.Linear) else 1
-        if layer not in done:
-            done.add(layer)
+        if path not in done:
+            done.add(path)
             std, mean = torch.std_mean(output.movedim(channels, -1).flatten(0, -2), 0, correction=0)
             layer.weight.div_(std.view(-1, *[1] * (layer.weight.ndim - 1)))
             layer.bias.sub_(mean).div_(std)
             output = ((output.movedim(channels, -1) - mean) / std).movedim(-1, channels)
         return output
 
-    handles = [m.register_forward_hook(whiten) for m in model.modules() if isinstance(m, _ROWS_FIRST)]
-    model(batch)
-    for handle in handles:
-        handle.remove()
+    watch(model, batch, layers, whiten)
     return model
 
 

@@ -59,24 +59,23 @@ class RowByRow(nn.Module):
         return scores
 
 
-def logistic(inputs: int, hidden: int, units: int = 20, classes: int = 10) -> nn.Module:
-    """Hidden layers of logistic units, fully connected."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    for index in range(hidden):
-        layers += [nn.Linear(units if index else inputs, units), nn.Sigmoid()]
-    return nn.Sequential(*layers, nn.Linear(units, classes))
-
-
 def _alone(kind: type[nn.Module], *settings: int, **more: int) -> list[nn.Module]:
     return [kind(*settings, **more)]
 
 
-def convolutional(width: int = 96, classes: int = 10, layers: Layers = _alone) -> nn.Module:
-    """The paper's network for CIFAR-10: nine convolutions, then the mean over positions.
+def logistic(inputs: int, hidden: int, units: int = 20, classes: int = 10, layers: Layers = _alone) -> nn.Module:
+    """Hidden layers of logistic units, fully connected.
 
-    `layers` makes every convolution but the last, with whatever is to follow it, from a kind of layer and arguments as
-    of `nn.Conv2d`.
+    `layers` makes every layer but the last, with whatever is to follow it, from its kind and arguments.
     """
+    made: list[nn.Module] = [nn.Flatten()]
+    for index in range(hidden):
+        made += [*layers(nn.Linear, units if index else inputs, units), nn.Sigmoid()]
+    return nn.Sequential(*made, nn.Linear(units, classes))
+
+
+def convolutional(width: int = 96, classes: int = 10, layers: Layers = _alone) -> nn.Module:
+    """The paper's network for CIFAR-10: nine convolutions, then the mean over positions; `layers` as of `logistic`."""
     made: list[nn.Module] = []
     before = 3
     for kernel, stride, factor in _CONVOLUTIONS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -86,13 +86,9 @@ class Outcome:
         values = self.curves.get(curve)
         return values[-1] if values else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Outcome:
-        """The outcome that `to_dict` wrote."""
+        """The outcome that `dataclasses.asdict` gave."""
         search = {**values["search"], "trace": [tuple(pair) for pair in values["search"]["trace"]]}
         return cls(**{**values, "cell": Cell(**values["cell"]), "search": Search(**search)}).checked()
 

@@ -8,14 +8,14 @@ scale and shift for every channel. How far that is from the plain network is kep
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .watching import watch
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _SMALLEST_GROUP = 4  # channels; a group of one would leave nothing of a linear layer's output
@@ -82,43 +82,19 @@ def _groups(channels: int) -> int:
     return next(count for count in range(most, 0, -1) if channels % count == 0)
 
 
-@contextlib.contextmanager
-def _watched(layers: Mapping[str, nn.Module], watch: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Within, every call of a layer is told by its name, with the output before any norm."""
-    handles = [
-        layer.register_forward_hook(lambda _, __, output, path=path: watch(path, output), prepend=True)
-        for path, layer in layers.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _called(model: nn.Module, batch: Tensor) -> list[str]:
     """The paths of linear layers in the order of their first calls."""
     found: dict[str, None] = {}
     layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, _LAYERS)}
-    with _watched(layers, lambda path, _: found.setdefault(path)):
-        _evaluate(model, batch)
+    watch(model, batch, layers, lambda path, _: found.setdefault(path))
     return list(found)
 
 
 def _outputs(model: nn.Module, path: str, batch: Tensor, last: bool) -> Tensor:
     """What a layer gives in all its calls: a column for every channel."""
     found: list[Tensor] = []
-    with _watched({path: model.get_submodule(path)}, lambda _, output: found.append(output)):
-        _evaluate(model, batch)
+    watch(model, batch, {path: model.get_submodule(path)}, lambda _, output: found.append(output))
     return torch.cat([(y if last else y.movedim(1, -1)).flatten(0, -2) for y in found]).double()
-
-
-@torch.no_grad()
-def _evaluate(model: nn.Module, batch: Tensor) -> None:
-    training = {module: module.training for module in model.modules()}
-    model.eval()(batch)
-    for module, mode in training.items():
-        module.training = mode
 
 
 @torch.no_grad()

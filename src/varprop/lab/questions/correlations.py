@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batches import MEASURE
+from ..environment import require
 from ..training.deviations import normalized_layers
 from ..training.task import Task
 from .arms import Arm, experiment
@@ -20,11 +21,11 @@ EPS = 1e-6  # as varprop has it, beside the variances of what enters a layer
 NODES = 24
 
 
-def hermite(count: int = NODES) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the mean over a normal variable (Golub & Welsch 1969)."""
-    beside = torch.arange(1, count, dtype=torch.float64).sqrt()
-    nodes, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
-    return nodes, vectors[0].square()
+def hermite() -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the mean over a normal variable."""
+    rule = require("numpy.polynomial.hermite_e", "Quadrature").hermegauss(NODES)
+    nodes, weights = map(torch.from_numpy, rule)
+    return nodes, weights / weights.sum()
 
 
 class Layer(nn.Module):

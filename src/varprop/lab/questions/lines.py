@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from ..report.series import Figure, Panel, PlottedSeries
+from ..report.series import Figure, Panel, PlottedSeries, over_seeds
 from .records import Records
 
 COLOURS = ("#4a4d50", "#0064a8", "#009e73", "#d55e00", "#9c00fc", "#8a7a00", "#d16aa8")
@@ -17,10 +17,8 @@ BANDS = "Lines are means over seeds, bands reach from the lowest to the highest.
 def line(label: str, look: int, x: Sequence[float], runs: Sequence[Sequence[float | None]]) -> PlottedSeries:
     """Values of several runs at the same places; a diverged one is left out."""
     columns = [[v for v in column if v is not None and math.isfinite(v)] for column in zip(*runs, strict=True)]
-    means = tuple(statistics.fmean(column) if column else None for column in columns)
-    low, high = (tuple(end(column, default=None) for column in columns) for end in (min, max))
     drawn = (COLOURS[look], COLOURS[look], "solid", MARKERS[look])
-    return PlottedSeries(label, *drawn, tuple(x), means, low, high, rank=look)
+    return PlottedSeries(label, *drawn, tuple(x), **over_seeds(columns, statistics.fmean), rank=look)
 
 
 def curve(records: Records, arm: str, name: str, label: str, look: int) -> PlottedSeries:

@@ -10,6 +10,7 @@ from ..protocol.labels import method_label, method_rank
 from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome, grouped
 from ..verdicts.evidence import HOLDS, lower
 from ..verdicts.seed_statistics import Metric, Sample, final, final_error
+from .result_table import result_table
 
 Method = tuple[str, str]  # and its variant
 Case = dict[Method, list[Outcome]]  # all that started from the same function with the same settings
@@ -34,6 +35,11 @@ def answer(outcomes: Sequence[Outcome]) -> str:
     parts += ["with one seed, small differences mean nothing"] * (len({o.cell.seed for o in outcomes}) == 1)
     sentence = "; ".join(filter(None, parts))
     return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def answer_and_table(outcomes: Sequence[Outcome]) -> str:
+    """The sentence, and the table below it."""
+    return "\n\n".join(filter(None, (answer(outcomes), result_table(outcomes))))
 
 
 def _cases(outcomes: Sequence[Outcome]) -> list[Case]:

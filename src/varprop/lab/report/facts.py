@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
-
-from ..store.manifest import part
 
 
 def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and values of all that is known."""
     if not manifest:
         return []
-    versions = part(manifest, "versions")
+    versions = manifest.get("versions", {})
     known = {
         "Command": manifest.get("command"),
-        "Hardware": _machine(manifest.get("hardware")),
+        "Hardware": _machine(manifest.get("hardware", {})),
         "Versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value is not None),
-        "Git": git_text(part(manifest, "git")),
+        "Git": git_text(manifest.get("git", {})),
         "Started": manifest.get("started"),
         "Time": duration(manifest.get("seconds")),
-        "Data": part(manifest, "fingerprints").get("data"),
-        "Configuration": ", ".join(_flat(part(manifest, "configuration"))),
+        "Data": manifest.get("fingerprints", {}).get("data"),
+        "Configuration": ", ".join(_flat(manifest.get("configuration", {}))),
     }
     return [(name, str(value)) for name, value in known.items() if value not in (None, "")]
 
@@ -35,9 +32,7 @@ def git_text(git: dict[str, Any]) -> str:
     return f"{git.get('commit', 'unknown')}{f', with local changes{changes}' if git.get('dirty') else ''}"
 
 
-def _machine(hardware: object) -> object:
-    if not isinstance(hardware, dict):
-        return hardware
+def _machine(hardware: dict[str, Any]) -> str:
     names = {"gpu": "", "cuda": "CUDA ", "machine": "", "cpu_threads": ""}
     parts = [f"{prefix}{hardware[name]}" for name, prefix in names.items() if hardware.get(name)]
     return ", ".join(parts) + (" threads" if hardware.get("cpu_threads") else "")
@@ -52,9 +47,9 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name} = {value}"
 
 
-def duration(seconds: object) -> str | None:
+def duration(seconds: float | None) -> str | None:
     """Seconds in words; None where they are not known."""
-    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+    if seconds is None:
         return None
     minutes, rest = divmod(round(seconds), 60)
     return f"{seconds:.1f} s" if seconds < 100 else f"{minutes} min {rest} s"

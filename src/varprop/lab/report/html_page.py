@@ -123,8 +123,8 @@ def _slug(name: str) -> str:
 
 def _title(run: Run) -> str:
     """The experiment; for a model of one's own, its name and that of its data."""
-    settings = run.manifest.get("configuration")
-    if run.experiment != "compare" or not isinstance(settings, dict) or not {"model", "dataset"} <= settings.keys():
+    settings = run.manifest.get("configuration", {})
+    if run.experiment != "compare" or not {"model", "dataset"} <= settings.keys():
         return experiment_label(run.experiment)
     return f"{_short(settings['model'])} on {_short(settings['dataset'])}"
 

@@ -15,7 +15,6 @@ from varprop.text_table import Table
 from ..protocol.labels import experiment_label, method_label, start_label
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell, Outcome, grouped
 from ..store.files import write_atomically
-from ..store.manifest import sittings
 from ..store.runs import Run
 from ..store.tables import write_tables
 from ..verdicts import judge
@@ -59,7 +58,7 @@ from that of the seeds; where one search was made, it is 0 and says nothing.
 def write_runs(runs: Sequence[Run], folder: Path) -> None:
     """Figures, tables and manifests, in a folder for each run."""
     for run in runs:
-        _write_run(run, _headlines(run), folder / run.experiment)
+        _write_run(run, folder / run.experiment)
 
 
 def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
@@ -77,10 +76,10 @@ def _headlines(run: Run) -> list[Figure]:
     return [figure for figure in figures_of(run) if figure.headline]
 
 
-def _write_run(run: Run, shown: Sequence[Figure], folder: Path) -> None:
+def _write_run(run: Run, folder: Path) -> None:
     for earlier in (*folder.glob("*.png"), *folder.glob("*.svg")):
         earlier.unlink()
-    for figure in shown:
+    for figure in _headlines(run):
         plotting.draw(figure, folder / figure.name, experiment_label(run.experiment))
     if run.outcomes:
         write_tables(folder, run.outcomes, run.manifest)
@@ -105,13 +104,12 @@ def _section(run: Run, shown: Sequence[Figure]) -> str:
 
 def _how_it_was_run(manifest: dict[str, Any]) -> Iterator[str]:
     """A line for each fact; of a run in several sittings, which of them each is about."""
-    commands = sittings(manifest)
-    several = len(commands) > 1
+    sittings = manifest.get("sittings", [])
+    several = len(sittings) > 1
     for name, value in facts(manifest):
         if name == "Command" and several:
-            for index, sitting in enumerate(commands, 1):
-                git = sitting.get("git")
-                sources = f", git {escaped(git_text(git))}" if isinstance(git, dict) else ""
+            for index, sitting in enumerate(sittings, 1):
+                sources = f", git {escaped(git_text(sitting['git']))}" if "git" in sitting else ""
                 times = [sitting.get("started"), duration(sitting.get("seconds"))]
                 when = "".join(f", {escaped(str(time))}" for time in times if time)
                 yield f"- Sitting {index}: {_code(str(sitting.get('command')))}{sources}{when}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -139,10 +139,12 @@ def _styled(runs: Sequence[Outcome], *, evaluation: bool = False, **values: Any)
     )
 
 
-def _over_seeds(columns: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Median, smallest and largest at each position."""
+def over_seeds(
+    columns: Sequence[Sequence[float]], centre: Callable[[Sequence[float]], float] = statistics.median
+) -> dict[str, Any]:
+    """Median (or another centre), smallest and largest at each position."""
     return {
-        "y": tuple(statistics.median(values) if values else None for values in columns),
+        "y": tuple(centre(values) if values else None for values in columns),
         "low": tuple(min(values, default=None) for values in columns),
         "high": tuple(max(values, default=None) for values in columns),
     }
@@ -155,7 +157,7 @@ def _curve_line(runs: Sequence[Outcome], name: str, factor: float) -> PlottedSer
     columns = [[c[epoch] for c in curves if epoch < len(c) and math.isfinite(c[epoch])] for epoch in epochs]
     marks = tuple(_end_mark(curve) for run, curve in zip(runs, curves, strict=True) if run.diverged)
     x = tuple(epoch + 1 for epoch in epochs)
-    return _styled(runs, evaluation=name == TRAIN_EVAL_LOSS, x=x, **_over_seeds(columns), seeds=len(runs), marks=marks)
+    return _styled(runs, evaluation=name == TRAIN_EVAL_LOSS, x=x, **over_seeds(columns), seeds=len(runs), marks=marks)
 
 
 def _end_mark(curve: Sequence[float]) -> Mark:
@@ -185,7 +187,7 @@ def _batch_size_line(runs: Sequence[Outcome], curve: CurveFigure) -> PlottedSeri
     columns = [[curve.factor * end[-1] for end in group if end and math.isfinite(end[-1])] for group in ends]
     marks = tuple(Mark(float(r.cell.batch_size), None, "diverged") for r in runs if r.diverged)
     seeds = max(map(len, by_size.values()))
-    return _styled(runs, x=tuple(map(float, by_size)), **_over_seeds(columns), seeds=seeds, marks=marks)
+    return _styled(runs, x=tuple(map(float, by_size)), **over_seeds(columns), seeds=seeds, marks=marks)
 
 
 def seed_counts(every: Sequence[PlottedSeries]) -> dict[str, str]:

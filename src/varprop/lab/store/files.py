@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -50,7 +51,8 @@ def write_atomically(path: Path, content: bytes, then: str = _AGAIN) -> None:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        _discard(temporary)
+        with contextlib.suppress(OSError):  # the error that led here is the one to report
+            temporary.unlink(missing_ok=True)
         raise StoreError(_why_not_written(path, error, then)) from error
 
 
@@ -70,13 +72,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _discard(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return  # the error that led here is the one to report
 
 
 def _why_not_written(path: Path, error: OSError, then: str) -> str:

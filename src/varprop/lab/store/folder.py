@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class Store:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Keep what came of a cell; from then on `has` says so."""
-        self.files.write(self._cell_file(outcome.cell), _json(outcome.to_dict()))
+        self.files.write(self._cell_file(outcome.cell), _json(asdict(outcome)))
 
     def write_weights(self, cell: Cell, tensors: dict[str, torch.Tensor]) -> None:
         """Keep the trained weights of a cell."""
@@ -66,8 +66,10 @@ class Store:
         """What `write_manifest` kept; empty if there is none."""
         path = self.folder / "manifest.json"
         values = _read_json(path, self.files) if path.is_file() else {}
-        if not isinstance(values, dict):
-            raise _damaged(path, "it holds no JSON object")
+        try:
+            _check_manifest(values)
+        except (TypeError, AttributeError) as error:
+            raise _damaged(path, f"it holds no description of a run ({error})") from error
         return values
 
     def begun(self) -> bool:
@@ -91,14 +93,14 @@ class Store:
         torch.save(state, buffer)
         self.files.write(self._partial_file(name), buffer.getvalue())
 
-    def load_partial(self, name: str, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """The state `save_partial` kept, its tensors on the device; None if there is none."""
+    def load_partial(self, name: str) -> dict[str, Any] | None:
+        """The state `save_partial` kept, its tensors on the CPU; None if there is none."""
         path = self._partial_file(name)
         content = self.files.read(path)
         if content is None:
             return None
         try:
-            state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as error:  # torch.load has no one error for files that are not its own
             raise _damaged(path, "torch cannot load it") from error
         if not isinstance(state, dict):
@@ -132,6 +134,18 @@ def _read_json(path: Path, files: Files) -> Any:
         return json.loads(files.read(path) or b"")
     except (ValueError, RecursionError) as error:  # the latter for brackets in brackets without end
         raise _damaged(path, f"it is no JSON ({error})") from error
+
+
+def _check_manifest(values: Any) -> None:
+    """Raise unless all that is read from a manifest is of the kind that everything here relies on."""
+    settings, sittings = values.get("configuration", {}), values.get("sittings", [])
+    texts = [values.get("command", ""), *settings.get("methods", []), *settings.get("starts", [])]
+    numbers = [values.get("seconds", 0.0), *values.get("seeds", []), *(one.get("seconds", 0.0) for one in sittings)]
+    parts = [values.get(name, {}) for name in ("fingerprints", "git", "hardware", "versions")]
+    parts += [one.get("git", {}) for one in sittings]
+    for kind, found in ((str, texts), ((int, float), numbers), (dict, parts)):
+        if not all(isinstance(value, kind) for value in found):
+            raise TypeError("it holds values of the wrong kind")
 
 
 def _outcome(path: Path, files: Files) -> Outcome:

@@ -43,18 +43,3 @@ def resumed(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
         "seconds": before["seconds"],
         "sittings": [*before["sittings"], *now["sittings"]],
     }
-
-
-def part(manifest: dict[str, Any], name: str) -> dict[str, Any]:
-    """A part of the manifest, empty where it is missing."""
-    value = manifest.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def sittings(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """The commands of a run that was resumed, each with its git state where that was kept."""
-    kept = manifest.get("sittings")
-    if isinstance(kept, list):
-        return [sitting for sitting in kept if isinstance(sitting, dict)]
-    command = manifest.get("command")
-    return [{"command": one} for one in command.split(" && ")] if isinstance(command, str) and command else []

@@ -91,20 +91,13 @@ def _expected_grid(experiment: str, manifest: dict[str, Any]) -> tuple[list[str]
     """Methods and starts to be expected: the paper's, the configuration's, or none beyond those found."""
     if experiment in PAPER_GRIDS:
         return list(METHODS), list(STARTS)
-    configuration = manifest.get("configuration")
-    if experiment == "naive" or not isinstance(configuration, dict):
-        return [], []
-    return _entries(configuration.get("methods"), str), _entries(configuration.get("starts"), str)
-
-
-def _entries(value: object, kind: type[Any]) -> list[Any]:
-    """What a value of the manifest lists; nothing where it is no list."""
-    return [entry for entry in value if isinstance(entry, kind)] if isinstance(value, (list, tuple)) else []
+    configuration = {} if experiment == "naive" else manifest.get("configuration", {})
+    return configuration.get("methods", []), configuration.get("starts", [])
 
 
 def _missing_seeds(outcomes: list[Outcome], manifest: dict[str, Any]) -> list[str]:
     """Which seeds a method lacks from starts where it has others."""
-    expected = {*_entries(manifest.get("seeds"), int), *(o.cell.seed for o in outcomes)}
+    expected = {*manifest.get("seeds", []), *(o.cell.seed for o in outcomes)}
     have = grouped(outcomes, lambda c: (c.lr_max, c.batch_size, c.method, c.variant, c.start))
     lacking: dict[tuple[str, str], list[str]] = {}
     for (bound, batch, method, variant, start), those in have.items():

@@ -12,7 +12,6 @@ from typing import Any
 
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell, Outcome, Search
 from .files import write_atomically
-from .manifest import part, sittings
 
 Row = Mapping[str, Any]
 _CELL = ("experiment", "method", "start", "seed", "batch_size", "lr_max", "variant")
@@ -67,8 +66,8 @@ def _run_row(outcome: Outcome) -> Row:
 
 def _source_row(manifest: dict[str, Any]) -> Row:
     """Versions, hardware and git state, None where unknown: cells of several sittings come from any of them."""
-    git = part(manifest, "git") if len(sittings(manifest)) < 2 else {}
-    known = {**part(manifest, "versions"), **git, **{name: manifest.get(name) for name in ("hardware", "started")}}
+    git = manifest.get("git", {}) if len(manifest.get("sittings", ())) < 2 else {}
+    known = {**manifest.get("versions", {}), **git, **{name: manifest.get(name) for name in ("hardware", "started")}}
     return {name: known.get(name) for name in _SOURCE}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..data.batches import GENERAL, MEASURE, seed_of
+from ..data.batches import AUGMENT, GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DOUBLE, MOMENTUM
 from ..protocol.initialization import StartingPoint
 from ..protocol.records import Cell
@@ -52,10 +52,9 @@ class EnsembleTrainer(Trainer):
             stack.prepare(images, labels)
         self._step = captured_step(self._one_step, images, labels)
 
-    def _chunks(self, epoch: int, purpose: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _chunks(self, epoch: int, purpose: int = AUGMENT) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels with axes for seeds, steps and samples."""
-        chosen = {} if purpose is None else {"purpose": purpose}
-        for parts in zip(*(batches.chunks(epoch, **chosen) for batches in self.batches), strict=True):
+        for parts in zip(*(batches.chunks(epoch, purpose) for batches in self.batches), strict=True):
             images, labels = zip(*parts, strict=True)
             yield self.task.as_input(torch.stack(images)), torch.stack(labels)
 

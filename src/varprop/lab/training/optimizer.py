@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,47 +15,30 @@ BETAS = (0.9, 0.999)
 EPS = 1e-8
 
 
-@dataclass(frozen=True)
-class AdamState:
-    """The running means of gradients and of their squares, one row a network."""
-
-    mean: Tensor
-    square: Tensor
-
-    @classmethod
-    def like(cls, parameters: Tensor) -> AdamState:
-        """The state before the first step."""
-        return cls(torch.zeros_like(parameters), torch.zeros_like(parameters))
-
-    def reset_(self) -> None:
-        """Back to before the first step."""
-        self.mean.zero_()
-        self.square.zero_()
-
-
-def adam_(parameters: Tensor, gradients: Tensor, state: AdamState, rates: Tensor, step: Tensor) -> None:
+def adam_(parameters: Tensor, gradients: Tensor, mean: Tensor, square: Tensor, rates: Tensor, step: Tensor) -> None:
     """One step of Adam (Kingma & Ba 2015) in place, the same for every row as `torch.optim.Adam` makes it.
 
-    A network is a row and has a rate of its own. `step` is the number of this step, from 1, as a float64 tensor:
-    nothing here waits for the device.
+    A network is a row and has a rate of its own. `mean` and `square` are the running means of gradients and of their
+    squares, zero before the first step. `step` is the number of this step, from 1, as a float64 tensor: nothing here
+    waits for the device.
     """
     first, second = BETAS
-    state.mean.lerp_(gradients, 1 - first)
-    state.square.mul_(second).addcmul_(gradients, gradients, value=1 - second)
+    mean.lerp_(gradients, 1 - first)
+    square.mul_(second).addcmul_(gradients, gradients, value=1 - second)
     size = (rates / (1 - first**step)).to(parameters.dtype)
     root = (1 - second**step).sqrt().to(parameters.dtype)
-    parameters.sub_((state.mean / (state.square.sqrt() / root).add_(EPS)).mul_(size[:, None]))
+    parameters.sub_((mean / (square.sqrt() / root).add_(EPS)).mul_(size[:, None]))
 
 
 def started_optimizer(
-    make: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]]
+    make: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]], rate: Callable[[], Any] = float
 ) -> torch.optim.Optimizer:
-    """An optimizer of one's own, with its state in place, as before its first step.
+    """An optimizer with its state in place, as before its first step; `rate` makes a learning rate of 0.
 
     Raises:
         VarpropError: If it keeps something between steps that a checkpoint could not hold.
     """
-    optimizer = make([{**group, "lr": 0.0} for group in groups], lr=0.0)
+    optimizer = make([{**group, "lr": rate()} for group in groups], lr=rate())
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)

@@ -33,7 +33,8 @@ class SingleTrainer(Trainer):
     def __init__(self, task: Task, cell: Cell, started: StartingPoint | None = None) -> None:
         started = task.starts([cell])[cell] if started is None else started
         self.task, self.cell, self.cells, self.gaps = task, cell, [cell], [started.gap]
-        self.protocol, self.precision = task.experiment.protocol, _possible(task)
+        self.protocol = task.experiment.protocol
+        self.precision = task.experiment.precision if task.device.type == "cuda" else Precision()
         self.loss = task.loss or F.cross_entropy
         self.batches = task.batches(cell.seed, cell.batch_size)
         self.steps = self.batches.steps
@@ -56,17 +57,14 @@ class SingleTrainer(Trainer):
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
 
     def _optimizer(self) -> torch.optim.Optimizer:
+        groups = self._parameter_groups()
         if self.task.optimizer is not None:
-            return started_optimizer(self.task.optimizer, self._parameter_groups())
-        on_gpu = self.task.device.type == "cuda"
-        rate: Any = functools.partial(torch.tensor, 0.0, device="cuda") if on_gpu else float
-        kind = {"capturable": True, "fused": True} if on_gpu else {}
-        groups = [{**group, "lr": rate()} for group in self._parameter_groups()]
-        optimizer = torch.optim.Adam(groups, lr=rate(), betas=BETAS, eps=EPS, **kind)
-        for parameter in self.model.parameters():  # one step without effect, so that its state is there
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        return optimizer
+            return started_optimizer(self.task.optimizer, groups)
+        adam = functools.partial(torch.optim.Adam, betas=BETAS, eps=EPS)
+        if self.task.device.type != "cuda":
+            return started_optimizer(adam, groups)
+        adam = functools.partial(adam, capturable=True, fused=True)
+        return started_optimizer(adam, groups, lambda: torch.tensor(0.0, device="cuda"))
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         chosen = decaying_names(self.model) if self.cell.variant == DECAY else []
@@ -202,7 +200,3 @@ class SingleTrainer(Trainer):
         }
         named = {f"model.{name}": tensor.detach() for name, tensor in self._tensors().items()}
         return {**named, **moments, **self.running.state()}
-
-
-def _possible(task: Task) -> Precision:
-    return task.experiment.precision if task.device.type == "cuda" else Precision()

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state
 from ..protocol.experiments import DECAY, UNIT_NORM
 from ..protocol.records import Cell
 from .metrics import LabelledImages, Scores, loss_and_accuracy
-from .optimizer import AdamState, adam_, decaying_names, invariant_names, project_
+from .optimizer import adam_, decaying_names, invariant_names, project_
 from .task import Loss
 from .tracing import flat_step
 from .vmap_norms import with_plain_norms_
@@ -61,7 +61,7 @@ class StackedNetworks:
         self.start = self.layout.rows(parameters).detach()
         self.buffer_start = self.buffer_layout.rows(floating) if floating else self.start[:, :0]
         self.parameters, self.buffers = self.start.clone(), self.buffer_start.clone()
-        self.adam = AdamState.like(self.parameters)
+        self.mean, self.square = torch.zeros_like(self.start), torch.zeros_like(self.start)  # of gradients, for Adam
         device = self.start.device
         own = [list(seeds).index(cell.seed) for cell in cells]
         self.seed_index = torch.tensor(own, device=device) if len(seeds) > 1 else None
@@ -83,12 +83,12 @@ class StackedNetworks:
         """Back to the start."""
         self.parameters.copy_(self.start)
         self.buffers.copy_(self.buffer_start)
-        self.adam.reset_()
+        self.mean.zero_()
+        self.square.zero_()
 
     def state(self) -> dict[str, Tensor]:
         """Everything that changes in training."""
-        adam = {"mean": self.adam.mean, "square": self.adam.square}
-        return {"parameters": self.parameters, "buffers": self.buffers, **adam}
+        return {"parameters": self.parameters, "buffers": self.buffers, "mean": self.mean, "square": self.square}
 
     def own(self, samples: Tensor) -> Tensor:
         """Of samples with a first axis for the seeds, those of each network; without that axis if all share one."""
@@ -121,7 +121,7 @@ class StackedNetworks:
         gradients, losses, buffers = cast(list[Tensor], self.graph(*arguments))
         if self.decay is not None:
             gradients = torch.addcmul(gradients, self.decay, self.parameters)
-        adam_(self.parameters, gradients, self.adam, rates, number)
+        adam_(self.parameters, gradients, self.mean, self.square, rates, number)
         if buffers is not self.buffers:
             self.buffers.copy_(buffers)
         for name in self.projected:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from varprop.text_table import Table
+
 from ..protocol.experiments import PAPER_LR_MAX
 from ..store.files import write_atomically
 from ..store.runs import Run
@@ -94,20 +96,20 @@ def write(verdicts: Sequence[Verdict], out: Path) -> list[Path]:
 
 def markdown(verdicts: Sequence[Verdict], link: Callable[[str], str] = lambda figure: figure) -> str:
     """The table of claims as Markdown; `link` gives the address of a figure ``experiment/figure``, empty for none."""
-    head = "| claim | verdict | measured | figure |\n|---|---|---|---|\n"
-    rows = "".join(_markdown_row(verdict, link) for verdict in verdicts)
+    columns = ("claim", "verdict", "measured", "figure")
+    table = Table("", columns, [_row(verdict, link) for verdict in verdicts], left=columns).markdown()
     how = "".join(f"- {escaped(verdict.claim)}: {escaped(verdict.rule)}\n" for verdict in verdicts)
-    return f"{head}{rows}\n{escaped(RULE)}\n\nHow each verdict is computed:\n\n{how}"
+    return f"{table}\n\n{escaped(RULE)}\n\nHow each verdict is computed:\n\n{how}"
 
 
-def _markdown_row(verdict: Verdict, link: Callable[[str], str]) -> str:
+def _row(verdict: Verdict, link: Callable[[str], str]) -> tuple[str, ...]:
     verdicts = "<br>".join(
         [f"**{verdict.verdict}**", *(f"{other.setting}: {other.verdict}" for other in verdict.others)]
     )
     measured = "<br>".join(map(escaped, verdict.measured))
     address = link(verdict.figure) if verdict.figure else ""
     figure = f"[{verdict.figure}]({address})" if address and address != verdict.figure else verdict.figure
-    return f"| {escaped(verdict.claim)} | {verdicts} | {measured} | {figure} |\n"
+    return escaped(verdict.claim), verdicts, measured, figure
 
 
 def escaped(text: str) -> str:

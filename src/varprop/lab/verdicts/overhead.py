@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
 
 from .claims import claim
 from .evidence import MISSING, Evidence, Judgement, at_most, each
@@ -19,13 +17,9 @@ from .seed_statistics import Sample, number
     "by round, with the noise to spare. Times are medians over rounds.",
     experiments=(),
 )
-def _judge(evidence: Evidence) -> Judgement:
-    return overhead(evidence.benchmarks)
-
-
-def overhead(files: Sequence[Path]) -> Judgement:
-    """The claim, by the first of the files that exists: its cells have the seconds of a step for every round."""
-    file = next((file for file in files if file.is_file()), None)
+def overhead(evidence: Evidence) -> Judgement:
+    """By the first file of the benchmark that exists: its cells have the seconds of a step for every round."""
+    file = next((file for file in evidence.benchmarks if file.is_file()), None)
     if file is None:
         return Judgement(MISSING, ("no benchmark of the overhead was found",))
     steps: dict[str, dict[str, Sample]] = {}
