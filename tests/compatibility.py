@@ -30,6 +30,8 @@ ROWS = {
     "vmap": "over parameters, statistics included",
     "jvp": "forward mode agrees with reverse mode",
     "double backward": "second derivatives, gradient penalties",
+    "forward hooks": "one that changes outputs counts in the statistics if it was there before `vp.normalize`; if it "
+    "was added later its change is applied, and the statistics are those of the model without it",
     "EMA": "`torch.optim.swa_utils.AveragedModel`: there are no buffers to follow",
     "deepcopy": "a copy stands on its own",
     "pickle": "whole models, and state dicts into fresh ones",

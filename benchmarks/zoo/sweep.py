@@ -84,7 +84,8 @@ def journal(path: Path) -> dict[str, Record]:
 def run(name: str, settings: Settings) -> Record:
     """The study in a process of its own: a crash or a hang of one model is its result, not the end of the sweep."""
     here, there = multiprocessing.Pipe(duplex=False)
-    # forked, so that packages imported by one model need not be imported again for the next
+    # forked, so that packages imported by one model need not be imported again for the next; this process must compute
+    # no gradients, as a torch with CUDA would then refuse to compute any in its forks
     process = multiprocessing.get_context("fork").Process(target=_work, args=(name, settings, there))
     start, found = time.perf_counter(), {}
     process.start()

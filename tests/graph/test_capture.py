@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import varprop as vp
+from varprop.graph.examples import of_fixed_sizes
 from varprop.graph.observers import HookWarning
 
 
@@ -87,3 +88,50 @@ def test_distributions_do_not_look_at_values_while_a_model_is_captured():
     assert vp.propagate(model, vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))).output[0].mean.shape == (1, 2)
     with pytest.raises(ValueError, match="scale"):  # but they do again afterwards
         torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
+
+
+def went_through_a_compiled_model(x, axis):
+    """Of an input that is kept for the backward pass torch 2.11 notes on the tensor itself that its axis may vary."""
+    torch._dynamo.reset()
+    torch.compile(nn.Linear(x.shape[1], 2), backend="aot_eager", dynamic=True)(x)
+
+
+MARKS = (torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic, went_through_a_compiled_model)
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=lambda mark: mark.__name__)
+def test_axes_marked_for_the_compiler_have_the_length_of_the_example(mark):
+    example = torch.zeros(5, 3)
+    mark(example, 0)
+    marks = dict(vars(example))
+    program = vp.capture(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), example)
+    assert [[type(extent) for extent in node.form.shape] for node in program.nodes] == [[int, int]] * 2
+    assert vars(example) == marks
+
+
+class Slope(nn.Module):
+    """Its output is a derivative by its input."""
+
+    def forward(self, x):
+        return torch.autograd.grad(x.sin().sum(), x)[0]
+
+
+def test_gradients_of_an_example_are_there_while_the_model_is_captured():
+    leaf = torch.zeros(5, 3, requires_grad=True)
+    made = 2 * leaf
+    for example in (leaf, made):
+        program = vp.capture(Slope(), example)
+        assert torch.ops.aten.cos.default in [node.target for node in program.nodes]
+    vp.capture(nn.ReLU(inplace=True), made)
+    with pytest.raises(vp.CaptureError, match="a leaf Variable"):  # as torch would refuse it
+        vp.capture(nn.ReLU(inplace=True), leaf)
+
+
+@torch.no_grad()
+def test_gradients_of_an_example_are_asked_for_where_none_are_recorded():
+    leaf = torch.zeros(5, 3, requires_grad=True)
+    with torch.enable_grad():
+        made = 2 * leaf
+    for example in (leaf, made):
+        again = of_fixed_sizes(example)
+        assert again.requires_grad and again.is_leaf == example.is_leaf

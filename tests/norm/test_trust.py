@@ -481,6 +481,32 @@ def test_weights_computed_by_hooks_are_refused(name: str) -> None:
         model(X)
 
 
+@pytest.mark.compatibility("forward hooks")
+@pytest.mark.parametrize("place", (0, 1))
+def test_a_hook_added_later_changes_outputs_and_no_statistics(place: int) -> None:
+    model = mlp()
+    x, folded = X, vp.fold(model)
+    model[place].register_forward_hook(lambda module, inputs, output: 2 * output)
+    for n, layer in enumerate(folded):
+        x = 2 * layer(x) if n == place else layer(x)
+    assert same(model(X), x) and same(vp.fold(model)(X), x)
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+@pytest.mark.compatibility("forward hooks")
+def test_a_hook_that_was_there_before_counts_like_a_module_in_its_place() -> None:
+    plain = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    written = nn.Sequential(plain[0], plain[1], Twice(), plain[2])
+    hooked = copy.deepcopy(plain)
+    hooked[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+    ours, theirs = (vp.normalize(model, moments(4), example=X) for model in (hooked, written))
+    assert same(ours(X), theirs(X)) and same(vp.fold(ours)[2].weight, vp.fold(theirs)[3].weight)
+
+
 PARAMETRIZATIONS = {
     "weight norm": parametrizations.weight_norm,
     "spectral norm": parametrizations.spectral_norm,

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from . import patterns
-from .examples import as_example
+from .examples import as_example, of_fixed_sizes
 from .functional import in_functional_form
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Form, Node
@@ -121,7 +121,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
     Raises:
         CaptureError: If the model cannot be exported, with the reason in one sentence.
     """
-    args, kwargs = as_arguments(as_example(model, example))
+    args, kwargs = of_fixed_sizes(as_arguments(as_example(model, example)))
     leaves: list[Any] = []
     whole_modules = keep_whole(model, whole, (args, kwargs), leaves)
     generators = torch.random.fork_rng(devices=_devices(model))

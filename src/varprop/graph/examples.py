@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from ..moments import Tokens
@@ -28,6 +29,22 @@ def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
         parts = given if isinstance(given, (tuple, list)) and len(given) == len(example) else [None] * len(example)
         return tuple(_zeros(model, shape, part) for shape, part in zip(example, parts, strict=True))
     return example
+
+
+def of_fixed_sizes(example: Any) -> Any:
+    """The example, as tensors on which torch has noted nothing about their sizes.
+
+    torch.export makes symbols of axes that are marked as dynamic, for which no moments can be computed. It is not only
+    the user who marks them: torch 2.11 does so with inputs that a model compiled with `dynamic=True` keeps for its
+    backward pass.
+    """
+    return pytree.tree_map_only(Tensor, _without_marks, example)
+
+
+@torch.enable_grad()
+def _without_marks(x: Tensor) -> Tensor:
+    again = x.detach().requires_grad_(x.requires_grad)
+    return again if x.is_leaf else again.clone()  # a model may write into what is no leaf
 
 
 def is_shape(value: Any) -> bool:
