@@ -32,6 +32,8 @@ def model():
 def too_small():
     return nn.Linear(3, 2)
 
+made = model()
+
 def not_data():
     return 1
 
@@ -61,6 +63,15 @@ def table_model():
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
 
 
+def with_batch_norms():
+    layers = nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(8, 2), nn.BatchNorm1d(2))
+
+
+def batch_norm_first():
+    return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2))
+
+
 class TextModel(nn.Module):
     def __init__(self):
         super().__init__()
@@ -88,6 +99,19 @@ def test_every_method_on_a_table_and_the_trained_networks_do_what_was_tested(tmp
     assert str(found).startswith(found.answer) and "GN" in found.table() and found.report().is_file()
     with pytest.raises(CompareError, match="no trained network of batch from none with seed 0"):
         found.model("batch", "none")
+
+
+@pytest.mark.slow
+def test_batch_norms_of_the_models_own_are_left_out(tmp_path):
+    data = halves(X, CLASSES)
+    found = vp.lab.compare(with_batch_norms, data, methods=ALL_METHODS, starts=("none", "bn"), out=tmp_path, **QUICK)
+    for outcome in found.outcomes:
+        cell = outcome.cell
+        model = found.model(cell.method, cell.start)
+        assert not any(isinstance(module, nn.BatchNorm1d) for module in model.modules())
+        loss = nn.functional.cross_entropy(model(data[2]), data[3])
+        assert float(loss.detach()) == pytest.approx(outcome.test_loss, rel=1e-4)
+        assert outcome.start_gap < 1e-4 or cell.method in ("layer", "group")
 
 
 @pytest.mark.slow
@@ -127,6 +151,7 @@ def test_the_lab_is_imported_when_it_is_asked_for():
         ("data", "too_small", "batch", "The model does not take inputs of shape"),
         ("holed", "model", "batch", r"own.py:holed: 1 of 20 test inputs hold NaN or infinity, the first is number 7"),
         ("not_data", "model", "batch", "must be four tensors"),
+        ("data", "made", "batch", "given as a function that makes it"),
         ("data", "modle", "batch", "has no function or class 'modle'. Did you mean model?"),
         ("data", "model", "instance", "There is no method 'instance'"),
     ],
@@ -146,6 +171,7 @@ TOKENS = halves(torch.ones(60, 5, dtype=torch.long), CLASSES)
         ({"model": "nowhere.py:model"}, r"There is no file nowhere\.py"),
         ({"model": "minst"}, r"path.py:function or one of .*Did you mean mnist\?"),
         ({"model": table_model()}, "given as a function that makes it"),
+        ({"model": batch_norm_first}, "Batch norm '0' of the model does not directly follow a linear layer"),
         ({"data": "digist"}, r"no data set 'digist'.*Did you mean digits"),
         ({"data": halves(X, X)}, "training targets must be classes"),
         ({"data": halves(X, CLASSES)[:3]}, "The data must be four tensors"),

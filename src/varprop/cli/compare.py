@@ -24,7 +24,12 @@ def compare(
             "inputs and test targets: images (N, C, H, W), other floats (N, ...) or tokens (integers), and classes."
         ),
     ],
-    model: Annotated[str, typer.Option(help="path.py:function, which returns the plain model, an nn.Module.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="path.py:function, which returns the plain model, an nn.Module; its batch norms are left out."
+        ),
+    ],
     methods: Annotated[str, typer.Option(help="Separated by commas; also layer, group.")] = ",".join(METHODS),
     inits: Annotated[str, typer.Option(help="Starting points, separated by commas; also orthogonal.")] = ",".join(
         STARTS

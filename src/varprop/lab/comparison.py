@@ -94,7 +94,7 @@ def compare(
 
     Args:
         model: A function that makes the plain model, ``path.py:function``, or the name of one of the experiments'
-            models.
+            models. Batch norms of its own directly after a layer are taken out first.
         data: ``mnist``, ``cifar10``, ``digits``; or training inputs, training targets, test inputs and test targets as
             tensors; or ``path.py:function``, which returns these. Inputs are images (N, C, H, W), bytes or floats in
             [0, 1], other floats (N, ...), or tokens, integers (N, ...). Targets are classes (N), or whatever `loss`

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import varprop as vp
 
@@ -16,6 +17,7 @@ from .data import datasets
 from .data.augmentation import Augmentation, is_tokens, scaled
 from .data.datasets import Dataset
 from .names import callable_named, did_you_mean
+from .protocol.initialization import without_own_batch_norms
 from .protocol.models import FACTORIES, Factory
 from .training.task import Loss, MakeOptimizer
 
@@ -29,7 +31,7 @@ class CompareError(vp.VarpropError):
 def model_of(given: str | Factory) -> Factory:
     """A function that makes the model; by its own name, that of one of the experiments, or ``path.py:function``."""
     if isinstance(given, str):
-        return FACTORIES[given] if given in FACTORIES else function_at(given, "model", tuple(FACTORIES))
+        given = FACTORIES[given] if given in FACTORIES else function_at(given, "model", tuple(FACTORIES))
     if isinstance(given, nn.Module) or not callable(given):
         raise CompareError(
             "The model is given as a function that makes it, such as `lambda: Net()`, since every seed draws its own "
@@ -141,6 +143,12 @@ def check_model(factory: Factory, data: Dataset, loss: Loss | None) -> None:
         _check_loss(loss, outputs, targets)
     elif outputs.ndim != 2 or outputs.shape[1] < data.classes:
         raise CompareError(f"The model must return scores (N, {data.classes}), one for each class, not {found}.")
+    for path, module in without_own_batch_norms(model, inputs).named_modules():
+        if isinstance(module, _BatchNorm):
+            raise CompareError(
+                f"Batch norm '{path}' of the model does not directly follow a linear layer, which could do without it, "
+                f"so that every method would have it: give a model without batch norms."
+            )
 
 
 def _check_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:

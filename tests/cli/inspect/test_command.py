@@ -323,6 +323,12 @@ def test_a_class_in_a_package(run):
     assert code == 0 and json.loads(out)["model"] == "ReLU"
 
 
+def test_a_model_instead_of_a_function(run, tmp_path):
+    (tmp_path / "made.py").write_text("from torch import nn\nmodel = nn.Linear(4, 2)\n")
+    code, out, _ = run(f"{tmp_path / 'made.py'}:model", "--input-shape", "4", "--json", "-")
+    assert code == 0 and json.loads(out)["model"] == "Linear"
+
+
 def test_the_seed_chooses_the_weights(run, models):
     def std(*options):
         _, out, _ = run(f"{models}:picture", "--input-shape", "3,6,6", "--json", "-", *options)

@@ -40,7 +40,7 @@ def load(text: str, seed: int = 0) -> NamedModel:
 
     torch.manual_seed(seed)
     with _in_one_sentence(text):
-        found = known[place](name) if place in known else NamedModel(callable_named(place, name)())
+        found = known[place](name) if place in known else _own(place, name)
     if not isinstance(found.model, torch.nn.Module):
         raise vp.VarpropError(f"{text} must return an nn.Module, not {type(found.model).__name__}.")
     found.model.eval()
@@ -56,6 +56,14 @@ def _in_one_sentence(text: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise vp.VarpropError(f"{text} failed with {first_line(error)}") from error
+
+
+def _own(place: str, name: str) -> NamedModel:
+    """What a function or a class of the user's makes; or a model, if that is what the name stands for."""
+    import torch
+
+    named = callable_named(place, name)
+    return NamedModel(named if isinstance(named, torch.nn.Module) else named())
 
 
 def _torchvision(name: str) -> NamedModel:

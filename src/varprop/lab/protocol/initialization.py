@@ -76,10 +76,24 @@ class StartingPoint:
 def original_network(factory: str | Factory, start: Start, seed: int, data: StartData) -> nn.Module:
     """The network whose scales and biases a start projects out; for ``none`` there is nothing to project."""
     placed = {"device": data.batch.device} | ({"dtype": data.batch.dtype} if data.batch.is_floating_point() else {})
-    model = build(factory, seed_of(GENERAL, seed), **placed)
+    model = without_own_batch_norms(build(factory, seed_of(GENERAL, seed), **placed), data.batch[:1])
     if start == "orthogonal":
         _orthogonal_(model, torch.Generator().manual_seed(seed_of(GENERAL, seed, 2)))
     return model
+
+
+def without_own_batch_norms(model: nn.Module, example: Tensor) -> nn.Module:
+    """A new model without those batch norms that directly follow a layer: whether there are any is for a method to say.
+
+    As long as they have seen no data they do nothing, and the layer takes that over.
+    """
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return model
+    plain = vp.reparametrize(model, "standard", example=example)
+    for path, module in list(plain.named_modules()):
+        if isinstance(module, nn.Identity):  # which may know what stood there, for "batch" to put it back
+            plain.set_submodule(path, nn.Identity())
+    return plain
 
 
 def plain_network(factory: str | Factory, start: Start, seed: int, data: StartData) -> nn.Module:
@@ -199,7 +213,7 @@ def without_parametrization(model: nn.Module, method: Method) -> nn.Module:
 
 def trained_network(factory: Factory, method: Method, weights: dict[str, Tensor], batch: Tensor) -> nn.Module:
     """The network that `without_parametrization` gave, from its weights alone, in evaluation mode."""
-    model = vp.reparametrize(build(factory, 0), "standard", example=batch)
+    model = without_own_batch_norms(build(factory, 0), batch)
     if method in SAMPLE_NORMS:
         add_sample_norms_(model, method, batch)
     for path, layer in model.named_modules():  # layers without bias may have gained one
