@@ -329,6 +329,14 @@ def test_a_model_instead_of_a_function(run, tmp_path):
     assert code == 0 and json.loads(out)["model"] == "Linear"
 
 
+@pytest.mark.parametrize("embedding", ["Embedding(9, 4)", "EmbeddingBag(9, 4)"])
+def test_a_model_of_ones_own_that_reads_tokens(run, tmp_path, embedding):
+    layers = f"nn.{embedding}, nn.ReLU(), nn.Linear(4, 2)"
+    (tmp_path / "text.py").write_text(f"from torch import nn\ndef model():\n    return nn.Sequential({layers})\n")
+    code, out, _ = run(f"{tmp_path / 'text.py'}:model", "--input-shape", "5", "--json", "-")
+    assert code == 0 and [row["path"] for row in json.loads(out)["rows"]] == ["", "0", "1", "2"]
+
+
 def test_the_seed_chooses_the_weights(run, models):
     def std(*options):
         _, out, _ = run(f"{models}:picture", "--input-shape", "3,6,6", "--json", "-", *options)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import varprop as vp
+from varprop.lab.protocol.models import embedding_rows
 
 from .files import MOST, SAVED, saved_inputs
 from .models import NamedModel, check_inputs, check_runs
@@ -58,8 +59,9 @@ def make_inputs(named: NamedModel, target: str, options: InputOptions) -> Inputs
         raise vp.VarpropError(f"The shape of the input of {target} is not known: give it by --input-shape 3,224,224.")
     shapes = [_shape_of(text) for text in options.shapes] or [named.shape or ()]
     check_inputs(model, target, len(shapes))
-    if named.tokens is not None:
-        return _tokens(named, target, shapes[0], options)
+    tokens = named.tokens or (_tokens_read(model, shapes[0]) if len(shapes) == 1 else None)
+    if tokens is not None:
+        return _tokens(model, tokens, target, shapes[0], options)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     check_runs(model, [torch.zeros(1, *shape, dtype=dtype) for shape in shapes], target)
     if options.data is None:
@@ -85,7 +87,17 @@ def _gaussian_inputs(shapes: list[tuple[int, ...]], options: InputOptions, dtype
     )
 
 
-def _tokens(named: NamedModel, target: str, shape: tuple[int, ...], options: InputOptions) -> Inputs:
+def _tokens_read(model: Any, shape: tuple[int, ...]) -> int | None:
+    """How many tokens the embedding knows that reads the input; None if none does."""
+    import torch
+
+    try:
+        return embedding_rows(model, torch.zeros(1, *shape, dtype=torch.long))
+    except Exception:  # whatever a model says of whole numbers
+        return None
+
+
+def _tokens(model: Any, tokens: int, target: str, shape: tuple[int, ...], options: InputOptions) -> Inputs:
     import torch
 
     if options.data is not None or options.mean is not None or options.std is not None:
@@ -93,8 +105,8 @@ def _tokens(named: NamedModel, target: str, shape: tuple[int, ...], options: Inp
     if options.positions:
         raise vp.VarpropError(f"{target} takes tokens, and --positions is for images: leave it out.")
     example = torch.zeros(1, *shape, dtype=torch.long)
-    check_runs(named.model, [example], target)
-    return Inputs(vp.Tokens.uniform(named.tokens or 1), example, "gaussian" if options.check else None)
+    check_runs(model, [example], target)
+    return Inputs(vp.Tokens.uniform(tokens), example, "gaussian" if options.check else None)
 
 
 def _numbers(text: str, option: str, kind: type[Any]) -> list[Any]:

@@ -100,15 +100,18 @@ def embedding_rows(model: nn.Module, tokens: Tensor) -> int:
     """
     readers: list[int] = []
 
-    def note(embedding: nn.Embedding, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+    def note(embedding: nn.Embedding | nn.EmbeddingBag, inputs: tuple[Tensor, ...]) -> None:
         if inputs[0].shape == tokens.shape and torch.equal(inputs[0], tokens):
             readers.append(embedding.num_embeddings)
 
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            module.register_forward_hook(note)
-    with torch.no_grad():
-        model.eval()(tokens)
+    tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    hooks = [table.register_forward_pre_hook(note) for table in tables]
+    try:
+        with torch.no_grad():
+            model.eval()(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
     if not readers:
         raise vp.VarpropError("The data are tokens (integers), but no nn.Embedding of the model reads them.")
     return readers[0]
