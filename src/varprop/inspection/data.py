@@ -38,6 +38,11 @@ class ReportData:
     gradient_ratio: float | None
     check: str = ""
 
+    @property
+    def measured_on(self) -> str:
+        """The same in words."""
+        return "random inputs" if self.check == "gaussian" else self.check
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
         return {

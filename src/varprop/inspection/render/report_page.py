@@ -30,7 +30,6 @@ from .text import shown
 
 LEAD = "Expected statistics of every layer, computed from the weights and the mean and variance of the input."
 NOTEBOOK = {"mean", "std", "gain", "shift", "gradient", "saturated", "dead", "always on"}
-CHECKED = {"gaussian": "Gaussian inputs", "data": "data"}
 
 
 def _status(row: ReportRow) -> str:
@@ -142,7 +141,7 @@ def _facts(report: ReportData) -> list[tuple[str, str]]:
     ]
     if report.gradient_ratio is not None:
         known.append(("gradient, first to last layer", f"{number(report.gradient_ratio)} times"))
-    return known + ([("checked on", CHECKED.get(report.check, report.check))] if report.check else [])
+    return known + ([("checked on", report.measured_on)] if report.check else [])
 
 
 def _input(extents: Sequence[int], mean: float | None = None, std: float | None = None, **_: object) -> str:

@@ -66,7 +66,7 @@ def _rich_table(report: ReportData) -> Any:
 
 def _heading(report: ReportData) -> str:
     ratio = f"; gradient first to last: {report.gradient_ratio:.3g}" if report.gradient_ratio is not None else ""
-    checked = f"; after | measured on {report.check}" if report.check else ""
+    checked = f"; after | measured on {report.measured_on}" if report.check else ""
     return f"{report.model}, {report.parameters:,} parameters{ratio}{checked}"
 
 
