@@ -35,7 +35,8 @@ ROWS = {
     "EMA": "`torch.optim.swa_utils.AveragedModel`: there are no buffers to follow",
     "deepcopy": "a copy stands on its own",
     "pickle": "whole models, and state dicts into fresh ones",
-    "ONNX": "`vp.fold(model)`, then export; an export of the normalized model is refused",
+    "ONNX": "`vp.fold(model)`, then export; the normalized model itself is exported with its fold in the graph, "
+    "and with `dynamo=False` refused",
     "torch.jit": "`vp.fold(model)`, then trace; a trace of the normalized model is refused",
     "quantization": "`vp.fold(model)`, then torch.ao.quantization; of the normalized model it is refused",
     "DataParallel": "refused: use DistributedDataParallel",

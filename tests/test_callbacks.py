@@ -55,6 +55,46 @@ def test_predictions_follow_the_parameters_and_agree_with_what_is_measured():
     assert not network[0]._forward_hooks
 
 
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(5, 6), nn.Linear(3, 6)
+
+    def forward(self, x, y):
+        return self.left(x) + self.right(y)
+
+
+def test_moments_say_the_shapes_of_all_inputs():
+    y = torch.randn(4000, 3, generator=torch.Generator().manual_seed(1))
+    network, log = TwoInputs(), Log()
+    given = {"x": vp.input_moments(X), "y": vp.input_moments(y)}
+    with LayerWatcher(network, given, to=log).step(0):
+        network(X, y)
+    ((_, values),) = log.lines
+    for path in ("left", "right"):
+        assert values[f"std/{path}/predicted"] == pytest.approx(values[f"std/{path}/measured"], rel=0.1)
+
+
+def test_the_shape_of_an_example_is_enough_for_tokens():
+    network, log = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)), Log()
+    with LayerWatcher(network, vp.Tokens.uniform(10), (1, 7), to=log).step(0):
+        network(torch.randint(10, (64, 7)))
+    assert "std/1/predicted" in log.lines[0][1]
+
+
+@pytest.mark.parametrize(
+    ("network", "given", "message"),
+    [
+        (model, vp.Moments(0.0, 1.0), "Moments of one number have no shape"),
+        # its predictions would be those of images of one pixel
+        (lambda: nn.Conv2d(3, 4, 3, padding=1), vp.Moments(torch.zeros(1, 3, 1, 1), 1.0), "say how long it is"),
+    ],
+)
+def test_moments_that_do_not_say_the_shape_are_asked_for_it(network, given, message):
+    with pytest.raises(vp.CaptureError, match=message):
+        LayerWatcher(network(), given, to=Log())
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

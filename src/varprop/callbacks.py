@@ -45,9 +45,7 @@ class LayerWatcher:
             raise CallbackError(f"every must be at least 1 step, got {every}.")
         self.writers = _writers(to)
         self.moments, self.every = moments, every
-        if example is None:
-            example = tuple(moments.full) if isinstance(moments, vp.Moments) else None
-        self.program = vp.capture(model, example)
+        self.program = vp.capture(model, example, input=moments)
         self.layers = {path: layer for path, layer in model.named_modules() if path and not any(layer.children())}
 
     def due(self, step: int) -> bool:

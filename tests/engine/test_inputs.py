@@ -152,3 +152,36 @@ def test_a_tuple_of_numbers_beside_a_tensor_stays_an_argument():
 
     found = vp.propagate(vp.capture(Sized(), (torch.zeros(1, 3, 4, 4), (8, 8))), channels())
     assert found.output.full == (1, 3, 8, 8)
+
+
+class WithFlags(nn.Module):
+    """Returns what its flag says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, mode: str = "off", scale: float | None = None) -> torch.Tensor:
+        return self.layer(x) if mode == "on" else x
+
+
+@pytest.mark.parametrize(
+    ("given", "example"),
+    [
+        ({"x": vp.Moments(0.0, 1.0)}, {"x": (1, 4), "mode": "on"}),
+        (vp.Moments(0.0, 1.0), ((1, 4), "on", None)),
+        ((vp.Moments(0.0, 1.0), "on"), [(1, 4), "on"]),
+    ],
+    ids=["by name", "by place", "list"],
+)
+def test_shapes_may_stand_beside_flags(given, example) -> None:
+    assert vp.propagate(WithFlags(), given, example).output.full == (1, 2)
+
+
+def test_whole_numbers_beside_a_tensor_are_no_shape() -> None:
+    class Resized(nn.Module):
+        def forward(self, x: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+            return nn.functional.interpolate(x, size=size)
+
+    example = torch.zeros(1, 3, 8, 8), (4, 2)
+    assert vp.propagate(Resized(), (vp.Moments(0.0, 1.0), (4, 2)), example).output.full == (1, 3, 4, 2)

@@ -329,6 +329,13 @@ def test_sampling_is_opt_in_and_marked() -> None:
         vp.propagate(nn.ReLU(), standard(1, 2), on_missing="guess")  # type: ignore[arg-type]
 
 
+def test_complex_numbers_are_not_sampled() -> None:
+    """Their real parts alone would give wrong moments of what is computed from them."""
+    model = Function(lambda x: torch.fft.fft(x).abs())
+    with pytest.raises(vp.MissingRule, match=r"aten\.fft_fft\.default gives complex numbers"):
+        vp.propagate(model, standard(1, 4, dtype=torch.float32), on_missing="sample")
+
+
 def test_a_user_adds_an_operation() -> None:
     @torch.library.custom_op("varprop_test::triple", mutates_args=())
     def triple(x: Tensor) -> Tensor:

@@ -125,3 +125,22 @@ def test_an_unknown_path_or_start() -> None:
             given.normalized(form="deep", init="preserve")
         with pytest.raises(ValueError, match="nowhere"):
             given.normalized(only="nowhere", inplace=True)
+
+
+class WithSpectrum(nn.Module):
+    """The layer `second` reads the result of an operation without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.fft.fft(self.first(x)).real)
+
+
+def test_the_way_around_a_missing_rule_is_one_that_there_is() -> None:
+    given = vp.Moments(torch.zeros(1, 4), 1.0)
+    with pytest.raises(vp.MissingRule, match="leave out the layers behind them with `only`") as caught:
+        vp.normalize(WithSpectrum(), given)
+    assert "on_missing" not in str(caught.value)
+    vp.normalize(WithSpectrum(), given, only="first")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -155,12 +156,12 @@ def test_exports(form: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.compatibility("ONNX")
-def test_onnx_of_the_folded_model() -> None:
+@pytest.mark.parametrize("exported", [vp.fold, lambda model: model], ids=["folded", "normalized"])
+def test_onnx(exported: Callable[[nn.Module], nn.Module]) -> None:
     given, model = single()
-    folded = vp.fold(model)
-    program = torch.onnx.export(folded, given.inputs, dynamo=True)
+    program = torch.onnx.export(exported(model), given.inputs, dynamo=True)
     outputs = program.call_reference(*given.inputs)
-    assert apart(outputs[0], given.run(folded).reshape(outputs[0].shape)) <= 1e-5
+    assert apart(outputs[0], given.run(model).reshape(outputs[0].shape)) <= 1e-5
 
 
 def test_the_folded_model_is_made_of_stock_operations() -> None:

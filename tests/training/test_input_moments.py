@@ -1,5 +1,6 @@
 """Input moments: against the two-pass formula, for every kind of container, and every refusal."""
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -156,6 +157,8 @@ def test_no_floating_tensor_is_refused_with_its_place():
         input_moments(Items([torch.zeros(2), "a word"]))
     with pytest.raises(TypeError, match=r"batch 0 \(found torch.int64\)"):
         input_moments([torch.arange(6).view(2, 3)])
+    with pytest.raises(TypeError, match=r"found ndarray\): give torch.from_numpy"):
+        input_moments(numpy.zeros((6, 2)))
 
 
 def test_differing_shapes_are_refused_per_element_and_differing_channels_always():

@@ -21,17 +21,20 @@ from .report import Coverage, Entry, Result, Status
 from .walk import Walk, general_reasons
 
 
-def capture(model: nn.Module, example: Any) -> Program:
+def capture(model: nn.Module, example: Any, *, input: Any = None) -> Program:
     """Capture a model once, to propagate through it many times while its parameters change.
 
     Args:
         model: Any module `torch.export` can trace.
         example: An input tensor, a tuple of positional arguments, or a dict of keyword arguments; shapes such as
-            ``(1, 3, 32, 32)`` will do.
+            ``(1, 3, 32, 32)`` will do. May be None where `input` knows the shape.
+        input: What will be propagated, as for `propagate`.
 
     Returns:
         A program that `propagate` and `coverage` take in place of the model.
     """
+    if input is not None:
+        example = example_for(model, input, example)
     return capture_graph(model, example, module_classes())
 
 
@@ -66,7 +69,7 @@ def propagate(
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
-    program = model if isinstance(model, Program) else capture(model, example_for(model, input, example))
+    program = model if isinstance(model, Program) else capture(model, example, input=input)
     given = dict(zip(program.inputs, fitted_inputs(program, input), strict=True))
     plan = _plan(program, tuple(node for node, value in given.items() if not isinstance(value, Tensor)))
     if on_missing == "raise":

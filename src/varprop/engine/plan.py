@@ -138,10 +138,18 @@ def _is_floating(node: Node) -> bool:
     return isinstance(node.form, Form) and node.form.is_floating
 
 
-def require_complete(plan: Plan) -> None:
-    """Raise `MissingRule`, once, for everything on the random path that has no rule."""
+BY_SAMPLING = 'pass on_missing="sample" to estimate them by sampling'
+
+
+def require_complete(plan: Plan, otherwise: str = BY_SAMPLING) -> None:
+    """Raise `MissingRule`, once, for everything on the random path that has no rule.
+
+    Args:
+        plan: What is to be run.
+        otherwise: What can be done in place of writing the rules.
+    """
     if plan.missing:
-        raise MissingRule(describe_missing(plan.missing))
+        raise MissingRule(f"{describe_missing(plan.missing)}\n\nWrite these rules, or {otherwise}.")
 
 
 def describe_missing(missing: list[Node]) -> str:
@@ -154,7 +162,6 @@ def describe_missing(missing: list[Node]) -> str:
         parts.append(f"\n{target}, {count} time(s), first in module '{node.module}'")
         parts.append(f"  at {node.line or 'unknown line'}")
         parts.append("  " + _stub(node).replace("\n", "\n  "))
-    parts.append('\nWrite these rules, or pass on_missing="sample" to estimate them by sampling.')
     return "\n".join(parts)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..errors import MissingRule
 from ..moments import Moments
 
 DRAWS = 1024
@@ -18,6 +19,11 @@ def sample(op: Any, args: Any, kwargs: Any, draws: int = DRAWS) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         outputs = [_flat(op(*_draw(args), **_draw(kwargs))) for _ in range(draws)]
+    if any(output.is_complex() for output in outputs[0]):
+        raise MissingRule(
+            f"{op} gives complex numbers, and moments are those of real ones: keep the module that holds it whole with "
+            "`@vp.rule(ThatModule)`."
+        )
     values = [_moments(torch.stack(column)) for column in zip(*outputs, strict=True)]
     return values[0] if len(values) == 1 else values
 

@@ -15,6 +15,8 @@ from ..moments import Tokens
 def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
     """The example, with zeros where it has a shape: ``(1, 3, 32, 32)``, or several of these in a tuple or a dict.
 
+    Flags and whatever else is no shape may stand among them.
+
     Args:
         model: Gives dtype and device of the zeros.
         example: An input tensor, a tuple or dict of them, or shapes instead.
@@ -22,12 +24,14 @@ def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
     """
     if is_shape(example):
         return _zeros(model, example, given)
-    if isinstance(example, dict) and example and all(map(is_shape, example.values())):
+    if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(example)):
+        return example  # beside a tensor whole numbers are an argument of their own, the size of an output say
+    if isinstance(example, dict):
         known = given if isinstance(given, dict) else {}
-        return {name: _zeros(model, shape, known.get(name)) for name, shape in example.items()}
-    if isinstance(example, (tuple, list)) and example and all(map(is_shape, example)):
+        return {name: _filled(model, part, known.get(name)) for name, part in example.items()}
+    if isinstance(example, (tuple, list)) and any(map(is_shape, example)):
         parts = given if isinstance(given, (tuple, list)) and len(given) == len(example) else [None] * len(example)
-        return tuple(_zeros(model, shape, part) for shape, part in zip(example, parts, strict=True))
+        return tuple(_filled(model, part, known) for part, known in zip(example, parts, strict=True))
     return example
 
 
@@ -50,6 +54,10 @@ def _without_marks(x: Tensor) -> Tensor:
 def is_shape(value: Any) -> bool:
     """Whether a value is a sequence of whole numbers."""
     return isinstance(value, (tuple, list)) and len(value) > 0 and all(type(extent) is int for extent in value)
+
+
+def _filled(model: nn.Module, part: Any, given: Any) -> Any:
+    return _zeros(model, part, given) if is_shape(part) else part
 
 
 def _zeros(model: nn.Module, shape: Any, given: Any) -> Tensor:

@@ -83,12 +83,22 @@ class Normalized(ChecksCheckpoints):
             size = row_sizes(weight.detach(), self)
             unit = weight / along_outputs(size, weight, self)
             unit = with_centred_rows(unit, self) if self.centred_rows else unit
+            self._require_calls()
             calls = zip(self.uses[self.training], self.statistics[self.training](), strict=True)
             found = [use.outputs(self._entering(x, unit), unit) for use, x in calls]
             pooled = [self._per_channel(moments) for moments in found]
             means, variances = (torch.stack([part.flatten() for part in parts]) for parts in zip(*pooled, strict=True))
             mean = means.mean(0)
             return unit, size, mean, (variances + (means - mean).square()).mean(0)
+
+    def _require_calls(self) -> None:
+        """Refuse a call in a mode in which the model did not call the layer when it was normalized."""
+        if not self.uses[self.training]:
+            mode = "training" if self.training else "evaluation"
+            raise RuntimeError(
+                f"The model did not call this layer in {mode} mode when it was normalized, so that nothing is known of "
+                "what enters it: call vp.normalize on a model that calls all of its layers."
+            )
 
     def _entering(self, x: Moments, weight: Tensor) -> Moments:
         """What enters, per channel; epsilon goes with its variance."""

@@ -16,6 +16,7 @@ from ..graph.node import Node
 from ..graph.trace import traced_operations
 from ..training.restore import preserved_modes
 from .attention import with_attention_of_like_tokens
+from .draws import drawn_elsewhere, warn_of_draws
 from .global_average import with_averages_of_like_positions
 from .linear_layers import is_call_of_linear_layer
 from .recurrent import CALLS
@@ -33,15 +34,18 @@ class CapturedMode:
 def capture_modes(model: nn.Module, example: Any, by_batch: Collection[nn.Module] = ()) -> dict[bool, Program]:
     """The model as it runs in training (key True) and in evaluation: dropout is in one and not in the other.
 
-    Batch norms normalize by what they have stored in both, those in `by_batch` by the batch.
+    Batch norms normalize by what they have stored in both, those in `by_batch` by the batch. A model whose graph is
+    drawn in Python anew in every training step counts as in evaluation: one draw would not hold for the others.
     """
     with preserved_modes(model):
         evaluation = capture(_in_mode(model, False, by_batch), example)
-        if _ignores_mode(model, example, by_batch):
-            return {False: evaluation, True: evaluation}
-        training = capture(_in_mode(model, True, by_batch), example)
-    same = _steps(training) == _steps(evaluation)
-    return {False: evaluation, True: evaluation if same else training}
+        before = drawn_elsewhere()
+        alike = _ignores_mode(model, example, by_batch)
+        training = evaluation if alike else capture(_in_mode(model, True, by_batch), example)
+    drawn = drawn_elsewhere() != before
+    if drawn:
+        warn_of_draws(model)
+    return {False: evaluation, True: evaluation if drawn or _steps(training) == _steps(evaluation) else training}
 
 
 def _in_mode(model: nn.Module, training: bool, by_batch: Collection[nn.Module]) -> nn.Module:

@@ -139,6 +139,7 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
             before = [states[suffix][0] for suffix in suffixes(self, index - 1)]
             mean, var = (torch.cat(parts)[None] for parts in zip(*before, strict=True))
             return self._entering(drop(Moments(mean, var), self.dropout, self.training), like)
+        self._require_calls()
         calls = [self._entering(x, like) for x in self.statistics[self.training]()]
         parts = ([part.flatten().expand(self.input_size) for part in (x.mean, x.var)] for x in calls)
         means, variances = zip(*parts, strict=True)  # one number may stand for all inputs

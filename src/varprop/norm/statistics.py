@@ -54,7 +54,7 @@ class Statistics:
         program = Program(self.root, self.nodes, [], self.state, self.constants, [], None)
         random = [*self.sources, *(node for node, value in self.inputs.items() if not isinstance(value, Tensor))]
         self.plan = make_plan(program, random)
-        require_complete(self.plan)
+        require_complete(self.plan, "let vp.normalize leave out the layers behind them with `only`")
 
     def __call__(self, known: Mapping[nn.Module, Any] | None = None) -> list[Moments]:
         """The moments of every target, as they follow from the present parameters.

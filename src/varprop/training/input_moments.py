@@ -187,6 +187,8 @@ def _floating_tensor(item: Any, place: str, *, batched: bool) -> Tensor:
         if tensor.dtype == torch.uint8 and tensor.dim() > int(batched):
             break
     found = next((str(tensor.dtype) for tensor in _tensors(item)), type(item).__name__)
+    if found == "ndarray":
+        raise TypeError(f"No tensor to take moments of in {place} (found ndarray): give torch.from_numpy(x).float().")
     raise TypeError(
         f"No floating tensor to take moments of in {place} (found {found}): convert the input to float "
         "first, for instance by ToTensor() or x.float() / 255, exactly as the model will see it."

@@ -1,6 +1,6 @@
 """The learning rate as the paper finds it: bounded Brent on its logarithm, over a short training run.
 
-Shekhovtsov & Flach 2018: bounds [-6, -2] on log10(lr), at most 10 iterations. The objective is in `lr_objective`.
+Shekhovtsov & Flach 2018: bounds [-6, -2] on log10(lr), at most 10 iterations. The objective is in `objective`.
 """
 
 from __future__ import annotations
