@@ -137,6 +137,20 @@ def test_gradients_of_hand_written_functions(name: str) -> None:
     assert torch.autograd.gradcheck(moments, (mean, var))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [torch.minimum, torch.fmax, torch.logaddexp, lambda x, bound: torch.where(x > bound, x, bound * x)],
+    ids=["minimum", "fmax", "logaddexp", "where"],
+)
+def test_one_value_may_be_held_against_many_points(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Uniform axes are stored once, but the constants along them differ."""
+    model = Pointwise(lambda x: function(x, torch.linspace(-1, 1, 5, dtype=x.dtype)))
+    mean = torch.tensor([0.3, -0.2], dtype=torch.float64).view(1, 2, 1)
+    once = vp.propagate(model, vp.Moments(mean, 0.7), torch.zeros(1, 2, 5, dtype=torch.float64)).output
+    written_out = vp.propagate(model, vp.Moments(mean.expand(1, 2, 5).contiguous(), 0.7)).output
+    torch.testing.assert_close((once.mean, once.var), (written_out.mean, written_out.var))
+
+
 def test_residual_sum_of_one_variable_is_not_a_sum_of_independent_ones() -> None:
     output = vp.propagate(Pointwise(lambda x: x + x + x), grid()).output
     torch.testing.assert_close(output.var, 9 * grid().var)
