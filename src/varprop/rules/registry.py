@@ -51,6 +51,10 @@ class Rule:
         positive: Index of an argument for which only positive values make sense (logarithm, root, divisor).
         affine: Maps affine arguments to an affine result, or None where the result is curved.
         independent: The rule for several independent random arguments.
+        drawn: Of a ``source`` that is not Gaussian: what it draws, as a function of a standard Gaussian variable and of
+            its own arguments.
+        outcomes: Of a ``source`` of whole numbers: those it may draw, in a vector, and the chance of each along a new
+            first axis; a function of its moments and of its own arguments.
 
     What other parts of varprop ask of an operation; left out, it is taken for one they know nothing of:
 
@@ -92,6 +96,8 @@ class Rule:
     positive: int | Callable[..., int | None] | None = None
     affine: Callable[..., Any] | None = None
     independent: Callable[..., Any] | None = None
+    drawn: Callable[..., Tensor] | None = None
+    outcomes: Callable[..., tuple[Tensor, Tensor]] | None = None
     linear: bool = False
     weighted: bool = False
     convolution: Callable[..., Any] | None = None
@@ -172,9 +178,9 @@ def rule(
     return _registrar(ops, made)
 
 
-def source(*ops: Key) -> Callable[[Function], Function]:
-    """Register an operation that draws random numbers."""
-    return _registrar(ops, Rule("source"))
+def source(*ops: Key, **facts: Any) -> Callable[[Function], Function]:
+    """Register an operation that draws random numbers, Gaussian ones unless its facts (fields of `Rule`) say more."""
+    return _registrar(ops, Rule("source", **facts))
 
 
 def _registrar(ops: tuple[Key, ...], made: Rule) -> Callable[[Function], Function]:
