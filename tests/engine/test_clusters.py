@@ -151,6 +151,17 @@ def test_one_value_may_be_held_against_many_points(function: Callable[[Tensor, T
     torch.testing.assert_close((once.mean, once.var), (written_out.mean, written_out.var))
 
 
+def test_a_cast_to_truth_values_asks_for_zero() -> None:
+    x = grid()
+    certain = vp.propagate(Pointwise(lambda x: x.bool().double()), x).output
+    torch.testing.assert_close((certain.mean, certain.var), (torch.ones_like(x.mean), torch.zeros_like(x.var)))
+    result = vp.propagate(Pointwise(lambda x: F.relu(x).bool().double()), x)
+    positive = torch.special.ndtr(x.mean / x.std)
+    torch.testing.assert_close(result.output.mean, positive, rtol=0, atol=1e-9)
+    torch.testing.assert_close(result.output.var, positive * (1 - positive), rtol=0, atol=1e-9)
+    assert not result.approximations
+
+
 def test_residual_sum_of_one_variable_is_not_a_sum_of_independent_ones() -> None:
     output = vp.propagate(Pointwise(lambda x: x + x + x), grid()).output
     torch.testing.assert_close(output.var, 9 * grid().var)

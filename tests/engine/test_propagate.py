@@ -540,10 +540,12 @@ class HandWritten(nn.Module):
         if self.kind == "layer":
             centred = x - x.mean(-1, keepdim=True)
             return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+        if self.kind == "unit linalg":
+            return x / torch.linalg.norm(x, dim=-1, keepdim=True) * x.shape[-1] ** 0.5
         return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5
 
 
-@pytest.mark.parametrize("kind", ["rms", "rms sqrt", "layer var", "layer", "unit"])
+@pytest.mark.parametrize("kind", ["rms", "rms sqrt", "layer var", "layer", "unit", "unit linalg"])
 def test_hand_written_normalizations_are_recognised(kind: str) -> None:
     torch.manual_seed(0)
     moments = vp.Moments(torch.randn(1, 64, dtype=DOUBLE), torch.rand(1, 64, dtype=DOUBLE))
