@@ -200,8 +200,8 @@ class Clusters:
         constants = [self.env[o] for node in path for o in node.operands if not self.plan.random(o)]
         if any(isinstance(c, Tensor) and (c.numel() > 1 or c.requires_grad) for c in constants):
             return False
-        rules = [(self.plan.rules[node], [self._constant(argument) for argument in node.args[1:]]) for node in path]
-        return not any([*rule.kinks(*further), *rule.jumps(*further)] for rule, further in rules)
+        rules = [(self.plan.rules[node], *self._further(node)) for node in path]
+        return not any([*rule.kinks(*args, **named), *rule.jumps(*args, **named)] for rule, args, named in rules)
 
     def path(self, node: Node, root: Node) -> list[Node]:
         """The nodes from a root (left out) to a node that is a function of it, in the order of execution."""
@@ -258,17 +258,22 @@ class Clusters:
         points: dict[str, list[Any]] = {"breaks": [], "jumps": [], "knots": []}
         for node in path:
             rule = self.plan.rules[node]
-            constants = [self._constant(argument) for argument in node.args[1:]]
-            for t in rule.kinks(*constants):
+            further, named = self._further(node)
+            for t in rule.kinks(*further, **named):
                 points["breaks"] += self._positions(node, root, t, mean, std, drawn)
-            for t in rule.jumps(*constants):
+            for t in rule.jumps(*further, **named):
                 for at in self._positions(node, root, t, mean, std, drawn):
                     points["jumps"].append(_unless_listed(at, points["jumps"], mean, std))
-            for t in rule.knots(*constants):
+            for t in rule.knots(*further, **named):
                 points["knots"] += self._positions(node, root, t, mean, std, drawn)
         if any(self._positive_argument(node) is not None for node in path):
             points["knots"] += LONG_TAILS
         return points
+
+    def _further(self, node: Node) -> tuple[list[Any], dict[str, Any]]:
+        """An operation's arguments after the first, and those by name."""
+        named = {name: self._constant(argument) for name, argument in node.kwargs.items()}
+        return [self._constant(argument) for argument in node.args[1:]], named
 
     def _constant(self, argument: Any) -> Any:
         return self.env.get(argument) if isinstance(argument, Node) else argument
