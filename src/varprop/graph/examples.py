@@ -9,17 +9,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
-from ..moments import Tokens
+from ..moments import Moments, Tokens
 
 
 def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
     """The example, with zeros where it has a shape: ``(1, 3, 32, 32)``, or several of these in a tuple or a dict.
 
     Args:
-        model: Gives dtype and device of the zeros.
+        model: Gives dtype and device of the zeros, unless it has no parameters.
         example: An input tensor, a tuple or dict of them, or shapes instead.
         given: What is known of the inputs, in the same structure: `Tokens` are whole numbers.
     """
+    require_module(model)
     if is_shape(example):
         return _zeros(model, example, given)
     if isinstance(example, dict) and example and all(map(is_shape, example.values())):
@@ -29,6 +30,13 @@ def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
         parts = given if isinstance(given, (tuple, list)) and len(given) == len(example) else [None] * len(example)
         return tuple(_zeros(model, shape, part) for shape, part in zip(example, parts, strict=True))
     return example
+
+
+def require_module(model: Any) -> None:
+    """Refuse functions and classes: a model is a module that can be called."""
+    if not isinstance(model, nn.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise CaptureError(f"A model is a torch.nn.Module, not {found}: write functions as the forward of a module.")
 
 
 def of_fixed_sizes(example: Any) -> Any:
@@ -55,6 +63,7 @@ def is_shape(value: Any) -> bool:
 def _zeros(model: nn.Module, shape: Any, given: Any) -> Tensor:
     if min(shape) < 1:
         raise CaptureError(f"The example has the shape {tuple(shape)}: every extent must be 1 or more.")
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    own = given.mean if isinstance(given, Moments) else torch.empty(0)
+    like = next((p for p in model.parameters() if p.is_floating_point()), own)
     dtype = torch.long if isinstance(given, Tokens) else like.dtype
     return torch.zeros(tuple(shape), dtype=dtype, device=like.device)
