@@ -64,6 +64,10 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
         lambda m, s: _band(m, s, lambda x: x, outside=0.0),
     ),
     "outside": (lambda x: ((x < -0.5) | (x > 1.5)).double(), lambda m, s: _band(m, s, torch.zeros_like, outside=1.0)),
+    "stairs": (
+        lambda x: (x > -0.5).double() + (x > 1.5).to(x) - (x < -0.5).int(),
+        lambda m, s: _expected(lambda x: (x > -0.5) * 2.0 + (x > 1.5) * 1.0 - 1, m, s, jumps=(-0.5, 1.5)),
+    ),
     "curved kink": (lambda x: F.relu(torch.tanh(x)) + F.relu(-torch.tanh(x)), lambda m, s: _abs_tanh(m, s)),
 }
 
@@ -104,6 +108,10 @@ def _band(mean: Tensor, std: Tensor, inside: Callable[[Tensor], Tensor], outside
     from varprop.gaussian.quadrature import expectation
 
     return expectation(lambda x: torch.where((x > -0.5) & (x < 1.5), inside(x), outside), mean, std, jumps=(-0.5, 1.5))
+
+
+def _expected(function: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, jumps: tuple[float, ...]) -> Pair:
+    return quadrature.expectation(function, mean, std, jumps=jumps)
 
 
 def _abs_tanh(mean: Tensor, std: Tensor) -> Pair:
