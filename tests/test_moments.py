@@ -43,6 +43,14 @@ def test_refuses_integers_and_mixed_dtypes() -> None:
         vp.Moments(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("value", [[0.0, 1.0], None, "1"])
+def test_refuses_what_is_neither_tensor_nor_number(value: object) -> None:
+    with pytest.raises(TypeError, match=rf"mean must be a tensor or a number, not {type(value).__name__}"):
+        vp.Moments(value, 1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="var must be a tensor or a number"):
+        vp.Moments(torch.zeros(2), value)  # type: ignore[arg-type]
+
+
 def test_is_a_pytree() -> None:
     m = vp.Moments(torch.zeros(1, 3), torch.ones(1, 3), full=(8, 3))
     leaves, spec = pytree.tree_flatten({"x": m})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -112,6 +113,9 @@ torch.serialization.add_safe_globals([Moments])  # torch.load reads no class it 
 
 def _as_tensors(mean: Tensor | float, var: Tensor | float) -> tuple[Tensor, Tensor]:
     """Numbers as tensors, of the other's shape if that is one."""
+    for what, value in (("mean", mean), ("var", var)):
+        if not isinstance(value, (Tensor, Real)):
+            raise TypeError(f"{what} must be a tensor or a number, not {type(value).__name__}: use torch.as_tensor.")
     if isinstance(mean, Tensor):
         return mean, var if isinstance(var, Tensor) else torch.full_like(mean, float(var))
     if isinstance(var, Tensor):

@@ -64,6 +64,10 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
         lambda m, s: _band(m, s, lambda x: x, outside=0.0),
     ),
     "outside": (lambda x: ((x < -0.5) | (x > 1.5)).double(), lambda m, s: _band(m, s, torch.zeros_like, outside=1.0)),
+    "stairs": (
+        lambda x: (x > -0.5).double() + (x > 1.5).to(x) - (x < -0.5).int(),
+        lambda m, s: _expected(lambda x: (x > -0.5) * 2.0 + (x > 1.5) * 1.0 - 1, m, s, jumps=(-0.5, 1.5)),
+    ),
     "curved kink": (lambda x: F.relu(torch.tanh(x)) + F.relu(-torch.tanh(x)), lambda m, s: _abs_tanh(m, s)),
 }
 
@@ -106,6 +110,10 @@ def _band(mean: Tensor, std: Tensor, inside: Callable[[Tensor], Tensor], outside
     return expectation(lambda x: torch.where((x > -0.5) & (x < 1.5), inside(x), outside), mean, std, jumps=(-0.5, 1.5))
 
 
+def _expected(function: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, jumps: tuple[float, ...]) -> Pair:
+    return quadrature.expectation(function, mean, std, jumps=jumps)
+
+
 def _abs_tanh(mean: Tensor, std: Tensor) -> Pair:
     from varprop.gaussian.quadrature import expectation
 
@@ -135,6 +143,31 @@ def test_gradients_of_hand_written_functions(name: str) -> None:
     mean = torch.tensor([[-1.2, 0.1, 0.4, 2.0]], dtype=torch.float64, requires_grad=True)
     var = torch.tensor([[0.5, 1.0, 0.04, 2.0]], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(moments, (mean, var))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.minimum, torch.fmax, torch.logaddexp, lambda x, bound: torch.where(x > bound, x, bound * x)],
+    ids=["minimum", "fmax", "logaddexp", "where"],
+)
+def test_one_value_may_be_held_against_many_points(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Uniform axes are stored once, but the constants along them differ."""
+    model = Pointwise(lambda x: function(x, torch.linspace(-1, 1, 5, dtype=x.dtype)))
+    mean = torch.tensor([0.3, -0.2], dtype=torch.float64).view(1, 2, 1)
+    once = vp.propagate(model, vp.Moments(mean, 0.7), torch.zeros(1, 2, 5, dtype=torch.float64)).output
+    written_out = vp.propagate(model, vp.Moments(mean.expand(1, 2, 5).contiguous(), 0.7)).output
+    torch.testing.assert_close((once.mean, once.var), (written_out.mean, written_out.var))
+
+
+def test_a_cast_to_truth_values_asks_for_zero() -> None:
+    x = grid()
+    certain = vp.propagate(Pointwise(lambda x: x.bool().double()), x).output
+    torch.testing.assert_close((certain.mean, certain.var), (torch.ones_like(x.mean), torch.zeros_like(x.var)))
+    result = vp.propagate(Pointwise(lambda x: F.relu(x).bool().double()), x)
+    positive = torch.special.ndtr(x.mean / x.std)
+    torch.testing.assert_close(result.output.mean, positive, rtol=0, atol=1e-9)
+    torch.testing.assert_close(result.output.var, positive * (1 - positive), rtol=0, atol=1e-9)
+    assert not result.approximations
 
 
 def test_residual_sum_of_one_variable_is_not_a_sum_of_independent_ones() -> None:

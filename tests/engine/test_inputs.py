@@ -185,3 +185,15 @@ def test_whole_numbers_beside_a_tensor_are_no_shape() -> None:
 
     example = torch.zeros(1, 3, 8, 8), (4, 2)
     assert vp.propagate(Resized(), (vp.Moments(0.0, 1.0), (4, 2)), example).output.full == (1, 3, 4, 2)
+
+
+@pytest.mark.parametrize("model", [torch.relu, nn.ReLU, None], ids=["function", "class", "nothing"])
+def test_what_is_no_module_is_refused(model):
+    for call in (vp.capture, vp.coverage, lambda m, e: vp.propagate(m, vp.Moments(0.0, 1.0), e), vp.summary):
+        with pytest.raises(vp.CaptureError, match=r"A model is a torch.nn.Module, not"):
+            call(model, (1, 3))
+
+
+def test_a_model_without_parameters_computes_in_the_dtype_of_the_moments():
+    given = vp.Moments(torch.zeros(1, 3, dtype=torch.float64), 1.0)
+    assert vp.propagate(nn.ReLU(), given, (1, 3)).output.dtype is torch.float64

@@ -397,6 +397,53 @@ def test_a_module_class_is_kept_as_a_leaf() -> None:
         unregister(Gate)
 
 
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (lambda x: x.mean, "a tensor"),
+        (lambda x: (x.mean, x.var), "a tensor"),
+        (lambda x: vp.Moments(x.mean[:, :2], x.var[:, :2]), r"moments of shape \(1, 2\)"),
+        (lambda x: vp.Moments(x.mean[0], x.var[0]), r"moments of shape \(3,\)"),
+    ],
+    ids=["mean", "pair", "too short", "an axis less"],
+)
+def test_what_a_rule_must_not_return_is_refused(returned: Callable[[vp.Moments], object], found: str) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    vp.rule(Twice)(lambda module, x: returned(x))
+    try:
+        with pytest.raises(vp.VarpropError, match=rf"rule of Twice returned {found}, .*of shape \(1, 3\)"):
+            vp.propagate(nn.Sequential(Twice(), nn.ReLU()), standard(1, 3))
+    finally:
+        unregister(Twice)
+
+
+@pytest.mark.parametrize("key", ["relu", torch.relu, F.relu, nn.Linear(2, 2)], ids=["name", "torch", "F", "module"])
+def test_rules_of_what_no_graph_holds_are_refused(key: object) -> None:
+    with pytest.raises(TypeError, match=r"Rules belong to operations such as torch.ops.aten.relu"):
+        vp.elementwise(key)
+    with pytest.raises(TypeError, match="Name the operations"):
+        vp.rule()(lambda x: x)
+
+
+def test_kinks_may_depend_on_arguments_given_by_name() -> None:
+    @torch.library.custom_op("varprop_test::above", mutates_args=())
+    def above(x: Tensor, *, start: float) -> Tensor:
+        return (x - start).relu()
+
+    above.register_fake(lambda x, start: torch.empty_like(x))
+    key = torch.ops.varprop_test.above
+    vp.elementwise(key, kinks=lambda start: (start,))
+    try:
+        output = vp.propagate(Function(lambda x: key(x, start=0.7)), standard(1, 2)).output
+        expected = vp.propagate(Function(lambda x: torch.relu(x - 0.7)), standard(1, 2)).output
+        torch.testing.assert_close((output.mean, output.var), (expected.mean, expected.var))
+    finally:
+        unregister(key)
+
+
 def test_looking_changes_nothing() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(
@@ -547,10 +594,12 @@ class HandWritten(nn.Module):
         if self.kind == "layer":
             centred = x - x.mean(-1, keepdim=True)
             return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+        if self.kind == "unit linalg":
+            return x / torch.linalg.norm(x, dim=-1, keepdim=True) * x.shape[-1] ** 0.5
         return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5
 
 
-@pytest.mark.parametrize("kind", ["rms", "rms sqrt", "layer var", "layer", "unit"])
+@pytest.mark.parametrize("kind", ["rms", "rms sqrt", "layer var", "layer", "unit", "unit linalg"])
 def test_hand_written_normalizations_are_recognised(kind: str) -> None:
     torch.manual_seed(0)
     moments = vp.Moments(torch.randn(1, 64, dtype=DOUBLE), torch.rand(1, 64, dtype=DOUBLE))

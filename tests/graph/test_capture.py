@@ -135,3 +135,36 @@ def test_gradients_of_an_example_are_asked_for_where_none_are_recorded():
     for example in (leaf, made):
         again = of_fixed_sizes(example)
         assert again.requires_grad and again.is_leaf == example.is_leaf
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda x, mask: x[:, mask],
+        lambda x, mask: x.masked_select(mask).view(1, 4),
+        lambda x, mask: x[:, mask.nonzero().squeeze(1)],
+        lambda x, mask: x.repeat_interleave(mask.long(), 1),
+    ],
+    ids=["index", "masked_select", "nonzero", "repeat_interleave"],
+)
+def test_what_a_constant_mask_selects_has_known_extents(select):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([True, False, True, True, False, True]))
+
+        def forward(self, x):
+            return torch.relu(2 * select(x, self.mask)).sum(1)
+
+    mean = torch.linspace(-1, 1, 6)
+    chosen = vp.propagate(Masked(), vp.Moments(mean.view(1, 6), 1.0)).output
+    direct = vp.propagate(Relus(), vp.Moments(mean[Masked().mask].view(1, 4), 1.0)).output
+    torch.testing.assert_close((chosen.mean, chosen.var), (direct.mean, direct.var))
+    alike = vp.propagate(Masked(), vp.Moments(0.0, 1.0), (1, 6)).output
+    direct = vp.propagate(Relus(), vp.Moments(0.0, 1.0), (1, 4)).output
+    torch.testing.assert_close((alike.mean, alike.var), (direct.mean, direct.var))
+
+
+class Relus(nn.Module):
+    def forward(self, x):
+        return torch.relu(2 * x).sum(1)

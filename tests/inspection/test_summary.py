@@ -35,7 +35,19 @@ def test_what_every_module_gives_out_holds_and_computes():
     assert found["(model)"].std == pytest.approx(float(expected.var.detach().mean().sqrt()), rel=1e-5)
 
 
+class Einsum(nn.Module):
+    def __init__(self, equation, *shapes):
+        super().__init__()
+        self.equation, self.weights = equation, nn.ParameterList(torch.ones(shape) for shape in shapes)
+
+    def forward(self, x):
+        return torch.einsum(self.equation, x, *self.weights)
+
+
 WORK = {
+    "einsum": (Einsum("btd,dk->btk", (16, 4)), (7, 16)),
+    "einsum with an ellipsis": (Einsum("...d,kd", (4, 16)), (7, 16)),
+    "einsum of three": (Einsum("btd,de,ef->btf", (16, 4), (4, 3)), (7, 16)),
     "transposed": (nn.ConvTranspose2d(4, 6, 3, stride=2), (4, 5, 5)),
     "one axis": (nn.Conv1d(4, 6, 3, groups=2), (4, 9)),
     "attention": (nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval(), (7, 16)),

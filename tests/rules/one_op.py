@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 from varprop.engine import api as engine  # noqa: F401  (fills the registry)
 from varprop.engine.plan import make_plan, require_complete
 from varprop.engine.walk import Walk
-from varprop.graph.capture import Program, _form
+from varprop.graph.capture import Program
+from varprop.graph.extents import form_of
 from varprop.graph.node import Node
 from varprop.moments import Moments, Tokens
 
@@ -38,12 +39,12 @@ def propagate_op(op: Any, args: Any, kwargs: Any) -> Any:
     def enter(leaf: Any) -> Any:
         if not isinstance(leaf, (Tensor, *RANDOM)):
             return leaf
-        node = Node(f"x{len(values)}", form=_form(stand_in(leaf)))
+        node = Node(f"x{len(values)}", form=form_of(stand_in(leaf)))
         values[node] = leaf
         return node
 
     node_args, node_kwargs = replace((tuple(args), dict(kwargs)), enter)
-    form = _form(run_op(op, *replace((args, kwargs), stand_in)))
+    form = form_of(run_op(op, *replace((args, kwargs), stand_in)))
     node = Node("op", op, node_args, node_kwargs, form)
     program = Program(nn.Module(), [node], [], {}, {}, [node], None)
     plan = make_plan(program, [n for n, v in values.items() if is_random(v)])

@@ -41,6 +41,8 @@ rows = [
         std_error=3e-2,
     ),
     Case(aten.neg.default, lambda: (normal(3, 4),)),
+    Case(aten.deg2rad.default, lambda: (normal(3, 4),)),
+    Case(aten.rad2deg.default, lambda: (normal(3, 4),)),
     Case(aten.addcmul.default, lambda: (normal(3, 4), normal(3, 4), weight(3, 4)), {"value": 0.5}),
     Case(aten.addcmul.default, lambda: (normal(3, 4), weight(3, 4), weight(3, 4)), label="constant"),
     Case(aten.lerp.Scalar, lambda: (normal(3, 4), normal(3, 4), 0.3)),

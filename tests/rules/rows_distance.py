@@ -27,4 +27,6 @@ rows = [
         std_error=0.07,
         label="short",
     ),
+    Case(aten.linalg_vecdot.default, lambda: (normal(3, 4), weight(3, 4))),
+    Case(aten.linalg_vecdot.default, lambda: (normal(3, 4, 2), normal(3, 4, 2)), {"dim": 1}, label="both"),
 ]

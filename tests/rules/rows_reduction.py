@@ -17,6 +17,8 @@ rows = [
     Case(aten.mean.default, lambda: (normal(3, 4),)),
     Case(aten.mean.dim, lambda: (normal(2, 3, 4), [1], True)),
     Case(aten.mean.dim, lambda: (normal(2, 3), None), label="all"),
+    Case(aten.nansum.default, lambda: (normal(2, 3, 4), [1])),
+    Case(aten.nanmean.default, lambda: (normal(2, 3, 4), [0, -1], True)),
     Case(aten.cumsum.default, lambda: (normal(2, 5), -1)),
     Case(aten.amax.default, lambda: (normal(2, 3, 4), [-1, 0])),
     Case(aten.amax.default, lambda: (normal(3, 4), [1], True), label="keepdim"),

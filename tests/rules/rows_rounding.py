@@ -34,6 +34,8 @@ rows = [
     *rounded(aten.ceil.default),
     *rounded(aten.round.default),
     *rounded(aten.frac.default),
+    Case(aten.trunc.default, lambda: (normal(3, 4),)),
+    Case(aten.fix.default, lambda: (normal(3, 4, scale=0.3),)),
     *rounded(aten.remainder.Scalar, 0.7),
     Case(aten.remainder.Scalar, lambda: (normal(3, 4), -1.3), label="negative"),
     *rounded(aten.floor_divide.Scalar, 0.7),

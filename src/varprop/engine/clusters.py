@@ -12,7 +12,7 @@ from torch import Tensor
 from ..gaussian import chebyshev
 from ..gaussian.alike import possible
 from ..gaussian.normal import differentiated, working_dtype
-from ..gaussian.quadrature import expectation
+from ..gaussian.quadrature import Pointwise, expectation
 from ..gaussian.skip import relu_of_sum
 from ..graph.node import Node, resolve
 from ..moments import Moments
@@ -106,6 +106,10 @@ class Clusters:
         if node in self.plan.skips:
             return after_skip(*(value(term) for term in self.plan.skips[node]))
         rule, root, argument = self.plan.rules[node], self.plan.root[node], self._only_argument(node)
+        if (drawn := self._drawn(root)) is not None:
+            return self._integrate_draws(node, root, value(root), drawn)
+        if (source := self.plan.rules.get(root)) is not None and source.outcomes is not None:
+            return self._sum_outcomes(node, root, value(root), source.outcomes)
         if rule.function is not None and argument is not None and self.line(argument)[0] is root:
             return self._closed_form(node, value(argument))
         return self._integrate(node, root, value(root))
@@ -156,6 +160,37 @@ class Clusters:
                 return Moments(function(mean.unsqueeze(0)).squeeze(0) + added, share)
         return Moments(*expectation(function, mean, std, **self.points(path, root, mean, std)))
 
+    def _drawn(self, root: Node) -> Pointwise | None:
+        """What a source that is not Gaussian draws, as a function of a standard Gaussian variable."""
+        rule = self.plan.rules.get(root)
+        if rule is None or rule.drawn is None:
+            return None
+        draw = rule.drawn
+        args, kwargs = self._arguments(root, lambda _: None)  # the form of a random argument does not matter here
+        return lambda z: draw(z, *args, **kwargs)
+
+    def _integrate_draws(self, node: Node, root: Node, moments: Moments, drawn: Pointwise) -> Moments:
+        """Moments of `node` as a function of random numbers that are not Gaussian."""
+        path = self.path(node, root)
+        ndim = max([moments.ndim, *(p.ndim for p in path)])
+        mean = torch.zeros_like(_lead(moments.mean, ndim), dtype=working_dtype(moments.device))
+        std = torch.ones_like(mean)
+
+        def function(z: Tensor) -> Tensor:
+            return self.evaluate(path, root, drawn(z)).to(z.dtype)
+
+        return Moments(*expectation(function, mean, std, **self.points(path, root, mean, std, drawn)))
+
+    def _sum_outcomes(self, node: Node, root: Node, moments: Moments, outcomes: Callable[..., Any]) -> Moments:
+        """Moments of `node` as a function of whole numbers drawn at random."""
+        path = self.path(node, root)
+        ndim = max([moments.ndim, *(p.ndim for p in path)])
+        values, chances = outcomes(moments, *resolve(root.args, lambda _: None))
+        chances = chances.view(len(values), *[1] * (ndim - moments.ndim), *moments.shape)
+        found = self.evaluate(path, root, values.view(-1, *[1] * ndim)).to(chances.dtype)
+        mean = (chances * found).sum(0)
+        return Moments(mean, (chances * (found - mean).square()).sum(0))
+
     def may_interpolate(self, path: list[Node], mean: Tensor, std: Tensor) -> bool:
         """Whether there are many elements, and the path is the same smooth function for all, without derivatives."""
         if mean.numel() < chebyshev.MANY or mean.shape != std.shape or differentiated(mean, std):
@@ -165,8 +200,8 @@ class Clusters:
         constants = [self.env[o] for node in path for o in node.operands if not self.plan.random(o)]
         if any(isinstance(c, Tensor) and (c.numel() > 1 or c.requires_grad) for c in constants):
             return False
-        rules = [(self.plan.rules[node], [self._constant(argument) for argument in node.args[1:]]) for node in path]
-        return not any([*rule.kinks(*further), *rule.jumps(*further)] for rule, further in rules)
+        rules = [(self.plan.rules[node], *self._further(node)) for node in path]
+        return not any([*rule.kinks(*args, **named), *rule.jumps(*args, **named)] for rule, args, named in rules)
 
     def path(self, node: Node, root: Node) -> list[Node]:
         """The nodes from a root (left out) to a node that is a function of it, in the order of execution."""
@@ -216,34 +251,44 @@ class Clusters:
         base, line = self.line(node)
         return line if base is root else None
 
-    def points(self, path: list[Node], root: Node, mean: Tensor, std: Tensor) -> dict[str, list[Any]]:
-        """Where the composed function bends or jumps, in the root's coordinate."""
+    def points(
+        self, path: list[Node], root: Node, mean: Tensor, std: Tensor, drawn: Pointwise | None = None
+    ) -> dict[str, list[Any]]:
+        """Where the composed function bends or jumps, in the root's coordinate, or in that from which it is drawn."""
         points: dict[str, list[Any]] = {"breaks": [], "jumps": [], "knots": []}
         for node in path:
             rule = self.plan.rules[node]
-            constants = [self._constant(argument) for argument in node.args[1:]]
-            for t in rule.kinks(*constants):
-                points["breaks"] += self._positions(node, root, t, mean, std)
-            for t in rule.jumps(*constants):
-                for at in self._positions(node, root, t, mean, std):
+            further, named = self._further(node)
+            for t in rule.kinks(*further, **named):
+                points["breaks"] += self._positions(node, root, t, mean, std, drawn)
+            for t in rule.jumps(*further, **named):
+                for at in self._positions(node, root, t, mean, std, drawn):
                     points["jumps"].append(_unless_listed(at, points["jumps"], mean, std))
-            for t in rule.knots(*constants):
-                points["knots"] += self._positions(node, root, t, mean, std)
+            for t in rule.knots(*further, **named):
+                points["knots"] += self._positions(node, root, t, mean, std, drawn)
         if any(self._positive_argument(node) is not None for node in path):
             points["knots"] += LONG_TAILS
         return points
 
+    def _further(self, node: Node) -> tuple[list[Any], dict[str, Any]]:
+        """An operation's arguments after the first, and those by name."""
+        named = {name: self._constant(argument) for name, argument in node.kwargs.items()}
+        return [self._constant(argument) for argument in node.args[1:]], named
+
     def _constant(self, argument: Any) -> Any:
         return self.env.get(argument) if isinstance(argument, Node) else argument
 
-    def _positions(self, node: Node, root: Node, t: Any, mean: Tensor, std: Tensor) -> list[Any]:
+    def _positions(
+        self, node: Node, root: Node, t: Any, mean: Tensor, std: Tensor, drawn: Pointwise | None
+    ) -> list[Any]:
         """Where the node's argument takes the value t."""
         rule = self.plan.rules[node]
         line = self._argument_line(node, rule, root)
-        if line is not None:
+        if line is not None and drawn is None:
             return [_solve(line, t, mean)]
 
         def argument(x: Tensor) -> Tensor:
+            x = x if drawn is None else drawn(x)
             args, _ = self._arguments(node, lambda p: x if p is root else self.evaluate(self.path(p, root), root, x))
             difference: Tensor = (args[0] - args[1] if rule.compares else args[0]) - t
             return difference

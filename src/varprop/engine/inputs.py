@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from ..graph.capture import Program, as_arguments, capture, leaves_of, named_leaves
-from ..graph.examples import as_example
+from ..graph.examples import as_example, require_module
 from ..graph.node import Node
 from ..moments import Moments, Tokens
 from ..rules.registry import module_classes
@@ -31,6 +31,7 @@ def example_for(model: nn.Module, given: Any, example: Any) -> Any:
         CaptureError: If moments have extent 1 along an axis that an operation looks along, and no example tells how
             long it is.
     """
+    require_module(model)
     require_random(given)
     if example is not None:
         return as_example(model, example, given)

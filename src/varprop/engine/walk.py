@@ -114,7 +114,9 @@ class Walk:
             arguments = self._arguments(node)
             if self.annotate:
                 self._note(node, lambda: arguments)
-            self.env[node] = self._stamp(node, self._apply(node, *arguments))
+            result = self._apply(node, *arguments)
+            _require_moments(node, result)
+            self.env[node] = self._stamp(node, result)
 
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         rule = self.plan.rules[node]
@@ -195,6 +197,28 @@ class Walk:
         if isinstance(value, (list, tuple)):
             return [_fit(v, f) for v, f in zip(value, node.form or [None] * len(value), strict=False)]
         return _fit(value, node.form)
+
+
+def _require_moments(node: Node, result: Any) -> None:
+    """Refuse what a rule must not return; None stands for a result without moments, such as indices."""
+    several, leaf = isinstance(result, (list, tuple)), isinstance(node.target, Leaf)
+    forms = node.form or [None] * len(result) if several else [node.form]
+    for value, form in zip(result if several else [result], forms, strict=False):
+        constant = isinstance(value, Tensor) and several and not leaf  # such as statistics kept beside the result
+        if not constant and (isinstance(value, Tensor) or (isinstance(value, Moments) and not _fits(value, form))):
+            found = f"moments of shape {tuple(value.shape)}" if isinstance(value, Moments) else "a tensor"
+            name = type(node.target.module).__name__ if leaf else node.target
+            wanted = f" of shape {tuple(form.shape)}" if isinstance(form, Form) else ""
+            raise VarpropError(
+                f"The rule of {name} returned {found}, but must return vp.Moments{wanted}, with extent 1 where the "
+                f"statistics do not change along an axis."
+            )
+
+
+def _fits(value: Moments, form: Any) -> bool:
+    if not isinstance(form, Form):
+        return True
+    return value.ndim == len(form.shape) and all(o in (1, f) for o, f in zip(value.shape, form.shape, strict=True))
 
 
 def _fit(value: Any, form: Any) -> Any:

@@ -141,6 +141,7 @@ def expectation(
     dtype, (mean, std) = promote(mean, std)
     kinks = [as_tensor(p, mean) for p in (*breaks, *jumps)]
     points = [*kinks, *(as_tensor(p, mean) for p in knots)]
+    mean, std, *_ = torch.broadcast_tensors(mean, std, *points)  # one value may be held against many points
     shortest = (_SHORTEST * (1.0 + mean.abs())).detach()
     short = std < shortest
     for p in kinks:

@@ -28,9 +28,10 @@ from torch.utils import _pytree as pytree
 from ..errors import CaptureError
 from . import patterns
 from .examples import as_example, of_fixed_sizes
+from .extents import fill_open_extents, form_of
 from .functional import in_functional_form
 from .leaf import keep_whole, restore_leaves
-from .node import Call, Form, Node
+from .node import Call, Node
 from .observers import observers_named
 from .recurrences import recurrences_not_run
 
@@ -159,6 +160,7 @@ def _program(model: nn.Module, exported: torch.export.ExportedProgram) -> Progra
     )
     for spec in exported.graph_signature.input_specs:
         _sort_input(program, made[spec.arg.name], spec, exported)
+    fill_open_extents(program.nodes, program.tensors())
     program.names = _names(model, exported)
     kinds = [out.kind for out in exported.graph_signature.output_specs]
     program.outputs = [out for out, kind in zip(outputs, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
@@ -187,7 +189,7 @@ def _sort_input(program: Program, node: Node, spec: Any, exported: torch.export.
 def _node(node: fx.Node, made: dict[str, Node]) -> Node:
     args, kwargs = _plain((tuple(node.args), dict(node.kwargs)), made)
     target = node.target if node.op == "call_function" else None
-    return Node(node.name, target, args, kwargs, _form(node.meta.get("val")), _stack(node), _line(node))
+    return Node(node.name, target, args, kwargs, form_of(node.meta.get("val")), _stack(node), _line(node))
 
 
 def _plain(tree: Any, made: dict[str, Node]) -> Any:
@@ -199,12 +201,6 @@ def _plain(tree: Any, made: dict[str, Node]) -> Any:
     if isinstance(tree, list):
         return [_plain(item, made) for item in tree]
     return {key: _plain(item, made) for key, item in tree.items()} if isinstance(tree, dict) else tree
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return Form(torch.Size(value.shape), value.dtype, value.device)
-    return [_form(item) for item in value] if isinstance(value, (list, tuple)) else None
 
 
 def _stack(node: fx.Node) -> tuple[Call, ...]:

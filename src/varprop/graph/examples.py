@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
-from ..moments import Tokens
+from ..moments import Moments, Tokens
 
 
 def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
@@ -18,10 +18,11 @@ def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
     Flags and whatever else is no shape may stand among them.
 
     Args:
-        model: Gives dtype and device of the zeros.
+        model: Gives dtype and device of the zeros, unless it has no parameters.
         example: An input tensor, a tuple or dict of them, or shapes instead.
         given: What is known of the inputs, in the same structure: `Tokens` are whole numbers.
     """
+    require_module(model)
     if is_shape(example):
         return _zeros(model, example, given)
     if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(example)):
@@ -33,6 +34,13 @@ def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
         parts = given if isinstance(given, (tuple, list)) and len(given) == len(example) else [None] * len(example)
         return tuple(_filled(model, part, known) for part, known in zip(example, parts, strict=True))
     return example
+
+
+def require_module(model: Any) -> None:
+    """Refuse functions and classes: a model is a module that can be called."""
+    if not isinstance(model, nn.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise CaptureError(f"A model is a torch.nn.Module, not {found}: write functions as the forward of a module.")
 
 
 def of_fixed_sizes(example: Any) -> Any:
@@ -63,6 +71,7 @@ def _filled(model: nn.Module, part: Any, given: Any) -> Any:
 def _zeros(model: nn.Module, shape: Any, given: Any) -> Tensor:
     if min(shape) < 1:
         raise CaptureError(f"The example has the shape {tuple(shape)}: every extent must be 1 or more.")
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    own = given.mean if isinstance(given, Moments) else torch.empty(0)
+    like = next((p for p in model.parameters() if p.is_floating_point()), own)
     dtype = torch.long if isinstance(given, Tokens) else like.dtype
     return torch.zeros(tuple(shape), dtype=dtype, device=like.device)

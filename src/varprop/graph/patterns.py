@@ -1,4 +1,4 @@
-"""Puts hand-written normalizations back together, so that one rule sees the whole of each."""
+"""Puts hand-written normalizations back together, so that one rule sees the whole of each; other spellings too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fold(graph: fx.Graph) -> None:
 
 
 def _match(node: fx.Node) -> tuple[Any, ...] | None:
-    for pattern in (_softsign, _signed_size, _unit_length, _normalization):
+    for pattern in (_softsign, _signed_size, _truth, _length, _unit_length, _normalization):
         found = pattern(node)
         if found is not None:
             return found
@@ -62,6 +62,30 @@ def _averages_even_powers(node: Any) -> bool:
         return False
     _, power = _operands(node.args[0], aten.pow)
     return isinstance(power, (int, float)) and power % 2 == 0
+
+
+def _truth(node: fx.Node) -> tuple[Any, ...] | None:
+    """x.bool() of floating point numbers, which asks whether they differ from zero; other casts copy."""
+    value = node.meta.get("val")
+    cast = _is(node, aten._to_copy) or _is(node, aten.to)
+    if not cast or not isinstance(value, torch.Tensor) or value.dtype is not torch.bool:
+        return None
+    return (aten.ne.Scalar, node.args[0], 0) if _is_floating(node.args[0]) else None
+
+
+def _is_floating(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _length(node: fx.Node) -> tuple[Any, ...] | None:
+    """torch.linalg.norm where it is the norm of vectors: along one axis, or of no order over all that are given."""
+    if node.target is not aten.linalg_norm.default or "dtype" in node.kwargs:
+        return None
+    order, dims, keepdim = (*node.args[1:4], *(None, None, False)[len(node.args) - 1 :])[:3]
+    if order is not None and not (isinstance(dims, list) and len(dims) == 1):
+        return None  # of matrices, or of a number of axes that decides which
+    return aten.linalg_vector_norm.default, node.args[0], 2 if order is None else order, dims, keepdim
 
 
 def _unit_length(node: fx.Node) -> tuple[Any, ...] | None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..engine.plan import rule_of
 from ..graph.node import Form, Node
+from ..rules.einsum import indices
 
 aten = torch.ops.aten
 RECURRENT = {aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu}
 
 
 def macs(node: Node) -> int:
-    """Those of linear layers, convolutions, matrix products, attention and recurrent layers; others have none."""
+    """Those of linear layers, convolutions, products of matrices, attention and recurrent layers; others have none."""
     if not isinstance(node.form, Form) and node.packet not in RECURRENT:
         return 0
     rule, args = rule_of(node), node.args
@@ -24,6 +26,10 @@ def macs(node: Node) -> int:
         return steps * sum(_numel(weight) for weight in node.operands if len(_shape(weight)) == 2)
     if node.packet is aten.scaled_dot_product_attention:
         return 2 * _numel(args[0]) * _shape(args[1])[-2]
+    if node.packet is aten.einsum:
+        return _of_einsum(*args[:2])
+    if node.packet is aten.bilinear:
+        return _numel(node) * _numel(args[2]) // _shape(args[2])[0]
     if rule is not None and rule.linear:
         return _of_layer(node, args[0], args[1])
     if rule is not None and rule.product and rule.kind == "rule" and len(args) > 1:
@@ -38,6 +44,19 @@ def _of_layer(node: Node, x: Any, weight: Any) -> int:
     spatial = len(_shape(weight)) - 2
     channels = shape[-1] if spatial == 0 else shape[len(shape) - spatial - 1]
     return math.prod(shape) // channels * _numel(weight)
+
+
+def _of_einsum(equation: str, operands: Sequence[Node]) -> int:
+    """Those of products of two, from left to right; what occurs in one operand alone is added up before."""
+    parts, output = indices(equation, [len(_shape(operand)) for operand in operands])
+    extents = {i: extent for p, o in zip(parts, operands, strict=True) for i, extent in zip(p, _shape(o), strict=True)}
+    total, product = 0, set(parts[0]) & {*output, *"".join(parts[1:])}
+    for place, part in enumerate(parts[1:], 1):
+        later = {*output, *"".join(parts[place + 1 :])}
+        together = product | (set(part) & (later | product))
+        total += math.prod(extents[i] for i in together)
+        product = together & later
+    return total
 
 
 def _shape(value: Any) -> torch.Size:

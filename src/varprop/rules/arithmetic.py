@@ -6,6 +6,7 @@ function of that value (`clusters`). Here the operands are treated as independen
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -190,6 +191,8 @@ elementwise(
     approximate=_quotient,
 )
 elementwise(aten.neg, affine=lambda a: -a)
+elementwise(aten.deg2rad, affine=lambda a: a * (math.pi / 180), monotone=True)
+elementwise(aten.rad2deg, affine=lambda a: a * (180 / math.pi), monotone=True)
 elementwise(aten.addcmul, independent=addcmul_independent, multilinear=True, mixes_positions=True)
 elementwise(
     aten.lerp,

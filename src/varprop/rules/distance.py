@@ -70,3 +70,9 @@ def _unit(x: Value, dim: int, eps: float) -> Value:
 def cosine_similarity(x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Moments:
     """The product of both vectors brought to length one, summed."""
     return sum_dim(mul_independent(_unit(x, dim, eps), _unit(y, dim, eps)), dim)
+
+
+@rule(aten.linalg_vecdot)
+def vecdot(x: Value, y: Value, *, dim: int = -1) -> Moments:
+    """The sum of products of independent values, exact."""
+    return sum_dim(mul_independent(_dense(x), _dense(y)), dim)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..gaussian import rectifier
+from ..gaussian.normal import cdf
 from ..moments import Moments
 from .registry import rule, source
 
@@ -106,19 +107,36 @@ def _draw_like(
     return _draw(mean, var, full, dtype or x.dtype, device or x.device)
 
 
-@source(aten.rand)
+# torch draws 24 bits in float32: neither zero nor one comes nearer than this, which keeps logarithms of a draw finite.
+_NEAREST = 2.0**-25
+
+
+def _uniform_drawn(z: Tensor, *_: Any, **__: Any) -> Tensor:
+    return cdf(z).clamp(_NEAREST, 1 - _NEAREST)
+
+
+def _between_drawn(z: Tensor, x: Random, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    return low + (high - low) * _uniform_drawn(z)
+
+
+def _exponential_drawn(z: Tensor, x: Random, lambd: float = 1.0, **_: Any) -> Tensor:
+    drawn: Tensor = -torch.special.log_ndtr(z) / lambd
+    return drawn
+
+
+@source(aten.rand, drawn=_uniform_drawn)
 def rand(size: Sequence[int], **kwargs: Any) -> Moments:
     """Uniform on [0, 1): E = 1/2, Var = 1/12."""
     return _draw(1 / 2, 1 / 12, size, **kwargs)
 
 
-@source(aten.rand_like)
+@source(aten.rand_like, drawn=_uniform_drawn)
 def rand_like(x: Random, **kwargs: Any) -> Moments:
     """Uniform on [0, 1): E = 1/2, Var = 1/12."""
     return _draw_like(x, 1 / 2, 1 / 12, **kwargs)
 
 
-@source(aten.uniform)
+@source(aten.uniform, drawn=_between_drawn)
 def uniform(x: Random, low: float = 0.0, high: float = 1.0, **_: Any) -> Moments:
     """Uniform on [a, b): E = (a + b)/2, Var = (b - a)^2/12."""
     return _draw_like(x, (low + high) / 2, (high - low) ** 2 / 12)
@@ -160,10 +178,30 @@ def normal(mean: Random | float, std: Random | float = 1.0, **_: Any) -> Moments
     return Moments(*torch.broadcast_tensors(*parts))
 
 
-@source(aten.exponential)
+@source(aten.exponential, drawn=_exponential_drawn)
 def exponential(x: Random, lambd: float = 1.0, **_: Any) -> Moments:
     """Exponential of rate r: E = 1/r, Var = 1/r^2."""
     return _draw_like(x, 1 / lambd, 1 / lambd**2)
+
+
+def _equally_likely(x: Moments, low: int, high: int) -> tuple[Tensor, Tensor]:
+    values = torch.arange(low, high, dtype=x.dtype, device=x.device)
+    return values, torch.full((len(values), *x.shape), 1 / len(values), dtype=x.dtype, device=x.device)
+
+
+def _below_outcomes(x: Moments, *args: Any, **_: Any) -> tuple[Tensor, Tensor]:
+    """Of draws below a number: among the arguments it is the only whole one."""
+    (high,) = (a for a in args if isinstance(a, int))
+    return _equally_likely(x, 0, high)
+
+
+def _between_outcomes(x: Moments, *args: Any, **_: Any) -> tuple[Tensor, Tensor]:
+    low, high = (a for a in args if isinstance(a, int))
+    return _equally_likely(x, low, high)
+
+
+def _coin_outcomes(x: Moments, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    return torch.tensor([0.0, 1.0], dtype=x.dtype, device=x.device), torch.stack([1 - x.mean, x.mean])
 
 
 def _integers(low: int, high: int) -> tuple[float, float]:
@@ -171,37 +209,37 @@ def _integers(low: int, high: int) -> tuple[float, float]:
     return (low + high - 1) / 2, ((high - low) ** 2 - 1) / 12
 
 
-@source(aten.randint.default)
+@source(aten.randint.default, outcomes=_below_outcomes)
 def randint(high: int, size: Sequence[int], **kwargs: Any) -> Moments:
     """Integers below n: E = (n - 1)/2, Var = (n^2 - 1)/12."""
     return _draw(*_integers(0, high), size, **kwargs)
 
 
-@source(aten.randint.low)
+@source(aten.randint.low, outcomes=_between_outcomes)
 def randint_low(low: int, high: int, size: Sequence[int], **kwargs: Any) -> Moments:
     """Integers from a to b - 1: E = (a + b - 1)/2, Var = ((b - a)^2 - 1)/12."""
     return _draw(*_integers(low, high), size, **kwargs)
 
 
-@source(aten.randint_like.default)
+@source(aten.randint_like.default, outcomes=_below_outcomes)
 def randint_like(x: Random, high: int, **kwargs: Any) -> Moments:
     """Integers below n: E = (n - 1)/2, Var = (n^2 - 1)/12."""
     return _draw_like(x, *_integers(0, high), **kwargs)
 
 
-@source(aten.randint_like.low_dtype)
+@source(aten.randint_like.low_dtype, outcomes=_between_outcomes)
 def randint_like_low(x: Random, low: int, high: int, **kwargs: Any) -> Moments:
     """Integers from a to b - 1: E = (a + b - 1)/2, Var = ((b - a)^2 - 1)/12."""
     return _draw_like(x, *_integers(low, high), **kwargs)
 
 
-@source(aten.bernoulli.p)
+@source(aten.bernoulli.p, outcomes=_coin_outcomes)
 def bernoulli_p(x: Random, p: float, **_: Any) -> Moments:
     """One with chance p: E = p, Var = p (1 - p)."""
     return _draw_like(x, p, p * (1 - p))
 
 
-@source(aten.bernoulli.default)
+@source(aten.bernoulli.default, outcomes=_coin_outcomes)
 def bernoulli(chance: Random, **_: Any) -> Moments:
     """One with the given chance, itself random or not: E = E[p], Var = E[p] (1 - E[p])."""
     mean = chance.mean if isinstance(chance, Moments) else chance
@@ -209,7 +247,7 @@ def bernoulli(chance: Random, **_: Any) -> Moments:
     return Moments(mean, (mean * (1 - mean)).clamp_min(0), full)
 
 
-@source(aten.bernoulli.Tensor)
+@source(aten.bernoulli.Tensor, outcomes=_coin_outcomes)
 def bernoulli_tensor(x: Random, chance: Random, **_: Any) -> Moments:
     """As `bernoulli`, with chances that broadcast to the shape of x."""
     drawn, full = bernoulli(chance), x.full if isinstance(x, Moments) else x.shape

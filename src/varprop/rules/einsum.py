@@ -25,7 +25,7 @@ CHAIN = (
 )
 
 
-def _letters(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
+def indices(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     """Every operand's indices and the result's, with an ellipsis spelled out and a result left out made explicit."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     parts = inputs.split(",")
@@ -112,7 +112,7 @@ def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | No
     Exact for one and two operands, for more if all but one are constants that multiply out first, and for powers of
     Gaussians: operands that are the same value under the same indices.
     """
-    parts, output = _letters(equation, [x.ndim for x in operands])
+    parts, output = indices(equation, [x.ndim for x in operands])
     terms = _powers(parts, operands)
     for i in range(len(terms)):
         terms[i] = _alone(terms[i], set(output).union(*(t[0] for k, t in enumerate(terms) if k != i)))

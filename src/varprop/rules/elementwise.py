@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian import activations, closed, rectifier
-from ..gaussian.normal import Pair
+from ..gaussian.normal import Pair, working_dtype
 from ..graph import ops
 from ..moments import Moments
 from .bend import INFINITY, Bend, clamp_bend, clamp_bounds
@@ -38,12 +38,18 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
     return x
 
 
+def _cast(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """The same numbers; truth values become numbers, since two of them add up to one truth value."""
+    other = next((a.dtype if isinstance(a, Tensor) else a for a in args if isinstance(a, (Tensor, torch.dtype))), dtype)
+    return x.to(working_dtype(x.device)) if x.dtype is torch.bool and other not in (None, torch.bool) else x
+
+
 # Copies and changes of dtype are the identity.
 elementwise(
-    aten.clone, aten.nan_to_num, aten.alias, aten.detach, aten.contiguous, aten._to_copy, aten.to,
-    aten.lift_fresh_copy, aten.positive,
+    aten.clone, aten.nan_to_num, aten.alias, aten.detach, aten.contiguous, aten.lift_fresh_copy, aten.positive,
     monotone=True, evaluate=_same, affine=_same, copies=True,
 )  # fmt: skip
+elementwise(aten._to_copy, aten.to, monotone=True, evaluate=_cast, affine=_same, copies=True)
 
 elementwise(aten.relu, kinks=(0.0,), monotone=True, bend=Bend(rectifier=0.0), bounds=POSITIVE)(activations.relu)
 elementwise(

@@ -61,6 +61,18 @@ def mean_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype
     return Moments(x.mean.mean(axes, keepdim), x.var.mean(axes, keepdim) / count)
 
 
+@rule(aten.nansum, averages=True)
+def nansum(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """As `sum_dim`: a Gaussian value is never NaN."""
+    return sum_dim(x, dim, keepdim, dtype=dtype)
+
+
+@rule(aten.nanmean, averages=True)
+def nanmean(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """As `mean_dim`: a Gaussian value is never NaN."""
+    return mean_dim(x, dim, keepdim, dtype=dtype)
+
+
 @rule(aten.mean.default, averages=True)
 def mean_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
     """As `mean_dim`, over all axes."""

@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from ..graph import ops
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Key = Any  # an OpOverload, an OpOverloadPacket, or a subclass of torch.nn.Module
 Kind = Literal["rule", "structural", "elementwise", "source", "constant"]
@@ -51,6 +53,10 @@ class Rule:
         positive: Index of an argument for which only positive values make sense (logarithm, root, divisor).
         affine: Maps affine arguments to an affine result, or None where the result is curved.
         independent: The rule for several independent random arguments.
+        drawn: Of a ``source`` that is not Gaussian: what it draws, as a function of a standard Gaussian variable and of
+            its own arguments.
+        outcomes: Of a ``source`` of whole numbers: those it may draw, in a vector, and the chance of each along a new
+            first axis; a function of its moments and of its own arguments.
 
     What other parts of varprop ask of an operation; left out, it is taken for one they know nothing of:
 
@@ -92,6 +98,8 @@ class Rule:
     positive: int | Callable[..., int | None] | None = None
     affine: Callable[..., Any] | None = None
     independent: Callable[..., Any] | None = None
+    drawn: Callable[..., Tensor] | None = None
+    outcomes: Callable[..., tuple[Tensor, Tensor]] | None = None
     linear: bool = False
     weighted: bool = False
     convolution: Callable[..., Any] | None = None
@@ -128,8 +136,23 @@ def _name(key: Key) -> str:
     return key.__qualname__ if isinstance(key, type) else str(key)
 
 
+def _require_operation(key: Key) -> None:
+    """Refuse what no graph holds, under which a rule would never be found."""
+    if isinstance(key, type) and issubclass(key, torch.nn.Module):
+        return
+    if isinstance(key, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or key in vars(ops).values():
+        return
+    raise TypeError(
+        f"Rules belong to operations such as torch.ops.aten.relu, which vp.MissingRule names, or to subclasses of "
+        f"torch.nn.Module, not to {key!r}."
+    )
+
+
 def _register(keys: tuple[Key, ...], rule: Rule) -> None:
+    if not keys:
+        raise TypeError("Name the operations that the rule is for, such as vp.rule(torch.ops.aten.relu).")
     for key in keys:
+        _require_operation(key)
         if key in _rules:
             raise ValueError(f"{_name(key)} already has a rule; remove one of the two.")
         rule.name = rule.name or _name(key)
@@ -172,9 +195,9 @@ def rule(
     return _registrar(ops, made)
 
 
-def source(*ops: Key) -> Callable[[Function], Function]:
-    """Register an operation that draws random numbers."""
-    return _registrar(ops, Rule("source"))
+def source(*keys: Key, **facts: Any) -> Callable[[Function], Function]:
+    """Register an operation that draws random numbers, Gaussian ones unless its facts (fields of `Rule`) say more."""
+    return _registrar(keys, Rule("source", **facts))
 
 
 def _registrar(ops: tuple[Key, ...], made: Rule) -> Callable[[Function], Function]:

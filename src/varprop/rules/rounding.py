@@ -21,6 +21,7 @@ _BERNOULLI = [1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 APPROXIMATE = f"exact alone; in a longer expression only the steps from {_RESOLVED[0]} to {_RESOLVED[-1]} are resolved"
 
 FAR = f"exact alone; in a longer expression only the steps from {FRACTIONS[0]} to {FRACTIONS[-1]} are resolved"
+STEPS = f"only the steps from {FRACTIONS[0]} to {FRACTIONS[-1]} are resolved"
 
 
 def _steps(mean: Tensor, std: Tensor, near: range = _NEAR, zero: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,6 +141,14 @@ def round_half(mean: Tensor, std: Tensor) -> Pair:
     """floor(x + 1/2): halves, which torch rounds to even numbers, have probability zero."""
     whole, var = floor_moments(mean + 0.5, std)
     return torch.where(std > 0, whole, mean.round()), var
+
+
+def unresolved_steps(x: Any) -> str | None:
+    """Why `trunc` is approximate, unless the variable stays inside the steps that are resolved."""
+    return STEPS if unresolved(x) else None
+
+
+elementwise(aten.trunc, aten.fix, jumps=FRACTIONS, monotone=True, approximate=unresolved_steps)
 
 
 def _multiples(divisor: Any) -> list[Any]:

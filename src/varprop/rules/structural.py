@@ -15,18 +15,18 @@ from .registry import constant, structural
 aten = torch.ops.aten
 
 structural(aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, selects=True)
-structural(aten.unsqueeze, aten.squeeze, aten.flip, aten.rot90, selects=True)
+structural(aten.unsqueeze, aten.squeeze, aten.flip, aten.fliplr, aten.flipud, aten.rot90, selects=True)
 structural(aten.expand, aten.repeat, aten.tile, selects=True)
 structural(aten.repeat_interleave)
 structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, selects=True)
 structural(aten.im2col)
 structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
-structural(aten.vstack, aten.hstack, aten.dstack, aten.broadcast_tensors, aten.meshgrid)
+structural(aten.vstack, aten.hstack, aten.dstack, aten.column_stack, aten.broadcast_tensors, aten.meshgrid)
 structural(aten.diag, aten.diag_embed, aten.take_along_dim, aten.masked_select)
 # Sums of independent elements, each counted once, act on mean and variance alike too.
 structural(aten.scatter_add, aten.trace)
-structural(aten.index, aten.index_select, aten.gather, aten.tril, aten.triu)
-structural(aten.slice_scatter, aten.select_scatter, aten.index_put)
+structural(aten.index, aten.index_select, aten.gather, aten.take, aten.tril, aten.triu)
+structural(aten.slice_scatter, aten.select_scatter, aten.index_put, aten.index_copy)
 structural(aten.copy, evaluate=lambda x, source, *_: source.to(x).expand_as(x))  # torch's own has no derivative
 structural(aten.pixel_shuffle, aten.pixel_unshuffle, selects=True)
 structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d, selects=True)
