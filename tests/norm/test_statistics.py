@@ -268,3 +268,32 @@ def test_initialization_leaves_a_plain_model() -> None:
     assert [type(m) for m in model.modules()] == classes
     expected = case("own batch norm").normalized(form="paper")
     assert apart(given.run(model), given.run(expected)) <= 1e-12
+
+
+class WithTemperature(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.temperature = nn.Linear(4, 3), nn.Linear(3, 2), 1.0
+        self.register_buffer("shift", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) * self.temperature + self.shift)
+
+
+def test_statistics_follow_buffers_and_not_numbers_in_attributes() -> None:
+    """As the documentation of `vp.normalize` says."""
+    model: Any = vp.normalize(WithTemperature(), vp.Moments(torch.zeros(1, 4), torch.ones(1, 4)))
+    before = [part.detach() for part in model.second.folded()]
+    model.temperature = 2.0
+    assert all(torch.equal(now, then) for now, then in zip(model.second.folded(), before, strict=True))
+    model.shift.fill_(1.0)
+    assert not torch.equal(model.second.folded()[1], before[1])
+
+
+def test_a_layer_that_trains_counts_dropout_before_it_whatever_its_mode() -> None:
+    layers = nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2)
+    model: Any = vp.normalize(nn.Sequential(*layers), vp.Moments(torch.zeros(1, 4), torch.ones(1, 4)))
+    training = model.train()[2].folded()[0].detach()
+    model[1].eval()
+    assert torch.equal(model[2].folded()[0], training)
+    assert not torch.allclose(model.eval()[2].folded()[0], training)

@@ -78,6 +78,10 @@ def normalize(
     do not depend on the batch, need no buffers, and are differentiated through. Every layer keeps its weight and gains
     `scale` and `shift`; its bias, and a batch norm directly after it, are absorbed. `fold` takes all of it out again.
 
+    The statistics know the model as it is now, in training and in evaluation mode. They follow its parameters and
+    buffers, but not a number that its own code keeps in an attribute, which is what it was; and a layer that trains
+    behind a part in evaluation mode counts that part's dropout as at work.
+
     Args:
         model: Any model `torch.export` can trace.
         input: Moments of the data, as for `propagate`.
@@ -93,7 +97,8 @@ def normalize(
             with more than 8 layers in a row and an activation that lets errors of scale grow (rectifiers, GELU), and
             else ``"paper"``, as with ``init="preserve"``, which must keep those means.
         only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
-        inplace: Change the model itself instead of a copy; if that fails it is as before.
+        inplace: Change the model itself instead of a copy; if that fails it is as before. Its scales and shifts are
+            new parameters, so that an optimizer is to be made afterwards.
 
     Returns:
         The normalized model.
