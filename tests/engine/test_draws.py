@@ -52,3 +52,20 @@ def test_chances_may_differ() -> None:
     output = vp.propagate(Drawing(lambda x: torch.bernoulli(chance.expand(x.shape)).exp()), x).output
     torch.testing.assert_close(output.mean, 1 + chance * (math.e - 1))
     torch.testing.assert_close(output.var, chance * (1 - chance) * (math.e - 1) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda x: torch.zeros_like(x).log_normal_(0.0, 0.5), "log_normal"),
+        (lambda x: torch.poisson(torch.ones_like(x)), "poisson"),
+    ],
+    ids=["log-normal", "Poisson"],
+)
+def test_draws_without_a_rule_are_no_constants(draw: Callable[[Tensor], Tensor], name: str) -> None:
+    x = vp.Moments(torch.zeros(1, 3, dtype=torch.float64), 0.0)
+    with pytest.raises(vp.MissingRule, match=rf"aten\.{name}"):
+        vp.propagate(Drawing(draw), x)
+    sampled = vp.propagate(Drawing(draw), x, on_missing="sample")
+    assert (sampled.output.var > 0.2).all()
+    assert any(entry.status == "sampled" for entry in sampled.entries)

@@ -90,6 +90,10 @@ def _visit(plan: Plan, node: Node) -> None:
     if rule and rule.kind == "source":
         plan.sources[node], plan.root[node], plan.rules[node] = frozenset([node]), node, rule
         return
+    if rule is None and not operands and _draws(node):
+        plan.sources[node], plan.root[node] = frozenset([node]), node
+        plan.missing.append(node)
+        return
     if not operands or (rule and rule.kind == "constant"):
         return
     plan.sources[node] = frozenset().union(*(plan.sources[operand] for operand in operands))
@@ -105,6 +109,11 @@ def _visit(plan: Plan, node: Node) -> None:
         plan.rules[node] = rule
         if clustered and (terms := _skip(plan, node)) is not None:
             plan.skips[node] = terms
+
+
+def _draws(node: Node) -> bool:
+    """Whether an operation draws random numbers, which must not count as constants; places to read from may."""
+    return _is_floating(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:
