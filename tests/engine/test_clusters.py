@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -239,3 +240,56 @@ def test_many_elements_of_a_smooth_function_are_interpolated() -> None:
     m, v = activations.gelu_tanh(mean[:, some].double(), var[:, some].double().sqrt())
     torch.testing.assert_close(found.mean[:, some].double(), m, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(found.var[:, some].double(), v, rtol=1e-5, atol=0.0)
+
+
+SWINGING = {
+    "square of a sine": lambda x: x.sin().square(),
+    "rectified sine": lambda x: x.sin().relu(),
+    "sign of a cosine": lambda x: (x.cos() > 0).to(x.dtype),
+    "sine of a square times a cosine": lambda x: (x.square() / 1e4).sin() * x.cos(),
+}
+
+
+@pytest.mark.parametrize(("elements", "swings"), [(4, 0.5), (4, 5.0), (4, 100.0), (40_000, 0.5), (40_000, 5.0)])
+@pytest.mark.parametrize("name", SWINGING)
+def test_functions_that_swing_are_integrated_to_what_their_note_says(name, elements, swings):
+    function = SWINGING[name]
+    std = 2 * math.pi * swings
+    moments = vp.Moments(torch.zeros(1, elements, dtype=torch.float64), std**2)
+    found = vp.propagate(Pointwise(function), moments)
+    reasons = [
+        reason for entry in vp.coverage(Pointwise(function), moments.mean).approximate for reason in entry.reasons
+    ]
+    assert any("a function that swings" in reason for reason in reasons)
+    z = torch.linspace(-9, 9, 3_000_001, dtype=torch.float64)
+    weight, values = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) * 6e-6, function(std * z)
+    mean = (weight * values).sum()
+    expected = (weight * (values - mean).square()).sum().sqrt()
+    assert (found.output.mean - mean).abs().max() < 0.02 * expected
+    assert (found.output.std - expected).abs().max() < 0.02 * expected
+
+
+def test_a_sine_of_a_line_stays_exact():
+    found = vp.coverage(Pointwise(lambda x: (30 * x + 1).sin()), torch.zeros(1, 3))
+    assert not found.approximate
+
+
+MANY_KINKS = {
+    "rectified cubic": lambda x: (x**3 - x).relu(),
+    "sign of a quartic": lambda x: ((x**4 - 3 * x.square() + 1) > 0).to(x.dtype),
+    "two bumps": lambda x: ((x.abs() - 1).abs() - 0.5).relu(),
+    "clipped cubic": lambda x: F.hardtanh(x**3 - 2 * x),
+}
+
+
+@pytest.mark.parametrize("std", [0.7, 2.0])
+@pytest.mark.parametrize("name", MANY_KINKS)
+def test_all_kinks_of_a_curve_are_found(name, std):
+    """Panels that end at most of them only are off by 1e-4 to 0.1 of the standard deviation."""
+    function = MANY_KINKS[name]
+    found = vp.propagate(Pointwise(function), vp.Moments(torch.full((1, 1), 0.1, dtype=torch.float64), std**2)).output
+    z = torch.linspace(-9, 9, 2_000_001, dtype=torch.float64)
+    weight, values = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) * 9e-6, function(0.1 + std * z)
+    mean = (weight * values).sum()
+    expected = (weight * (values - mean).square()).sum().sqrt()
+    assert abs(float((found.mean - mean) / expected)) < 2e-5 and abs(float(found.std / expected - 1)) < 2e-5

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..gaussian import chebyshev
 from ..gaussian.alike import possible
 from ..gaussian.normal import differentiated, working_dtype
-from ..gaussian.quadrature import Pointwise, expectation
+from ..gaussian.quadrature import PANELS, Pointwise, expectation
 from ..gaussian.skip import relu_of_sum
 from ..graph.node import Node, resolve
 from ..moments import Moments
@@ -52,8 +52,11 @@ class Line:
 
 
 IDENTITY = Line(1.0, 0.0)
-# Quotients and roots approach their asymptotes slowly; these edges keep the panels short where such a function bends.
 NARROW = 1e-3  # std above which differences by its square keep ten digits
+CROSSINGS = 4  # of a kink by what is bent, at most: as many as a quartic has
+# of a function that swings: panels for each element, for all of them together, and crossings of a kink
+LEAST_PANELS, MOST_PANELS, PANELS_OF_ALL, SWINGS = 32, 512, 1 << 20, 32
+# Quotients and roots approach their asymptotes slowly; these edges keep the panels short where such a function bends.
 LONG_TAILS = (0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0)
 
 
@@ -151,14 +154,14 @@ class Clusters:
 
             def curved(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
                 """What the curve adds to the function's value at the mean, and the variance, both by that of x."""
-                first, var = expectation(function, m, s, **self.points(path, root, m, s))
+                first, var = expectation(function, m, s, **self.panels(path, root, m, s))
                 return (first - function(m.unsqueeze(0)).squeeze(0)) / s.square(), var / s.square()
 
             found = chebyshev.at_many(curved, mean, std)
             if found is not None:
                 added, share = (part * std.square() for part in found)
                 return Moments(function(mean.unsqueeze(0)).squeeze(0) + added, share)
-        return Moments(*expectation(function, mean, std, **self.points(path, root, mean, std)))
+        return Moments(*expectation(function, mean, std, **self.panels(path, root, mean, std)))
 
     def _drawn(self, root: Node) -> Pointwise | None:
         """What a source that is not Gaussian draws, as a function of a standard Gaussian variable."""
@@ -179,7 +182,7 @@ class Clusters:
         def function(z: Tensor) -> Tensor:
             return self.evaluate(path, root, drawn(z)).to(z.dtype)
 
-        return Moments(*expectation(function, mean, std, **self.points(path, root, mean, std, drawn)))
+        return Moments(*expectation(function, mean, std, **self.panels(path, root, mean, std, drawn)))
 
     def _sum_outcomes(self, node: Node, root: Node, moments: Moments, outcomes: Callable[..., Any]) -> Moments:
         """Moments of `node` as a function of whole numbers drawn at random."""
@@ -251,6 +254,15 @@ class Clusters:
         base, line = self.line(node)
         return line if base is root else None
 
+    def panels(
+        self, path: list[Node], root: Node, mean: Tensor, std: Tensor, drawn: Pointwise | None = None
+    ) -> dict[str, Any]:
+        """On how many panels to integrate, and where to cut them: on more if the function swings."""
+        count = PANELS
+        if any(self.plan.rules[node].swings for node in path):
+            count = min(MOST_PANELS, max(LEAST_PANELS, PANELS_OF_ALL // max(1, mean.numel())))
+        return {**self.points(path, root, mean, std, drawn), "panels": count}
+
     def points(
         self, path: list[Node], root: Node, mean: Tensor, std: Tensor, drawn: Pointwise | None = None
     ) -> dict[str, list[Any]]:
@@ -293,7 +305,8 @@ class Clusters:
             difference: Tensor = (args[0] - args[1] if rule.compares else args[0]) - t
             return difference
 
-        return crossings(argument, mean, std)
+        many = self.plan.swings(node) and mean.numel() * MOST_PANELS <= PANELS_OF_ALL
+        return crossings(argument, mean, std, SWINGS if many else CROSSINGS)
 
     def _argument_line(self, node: Node, rule: Rule, root: Node) -> Line | None:
         lines: list[Any] = [
@@ -318,7 +331,7 @@ def through_line(x: Moments, line: Line) -> Moments:
     return Moments(mean, (x.var * slope.square()).expand(mean.shape))
 
 
-def crossings(g: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, most: int = 2) -> list[Tensor]:
+def crossings(g: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, most: int) -> list[Tensor]:
     """Up to `most` zeros of g within 9 standard deviations, by sign changes on a grid and bisection."""
     with torch.no_grad():
         z = torch.linspace(-9, 9, 145, dtype=torch.float64, device=mean.device).view(-1, *[1] * mean.ndim)

@@ -65,6 +65,12 @@ class Plan:
         """The distinct random nodes a node reads."""
         return [operand for operand in node.operands if operand in self.sources]
 
+    def swings(self, node: Node) -> bool:
+        """Whether a node is a function of an earlier random node that rises and falls for ever."""
+        if not self.inside_cluster(node):
+            return False
+        return self.rules[node].swings or any(self.swings(operand) for operand in self.random_operands(node))
+
     def inside_cluster(self, node: Node) -> bool:
         """Whether a node is an elementwise function of an earlier random node."""
         return self.root.get(node, node) is not node

@@ -32,14 +32,20 @@ def _insert_widest(edges: Tensor) -> Tensor:
     return torch.where(edges[-2:-1] >= WINDOW, wider, edges)
 
 
-def _edges(points: list[Tensor], mean: Tensor, std: Tensor) -> Tensor:
-    """Panel boundaries in z, ascending, first axis: the points inside the window, then bisections."""
-    count = max(PANELS, len(points) + _EXTRA)
+def _edges(points: list[Tensor], mean: Tensor, std: Tensor, panels: int) -> Tensor:
+    """Panel boundaries in z, ascending, first axis: the points inside the window, then bisections.
+
+    Where many panels are asked for they are equal ones, cut at the points.
+    """
+    count = max(panels, len(points) + _EXTRA)
+    grid = torch.arange(count + 1, dtype=mean.dtype, device=mean.device) * (2.0 * WINDOW / count) - WINDOW
+    grid = grid.reshape(-1, *[1] * mean.dim())
     if not points:
-        grid = torch.arange(count + 1, dtype=mean.dtype, device=mean.device) * (2.0 * WINDOW / count) - WINDOW
-        return grid.reshape(-1, *[1] * mean.dim())
+        return grid
     z = torch.stack([(p - mean) / std.clamp(min=torch.finfo(std.dtype).tiny) for p in points])
     z = torch.where(z.abs() < WINDOW, z, WINDOW).sort(dim=0).values
+    if panels > PANELS:
+        return torch.cat([grid.expand(-1, *mean.shape), z]).sort(dim=0).values
     spare = torch.full_like(mean, WINDOW).expand(count - len(points), *mean.shape)
     edges = torch.cat([torch.full_like(mean, -WINDOW).unsqueeze(0), z, spare])
     for _ in range(count - 1):
@@ -119,7 +125,14 @@ def _with_kinks(f: Pointwise, kinks: list[Tensor], jumps: int, mean: Tensor, std
 
 
 def expectation(
-    f: Pointwise, mean: Tensor, std: Tensor, *, breaks: Points = (), jumps: Points = (), knots: Points = ()
+    f: Pointwise,
+    mean: Tensor,
+    std: Tensor,
+    *,
+    breaks: Points = (),
+    jumps: Points = (),
+    knots: Points = (),
+    panels: int = PANELS,
 ) -> Pair:
     """Mean and variance of f(X), X ~ N(mean, std^2), for any pointwise f of moderate growth.
 
@@ -137,6 +150,7 @@ def expectation(
         breaks: where f or a derivative of it has a kink.
         jumps: where f itself jumps; they add their delta to the derivatives (with std held at 1e-3 or more).
         knots: where a smooth f changes its character, such as the ends of its bend; they aid accuracy only.
+        panels: how many at least; more for an f that swings many times.
     """
     dtype, (mean, std) = promote(mean, std)
     kinks = [as_tensor(p, mean) for p in (*breaks, *jumps)]
@@ -148,7 +162,7 @@ def expectation(
         short = short & ((p - mean).abs() > WINDOW * shortest)
     scale = torch.where(short, std / shortest, 1.0).square()
     width = torch.where(short, shortest, std)
-    edges = _edges([p.detach() for p in points], mean.detach(), width.detach())
+    edges = _edges([p.detach() for p in points], mean.detach(), width.detach(), panels)
     m, v = _integrate(f, mean, width, edges)
     m, v = m + (1.0 - scale) * (f(mean.unsqueeze(0)).squeeze(0) - m), v * scale
     if kinks and torch.is_grad_enabled():

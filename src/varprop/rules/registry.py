@@ -48,6 +48,7 @@ class Rule:
         jumps: Points where the function itself jumps.
         knots: Points where a smooth function changes its character, such as the ends of its bend.
         monotone: Never decreases.
+        swings: Rises and falls for ever, as a sine does: what is made of it is integrated on many panels.
         compares: Kinks and jumps are points of the difference of the first two arguments.
         repeats: Two arguments that are one are treated as that, not as independent.
         positive: Index of an argument for which only positive values make sense (logarithm, root, divisor).
@@ -93,6 +94,7 @@ class Rule:
     jumps: Callable[..., Sequence[Any]] = _none
     knots: Callable[..., Sequence[Any]] = _none
     monotone: bool = False
+    swings: bool = False
     compares: bool = False
     repeats: bool = False
     positive: int | Callable[..., int | None] | None = None

@@ -73,9 +73,9 @@ def _integrated(clusters: Clusters, end: Node, start: Node, root: Node, x: Momen
     slope = _slope(clusters, path, root, start)
 
     def integrated(m: Tensor, s: Tensor) -> SlopeMoments:
-        points = clusters.points(path, root, m, s)
-        # at a kink of the function its slope jumps
-        first, spread = expectation(slope, m, s, breaks=[*points["breaks"], *points["jumps"]], knots=points["knots"])
+        settings = clusters.panels(path, root, m, s)
+        settings["breaks"] += settings.pop("jumps")  # at a kink of the function its slope jumps
+        first, spread = expectation(slope, m, s, **settings)
         return first, first.square() + spread
 
     found = at_many(integrated, mean, std) if clusters.may_interpolate(path, mean, std) else None
