@@ -69,3 +69,38 @@ def test_draws_without_a_rule_are_no_constants(draw: Callable[[Tensor], Tensor],
     sampled = vp.propagate(Drawing(draw), x, on_missing="sample")
     assert (sampled.output.var > 0.2).all()
     assert any(entry.status == "sampled" for entry in sampled.entries)
+
+
+class DroppedConstant(nn.Module):
+    """Positions that are dropped before they are added, as some transformers do."""
+
+    def __init__(self, dropout: nn.Module) -> None:
+        super().__init__()
+        self.first, self.dropout, self.second = nn.Linear(4, 4), dropout, nn.Linear(4, 3)
+        self.positions = nn.Parameter(torch.full((1, 4), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) + self.dropout(self.positions))
+
+
+@pytest.mark.parametrize("dropout", [nn.Dropout(0.5), nn.Dropout1d(0.5), nn.AlphaDropout(0.3)], ids=str)
+def test_dropout_of_a_constant_is_random(dropout: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = DroppedConstant(dropout).train()
+    moments = vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))
+    found, before = vp.propagate(model, moments), model.first(torch.randn(20_000, 4))
+    dropped = torch.cat([dropout(model.positions) for _ in range(4_000)])
+    entering = found["first"].var + dropped.var(0)
+    torch.testing.assert_close(found["dropout"].mean, dropped.mean(0, keepdim=True), rtol=0.1, atol=0.0)
+    torch.testing.assert_close(found["dropout"].var, dropped.var(0, keepdim=True), rtol=0.1, atol=0.0)
+    assert torch.allclose(found["first"].var, before.var(0), rtol=0.1)
+    weights = model.second.weight.square()
+    torch.testing.assert_close(found.output.var, entering @ weights.T, rtol=0.1, atol=0.0)
+    torch.testing.assert_close(vp.propagate(model.eval(), moments).output.var, found["first"].var @ weights.T)
+
+
+def test_a_normalized_model_counts_dropout_of_a_constant() -> None:
+    torch.manual_seed(0)
+    model = vp.normalize(DroppedConstant(nn.Dropout(0.5)), vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))).train()
+    outputs = torch.cat([model(torch.randn(1, 4)) for _ in range(4_000)])
+    torch.testing.assert_close(outputs.std(0), torch.ones(3), rtol=0.1, atol=0.0)

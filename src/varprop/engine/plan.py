@@ -100,6 +100,9 @@ def _visit(plan: Plan, node: Node) -> None:
         plan.sources[node], plan.root[node] = frozenset([node]), node
         plan.missing.append(node)
         return
+    if rule and not operands and _drops(node, rule):
+        plan.sources[node], plan.root[node], plan.rules[node] = frozenset([node]), node, rule
+        return
     if not operands or (rule and rule.kind == "constant"):
         return
     plan.sources[node] = frozenset().union(*(plan.sources[operand] for operand in operands))
@@ -120,6 +123,14 @@ def _visit(plan: Plan, node: Node) -> None:
 def _draws(node: Node) -> bool:
     """Whether an operation draws random numbers, which must not count as constants; places to read from may."""
     return _is_floating(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _drops(node: Node, rule: Rule) -> bool:
+    """Whether an operation drops elements at random, as dropout does in training."""
+    if isinstance(node.target, Leaf):
+        return "Dropout" in type(node.target.module).__name__ and node.target.module.training
+    train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
+    return rule.kind == "rule" and "dropout" in str(node.packet) and train is not False
 
 
 def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:

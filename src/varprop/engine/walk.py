@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, MissingRule, VarpropError
 from ..graph.leaf import Leaf
@@ -116,6 +117,8 @@ class Walk:
                 self.notes[node] = [reason]
         else:
             arguments = self._arguments(node)
+            if self.plan.rules[node].kind == "rule" and not self.plan.random_operands(node):  # dropout of a constant
+                arguments = pytree.tree_map_only(Tensor, _certain, arguments)
             if self.annotate:
                 self._note(node, lambda: arguments)
             result = self._apply(node, *arguments)
@@ -201,6 +204,11 @@ class Walk:
         if isinstance(value, (list, tuple)):
             return [_fit(v, f) for v, f in zip(value, node.form or [None] * len(value), strict=False)]
         return _fit(value, node.form)
+
+
+def _certain(x: Tensor) -> Moments:
+    """A constant as a variable that does not vary."""
+    return Moments(x, torch.zeros_like(x))
 
 
 def _require_moments(node: Node, result: Any) -> None:
