@@ -17,7 +17,7 @@ import shlex
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from varprop.lab.data.datasets import load
 
 ACTIVATIONS = {"logistic": nn.Sigmoid, "relu": nn.ReLU}
 RATES = (0.003, 0.01, 0.03)
+FORMS: tuple[Literal["paper", "deep"], ...] = ("paper", "deep")
 HELD_OUT, BATCH, UNITS, LAYERS = 5000, 128, 20, 6
 
 
@@ -39,10 +40,16 @@ def network(activation: type[nn.Module], seed: int) -> nn.Sequential:
     return nn.Sequential(*hidden, nn.Linear(UNITS, 10))
 
 
-def run(form: str, activation: str, rate: float, seed: int, data: tuple[Tensor, ...], epochs: int) -> dict[str, float]:
+def images(folder: Path | None, count: int) -> tuple[Tensor, ...]:
+    """Images and labels to train on, then those held out."""
+    mnist = load("mnist", folder)
+    x, y = mnist.train_x.flatten(1).float() / 255, mnist.train_y
+    return x[:count], y[:count], x[-HELD_OUT:], y[-HELD_OUT:]
+
+
+def train(model: nn.Module, rate: float, seed: int, data: tuple[Tensor, ...], epochs: int) -> dict[str, float]:
     """Train, and measure in evaluation mode."""
     x, y, valid_x, valid_y = data
-    model: Any = vp.normalize(network(ACTIVATIONS[activation], seed), vp.input_moments(x), form=form)  # type: ignore[arg-type]
     optimizer = torch.optim.Adam(model.parameters(), rate)
     for epoch in range(epochs):
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 * seed + epoch))
@@ -52,29 +59,47 @@ def run(form: str, activation: str, rate: float, seed: int, data: tuple[Tensor, 
             optimizer.step()
     with torch.no_grad():
         plain = vp.fold(model)
-        train, valid = F.cross_entropy(plain(x), y), plain(valid_x)
+        valid = plain(valid_x)
         error = (valid.argmax(1) != valid_y).float().mean()
         return {
-            "training loss": float(train),
+            "training loss": float(F.cross_entropy(plain(x), y)),
             "validation loss": float(F.cross_entropy(valid, valid_y)),
             "error": float(error),
         }
 
 
-def main() -> None:
-    """Train all, print a line for each, and write JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options_of(description: str | None, epochs: int) -> argparse.Namespace:
+    """What is given on the command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    for option, default in (("epochs", 10), ("images", 20_000), ("seeds", 3)):
+    for option, default in (("epochs", epochs), ("images", 20_000), ("seeds", 3)):
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    mnist = load("mnist", options.data)
-    images, labels = mnist.train_x.flatten(1).float() / 255, mnist.train_y
-    data = images[: options.images], labels[: options.images], images[-HELD_OUT:], labels[-HELD_OUT:]
+    return parser.parse_args()
+
+
+def write(path: Path | None, command: str, results: dict[str, Any]) -> None:
+    """Results with the command and the versions that made them, if a file is asked for."""
+    if path is not None:
+        about = {
+            "command": f"{command} {shlex.join(sys.argv[1:])}",
+            "versions": {"varprop": vp.__version__, "torch": torch.__version__, "python": platform.python_version()},
+            "rates": RATES,
+        }
+        path.write_text(json.dumps({**about, **results}, indent=1) + "\n")
+
+
+def main() -> None:
+    """Train all, print a line for each, and write JSON if asked."""
+    options = options_of(__doc__, epochs=10)
+    data = images(options.data, options.images)
+    moments = vp.input_moments(data[0])
     results: dict[str, Any] = {}
-    for activation, form, seed in itertools.product(ACTIVATIONS, ("paper", "deep"), range(options.seeds)):
-        found = {rate: run(form, activation, rate, seed, data, options.epochs) for rate in RATES}
+    for activation, form, seed in itertools.product(ACTIVATIONS, FORMS, range(options.seeds)):
+        found = {}
+        for rate in RATES:
+            model = vp.normalize(network(ACTIVATIONS[activation], seed), moments, form=form)
+            found[rate] = train(model, rate, seed, data, options.epochs)
         best = min(found, key=lambda rate: found[rate]["training loss"])
         results.setdefault(f"{activation}, {form}", []).append({"seed": seed, "rate": best, **found[best]})
         print(activation, form, seed, best, {name: round(value, 4) for name, value in found[best].items()}, flush=True)
@@ -83,13 +108,7 @@ def main() -> None:
             what: statistics.mean(one[what] for one in runs) for what in ("training loss", "validation loss", "error")
         }
         print(f"{name}: " + ", ".join(f"{what} {value:.4f}" for what, value in means.items()))
-    if options.json:
-        about = {
-            "command": shlex.join(["python", "benchmarks/forms.py", *sys.argv[1:]]),
-            "versions": {"varprop": vp.__version__, "torch": torch.__version__, "python": platform.python_version()},
-            "rates": RATES,
-        }
-        options.json.write_text(json.dumps({**about, **results}, indent=1) + "\n")
+    write(options.json, "python benchmarks/forms.py", results)
 
 
 if __name__ == "__main__":
