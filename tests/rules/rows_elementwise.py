@@ -98,5 +98,6 @@ rows = [
     plain(aten.pow.Tensor_Scalar, 3, label="cube"),
     plain(aten.pow.Tensor_Scalar, 2, label="square"),
     positive(aten.pow.Tensor_Scalar, 0.75, label="fraction", mean_error=2e-2, std_error=3e-2),
+    plain(aten.pow.Tensor_Tensor, torch.tensor([0, 1, 2, 3]), label="whole tensor"),
     Case(aten.pow.Scalar, lambda: (2.0, normal(3, 4, scale=0.5)), label="exponent"),
 ]  # fmt: skip

@@ -244,7 +244,7 @@ class Clusters:
     def _positive_argument(self, node: Node) -> Node | None:
         """The random argument that must be positive for the node's operation to make sense, if there is one."""
         position = self.plan.rules[node].positive
-        position = position(*node.args) if callable(position) else position
+        position = position(*map(self._constant, node.args)) if callable(position) else position
         argument = node.args[position] if position is not None else None
         return argument if self.plan.random(argument) else None
 

@@ -268,6 +268,9 @@ def _scaled(pair: Pair, factor: float) -> Pair:
 
 
 def _is_polynomial(exponent: Any) -> bool:
+    if isinstance(exponent, Tensor):  # one without values may be any, and one that is trained does not stay whole
+        known = not (exponent.is_meta or exponent.requires_grad)
+        return known and all(map(_is_polynomial, exponent.flatten().tolist()))
     return isinstance(exponent, (int, float)) and exponent >= 0 and float(exponent).is_integer()
 
 
@@ -282,8 +285,15 @@ def _is_root(base: Any, exponent: Any) -> bool:
     positive=lambda _base, exponent: None if _is_polynomial(exponent) else 0,
     approximate=lambda base, exponent: LOGNORMAL if _is_root(base, exponent) else None,
 )
-def power(mean: Tensor, std: Tensor, exponent: float) -> Pair:
+def power(mean: Tensor, std: Tensor, exponent: float | Tensor) -> Pair:
     """Whole powers exactly, others of a positive variable."""
-    if _is_polynomial(exponent):
+    if not _is_polynomial(exponent):
+        return closed.lognormal_power(mean, std, exponent)
+    if not isinstance(exponent, Tensor):
         return closed.power(mean, std, int(exponent))
-    return closed.lognormal_power(mean, std, exponent)
+    mean, std, exponents = torch.broadcast_tensors(mean, std, exponent)
+    first, var = torch.zeros_like(mean), torch.zeros_like(mean)
+    for whole in exponents.unique().tolist():
+        found = closed.power(mean, std, int(whole))
+        first, var = (torch.where(exponents == whole, *pair) for pair in zip(found, (first, var), strict=True))
+    return first, var
