@@ -283,6 +283,36 @@ def test_shared_ancestors_are_marked() -> None:
     assert entry.op == "aten.add.Tensor" and "test_propagate.py" in entry.line
 
 
+KERNEL = torch.ones(3, 3, 3, 3, dtype=DOUBLE)
+COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "expand, sum": (lambda x: x.expand(4, 3, 8, 8).sum(0), True),
+    "expand, no sum": (lambda x: x.expand(4, 3, 8, 8).relu(), False),
+    "repeat, mean": (lambda x: x.repeat(1, 2, 1, 1).relu().mean(1), True),
+    "interleave, pool": (lambda x: F.avg_pool2d(x.repeat_interleave(2, -1), 2), True),
+    "broadcast, sum": (lambda x: (torch.ones(5, 1, 1, 1, dtype=DOUBLE) * x).sum(0), True),
+    "stack of functions": (lambda x: torch.stack([x, 2 * x, x.relu()]).mean(0), True),
+    "concatenated rectifiers": (
+        lambda x: F.conv2d(torch.cat([x.relu(), (-x).relu()], 1), KERNEL.repeat(1, 2, 1, 1)),
+        True,
+    ),
+    "concatenated with a constant": (lambda x: torch.cat([x, torch.zeros_like(x)], 1).mean(1), False),
+    "upsampling, dropout, convolution": (lambda x: F.conv2d(F.dropout(F.interpolate(x, scale_factor=2)), KERNEL), True),
+    "downsampling, convolution": (lambda x: F.conv2d(F.interpolate(x, scale_factor=0.5), KERNEL), False),
+    "zeros around, convolution": (lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1)), KERNEL), False),
+    "parts of copies": (lambda x: torch.cat(x.repeat(1, 2, 1, 1).chunk(2, 1), 1).sum(1), True),
+    "parts put together": (lambda x: torch.cat(x.chunk(3, 1), 1).sum(1), False),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_sums_of_copies_are_marked(name: str) -> None:
+    function, marked = COPIES[name]
+    example = torch.zeros(1, 3, 8, 8, dtype=DOUBLE)
+    found = vp.propagate(Function(function), standard(1, 3, 8, 8)), vp.coverage(Function(function), example)
+    for entries in (found[0].entries, found[1].entries):
+        assert any("copies or functions of one another" in r for e in entries for r in e.reasons) == marked
+
+
 def test_missing_rules_are_raised_once_with_stub_and_place() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterable
@@ -30,6 +31,7 @@ class Plan:
             cluster of elementwise operations with one random source is thus one function of one variable.
         rules: The rule of every random node that is computed.
         missing: Random nodes without a rule.
+        entangled: Random nodes some of whose elements are copies or functions of one another, as after an ``expand``.
         skips: For a rectifier of a sum with one rectified term, as at the end of a residual block: that term and the
             other.
     """
@@ -39,6 +41,7 @@ class Plan:
     root: dict[Node, Node] = field(default_factory=dict)
     rules: dict[Node, Rule] = field(default_factory=dict)
     missing: list[Node] = field(default_factory=list)
+    entangled: set[Node] = field(default_factory=set)
     skips: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
 
     def random(self, node: Any) -> bool:
@@ -109,6 +112,8 @@ def _visit(plan: Plan, node: Node) -> None:
     roots = {plan.root[operand] for operand in operands}
     clustered = rule is not None and rule.kind == "elementwise" and len(roots) == 1
     plan.root[node] = roots.pop() if clustered else node
+    if _entangles(plan, node, rule):
+        plan.entangled.add(node)
     if node.target is operator.getitem:
         return
     several = rule is not None and rule.kind == "elementwise" and not clustered
@@ -131,6 +136,32 @@ def _drops(node: Node, rule: Rule) -> bool:
         return "Dropout" in type(node.target.module).__name__ and node.target.module.training
     train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
     return rule.kind == "rule" and "dropout" in str(node.packet) and train is not False
+
+
+def _entangles(plan: Plan, node: Node, rule: Rule | None) -> bool:
+    """Whether a node copies elements, joins functions of one value, or has operands in which this was done."""
+    if node.target is operator.getitem:
+        return node.operands[0] in plan.entangled
+    if rule is None or not keeps_elements(rule):
+        return False
+    if any(operand in plan.entangled for operand in node.operands):
+        return True
+    read: list[Node] = []
+    resolve((node.args, node.kwargs), read.append)
+    random = [operand for operand in read if plan.random(operand)]
+    if rule.kind == "structural" and len({plan.root[operand] for operand in random}) < len(random):
+        return True
+    copies = rule.selects and _count(node) > sum(map(_count, read))
+    return copies or (rule.kind != "structural" and len(random) == 1 and _count(node) > _count(random[0]))
+
+
+def keeps_elements(rule: Rule) -> bool:
+    """Whether every element of a result comes from one of each argument, or from its neighbours by interpolation."""
+    return rule.kind != "rule" or rule.noise or rule.resizes or rule.batch_norm is not None
+
+
+def _count(node: Node) -> int:
+    return math.prod(node.form.shape) if isinstance(node.form, Form) else 0
 
 
 def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:

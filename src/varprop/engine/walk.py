@@ -19,11 +19,12 @@ from ..moments import Moments, Tokens, compact, trusted
 from ..rules.registry import Rule
 from .branches import Branches
 from .clusters import Clusters
-from .plan import Plan
+from .plan import Plan, keeps_elements
 from .sampling import sample
 
 SMALL = 2**16
 INDEPENDENCE = "assumes independence of operands that share a random ancestor"
+COPIES = "takes elements as independent that are copies or functions of one another, as after expand or upsampling"
 TRUNCATION = "a cast to whole numbers cuts the fraction off, but is taken as a copy"
 SWINGING = (
     "a function that swings is integrated at many points: mean and std within 2 % of the std while it swings no more "
@@ -244,6 +245,7 @@ def _fit(value: Any, form: Any) -> Any:
 def general_reasons(plan: Plan, node: Node, rule: Rule) -> list[str]:
     """Why a result is approximate, apart from what its rule says of itself."""
     found = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
+    found += [COPIES] if not keeps_elements(rule) and plan.entangled.intersection(node.operands) else []
     found += [SWINGING] if rule.kind == "elementwise" and any(map(plan.swings, plan.random_operands(node))) else []
     return [*found, TRUNCATION] if _truncates(node) else found
 

@@ -16,8 +16,7 @@ aten = torch.ops.aten
 
 structural(aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, selects=True)
 structural(aten.unsqueeze, aten.squeeze, aten.flip, aten.fliplr, aten.flipud, aten.rot90, selects=True)
-structural(aten.expand, aten.repeat, aten.tile, selects=True)
-structural(aten.repeat_interleave)
+structural(aten.expand, aten.repeat, aten.tile, aten.repeat_interleave, selects=True)
 structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, selects=True)
 structural(aten.im2col)
 structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
