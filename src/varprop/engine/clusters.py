@@ -86,17 +86,20 @@ class Clusters:
         result = rule.affine(*args, **kwargs)
         return (bases.pop(), result) if isinstance(result, Line) else (node, IDENTITY)
 
-    def before_rising(self, node: Node) -> Node:
-        """Where the last non-decreasing functions without tensor arguments begin; the node itself if there are none."""
-        while self.plan.inside_cluster(node) and node.operands == (node.args[0],) and self._rises(node):
+    def before_rising(self, node: Node, maximum: bool) -> Node:
+        """Where the last non-decreasing functions without tensor arguments begin; the node itself if there are none.
+
+        Before a maximum, functions that dip before they rise count too.
+        """
+        while self.plan.inside_cluster(node) and node.operands == (node.args[0],) and self._rises(node, maximum):
             node = node.args[0]
         return node
 
-    def _rises(self, node: Node) -> bool:
+    def _rises(self, node: Node, maximum: bool) -> bool:
         """Whether a function never decreases: by its rule, or as a line with a number for its slope."""
         rule = self.plan.rules[node]
         if rule.monotone or rule.affine is None:
-            return rule.monotone
+            return rule.monotone or (maximum and rule.dips)
         args, kwargs = self._arguments(node, lambda operand: IDENTITY)
         line = rule.affine(*args, **kwargs)
         return isinstance(line, Line) and isinstance(line.slope, (int, float)) and line.slope > 0

@@ -25,6 +25,11 @@ from .sampling import sample
 SMALL = 2**16
 INDEPENDENCE = "assumes independence of operands that share a random ancestor"
 COPIES = "takes elements as independent that are copies or functions of one another, as after expand or upsampling"
+DIPPING = (
+    "the maximum is taken before a function that dips, such as SiLU: mean within 0.15 std, std within 6 % while the "
+    "means of what enters it are not below minus its std"
+)
+BENT = "compares functions of Gaussian values as if these were Gaussian: a maximum's std may be off by a factor of 5"
 TRUNCATION = "a cast to whole numbers cuts the fraction off, but is taken as a copy"
 SWINGING = (
     "a function that swings is integrated at many points: mean and std within 2 % of the std while it swings no more "
@@ -36,7 +41,7 @@ CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
 class Unapplied(NamedTuple):
     """A value before functions were applied to it, and these: they lead from one node of a cluster to another."""
 
-    value: Moments
+    value: Any
     before: Node
     after: Node
 
@@ -128,12 +133,18 @@ class Walk:
 
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         rule = self.plan.rules[node]
-        if rule.order_statistic and (found := self.without_functions(node.args[0], self.value, self._moved)):
+        if rule.order_statistic and (
+            found := self.without_functions(node.args[0], rule.maximum, self.value, self._moved)
+        ):
             return self._maximum_first(node, rule, found, args, kwargs)
         return apply(rule, node.target, args, kwargs)
 
     def without_functions(
-        self, node: Node, value: Callable[[Node], Any], moved: Callable[[Node, Callable[[Node], Any]], Any]
+        self,
+        node: Node,
+        maximum: bool,
+        value: Callable[[Node], Any],
+        moved: Callable[[Node, Callable[[Node], Any]], Any],
     ) -> Unapplied | None:
         """A value before the last non-decreasing functions without tensor arguments, if there are any.
 
@@ -141,13 +152,13 @@ class Walk:
         """
         rule = self.plan.rules.get(node)
         if rule is not None and (rule.selects or (rule.copies and len(node.operands) == 1)):
-            parts = [self.without_functions(operand, value, moved) for operand in node.operands]
+            parts = [self.without_functions(operand, maximum, value, moved) for operand in node.operands]
             known = {operand: part for operand, part in zip(node.operands, parts, strict=True) if part is not None}
             if len(known) < len(parts) or len({_steps(part) for part in known.values()}) > 1:
                 return None
             own = moved(node, lambda o: known[o].value) if rule.selects else known[node.operands[0]].value
             return Unapplied(own, *known[node.operands[0]][1:])
-        before = self.clusters.before_rising(node)
+        before = self.clusters.before_rising(node, maximum)
         return Unapplied(value(before), before, node) if before is not node else None
 
     def _moved(self, node: Node, value: Callable[[Node], Any]) -> Any:
@@ -247,7 +258,39 @@ def general_reasons(plan: Plan, node: Node, rule: Rule) -> list[str]:
     found = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
     found += [COPIES] if not keeps_elements(rule) and plan.entangled.intersection(node.operands) else []
     found += [SWINGING] if rule.kind == "elementwise" and any(map(plan.swings, plan.random_operands(node))) else []
+    found += _reasons_of_order(plan, node, rule)
     return [*found, TRUNCATION] if _truncates(node) else found
+
+
+def _reasons_of_order(plan: Plan, node: Node, rule: Rule) -> list[str]:
+    """Why a maximum, another rank or a comparison is approximate: it is one of functions that do not only rise."""
+    compares = rule.compares and not plan.inside_cluster(node)
+    if not (rule.order_statistic or compares):
+        return []
+    clusters, parts = Clusters(plan, {}), [_unmoved(plan, operand) for operand in plan.random_operands(node)]
+    taken = [Unapplied(None, clusters.before_rising(end, rule.maximum), end) for ends, _ in parts for end in ends]
+    moved = rule.order_statistic and all(moved for _, moved in parts)
+    if not moved or len({_steps(one) for one in taken}) > 1:  # then functions stay in front
+        taken = [one._replace(before=one.after) for one in taken]
+    behind = _rules_between(clusters, [(one.after, one.before) for one in taken])
+    ahead = _rules_between(clusters, [(one.before, plan.root[one.before]) for one in taken])
+    found = [DIPPING] if any(function.dips for function in behind) else []
+    return [*found, BENT] if any(function.affine is None for function in ahead) else found
+
+
+def _rules_between(clusters: Clusters, pairs: list[tuple[Node, Node]]) -> list[Rule]:
+    """The rules of all functions that lead from the second node of a pair to the first."""
+    return [clusters.plan.rules[f] for end, start in pairs if end is not start for f in clusters.path(end, start)]
+
+
+def _unmoved(plan: Plan, node: Node) -> tuple[list[Node], bool]:
+    """The random nodes of which a node holds elements, and whether it holds no others."""
+    rule = plan.rules.get(node)
+    if node.target is not operator.getitem and (rule is None or rule.kind != "structural"):
+        return [node], True
+    found = [_unmoved(plan, operand) for operand in plan.random_operands(node)]
+    ends = list(dict.fromkeys(end for part, _ in found for end in part))
+    return ends, rule is not None and rule.selects and all(moved for _, moved in found)
 
 
 def _truncates(node: Node) -> bool:

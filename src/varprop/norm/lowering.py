@@ -240,7 +240,8 @@ class Lowering:
         several = isinstance(node.form, (list, tuple))
         if rule.function is None or self.plan.random_operands(node) != [argument]:
             raise NotLanes
-        found = self.walk.without_functions(argument, self._value, self._moved) if rule.order_statistic else None
+        ranks, maximum = rule.order_statistic, rule.maximum
+        found = self.walk.without_functions(argument, maximum, self._value, self._moved) if ranks else None
         moving, before, after = found or (self._value(argument), argument, argument)
         self._require_uniform(node, moving)
         form, full = (node.form[0] if several else node.form), list(moving.full)

@@ -64,7 +64,7 @@ elementwise(aten.abs, kinks=(0.0,), bounds=POSITIVE)(activations.abs)
 elementwise(
     aten.hardsigmoid, kinks=(-3.0, 3.0), monotone=True, bend=Bend(-3.0, 3.0), bounds=SHARE, kernel=("hardsigmoid",)
 )(activations.hardsigmoid)
-elementwise(aten.hardswish, kinks=(-3.0, 3.0), bend=Bend(rectifier=-3.0, linear=3.0), kernel=("hardswish",))(
+elementwise(aten.hardswish, kinks=(-3.0, 3.0), dips=True, bend=Bend(rectifier=-3.0, linear=3.0), kernel=("hardswish",))(
     activations.hardswish
 )
 elementwise(
@@ -84,8 +84,10 @@ elementwise(aten.sinc, swings=True)
 elementwise(
     aten.tanh, knots=HALF_STEP, monotone=True, bend=Bend(-_LOGISTIC / 2, _LOGISTIC / 2), bounds=UNIT, kernel=("tanh",)
 )(activations.tanh)
-elementwise(aten.silu, knots=SMOOTH_STEP, bend=Bend(rectifier=-_SILU, linear=_SILU), kernel=("silu",))(activations.silu)
-elementwise(aten.mish, knots=SMOOTH_STEP, kernel=("mish",))(activations.mish)
+elementwise(aten.silu, knots=SMOOTH_STEP, dips=True, bend=Bend(rectifier=-_SILU, linear=_SILU), kernel=("silu",))(
+    activations.silu
+)
+elementwise(aten.mish, knots=SMOOTH_STEP, dips=True, kernel=("mish",))(activations.mish)
 elementwise(aten.log_sigmoid, knots=SMOOTH_STEP, monotone=True)(activations.logsigmoid)
 elementwise(aten.erf, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_ERROR, _ERROR), bounds=UNIT, kernel=("erf",))(
     activations.erf
@@ -177,6 +179,7 @@ elementwise(
 @elementwise(
     aten.gelu,
     knots=GAUSSIAN_STEP,
+    dips=True,
     bend=Bend(rectifier=-_GELU, linear=_GELU),
     kernel=lambda approximate="none": ("gelu_tanh" if approximate == "tanh" else "gelu",),
 )

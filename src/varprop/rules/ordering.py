@@ -118,7 +118,7 @@ def median_all(x: Moments) -> Moments:
     return median(_flat(x), 0)[0]
 
 
-@rule(aten.cummax, order_statistic=True)
+@rule(aten.cummax, order_statistic=True, maximum=True)
 def cummax(x: Moments, dim: int) -> tuple[Moments, None]:
     """The maximum of every beginning of an axis; exact up to quadrature."""
     x = write_out(x, dim)

@@ -199,7 +199,15 @@ def _maximum(x: Moments, reads: Sequence[Reads]) -> Moments:
     return Moments(*maximum.independent(_windows(x.mean, lowest, reads), _windows(x.std, widest, reads), -1))
 
 
-@rule(aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, approximate=_ignores_border, order_statistic=True, **_POOL)
+@rule(
+    aten.max_pool1d,
+    aten.max_pool2d,
+    aten.max_pool3d,
+    approximate=_ignores_border,
+    order_statistic=True,
+    maximum=True,
+    **_POOL,
+)
 def max_pool(
     x: Moments,
     kernel_size: Sequence[int],
@@ -224,6 +232,7 @@ def max_pool(
     aten.max_pool3d_with_indices,
     approximate=_ignores_border,
     order_statistic=True,
+    maximum=True,
     **_POOL,
 )
 def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
@@ -237,6 +246,7 @@ def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moment
     aten.adaptive_max_pool3d,
     approximate=_pools_windows,
     order_statistic=True,
+    maximum=True,
     **_POOL,
 )
 def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, None]:

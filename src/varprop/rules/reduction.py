@@ -116,7 +116,7 @@ def _restored(x: Moments, axes: list[int], keepdim: bool) -> Moments:
     return Moments(mean, var)
 
 
-@rule(aten.amax, order_statistic=True)
+@rule(aten.amax, order_statistic=True, maximum=True)
 def amax(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
     """Maximum of independent Gaussians; over uniform axes only, of equal ones (mathematics.md, 7)."""
     axes = _axes(x, dim)
@@ -139,7 +139,7 @@ def amin(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
     return _negative(amax(_negative(x), dim, keepdim))
 
 
-@rule(aten.max.default, order_statistic=True)
+@rule(aten.max.default, order_statistic=True, maximum=True)
 def max_all(x: Moments) -> Moments:
     """As `amax`, over all axes."""
     return amax(x)
@@ -151,7 +151,7 @@ def min_all(x: Moments) -> Moments:
     return amin(x)
 
 
-@rule(aten.max.dim, order_statistic=True)
+@rule(aten.max.dim, order_statistic=True, maximum=True)
 def max_dim(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, None]:
     """As `amax`; where the maximum was found stays unknown."""
     return amax(x, dim, keepdim), None

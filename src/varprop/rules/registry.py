@@ -43,11 +43,13 @@ class Rule:
         approximate: The reason it is not exact, if it is not.
         handles: Whether the rule knows what to do with its arguments; random ones are `RANDOM`, constant tensors None.
         order_statistic: A maximum or another rank, which may be taken before a non-decreasing function or after it.
+        maximum: That order statistic is the largest, of as many as there are or fewer.
         evaluate: For ``elementwise``, as the rest: computes the operation on values with one more axis in front.
         kinks: Points of the argument where the derivative jumps.
         jumps: Points where the function itself jumps.
         knots: Points where a smooth function changes its character, such as the ends of its bend.
         monotone: Never decreases.
+        dips: Falls to a minimum and then rises, as SiLU does: the largest of several is hardly ever one where it falls.
         swings: Rises and falls for ever, as a sine does: what is made of it is integrated on many panels.
         compares: Kinks and jumps are points of the difference of the first two arguments.
         repeats: Two arguments that are one are treated as that, not as independent.
@@ -89,11 +91,13 @@ class Rule:
     approximate: Reason = None
     handles: Callable[..., bool] | None = None
     order_statistic: bool = False
+    maximum: bool = False
     evaluate: Callable[..., Any] | None = None
     kinks: Callable[..., Sequence[Any]] = _none
     jumps: Callable[..., Sequence[Any]] = _none
     knots: Callable[..., Sequence[Any]] = _none
     monotone: bool = False
+    dips: bool = False
     swings: bool = False
     compares: bool = False
     repeats: bool = False

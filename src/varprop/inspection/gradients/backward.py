@@ -147,7 +147,7 @@ class Backward:
         max f(x) = f(max x) for a rectifier and the like: its slope is that at the largest, which is on more often.
         """
         self.found.notes[node] = ROUTED
-        start = self.walk.clusters.before_rising(operand)
+        start = self.walk.clusters.before_rising(operand, self.plan.rules[node].maximum)
         if start is not operand:
             self._record((operand, 0), self._spread_evenly(flow, node, operand).total, True)
             flow = self._through_largest(node, operand, start, flow)
