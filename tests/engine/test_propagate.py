@@ -171,6 +171,7 @@ def test_parts_that_are_joined_between_an_activation_and_a_maximum() -> None:
     torch.testing.assert_close(mixed.mean[:, 4:], sigmoids.mean, rtol=0.02, atol=0.0)
 
 
+ZERO, ONE = torch.zeros(1, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE)
 RANKS = {  # functions of four values, and true over predicted standard deviation
     "sort": (lambda x: x.relu().sort(-1).values[..., -1], 1.02),
     "topk": (lambda x: x.relu().topk(2, -1).values[..., 0], 1.02),
@@ -184,6 +185,8 @@ RANKS = {  # functions of four values, and true over predicted standard deviatio
     "least of GELU": (lambda x: F.gelu(x).amin(-1), 0.23),
     "absolute": (lambda x: x.abs().amax(-1), 1.35),
     "border": (lambda x: F.pad(x.relu(), (0, 1)).amax(-1), 1.64),
+    "dropout": (lambda x: F.dropout(x.relu(), 0.3).amax(-1), 1.89),
+    "batch norm": (lambda x: F.batch_norm(x.relu().view(-1, 1, 4), ZERO, ONE).amax(-1).view(-1), 1.64),
     "a falling line": (lambda x: (-x.relu()).amax(-1), 0.21),
 }
 BENT = "compares functions of Gaussian values as if these were Gaussian"

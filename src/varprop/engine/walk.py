@@ -284,9 +284,12 @@ def _rules_between(clusters: Clusters, pairs: list[tuple[Node, Node]]) -> list[R
 
 
 def _unmoved(plan: Plan, node: Node) -> tuple[list[Node], bool]:
-    """The random nodes of which a node holds elements, and whether it holds no others."""
+    """The random nodes from which a node has its elements, and whether it only selects them.
+
+    Behind a batch norm or a dropout what was a function of a Gaussian value is none of its own, and not Gaussian still.
+    """
     rule = plan.rules.get(node)
-    if node.target is not operator.getitem and (rule is None or rule.kind != "structural"):
+    if node.target is not operator.getitem and (rule is None or rule.kind == "elementwise" or not keeps_elements(rule)):
         return [node], True
     found = [_unmoved(plan, operand) for operand in plan.random_operands(node)]
     ends = list(dict.fromkeys(end for part, _ in found for end in part))
