@@ -257,9 +257,16 @@ def general_reasons(plan: Plan, node: Node, rule: Rule) -> list[str]:
     """Why a result is approximate, apart from what its rule says of itself."""
     found = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
     found += [COPIES] if not keeps_elements(rule) and plan.entangled.intersection(node.operands) else []
-    found += [SWINGING] if rule.kind == "elementwise" and any(map(plan.swings, plan.random_operands(node))) else []
+    found += [SWINGING] if _integrates_swings(plan, node, rule) else []
     found += _reasons_of_order(plan, node, rule)
     return [*found, TRUNCATION] if _truncates(node) else found
+
+
+def _integrates_swings(plan: Plan, node: Node, rule: Rule) -> bool:
+    """Whether a node is a function, and not just a line, of one that swings."""
+    operands = plan.random_operands(node)
+    line = rule.affine is not None and operands == [node.args[0]]
+    return rule.kind == "elementwise" and not line and any(map(plan.swings, operands))
 
 
 def _reasons_of_order(plan: Plan, node: Node, rule: Rule) -> list[str]:
