@@ -17,7 +17,10 @@ CONVOLUTIONAL = ("cifar", "resnet50", "unet")  # cases of the benchmark
 NAMES = {"none": "Standard", "weight": "WN", "batch": "BN", "analytic": "AP2"}
 Steps = dict[str, Sample]  # seconds of a step in every round, by variant
 Limit = Callable[[Sample, Sample], str]
-_FOR_EVERY = "For every convolutional network and mode of `varprop bench`, round by round and with the noise to spare:"
+_FOR_EVERY = (
+    "For every convolutional network and mode of `varprop bench`, round by round (shares are medians over rounds) and "
+    "with the noise to spare:"
+)
 _STANDARD = "the same network without normalization, which has biases instead"
 
 
@@ -104,7 +107,7 @@ def _read(file: Path) -> dict[tuple[str, str], Steps]:
 
 
 def _line(variant: str, own: Sample, against: str, other: Sample) -> str:
-    seconds = [statistics.median(sample.values) for sample in (own, other)]
-    texts = [f"{NAMES[name]} {1e3 * time:.3g} ms" for name, time in zip((variant, against), seconds, strict=True)]
-    percent = 100 * (seconds[0] / seconds[1] - 1)
-    return f"{texts[0]}, {texts[1]}, {number(abs(percent), 2)} % {'less' if percent < 0 else 'more'}"
+    pairs = ((variant, own), (against, other))
+    texts = [f"{NAMES[name]} {1e3 * statistics.median(sample.values):.3g} ms" for name, sample in pairs]
+    ratio = statistics.median(a / b for a, b in zip(own.values, other.values, strict=False))
+    return f"{', '.join(texts)}, {number(abs(100 * (ratio - 1)), 2)} % {'less' if ratio < 1 else 'more'}"
