@@ -34,8 +34,9 @@ from .evidence import Evidence, judged
 RULE = (
     "Runs are compared seed by seed. A difference counts only when zero lies outside the 95 % interval of Student's t "
     "for the mean of the differences; with fewer than two seeds in common nothing counts. A threshold is passed when "
-    "every seed passes it, and failed when every seed fails it. Whatever is not decided so is within noise. Numbers "
-    "are mean ± standard deviation over seeds."
+    "every seed passes it, and failed when every seed fails it. Whatever is not decided so is within noise. A claim of "
+    "several parts holds when all of them hold, and does not hold when one of them does not; nothing corrects for the "
+    "number of comparisons. Numbers are mean ± standard deviation over seeds."
 )
 
 
