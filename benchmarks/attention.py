@@ -1,4 +1,4 @@
-"""Attention on two CPU cores: propagation as a multiple of one forward pass, a normalized step as one of a plain step.
+"""Attention on a CPU: propagation as a multiple of one forward pass, a normalized step as one of a plain step.
 
 python benchmarks/attention.py [--json FILE] [--only NAME ...] [--threads N]
 
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.lab.environment import provenance
 
 SECONDS = 20.0  # of CPU, after which no further round is measured
 TIMM = ("nest_tiny", "maxxvit_rmlp_nano_rw_256", "mvitv2_tiny")
@@ -179,10 +180,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     wanted = arguments.only or [""]
-    found: dict[str, Any] = {
-        "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(),
-        "processor": _processor(), "threads": torch.get_num_threads(), "propagate": {}, "step": {},
-    }  # fmt: skip
+    made_by = {**provenance(torch.device("cpu")), "processor": _processor()}
+    found: dict[str, Any] = {**made_by, "propagate": {}, "step": {}}
     for name, settings in STEPS.items():
         if any(part in name for part in wanted):
             found["step"][name] = times = steps(**settings)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import varprop as vp
+from varprop.lab.environment import provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.models import ResNet
@@ -58,9 +59,7 @@ def main() -> None:
     for name, value in times.items():
         print(f"{name:<26} {1e3 * value:9.1f} ms   {value / times['forward']:6.2f} x forward")
     if where:
-        where.write_text(
-            json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), **times}, indent=1)
-        )
+        where.write_text(json.dumps({**provenance(torch.device("cpu")), **times}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.lab.data.datasets import load
-from varprop.lab.environment import git_state, versions
+from varprop.lab.environment import provenance
 from varprop.lab.protocol.experiments import EXPERIMENTS
 from varprop.lab.protocol.initialization import without_borders
 from varprop.lab.protocol.models import build
@@ -75,7 +75,7 @@ def main() -> None:
         Table("", columns, [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in row] for row in rows]).markdown()
     )
     if chosen.json:
-        about = {"command": "python benchmarks/borders.py", "git": git_state(), "versions": versions()}
+        about = provenance(torch.device("cpu"))
         chosen.json.write_text(json.dumps({**about, "columns": columns, "rows": rows}) + "\n")
 
 

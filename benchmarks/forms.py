@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
 import shlex
 import statistics
 import sys
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.lab.data.datasets import load
+from varprop.lab.environment import provenance
 
 ACTIVATIONS = {"logistic": nn.Sigmoid, "relu": nn.ReLU}
 RATES = (0.003, 0.01, 0.03)
@@ -79,11 +79,11 @@ def options_of(description: str | None, epochs: int) -> argparse.Namespace:
 
 
 def write(path: Path | None, command: str, results: dict[str, Any]) -> None:
-    """Results with the command and the versions that made them, if a file is asked for."""
+    """Results with what made them, if a file is asked for."""
     if path is not None:
         about = {
+            **provenance(torch.device("cpu")),
             "command": f"{command} {shlex.join(sys.argv[1:])}",
-            "versions": {"varprop": vp.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "rates": RATES,
         }
         path.write_text(json.dumps({**about, **results}, indent=1) + "\n")

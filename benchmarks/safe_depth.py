@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.lab.environment import provenance
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
@@ -126,10 +127,10 @@ def main() -> None:
                 show(name, heading, table)
     if options.json:
         about = {
+            **provenance(torch.device("cpu")),
             "command": shlex.join(["python", "benchmarks/safe_depth.py", *sys.argv[1:]]),
             "depth, seeds, samples": [options.depth, options.seeds, options.samples],
             "range of the safe depth": RANGE,
-            "versions": {"varprop": vp.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "hardware": f"{cpu()}, {torch.get_num_threads()} thread(s), no GPU",
             "seconds": round(time.perf_counter() - begun),
         }

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import varprop as vp
 from varprop.lab.data import datasets
+from varprop.lab.environment import provenance
 from varprop.opacus import PrivacyEngine
 
 METHODS = ("none", "group norm", "analytic", "analytic, plain head")
@@ -160,7 +161,9 @@ def main() -> None:
         if method not in found:
             held_out = search(method, data, settings)
             rate = max(settings.rates, key=lambda rate: held_out[str(rate)])
-            found[method] = {"rate": rate, "held_out": held_out, "runs": measure(method, data, rate, settings)}
+            made_by = provenance(torch.device("cpu"))
+            runs = measure(method, data, rate, settings)
+            found[method] = {"rate": rate, "held_out": held_out, "runs": runs, "made by": made_by}
             settings.out.write_text(json.dumps({**made, "methods": found}, indent=1) + "\n", "utf-8")
     print(summary(found))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.cost_of_steps import count_of
+from benchmarks.forms import write
 from benchmarks.truth_of_sigma import drawn, shown
 from examples.train_cifar import resnet
 from torch import nn
@@ -29,6 +30,13 @@ def test_the_ratio_is_that_of_true_and_predicted_deviation() -> None:
     x = torch.randn(20_000, 50)
     assert all(abs(ratio - 1) < 0.05 for ratio in ratios(model, x).values())
     assert abs(ratios(model, 3 * x)["0"] - 3) < 0.1
+
+
+def test_a_record_says_what_made_it(tmp_path: Path) -> None:
+    write(tmp_path / "found.json", "python benchmarks/forms.py", {"logistic": []})
+    kept = json.loads((tmp_path / "found.json").read_text())
+    assert kept["command"].startswith("python benchmarks/forms.py") and kept["hardware"]["device"] == "cpu"
+    assert {"git", "versions", "started", "logistic"} <= kept.keys()
 
 
 def test_its_table_and_figure(tmp_path: Path) -> None:

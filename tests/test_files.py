@@ -27,8 +27,7 @@ from varprop.cli.inspect.inputs import _pictures
 from varprop.lab.data import datasets, download
 from varprop.lab.store.folder import Store
 from varprop.lab.store.runs import read_run
-from varprop.lab.verdicts.evidence import Evidence
-from varprop.lab.verdicts.overhead import overhead
+from varprop.lab.verdicts.judge import judge
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 RAN = "ran"
@@ -141,7 +140,8 @@ def test_reports_name_what_they_cannot_read(damage: str, tmp_path: Path) -> None
         written(tmp_path, name, DAMAGES[damage](good, tmp_path))
     problems = " ".join(read_run(tmp_path).problems)
     assert "c.json is damaged" in problems and "manifest.json is damaged" in problems
-    assert "was not understood" in overhead(Evidence((), benchmarks=[tmp_path / "overhead.json"])).measured[0]
+    verdicts = {verdict.name: verdict for verdict in judge([], [tmp_path / "overhead.json"])}
+    assert "was not understood" in verdicts["overhead"].measured[0]
     assert not (tmp_path / RAN).exists()
 
 

@@ -84,7 +84,13 @@ def as_gaussian(mean: Tensor, var: Tensor, other_mean: Tensor, other_var: Tensor
 
 @pytest.mark.parametrize(
     ("strength", "error", "gaussian"),
-    ((0.5, 0.03, 0.1), *(pytest.param(*row, marks=pytest.mark.slow) for row in ((2.0, 0.02, 0.06), (0.1, 0.05, 0.15)))),
+    (
+        (0.5, 0.03, 0.1),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in ((2.0, 0.02, 0.06), (0.1, 0.05, 0.15), (0.02, 0.11, 0.3))
+        ),
+    ),
 )
 def test_it_stays_right_over_many_blocks(strength: float, error: float, gaussian: float) -> None:
     """The sum taken as Gaussian loses many times as much."""

@@ -108,7 +108,7 @@ def git_state() -> dict[str, Any]:
     commit = _git("rev-parse", "HEAD")
     if not commit:
         return {}
-    changes = _git("diff", "HEAD", "--", ":/src")
+    changes = _git("diff", "--full-index", "HEAD", "--", ":/src")  # abbreviated names grow with the repository
     difference = {"diff": hashlib.sha256(changes.encode()).hexdigest()} if changes else {}
     return {"commit": commit, "dirty": bool(changes), **difference}
 

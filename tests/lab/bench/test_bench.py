@@ -17,8 +17,7 @@ from varprop.lab.bench.session import Options, Session
 from varprop.lab.environment import chosen_device
 from varprop.lab.names import first_line
 from varprop.lab.protocol.models import FACTORIES
-from varprop.lab.verdicts.evidence import Evidence
-from varprop.lab.verdicts.overhead import overhead
+from varprop.lab.verdicts.judge import CLAIMS, judge_claim
 
 CPU = torch.device("cpu")
 TINY = cases.cases(CPU, tiny=True)
@@ -191,9 +190,10 @@ def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
     record, out, _ = measured
     kept = json.loads((out / "normalization.json").read_text("utf-8"))
     assert {"command", "hardware", "versions", "git", "step", "settings"} <= kept.keys() and kept["finished"]
-    finding = overhead(Evidence((), benchmarks=[out / "normalization.json"]))
-    assert finding.verdict != "no data" and len(finding.measured) == 2
-    assert f"AP2 {1e3 * record.cells[2].seconds:.3g} ms" in finding.measured[0]
+    claim = next(claim for claim in CLAIMS if claim.name == "overhead-bn")
+    finding = judge_claim(claim, [], [out / "normalization.json"])  # of an MLP, which is no convolutional network
+    assert finding.verdict == "no data" and len(finding.measured) == 3
+    assert f"AP2 {1e3 * record.cells[2].seconds:.3g} ms" in finding.measured[1]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from varprop.lab.protocol.records import STARTS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
+from varprop.lab.protocol.records import STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
 from varprop.lab.store.runs import Run
 from varprop.lab.verdicts.judge import CLAIMS, judge_claim
 
@@ -26,6 +26,21 @@ def seeds(experiment, method, start, values, bound=1e-2, variant="", name="train
 
 def from_all_starts(method, values, experiment="mnist", **more):
     return [outcome for start in STARTS for outcome in seeds(experiment, method, start, values, **more)]
+
+
+EPOCHS = 21
+
+
+def curve(share=1.0, wobble=0.0):
+    """A loss that falls by a tenth an epoch, times a share, up and down by another share."""
+    return [share * 0.9**epoch * (1 + wobble * (-1) ** epoch) for epoch in range(EPOCHS)]
+
+
+def batch_norm(start, seed, gap=0.0, wobble=0.0, own_wobble=0.001, experiment="mnist", variant="", bound=1e-2):
+    """Batch norm whose evaluation is away from training, its lag taken out, by `gap`, and wobbles."""
+    now = (1 + gap) * 0.9 ** (1 / 2.302585)
+    curves = {TRAIN_LOSS: curve(wobble=own_wobble), TRAIN_EVAL_LOSS: curve(now, wobble)}
+    return ended(Cell(experiment, "batch", start, seed, lr_max=bound, variant=variant), **curves)
 
 
 def verdict(name, outcomes):

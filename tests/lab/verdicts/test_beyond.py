@@ -64,24 +64,25 @@ def test_projection_replaces_decay(values, expected):
     assert verdict("projection", decayed).verdict == "no data"
 
 
-def batches(method, size, errors):
-    return seeds("small-batches", method, "bn", errors, name="error", batch_size=size)
+def batches(method, size, values, name="error"):
+    return seeds("small-batches", method, "bn", values, name=name, batch_size=size)
 
 
 @pytest.mark.parametrize(
-    ("errors", "analytic", "batch"),
+    ("values", "analytic", "batch"),
     [
         ((0.30, 0.31), "does not hold", "holds"),
         ((0.10, 0.11), "holds", "does not hold"),
         ((0.10, 0.31), "within noise", "within noise"),
     ],
 )
-def test_small_batches(errors, analytic, batch):
-    for method, name, expected in (("analytic", "ap2-small-batches", analytic), ("batch", "bn-small-batches", batch)):
-        usual = batches(method, 128, (0.2, 0.21))
-        outcomes = [*usual, *batches(method, 4, errors), *batches(method, 16, errors)]
-        assert verdict(name, outcomes).verdict == expected
-        assert verdict(name, usual).verdict == "no data"
+@pytest.mark.parametrize(("what", "name"), [("training", "train"), ("validation", "error")])
+def test_small_batches(values, analytic, batch, what, name):
+    for method, short, expected in (("analytic", "ap2", analytic), ("batch", "bn", batch)):
+        usual = batches(method, 128, (0.2, 0.21), name)
+        outcomes = [*usual, *batches(method, 4, values, name), *batches(method, 16, values, name)]
+        assert verdict(f"{short}-batch-size-{what}", outcomes).verdict == expected
+        assert verdict(f"{short}-batch-size-{what}", usual).verdict == "no data"
 
 
 def test_each_batch_size_is_judged_by_itself():
@@ -90,6 +91,6 @@ def test_each_batch_size_is_judged_by_itself():
         *batches("batch", 4, (0.3, 0.31)),
         *batches("batch", 16, (0.1, 0.11)),
     ]
-    found = verdict("bn-small-batches", outcomes)
+    found = verdict("bn-batch-size-validation", outcomes)
     assert found.verdict == "does not hold"
     assert [line.rsplit(": ", 1)[1] for line in found.measured] == ["holds", "does not hold"]

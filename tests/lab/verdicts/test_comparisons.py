@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from varprop.lab.protocol.records import METHODS, STARTS, Cell
+from varprop.lab.protocol.records import METHODS, STARTS, TRAIN_LOSS, Cell
 from varprop.lab.protocol.step_factor import step_factor
 from varprop.lab.verdicts.comparisons import four_times
 
@@ -29,7 +29,12 @@ OWN = {"standard": "none", "weight": "none", "batch": "bn", "analytic": "ap2"}
 
 @pytest.mark.parametrize(
     ("fair", "expected"),
-    [((0.2, 0.21), "holds"), ((2.0, 2.1), "does not hold"), ((0.2, 2.1), "within noise")],
+    [
+        ((0.2, 0.21), "holds"),  # the ratios are 2 and 2.1 instead of 10 and 10.5
+        ((0.6, 0.61), "does not hold"),  # closer, but not much
+        ((2.0, 2.1), "does not hold"),
+        ((0.2, 2.1), "within noise"),
+    ],
 )
 def test_a_fair_comparison_leaves_smaller_differences(fair, expected):
     naive = [o for m, s in OWN.items() if m != "weight" for o in seeds("naive", m, s, (0.1, 0.1), bound=1e-3)]
@@ -71,6 +76,15 @@ def test_cifar_differences_are_small(train, expected):
     assert verdict("cifar-close", [o for o in outcomes if o.cell.method != "weight"]).verdict == "no data"
 
 
+def test_cifar_starts_are_compared_too():
+    from_none = [o for m in METHODS for o in seeds("noisy-cifar10", m, "none", (0.8, 0.81) if m == "batch" else (0.8,))]
+    outcomes = [*from_none, *(o for o in cifar(ALIKE, BATCH_FIRST) if o.cell.start != "none")]
+    found = verdict("cifar-close", outcomes)
+    assert found.verdict == "does not hold"
+    apart = [line for line in found.measured if line.startswith("beyond the limit")]
+    assert len(apart) == 8 and all("BN from init = None" in line for line in apart)  # others share one seed
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -101,3 +115,16 @@ def test_equal_rates_mislead(double, expected):
     found = verdict("equal-rates", [*plain, *doubled])
     assert (found.verdict, found.setting) == (expected, "lr = 0.001")
     assert verdict("equal-rates", plain).verdict == "no data"
+
+
+@pytest.mark.parametrize(
+    ("double", "expected"),
+    [((0.1, 0.11), "holds"), ((0.45, 0.46), "does not hold"), ((0.1, 0.5), "within noise")],
+)
+def test_an_improvement_is_great_by_its_size(double, expected):
+    plain = seeds("naive", "standard", "none", (0.5, 0.51), bound=1e-3)
+    plain = [replace(o, curves={TRAIN_LOSS: o.curves[TRAIN_LOSS][1:]}) for o in plain]  # without the loss at the start
+    doubled = seeds("naive", "standard", "none", double, bound=1e-3, variant="double")
+    doubled = [replace(o, curves={TRAIN_LOSS: o.curves[TRAIN_LOSS][1:]}) for o in doubled]
+    assert verdict("great-improvement", [*plain, *doubled]).verdict == expected
+    assert verdict("great-improvement", plain).verdict == "no data"

@@ -11,9 +11,8 @@ import pytest
 
 from varprop.lab.protocol.experiments import PAPER_GRIDS
 from varprop.lab.store.runs import Run, read_runs
-from varprop.lab.verdicts.evidence import FAILS, HOLDS, NOISE, Evidence, lower
+from varprop.lab.verdicts.evidence import FAILS, HOLDS, NOISE, lower
 from varprop.lab.verdicts.judge import CLAIMS, judge, markdown, write
-from varprop.lab.verdicts.overhead import overhead
 from varprop.lab.verdicts.seed_statistics import Sample, difference
 
 from .made_up import from_all_starts, verdict
@@ -74,8 +73,8 @@ def test_without_runs_nothing_is_said_but_what_is_measured_here():
 
 def test_what_is_missing_comes_with_the_command_that_makes_it():
     for found in judge([]):
-        if found.verdict == "no data" and found.name != "overhead":
-            assert any("to be made by: varprop reproduce" in line for line in found.measured), found.name
+        if found.verdict == "no data":
+            assert any("to be made by: varprop " in line for line in found.measured), found.name
 
 
 def test_the_limit_of_training_separates_in_every_experiment_on_record():
@@ -97,42 +96,6 @@ def test_the_papers_bound_decides_and_others_are_given_beside_it():
 def test_small_batches_do_not_enter_the_claims():
     outcomes = [replace(o, cell=replace(o.cell, batch_size=4)) for o in from_all_starts("analytic", (0.1, 0.1))]
     assert verdict("trains", outcomes).verdict == "no data"
-
-
-def cells(title="net", **rounds):
-    about = {"title": title, "batch": 8, "mode": "eager", "precision": "tf32"}
-    return [{**about, "variant": variant, "rounds": seconds} for variant, seconds in rounds.items()]
-
-
-BATCH = [1.0, 1.2, 1.1]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ({"cells": cells(batch=BATCH, analytic=[0.9, 1.1, 1.0], none=[0.8] * 3)}, "holds"),
-        ({"cells": cells(batch=BATCH, analytic=[1.1, 1.1, 1.2])}, "within noise"),
-        ({"cells": cells(batch=BATCH, analytic=[1.1, 1.3, 1.2])}, "does not hold"),  # more in every round
-        ({"cells": cells(batch=[2.0], analytic=[1.0])}, "within noise"),  # one round says nothing
-        (
-            {
-                "cells": [
-                    *cells("a", batch=[2.0, 2.1], analytic=[1.0, 1.1]),
-                    *cells("b", batch=BATCH, analytic=[2.0] * 3),
-                ]
-            },
-            "does not hold",
-        ),
-        ({"cells": cells(batch=BATCH, analytic=[])}, "no data"),
-        ({"cells": []}, "no data"),
-        ({"other": 1}, "no data"),
-        ([], "no data"),
-    ],
-)
-def test_overhead_is_read_from_the_benchmark(content, expected, tmp_path):
-    file = tmp_path / "normalization.json"
-    file.write_text(json.dumps(content))
-    assert overhead(Evidence((), benchmarks=[tmp_path / "missing.json", file])).verdict == expected
 
 
 # --- what is written ---

@@ -175,13 +175,3 @@ def test_the_loss_in_evaluation_mode_is_a_reading_of_its_own(batch, expected):
     assert verdict("lower-loss-evaluation", outcomes).verdict == expected
     unrecorded = [replace(o, curves={}) if o.cell.method == "analytic" else o for o in outcomes]
     assert verdict("lower-loss-evaluation", unrecorded).verdict == "no data"
-
-
-@pytest.mark.parametrize(
-    ("last", "expected"), [((0.1, 0.1), "holds"), ((2.0, 2.0), "does not hold"), ((0.1, 2.0), "within noise")]
-)
-def test_analytic_trains_in_a_recurrent_network(last, expected):
-    outcomes = from_all_starts("analytic", (0.1, 0.1), experiment="recurrent")[:4]
-    outcomes += seeds("recurrent", "analytic", "ap2", last)
-    assert verdict("recurrent", outcomes).verdict == expected
-    assert verdict("recurrent", outcomes[:4]).verdict == "no data"

@@ -149,7 +149,7 @@ def _search_figure(run: Run, setting: Setting) -> Figure:
     return Figure(
         _figure_name(run, "learning-rate", setting),
         f"Search for the learning rate ({setting_text(setting)})",
-        "Running training loss after a few epochs at each rate that bounded Brent tried; the lines join one seed's "
+        "Running training loss after a few epochs at each rate that the search tried; the lines join one seed's "
         "evaluations. Ring: the rate chosen; star: chosen, and at the bound of the search (dotted line); cross at the "
         "upper edge: diverged.",
         _panels_by_start(run, outcomes, search_panel),

@@ -113,6 +113,12 @@ def all_of(verdicts: Iterable[str]) -> str:
     return FAILS if FAILS in parts else HOLDS if set(parts) == {HOLDS} else NOISE
 
 
+def most_of(verdicts: Sequence[str]) -> str:
+    """Whether at least half of several cases hold; undecided ones count neither way."""
+    wins, undecided = verdicts.count(HOLDS), verdicts.count(NOISE)
+    return HOLDS if 2 * wins >= len(verdicts) else NOISE if 2 * (wins + undecided) >= len(verdicts) else FAILS
+
+
 def in_every_seed(passed: Sequence[bool]) -> str:
     """A threshold that all seeds must pass; some seeds alone decide nothing."""
     return HOLDS if all(passed) else FAILS if not any(passed) else NOISE

@@ -14,7 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..environment import require
-from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, VALID_BATCH_ACCURACY, Outcome
+from ..protocol.records import (
+    TRAIN_EVAL_LOSS,
+    TRAIN_LOSS,
+    VALID_ACCURACY,
+    VALID_BATCH_ACCURACY,
+    VALID_LOSS,
+    Outcome,
+)
 
 Metric = Callable[[Outcome], float]  # infinite where training diverged, NaN where there is nothing to measure
 
@@ -45,6 +52,12 @@ def final_batch_mode_error(outcome: Outcome) -> float:
 def final_test_error(outcome: Outcome) -> float:
     """One minus the test accuracy."""
     return math.inf if outcome.diverged else 1.0 - outcome.test_accuracy
+
+
+def generalization_gap(outcome: Outcome) -> float:
+    """The validation loss at the end less the loss on the training set, both in evaluation mode."""
+    training, validation = (final(name)(outcome) for name in (TRAIN_EVAL_LOSS, VALID_LOSS))
+    return math.inf if outcome.diverged else validation - training
 
 
 def average_loss(outcome: Outcome) -> float:
@@ -94,6 +107,10 @@ class Sample:
     def none_finite(self) -> bool:
         """Whether every run diverged."""
         return not any(map(math.isfinite, self.values))
+
+    def map(self, function: Callable[[float], float]) -> Sample:
+        """A function of every value."""
+        return Sample(tuple(map(function, self.values)), self.ids)
 
     def text(self, digits: int = 3, factor: float = 1.0, unit: str = "") -> str:
         """``0.123 ± 0.004 (3 seeds)``: two significant digits of the deviation, and the mean to the same decimal."""

@@ -1,0 +1,83 @@
+"""The rules on evaluation mode: each holds, fails and stays undecided on made-up records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from varprop.lab.protocol.experiments import MOMENTUM
+from varprop.lab.protocol.records import METHODS, STARTS
+
+from .made_up import batch_norm, verdict
+
+
+@pytest.mark.parametrize("name", ["bn-evaluation-early", "bn-evaluation-late"])
+@pytest.mark.parametrize(
+    ("gaps", "wobbles", "expected"),
+    [
+        ((0.3, 0.2), (0.1, 0.1), "holds"),
+        ((-0.3, 0.2), (0.1, 0.1), "holds"),  # does not match, whichever way
+        ((0.02, -0.02), (0.1, 0.1), "does not hold"),
+        ((0.3, 0.2), (0.0, 0.0), "does not hold"),  # away, and smooth
+        ((0.3, 0.02), (0.1, 0.1), "within noise"),
+        ((0.3, 0.2), (0.1, 0.0), "within noise"),
+    ],
+)
+def test_evaluation_is_away_and_rough(name, gaps, wobbles, expected):
+    outcomes = [batch_norm("none", s, *both) for s, both in enumerate(zip(gaps, wobbles, strict=True))]
+    assert verdict(name, outcomes).verdict == expected
+    elsewhere = [batch_norm("bn", s, *both) for s, both in enumerate(zip(gaps, wobbles, strict=True))]
+    assert verdict(name, elsewhere).verdict == "no data"
+
+
+def test_the_lag_of_the_running_loss_alone_is_no_gap():
+    outcomes = [batch_norm("none", seed) for seed in (0, 1)]
+    line = verdict("bn-evaluation-early", outcomes).measured[0]
+    share = float(line.split("away by ")[1].split()[0])
+    assert abs(share) < 0.5  # per cent; without the correction it would be 4.5
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"), [((-0.2, -0.1), "holds"), ((0.2, 0.1), "does not hold"), ((-0.2, 0.1), "within noise")]
+)
+def test_evaluation_is_better_from_its_own_start(gaps, expected):
+    assert verdict("bn-evaluation-better", [batch_norm("bn", s, g) for s, g in enumerate(gaps)]).verdict == expected
+    assert verdict("bn-evaluation-better", [batch_norm("none", 0)]).verdict == "no data"
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [
+        ((-0.05, 0.05), "holds"),
+        ((0.2, 0.2), "does not hold"),
+        ((-0.2, -0.2), "does not hold"),
+        ((0, 0.2), "within noise"),
+    ],
+)
+def test_the_running_loss_is_that_of_the_training_set(gaps, expected):
+    def outcomes(method, shares):
+        made = [batch_norm(start, seed, gap) for start in STARTS for seed, gap in enumerate(shares)]
+        return [replace(o, cell=replace(o.cell, method=method)) for o in made]
+
+    others = [o for method in METHODS if method not in ("batch", "weight") for o in outcomes(method, (0, 0))]
+    assert verdict("running-matches", [*others, *outcomes("weight", gaps)]).verdict == expected
+    assert verdict("running-matches", others).verdict == "no data"
+
+
+@pytest.mark.parametrize(
+    ("gaps", "wobbles", "expected"),
+    [
+        ((0.1, 0.11), (0.01, 0.011), "holds"),
+        ((0.9, 0.91), (0.3, 0.31), "does not hold"),
+        ((0.1, 0.9), (0.01, 0.3), "within noise"),
+    ],
+)
+def test_a_smaller_momentum_helps_evaluation(gaps, wobbles, expected):
+    usual = [batch_norm("none", seed, 0.5, 0.1, experiment="momentum", bound=1e-3) for seed in (0, 1)]
+    small = [
+        batch_norm("none", seed, gap, wobble, experiment="momentum", variant=MOMENTUM, bound=1e-3)
+        for seed, (gap, wobble) in enumerate(zip(gaps, wobbles, strict=True))
+    ]
+    assert verdict("bn-momentum", [*usual, *small]).verdict == expected
+    assert verdict("bn-momentum", usual).verdict == "no data"
