@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,17 +24,12 @@ def directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Iden
     def compare(path: str, read: Any) -> None:
         (direct if read is latest.get(path) else wrong).add(path)
 
-    handles = []
-    for path, identity in notes.items():
-        handles += [
-            layers[path].register_forward_hook(
-                lambda _layer, _args, output, path=path: note(path, output), prepend=True
-            ),
-            identity.register_forward_pre_hook(lambda _identity, args, path=path: compare(path, args[0])),
-        ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        hooks.callback(direct.difference_update, wrong)
+        for path, identity in notes.items():
+            first = functools.partial(layers[path].register_forward_hook, prepend=True)
+            hooks.enter_context(first(lambda _layer, _args, output, path=path: note(path, output)))
+            hooks.enter_context(
+                identity.register_forward_pre_hook(lambda _identity, args, path=path: compare(path, args[0]))
+            )
         yield direct
-    finally:
-        direct -= wrong
-        for handle in handles:
-            handle.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,16 +64,12 @@ def measured_outputs(layers: Mapping[str, LinearLayer]) -> Iterator[dict[str, li
     def measure(path: str, output: Tensor) -> None:
         found[path].append(ChannelStatistics.of(channels_second(output, layers[path])))
 
-    handles = [
-        # First of all hooks: what a user's hook makes of the output comes after the batch norm.
-        layer.register_forward_hook(lambda _layer, _args, output, path=path: measure(path, output), prepend=True)
-        for path, layer in layers.items()
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for path, layer in layers.items():
+            # First of all hooks: what a user's hook makes of the output comes after the batch norm.
+            first = functools.partial(layer.register_forward_hook, prepend=True)
+            hooks.enter_context(first(lambda _layer, _args, output, path=path: measure(path, output)))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def pooled(measured: Mapping[str, list[ChannelStatistics]]) -> dict[str, ChannelStatistics]:
@@ -118,16 +115,10 @@ def calibrate_(model: nn.Module, norms: Mapping[str, _BatchNorm], batch: Any) ->
     def measure(path: str, values: Tensor) -> None:
         measured[path].append(ChannelStatistics.of(values))
 
-    handles = [
-        norm.register_forward_pre_hook(lambda _norm, args, path=path: measure(path, args[0]))
-        for path, norm in norms.items()
-    ]
-    with preserved_buffers(norms.values()):
-        try:
-            run(model, batch, training=tuple(norms.values()))
-        finally:
-            for handle in handles:
-                handle.remove()
+    with preserved_buffers(norms.values()), contextlib.ExitStack() as hooks:
+        for path, norm in norms.items():
+            hooks.enter_context(norm.register_forward_pre_hook(lambda _norm, args, path=path: measure(path, args[0])))
+        run(model, batch, training=tuple(norms.values()))
     found = pooled(measured)
     for path, statistics in found.items():
         set_statistics(norms[path], statistics)

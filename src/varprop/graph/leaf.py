@@ -83,16 +83,13 @@ def _output_forms(model: nn.Module, modules: dict[str, nn.Module], inputs: tuple
             pytree.tree_map_only(Tensor, lambda t: t.to("meta"), output)
         )
 
-    hooks = [module.register_forward_hook(recorder(path)) for path, module in modules.items()]
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        with torch.no_grad():
-            model(*inputs[0], **inputs[1])
-            for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), contextlib.ExitStack() as hooks:
+        for path, module in modules.items():
+            hooks.enter_context(module.register_forward_hook(recorder(path)))
+        model(*inputs[0], **inputs[1])
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
     return forms
 
 

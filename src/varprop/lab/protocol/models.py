@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -104,14 +105,11 @@ def embedding_rows(model: nn.Module, tokens: Tensor) -> int:
         if inputs[0].shape == tokens.shape and torch.equal(inputs[0], tokens):
             readers.append(embedding.num_embeddings)
 
-    tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
-    hooks = [table.register_forward_pre_hook(note) for table in tables]
-    try:
-        with torch.no_grad():
-            model.eval()(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.no_grad(), contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                hooks.enter_context(module.register_forward_pre_hook(note))
+        model.eval()(tokens)
     if not readers:
         raise vp.VarpropError("The data are tokens (integers), but no nn.Embedding of the model reads them.")
     return readers[0]

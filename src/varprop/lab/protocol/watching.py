@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -16,15 +18,10 @@ def watch(
 
     What `look` returns, unless it is None, is what the network goes on with.
     """
-    training = {module: module.training for module in model.modules()}
-    handles = [
-        layer.register_forward_hook(lambda _, __, output, name=name: look(name, output), prepend=True)
-        for name, layer in layers.items()
-    ]
-    try:
+    with contextlib.ExitStack() as undone:
+        for module in model.modules():
+            undone.callback(setattr, module, "training", module.training)
+        for name, layer in layers.items():
+            first = functools.partial(layer.register_forward_hook, prepend=True)
+            undone.enter_context(first(lambda _, __, output, name=name: look(name, output)))
         model.eval()(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in training.items():
-            module.training = mode
