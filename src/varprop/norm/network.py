@@ -20,7 +20,7 @@ from .layout import Layout, restricted
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
 from .sharded import REFUSED, is_sharded, refuse_sharded
-from .sites import Site, Use, fits, make_layout, walk_of
+from .sites import Found, Site, Use, fits, make_layout, walk_of
 from .statistics import Statistics
 from .tensor_parallel import gathered_vectors, tensor_parallel_parts
 
@@ -74,6 +74,7 @@ class Network:
         sites: What is known of each.
         layers: The modules, in the same order.
         settings: Of the modules between them; by default as they are now.
+        found: Their layout, and what its given lanes stand for; found if it is not given.
 
     Attributes:
         outside: Layers of other parts, whose outputs enter this one.
@@ -83,16 +84,18 @@ class Network:
     """
 
     def __init__(
-        self, joint: Statistics, sites: list[Site], layers: list[Any], settings: Settings | None = None
+        self,
+        joint: Statistics,
+        sites: list[Site],
+        layers: list[Any],
+        settings: Settings | None = None,
+        found: Found | None = None,
     ) -> None:
         self.joint, self.sites, self.layers = joint, sites, layers
-        self.layout, self.given, self.fixed = make_layout(joint, sites)
+        self.layout, self.given, self.fixed = found or make_layout(joint, sites)
         self.walk = walk_of(joint, sites, self.given, self.fixed)
         between = {node.module for node in joint.nodes}
         self.settings = settings_of(joint.root, between) if settings is None else settings
-        self._start()
-
-    def _start(self) -> None:
         self.executor = Executor(self.layout)
         register(self)
         self._alone: dict[int, Layout] = {}
@@ -130,15 +133,11 @@ class Network:
         return self._reads[place]
 
     def _make_part(self, places: list[int]) -> Network:
-        made = object.__new__(Network)
-        made.joint, made.settings = self.joint, self.settings
-        made.sites = [self.sites[place] for place in places]
-        made.layers = [self.layers[place] for place in places]
-        made.layout, outside, fixed = layout_of_part(self.layout, places, self._fixed_sizes())
-        made.given = {n: self.given[place] for n, place in enumerate(places) if place in self.given}
-        made.fixed = [self.fixed[n] for n in fixed]
-        made.walk = walk_of(made.joint, made.sites, made.given, made.fixed)
-        made._start()
+        layout, outside, fixed = layout_of_part(self.layout, places, self._fixed_sizes())
+        given = {n: self.given[place] for n, place in enumerate(places) if place in self.given}
+        found = Found(layout, given, [self.fixed[n] for n in fixed])
+        sites, layers = ([of[place] for place in places] for of in (self.sites, self.layers))
+        made = Network(self.joint, sites, layers, self.settings, found)
         made.outside = [self.layers[place] for place in outside]
         made.whole, made.places = self, {place: n for n, place in enumerate(places)}
         return made
@@ -285,13 +284,9 @@ class Network:
         """A copy for copied layers; the layout never changes and is shared."""
         made = object.__new__(Network)
         memo[id(self)] = made
-        made.joint, made.layers = copy.deepcopy(self.joint, memo), copy.deepcopy(self.layers, memo)
-        targets = zip(self.sites, made.joint.targets, strict=True)
-        made.sites = [replace(site, target=target) for site, target in targets]
-        made.layout, made.given, made.fixed = self.layout, self.given, self.fixed
-        made.settings = self.settings
-        made.walk = copy.deepcopy(self.walk, memo)
-        made._start()
+        joint, layers = copy.deepcopy(self.joint, memo), copy.deepcopy(self.layers, memo)
+        sites = [replace(site, target=target) for site, target in zip(self.sites, joint.targets, strict=True)]
+        made.__init__(joint, sites, layers, self.settings, Found(self.layout, self.given, self.fixed))  # type: ignore[misc]
         return made
 
 
