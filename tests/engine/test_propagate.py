@@ -311,6 +311,7 @@ def test_shared_ancestors_are_marked() -> None:
 
 
 KERNEL = torch.ones(3, 3, 3, 3, dtype=DOUBLE)
+FIRST = torch.zeros(1, 6, 8, 8, dtype=torch.long)
 COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "expand, sum": (lambda x: x.expand(4, 3, 8, 8).sum(0), True),
     "expand, no sum": (lambda x: x.expand(4, 3, 8, 8).relu(), False),
@@ -328,6 +329,19 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "zeros around, convolution": (lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1)), KERNEL), False),
     "parts of copies": (lambda x: torch.cat(x.repeat(1, 2, 1, 1).chunk(2, 1), 1).sum(1), True),
     "parts put together": (lambda x: torch.cat(x.chunk(3, 1), 1).sum(1), False),
+    "one channel twice": (lambda x: x[:, [0, 0, 2]].sum(1), True),
+    "channels in another order": (lambda x: x[:, [2, 0, 1]].sum(1), False),
+    "channels of a mask": (lambda x: x[:, torch.tensor([True, False, True])].sum(1), False),
+    "edges of a graph": (lambda x: x.index_select(1, torch.tensor([0, 1, 2, 0, 1])).sum(1), True),
+    "gathered": (lambda x: x.gather(1, torch.zeros(1, 3, 8, 8, dtype=torch.long)).sum(1), True),
+    "copies scattered": (lambda x: x.new_zeros(1, 3, 8, 8).scatter_add(1, FIRST, x.repeat(1, 2, 1, 1)), True),
+    "elements scattered": (lambda x: x.new_zeros(1, 3, 8, 8).scatter_add(1, FIRST[:, :3], x), False),
+    "reflected border, convolution": (lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), KERNEL), True),
+    "overlapping windows": (lambda x: F.unfold(x, 3, padding=1).mean(1), True),
+    "windows side by side": (lambda x: F.unfold(x, 2, stride=2).mean(1), False),
+    "expected value": (lambda x: (x.softmax(1) * torch.arange(3.0).view(3, 1, 1)).sum(1), True),
+    "running sums, added": (lambda x: x.cumsum(-1).sum(-1), True),
+    "sorted, added": (lambda x: x.sort(-1).values[..., 4:].mean(-1), True),
 }
 
 
