@@ -354,6 +354,20 @@ def test_sums_of_copies_are_marked(name: str) -> None:
         assert any("copies or functions of one another" in r for e in entries for r in e.reasons) == marked
 
 
+def test_a_distribution_broadcasts_constants_beside_random_values() -> None:
+    """As torch.distributions does: what was a constant index must not count as random."""
+
+    class Policy(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            policy = torch.distributions.Categorical(logits=x)
+            return policy.log_prob(torch.tensor([2])), x.log_softmax(-1)[:, 2]
+
+    chosen, expected = vp.propagate(Policy(), standard(1, 4)).output
+    torch.testing.assert_close(chosen.mean, expected.mean, rtol=1e-6, atol=0)
+    assert 0 < float(chosen.var) < float("inf")
+    assert len(vp.summary(Policy(), (4,)).rows) == 1
+
+
 def test_missing_rules_are_raised_once_with_stub_and_place() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
