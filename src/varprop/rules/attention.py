@@ -100,7 +100,8 @@ def matmul(a: Value, b: Value) -> Moments:
 @rule(aten.addmm, aten.baddbmm, aten.addmv, multilinear=True, product=True, weighted=True)
 def add_matmul(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha (a b); exact for independent entries."""
-    return add_independent(mul_independent(base, beta), matmul(a, b), alpha=alpha)
+    base = base * beta if isinstance(base, Tensor) else mul_independent(base, beta)  # a constant mask may be -infinity
+    return add_independent(base, matmul(a, b), alpha=alpha)
 
 
 def _dense(value: Value) -> Value:
