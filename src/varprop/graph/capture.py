@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from . import patterns
+from .attributes import attributes_kept
 from .examples import as_example, of_fixed_sizes
 from .extents import fill_open_extents, form_of
 from .functional import in_functional_form
@@ -128,6 +129,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
     generators = torch.random.fork_rng(devices=_devices(model))
     with (
         _ONE_AT_A_TIME,
+        attributes_kept(model),
         observers_named(model),
         _quiet(),
         generators,
