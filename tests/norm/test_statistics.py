@@ -323,3 +323,21 @@ def test_layers_that_read_the_same_for_all_data_stay_as_they_are(step: Tensor | 
     torch.testing.assert_close(normalized.get_submodule("time")(later[:, None]), model.time(later[:, None]))
     vp.init_(start := copy.deepcopy(model), (moments, step))
     assert torch.equal(start.time[0].weight, model.time[0].weight)
+
+
+def test_layers_that_start_at_zero_are_left_out_by_name() -> None:
+    """As the last layers of blocks in diffusion models do."""
+    torch.manual_seed(0)
+    model, moments = (
+        nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 2)),
+        vp.Moments(torch.zeros(1, 64), 4.0),
+    )
+    nn.init.zeros_(model[2].weight)
+    with pytest.raises(
+        ValueError, match="Output 0 of '2' has only zero weights: give it others, or leave it out with `only`"
+    ):
+        vp.init_(model, moments)
+    vp.init_(model, moments, only=lambda path, _: path != "2", shift=False)
+    found = vp.propagate(model, moments)
+    torch.testing.assert_close(found["1"].var, torch.ones(1, 32), rtol=1e-4, atol=0.0)
+    assert not model[2].weight.any()

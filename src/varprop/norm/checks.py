@@ -55,7 +55,7 @@ def check_weights(layers: dict[str, Any], centred: bool = False) -> None:
         if not bool(layer.weight.isfinite().all()):
             raise ValueError(f"The weight of '{path}' has a value that is not finite.")
         weight = layer.weight.detach()
-        _refuse_empty(path, weight_norms(weight, layer), "zero weights: it cannot be normalized.")
+        _refuse_empty(path, weight_norms(weight, layer), "zero weights: give it others, or leave it out with `only`.")
         if centred and fan_in(weight, layer) > 1:
             left = weight_norms(with_centred_rows(weight, layer), layer)
             _refuse_empty(path, left, 'equal weights, of which the deep form leaves nothing: form="paper" takes them.')
