@@ -196,7 +196,8 @@ def normalized_(
     model, programs, silent = _without_batch_norms(model, captured, chosen)
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
-        raise ValueError("The model has no linear layer to normalize.")
+        hidden = "; torch.autocast or vmap inside its forward hides those that are called there" if chosen else ""
+        raise ValueError(f"The model has no linear layer to normalize{hidden}.")
     graph = with_calls(programs[False], layers, captured.given)
     long = form is None and layers_in_a_row(graph) > SHALLOW
     shifts = first_shifts(model, graph) if form == "deep" or long or shifted else {}
