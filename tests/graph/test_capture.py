@@ -197,3 +197,23 @@ def test_what_a_model_keeps_in_attributes_is_left_alone(look):
     assert model.state is None and model.made == [] and model.last == {}
     called = found if isinstance(found, nn.Module) else model
     assert called(torch.ones(2, 6)).tolist() != called(torch.ones(2, 6)).tolist()
+
+
+class Score(nn.Module):
+    """The gradient of an energy by its argument, as in score matching."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+def test_gradients_taken_inside_a_model_are_named():
+    with pytest.raises(
+        vp.CaptureError, match=r"Score does something .*, such as torch.autograd.grad inside its forward"
+    ):
+        vp.propagate(Score(), vp.Moments(torch.zeros(1, 6), 1.0))

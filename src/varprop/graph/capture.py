@@ -248,6 +248,11 @@ def _explain(model: nn.Module, error: Exception) -> str:
             f"tensor), so there is no single graph to follow; write the branch with torch.where, or keep the module "
             f"that holds it whole with `@vp.rule(ThatModule)`.{where}"
         )
+    if "fake tensor in the exported program constant" in text:
+        return (
+            f"{type(model).__name__} does something that no graph can follow, such as torch.autograd.grad inside its "
+            f"forward: keep the module that does so whole with `@vp.rule(ThatModule)`."
+        )
     if any(_packs(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
         return (
             f"{type(model).__name__} packs sequences inside, whose lengths no graph can follow: let it take padded "
