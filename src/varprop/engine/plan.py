@@ -161,7 +161,7 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     if rule.repeats_elements:
         return _repeats_elements(plan.program, node)
     copies = rule.selects and _count(node) > sum(map(_count, read))
-    return copies or (rule.kind != "structural" and len(random) == 1 and _count(node) > _count(random[0]))
+    return copies or (rule.kind != "structural" and any(_count(node) > _count(operand) for operand in random))
 
 
 def keeps_elements(rule: Rule) -> bool:
