@@ -197,3 +197,15 @@ def test_what_is_no_module_is_refused(model):
 def test_a_model_without_parameters_computes_in_the_dtype_of_the_moments():
     given = vp.Moments(torch.zeros(1, 3, dtype=torch.float64), 1.0)
     assert vp.propagate(nn.ReLU(), given, (1, 3)).output.dtype is torch.float64
+
+
+def test_images_of_bytes_are_propagated_as_the_numbers_they_become():
+    class OfBytes(nn.Module):
+        def forward(self, x):
+            return x.float() / 255
+
+    given = vp.Moments(torch.full((1, 3, 1, 1), 100.0), 400.0)
+    with pytest.raises(vp.CaptureError, match="an example of floating point numbers for images of bytes"):
+        vp.propagate(OfBytes(), given, torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
+    found = vp.propagate(OfBytes(), given, (1, 3, 8, 8)).output
+    torch.testing.assert_close(found.std, torch.full((1, 3, 1, 1), 20 / 255))

@@ -311,12 +311,14 @@ def test_shared_ancestors_are_marked() -> None:
 
 
 KERNEL = torch.ones(3, 3, 3, 3, dtype=DOUBLE)
+FIRST = torch.zeros(1, 6, 8, 8, dtype=torch.long)
 COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "expand, sum": (lambda x: x.expand(4, 3, 8, 8).sum(0), True),
     "expand, no sum": (lambda x: x.expand(4, 3, 8, 8).relu(), False),
     "repeat, mean": (lambda x: x.repeat(1, 2, 1, 1).relu().mean(1), True),
     "interleave, pool": (lambda x: F.avg_pool2d(x.repeat_interleave(2, -1), 2), True),
     "broadcast, sum": (lambda x: (torch.ones(5, 1, 1, 1, dtype=DOUBLE) * x).sum(0), True),
+    "broadcast sum of two, sum": (lambda x: (x[:, :1, :, :] + x[:, 1:, :1, :]).sum(2), True),
     "stack of functions": (lambda x: torch.stack([x, 2 * x, x.relu()]).mean(0), True),
     "concatenated rectifiers": (
         lambda x: F.conv2d(torch.cat([x.relu(), (-x).relu()], 1), KERNEL.repeat(1, 2, 1, 1)),
@@ -328,6 +330,19 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "zeros around, convolution": (lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1)), KERNEL), False),
     "parts of copies": (lambda x: torch.cat(x.repeat(1, 2, 1, 1).chunk(2, 1), 1).sum(1), True),
     "parts put together": (lambda x: torch.cat(x.chunk(3, 1), 1).sum(1), False),
+    "one channel twice": (lambda x: x[:, [0, 0, 2]].sum(1), True),
+    "channels in another order": (lambda x: x[:, [2, 0, 1]].sum(1), False),
+    "channels of a mask": (lambda x: x[:, torch.tensor([True, False, True])].sum(1), False),
+    "edges of a graph": (lambda x: x.index_select(1, torch.tensor([0, 1, 2, 0, 1])).sum(1), True),
+    "gathered": (lambda x: x.gather(1, torch.zeros(1, 3, 8, 8, dtype=torch.long)).sum(1), True),
+    "copies scattered": (lambda x: x.new_zeros(1, 3, 8, 8).scatter_add(1, FIRST, x.repeat(1, 2, 1, 1)), True),
+    "elements scattered": (lambda x: x.new_zeros(1, 3, 8, 8).scatter_add(1, FIRST[:, :3], x), False),
+    "reflected border, convolution": (lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), KERNEL), True),
+    "overlapping windows": (lambda x: F.unfold(x, 3, padding=1).mean(1), True),
+    "windows side by side": (lambda x: F.unfold(x, 2, stride=2).mean(1), False),
+    "expected value": (lambda x: (x.softmax(1) * torch.arange(3.0).view(3, 1, 1)).sum(1), True),
+    "running sums, added": (lambda x: x.cumsum(-1).sum(-1), True),
+    "sorted, added": (lambda x: x.sort(-1).values[..., 4:].mean(-1), True),
 }
 
 
@@ -338,6 +353,20 @@ def test_sums_of_copies_are_marked(name: str) -> None:
     found = vp.propagate(Function(function), standard(1, 3, 8, 8)), vp.coverage(Function(function), example)
     for entries in (found[0].entries, found[1].entries):
         assert any("copies or functions of one another" in r for e in entries for r in e.reasons) == marked
+
+
+def test_a_distribution_broadcasts_constants_beside_random_values() -> None:
+    """As torch.distributions does: what was a constant index must not count as random."""
+
+    class Policy(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            policy = torch.distributions.Categorical(logits=x)
+            return policy.log_prob(torch.tensor([2])), x.log_softmax(-1)[:, 2]
+
+    chosen, expected = vp.propagate(Policy(), standard(1, 4)).output
+    torch.testing.assert_close(chosen.mean, expected.mean, rtol=1e-6, atol=0)
+    assert 0 < float(chosen.var) < float("inf")
+    assert len(vp.summary(Policy(), (4,)).rows) == 1
 
 
 def test_missing_rules_are_raised_once_with_stub_and_place() -> None:

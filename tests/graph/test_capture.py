@@ -1,6 +1,7 @@
 """A capture leaves other threads and what hooks keep alone, or says so."""
 
 import threading
+import warnings
 
 import pytest
 import torch
@@ -168,3 +169,51 @@ def test_what_a_constant_mask_selects_has_known_extents(select):
 class Relus(nn.Module):
     def forward(self, x):
         return torch.relu(2 * x).sum(1)
+
+
+class Remembering(nn.Module):
+    """Keeps its state, what it has attended to, and every output it made."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(6, 8), nn.Linear(8, 2)
+        self.state, self.made, self.last = None, [], {}
+
+    def forward(self, x):
+        before = torch.zeros(len(x), 8) if self.state is None else self.state
+        self.state = self.cell(x, before)
+        self.made.append(self.out(self.state))
+        self.last["out"] = self.made[-1]
+        return self.made[-1]
+
+
+@pytest.mark.parametrize("look", [vp.normalize, vp.inspect, vp.init_, vp.propagate])
+def test_what_a_model_keeps_in_attributes_is_left_alone(look):
+    """It was a tensor without values afterwards, and so was all that the model gave from then on."""
+    model = Remembering()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", vp.PlainWarning)
+        found = look(model, vp.Moments(torch.zeros(1, 6), 1.0))
+    assert model.state is None and model.made == [] and model.last == {}
+    called = found if isinstance(found, nn.Module) else model
+    assert called(torch.ones(2, 6)).tolist() != called(torch.ones(2, 6)).tolist()
+
+
+class Score(nn.Module):
+    """The gradient of an energy by its argument, as in score matching."""
+
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 8), nn.Softplus(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+def test_gradients_taken_inside_a_model_are_named():
+    with pytest.raises(
+        vp.CaptureError, match=r"Score does something .*, such as torch.autograd.grad inside its forward"
+    ):
+        vp.propagate(Score(), vp.Moments(torch.zeros(1, 6), 1.0))

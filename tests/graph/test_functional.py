@@ -176,8 +176,16 @@ def without_gradients(x):
         return (x - shift).flatten() * scale, shift
 
 
-def test_what_is_under_no_grad_stands_in_the_graph_with_its_own_line(monkeypatch):
-    model, x = Calls(without_gradients), torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+def in_full_precision(x):
+    with torch.autocast("cpu", enabled=False):
+        scale = x.square().relu_().flatten()
+        with torch.no_grad():
+            return (x - x.mean(0)).flatten() * scale, scale
+
+
+@pytest.mark.parametrize("function", [without_gradients, in_full_precision])
+def test_what_is_under_no_grad_or_without_autocast_stands_in_the_graph_with_its_own_line(function, monkeypatch):
+    model, x = Calls(function), torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     program = exported(model, x)
     expected = Counter(node.target for node in operations(program.run_decompositions({})))
     monkeypatch.setattr(type(program), "run_decompositions", None)

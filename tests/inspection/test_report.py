@@ -392,3 +392,19 @@ def test_values_without_elements_are_passed_over():
 
     report = vp.inspect(Prefixed(), unit(1, 5, 8))
     assert report["first"].gradient_total == pytest.approx(0.388 * 5**0.5, rel=0.3)
+
+
+def test_a_model_that_returns_one_number():
+    """Its loss, say: it ended in an IndexError."""
+
+    class WithLoss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.layer(x).square().mean()
+
+    report = vp.inspect(WithLoss(), unit(1, 8), check="gaussian")
+    assert report[""].extents == () and report[""].gradient_total == pytest.approx(1.0)
+    assert "layer" in report.text()

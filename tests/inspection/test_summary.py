@@ -89,3 +89,8 @@ def test_names_that_were_meant():
 def test_bad_depths_are_refused():
     with pytest.raises(ValueError, match="depth must be 0 or more"):
         vp.summary(Small(), (3, 9, 9), depth=-1)
+
+
+def test_a_shape_with_a_batch_axis_is_answered_with_one_without():
+    with pytest.raises(vp.CaptureError, match=r"without a batch axis: \(3, 32, 32\)"):
+        vp.summary(Small(), (1, 3, 9, 9))

@@ -314,3 +314,23 @@ def test_weights_in_a_buffer() -> None:
     other = fresh()[1]
     other.load_state_dict(torch.load(buffer, weights_only=True))
     assert torch.equal(given.run(other), given.run(model))
+
+
+class Island(nn.Module):
+    def __init__(self, autocast: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.autocast = nn.Linear(4, 8), nn.Linear(8, 2), autocast
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            return self.last(self.first(x).relu())
+
+
+def test_layers_where_autocast_is_off_are_normalized() -> None:
+    """They were not found, and the model had no linear layer."""
+    model = vp.normalize(Island(False), vp.Moments(torch.zeros(1, 4), 1.0))
+    assert [path for path, module in model.named_modules() if hasattr(module, "scale")] == ["first", "last"]
+    with pytest.raises(
+        ValueError, match=r"no linear layer to normalize; torch.autocast or vmap inside its forward hides"
+    ):
+        vp.normalize(Island(True), vp.Moments(torch.zeros(1, 4), 1.0))

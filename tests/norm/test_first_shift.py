@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import varprop as vp
 from tests.gaussian.test_stability import activation as kernel
@@ -102,3 +102,28 @@ def test_the_form_is_chosen_by_depth_and_activation(depth: int, activation: type
     model = vp.normalize(nn.Sequential(*layers), vp.Moments(0.0, 1.0), example=(1, 6))
     assert all(layer.centred == deep for layer in vp.fold_report(model).layers)
     assert bool(model[0].shift.detach().any()) == deep  # type: ignore[union-attr, operator]
+
+
+class Equilibrium(nn.Module):
+    """One layer applied again and again, from zeros of the data's form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.again = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, entering = torch.zeros_like(x), self.enter(x)
+        for _ in range(3):
+            state = torch.tanh(self.again(state) + entering)
+        return state
+
+
+def test_an_activation_that_reads_zeros_of_the_form_of_the_data() -> None:
+    """It ended in a KeyError: where an activation acts on constants, their form may be that of the data."""
+    torch.manual_seed(0)
+    model, x = Equilibrium(), torch.randn(4, 8)
+    model = vp.init_(model, vp.Moments(torch.zeros(1, 8), 1.0))
+    before = model(x)
+    assert before.std() > 0.3
+    normalized = vp.normalize(model, vp.Moments(torch.zeros(1, 8), 1.0), form="deep")
+    torch.testing.assert_close(vp.fold(normalized)(x), normalized(x))

@@ -297,3 +297,47 @@ def test_a_layer_that_trains_counts_dropout_before_it_whatever_its_mode() -> Non
     model[1].eval()
     assert torch.equal(model[2].folded()[0], training)
     assert not torch.allclose(model.eval()[2].folded()[0], training)
+
+
+class TimeStep(nn.Module):
+    """A layer of the data and two of a time step, as in diffusion models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data, self.out = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.time = nn.Sequential(nn.Linear(1, 16), nn.SiLU(), nn.Linear(16, 8))
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        return self.out(torch.relu(self.data(x) + self.time(step[:, None])))
+
+
+@pytest.mark.parametrize("step", [torch.tensor([0.3]), vp.Moments(torch.tensor([0.3]), 0.0)])
+def test_layers_that_read_the_same_for_all_data_stay_as_they_are(step: Tensor | vp.Moments) -> None:
+    """Their variance is that of rounding: divided by it, any other time step would be a thousand times too large."""
+    torch.manual_seed(0)
+    model, moments = TimeStep(), vp.Moments(torch.zeros(1, 4), 1.0)
+    with pytest.warns(vp.PlainWarning, match=r"same for all data, so they stay as they are: 'time.0', 'time.2'"):
+        normalized = vp.normalize(model, (moments, step))
+    assert [path for path, module in normalized.named_modules() if hasattr(module, "scale")] == ["data", "out"]
+    later = torch.tensor([0.9])
+    torch.testing.assert_close(normalized.get_submodule("time")(later[:, None]), model.time(later[:, None]))
+    vp.init_(start := copy.deepcopy(model), (moments, step))
+    assert torch.equal(start.time[0].weight, model.time[0].weight)
+
+
+def test_layers_that_start_at_zero_are_left_out_by_name() -> None:
+    """As the last layers of blocks in diffusion models do."""
+    torch.manual_seed(0)
+    model, moments = (
+        nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 32), nn.Linear(32, 2)),
+        vp.Moments(torch.zeros(1, 64), 4.0),
+    )
+    nn.init.zeros_(model[2].weight)
+    with pytest.raises(
+        ValueError, match="Output 0 of '2' has only zero weights: give it others, or leave it out with `only`"
+    ):
+        vp.init_(model, moments)
+    vp.init_(model, moments, only=lambda path, _: path != "2", shift=False)
+    found = vp.propagate(model, moments)
+    torch.testing.assert_close(found["1"].var, torch.ones(1, 32), rtol=1e-4, atol=0.0)
+    assert not model[2].weight.any()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import varprop as vp
 from varprop.gaussian import series
 from varprop.moments import Moments
 from varprop.rules.attention import attention
@@ -33,3 +35,23 @@ def test_uniform_tokens_stay_uniform() -> None:
     torch.manual_seed(0)
     q, k, v = _moments(1, 6, 1, 8, full=(1, 6, 197, 8)), _moments(1, 6, 197, 8), _moments(1, 6, 197, 8)
     assert attention(q, k, v).mean.shape == (1, 6, 1, 8)
+
+
+def test_padded_keys_that_weights_are_asked_of_count_for_nothing() -> None:
+    """With its weights asked for, attention adds the mask in `baddbmm`; minus infinity was made NaN there."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            return self.attention(x, x, x, key_padding_mask=padding)[0]
+
+    torch.manual_seed(0)
+    model, given = Padded().double().eval(), vp.Moments(torch.randn(1, 5, 8).double(), 0.7)
+    padding = torch.tensor([[False, False, False, True, True]])
+    found = vp.propagate(model, (given, padding)).output
+    shorter = vp.propagate(model, (vp.Moments(given.mean[:, :3], 0.7), padding[:, :3])).output
+    torch.testing.assert_close(found.mean[:, :3], shorter.mean)
+    torch.testing.assert_close(found.var[:, :3], shorter.var)

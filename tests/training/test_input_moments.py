@@ -152,6 +152,30 @@ def test_bytes_are_refused_with_the_remedy():
             input_moments(data)
 
 
+def test_the_target_behind_a_scan_is_not_taken_for_the_data():
+    """Medical images are of 16 bits; their moments were those of what followed them."""
+    scans = TensorDataset(torch.zeros(4, 1, 8, 8, dtype=torch.int16), torch.rand(4, 3))
+    with pytest.raises(TypeError, match=r"item 0 \(found torch.int16\): convert the input to float"):
+        input_moments(scans)
+
+
+def test_tensors_that_are_not_dense_are_named():
+    nested = torch.nested.nested_tensor([torch.rand(3, 2), torch.rand(4, 2)])
+    for data, kind in (
+        (torch.eye(4).to_sparse(), "sparse_coo"),
+        ([torch.eye(4).to_sparse_csr()], "sparse_csr"),
+        (nested, "nested"),
+    ):
+        with pytest.raises(TypeError, match=f"holds a {kind} one"):
+            input_moments(data)
+
+
+def test_eight_bits_are_enough():
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).to(torch.float8_e4m3fn)
+    assert_moments(input_moments([values[:1], values[1:]]), values.float(), (0,))
+    assert input_moments(values).dtype is torch.float32
+
+
 def test_no_floating_tensor_is_refused_with_its_place():
     with pytest.raises(TypeError, match=r"item 1 \(found str\)"):
         input_moments(Items([torch.zeros(2), "a word"]))

@@ -491,3 +491,23 @@ def test_a_grid_first_finds_the_deeper_of_two_valleys():
 def test_grids_leave_brent_an_evaluation(grids):
     with pytest.raises(ValueError, match="maxiter must be at least 1 above the evaluations on grids"):
         find_lr(lambda lr: lr, grids=grids)
+
+
+@pytest.mark.parametrize(
+    "batch", [{"x": torch.ones(4, 2), "y": torch.zeros(4)}, torch.ones(2, 3), [torch.ones(2, 3)] * 3]
+)
+def test_a_batch_that_is_no_pair_is_named(batch):
+    """Of a tensor with two rows one was taken for the input and one for the target."""
+    model = torch.nn.Linear(3, 1)
+    objective = training_objective(model, torch.optim.SGD, [batch], torch.nn.functional.mse_loss)
+    with pytest.raises(TypeError, match=rf"two tensors, not for a {type(batch).__name__}: pass `step`"):
+        find_lr(objective)
+
+
+@pytest.mark.parametrize(("value", "named"), [(None, "NoneType"), (torch.ones(3), r"Tensor of shape \(3,\)")])
+def test_an_objective_without_a_number_is_named(value, named):
+    with pytest.raises(TypeError, match=f"The objective must return the loss, one number, not a {named}"):
+        find_lr(lambda lr: value)
+    step = training_objective(torch.nn.Linear(3, 1), torch.optim.SGD, [0], step=lambda *_: value)
+    with pytest.raises(TypeError, match=f"The step must return the loss, one number, not a {named}"):
+        find_lr(step)

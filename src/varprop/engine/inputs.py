@@ -202,7 +202,8 @@ def _fit(index: int, node: Node, value: Input) -> Input:
     if not form.is_floating:
         raise CaptureError(
             f"Input {index} of the model holds whole numbers ({form.dtype}), which have no mean and variance to "
-            f"propagate: give vp.Tokens(probabilities) for indices of an embedding, or a plain tensor for a constant."
+            f"propagate: give vp.Tokens(probabilities) for indices of an embedding, a plain tensor for a constant, or "
+            f"an example of floating point numbers for images of bytes."
         )
     if value.ndim != len(shape) or any(own not in (1, full) for own, full in zip(value.shape, shape, strict=True)):
         raise CaptureError(

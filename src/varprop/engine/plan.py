@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import MissingRule
-from ..graph.capture import Program
+from ..graph.capture import Program, tensor_at
 from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, resolve
 from ..rules.registry import RANDOM, Rule, lookup
@@ -31,7 +32,6 @@ class Plan:
             cluster of elementwise operations with one random source is thus one function of one variable.
         rules: The rule of every random node that is computed.
         missing: Random nodes without a rule.
-        entangled: Random nodes some of whose elements are copies or functions of one another, as after an ``expand``.
         skips: For a rectifier of a sum with one rectified term, as at the end of a residual block: that term and the
             other.
     """
@@ -41,8 +41,16 @@ class Plan:
     root: dict[Node, Node] = field(default_factory=dict)
     rules: dict[Node, Rule] = field(default_factory=dict)
     missing: list[Node] = field(default_factory=list)
-    entangled: set[Node] = field(default_factory=set)
     skips: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def entangled(self) -> set[Node]:
+        """Random nodes some of whose elements are copies or functions of one another, as after an ``expand``."""
+        found: set[Node] = set()
+        for node in self.program.nodes:
+            if self.random(node) and _entangles(self, node, found):
+                found.add(node)
+        return found
 
     def random(self, node: Any) -> bool:
         """Whether a node's value is random."""
@@ -112,8 +120,6 @@ def _visit(plan: Plan, node: Node) -> None:
     roots = {plan.root[operand] for operand in operands}
     clustered = rule is not None and rule.kind == "elementwise" and len(roots) == 1
     plan.root[node] = roots.pop() if clustered else node
-    if _entangles(plan, node, rule):
-        plan.entangled.add(node)
     if node.target is operator.getitem:
         return
     several = rule is not None and rule.kind == "elementwise" and not clustered
@@ -138,26 +144,52 @@ def _drops(node: Node, rule: Rule) -> bool:
     return rule.kind == "rule" and "dropout" in str(node.packet) and train is not False
 
 
-def _entangles(plan: Plan, node: Node, rule: Rule | None) -> bool:
+def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     """Whether a node copies elements, joins functions of one value, or has operands in which this was done."""
     if node.target is operator.getitem:
-        return node.operands[0] in plan.entangled
+        return node.operands[0] in entangled
+    rule = plan.rules.get(node)
     if rule is None or not keeps_elements(rule):
-        return False
-    if any(operand in plan.entangled for operand in node.operands):
+        return rule is not None and rule.entangles
+    if any(operand in entangled for operand in node.operands):
         return True
     read: list[Node] = []
     resolve((node.args, node.kwargs), read.append)
     random = [operand for operand in read if plan.random(operand)]
     if rule.kind == "structural" and len({plan.root[operand] for operand in random}) < len(random):
         return True
+    if rule.repeats_elements:
+        return _repeats_elements(plan.program, node)
     copies = rule.selects and _count(node) > sum(map(_count, read))
-    return copies or (rule.kind != "structural" and len(random) == 1 and _count(node) > _count(random[0]))
+    return copies or (rule.kind != "structural" and any(_count(node) > _count(operand) for operand in random))
 
 
 def keeps_elements(rule: Rule) -> bool:
     """Whether every element of a result comes from one of each argument, or from its neighbours by interpolation."""
-    return rule.kind != "rule" or rule.noise or rule.resizes or rule.batch_norm is not None
+    moves = rule.kind != "rule" and not rule.adds
+    return moves or rule.noise or rule.resizes or rule.batch_norm is not None
+
+
+def _repeats_elements(program: Program, node: Node) -> bool:
+    """Whether an operation gives an element of its first argument twice; taken to, where an input decides that."""
+    x, *others = node.args
+    numbers = 1.0 + torch.arange(_count(x), dtype=torch.float64, device=x.form.device).view(x.form.shape)
+    try:
+        args, kwargs = resolve((others, node.kwargs), lambda operand: _constant(program, operand))
+    except KeyError:
+        return True
+    times = node.target(numbers, *args, **kwargs).flatten().long().bincount()  # 0 is what a border is filled with
+    return bool((times[1:] > 1).any())
+
+
+def _constant(program: Program, node: Node) -> Any:
+    """The value of a node that no input decides; a KeyError if one does."""
+    if node in program.constants:
+        return program.constants[node]
+    if node.target is None:
+        return tensor_at(program.model, program.state[node])
+    args, kwargs = resolve((node.args, node.kwargs), lambda operand: _constant(program, operand))
+    return node.target(*args, **kwargs)
 
 
 def _count(node: Node) -> int:

@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from . import patterns
+from .attributes import attributes_kept
 from .examples import as_example, of_fixed_sizes
 from .extents import fill_open_extents, form_of
 from .functional import in_functional_form
@@ -128,6 +129,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
     generators = torch.random.fork_rng(devices=_devices(model))
     with (
         _ONE_AT_A_TIME,
+        attributes_kept(model),
         observers_named(model),
         _quiet(),
         generators,
@@ -245,6 +247,11 @@ def _explain(model: nn.Module, error: Exception) -> str:
             f"{type(model).__name__} branches on the values of its input (an `if`, `while`, `int()` or `.item()` on a "
             f"tensor), so there is no single graph to follow; write the branch with torch.where, or keep the module "
             f"that holds it whole with `@vp.rule(ThatModule)`.{where}"
+        )
+    if "fake tensor in the exported program constant" in text:
+        return (
+            f"{type(model).__name__} does something that no graph can follow, such as torch.autograd.grad inside its "
+            f"forward: keep the module that does so whole with `@vp.rule(ThatModule)`."
         )
     if any(_packs(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
         return (

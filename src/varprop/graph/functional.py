@@ -36,11 +36,17 @@ def in_functional_form(exported: ExportedProgram) -> ExportedProgram:
 
 
 def _unwrap(graph: fx.Graph) -> None:
-    """Put the operations under `torch.no_grad` where it is called: a graph of moments has no use for it."""
+    """Put the operations under `torch.no_grad`, or where autocast is off, where they are called.
+
+    A graph of moments has no use for the one, and the other says what holds anyway.
+    """
     for node in list(graph.nodes):
-        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            _, body, *given = node.args
+        elif node.target is torch.ops.higher_order.wrap_with_autocast and node.args[2] is False:
+            _, _, _, _, body, *given = node.args
+        else:
             continue
-        _, body, *given = node.args
         inner = getattr(graph.owning_module, body.target).graph
         _unwrap(inner)
         placeholders = inner.find_nodes(op="placeholder")

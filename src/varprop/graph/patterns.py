@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
@@ -29,7 +30,7 @@ def fold(graph: fx.Graph) -> None:
 
 
 def _match(node: fx.Node) -> tuple[Any, ...] | None:
-    for pattern in (_softsign, _signed_size, _truth, _length, _unit_length, _normalization):
+    for pattern in (_softsign, _signed_size, _truth, _broadcast, _length, _unit_length, _normalization):
         found = pattern(node)
         if found is not None:
             return found
@@ -71,6 +72,14 @@ def _truth(node: fx.Node) -> tuple[Any, ...] | None:
     if not cast or not isinstance(value, torch.Tensor) or value.dtype is not torch.bool:
         return None
     return (aten.ne.Scalar, node.args[0], 0) if _is_floating(node.args[0]) else None
+
+
+def _broadcast(node: fx.Node) -> tuple[Any, ...] | None:
+    """One result of torch.broadcast_tensors is its operand expanded, random or not, whatever the others are."""
+    if node.target is not operator.getitem or not _is(node.args[0], aten.broadcast_tensors):
+        return None
+    together, place = node.args
+    return aten.expand.default, together.args[0][place], list(node.meta["val"].shape)  # type: ignore[union-attr, index]
 
 
 def _is_floating(node: Any) -> bool:

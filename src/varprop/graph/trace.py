@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .attributes import attributes_kept
+
 
 class _OperationRecorder(TorchDispatchMode):
     """Writes down every operation, its arguments and results; tensors by the order in which they were first seen."""
@@ -34,6 +36,10 @@ class _OperationRecorder(TorchDispatchMode):
         return result
 
 
+def _without_data() -> FakeTensorMode:
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def traced_operations(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
     """Every operation of one call with what it reads and makes, equal for equal graphs; None if that cannot be found.
 
@@ -41,7 +47,7 @@ def traced_operations(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     """
     state = {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with attributes_kept(model), torch.no_grad(), torch.random.fork_rng(devices=[]), _without_data() as fake:
             copies: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
             args, kwargs = pytree.tree_map_only(Tensor, fake.from_tensor, (args, kwargs))
             with _OperationRecorder() as recorder:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..engine.inputs import example_for
 from ..engine.names import unknown_name
+from ..errors import CaptureError
 from ..graph.examples import is_shape
 from ..graph.node import Form
 from ..moments import Moments
@@ -118,7 +119,12 @@ def summary(
         raise ValueError(f"depth must be 0 or more, not {depth!r}.")
     given = Moments(0.0, 1.0) if moments is None else moments
     example = example_for(model, given, (1, *input) if is_shape(input) else input)
-    program, _ = captured(model, example)
+    try:
+        program, _ = captured(model, example)
+    except CaptureError as error:
+        if is_shape(input) and "could not be run on the example" in str(error):
+            raise CaptureError(f"{error}\nA shape is that of one input, without a batch axis: (3, 32, 32).") from error
+        raise
     walk = walked(program, given, "sample")
     found = [place for place in places(walk) if place.kind == "module"]
     held = {*model.parameters(), *model.buffers()}

@@ -32,6 +32,7 @@ from .checks import (
     check_model,
     check_weights,
     refuse_reading_by_hand,
+    warn_of_constants,
     warn_of_plain,
 )
 from .first_shift import first_shifts, layers_in_a_row
@@ -48,7 +49,7 @@ from .layers import (
 )
 from .linear_layers import Only, find_layers, is_linear_layer, replace
 from .loading import check_when_loading_, stop_checking_
-from .modes import CapturedMode, calls_of, capture_modes, read_by_hand, with_calls
+from .modes import CapturedMode, calls_of, capture_modes, read_by_hand, reading_constants, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
 from .scope import close_scopes_, open_scopes_, shared_fold
@@ -77,6 +78,7 @@ def normalize(
     mu and sigma follow from the parameters by analytic propagation, so they are the same in training and evaluation,
     do not depend on the batch, need no buffers, and are differentiated through. Every layer keeps its weight and gains
     `scale` and `shift`; its bias, and a batch norm directly after it, are absorbed. `fold` takes all of it out again.
+    A layer whose input is the same for all data (a time step given as a constant, say) stays as it is, with a warning.
 
     The statistics know the model as it is now, in training and in evaluation mode. They follow its parameters and
     buffers, but not a number that its own code keeps in an attribute, which is what it was; and a layer that trains
@@ -112,8 +114,9 @@ def normalize(
     check_copyable(model)
     captured = captured_for(model, input, example, only)
     result = normalized_(copy.deepcopy(model), captured, init, form, only)
+    warn_of_constants(captured.constant)
     if only is None:
-        warn_of_plain(result)
+        warn_of_plain(result, captured.constant)
     warn_of_fold(result)
     if inplace:  # the trial on a copy has shown that nothing fails midway
         return normalized_(model, captured, init, form, only)
@@ -138,11 +141,19 @@ def _form_for(init: Init, form: NormalizationForm | None) -> NormalizationForm |
 
 
 class Captured(NamedTuple):
-    """What a model's normalization is found from: its graphs by mode, and what it was captured with."""
+    """What a model's normalization is found from: its graphs by mode, and what it was captured with.
+
+    Attributes:
+        programs: In training (True) and in evaluation.
+        given: The moments of the inputs.
+        example: The inputs it was captured with.
+        constant: The paths of layers whose inputs are the same for all data: there is nothing to normalize by.
+    """
 
     programs: dict[bool, Program]
     given: Any
     example: Any
+    constant: frozenset[str]
 
 
 def captured_for(
@@ -163,7 +174,8 @@ def captured_for(
     pairs = batch_norms_in(programs[False])
     absorbed = {model.get_submodule(norm) for path, norm in pairs.items() if path in layers}
     staying = [module for module in model.modules() if by_batch(module) and module not in absorbed]
-    return Captured(capture_modes(model, example, staying) if staying else programs, given, example)
+    programs = capture_modes(model, example, staying) if staying else programs
+    return Captured(programs, given, example, reading_constants(programs.values(), layers, given))
 
 
 def normalized_(
@@ -179,11 +191,13 @@ def normalized_(
 
     `shifted` gives the paper's form the first shifts of the deep one.
     """
-    chosen: dict[str, Any] = find_layers(model, only, _can_be_normalized)
+    found: dict[str, Any] = find_layers(model, only, _can_be_normalized)
+    chosen = {path: layer for path, layer in found.items() if path not in captured.constant}
     model, programs, silent = _without_batch_norms(model, captured, chosen)
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
-        raise ValueError("The model has no linear layer to normalize.")
+        hidden = "; torch.autocast or vmap inside its forward hides those that are called there" if chosen else ""
+        raise ValueError(f"The model has no linear layer to normalize{hidden}.")
     graph = with_calls(programs[False], layers, captured.given)
     long = form is None and layers_in_a_row(graph) > SHALLOW
     shifts = first_shifts(model, graph) if form == "deep" or long or shifted else {}

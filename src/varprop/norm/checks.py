@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection, Container
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def check_weights(layers: dict[str, Any], centred: bool = False) -> None:
         if not bool(layer.weight.isfinite().all()):
             raise ValueError(f"The weight of '{path}' has a value that is not finite.")
         weight = layer.weight.detach()
-        _refuse_empty(path, weight_norms(weight, layer), "zero weights: it cannot be normalized.")
+        _refuse_empty(path, weight_norms(weight, layer), "zero weights: give it others, or leave it out with `only`.")
         if centred and fan_in(weight, layer) > 1:
             left = weight_norms(with_centred_rows(weight, layer), layer)
             _refuse_empty(path, left, 'equal weights, of which the deep form leaves nothing: form="paper" takes them.')
@@ -90,9 +91,21 @@ def refuse_reading_by_hand(names: dict[str, str]) -> None:
         )
 
 
-def warn_of_plain(model: nn.Module) -> None:
-    """Say which modules stay as they are that one could expect to change."""
-    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized)]
+def warn_of_constants(paths: Collection[str]) -> None:
+    """Say which layers read nothing random."""
+    if paths:
+        warnings.warn(
+            f"What these layers read is the same for all data, so they stay as they are: "
+            f"{listed([repr(path) for path in sorted(paths)])}. Where it does vary, give its moments in place of a "
+            f"constant.",
+            PlainWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_plain(model: nn.Module, told: Container[str] = ()) -> None:
+    """Say which modules stay as they are that one could expect to change, but for those it was told of already."""
+    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
     norms = [path for path, m in named if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     layers = [f"'{path}' ({type(m).__name__})" for path, m in named if _looks_linear(m)]
     if norms:

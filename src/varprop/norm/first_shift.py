@@ -76,7 +76,11 @@ def _layer_before(node: Node, plan: Plan, graph: CapturedMode, depths: dict[Node
 
 def _known_shift(model: nn.Module, graph: CapturedMode, root: Node, end: Node, known: dict[str, float]) -> float:
     """The shift, computed once for all layers with the same operations behind them."""
-    fixed = {node: value for node, value in graph.inputs.items() if isinstance(value, Tensor)}
+    # An activation reads no data, but perhaps a constant that has its form from them, such as zeros_like(x).
+    fixed = {
+        node: value if isinstance(value, Tensor) else torch.zeros(node.form.shape, dtype=node.form.dtype)
+        for node, value in graph.inputs.items()
+    }
     statistics = Statistics(model, graph.program, {root: ""}, [end], fixed)
     key = statistics.key()
     if key not in known:

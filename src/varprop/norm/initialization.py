@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 from torch import nn
@@ -10,9 +11,18 @@ from torch import nn
 from .api import captured_for, fold, normalized_
 from .batchnorm import has_seen_nothing
 from .checks import check_copyable
+from .linear_layers import Only
 
 
-def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = True, shift: bool = True) -> nn.Module:
+def init_(
+    model: nn.Module,
+    input: Any,
+    *,
+    example: Any = None,
+    center: bool = True,
+    shift: bool = True,
+    only: Only | None = None,
+) -> nn.Module:
     """Initialize a plain model without data, so that every unit starts with variance 1 and a mean that is known.
 
     The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them: weights are
@@ -27,15 +37,18 @@ def init_(model: nn.Module, input: Any, *, example: Any = None, center: bool = T
             alone and biases are zero: He's rule for any activation and graph.
         shift: Whether means start, before activations that let errors of scale grow at mean 0 (rectifiers), at the
             smallest value where they die out: 0.377 for ReLU. Otherwise, and everywhere else, they start at 0.
+        only: The layers to initialize, as for `normalize`: without those that are to start at zero, say.
 
     Returns:
         The model.
     """
     check_copyable(model)
-    captured = captured_for(model, input, example, by_batch=_normalizes_by_batch)
-    # A trial on a copy: where it fails, the model is as before.
-    normalized_(copy.deepcopy(model), captured, "project", center=center, shifted=center and shift)
-    return fold(normalized_(model, captured, "project", center=center, shifted=center and shift), inplace=True)
+    captured = captured_for(model, input, example, only, by_batch=_normalizes_by_batch)
+    projected = functools.partial(
+        normalized_, captured=captured, init="project", only=only, center=center, shifted=center and shift
+    )
+    projected(copy.deepcopy(model))  # a trial: where it fails, the model is as before
+    return fold(projected(model), inplace=True)
 
 
 def _normalizes_by_batch(module: nn.Module) -> bool:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..engine.api import capture
 from ..engine.inputs import fitted_inputs
+from ..engine.plan import make_plan
 from ..graph.capture import Program, as_arguments
 from ..graph.examples import as_example
 from ..graph.node import Node
 from ..graph.trace import traced_operations
+from ..moments import Moments
 from ..training.restore import preserved_modes
 from .attention import with_attention_of_like_tokens
 from .draws import drawn_elsewhere, warn_of_draws
@@ -120,6 +122,21 @@ def calls_of(program: Program, layers: dict[str, Any]) -> dict[Node, str]:
             if layer in path_of:
                 found[node] = path_of[layer]
     return found
+
+
+def reading_constants(programs: Iterable[Program], layers: dict[str, Any], given: Any) -> frozenset[str]:
+    """The called layers that read nothing random in any of a model's graphs: a layer of parameters, or of constants."""
+    random: dict[str, bool] = {}
+    for program in programs:
+        inputs = zip(program.inputs, fitted_inputs(program, given), strict=True)
+        plan = make_plan(program, [node for node, value in inputs if _varies(value)])
+        for node, path in calls_of(program, layers).items():
+            random[path] = random.get(path, False) or plan.random(node)
+    return frozenset(path for path, varies in random.items() if not varies)
+
+
+def _varies(value: Any) -> bool:
+    return not isinstance(value, Tensor) and not (isinstance(value, Moments) and not bool(value.var.any()))
 
 
 def read_by_hand(program: Program, layers: dict[str, Any]) -> dict[str, str]:

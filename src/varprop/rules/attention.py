@@ -50,13 +50,13 @@ def _coarse(x: Moments, dim: int, *_: Any, **__: Any) -> str | None:
     return COARSE if count > exact.FEW else None
 
 
-@rule(aten.softmax.int, aten._softmax, approximate=_coarse, bounds=(0.0, 1.0))
+@rule(aten.softmax.int, aten._softmax, approximate=_coarse, bounds=(0.0, 1.0), entangles=True)
 def softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Moments:
     """Moments of every probability by integrals over one variable (mathematics.md, 8); exact for independent logits."""
     return _along(exact.softmax, _cast(x, dtype), dim)
 
 
-@rule(aten.log_softmax.int, aten._log_softmax, approximate=_coarse)
+@rule(aten.log_softmax.int, aten._log_softmax, approximate=_coarse, entangles=True)
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Moments:
     """x_y - LSE(x): Var = Var x_y + Var LSE - 2 Var x_y E softmax_y (Stein); exact for independent Gaussians."""
     return _along(exact.log_softmax, _cast(x, dtype), dim)
@@ -100,7 +100,8 @@ def matmul(a: Value, b: Value) -> Moments:
 @rule(aten.addmm, aten.baddbmm, aten.addmv, multilinear=True, product=True, weighted=True)
 def add_matmul(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha (a b); exact for independent entries."""
-    return add_independent(mul_independent(base, beta), matmul(a, b), alpha=alpha)
+    base = base * beta if isinstance(base, Tensor) else mul_independent(base, beta)  # a constant mask may be -infinity
+    return add_independent(base, matmul(a, b), alpha=alpha)
 
 
 def _dense(value: Value) -> Value:

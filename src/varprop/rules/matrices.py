@@ -77,7 +77,7 @@ def _rolled(x: Value, shift: int, dim: int) -> Value:
     return Moments(x.mean.roll(shift, dim), x.var.roll(shift, dim))
 
 
-@rule(aten.cumprod, multilinear=True, mixes_positions=True)
+@rule(aten.cumprod, multilinear=True, mixes_positions=True, entangles=True)
 def cumprod(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
     """E = running products of E_i, Var by v <- v (m_i^2 + v_i) + m^2 v_i; exact for independent values."""
     x = write_out(x, dim).to(dtype or x.dtype)

@@ -74,19 +74,19 @@ def _flat(x: Moments) -> Moments:
     return Moments(dense.mean.flatten(), dense.var.flatten())
 
 
-@rule(aten.topk, approximate=ORDER, order_statistic=True)
+@rule(aten.topk, approximate=ORDER, order_statistic=True, entangles=True)
 def topk(x: Moments, k: int, dim: int = -1, largest_first: bool = True, sorted: bool = True) -> tuple[Moments, None]:
     """The k largest (or smallest) values in order; where they were found stays unknown."""
     return (largest(x, k, dim) if largest_first else _negative(largest(_negative(x), k, dim))), None
 
 
-@rule(aten.sort.default, approximate=ORDER, order_statistic=True)
+@rule(aten.sort.default, approximate=ORDER, order_statistic=True, entangles=True)
 def sort(x: Moments, dim: int = -1, descending: bool = False) -> tuple[Moments, None]:
     """All values in order; where they came from stays unknown."""
     return topk(x, x.full[dim], dim, descending)
 
 
-@rule(aten.sort.stable, approximate=ORDER, order_statistic=True)
+@rule(aten.sort.stable, approximate=ORDER, order_statistic=True, entangles=True)
 def stable_sort(
     x: Moments, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Moments, None]:
@@ -94,7 +94,7 @@ def stable_sort(
     return sort(x, dim, descending)
 
 
-@rule(aten.msort, approximate=ORDER, order_statistic=True)
+@rule(aten.msort, approximate=ORDER, order_statistic=True, entangles=True)
 def msort(x: Moments) -> Moments:
     """As `sort`, along the first axis."""
     return sort(x, 0)[0]
@@ -118,7 +118,7 @@ def median_all(x: Moments) -> Moments:
     return median(_flat(x), 0)[0]
 
 
-@rule(aten.cummax, order_statistic=True, maximum=True)
+@rule(aten.cummax, order_statistic=True, maximum=True, entangles=True)
 def cummax(x: Moments, dim: int) -> tuple[Moments, None]:
     """The maximum of every beginning of an axis; exact up to quadrature."""
     x = write_out(x, dim)
@@ -128,7 +128,7 @@ def cummax(x: Moments, dim: int) -> tuple[Moments, None]:
     return Moments(m, v), None
 
 
-@rule(aten.cummin, order_statistic=True)
+@rule(aten.cummin, order_statistic=True, entangles=True)
 def cummin(x: Moments, dim: int) -> tuple[Moments, None]:
     """The minimum of every beginning of an axis: -cummax(-x)."""
     return _negative(cummax(_negative(x), dim)[0]), None

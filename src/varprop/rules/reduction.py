@@ -96,7 +96,7 @@ def position_average(x: Moments, dims: Sequence[int], keepdim: bool) -> Moments:
     return Moments(mean, var, full)
 
 
-@rule(aten.cumsum, multilinear=True, mixes_positions=True)
+@rule(aten.cumsum, multilinear=True, mixes_positions=True, entangles=True)
 def cumsum(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
     """E = partial sums of E_i, Var = partial sums of Var_i (each sum's own variance; they share terms)."""
     x = write_out(x, dim).to(dtype or x.dtype) if x.ndim else x

@@ -58,6 +58,10 @@ class Rule:
         independent: The rule for several independent random arguments.
         drawn: Of a ``source`` that is not Gaussian: what it draws, as a function of a standard Gaussian variable and of
             its own arguments.
+        adds: Of a ``structural`` operation: several elements of its arguments go to one place and are added there.
+        repeats_elements: Of a ``structural`` operation with one random argument, the first: it may give an element
+            of it several times, which shows when it is run on numbers.
+        entangles: Elements of its result follow from one another, as those of a softmax or of running sums do.
         outcomes: Of a ``source`` of whole numbers: those it may draw, in a vector, and the chance of each along a new
             first axis; a function of its moments and of its own arguments.
 
@@ -105,6 +109,9 @@ class Rule:
     affine: Callable[..., Any] | None = None
     independent: Callable[..., Any] | None = None
     drawn: Callable[..., Tensor] | None = None
+    adds: bool = False
+    repeats_elements: bool = False
+    entangles: bool = False
     outcomes: Callable[..., tuple[Tensor, Tensor]] | None = None
     linear: bool = False
     weighted: bool = False
@@ -215,9 +222,7 @@ def _registrar(ops: tuple[Key, ...], made: Rule) -> Callable[[Function], Functio
     return decorate
 
 
-def structural(
-    *ops: Key, evaluate: Callable[..., Any] | None = None, selects: bool = False
-) -> Callable[[Function], Function]:
+def structural(*ops: Key, evaluate: Callable[..., Any] | None = None, **facts: bool) -> Callable[[Function], Function]:
     """Register operations that only move, select, copy or join elements: they act on mean and variance alike.
 
     Used as a decorator it replaces that default by a function of Moments (to keep uniform axes, say).
@@ -225,9 +230,9 @@ def structural(
     Args:
         ops: The operations.
         evaluate: What to run on the means and on the variances; the operation itself if left out.
-        selects: A field of `Rule`.
+        facts: Further fields of `Rule`.
     """
-    made = [Rule("structural", evaluate=evaluate, selects=selects) for _ in ops]
+    made = [Rule("structural", evaluate=evaluate, **facts) for _ in ops]  # type: ignore[arg-type]
     for op, one in zip(ops, made, strict=True):
         _register((op,), one)
 

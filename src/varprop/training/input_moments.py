@@ -17,6 +17,7 @@ from ..moments import Moments
 __all__ = ["input_moments"]
 
 _CHUNK_ELEMENTS = 1 << 20  # 8 MB in float64: bounds the memory of a pass whatever the batch size
+_OF_IMAGES = (torch.uint8, torch.int16, torch.uint16)  # labels and indices are of others
 
 
 def input_moments(
@@ -97,9 +98,8 @@ class _RunningStatistics:
         return tuple(own if own == new else 1 for own, new in zip(self.extents, other.extents, strict=True))
 
     def moments(self) -> Moments:
-        dtype = torch.promote_types(self.dtype, torch.float32)
         var = self.deviations / self.count
-        return Moments(self.mean.to(self.device, dtype), var.to(self.device, dtype), self.extents)
+        return Moments(self.mean.to(self.device, self.dtype), var.to(self.device, self.dtype), self.extents)
 
 
 def _statistics(chunk: _Chunk, per: str) -> _RunningStatistics:
@@ -113,7 +113,8 @@ def _statistics(chunk: _Chunk, per: str) -> _RunningStatistics:
     deviations = (values - mean).square().sum(axes, keepdim=True)
     count = math.prod(values.shape[axis] for axis in axes)
     extents = (1, *values.shape[1:])
-    return _RunningStatistics(count, mean, deviations, chunk.values.dtype, chunk.values.device, extents)
+    dtype = torch.float64 if chunk.values.dtype == torch.float64 else torch.float32
+    return _RunningStatistics(count, mean, deviations, dtype, chunk.values.device, extents)
 
 
 def _in_float64(values: Tensor) -> Tensor:
@@ -181,10 +182,15 @@ def _split(chunks: Iterable[_Chunk]) -> Iterator[_Chunk]:
 
 def _floating_tensor(item: Any, place: str, *, batched: bool) -> Tensor:
     for tensor in _tensors(item):
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise TypeError(
+                f"Moments are taken of dense tensors, but {place} holds a {kind} one: give it by its parts."
+            )
         if tensor.is_floating_point():
             return _with_batch_axis(tensor.detach(), place, batched)
-        # Taking the float label that may follow an image of bytes would be a silent mistake.
-        if tensor.dtype == torch.uint8 and tensor.dim() > int(batched):
+        # Taking the float label that may follow an image of whole numbers would be a silent mistake.
+        if tensor.dtype in _OF_IMAGES and tensor.dim() > int(batched):
             break
     found = next((str(tensor.dtype) for tensor in _tensors(item)), type(item).__name__)
     if found == "ndarray":

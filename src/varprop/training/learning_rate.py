@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from .objective import Objective, RunningMean, rate_setter, supervised_step, training_objective
+from .objective import Objective, RunningMean, as_loss, rate_setter, supervised_step, training_objective
 from .restore import preserved_rng
 
 __all__ = ["LRSearch", "RunningMean", "find_lr", "supervised_step", "training_objective"]
@@ -162,9 +162,10 @@ def _drawn_in(loss: Callable[[float], float], bounds: tuple[float, float], count
 
 def _evaluate(objective: Objective, lr: float) -> float:
     try:
-        loss = float(objective(lr))
+        value = objective(lr)
     except _DIVERGENCE_ERRORS:
         return math.inf
+    loss = as_loss(value, "objective")
     return loss if math.isfinite(loss) else math.inf
 
 

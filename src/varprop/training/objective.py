@@ -67,6 +67,11 @@ def supervised_step(loss_fn: Callable[[Any, Any], Tensor]) -> StepFunction:
     """
 
     def step(model: nn.Module, optimizer: Optimizer, batch: Any) -> Tensor:
+        if not (isinstance(batch, (tuple, list)) and [hasattr(part, "to") for part in batch] == [True, True]):
+            raise TypeError(
+                f"loss_fn is for batches (input, target) of two tensors, not for a {type(batch).__name__}: pass "
+                f"`step`, a function of model, optimizer and batch, for any other."
+            )
         inputs, target = (part.to(_device_of(model)) for part in batch)
         optimizer.zero_grad()
         loss = loss_fn(model(inputs), target)
@@ -163,7 +168,18 @@ def _training_losses(
     for rate in rates:
         set_rate(rate)
         for batch in data:
-            yield float(step(model, optimizer, batch))
+            yield as_loss(step(model, optimizer, batch), "step")
+
+
+def as_loss(value: Any, source: str) -> float:
+    """What a user's function returned, as a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        raise TypeError(
+            f"The {source} must return the loss, one number, not a {type(value).__name__}{shape}."
+        ) from None
 
 
 def _mean_until_divergence(losses: Iterator[float], mean: RunningMean, loss_limit: float) -> float:

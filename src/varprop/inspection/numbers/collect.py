@@ -134,4 +134,5 @@ def _positions(walk: Walk, moments: Moments, place: Place) -> float:
     """Elements of one channel in one sample; the batch need not be the first axis inside a model."""
     inputs = [node.form.shape for node in walk.plan.program.inputs if len(node.form.shape)]
     batch = inputs[0][0] if inputs else 1
-    return max(1.0, math.prod(moments.full) / (moments.full[channel_axis(moments, place.output)] * batch))
+    channels = moments.full[channel_axis(moments, place.output)] if moments.ndim else 1
+    return max(1.0, math.prod(moments.full) / (channels * batch))
