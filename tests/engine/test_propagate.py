@@ -318,7 +318,8 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "repeat, mean": (lambda x: x.repeat(1, 2, 1, 1).relu().mean(1), True),
     "interleave, pool": (lambda x: F.avg_pool2d(x.repeat_interleave(2, -1), 2), True),
     "broadcast, sum": (lambda x: (torch.ones(5, 1, 1, 1, dtype=DOUBLE) * x).sum(0), True),
-    "broadcast sum of two, sum": (lambda x: (x[:, :1, :, :] + x[:, 1:, :1, :]).sum(2), True),
+    "broadcast sum of two, sum": (lambda x: (x[:, :1] + torch.randn(1, 3, 1, 8, dtype=DOUBLE)).sum(2), True),
+    "broadcast of parts of one": (lambda x: (x[:, :1] * x[:, 1:, :1]).sum(2), False),  # the product is marked itself
     "stack of functions": (lambda x: torch.stack([x, 2 * x, x.relu()]).mean(0), True),
     "concatenated rectifiers": (
         lambda x: F.conv2d(torch.cat([x.relu(), (-x).relu()], 1), KERNEL.repeat(1, 2, 1, 1)),

@@ -161,7 +161,8 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     if rule.repeats_elements:
         return _repeats_elements(plan.program, node)
     copies = rule.selects and _count(node) > sum(map(_count, read))
-    return copies or (rule.kind != "structural" and any(_count(node) > _count(operand) for operand in random))
+    broadcast = rule.kind != "structural" and any(_count(node) > _count(operand) for operand in random)
+    return copies or (broadcast and not plan.shares_ancestor(node))  # which is marked at once
 
 
 def keeps_elements(rule: Rule) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -16,9 +18,19 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # What has not changed is not touched: other threads may be using the model.
         for module, own in before:
-            vars(module).clear()
-            vars(module).update(own)
+            _put_back(vars(module), own)
         for value, contents in held:
-            value.clear()
-            value.extend(contents) if isinstance(value, list) else value.update(contents)
+            if isinstance(value, dict):
+                _put_back(value, contents)
+            elif len(value) != len(contents) or any(map(operator.is_not, value, contents)):
+                value[:] = contents
+
+
+def _put_back(changed: dict[Any, Any], before: dict[Any, Any]) -> None:
+    for name in [name for name in changed if name not in before]:
+        del changed[name]
+    for name, value in before.items():
+        if name not in changed or changed[name] is not value:
+            changed[name] = value
