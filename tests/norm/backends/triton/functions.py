@@ -52,6 +52,9 @@ RULES: dict[tuple, Callable] = {
     ("hardsigmoid",): of_std(act.hardsigmoid),
     ("compose", "maximum", 1.03, 0.49, "two_slopes", 1.0, 0.0): after_maximum(1.03, 0.49, of_std(two_slopes, 1.0, 0.0)),
     ("compose", "maximum", 1.03, 0.49, "sigmoid"): after_maximum(1.03, 0.49, of_std(act.sigmoid)),
+    ("compose", "maximum", 1.03, 0.49, "silu"): after_maximum(1.03, 0.49, of_std(act.silu)),
+    ("compose", "maximum", 1.03, 0.49, "gelu"): after_maximum(1.03, 0.49, of_std(act.gelu)),
+    ("compose", "maximum", 1.03, 0.49, "hardswish"): after_maximum(1.03, 0.49, of_std(act.hardswish)),
 }
 
 
