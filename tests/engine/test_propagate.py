@@ -177,6 +177,9 @@ RANKS = {  # functions of four values, and true over predicted standard deviatio
     "topk": (lambda x: x.relu().topk(2, -1).values[..., 0], 1.02),
     "a rising line": (lambda x: (2 * x.relu() + 1).amax(-1), 1.02),
     "two functions": (lambda x: x.relu().tanh().amax(-1), 1.0),
+    "leaky": (lambda x: F.leaky_relu(x, 0.1).amax(-1), 1.02),
+    "ELU": (lambda x: F.elu(x, alpha=0.5).amax(-1), 1.02),
+    "CELU": (lambda x: F.celu(x, alpha=2.0).amax(-1), 1.02),
     "GELU": (lambda x: F.gelu(x).amax(-1), 1.02),
     "SiLU": (lambda x: F.silu(x - 1).amax(-1), 1.02),
     "Mish": (lambda x: F.mish(x - 1).amax(-1), 1.02),
@@ -187,6 +190,7 @@ RANKS = {  # functions of four values, and true over predicted standard deviatio
     "border": (lambda x: F.pad(x.relu(), (0, 1)).amax(-1), 1.64),
     "dropout": (lambda x: F.dropout(x.relu(), 0.3).amax(-1), 1.89),
     "batch norm": (lambda x: F.batch_norm(x.relu().view(-1, 1, 4), ZERO, ONE).amax(-1).view(-1), 1.64),
+    "a negative slope": (lambda x: F.leaky_relu(x, -0.5).amax(-1), 1.55),
     "a falling line": (lambda x: (-x.relu()).amax(-1), 0.21),
 }
 BENT = "compares functions of Gaussian values as if these were Gaussian"

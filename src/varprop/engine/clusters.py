@@ -98,8 +98,11 @@ class Clusters:
     def _rises(self, node: Node, maximum: bool) -> bool:
         """Whether a function never decreases: by its rule, or as a line with a number for its slope."""
         rule = self.plan.rules[node]
-        if rule.monotone or rule.affine is None:
-            return rule.monotone or (maximum and rule.dips)
+        further, named = self._further(node)
+        if rule.monotone(*further, **named) or (maximum and rule.dips):
+            return True
+        if rule.affine is None:
+            return False
         args, kwargs = self._arguments(node, lambda operand: IDENTITY)
         line = rule.affine(*args, **kwargs)
         return isinstance(line, Line) and isinstance(line.slope, (int, float)) and line.slope > 0

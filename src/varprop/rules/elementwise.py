@@ -110,7 +110,7 @@ elementwise(aten.heaviside, jumps=(0.0,), monotone=True)(lambda mean, std, _valu
 elementwise(aten.frac, jumps=FRACTIONS, bounds=UNIT, approximate=unresolved)(frac_moments)
 
 
-@elementwise(aten.leaky_relu, kinks=(0.0,))
+@elementwise(aten.leaky_relu, kinks=(0.0,), monotone=lambda slope=0.01: slope >= 0)
 def leaky_relu(mean: Tensor, std: Tensor, negative_slope: float = 0.01) -> Pair:
     """Two slopes (mathematics.md, 2.6)."""
     return rectifier.two_slopes(mean, std, 1.0, negative_slope)
@@ -192,6 +192,7 @@ def gelu(mean: Tensor, std: Tensor, *, approximate: str = "none") -> Pair:
     aten.elu,
     kinks=(0.0,),
     knots=(-36.0,),
+    monotone=lambda alpha=1.0, scale=1.0, input_scale=1.0: min(alpha, scale, input_scale) >= 0,
     kernel=lambda alpha=1.0, scale=1.0, input_scale=1.0: ("elu", alpha, scale, input_scale),
 )
 def elu(mean: Tensor, std: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Pair:
@@ -210,6 +211,7 @@ elementwise(
     aten.celu,
     kinks=(0.0,),
     knots=lambda alpha=1.0: (-36.0 * alpha,),
+    monotone=True,
     kernel=lambda alpha=1.0: ("elu", alpha, 1.0, 1.0 / alpha),
 )(activations.celu)
 

@@ -48,7 +48,7 @@ class Rule:
         kinks: Points of the argument where the derivative jumps.
         jumps: Points where the function itself jumps.
         knots: Points where a smooth function changes its character, such as the ends of its bend.
-        monotone: Never decreases.
+        monotone: Never decreases; a function of its further arguments.
         dips: Falls to a minimum and then rises, as SiLU does: the largest of several is hardly ever one where it falls.
         swings: Rises and falls for ever, as a sine does: what is made of it is integrated on many panels.
         compares: Kinks and jumps are points of the difference of the first two arguments.
@@ -100,7 +100,7 @@ class Rule:
     kinks: Callable[..., Sequence[Any]] = _none
     jumps: Callable[..., Sequence[Any]] = _none
     knots: Callable[..., Sequence[Any]] = _none
-    monotone: bool = False
+    monotone: Callable[..., bool | None] = _nothing
     dips: bool = False
     swings: bool = False
     compares: bool = False
@@ -251,7 +251,7 @@ def constant(*ops: Key) -> None:
 
 
 Points = Sequence[float] | Callable[..., Sequence[Any]]
-DEPENDENT = {"kinks", "jumps", "knots", "bend", "bounds", "kernel", "normalizes"}
+DEPENDENT = {"monotone", "kinks", "jumps", "knots", "bend", "bounds", "kernel", "normalizes"}
 
 
 def elementwise(
@@ -259,7 +259,7 @@ def elementwise(
     kinks: Points = (),
     jumps: Points = (),
     knots: Points = (),
-    monotone: bool = False,
+    monotone: bool | Callable[..., bool] = False,
     evaluate: Callable[..., Tensor] | None = None,
     approximate: Reason = None,
     **facts: Any,
@@ -275,7 +275,7 @@ def elementwise(
             arguments. Quadrature panels end there.
         jumps: The same for points where the function itself jumps.
         knots: The same for the edges of a smooth function's bend (for a sigmoid about +-9); they aid accuracy only.
-        monotone: Whether the function never decreases.
+        monotone: Whether the function never decreases, likewise.
         evaluate: How to compute the function on a tensor with one axis more in front; the operation itself if left out.
         approximate: As for `rule`.
         facts: Further fields of `Rule`.
@@ -284,8 +284,7 @@ def elementwise(
         "elementwise",
         approximate=approximate,
         evaluate=evaluate,
-        monotone=monotone,
-        **_functions({"kinks": kinks, "jumps": jumps, "knots": knots, **facts}),
+        **_functions({"monotone": monotone, "kinks": kinks, "jumps": jumps, "knots": knots, **facts}),
     )
     _register(ops, made)
 
