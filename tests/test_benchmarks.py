@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.cost_of_steps import count_of
+from benchmarks.epsilon import READERS, epsilon
 from benchmarks.forms import write
 from benchmarks.truth_of_sigma import drawn, shown
 from examples.train_cifar import resnet
@@ -30,6 +32,20 @@ def test_the_ratio_is_that_of_true_and_predicted_deviation() -> None:
     x = torch.randn(20_000, 50)
     assert all(abs(ratio - 1) < 0.05 for ratio in ratios(model, x).values())
     assert abs(ratios(model, 3 * x)["0"] - 3) < 0.1
+
+
+def test_another_epsilon_reaches_every_fold() -> None:
+    """On a CPU; the kernels of a GPU have theirs from the same place."""
+    norm = Path(vp.__file__).parent / "norm"
+    users = [
+        file for file in norm.rglob("*.py") if re.search(r"\bEPS\b", file.read_text()) and "triton" not in file.parts
+    ]
+    names = {".".join(file.relative_to(norm).with_suffix("").parts) for file in users}
+    assert names == {"layout", *READERS}
+    model = vp.normalize(nn.Sequential(nn.Linear(3, 2)), vp.Moments(0.0, 1e-6), example=(1, 3))
+    usual = vp.fold(model)[0].weight
+    with epsilon(1e-18):
+        torch.testing.assert_close(vp.fold(model)[0].weight, 2**0.5 * usual)
 
 
 def test_a_record_says_what_made_it(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,8 +26,11 @@ def directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Iden
     with contextlib.ExitStack() as hooks:
         hooks.callback(direct.difference_update, wrong)
         for path, identity in notes.items():
-            first = functools.partial(layers[path].register_forward_hook, prepend=True)
-            hooks.enter_context(first(lambda _layer, _args, output, path=path: note(path, output)))
+            hooks.enter_context(
+                layers[path].register_forward_hook(
+                    lambda _layer, _args, output, path=path: note(path, output), prepend=True
+                )
+            )
             hooks.enter_context(
                 identity.register_forward_pre_hook(lambda _identity, args, path=path: compare(path, args[0]))
             )

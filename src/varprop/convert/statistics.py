@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +66,11 @@ def measured_outputs(layers: Mapping[str, LinearLayer]) -> Iterator[dict[str, li
     with contextlib.ExitStack() as hooks:
         for path, layer in layers.items():
             # First of all hooks: what a user's hook makes of the output comes after the batch norm.
-            first = functools.partial(layer.register_forward_hook, prepend=True)
-            hooks.enter_context(first(lambda _layer, _args, output, path=path: measure(path, output)))
+            hooks.enter_context(
+                layer.register_forward_hook(
+                    lambda _layer, _args, output, path=path: measure(path, output), prepend=True
+                )
+            )
         yield found
 
 

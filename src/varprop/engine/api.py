@@ -17,8 +17,9 @@ from ..moments import Moments, trusted
 from ..rules.registry import module_classes
 from .inputs import example_for, fitted_inputs
 from .plan import Plan, make_plan, require_complete
+from .reasons import general_reasons
 from .report import Coverage, Entry, Result, Status
-from .walk import Walk, general_reasons
+from .walk import Walk
 
 
 def capture(model: nn.Module, example: Any, *, input: Any = None) -> Program:

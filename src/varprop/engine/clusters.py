@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,41 +16,9 @@ from ..gaussian.skip import relu_of_sum
 from ..graph.node import Node, resolve
 from ..moments import Moments
 from ..rules.registry import Rule
+from .lines import IDENTITY, Line, solve, through_line
 from .plan import Plan
 
-
-@dataclass(frozen=True)
-class Line:
-    """``slope * base + offset``: a value that is affine in another node of its cluster."""
-
-    slope: Any
-    offset: Any
-
-    def __add__(self, other: Any) -> Line:
-        if isinstance(other, Line):
-            return Line(self.slope + other.slope, self.offset + other.offset)
-        return Line(self.slope, self.offset + other)
-
-    def __neg__(self) -> Line:
-        return Line(-self.slope, -self.offset)
-
-    def __sub__(self, other: Any) -> Line:
-        return self.__add__(-other)
-
-    def __rsub__(self, other: Any) -> Line:
-        return (-self).__add__(other)
-
-    def __mul__(self, factor: Any) -> Line | None:
-        return None if isinstance(factor, Line) else Line(self.slope * factor, self.offset * factor)
-
-    def __truediv__(self, divisor: Any) -> Line | None:
-        return None if isinstance(divisor, Line) else Line(self.slope / divisor, self.offset / divisor)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
-
-
-IDENTITY = Line(1.0, 0.0)
 NARROW = 1e-3  # std above which differences by its square keep ten digits
 CROSSINGS = 4  # of a kink by what is bent, at most: as many as a quartic has
 # of a function that swings: panels for each element, for all of them together, and crossings of a kink
@@ -303,7 +270,7 @@ class Clusters:
         rule = self.plan.rules[node]
         line = self._argument_line(node, rule, root)
         if line is not None and drawn is None:
-            return [_solve(line, t, mean)]
+            return [solve(line, t, mean)]
 
         def argument(x: Tensor) -> Tensor:
             x = x if drawn is None else drawn(x)
@@ -325,16 +292,18 @@ class Clusters:
         return result if isinstance(result, Line) else None
 
 
+def steps_between(start: Node, end: Node) -> tuple[str, ...]:
+    """The functions of one argument that lead from one node to another, the last one first, with their settings."""
+    node, steps = end, []
+    while node is not start:
+        steps.append(f"{node.target}{node.args[1:]}{node.kwargs}")
+        node = node.args[0]
+    return tuple(steps)
+
+
 def after_skip(rectified: Moments, other: Moments) -> Moments:
     """The rectifier of a sum with a rectified term."""
     return Moments(*relu_of_sum(rectified.mean, rectified.var, other.mean, other.var))
-
-
-def through_line(x: Moments, line: Line) -> Moments:
-    """Exact moments of an affine function."""
-    slope, offset = (_as_tensor(v, x.mean) for v in (line.slope, line.offset))
-    mean = x.mean * slope + offset
-    return Moments(mean, (x.var * slope.square()).expand(mean.shape))
 
 
 def crossings(g: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, most: int) -> list[Tensor]:
@@ -365,17 +334,6 @@ def _unless_listed(at: Tensor, listed: list[Tensor], mean: Tensor, std: Tensor) 
 
 def _sign(values: Tensor) -> Tensor:
     return torch.where(values >= 0, 1.0, -1.0)  # never zero, so that a zero on the grid is a change of sign too
-
-
-def _solve(line: Line, t: Any, mean: Tensor) -> Any:
-    """Where the line takes the value t; the mean itself (a harmless break) if it never does."""
-    slope, offset = (_as_tensor(v, mean) for v in (line.slope, line.offset))
-    flat = slope == 0
-    return torch.where(flat, mean, (t - offset) / torch.where(flat, torch.ones_like(slope), slope))
-
-
-def _as_tensor(value: Any, like: Tensor) -> Tensor:
-    return value.to(like.dtype) if isinstance(value, Tensor) else torch.full_like(like, float(value))
 
 
 def _lead(t: Tensor, ndim: int) -> Tensor:

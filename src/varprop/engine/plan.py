@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import MissingRule
-from ..graph.capture import Program, tensor_at
+from ..graph.capture import Program
 from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, resolve
 from ..rules.registry import RANDOM, Rule, lookup
@@ -172,25 +172,24 @@ def keeps_elements(rule: Rule) -> bool:
 
 
 def _repeats_elements(program: Program, node: Node) -> bool:
-    """Whether an operation gives an element of its first argument twice; taken to, where an input decides that."""
+    """Whether an operation gives an element of its first argument twice; taken to, unless constants alone decide it."""
     x, *others = node.args
     numbers = 1.0 + torch.arange(_count(x), dtype=torch.float64, device=x.form.device).view(x.form.shape)
+    known = dict(program.constants)
     try:
-        args, kwargs = resolve((others, node.kwargs), lambda operand: _constant(program, operand))
+        args, kwargs = resolve((others, node.kwargs), lambda operand: _constant(operand, known))
     except KeyError:
         return True
     times = node.target(numbers, *args, **kwargs).flatten().long().bincount()  # 0 is what a border is filled with
     return bool((times[1:] > 1).any())
 
 
-def _constant(program: Program, node: Node) -> Any:
-    """The value of a node that no input decides; a KeyError if one does."""
-    if node in program.constants:
-        return program.constants[node]
-    if node.target is None:
-        return tensor_at(program.model, program.state[node])
-    args, kwargs = resolve((node.args, node.kwargs), lambda operand: _constant(program, operand))
-    return node.target(*args, **kwargs)
+def _constant(node: Node, known: dict[Node, Any]) -> Any:
+    """The value of a node that the known constants decide; a KeyError where inputs, parameters or buffers do."""
+    if node not in known and node.target is not None:
+        args, kwargs = resolve((node.args, node.kwargs), lambda operand: _constant(operand, known))
+        known[node] = node.target(*args, **kwargs)
+    return known[node]
 
 
 def _count(node: Node) -> int:

@@ -18,30 +18,18 @@ from ..graph.node import Form, Node, resolve
 from ..moments import Moments, Tokens, compact, trusted
 from ..rules.registry import Rule
 from .branches import Branches
-from .clusters import Clusters
-from .plan import Plan, keeps_elements
+from .clusters import Clusters, steps_between
+from .plan import Plan
+from .reasons import general_reasons
 from .sampling import sample
 
 SMALL = 2**16
-INDEPENDENCE = "assumes independence of operands that share a random ancestor"
-COPIES = "takes elements as independent that are copies or functions of one another, as after expand or upsampling"
-DIPPING = (
-    "the maximum is taken before a function that dips, such as SiLU: mean within 0.15 std, std within 6 % while the "
-    "means of what enters it are not below minus its std"
-)
-BENT = "compares functions of Gaussian values as if these were Gaussian: a maximum's std may be off by a factor of 5"
-TRUNCATION = "a cast to whole numbers cuts the fraction off, but is taken as a copy"
-SWINGING = (
-    "a function that swings is integrated at many points: mean and std within 2 % of the std while it swings no more "
-    "than 5 times in a standard deviation of its argument, 100 times for less than 2,000 elements"
-)
-CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
 
 
 class Unapplied(NamedTuple):
     """A value before functions were applied to it, and these: they lead from one node of a cluster to another."""
 
-    value: Any
+    value: Moments
     before: Node
     after: Node
 
@@ -154,7 +142,7 @@ class Walk:
         if rule is not None and (rule.selects or (rule.copies and len(node.operands) == 1)):
             parts = [self.without_functions(operand, maximum, value, moved) for operand in node.operands]
             known = {operand: part for operand, part in zip(node.operands, parts, strict=True) if part is not None}
-            if len(known) < len(parts) or len({_steps(part) for part in known.values()}) > 1:
+            if len(known) < len(parts) or len({steps_between(*part[1:]) for part in known.values()}) > 1:
                 return None
             own = moved(node, lambda o: known[o].value) if rule.selects else known[node.operands[0]].value
             return Unapplied(own, *known[node.operands[0]][1:])
@@ -251,81 +239,6 @@ def _fit(value: Any, form: Any) -> Any:
     # a comparison gives probabilities, not truth values, and half precision is too coarse for variances
     dtype = form.dtype if form.dtype in (torch.float32, torch.float64) else value.dtype
     return Moments(value.mean.to(dtype), value.var.to(dtype), form.shape)
-
-
-def general_reasons(plan: Plan, node: Node, rule: Rule) -> list[str]:
-    """Why a result is approximate, apart from what its rule says of itself."""
-    found = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
-    found += [COPIES] if not keeps_elements(rule) and plan.entangled.intersection(node.operands) else []
-    found += [SWINGING] if _integrates_swings(plan, node, rule) else []
-    found += _reasons_of_order(plan, node, rule)
-    return [*found, TRUNCATION] if _truncates(node) else found
-
-
-def _integrates_swings(plan: Plan, node: Node, rule: Rule) -> bool:
-    """Whether a node is a function, and not just a line, of one that swings."""
-    operands = plan.random_operands(node)
-    line = rule.affine is not None and operands == [node.args[0]]
-    return rule.kind == "elementwise" and not line and any(map(plan.swings, operands))
-
-
-def _reasons_of_order(plan: Plan, node: Node, rule: Rule) -> list[str]:
-    """Why a maximum, another rank or a comparison is approximate: it is one of functions that do not only rise."""
-    compares = rule.compares and not plan.inside_cluster(node)
-    if not (rule.order_statistic or compares):
-        return []
-    clusters, parts = Clusters(plan, {}), [_unmoved(plan, operand) for operand in plan.random_operands(node)]
-    taken = [Unapplied(None, clusters.before_rising(end, rule.maximum), end) for ends, _ in parts for end in ends]
-    moved = rule.order_statistic and all(moved for _, moved in parts)
-    if not moved or len({_steps(one) for one in taken}) > 1:  # then functions stay in front
-        taken = [one._replace(before=one.after) for one in taken]
-    behind = _rules_between(clusters, [(one.after, one.before) for one in taken])
-    ahead = _rules_between(clusters, [(one.before, plan.root[one.before]) for one in taken])
-    found = [DIPPING] if any(function.dips for function in behind) else []
-    return [*found, BENT] if any(function.affine is None for function in ahead) else found
-
-
-def _rules_between(clusters: Clusters, pairs: list[tuple[Node, Node]]) -> list[Rule]:
-    """The rules of all functions that lead from the second node of a pair to the first."""
-    return [clusters.plan.rules[f] for end, start in pairs if end is not start for f in clusters.path(end, start)]
-
-
-def _unmoved(plan: Plan, node: Node) -> tuple[list[Node], bool]:
-    """The random nodes from which a node has its elements, and whether it only selects them.
-
-    Behind a batch norm or a dropout what was a function of a Gaussian value is none of its own, and not Gaussian still.
-    """
-    rule = plan.rules.get(node)
-    if node.target is not operator.getitem and (rule is None or rule.kind == "elementwise" or not keeps_elements(rule)):
-        return [node], True
-    found = [_unmoved(plan, operand) for operand in plan.random_operands(node)]
-    ends = list(dict.fromkeys(end for part, _ in found for end in part))
-    return ends, rule is not None and rule.selects and all(moved for _, moved in found)
-
-
-def _truncates(node: Node) -> bool:
-    """Whether a node casts random floating point numbers to whole ones; truth values are whole already."""
-    packet = node.packet
-    if packet not in CASTS or not node.operands:
-        return False
-    before, after = node.operands[0].form, node.form
-    whole = isinstance(after, Form) and not (after.is_floating or after.dtype.is_complex or after.dtype is torch.bool)
-    return whole and isinstance(before, Form) and before.is_floating
-
-
-def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:
-    """Whether a rule combines operands as independent that are not known to be."""
-    combines = rule.kind == "rule" or (rule.kind == "elementwise" and not plan.inside_cluster(node))
-    return combines and (plan.shares_ancestor(node) or (plan.reads_one_twice(node) and not rule.repeats))
-
-
-def _steps(found: Unapplied) -> tuple[str, ...]:
-    """The functions, the last one first, with their settings."""
-    node, steps = found.after, []
-    while node is not found.before:
-        steps.append(f"{node.target}{node.args[1:]}{node.kwargs}")
-        node = node.args[0]
-    return tuple(steps)
 
 
 def apply(rule: Rule, target: Any, args: Any, kwargs: Any) -> Any:

@@ -36,10 +36,6 @@ class _OperationRecorder(TorchDispatchMode):
         return result
 
 
-def _without_data() -> FakeTensorMode:
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
 def traced_operations(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
     """Every operation of one call with what it reads and makes, equal for equal graphs; None if that cannot be found.
 
@@ -47,7 +43,8 @@ def traced_operations(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     """
     state = {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     try:
-        with attributes_kept(model), torch.no_grad(), torch.random.fork_rng(devices=[]), _without_data() as fake:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with attributes_kept(model), torch.no_grad(), torch.random.fork_rng(devices=[]), fake:
             copies: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
             args, kwargs = pytree.tree_map_only(Tensor, fake.from_tensor, (args, kwargs))
             with _OperationRecorder() as recorder:

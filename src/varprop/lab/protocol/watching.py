@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -22,6 +21,7 @@ def watch(
         for module in model.modules():
             undone.callback(setattr, module, "training", module.training)
         for name, layer in layers.items():
-            first = functools.partial(layer.register_forward_hook, prepend=True)
-            undone.enter_context(first(lambda _, __, output, name=name: look(name, output)))
+            undone.enter_context(
+                layer.register_forward_hook(lambda _, __, output, name=name: look(name, output), prepend=True)
+            )
         model.eval()(batch)

@@ -1,0 +1,94 @@
+"""Why a result is approximate, apart from what the rule of its operation says of itself."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from ..graph.node import Form, Node
+from ..rules.registry import Rule
+from .clusters import Clusters, steps_between
+from .plan import Plan, keeps_elements
+
+INDEPENDENCE = "assumes independence of operands that share a random ancestor"
+COPIES = "takes elements as independent that are copies or functions of one another, as after expand or upsampling"
+DIPPING = (
+    "the maximum is taken before a function that dips, such as SiLU: mean within 0.15 std, std within 6 % while the "
+    "means of what enters it are not below minus its std"
+)
+BENT = "compares functions of Gaussian values as if these were Gaussian: a maximum's std may be off by a factor of 5"
+TRUNCATION = "a cast to whole numbers cuts the fraction off, but is taken as a copy"
+SWINGING = (
+    "a function that swings is integrated at many points: mean and std within 2 % of the std while it swings no more "
+    "than 5 times in a standard deviation of its argument, 100 times for less than 2,000 elements"
+)
+CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
+
+
+def general_reasons(plan: Plan, node: Node, rule: Rule) -> list[str]:
+    """Why a result is approximate, apart from what its rule says of itself."""
+    found = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
+    found += [COPIES] if not keeps_elements(rule) and plan.entangled.intersection(node.operands) else []
+    found += [SWINGING] if _integrates_swings(plan, node, rule) else []
+    found += _reasons_of_order(plan, node, rule)
+    return [*found, TRUNCATION] if _truncates(node) else found
+
+
+def _integrates_swings(plan: Plan, node: Node, rule: Rule) -> bool:
+    """Whether a node is a function, and not just a line, of one that swings."""
+    operands = plan.random_operands(node)
+    line = rule.affine is not None and operands == [node.args[0]]
+    return rule.kind == "elementwise" and not line and any(map(plan.swings, operands))
+
+
+def _reasons_of_order(plan: Plan, node: Node, rule: Rule) -> list[str]:
+    """Why a maximum, another rank or a comparison is approximate: it is one of functions that do not only rise."""
+    compares = rule.compares and not plan.inside_cluster(node)
+    if not (rule.order_statistic or compares):
+        return []
+    clusters, parts = Clusters(plan, {}), [_unmoved(plan, operand) for operand in plan.random_operands(node)]
+    ends = [end for found, _ in parts for end in found]
+    starts = [clusters.before_rising(end, rule.maximum) for end in ends]
+    moved = rule.order_statistic and all(moved for _, moved in parts)
+    if not moved or len({*map(steps_between, starts, ends)}) > 1:  # then functions stay in front
+        starts = ends
+    behind = _rules_between(clusters, starts, ends)
+    ahead = _rules_between(clusters, [plan.root[start] for start in starts], starts)
+    found = [DIPPING] if any(function.dips for function in behind) else []
+    return [*found, BENT] if any(function.affine is None for function in ahead) else found
+
+
+def _rules_between(clusters: Clusters, starts: list[Node], ends: list[Node]) -> list[Rule]:
+    """The rules of all functions that lead from a start to its end."""
+    pairs = [(start, end) for start, end in zip(starts, ends, strict=True) if start is not end]
+    return [clusters.plan.rules[function] for start, end in pairs for function in clusters.path(end, start)]
+
+
+def _unmoved(plan: Plan, node: Node) -> tuple[list[Node], bool]:
+    """The random nodes from which a node has its elements, and whether it only selects them.
+
+    Behind a batch norm or a dropout what was a function of a Gaussian value is none of its own, and not Gaussian still.
+    """
+    rule = plan.rules.get(node)
+    if node.target is not operator.getitem and (rule is None or rule.kind == "elementwise" or not keeps_elements(rule)):
+        return [node], True
+    found = [_unmoved(plan, operand) for operand in plan.random_operands(node)]
+    ends = list(dict.fromkeys(end for part, _ in found for end in part))
+    return ends, rule is not None and rule.selects and all(moved for _, moved in found)
+
+
+def _truncates(node: Node) -> bool:
+    """Whether a node casts random floating point numbers to whole ones; truth values are whole already."""
+    packet = node.packet
+    if packet not in CASTS or not node.operands:
+        return False
+    before, after = node.operands[0].form, node.form
+    whole = isinstance(after, Form) and not (after.is_floating or after.dtype.is_complex or after.dtype is torch.bool)
+    return whole and isinstance(before, Form) and before.is_floating
+
+
+def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:
+    """Whether a rule combines operands as independent that are not known to be."""
+    combines = rule.kind == "rule" or (rule.kind == "elementwise" and not plan.inside_cluster(node))
+    return combines and (plan.shares_ancestor(node) or (plan.reads_one_twice(node) and not rule.repeats))
