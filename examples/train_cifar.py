@@ -26,7 +26,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import varprop as vp
 from varprop.lab.data.datasets import load
-from varprop.lab.training.cuda_graph import captured
+from varprop.lab.training.cuda_graph import captured_step
 
 BLOCKS = {  # in every stage; two layers a block, one before and one behind them
     "resnet18": (2, 2, 2, 2),
@@ -224,17 +224,10 @@ class Run:
 
     def _graphed(self, x: Tensor, y: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """The same as a CUDA graph, which saves the time of its launches; batch norm's buffers stay as they are."""
-        inputs, buffers = (x.clone(memory_format=torch.preserve_format), y.clone()), list(self.model.buffers())
-        kept = [buffer.clone() for buffer in buffers]
-        replay = captured(lambda: self._gradients(*inputs))
-        for buffer, value in zip(buffers, kept, strict=True):
+        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        gradients = captured_step(self._gradients, x, y)
+        for buffer, value in kept:
             buffer.copy_(value)
-
-        def gradients(x: Tensor, y: Tensor) -> Tensor:
-            for here, new in zip(inputs, (x, y), strict=True):
-                here.copy_(new)
-            return replay()
-
         return gradients
 
     @torch.no_grad()
@@ -280,6 +273,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         "weight_decay",
         "images",
         "classes",
+        "compile",
     )
     return {name: getattr(options, name) for name in names}
 

@@ -20,6 +20,7 @@ import random
 import statistics
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.lab.training.cuda_graph import captured_step
 
 STD = 0.02  # of the first weights
 SETTINGS = (
@@ -189,6 +191,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.groups(), options.lr, betas=(0.9, 0.95))
         self.rate = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self.share)
         self.order = torch.Generator().manual_seed(options.seed)
+        self.gradients: Callable[[Tensor, Tensor], Tensor] = self._gradients
 
     def groups(self) -> list[dict[str, Any]]:
         """Weight decay on matrices only, and a rate of their own for the scales and shifts of normalized layers."""
@@ -240,14 +243,21 @@ class Run:
         for _ in range(count):
             last = len(self.text.train) - self.options.context
             starts = torch.randint(last, (self.options.batch,), generator=self.order)
-            loss = self.loss(*windows(self.text.train, starts, self.options.context))
-            self.optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+            batch = windows(self.text.train, starts, self.options.context)
+            if self.options.graph and self.gradients == self._gradients:
+                self.gradients = captured_step(self._gradients, *batch)
+            total += self.gradients(*batch)
             self.optimizer.step()
             self.rate.step()
-            total += loss.detach()
         return float(total) / count
+
+    def _gradients(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss; its gradients are in the parameters."""
+        self.optimizer.zero_grad()
+        loss = self.loss(x, y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+        return loss.detach()
 
     @torch.no_grad()
     def validation(self) -> float:
@@ -279,6 +289,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=200, help="steps from one validation to the next")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--graph", action="store_true", help="replay a CUDA graph instead of launching every kernel")
     parser.add_argument("--qk-norm", action="store_true", help="RMS norm of queries and keys, with any --norm")
     only = parser.add_argument_group("of the analytic normalization")
     only.add_argument("--form", choices=["paper", "deep"], default="deep")

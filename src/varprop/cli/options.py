@@ -68,7 +68,7 @@ RayOption = Annotated[
     ),
 ]
 CompileOption = Annotated[
-    bool | None, typer.Option("--compile", help="Compile the network on a GPU (noisy-cifar10).", show_default=False)
+    bool | None, typer.Option("--compile", help="Compile networks on a GPU (noisy-cifar10, deep).", show_default=False)
 ]
 
 

@@ -128,7 +128,7 @@ def reproduce(
         if "search" in wanted:
             typer.echo(f"Searches: {search_study.study(out, root).resolve()}")
         if "deep" in wanted:
-            _run_deep(out, root, tables, seeds, jobs, max_seconds)
+            _run_deep(out, root, tables, seeds, jobs, max_seconds, bool(compiled))
         if "questions" in wanted:
             _answer(out, root, only, seeds)
         if set(wanted) <= set(STUDIES):
@@ -158,7 +158,7 @@ def _answer(out: Path, root: Path | None, only: str | None, seeds: int | None) -
 
 
 def _run_deep(
-    out: Path, root: Path | None, tables: str | None, seeds: int | None, jobs: int, max_seconds: float
+    out: Path, root: Path | None, tables: str | None, seeds: int | None, jobs: int, max_seconds: float, compiled: bool
 ) -> None:
     """Make the runs of the deep networks that are missing, and print the tables of all."""
     from varprop.lab.deep.figure import draw_losses
@@ -168,7 +168,7 @@ def _run_deep(
     deadline = time.monotonic() + max_seconds
     chosen = options.listed(tables, tuple(TABLES), "--tables") if tables else tuple(TABLES)
     for table in chosen:
-        study = Study(table, out / "deep.json", seeds or 4, jobs, deadline, root, say=typer.echo)
+        study = Study(table, out / "deep.json", seeds or 4, jobs, deadline, root, compiled, say=typer.echo)
         study.make()
         for judged in (HELD_OUT, TEST):
             if study.has(judged):

@@ -13,7 +13,7 @@ import pytest
 from tests.lab.data.test_datasets import write_cifar10
 from varprop.lab.deep.figure import draw_losses
 from varprop.lab.deep.runs import HELD_OUT, TEST, Study
-from varprop.lab.deep.tables import TABLES, Row
+from varprop.lab.deep.tables import GPT, TABLES, VIT, Row
 
 ROOT = Path(__file__).parents[3]
 ACCURACIES = {0.2: 0.7, 0.1: 0.9, 0.4: 0.8}
@@ -160,3 +160,10 @@ def test_so_does_that_of_the_gpt() -> None:
         run[judged] for judged in (HELD_OUT, TEST) for key, run in runs.items() if key.startswith(f"{judged} | gpt")
     ]
     assert len(found) == 19 and all(f"{value:.4f}" in page for value in found)
+
+
+def test_networks_are_compiled_if_asked_and_only_images_need_a_folder(tmp_path: Path) -> None:
+    plain = Study("vit", tmp_path / "deep.json", data=tmp_path)
+    compiled = Study("gpt", tmp_path / "deep.json", data=tmp_path, compiled=True)
+    assert plain._place(VIT)[:2] == ["--data", str(tmp_path)] and "--compile" not in plain._place(VIT)
+    assert compiled._place(GPT)[-1] == "--compile" and "--data" not in compiled._place(GPT)

@@ -54,6 +54,7 @@ class Study:
         jobs: Runs at the same time.
         deadline: By `time.monotonic`; no run begins after it.
         data: Folder of CIFAR-10, if it is not where varprop looks for data.
+        compiled: Whether networks are compiled.
         rows: What is compared.
     """
 
@@ -63,6 +64,7 @@ class Study:
     jobs: int = 1
     deadline: float = float("inf")
     data: Path | None = None
+    compiled: bool = False
     say: Callable[[str], None] = print
     runs: dict[str, Any] = field(init=False)
     rows: list[Row] = field(init=False)
@@ -122,7 +124,7 @@ class Study:
             options += [str(self._start)]
         if judged == TEST:
             options += ["--test"] if row.script == GPT else ["--held-out", "0"]
-        return self._run(row.script, [*options, *(self._place() if row.script != GPT else ())])
+        return self._run(row.script, [*options, *self._place(row.script)])
 
     @property
     def _start(self) -> Path:
@@ -132,13 +134,14 @@ class Study:
     def _make_start(self) -> None:
         """Train it, if it is not there."""
         if not self._start.exists():
-            found = self._run(CIFAR, [*START, *self._place(), "--checkpoint", str(self._start)])
+            found = self._run(CIFAR, [*START, *self._place(CIFAR), "--checkpoint", str(self._start)])
             if "error" in found:
                 raise vp.VarpropError(f"The network to fine-tune could not be trained: {found['error']}")
 
-    def _place(self) -> list[str]:
+    def _place(self, script: str) -> list[str]:
         """Where the images are, and how to train on this machine."""
-        return (["--data", str(self.data)] if self.data else []) + ["--graph"] * torch.cuda.is_available()
+        images = ["--data", str(self.data)] if self.data and script != GPT else []
+        return images + ["--graph"] * torch.cuda.is_available() + ["--compile"] * self.compiled
 
     def _run(self, script: str, options: list[str]) -> dict[str, Any]:
         command = [sys.executable, str(example(script)), *options]

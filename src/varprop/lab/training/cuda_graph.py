@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-TrainingStep = Callable[[Tensor, Tensor], None]
 Result = TypeVar("Result")
 _WARM_UP = 3
 
@@ -41,17 +40,17 @@ def captured(
     return replay
 
 
-def captured_step(step: TrainingStep, images: Tensor, labels: Tensor) -> TrainingStep:
-    """A training step, for images and labels of these shapes, as a CUDA graph; on other devices the step itself."""
-    if images.device.type != "cuda":
+def captured_step(step: Callable[..., Result], *inputs: Tensor) -> Callable[..., Result]:
+    """A step, for inputs of these shapes, as a CUDA graph; on other devices the step itself."""
+    if inputs[0].device.type != "cuda":
         return step
-    inputs = images.clone(), labels.clone()
-    replay = captured(lambda: step(*inputs))
+    read = [tensor.clone() for tensor in inputs]
+    replay = captured(lambda: step(*read))
 
-    def replayed_step(images: Tensor, labels: Tensor) -> None:
-        inputs[0].copy_(images)
-        inputs[1].copy_(labels)
-        replay()
+    def replayed_step(*inputs: Tensor) -> Result:
+        for here, new in zip(read, inputs, strict=True):
+            here.copy_(new)
+        return replay()
 
     return replayed_step
 

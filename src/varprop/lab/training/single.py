@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..data.batches import GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DECAY, UNIT_NORM, Precision
 from ..protocol.initialization import StartingPoint
 from ..protocol.records import Cell
-from .cuda_graph import TrainingStep, captured_step
+from .cuda_graph import captured_step
 from .metrics import RunningLoss, full_batches, in_parts, loss_and_accuracy
 from .optimizer import BETAS, EPS, decaying_names, started_optimizer
 from .task import Task
@@ -47,7 +48,7 @@ class SingleTrainer(Trainer):
         self.optimizer = self._optimizer()
         self.base_rate = 0.0
         images, labels = next(self.batches.chunks(0))
-        self._step: TrainingStep = self._one_step
+        self._step: Callable[[Tensor, Tensor], None] = self._one_step
         if task.optimizer is None:  # others may do what cannot be captured
             self._step = captured_step(self._one_step, self._placed(images[0]), labels[0])
         if self._step != self._one_step:
