@@ -40,14 +40,14 @@ TRANSFORMERS: Tried = {
     "analytic": (["--norm", "analytic"], (1e-3, 2e-3)),
 }
 VISION: Tried = {
-    "layer norm": (["--norm", "layer"], (1e-3, 2e-3)),
-    "RMS norm": (["--norm", "rms"], (1e-3, 2e-3)),
-    "DyT": (["--norm", "dyt"], (1e-3, 2e-3)),
-    "none": (["--norm", "none"], (1e-3, 5e-4)),
-    "analytic": (["--norm", "analytic"], (1e-3, 2e-3)),
-    "analytic, fast scales": (["--norm", "analytic", *FAST], (1e-3, 2e-3)),
-    "layer norm, QK norm": (["--norm", "layer", "--qk-norm"], (1e-3, 2e-3)),
-    "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (1e-3, 2e-3)),
+    "layer norm": (["--norm", "layer"], (1e-3, 2e-3, 5e-4)),
+    "RMS norm": (["--norm", "rms"], (1e-3, 2e-3, 5e-4)),
+    "DyT": (["--norm", "dyt"], (1e-3, 2e-3, 5e-4)),
+    "none": (["--norm", "none"], (1e-3, 5e-4, 2.5e-4)),
+    "analytic": (["--norm", "analytic"], (1e-3, 2e-3, 5e-4)),
+    "analytic, fast scales": (["--norm", "analytic", *FAST], (1e-3, 2e-3, 5e-4)),
+    "layer norm, QK norm": (["--norm", "layer", "--qk-norm"], (1e-3, 2e-3, 5e-4)),
+    "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (1e-3, 2e-3, 5e-4)),
 }
 CANDIDATES: Tried = {  # what may bring the analytic normalization closer to layer norm
     "fast scales": (FAST, (1e-3, 2e-3)),
