@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "varprop"
 
 # A part imports from itself and from those before it in this list (docs/architecture.md says why in this order).
 ORDER = [
+    "version",
     "errors",
     "text_table",
     "pages",

@@ -14,6 +14,7 @@ from .norm import FoldReport, PlainWarning, fold, fold_report, init_, normalize,
 from .rules.registry import elementwise, rule, structural
 from .training.input_moments import input_moments
 from .training.learning_rate import LRSearch, find_lr, training_objective
+from .version import __version__ as __version__
 
 __all__ = [
     "CaptureError",
@@ -53,7 +54,6 @@ __all__ = [
     "unchanged",
     "unit_norm_",
 ]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> _Any:

@@ -446,3 +446,16 @@ def test_modes_that_agree_share_one_network():
     network = model[0].networks[True][0]
     owners = [owner for owner in dispatch._owners[network.executor.number] if owner.layers[0] is model[0]]
     assert owners == [network] and model[0].networks[False][0] is network
+
+
+def test_graphs_that_torch_keeps_on_disk_are_found_by_those_alone_who_compute_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is kept for the backward has other sizes with and without kernels: a graph of the other would fail."""
+    layout, works = mlp()[0][0].networks[True][0].executor.layout, dispatch.triton_works()
+    found = [dispatch.fingerprint(layout) for _ in range(2)]
+    monkeypatch.setattr(dispatch, "triton_works", lambda: not works)
+    found.append(dispatch.fingerprint(layout))
+    monkeypatch.setattr(dispatch, "__version__", "next")
+    found.append(dispatch.fingerprint(layout))
+    assert found[0] == found[1] and len(set(found)) == 3

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..gaussian.normal import Pair
+from ..version import __version__
 from .backends import torch as torch_backend
 from .cuda_replay import LARGEST, Recorder, Recording, Replay, Results, graph_trees_run, stream_to_record
 from .layout import Layout
@@ -227,9 +228,13 @@ def executor_known_as(number: int, weight: Tensor | None = None) -> Executor:
 
 
 def fingerprint(layout: Layout) -> int:
-    """A number that is the same for layouts that compute the same."""
+    """A number that is the same for layouts that compute the same.
+
+    torch keeps compiled graphs on disk, where a later process finds them by what they hold. What a graph holds of a
+    fold is this number and the sizes of its results, which depend on who computes: so the number depends on it too.
+    """
     lanes = layout.lanes
-    digest = hashlib.sha256(repr((lanes.sources, lanes.given)).encode())
+    digest = hashlib.sha256(repr((__version__, triton_works(), lanes.sources, lanes.given)).encode())
     for step in lanes.steps:
         digest.update(repr((step.function.name, step.function.kernel, step.start, step.count)).encode())
     for rows in layout.rows:
