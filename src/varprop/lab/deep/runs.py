@@ -7,6 +7,7 @@ made in several sittings.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -158,7 +159,7 @@ class Study:
     def found(self, row: Row, judged: str) -> list[dict[str, Any]]:
         """The runs of a row that did not diverge, one for each seed."""
         kept = [self.runs.get(self.key(row, seed, judged), {}) for seed in range(self.seeds)]
-        return [one for one in kept if one.get(judged) is not None]
+        return [one for one in kept if one.get(judged) is not None and math.isfinite(one["history"][-1]["loss"])]
 
     def shown(self, judged: str) -> str:
         """Mean and range over the seeds, the last training loss and memory."""
