@@ -31,6 +31,7 @@ from .seed_statistics import (
     log_rate,
 )
 
+OTHERS = [method for method in METHODS if method != "batch"]
 TEN_TIMES = -0.5  # of the decimal logarithm: nearer to a tenth than to the same rate
 ACCURACY_TOLERANCE = 0.01
 POINT = f"{100 * ACCURACY_TOLERANCE:.0f} percentage point"
@@ -75,13 +76,11 @@ def _rougher_than_at_home(evidence: Evidence, experiment: str, start: str) -> Ju
     "On MNIST from init = BN: BN's running training loss and its evaluation-mode loss are both rougher than those of "
     f"Standard, of WN and of AP2, by more than the noise; {ROUGH}.",
     "mnist/training",
+    cases=OTHERS,
 )
-def _rougher_than_others(evidence: Evidence) -> Judgement:
-    def rule(method: str) -> Judgement:
-        own, other = ("mnist", "batch", "bn"), ("mnist", method, "bn")
-        return _rougher(evidence, own, other, "BN", f"of {method_label(method)}")
-
-    return each(rule, [method for method in METHODS if method != "batch"])
+def _rougher_than_others(evidence: Evidence, method: str) -> Judgement:
+    own, other = ("mnist", "batch", "bn"), ("mnist", method, "bn")
+    return _rougher(evidence, own, other, "BN", f"of {method_label(method)}")
 
 
 def _rougher(
@@ -147,7 +146,7 @@ def _better_in_evaluation(evidence: Evidence, experiment: str, start: str) -> Ju
 )
 def _overfits_less(evidence: Evidence) -> Judgement:
     gaps = {method: evidence.sample("mnist", method, "bn", generalization_gap) for method in METHODS}
-    verdicts = {method: lower(gaps["batch"], gaps[method]) for method in METHODS if method != "batch"}
+    verdicts = {method: lower(gaps["batch"], gaps[method]) for method in OTHERS}
     texts = ", ".join(f"{method_label(method)} {gap.text()}" for method, gap in gaps.items())
     against = ", ".join(f"{method_label(method)} {verdict}" for method, verdict in verdicts.items())
     return Judgement(all_of(verdicts.values()), (f"validation less training loss: {texts}", f"against: {against}"))
@@ -161,8 +160,7 @@ def _overfits_less(evidence: Evidence) -> Judgement:
     "mnist/validation-accuracy",
 )
 def _generalizes(evidence: Evidence) -> Judgement:
-    others = [method for method in METHODS if method != "batch"]
-    return _compare_validation(evidence, "mnist", others, lambda own, other, _: lower(own, other))
+    return _compare_validation(evidence, "mnist", OTHERS, lambda own, other, _: lower(own, other))
 
 
 @claim(

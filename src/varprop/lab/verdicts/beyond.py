@@ -10,7 +10,7 @@ from ..protocol.records import METHODS, TRAIN_LOSS
 from .batch_norm import ACCURACY_TOLERANCE, POINT
 from .claims import claim
 from .curves import ROUGH, roughness
-from .evidence import FAILS, Evidence, Judgement, at_most, each, lower
+from .evidence import FAILS, Evidence, Judgement, at_most, lower
 from .seed_statistics import Metric, Sample, final, final_error
 
 AS_GOOD = 0.02  # of the training loss
@@ -45,15 +45,13 @@ def _decayed_and(evidence: Evidence, variant: str, method: str, metric: Metric) 
     f"For WN, BN and AP2 the final validation error without decay is above that with it by at most {POINT}, with the "
     "noise to spare.",
     "decay/validation-accuracy",
+    cases=("weight", "batch", "analytic"),
 )
-def _decay_achieves_nothing(evidence: Evidence) -> Judgement:
-    def rule(method: str) -> Judgement:
-        decayed, plain = _decayed_and(evidence, "", method, final_error)
-        found = at_most(plain, decayed, ACCURACY_TOLERANCE)
-        text = f"{decayed.percent()} with, {plain.percent()} without: {found}"
-        return Judgement(found, (f"validation error, {method_label(method)}: {text}",))
-
-    return each(rule, ("weight", "batch", "analytic"))
+def _decay_achieves_nothing(evidence: Evidence, method: str) -> Judgement:
+    decayed, plain = _decayed_and(evidence, "", method, final_error)
+    found = at_most(plain, decayed, ACCURACY_TOLERANCE)
+    text = f"{decayed.percent()} with, {plain.percent()} without: {found}"
+    return Judgement(found, (f"validation error, {method_label(method)}: {text}",))
 
 
 @claim(
@@ -61,15 +59,13 @@ def _decay_achieves_nothing(evidence: Evidence) -> Judgement:
     "Decay on scale-invariant weights destabilizes the learning",
     f"For WN, BN and AP2 the running training loss with decay is rougher than without by more than the noise; {ROUGH}.",
     "decay/training",
+    cases=("weight", "batch", "analytic"),
 )
-def _decay_destabilizes(evidence: Evidence) -> Judgement:
-    def rule(method: str) -> Judgement:
-        decayed, plain = _decayed_and(evidence, "", method, roughness(TRAIN_LOSS))
-        found = lower(plain, decayed)
-        text = f"{decayed.text()} with decay, {plain.text()} without: {found}"
-        return Judgement(found, (f"roughness, {method_label(method)}: {text}",))
-
-    return each(rule, ("weight", "batch", "analytic"))
+def _decay_destabilizes(evidence: Evidence, method: str) -> Judgement:
+    decayed, plain = _decayed_and(evidence, "", method, roughness(TRAIN_LOSS))
+    found = lower(plain, decayed)
+    text = f"{decayed.text()} with decay, {plain.text()} without: {found}"
+    return Judgement(found, (f"roughness, {method_label(method)}: {text}",))
 
 
 @claim(
@@ -78,20 +74,16 @@ def _decay_destabilizes(evidence: Evidence) -> Judgement:
     f"For WN and AP2 the final running training loss with projection is at most {AS_GOOD:.0%} above that with decay, "
     "with the noise to spare; does not hold when it is higher by more than the noise.",
     "decay/training",
+    cases=("weight", "analytic"),
 )
-def _projection_replaces_decay(evidence: Evidence) -> Judgement:
-    def rule(method: str) -> Judgement:
-        decayed, projected = _decayed_and(evidence, UNIT_NORM, method, final(TRAIN_LOSS))
-        worse = lower(projected, decayed) == FAILS
-        found = FAILS if worse else at_most(projected, decayed, AS_GOOD * decayed.mean)
-        neither = evidence.find("decay", method, "ap2", final(TRAIN_LOSS))
-        beside = {"with decay": decayed} | ({"with neither": neither} if neither else {})
-        texts = ", ".join(_higher(projected, other, name) for name, other in beside.items())
-        return Judgement(
-            found, (f"training loss, {method_label(method)}: {projected.text()} projected, {texts}: {found}",)
-        )
-
-    return each(rule, ("weight", "analytic"))
+def _projection_replaces_decay(evidence: Evidence, method: str) -> Judgement:
+    decayed, projected = _decayed_and(evidence, UNIT_NORM, method, final(TRAIN_LOSS))
+    worse = lower(projected, decayed) == FAILS
+    found = FAILS if worse else at_most(projected, decayed, AS_GOOD * decayed.mean)
+    neither = evidence.find("decay", method, "ap2", final(TRAIN_LOSS))
+    beside = {"with decay": decayed} | ({"with neither": neither} if neither else {})
+    texts = ", ".join(_higher(projected, other, name) for name, other in beside.items())
+    return Judgement(found, (f"training loss, {method_label(method)}: {projected.text()} projected, {texts}: {found}",))
 
 
 def _higher(sample: Sample, other: Sample, name: str) -> str:
@@ -107,6 +99,7 @@ def _higher(sample: Sample, other: Sample, name: str) -> str:
     f"With batches of 4 and of 16 its final running training loss is at most {AS_GOOD:.0%} above that with 128, with "
     "the noise to spare. All see equally many samples.",
     "small-batches/batch-size-training",
+    cases=SMALL_BATCHES,
     method="analytic",
     metric=final(TRAIN_LOSS),
     verdict=lambda small, usual: at_most(small, usual, AS_GOOD * usual.mean),
@@ -117,6 +110,7 @@ def _higher(sample: Sample, other: Sample, name: str) -> str:
     f"With batches of 4 and of 16 its final validation error is above that with 128 by at most {POINT}, with the noise "
     "to spare.",
     "small-batches/batch-size-validation-accuracy",
+    cases=SMALL_BATCHES,
     method="analytic",
     metric=final_error,
     verdict=lambda small, usual: at_most(small, usual, ACCURACY_TOLERANCE),
@@ -127,6 +121,7 @@ def _higher(sample: Sample, other: Sample, name: str) -> str:
     "Its final running training loss is higher with batches of 4, and of 16, than with 128, by more than the noise. "
     "All see equally many samples.",
     "small-batches/batch-size-training",
+    cases=SMALL_BATCHES,
     method="batch",
     metric=final(TRAIN_LOSS),
     verdict=lambda small, usual: lower(usual, small),
@@ -136,20 +131,18 @@ def _higher(sample: Sample, other: Sample, name: str) -> str:
     "BN's batch size affects generalization: it loses with batches of 4 and of 16",
     "Its final validation error is higher with batches of 4, and of 16, than with 128, by more than the noise.",
     "small-batches/batch-size-validation-accuracy",
+    cases=SMALL_BATCHES,
     method="batch",
     metric=final_error,
     verdict=lambda small, usual: lower(usual, small),
 )
 def _small_batches(
-    evidence: Evidence, method: str, metric: Metric, verdict: Callable[[Sample, Sample], str]
+    evidence: Evidence, size: int, method: str, metric: Metric, verdict: Callable[[Sample, Sample], str]
 ) -> Judgement:
-    def rule(size: int) -> Judgement:
-        sizes = (size, PAPER_BATCH)
-        small, usual = (evidence.sample("small-batches", method, "bn", metric, batch_size=b) for b in sizes)
-        found = verdict(small, usual)
-        name = "validation error" if metric is final_error else "training loss"
-        texts = [sample.percent() if metric is final_error else sample.text() for sample in (small, usual)]
-        line = f"{name}, {method_label(method)}: {texts[0]} with batches of {size}, {texts[1]} with 128: {found}"
-        return Judgement(found, (line,))
-
-    return each(rule, SMALL_BATCHES)
+    sizes = (size, PAPER_BATCH)
+    small, usual = (evidence.sample("small-batches", method, "bn", metric, batch_size=b) for b in sizes)
+    found = verdict(small, usual)
+    name = "validation error" if metric is final_error else "training loss"
+    texts = [sample.percent() if metric is final_error else sample.text() for sample in (small, usual)]
+    line = f"{name}, {method_label(method)}: {texts[0]} with batches of {size}, {texts[1]} with 128: {found}"
+    return Judgement(found, (line,))

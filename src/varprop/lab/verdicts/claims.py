@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .evidence import Evidence, Judgement
+from .evidence import Evidence, Judgement, each
 
 Rule = Callable[[Evidence], Judgement]
 REGISTERED: dict[str, Claim] = {}
@@ -33,16 +33,24 @@ def claim(
     figure: str = "",
     experiments: tuple[str, ...] | None = None,
     fixed: bool = False,
+    cases: Sequence[Any] | None = None,
     **settings: Any,
 ) -> Callable[[Callable[..., Judgement]], Callable[..., Judgement]]:
     """Registers the function below as what judges a claim; arguments as of `Claim`, by default on its figure's runs.
 
-    One function may judge several claims: it is called with the evidence and the settings of each.
+    One function may judge several claims: it is called with the evidence and the settings of each. Of a claim that
+    must hold in all of several `cases` it judges one, which it gets after the evidence.
     """
     about = (figure.partition("/")[0],) if experiments is None else experiments
 
     def register(judge: Callable[..., Judgement]) -> Callable[..., Judgement]:
-        REGISTERED[name] = Claim(name, text, rule, figure, about, functools.partial(judge, **settings), fixed)
+        judge_one = functools.partial(judge, **settings)
+
+        def judge_all(evidence: Evidence) -> Judgement:
+            return each(functools.partial(judge_one, evidence), cases or ())
+
+        whole = judge_one if cases is None else judge_all
+        REGISTERED[name] = Claim(name, text, rule, figure, about, whole, fixed)
         return judge
 
     return register

@@ -160,14 +160,12 @@ def _analytic_lowest(evidence: Evidence, experiment: str, start: str, metric: Me
     "On MNIST AP2 brings the training loss close to zero from all three starts",
     f"Every seed ends with a running training loss of at most {NEAR_ZERO:.3f}, 1 % of that of guessing.",
     "mnist/training",
+    cases=STARTS,
 )
-def _near_zero(evidence: Evidence) -> Judgement:
-    def rule(start: str) -> Judgement:
-        sample = evidence.sample("mnist", "analytic", start, final(TRAIN_LOSS))
-        verdict = in_every_seed([value <= NEAR_ZERO for value in sample.values])
-        return Judgement(verdict, (f"AP2, {start_label(start)}: {sample.text()}",))
-
-    return each(rule, STARTS)
+def _near_zero(evidence: Evidence, start: str) -> Judgement:
+    sample = evidence.sample("mnist", "analytic", start, final(TRAIN_LOSS))
+    verdict = in_every_seed([value <= NEAR_ZERO for value in sample.values])
+    return Judgement(verdict, (f"AP2, {start_label(start)}: {sample.text()}",))
 
 
 @claim(
@@ -176,9 +174,10 @@ def _near_zero(evidence: Evidence) -> Judgement:
     "From every start, in every seed, the validation loss ends above the running training loss and more than "
     f"{RISEN:.0%} above its own lowest value.",
     "mnist/validation-loss",
+    cases=STARTS,
 )
-def _analytic_overfits(evidence: Evidence) -> Judgement:
-    return each(lambda start: _overfits(evidence, "mnist", "analytic", start), STARTS)
+def _analytic_overfits(evidence: Evidence, start: str) -> Judgement:
+    return _overfits(evidence, "mnist", "analytic", start)
 
 
 @claim(
@@ -186,13 +185,11 @@ def _analytic_overfits(evidence: Evidence) -> Judgement:
     "On noisy MNIST overfitting does not occur",
     "From init = BN, as in the paper's figure, by the rule of the claim on overfitting, of BN and AP2.",
     "noisy-mnist/validation-loss",
+    cases=("batch", "analytic"),
 )
-def _does_not_overfit_with_noise(evidence: Evidence) -> Judgement:
-    def rule(method: str) -> Judgement:
-        found = _overfits(evidence, "noisy-mnist", method, "bn")
-        return Judgement({HOLDS: FAILS, FAILS: HOLDS}.get(found.verdict, found.verdict), found.measured)
-
-    return each(rule, ("batch", "analytic"))
+def _does_not_overfit_with_noise(evidence: Evidence, method: str) -> Judgement:
+    found = _overfits(evidence, "noisy-mnist", method, "bn")
+    return Judgement({HOLDS: FAILS, FAILS: HOLDS}.get(found.verdict, found.verdict), found.measured)
 
 
 def _overfits(evidence: Evidence, experiment: str, method: str, start: str) -> Judgement:
