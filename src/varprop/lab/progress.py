@@ -33,6 +33,13 @@ class Progress:
         elif time.monotonic() - self.printed >= self.seconds:
             self.print_line()
 
+    def reach(self, text: str, done: float, total: int) -> None:
+        """For work that counts its steps itself, and knows how many there are when it begins."""
+        self.total = total
+        if self.bar:
+            self.bar.update(self.task, total=total)
+        self.advance(done - self.done, text)
+
     def print_line(self) -> None:
         """The state of things as a plain line, whenever the last one was."""
         self.printed = time.monotonic()

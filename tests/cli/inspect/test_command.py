@@ -222,13 +222,13 @@ def test_progress_is_a_bar_on_a_terminal_alone(run, models, monkeypatch):
 def test_a_log_gets_a_line_now_and_then(monkeypatch):
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
-    with command._progress() as step:
-        step("capturing the graph", 0, 4)
+    with command._progress() as progress:
+        progress.reach("capturing the graph", 0, 4)
     assert log.getvalue() == ""  # what takes no time is not told of
     monkeypatch.setattr(command, "LOG_SECONDS", 0.0)
-    with command._progress() as step:
-        step("capturing the graph", 0, 4)
-        step("propagating moments (3 of 6 operations)", 1.5, 4)
+    with command._progress() as progress:
+        progress.reach("capturing the graph", 0, 4)
+        progress.reach("propagating moments (3 of 6 operations)", 1.5, 4)
     first, second = log.getvalue().splitlines()
     assert first.startswith("inspect:   0 % (0/4), ") and first.endswith(" gone, capturing the graph")
     assert second.startswith("inspect:  38 % (1.5/4), ") and " left, propagating moments (3 of 6" in second

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -121,25 +120,11 @@ def _write(result: Any, html: Path | None, figure: Path | None, json: str | None
 def _inspected(model: Any, inputs: Inputs, samples: int, seed: int) -> Any:
     settings: dict[str, Any] = {"check": inputs.check, "samples": samples, "seed": seed}
     with _progress() as progress:
-        return vp.inspect(model, inputs.moments, example=inputs.example, progress=progress, **settings)
+        return vp.inspect(model, inputs.moments, example=inputs.example, progress=progress.reach, **settings)
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, float, int], None]]:
-    """Shows the steps of `vp.inspect` on standard error: as a bar on a terminal, in a log as a line now and then."""
-    with contextlib.ExitStack() as stack:
-        bars: list[Progress] = []
-
-        def step(text: str, done: float, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(_shown(total)))
-            bars[0].advance(done - bars[0].done, text)
-
-        yield step
-
-
-def _shown(total: int) -> contextlib.AbstractContextManager[Progress]:
-    """In a log nothing is said of what takes no longer than the time between two lines."""
+def _progress() -> contextlib.AbstractContextManager[Progress]:
+    """On standard error: a bar on a terminal; in a log a line now and then, and none if that is all it takes."""
     if sys.stderr.isatty():
-        return show(total, "inspect")
-    return contextlib.nullcontext(Progress(total, "inspect", sys.stderr, seconds=LOG_SECONDS))
+        return show(1, "inspect")
+    return contextlib.nullcontext(Progress(1, "inspect", sys.stderr, seconds=LOG_SECONDS))
