@@ -16,13 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Union, get_args, get_origin, get_t
 
 Command = Callable[..., None]
 echo = print
-
-
-class Exit(Exception):
-    """Ends the command with a status."""
-
-    def __init__(self, code: int = 0) -> None:
-        self.code = code
+Exit = SystemExit
 
 
 class Declared(NamedTuple):
@@ -73,16 +67,13 @@ class Typer:
         parser = argparse.ArgumentParser(prog_name, description=self.help)
         self.fill(parser)
         given = vars(parser.parse_args(list(args)))
-        try:
-            for name, (_, declared, _) in _parameters(self.options).items():
-                declared.settings.get("callback", lambda value: None)(given.pop(name))
-            if "function" not in given:
-                parser.print_help(sys.stderr)
-                raise Exit(2)
-            given.pop("function")(**given)
-        except Exit as ended:
-            raise SystemExit(ended.code) from None
-        raise SystemExit(0)
+        for name, (_, declared, _) in _parameters(self.options).items():
+            declared.settings.get("callback", lambda value: None)(given.pop(name))
+        if "function" not in given:
+            parser.print_help(sys.stderr)
+            raise Exit(2)
+        given.pop("function")(**given)
+        raise Exit(0)
 
     def fill(self, parser: argparse.ArgumentParser) -> None:
         """Give a parser the options and commands."""
