@@ -183,7 +183,7 @@ class Normalized(ChecksCheckpoints):
         return Moments(mean, var, form.shape)
 
     def _channel_axis(self, ndim: int) -> int:
-        return ndim - 1 if self.weight.ndim == 2 else ndim - self.weight.ndim + 1
+        return ndim - self.weight.ndim + 1
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For copies and pickles of layers of subclasses, whose normalized class is made when it is needed."""

@@ -76,15 +76,13 @@ class Site:
         """Entering channels of one group."""
         return self.shape[0] // self.groups if self.transposed else self.shape[1]
 
-    @property
-    def channel_axis(self) -> int:
-        """Where the channels are in what it reads."""
-        ndim = self.target.ndim
-        return ndim - 1 if len(self.shape) == 2 else ndim - len(self.shape) + 1
+    def channel_axis(self, node: Node) -> int:
+        """Where the channels are in what it reads or makes: before as many axes as its kernel has."""
+        return node.ndim - len(self.shape) + 1
 
     def taps(self) -> Tensor | None:
         """How its taps meet the image."""
-        spatial = tuple(self.target.form.shape[self.channel_axis + 1 :]) if len(self.shape) > 2 else ()
+        spatial = tuple(self.target.form.shape[self.channel_axis(self.target) + 1 :])
         return tap_matrix(self.use, tuple(self.shape[2:]), spatial, self.transposed)
 
 
@@ -115,7 +113,7 @@ def make_layout(joint: Statistics, sites: list[Site]) -> Found:
         lanes = numbering.new(site.outputs)
         for node in (node for node, path in joint.sources.items() if path == site.path):
             shape = [1] * node.ndim
-            shape[_output_axis(site, node)] = -1
+            shape[site.channel_axis(node)] = -1
             lowering.give(node, lanes.view(shape), node.form.shape)
     sources = numbering.count
     data = _data(lowering, joint)
@@ -139,10 +137,6 @@ def _without_model(plan: Plan) -> Plan:
     return replace(plan, program=replace(plan.program, model=nn.Module(), facts={}))
 
 
-def _output_axis(site: Site, node: Node) -> int:
-    return node.ndim - 1 if len(site.shape) == 2 else node.ndim - len(site.shape) + 1
-
-
 def _data(lowering: Lowering, joint: Statistics) -> Pair:
     """Lanes for the data, which enters with moments that never change."""
     found = [torch.zeros(0, 2, dtype=torch.float64)]
@@ -161,7 +155,7 @@ def _entering(lowering: Lowering, site: Site, data: Pair, first: int, pooled: li
         numbers = lowering.numbers(site.target)
     except NotLanes:
         return None
-    axis, count = site.channel_axis, site.groups * site.channels
+    axis, count = site.channel_axis(site.target), site.groups * site.channels
     if numbers.shape[axis] == 1:
         numbers = numbers.expand([count if a == axis else -1 for a in range(numbers.ndim)])
     by_channel = numbers.movedim(axis, 0).reshape(count, -1)

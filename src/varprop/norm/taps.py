@@ -36,8 +36,6 @@ def tap_matrix(use: Any, kernel: tuple[int, ...], spatial: tuple[int, ...], tran
 def _inside(use: Any, kernel: tuple[int, ...], spatial: tuple[int, ...], transposed: bool) -> Tensor:
     """For every tap and position 1 where the tap lies inside the image, 0 where outside."""
     count = int(torch.Size(kernel).numel())
-    if not kernel:
-        return torch.ones(1, 1, dtype=torch.float64)
     image = torch.ones(1, 1, *spatial, dtype=torch.float64)
     with torch.no_grad():
         outputs: Tensor = use.ungrouped().operation()(
@@ -50,15 +48,13 @@ def _inside(use: Any, kernel: tuple[int, ...], spatial: tuple[int, ...], transpo
 
 
 def _as_weight(taps: Tensor, kernel: tuple[int, ...], transposed: bool) -> Tensor:
-    return taps.view(-1, *kernel).unsqueeze(0 if transposed else 1) if kernel else taps
+    return taps.view(-1, *kernel).unsqueeze(0 if transposed else 1)
 
 
 def _try(use: Any, trials: Tensor, kernel: Any, spatial: Any, transposed: bool, mean: float, var: float) -> Any:
-    ndim = len(kernel) + 2 if kernel else 2
-    full = (1, 1, *spatial) if kernel else (1, 1)
-    value = torch.ones([1] * ndim, dtype=torch.float64)
+    value = torch.ones([1] * (2 + len(kernel)), dtype=torch.float64)
     with trusted(), torch.no_grad():
-        moments = Moments(mean * value, var * value, full)
+        moments = Moments(mean * value, var * value, (1, 1, *spatial))
         found = use.ungrouped().outputs(moments, _as_weight(trials, kernel, transposed))
     centre = found.mean.reshape(len(trials), -1).mean(1)  # positions that stayed apart are pooled as the layer does
     spread = (found.mean.reshape(len(trials), -1) - centre[:, None]).square()
