@@ -15,7 +15,7 @@ import torch
 from ..errors import MissingRule
 from ..graph.capture import Program
 from ..graph.leaf import Leaf
-from ..graph.node import Form, Node, resolve
+from ..graph.node import Form, Node, nodes_in, resolve
 from ..rules.registry import RANDOM, Rule, lookup
 
 aten = torch.ops.aten
@@ -67,10 +67,7 @@ class Plan:
 
     def reads_one_twice(self, node: Node) -> bool:
         """Whether a random operand is read at two places, as in ``x @ x``."""
-        read: list[Node] = []
-        resolve((node.args, node.kwargs), read.append)
-        random = [operand for operand in read if operand in self.sources]
-        return len(random) > len(set(random))
+        return sum(map(self.random, node.reads)) > len(self.random_operands(node))
 
     def random_operands(self, node: Node) -> list[Node]:
         """The distinct random nodes a node reads."""
@@ -153,14 +150,12 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
         return rule is not None and rule.entangles
     if any(operand in entangled for operand in node.operands):
         return True
-    read: list[Node] = []
-    resolve((node.args, node.kwargs), read.append)
-    random = [operand for operand in read if plan.random(operand)]
+    random = [operand for operand in node.reads if plan.random(operand)]
     if rule.kind == "structural" and len({plan.root[operand] for operand in random}) < len(random):
         return True
     if rule.repeats_elements:
         return _repeats_elements(plan.program, node)
-    copies = rule.selects and _count(node) > sum(map(_count, read))
+    copies = rule.selects and _count(node) > sum(map(_count, node.reads))
     broadcast = rule.kind != "structural" and any(_count(node) > _count(operand) for operand in random)
     return copies or (broadcast and not plan.shares_ancestor(node))  # which is marked at once
 
@@ -214,9 +209,7 @@ def _is(node: Any, packet: Any) -> bool:
 def _handles(plan: Plan, node: Node, rule: Rule) -> bool:
     """Whether a rule knows what to do with a node's arguments; a random index or mask moves nothing predictably."""
     if rule.kind == "structural":
-        indices: list[Node] = []
-        resolve(node.args[1:], indices.append)
-        return all(not plan.random(index) or _is_floating(index) for index in indices)
+        return all(not plan.random(index) or _is_floating(index) for index in nodes_in(node.args[1:]))
     if rule.handles is None:
         return True
     args, kwargs = resolve((node.args, node.kwargs), lambda operand: RANDOM if plan.random(operand) else None)

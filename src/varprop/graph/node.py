@@ -49,6 +49,7 @@ class Node:
         stack: The module calls it was made in, outermost first.
         line: The user's source line, as ``file:line in function: code``; empty if unknown.
         users: The nodes that read it.
+        operands: The nodes it reads, each once.
     """
 
     name: str
@@ -61,11 +62,14 @@ class Node:
     users: list[Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        found: dict[Node, None] = {}
-        resolve((self.args, self.kwargs), lambda node: found.setdefault(node))
-        self.operands = tuple(found)
+        self.operands = tuple(dict.fromkeys(self.reads))
         for operand in self.operands:
             operand.users.append(self)
+
+    @property
+    def reads(self) -> list[Node]:
+        """Every node among its arguments, as often as it is there."""
+        return nodes_in((self.args, self.kwargs))
 
     @property
     def module(self) -> str:
@@ -97,3 +101,10 @@ def resolve(tree: Any, value: Callable[[Node], Any]) -> Any:
     if isinstance(tree, dict):
         return {key: resolve(item, value) for key, item in tree.items()}
     return tree
+
+
+def nodes_in(tree: Any) -> list[Node]:
+    """Every node in a nest of arguments, as often as it is there."""
+    found: list[Node] = []
+    resolve(tree, found.append)
+    return found
