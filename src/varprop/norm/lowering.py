@@ -8,6 +8,7 @@ call. Whatever does not fit (attention, layer norm) is left to the walk.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -128,14 +129,13 @@ class Lowering:
             argument = node.operands[0]
             self._require_affine(argument)
             return self._applied(self._function_from(node, argument), node, argument)
-        function = recognized(
-            self._expression(node, root), self._cluster_moments(node, root), self._pointwise_kernel(node, root)
-        )
+        moments = _of_lanes(functools.partial(self._cluster_moments, node, root))
+        function = recognized(self._expression(node, root), moments, self._pointwise_kernel(node, root))
         return self._applied(function, node, root)
 
     def _named_kernel(self, node: Node, *random: Any) -> Kernel | None:
         """The kernel that an operation's rule names, if its first arguments are these and the others are numbers."""
-        if list(node.args[: len(random)]) != list(random) or _nodes(node) != list(random):
+        if list(node.args[: len(random)]) != list(random) or node.reads != list(random):
             return None
         kernel = self.plan.rules[node].kernel(*node.args[len(random) :], **node.kwargs)
         return None if kernel is None else (kernel[0], *map(float, kernel[1:]))
@@ -171,7 +171,7 @@ class Lowering:
         """What follows from a Gaussian by factors and sums with constants is Gaussian as well."""
         root = self.plan.root[node]
         for other in self.walk.clusters.path(node, root) if node is not root else ():
-            if self.plan.rules[other].affine is None or sum(a in self.plan.sources for a in _nodes(other)) != 1:
+            if self.plan.rules[other].affine is None or sum(map(self.plan.random, other.reads)) != 1:
                 raise NotLanes
 
     def _fixed(self, node: Node, like: Node, shape: Sequence[int]) -> Moments:
@@ -197,16 +197,11 @@ class Lowering:
         more = "".join(f", {key}={value!r}" for key, value in node.kwargs.items())
         return f"{node.target}({args}{more})"
 
-    def _cluster_moments(self, node: Node, root: Node) -> Callable[..., Pair]:
-        def moments(x: Pair) -> Pair:
-            def value(other: Node) -> Moments:
-                return Moments(*x) if other is root else self.walk.clusters.moments(other, value)
+    def _cluster_moments(self, node: Node, root: Node, x: Moments) -> Moments:
+        def value(other: Node) -> Moments:
+            return x if other is root else self.walk.clusters.moments(other, value)
 
-            with trusted():
-                found = value(node)
-            return found.mean.reshape(-1), found.var.reshape(-1)
-
-        return moments
+        return value(node)
 
     def _values(self, node: Node, root: Node) -> Callable[[Tensor], Tensor]:
         clusters = self.walk.clusters
@@ -221,12 +216,7 @@ class Lowering:
             raise NotLanes
         independent, rest, kwargs = self.plan.rules[node].independent, node.args[2:], node.kwargs
         assert independent is not None
-
-        def moments(x: Pair, y: Pair) -> Pair:
-            with trusted():
-                found = independent(Moments(*x), Moments(*y), *rest, **kwargs)
-            return found.mean, found.var
-
+        moments = _of_lanes(lambda x, y: independent(x, y, *rest, **kwargs))
         kernel = self._named_kernel(node, *operands)
         function = recognized(f"{node.target}(x, y, {rest!r}, {kwargs!r})", moments, kernel, arity=2)
         random = self.plan.random_operands(node)
@@ -244,21 +234,19 @@ class Lowering:
         found = self.walk.without_functions(argument, maximum, self._value, self._moved) if ranks else None
         moving, before, after = found or (self._value(argument), argument, argument)
         self._require_uniform(node, moving)
-        form, full = (node.form[0] if several else node.form), list(moving.full)
+        form, full, axis = (node.form[0] if several else node.form), list(moving.full), _channel_axis(moving.full)
 
-        def pooled(x: Pair) -> Pair:
-            shape = [1] * len(full)
-            shape[_channel_axis(full)] = -1
-            seen = [len(x[0]) if size == -1 else extent for size, extent in zip(shape, full, strict=True)]
-            found = rule.function(Moments(x[0].view(shape), x[1].view(shape), seen), *settings, **node.kwargs)  # type: ignore[misc]
+        def pooled(x: Moments) -> Moments:
+            shape, seen = [1] * len(full), list(full)
+            shape[axis], seen[axis] = -1, len(x.mean)
+            found = rule.function(Moments(x.mean.view(shape), x.var.view(shape), seen), *settings, **node.kwargs)  # type: ignore[misc]
             found = found[0] if several else found
-            if found.mean.numel() != len(x[0]):
+            if found.mean.numel() != len(x.mean):
                 raise NotLanes  # positions come out different: windows of several sizes
-            return found.mean.reshape(-1), found.var.reshape(-1)
+            return found  # type: ignore[no-any-return]
 
-        spatial = full[_channel_axis(full) + 1 :]
-        name = f"{node.target}(x{spatial}, {settings!r}, {node.kwargs!r})"
-        moments = _trusting(pooled)
+        name = f"{node.target}(x{full[axis + 1 :]}, {settings!r}, {node.kwargs!r})"
+        moments = _of_lanes(pooled)
         function = recognized(name, moments, self._named_kernel(node, argument) or of_positions(moments))
         if before is not after:
             last = self._function_from(after, before)
@@ -269,12 +257,7 @@ class Lowering:
 
     def _function_from(self, node: Node, start: Node) -> Function:
         """The function of an earlier node of its cluster, as if that were Gaussian."""
-
-        def moments(x: Pair) -> Pair:
-            with trusted():
-                found = self.walk.clusters.moments_from(node, start, Moments(*x))
-            return found.mean.reshape(-1), found.var.reshape(-1)
-
+        moments = _of_lanes(functools.partial(self.walk.clusters.moments_from, node, start))
         return recognized(self._expression(node, start), moments, self._pointwise_kernel(node, start))
 
     def _require_uniform(self, node: Node, moving: Moments) -> None:
@@ -288,19 +271,15 @@ class Lowering:
             raise NotLanes
 
 
-def _nodes(node: Node) -> list[Node]:
-    """Every node among the arguments, as often as it is there."""
-    found: list[Node] = []
-    resolve((node.args, node.kwargs), found.append)
-    return found
+def _of_lanes(function: Callable[..., Moments]) -> Callable[..., Pair]:
+    """How means and variances of lanes go through a function of Moments."""
 
-
-def _trusting(moments: Callable[..., Pair]) -> Callable[..., Pair]:
-    def run(*x: Pair) -> Pair:
+    def moments(*lanes: Pair) -> Pair:
         with trusted():
-            return moments(*x)
+            found = function(*(Moments(*lane) for lane in lanes))
+        return found.mean.reshape(-1), found.var.reshape(-1)
 
-    return run
+    return moments
 
 
 def _chained(first: Function, second: Function) -> Callable[[Pair], Pair]:
