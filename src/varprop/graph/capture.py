@@ -78,6 +78,13 @@ class Program:
             self.facts[key] = make()
         return self.facts[key]  # type: ignore[no-any-return]
 
+    def module_of(self, node: Node) -> nn.Module | None:
+        """The innermost module that a node was made in; None if the model has none of that path."""
+        try:
+            return self.model.get_submodule(node.module)
+        except AttributeError:
+            return None
+
     def tensors(self) -> dict[Node, Any]:
         """The current value of every parameter, buffer and constant."""
         return {node: tensor_at(self.model, name) for node, name in self.state.items()} | self.constants

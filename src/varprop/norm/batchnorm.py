@@ -54,7 +54,7 @@ def batch_norms_in(program: Program) -> dict[str, str]:
 
 def bypassed(program: Program, norms: Container[nn.Module]) -> dict[Node, Node]:
     """The calls of some batch norms and what is taken out of their results, each with what the batch norm reads."""
-    calls = [node for node in program.nodes if node.packet is _BATCH_NORM and _module(program, node) in norms]
+    calls = [node for node in program.nodes if node.packet is _BATCH_NORM and program.module_of(node) in norms]
     return {node: call.args[0] for call in calls for node in (call, *call.users)}
 
 
@@ -68,9 +68,9 @@ def _calls(program: Program) -> Iterator[LayerAndNorm]:
         if is_call_of_linear_layer(node):
             reader = _direct_reader(program, node)
             paired.add(reader)
-            yield _module(program, node), None if reader is None else _module(program, reader)
+            yield program.module_of(node), None if reader is None else program.module_of(reader)
         elif node.packet is _BATCH_NORM and node not in paired:
-            yield None, _module(program, node)
+            yield None, program.module_of(node)
 
 
 def _direct_reader(program: Program, call: Node) -> Node | None:
@@ -78,8 +78,8 @@ def _direct_reader(program: Program, call: Node) -> Node | None:
     if len(call.users) != 1 or call in program.outputs:
         return None
     (reader,) = call.users
-    layer = _module(program, call)
-    if reader.packet is not _BATCH_NORM or not isinstance(_module(program, reader), _BatchNorm):
+    layer = program.module_of(call)
+    if reader.packet is not _BATCH_NORM or not isinstance(program.module_of(reader), _BatchNorm):
         return None
     if layer is None or not is_linear_layer(layer) or not _channels_agree(call, layer):
         return None
@@ -93,19 +93,12 @@ def _channels_agree(output: Node, layer: LinearLayer) -> bool:
 
 def _read_by_layers_alone(program: Program, weight: Node) -> bool:
     """Not so where the model also reads a layer's weight by hand, which a change of the layer would alter."""
-    modules = [_module(program, reader) for reader in weight.users]
+    modules = [program.module_of(reader) for reader in weight.users]
     return all(module is not None and is_linear_layer(module) for module in modules)
 
 
 def _only_pair(calls: list[LayerAndNorm], layer: nn.Module, norm: nn.Module) -> bool:
     return all(call == (layer, norm) for call in calls if call[0] is layer or call[1] is norm)
-
-
-def _module(program: Program, node: Node) -> nn.Module | None:
-    try:
-        return program.model.get_submodule(node.module)
-    except AttributeError:
-        return None
 
 
 class Absorbed(TypedDict):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,7 @@ def calls_of(program: Program, layers: dict[str, Any]) -> dict[Node, str]:
     found: dict[Node, str] = {}
     for node in program.nodes:
         if node.stack and (is_call_of_linear_layer(node) or str(node.target) in CALLS):
-            layer = _submodule(program.model, node.module)
+            layer = program.module_of(node)
             if layer in path_of:
                 found[node] = path_of[layer]
     return found
@@ -145,7 +145,7 @@ def read_by_hand(program: Program, layers: dict[str, Any]) -> dict[str, str]:
     holders = _holders(program.model)
     for node, name in program.state.items():
         path, _, own = name.rpartition(".")
-        readers = [user for user in node.users if user not in calls and not _inside(user, holders.get(name, ()))]
+        readers = [user for user in node.users if user not in calls and user.module not in holders.get(name, ())]
         if path in layers and readers and any(calls.get(user) == path for user in node.users):
             names[path] = own
     return names
@@ -158,14 +158,3 @@ def _holders(model: nn.Module) -> dict[str, set[str]]:
     for name, parameter in named:
         paths.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
     return {name: paths[id(parameter)] for name, parameter in named}
-
-
-def _inside(node: Node, paths: Container[str]) -> bool:
-    return node.module in paths
-
-
-def _submodule(model: nn.Module, path: str) -> nn.Module | None:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        return None
