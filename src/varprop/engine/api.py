@@ -71,7 +71,7 @@ def propagate(
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
     program = model if isinstance(model, Program) else capture(model, example, input=input)
-    given = dict(zip(program.inputs, fitted_inputs(program, input), strict=True))
+    given = fitted_inputs(program, input)
     plan = _plan(program, tuple(node for node, value in given.items() if not isinstance(value, Tensor)))
     if on_missing == "raise":
         require_complete(plan)

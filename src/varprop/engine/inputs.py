@@ -109,7 +109,7 @@ def _differing(program: Program, longer: Program, given: Any) -> Iterator[Node]:
 
 @torch.no_grad()
 def _walked(program: Program, given: Any) -> Walk:
-    values = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
+    values = fitted_inputs(program, given)
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, Tensor)])
     walk = Walk(plan, {**program.tensors(), **values}, annotate=False)
     walk.run()
@@ -152,8 +152,8 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def fitted_inputs(program: Program, given: Any) -> list[Input]:
-    """The inputs in the order of the graph, with the model's extents and dtype."""
+def fitted_inputs(program: Program, given: Any) -> dict[Node, Input]:
+    """The inputs of a program in their order, with the model's extents and dtype."""
     require_random(given)
     named = named_leaves(program.model, *as_arguments(given), INPUTS)
     named = {name: value for name, value in named.items() if isinstance(value, INPUTS)}
@@ -162,7 +162,8 @@ def fitted_inputs(program: Program, given: Any) -> list[Input]:
     else:
         values = list(named.values())
         _check_names(program, given, list(named))
-    return [_fit(index, node, value) for index, (node, value) in enumerate(zip(program.inputs, values, strict=True))]
+    pairs = enumerate(zip(program.inputs, values, strict=True))
+    return {node: _fit(index, node, value) for index, (node, value) in pairs}
 
 
 def require_random(given: Any) -> None:

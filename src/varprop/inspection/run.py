@@ -136,7 +136,7 @@ def _batch_extent(model: nn.Module | Program, example: Any) -> int:
 @torch.no_grad()
 def walked(program: Program, given: Any, on_missing: str, report: Callable[[int, int], None] | None = None) -> Walk:
     """Every random value of a captured model; `report` is told how many operations are done, and of how many."""
-    values = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
+    values = fitted_inputs(program, given)
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, torch.Tensor)])
     if on_missing == "raise":
         require_complete(plan)

@@ -108,8 +108,7 @@ def with_calls(program: Program, layers: dict[str, Any], given: Any, deep: bool 
     program = with_attention_of_like_tokens(program)
     if deep:
         program = with_averages_of_like_positions(program)
-    inputs = dict(zip(program.inputs, fitted_inputs(program, given), strict=True))
-    return CapturedMode(program, calls_of(program, layers), inputs)
+    return CapturedMode(program, calls_of(program, layers), fitted_inputs(program, given))
 
 
 def calls_of(program: Program, layers: dict[str, Any]) -> dict[Node, str]:
@@ -128,7 +127,7 @@ def reading_constants(programs: Iterable[Program], layers: dict[str, Any], given
     """The called layers that read nothing random in any of a model's graphs: a layer of parameters, or of constants."""
     random: dict[str, bool] = {}
     for program in programs:
-        inputs = zip(program.inputs, fitted_inputs(program, given), strict=True)
+        inputs = fitted_inputs(program, given).items()
         plan = make_plan(program, [node for node, value in inputs if _varies(value)])
         for node, path in calls_of(program, layers).items():
             random[path] = random.get(path, False) or plan.random(node)
