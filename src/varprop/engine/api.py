@@ -17,7 +17,7 @@ from ..moments import Moments, trusted
 from ..rules.registry import module_classes
 from .inputs import example_for, fitted_inputs
 from .plan import Plan, make_plan, require_complete
-from .reasons import general_reasons
+from .reasons import reasons_of
 from .report import Coverage, Entry, Result, Status
 from .walk import Walk
 
@@ -107,10 +107,7 @@ def _counts(plan: Plan, node: Node) -> bool:
 def _static_entry(plan: Plan, node: Node) -> Entry:
     if node in plan.missing:
         return _entry(node, "missing", ())
-    rule = plan.rules[node]
-    reasons = general_reasons(plan, node, rule)
-    reason = rule.approximate(*_forms(plan, node)) if callable(rule.approximate) else rule.approximate
-    reasons += [reason] if reason else []
+    reasons = reasons_of(plan, node, lambda: _forms(plan, node))
     return _entry(node, "approximate" if reasons else "exact", tuple(reasons))
 
 
@@ -123,7 +120,7 @@ def _forms(plan: Plan, node: Node) -> Any:
         empty = operand.form.empty()
         return Moments(empty, empty) if plan.random(operand) else empty
 
-    return resolve(node.args, form)
+    return resolve((node.args, node.kwargs), form)
 
 
 def _entry(node: Node, status: Status, reasons: tuple[str, ...], moments: Moments | None = None) -> Entry:

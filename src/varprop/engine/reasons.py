@@ -1,8 +1,10 @@
-"""Why a result is approximate, apart from what the rule of its operation says of itself."""
+"""Why a result is approximate."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -26,13 +28,19 @@ SWINGING = (
 CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
 
 
-def general_reasons(plan: Plan, node: Node, rule: Rule) -> list[str]:
-    """Why a result is approximate, apart from what its rule says of itself."""
+def reasons_of(plan: Plan, node: Node, arguments: Callable[[], tuple[Any, Any]]) -> list[str]:
+    """Why the result of a node is approximate; what its rule says of itself may depend on the arguments."""
+    rule = plan.rules[node]
+    own = rule.approximate
+    if callable(own):
+        args, kwargs = arguments()
+        own = own(*args, **kwargs)
     found = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
     found += [COPIES] if not keeps_elements(rule) and plan.entangled.intersection(node.operands) else []
     found += [SWINGING] if _integrates_swings(plan, node, rule) else []
     found += _reasons_of_order(plan, node, rule)
-    return [*found, TRUNCATION] if _truncates(node) else found
+    found += [TRUNCATION] if _truncates(node) else []
+    return [*found, own] if own else found
 
 
 def _integrates_swings(plan: Plan, node: Node, rule: Rule) -> bool:

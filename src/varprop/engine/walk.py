@@ -20,7 +20,7 @@ from ..rules.registry import Rule
 from .branches import Branches
 from .clusters import Clusters, steps_between
 from .plan import Plan
-from .reasons import general_reasons
+from .reasons import reasons_of
 from .sampling import sample
 
 SMALL = 2**16
@@ -190,13 +190,7 @@ class Walk:
         return node.target(*resolve(node.args, fixed), **resolve(node.kwargs, fixed))
 
     def _note(self, node: Node, arguments: Callable[[], tuple[Any, Any]]) -> None:
-        rule = self.plan.rules[node]
-        reason = rule.approximate
-        if callable(reason):
-            args, kwargs = arguments()
-            reason = reason(*args, **kwargs)
-        reasons = general_reasons(self.plan, node, rule) + ([reason] if reason else [])
-        if reasons:
+        if reasons := reasons_of(self.plan, node, arguments):
             self.notes[node] = reasons
 
     def _stamp(self, node: Node, value: Any) -> Any:
