@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,21 @@ class Node:
         self.operands = tuple(dict.fromkeys(self.reads))
         for operand in self.operands:
             operand.users.append(self)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """For copies and pickles: an operation of torch by its name, and without users, who come back by themselves.
+
+        So nodes that are listed in the order of execution refer to earlier ones alone: otherwise they would do so in
+        chains too long for pickle and deepcopy to follow.
+        """
+        overload = isinstance(self.target, torch._ops.OpOverload)
+        target = str(self.target) if overload else self.target
+        return self.name, target, self.args, self.kwargs, self.form, self.stack, self.line
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        name, target, *others = state
+        target = functools.reduce(getattr, target.split("."), torch.ops) if isinstance(target, str) else target
+        self.__init__(name, target, *others)  # type: ignore[misc]
 
     @property
     def reads(self) -> list[Node]:

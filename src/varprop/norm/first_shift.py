@@ -6,6 +6,7 @@ not either, but behind units of a positive mean it does (gaussian/stability.py).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -84,20 +85,16 @@ def _known_shift(model: nn.Module, graph: CapturedMode, root: Node, end: Node, k
     statistics = Statistics(model, graph.program, {root: ""}, [end], fixed)
     key = statistics.key()
     if key not in known:
-        known[key] = stable_shift(_Activation(statistics, root, end))
+        known[key] = stable_shift(functools.partial(_activated, statistics))
     return known[key]
 
 
-class _Activation:
-    """Mean and variance of one value as a function of those of another."""
-
-    def __init__(self, statistics: Statistics, root: Node, end: Node) -> None:
-        self.statistics, self.root, self.end = statistics, root, end
-
-    def __call__(self, mean: Tensor, std: Tensor) -> Pair:
-        shape = (-1, *[1] * (self.root.ndim - 1))
-        given = Moments(mean.view(shape), std.square().view(shape), self.root.form.shape)
-        walk = Walk(self.statistics.plan, self.statistics.given_values() | {self.root: given}, annotate=False)
-        walk.run()
-        found = walk.value(self.end)
-        return found.mean, found.var
+def _activated(statistics: Statistics, mean: Tensor, std: Tensor) -> Pair:
+    """Mean and variance of what an activation makes of values with a mean and a standard deviation."""
+    (root,), (end,) = statistics.sources, statistics.targets
+    shape = (-1, *[1] * (root.ndim - 1))
+    given = Moments(mean.view(shape), std.square().view(shape), root.form.shape)
+    walk = Walk(statistics.plan, statistics.given_values() | {root: given}, annotate=False)
+    walk.run()
+    found = walk.value(end)
+    return found.mean, found.var

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from .layout import Layout, restricted
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
 from .sharded import REFUSED, is_sharded, refuse_sharded
-from .sites import Found, Site, Use, fits, make_layout, walk_of
+from .sites import Found, Site, Use, make_layout, walk_of
 from .statistics import Statistics
 from .tensor_parallel import gathered_vectors, tensor_parallel_parts
 
@@ -245,7 +244,7 @@ class Network:
 
         The form is left out where all rows are free, as it was before there was another one.
         """
-        sizes = [size for site in self.sites for size in site.target.form.shape[1:]]
+        sizes = [size for site in self.sites for size in site.form.shape[1:]]
         lanes, centred = self.layout.lanes, [site.centred for site in self.sites]
         form = torch.tensor(centred if any(centred) else []).double()
         sizes_told = torch.tensor([len(sizes), *sizes]).double()
@@ -267,26 +266,17 @@ class Network:
         return mean, var
 
     def __getstate__(self) -> dict[str, Any]:
-        apart = {"sites": self.sites_apart(), "settings": self.settings}
-        return {"joint": self.joint, "layers": self.layers, **apart}
-
-    def sites_apart(self) -> list[Any]:
-        """Sites for pickling: what they read is known as the target of the same place in `joint`."""
-        return [(s.path, s.use, s.shape, s.groups, s.transposed, s.centred) for s in self.sites]
+        return {"joint": self.joint, "sites": self.sites, "layers": self.layers, "settings": self.settings}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        joint, layers = state["joint"], state["layers"]
-        targets = zip(state["sites"], joint.targets, strict=True)
-        sites = [Site(path, use, target, *form) for (path, use, *form), target in targets]
-        self.__init__(joint, sites, layers, state["settings"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
         """A copy for copied layers; the layout never changes and is shared."""
         made = object.__new__(Network)
         memo[id(self)] = made
         joint, layers = copy.deepcopy(self.joint, memo), copy.deepcopy(self.layers, memo)
-        sites = [replace(site, target=target) for site, target in zip(self.sites, joint.targets, strict=True)]
-        made.__init__(joint, sites, layers, self.settings, Found(self.layout, self.given, self.fixed))  # type: ignore[misc]
+        made.__init__(joint, self.sites, layers, self.settings, Found(self.layout, self.given, self.fixed))  # type: ignore[misc]
         return made
 
 
@@ -299,11 +289,12 @@ def _output_moments(layer: Any, known: Vectors | None) -> Pair:
 def make_network(model: nn.Module, graph: Any, layers: dict[str, Any]) -> Network | None:
     """The network of all layers that are called once and whose statistics have the form of a layout."""
     sites = [site for path, layer in layers.items() if (site := _site(graph, path, layer)) is not None]
-    sites = sorted((site for site in sites if fits(site)), key=lambda site: site.shape)  # equal ones side by side
+    fitting = (site for site in sites if site.taps() is not None)
+    sites = sorted(fitting, key=lambda site: site.shape)  # equal ones side by side
     if not sites:
         return None
-    targets = [site.target for site in sites]
-    joint = Statistics(model, graph.program, graph.calls, targets, graph.inputs)
+    reads = {path: call.args[0] for call, path in graph.calls.items()}
+    joint = Statistics(model, graph.program, graph.calls, [reads[site.path] for site in sites], graph.inputs)
     return Network(joint, sites, [layers[site.path] for site in sites])
 
 
@@ -314,7 +305,8 @@ def _site(graph: Any, path: str, layer: Any) -> Site | None:
     transposed = bool(getattr(layer, "transposed", False))
     groups = getattr(layer, "groups", 1)
     shape, centred = tuple(layer.weight.shape), bool(layer.centred_rows)
-    return Site(path, Use.of(calls[0]), calls[0].args[0], shape, groups, transposed, centred)
+    target = calls[0].args[0]
+    return Site(path, Use.of(calls[0]), target.name, target.form, shape, groups, transposed, centred)
 
 
 def _compiled(number: int, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..engine.plan import Plan
 from ..gaussian.normal import Pair
 from ..graph.capture import Program
-from ..graph.node import Node
+from ..graph.node import Form, Node
 from ..moments import Moments
 from ..rules.registry import lookup
 from .layout import Lanes, Layout, Rows
@@ -60,7 +60,8 @@ class Site:
 
     path: str
     use: Use
-    target: Node  # what it reads
+    target: str  # the name of the node that it reads
+    form: Form  # of that
     shape: tuple[int, ...]
     groups: int
     transposed: bool
@@ -76,19 +77,14 @@ class Site:
         """Entering channels of one group."""
         return self.shape[0] // self.groups if self.transposed else self.shape[1]
 
-    def channel_axis(self, node: Node) -> int:
+    def channel_axis(self, form: Form) -> int:
         """Where the channels are in what it reads or makes: before as many axes as its kernel has."""
-        return node.ndim - len(self.shape) + 1
+        return len(form.shape) - len(self.shape) + 1
 
     def taps(self) -> Tensor | None:
-        """How its taps meet the image."""
-        spatial = tuple(self.target.form.shape[self.channel_axis(self.target) + 1 :])
+        """How its taps meet the image; None where its statistics do not have the form that a layout describes."""
+        spatial = tuple(self.form.shape[self.channel_axis(self.form) + 1 :])
         return tap_matrix(self.use, tuple(self.shape[2:]), spatial, self.transposed)
-
-
-def fits(site: Site) -> bool:
-    """Whether a layer's statistics have the form a layout describes."""
-    return site.taps() is not None
 
 
 class Found(NamedTuple):
@@ -113,15 +109,16 @@ def make_layout(joint: Statistics, sites: list[Site]) -> Found:
         lanes = numbering.new(site.outputs)
         for node in (node for node, path in joint.sources.items() if path == site.path):
             shape = [1] * node.ndim
-            shape[site.channel_axis(node)] = -1
+            shape[site.channel_axis(node.form)] = -1
             lowering.give(node, lanes.view(shape), node.form.shape)
     sources = numbering.count
     data = _data(lowering, joint)
     lowering.run()
     pooled: list[Pair] = []
-    entering = [_entering(lowering, site, data, sources, pooled) for site in sites]
+    nodes = joint.nodes_by_name()
+    entering = [_entering(lowering, site, nodes[site.target], data, sources, pooled) for site in sites]
     walked = [place for place, lanes in enumerate(entering) if lanes is None]
-    given = {place: lowering.blocker(sites[place].target) for place in walked}
+    given = {place: lowering.blocker(nodes[sites[place].target]) for place in walked}
     for place in given:
         entering[place] = numbering.new(sites[place].groups * sites[place].channels)
     steps, number = numbering.steps([lanes for lanes in entering if lanes is not None])
@@ -149,13 +146,15 @@ def _data(lowering: Lowering, joint: Statistics) -> Pair:
     return mean, var
 
 
-def _entering(lowering: Lowering, site: Site, data: Pair, first: int, pooled: list[Pair]) -> Tensor | None:
+def _entering(
+    lowering: Lowering, site: Site, target: Node, data: Pair, first: int, pooled: list[Pair]
+) -> Tensor | None:
     """The lane of every channel a site reads; None if it reads something else."""
     try:
-        numbers = lowering.numbers(site.target)
+        numbers = lowering.numbers(target)
     except NotLanes:
         return None
-    axis, count = site.channel_axis(site.target), site.groups * site.channels
+    axis, count = site.channel_axis(site.form), site.groups * site.channels
     if numbers.shape[axis] == 1:
         numbers = numbers.expand([count if a == axis else -1 for a in range(numbers.ndim)])
     by_channel = numbers.movedim(axis, 0).reshape(count, -1)
@@ -189,9 +188,9 @@ def _rows(sites: list[Site]) -> tuple[Rows, ...]:
 
 def walk_of(joint: Statistics, sites: list[Site], walked: Iterable[int], fixed: Iterable[Fixed]) -> Statistics | None:
     """The walk that computes what the given lanes stand for."""
-    nodes = {node.name: node for node in (*joint.nodes, *joint.state, *joint.constants)}
-    targets = [*(sites[place].target for place in walked), *(nodes[value.node] for value in fixed)]
-    if not targets:
+    names = [*(sites[place].target for place in walked), *(value.node for value in fixed)]
+    if not names:
         return None
+    nodes = joint.nodes_by_name()
     program = Program(joint.root, joint.nodes, [], joint.state, joint.constants, [], None)
-    return Statistics(joint.root, program, joint.sources, targets, joint.inputs)
+    return Statistics(joint.root, program, joint.sources, [nodes[name] for name in names], joint.inputs)

@@ -24,6 +24,8 @@ from .sharded import refuse_sharded
 class Statistics:
     """The operations between earlier layers and one layer, and how to run them on moments.
 
+    Its nodes are its own, and refer to no others.
+
     Args:
         root: The model, in which the earlier layers and other parameters are looked up at every use.
         program: The captured model.
@@ -41,13 +43,19 @@ class Statistics:
         inputs: dict[Node, Any],
     ) -> None:
         between = _needed(targets, set(calls))
+        given = (*calls, *inputs, *program.state, *program.constants)
+        own = {node: Node(node.name, form=node.form) for node in given if node in between}
+        computed = [node for node in program.nodes if node in between and node not in calls]
+        for node in computed:
+            args, kwargs = resolve((node.args, node.kwargs), own.__getitem__)
+            own[node] = Node(node.name, node.target, args, kwargs, node.form, node.stack, node.line)
         self.root = root
-        self.nodes = [node for node in program.nodes if node in between and node not in calls]
-        self.targets = targets
-        self.sources = {node: path for node, path in calls.items() if node in between}
-        self.inputs = {node: value for node, value in inputs.items() if node in between}
-        self.state = {node: name for node, name in program.state.items() if node in between}
-        self.constants = {node: value for node, value in program.constants.items() if node in between}
+        self.sources = {own[node]: path for node, path in calls.items() if node in between}
+        self.inputs = {own[node]: value for node, value in inputs.items() if node in between}
+        self.state = {own[node]: name for node, name in program.state.items() if node in between}
+        self.constants = {own[node]: value for node, value in program.constants.items() if node in between}
+        self.nodes = [own[node] for node in computed]
+        self.targets = [own[node] for node in targets]
         self._plan()
 
     def _plan(self) -> None:
@@ -80,6 +88,11 @@ class Statistics:
         state = {node: tensor_at(self.root, name) for node, name in self.state.items()}
         return state | {node: _to(value, device) for node, value in (self.constants | self.inputs).items()}
 
+    def nodes_by_name(self) -> dict[str, Node]:
+        """All nodes: of earlier layers, of what is given, and of operations."""
+        found = (*self.sources, *self.inputs, *self.state, *self.constants, *self.nodes)
+        return {node.name: node for node in found}
+
     def key(self) -> str:
         """Equal for those that compute the same from the same shapes; no input of the model may be random."""
         names = {node: f"%{place}" for place, node in enumerate((*self.sources, *self.nodes))}
@@ -90,55 +103,11 @@ class Statistics:
         return repr((operations, [value.flatten().tolist() for value in self.given_values().values()]))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nodes as a flat list: they refer to each other in chains too long for pickle and deepcopy to follow."""
-        order = [*self.sources, *self.inputs, *self.state, *self.constants, *self.nodes]
-        order += [node for node in self.targets if node not in order]
-        index = {node: position for position, node in enumerate(order)}
-        state = {name: value for name, value in self.__dict__.items() if name != "plan"}
-        for name in ("sources", "inputs", "state", "constants"):
-            state[name] = [(index[node], value) for node, value in state[name].items()]
-        for name in ("nodes", "targets"):
-            state[name] = [index[node] for node in state[name]]
-        computed = set(self.nodes)
-        state["order"] = [_flat(node, index if node in computed else {}) for node in order]
-        return state
+        return {name: value for name, value in self.__dict__.items() if name != "plan"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        order: list[Node] = []
-        for flat in state.pop("order"):
-            order.append(_restored(flat, order))
-        for name in ("sources", "inputs", "state", "constants"):
-            state[name] = {order[position]: value for position, value in state[name]}
-        for name in ("nodes", "targets"):
-            state[name] = [order[position] for position in state[name]]
         self.__dict__.update(state)
         self._plan()
-
-
-class _Position(int):
-    """A node's place in a flat list."""
-
-
-def _flat(node: Node, index: dict[Node, int]) -> tuple[Any, ...]:
-    if node not in index:  # its value is given, and what it was computed from may come later in the list
-        return node.name, None, (), {}, node.form
-    args, kwargs = resolve((node.args, node.kwargs), lambda operand: _Position(index.get(operand, -1)))
-    overload = isinstance(node.target, torch._ops.OpOverload)
-    return node.name, str(node.target) if overload else node.target, args, kwargs, node.form
-
-
-def _restored(flat: tuple[Any, ...], order: list[Node]) -> Node:
-    name, target, args, kwargs, form = flat
-    target = functools.reduce(getattr, target.split("."), torch.ops) if isinstance(target, str) else target
-    return Node(name, target, _refer(args, order), _refer(kwargs, order), form)
-
-
-def _refer(tree: Any, order: list[Node]) -> Any:
-    if isinstance(tree, _Position):
-        return order[tree] if tree >= 0 else None
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_refer(item, order) for item in tree)
-    return {key: _refer(item, order) for key, item in tree.items()} if isinstance(tree, dict) else tree
 
 
 def _needed(targets: list[Node], calls: set[Node]) -> set[Node]:
