@@ -17,6 +17,7 @@ from tests.convert.networks import NETWORKS as SHARED
 from tests.convert.networks import numbers
 from tests.models import trained_looking
 from varprop.norm.layers import Normalized
+from varprop.norm.sites import walk_of
 
 
 class IdentitySkip(nn.Module):
@@ -194,6 +195,16 @@ both_forms = pytest.mark.parametrize("form", ("paper", "deep"))
 
 def sites(model: nn.Module) -> dict[str, Normalized]:
     return {path: m for path, m in model.named_modules() if isinstance(m, Normalized)}
+
+
+def alone_(model: nn.Module) -> nn.Module:
+    """The same model, every layer folding by itself."""
+    for site in sites(model).values():
+        for mode, (network, place) in site.networks.items():
+            site.uses[mode] = [network.sites[place].use]
+            site.statistics[mode] = walk_of(network.joint, network.sites, [place], [])  # type: ignore[assignment]
+        site.networks = {}
+    return model
 
 
 @torch.no_grad()

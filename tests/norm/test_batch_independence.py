@@ -107,7 +107,8 @@ def test_averaged_weights_need_no_pass_over_the_data(average: object) -> None:
     assert apart(given.run(averaged), given.run(mean)) <= 1e-12
     assert apart(given.run(vp.fold(averaged.module)), given.run(averaged)) <= 1e-12
     for site in sites(averaged).values():  # its own parameters, not those it was copied from
-        assert all(s.root is averaged.module for s in site.statistics.values())
+        found = [*site.statistics.values(), *(network.joint for network, _ in site.networks.values())]
+        assert len(found) == 2 and all(statistics.root is averaged.module for statistics in found)
 
 
 def test_vmap_over_samples() -> None:

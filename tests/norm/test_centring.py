@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import varprop as vp
-from tests.norm.networks import apart, case, kept, sites
+from tests.norm.networks import alone_, apart, case, kept, sites
 from varprop.norm.centring import minus_row_mean
 
 KINDS: dict[str, tuple[nn.Module, ...]] = {
@@ -42,8 +42,7 @@ def small(name: str) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("name", KINDS)
 def test_gradcheck(name: str, alone: bool) -> None:
     model, x = small(name)
-    for site in sites(model).values() if alone else ():
-        site.networks = {}
+    model = alone_(model) if alone else model
     names = [key for key, _ in model.named_parameters()]
     values = [p.detach() + 0.2 * torch.randn(p.shape).double() for p in model.parameters()]
 
@@ -71,8 +70,7 @@ def test_equal_weights_leave_exactly_nothing() -> None:
 def test_a_row_that_became_equal_gives_its_shift_and_no_nan(alone: bool) -> None:
     given, kept_model = kept("named parts", form="deep")
     model: Any = copy.deepcopy(kept_model)
-    for site in sites(model).values() if alone else ():
-        site.networks = {}
+    model = alone_(model) if alone else model
     with torch.no_grad():
         model.classifier.weight[1] = 0.3
         model.classifier.shift[1] = 2.5
@@ -92,7 +90,7 @@ def test_a_mean_of_a_thousand_times_the_spread_costs_no_digits(alone: bool, size
         with torch.no_grad():
             site.weight.add_(1000 * site.weight.std()).mul_(size)
             site.shift.normal_()
-        site.networks = {} if alone else site.networks
+    model = alone_(model) if alone else model
     exact = copy.deepcopy(model).double()
     for ours, theirs in zip(sites(model).values(), sites(exact).values(), strict=True):
         found, expected = ours.folded(), theirs.folded()

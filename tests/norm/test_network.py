@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
-from tests.norm.networks import NETWORKS, Case, both_forms, case, kept, sites, train_a_little
+from tests.norm.networks import NETWORKS, Case, alone_, both_forms, case, kept, sites, train_a_little
 from varprop.gaussian.curves import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from varprop.norm import dispatch
@@ -26,13 +26,6 @@ from varprop.norm.lowering import AFTER_SKIP, LEARNED_SLOPE
 
 # Between their layers lies what only a walk can follow: embeddings, layer norm, parameters, a layer called twice.
 WALKED = {"language", "own norms", "positions", "recalled"}
-
-
-def apart_(model: nn.Module) -> nn.Module:
-    """The same model, every layer folding by itself."""
-    for site in sites(model).values():
-        site.networks = {}
-    return model
 
 
 def run(given: Case, model: nn.Module) -> Tensor:
@@ -72,7 +65,7 @@ FORMS += [pytest.param(name, "deep", marks=pytest.mark.slow) for name in NETWORK
 def test_values_and_gradients_are_those_of_single_layers(name: str, form: str, training: bool) -> None:
     found, normalized = kept(name, form=form)
     model = train_a_little(copy.deepcopy(normalized)).train(training)
-    alone = apart_(copy.deepcopy(model))
+    alone = alone_(copy.deepcopy(model))
     expected, theirs = run(found, alone).detach(), gradients(found, alone)
     assert close(run(found, model), expected, 1e-11)
     ours = gradients(found, model)
@@ -139,7 +132,7 @@ def test_single_precision_agrees_with_the_reference(
 def agrees_with_the_reference(model: nn.Module) -> None:
     exact = copy.deepcopy(model).double()
     ours = [site.folded() for site in sites(model).values()]
-    theirs = [site.folded() for site in sites(apart_(exact)).values()]
+    theirs = [site.folded() for site in sites(alone_(exact)).values()]
     shapes = [weight.shape for weight, _ in ours]
     directions = [torch.randn(shape) / shape.numel() ** 0.5 for shape in shapes]
     biases = [torch.randn_like(bias) for _, bias in ours]
@@ -301,7 +294,7 @@ def test_every_change_is_noticed(change: Any, grad: bool) -> None:
         with torch.enable_grad():
             change(model)
         after = model(x)
-    alone = apart_(copy.deepcopy(model))
+    alone = alone_(copy.deepcopy(model))
     assert not close(after, before, 1e-3)
     assert close(after, alone(x), 1e-12)
 
@@ -313,7 +306,7 @@ def test_a_promise_saves_folds(monkeypatch: pytest.MonkeyPatch) -> None:
         model(x).sum().backward(), model(x).sum().backward()
     assert counter.count == 1
     model[0].weight.data.mul_(2).add_(0.1)
-    assert close(model(x), apart_(copy.deepcopy(model))(x), 1e-12)
+    assert close(model(x), alone_(copy.deepcopy(model))(x), 1e-12)
 
 
 @pytest.mark.parametrize("change", (loaded, exchanged, stepped))
@@ -324,7 +317,7 @@ def test_a_broken_promise_is_refused(change: Any) -> None:
         change(model)
         with pytest.raises(RuntimeError, match=r"within `vp\.unchanged`"):
             model(x)
-    assert close(model(x), apart_(copy.deepcopy(model))(x), 1e-12)
+    assert close(model(x), alone_(copy.deepcopy(model))(x), 1e-12)
 
 
 def test_a_change_between_forward_and_backward_is_refused() -> None:
@@ -359,7 +352,7 @@ def test_derivatives_of_derivatives(form: str) -> None:
         return torch.autograd.grad(sum(g.square().sum() for g in first), wanted)
 
     ours = penalty(model, parameters)
-    alone = apart_(copy.deepcopy(model))
+    alone = alone_(copy.deepcopy(model))
     theirs = penalty(alone, list(alone.parameters()))
     assert all(close(a, b, 1e-9) for a, b in zip(ours, theirs, strict=True))
 
@@ -370,7 +363,7 @@ def test_gradient_penalty_on_the_input() -> None:
     x.requires_grad_()
     (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     slope.square().sum().backward()
-    alone = apart_(copy.deepcopy(model))
+    alone = alone_(copy.deepcopy(model))
     alone.zero_grad()
     (slope,) = torch.autograd.grad(alone(x).sum(), x, create_graph=True)
     slope.square().sum().backward()

@@ -208,8 +208,8 @@ def normalized_(
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in layers.items()}
-        for path, layer in layers.items():
-            _become_normalized_(model, path, layer, graphs, center, deep)
+        for layer in layers.values():
+            _become_normalized_(layer, center, deep)
         _join_(model, graphs, layers)
         set_first_scales_(layers, silent)
         set_first_shifts_(layers, shifts)
@@ -258,27 +258,27 @@ def _by_distinct(values: dict[bool, T], make: Callable[[T], Made]) -> dict[bool,
     return {mode: made[id(value)] for mode, value in values.items()}
 
 
-def _become_normalized_(
-    model: nn.Module, path: str, layer: Any, graphs: dict[bool, CapturedMode], center: bool, centred_rows: bool
-) -> None:
+def _become_normalized_(layer: Any, center: bool, centred_rows: bool) -> None:
     recurrent = recurrent_class(layer)
     become = recurrent.from_plain_ if recurrent else become_normalized_
-    site: Normalized = become(layer, center, centred_rows)
-    site.uses, site.statistics = {}, {}
-    for mode, graph in graphs.items():
-        calls = [node for node, owner in graph.calls.items() if owner == path]
-        targets = [node.args[0] for node in calls]
-        site.uses[mode] = [Use.of(node) for node in calls]
-        site.statistics[mode] = Statistics(model, graph.program, graph.calls, targets, graph.inputs)
+    become(layer, center, centred_rows)
 
 
 def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str, Any]) -> None:
-    """Let all layers that are called once be folded together."""
+    """Let all layers that are called once be folded together, and the others know what they read by themselves."""
     joined: list[nn.Module] = []
     for mode, network in _by_distinct(graphs, lambda graph: make_network(model, graph, layers)).items():
         for place, layer in enumerate(network.layers if network else ()):
             layer.networks[mode] = (network, place)
             joined.append(layer)
+    for path, layer in layers.items():
+        alone = {mode: graph for mode, graph in graphs.items() if mode not in layer.networks}
+        calls = {mode: [node for node, owner in g.calls.items() if owner == path] for mode, g in alone.items()}
+        layer.uses = {mode: [Use.of(node) for node in nodes] for mode, nodes in calls.items()}
+        layer.statistics = {
+            mode: Statistics(model, g.program, g.calls, [node.args[0] for node in calls[mode]], g.inputs)
+            for mode, g in alone.items()
+        }
     open_scopes_(model, joined)
     forbid_fusing_(model)
     check_when_loading_(model)

@@ -53,8 +53,8 @@ class Normalized(ChecksCheckpoints):
     plain_class: type[nn.Module]
     plain_bias: nn.Parameter | None
     center: bool
-    uses: dict[bool, list[Use]]
-    statistics: dict[bool, Statistics]
+    uses: dict[bool, list[Use]]  # by mode, where it is part of no network: how it is called
+    statistics: dict[bool, Statistics]  # and what enters it
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of the plain layer that does the same, as they follow from the present parameters."""
