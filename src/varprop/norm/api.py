@@ -43,7 +43,7 @@ from .layers import (
     Normalized,
     become_normalized_,
     become_plain_,
-    normalized_class,
+    computes_as_torch,
     normalized_layers,
     remove_parametrization_of_weight_,
 )
@@ -221,7 +221,7 @@ def normalized_(
 
 
 def _can_be_normalized(module: nn.Module) -> bool:
-    return (is_linear_layer(module) and normalized_class(module) is not None) or recurrent_class(module) is not None
+    return (is_linear_layer(module) and computes_as_torch(module)) or recurrent_class(module) is not None
 
 
 def _without_batch_norms(

@@ -23,6 +23,7 @@ from .linear_layers import (
     along_outputs,
     fan_in,
     is_linear_layer,
+    output_size,
     remove_parametrization_,
     row_sizes,
     with_centred_rows,
@@ -187,10 +188,9 @@ class Normalized(ChecksCheckpoints):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For copies and pickles of layers of subclasses, whose normalized class is made when it is needed."""
-        if type(self) in CLASSES.values() or not is_linear_layer(self) or type(self) is not _class_of(self):
+        if type(self) in CLASSES.values() or not is_linear_layer(self) or type(self) is not _subclass(self.plain_class):
             return super().__reduce_ex__(protocol)
-        state = cast(Any, self).__getstate__()
-        return _restored, (normalized_base(cast(Any, self).plain_class), self.plain_class), state
+        return _restored, (self.plain_class,), cast(Any, self).__getstate__()
 
     def extra_repr(self) -> str:
         """The plain layer's own description, and that it is normalized."""
@@ -263,61 +263,39 @@ def normalized_layers(model: nn.Module) -> dict[str, Normalized]:
     return {path: module for path, module in model.named_modules() if isinstance(module, Normalized)}
 
 
-def normalized_class(layer: nn.Module) -> type[Normalized] | None:
-    """The normalized class for a layer; None where it computes its output in a way of its own."""
-    for plain, normalized in CLASSES.items():
-        if isinstance(layer, plain):
-            return normalized if _computes_as(layer, plain) else None
-    return None
-
-
-def _computes_as(layer: nn.Module, plain: type[nn.Module]) -> bool:
-    """Whether a layer of a subclass, or with attributes of its own, does what the plain one does."""
+def computes_as_torch(layer: nn.Module) -> bool:
+    """Whether a layer is one of `CLASSES`, or of a subclass and with attributes that leave its computation as it is."""
+    plain = next((own for own in CLASSES if isinstance(layer, own)), None)
     names = ("forward", "__call__", "_conv_forward", "_output_padding")
     inherited = all(getattr(type(layer), name, None) is getattr(plain, name, None) for name in names)
-    return inherited and layer.__dict__.keys().isdisjoint(names)
-
-
-def normalized_base(plain: type[nn.Module]) -> Any:
-    """The normalized class for torch's own layer that a class derives from."""
-    return next(normalized for own, normalized in CLASSES.items() if issubclass(plain, own))
-
-
-def _class_of(layer: Any) -> Any:
-    return _class_with(normalized_base(layer.plain_class), layer.plain_class)
+    return plain is not None and inherited and layer.__dict__.keys().isdisjoint(names)
 
 
 @functools.cache
-def _class_with(normalized: Any, plain: Any) -> Any:
+def _subclass(plain: Any) -> Any:
     """The normalized class that keeps what a subclass of torch's layer adds to it."""
+    normalized = next(normalized for own, normalized in CLASSES.items() if issubclass(plain, own))
     if plain in CLASSES:
         return normalized
     return type(f"Normalized{plain.__name__}", (normalized, plain), {"__module__": plain.__module__})
 
 
-def _restored(normalized: Any, plain: Any) -> Any:
-    kind = _class_with(normalized, plain)
-    return kind.__new__(kind)
+def _restored(plain: Any) -> Any:
+    return _subclass(plain).__new__(_subclass(plain))
 
 
 def become_normalized_(layer: LinearLayer, center: bool = True, centred_rows: bool = False) -> Normalized:
     """Turn a plain layer into a normalized one where it stands, so that all references and hooks stay good."""
-    kind = normalized_class(layer)
-    assert kind is not None
     plain_class: Any = type(layer)
-    bias, own_class = layer.bias, _class_with(cast(Any, kind), plain_class)
-    cast(Any, layer).__class__ = own_class
+    cast(Any, layer).__class__ = _subclass(plain_class)
     normalized = cast(Normalized, layer)
-    normalized.plain_class, normalized.plain_bias, normalized.center = plain_class, None, center
+    normalized.plain_class, normalized.center, normalized.networks = plain_class, center, {}
     normalized.centred_rows = centred_rows and fan_in(layer.weight, layer) > 1
-    normalized.networks = {}
-    normalized.__dict__["plain_bias"] = bias  # kept for `become_plain_`, but no parameter of the normalized model
+    normalized.__dict__["plain_bias"] = layer.bias  # kept for `become_plain_`, but no parameter of the normalized model
     normalized.register_parameter("bias", None)
-    size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
-    like: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-    trainable = layer.weight.requires_grad
-    normalized.scale = nn.Parameter(torch.ones(size, **like), requires_grad=trainable)
-    normalized.shift = nn.Parameter(torch.zeros(size, **like), requires_grad=trainable)
+    for name, value in (("scale", 1.0), ("shift", 0.0)):
+        first = torch.full((output_size(layer),), value, device=layer.weight.device, dtype=layer.weight.dtype)
+        normalized.register_parameter(name, nn.Parameter(first, requires_grad=layer.weight.requires_grad))
     return normalized
 
 
@@ -327,7 +305,7 @@ def remove_parametrization_of_weight_(layer: Normalized) -> None:
     if isinstance(getattr(plain, "weight", None), property):
         plain = layer.plain_class = plain.__bases__[0]
     remove_parametrization_(layer)
-    cast(Any, layer).__class__ = _class_with(normalized_base(plain), plain)
+    cast(Any, layer).__class__ = _subclass(plain)
 
 
 @torch.no_grad()
