@@ -120,9 +120,8 @@ def _normalization(node: fx.Node) -> tuple[Any, ...] | None:
             return ops.standardize, *centred, float(eps)
         dims = _mean_square(spread, x)
         if dims:
-            return (ops.standardize, centred[0], dims, eps) if centred == (_source(x), dims) else (
-                ops.rms_normalize, x, dims, float(eps)
-            )  # fmt: skip
+            whole = (ops.standardize, centred[0]) if centred and centred[1] == dims else (ops.rms_normalize, x)
+            return *whole, dims, float(eps)
     return None
 
 
@@ -150,10 +149,6 @@ def _centred(x: fx.Node) -> tuple[fx.Node, list[int]] | None:
     if _is(mean, aten.mean) and _keeps(mean) and _same(mean.args[0], source):
         return source, list(mean.args[1])
     return None
-
-
-def _source(x: fx.Node) -> Any:
-    return x.args[0] if _is(x, aten.sub) else None
 
 
 def _is_variance(node: Any, source: fx.Node, dims: list[int]) -> bool:
