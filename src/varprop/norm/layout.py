@@ -8,7 +8,7 @@ layer: its weight is a matrix of rows (output channels), each meeting channels t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -144,7 +144,7 @@ def restricted(layout: Layout, places: Sequence[int]) -> Layout:
     number = torch.cumsum(needed, 0) - 1
     steps = [_restricted_step(step, needed, number) for step in lanes.steps]
     kept = replace(lanes, steps=tuple(step for step in steps if step.count), entering=number[entering])
-    return Layout(kept, _in_turn(chosen))
+    return Layout(kept, in_turn(chosen, sources_stay=True))
 
 
 def _restricted_step(step: Step, needed: Tensor, number: Tensor) -> Step:
@@ -155,10 +155,11 @@ def _restricted_step(step: Step, needed: Tensor, number: Tensor) -> Step:
     )
 
 
-def _in_turn(chosen: Sequence[Rows]) -> tuple[Rows, ...]:
-    """Rows with the channels and weights of each right after those of the one before."""
-    made, channel, weight = [], 0, 0
+def in_turn(chosen: Iterable[Rows], sources_stay: bool = False) -> tuple[Rows, ...]:
+    """Rows with their channels, weights and, unless these stay as they are, sources right after those of the last."""
+    made, row, channel, weight = [], 0, 0, 0
     for rows in chosen:
-        made.append(replace(rows, first_channel=channel, first_weight=weight))
-        channel, weight = channel + rows.groups * rows.channels, weight + rows.weights
+        first_row = rows.first_row if sources_stay else row
+        made.append(replace(rows, first_row=first_row, first_channel=channel, first_weight=weight))
+        row, channel, weight = row + rows.outputs, channel + rows.groups * rows.channels, weight + rows.weights
     return tuple(made)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .layout import Layout, Rows, Step, restricted
+from .layout import Layout, Rows, Step, in_turn, restricted
 
 LIMIT = 25 * 2**20  # bytes of weights in a part: as many as DistributedDataParallel puts in a bucket
 
@@ -75,7 +75,7 @@ def layout_of_part(layout: Layout, places: Sequence[int], fixed: Sequence[int]) 
     number = _numbers(_joined([own, constants, given, computed]), lanes.total)
     steps = tuple(_renumbered(step, number) for step in lanes.steps)
     kept = replace(lanes, sources=len(own), given=len(given), steps=steps, entering=number[lanes.entering])
-    return Part(Layout(kept, _from_first_row(found.rows)), others, list(used))
+    return Part(Layout(kept, in_turn(found.rows)), others, list(used))
 
 
 def _lanes_read(layout: Layout) -> Tensor:
@@ -105,11 +105,3 @@ def _numbers(order: Tensor, total: int) -> Tensor:
 
 def _renumbered(step: Step, number: Tensor) -> Step:
     return replace(step, inputs=tuple(number[lanes] for lanes in step.inputs), start=int(number[step.start]))
-
-
-def _from_first_row(chosen: Sequence[Rows]) -> tuple[Rows, ...]:
-    made, row = [], 0
-    for rows in chosen:
-        made.append(replace(rows, first_row=row))
-        row += rows.outputs
-    return tuple(made)

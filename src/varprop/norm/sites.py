@@ -15,7 +15,7 @@ from ..graph.capture import Program
 from ..graph.node import Form, Node
 from ..moments import Moments
 from ..rules.registry import lookup
-from .layout import Lanes, Layout, Rows
+from .layout import Lanes, Layout, Rows, in_turn
 from .lowering import Lowering
 from .numbering import Fixed, NotLanes
 from .statistics import Statistics
@@ -173,17 +173,13 @@ def _at_random_position(places: Tensor, mean: Tensor, var: Tensor) -> Pair:
 
 
 def _rows(sites: list[Site]) -> tuple[Rows, ...]:
-    rows, row, channel, weight = [], 0, 0, 0
+    rows: list[Rows] = []
     known: dict[Any, Tensor] = {}
     for site in sites:
-        taps = site.taps()
-        assert taps is not None
+        taps: Any = site.taps()
         taps = known.setdefault((taps.shape, *taps.flatten().tolist()), taps)  # equal ones are one, to be told by `is`
-        form = (site.transposed, site.centred)
-        made = Rows(site.outputs, site.groups, site.channels, taps, row, channel, weight, *form)
-        row, channel, weight = row + made.outputs, channel + made.groups * made.channels, weight + made.weights
-        rows.append(made)
-    return tuple(rows)
+        rows.append(Rows(site.outputs, site.groups, site.channels, taps, 0, 0, 0, site.transposed, site.centred))
+    return in_turn(rows)
 
 
 def walk_of(joint: Statistics, sites: list[Site], walked: Iterable[int], fixed: Iterable[Fixed]) -> Statistics | None:
