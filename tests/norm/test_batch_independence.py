@@ -108,7 +108,7 @@ def test_averaged_weights_need_no_pass_over_the_data(average: object) -> None:
     assert apart(given.run(vp.fold(averaged.module)), given.run(averaged)) <= 1e-12
     for site in sites(averaged).values():  # its own parameters, not those it was copied from
         found = [*site.statistics.values(), *(network.joint for network, _ in site.networks.values())]
-        assert len(found) == 2 and all(statistics.root is averaged.module for statistics in found)
+        assert len(found) == 2 and all(one.graph.program.model is averaged.module for one in found)
 
 
 def test_vmap_over_samples() -> None:

@@ -31,7 +31,7 @@ def gradients(network: Network, parts: list[Network]) -> list[Tensor]:
         for place, here in part.places.items():
             weight, bias = folded.layer(here)
             total = total + (place + 1) * weight.sin().sum() + bias.cos().sum()
-    parameters = list(network.joint.root.parameters())
+    parameters = list(network.joint.graph.program.model.parameters())
     return [*torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True), total.detach()]
 
 

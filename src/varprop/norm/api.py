@@ -49,12 +49,12 @@ from .layers import (
 )
 from .linear_layers import Only, find_layers, is_linear_layer, replace
 from .loading import check_when_loading_, stop_checking_
-from .modes import CapturedMode, calls_of, capture_modes, read_by_hand, reading_constants, with_calls
+from .modes import calls_of, capture_modes, read_by_hand, reading_constants, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
 from .scope import close_scopes_, open_scopes_, shared_fold
 from .sites import Use
-from .statistics import Statistics
+from .statistics import CapturedMode, Statistics
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -200,7 +200,7 @@ def normalized_(
         raise ValueError(f"The model has no linear layer to normalize{hidden}.")
     graph = with_calls(programs[False], layers, captured.given)
     long = form is None and layers_in_a_row(graph) > SHALLOW
-    shifts = first_shifts(model, graph) if form == "deep" or long or shifted else {}
+    shifts = first_shifts(graph) if form == "deep" or long or shifted else {}
     deep = form == "deep" or (long and any(shifts.values()))
     check_weights(layers, deep)
     refuse_reading_by_hand(read_by_hand(programs[False], layers))
@@ -267,7 +267,7 @@ def _become_normalized_(layer: Any, center: bool, centred_rows: bool) -> None:
 def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str, Any]) -> None:
     """Let all layers that are called once be folded together, and the others know what they read by themselves."""
     joined: list[nn.Module] = []
-    for mode, network in _by_distinct(graphs, lambda graph: make_network(model, graph, layers)).items():
+    for mode, network in _by_distinct(graphs, lambda graph: make_network(graph, layers)).items():
         for place, layer in enumerate(network.layers if network else ()):
             layer.networks[mode] = (network, place)
             joined.append(layer)
@@ -275,10 +275,7 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
         alone = {mode: graph for mode, graph in graphs.items() if mode not in layer.networks}
         calls = {mode: [node for node, owner in g.calls.items() if owner == path] for mode, g in alone.items()}
         layer.uses = {mode: [Use.of(node) for node in nodes] for mode, nodes in calls.items()}
-        layer.statistics = {
-            mode: Statistics(model, g.program, g.calls, [node.args[0] for node in calls[mode]], g.inputs)
-            for mode, g in alone.items()
-        }
+        layer.statistics = {mode: Statistics(g, [node.args[0] for node in calls[mode]]) for mode, g in alone.items()}
     open_scopes_(model, joined)
     forbid_fusing_(model)
     check_when_loading_(model)

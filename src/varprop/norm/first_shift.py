@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..engine.plan import Plan, make_plan
 from ..engine.walk import Walk
@@ -18,12 +18,11 @@ from ..gaussian.normal import Pair
 from ..gaussian.stability import stable_shift
 from ..graph.node import Node
 from ..moments import Moments
-from .modes import CapturedMode
-from .statistics import Statistics
+from .statistics import CapturedMode, Statistics
 
 
 @torch.no_grad()
-def first_shifts(model: nn.Module, graph: CapturedMode) -> dict[str, float]:
+def first_shifts(graph: CapturedMode) -> dict[str, float]:
     """The shift at scale 1 of every layer whose outputs an activation reads, by the layer's path.
 
     Of two layers whose sum it reads, the one on the shorter path has it: the convolution on a shortcut, and not the
@@ -38,7 +37,7 @@ def first_shifts(model: nn.Module, graph: CapturedMode) -> dict[str, float]:
     for root, end in _activations(plan):
         call = _layer_before(root, plan, graph, depths)
         if call is not None:
-            shift = _known_shift(model, graph, root, end, known)
+            shift = _known_shift(graph, root, end, known)
             found[graph.calls[call]] = max(shift, found.get(graph.calls[call], 0.0), key=abs)
     return found
 
@@ -75,14 +74,14 @@ def _layer_before(node: Node, plan: Plan, graph: CapturedMode, depths: dict[Node
     return min(calls, key=lambda call: depths[call]) if calls and len(calls) == len(before) else None
 
 
-def _known_shift(model: nn.Module, graph: CapturedMode, root: Node, end: Node, known: dict[str, float]) -> float:
+def _known_shift(graph: CapturedMode, root: Node, end: Node, known: dict[str, float]) -> float:
     """The shift, computed once for all layers with the same operations behind them."""
     # An activation reads no data, but perhaps a constant that has its form from them, such as zeros_like(x).
     fixed = {
         node: value if isinstance(value, Tensor) else torch.zeros(node.form.shape, dtype=node.form.dtype)
         for node, value in graph.inputs.items()
     }
-    statistics = Statistics(model, graph.program, {root: ""}, [end], fixed)
+    statistics = Statistics(CapturedMode(graph.program, {root: ""}, fixed), [end])
     key = statistics.key()
     if key not in known:
         known[key] = stable_shift(functools.partial(_activated, statistics))
@@ -91,7 +90,7 @@ def _known_shift(model: nn.Module, graph: CapturedMode, root: Node, end: Node, k
 
 def _activated(statistics: Statistics, mean: Tensor, std: Tensor) -> Pair:
     """Mean and variance of what an activation makes of values with a mean and a standard deviation."""
-    (root,), (end,) = statistics.sources, statistics.targets
+    (root,), (end,) = statistics.graph.calls, statistics.targets
     shape = (-1, *[1] * (root.ndim - 1))
     given = Moments(mean.view(shape), std.square().view(shape), root.form.shape)
     walk = Walk(statistics.plan, statistics.given_values() | {root: given}, annotate=False)

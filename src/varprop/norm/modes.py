@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,15 +21,7 @@ from .draws import drawn_elsewhere, warn_of_draws
 from .global_average import with_averages_of_like_positions
 from .linear_layers import is_call_of_linear_layer
 from .recurrent import CALLS
-
-
-@dataclass(frozen=True)
-class CapturedMode:
-    """A model in one mode: its graph, the calls of its normalized layers, and the moments of its inputs."""
-
-    program: Program
-    calls: dict[Node, str]
-    inputs: dict[Node, Any]
+from .statistics import CapturedMode
 
 
 def capture_modes(model: nn.Module, example: Any, by_batch: Collection[nn.Module] = ()) -> dict[bool, Program]:

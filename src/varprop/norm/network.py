@@ -20,7 +20,7 @@ from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
 from .sharded import REFUSED, is_sharded, refuse_sharded
 from .sites import Found, Site, Use, make_layout, walk_of
-from .statistics import Statistics
+from .statistics import CapturedMode, Statistics
 from .tensor_parallel import gathered_vectors, tensor_parallel_parts
 
 Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
@@ -93,8 +93,9 @@ class Network:
         self.joint, self.sites, self.layers = joint, sites, layers
         self.layout, self.given, self.fixed = found or make_layout(joint, sites)
         self.walk = walk_of(joint, sites, self.given, self.fixed)
-        between = {node.module for node in joint.nodes}
-        self.settings = settings_of(joint.root, between) if settings is None else settings
+        program = joint.graph.program
+        between = {node.module for node in program.nodes}
+        self.settings = settings_of(program.model, between) if settings is None else settings
         self.executor = Executor(self.layout)
         register(self)
         self._alone: dict[int, Layout] = {}
@@ -116,7 +117,9 @@ class Network:
     def parts_by_bytes(self) -> list[Network]:
         """Parts of limited size, in the order of their calls; the whole if it is not larger."""
         if self._by_bytes is None:
-            calls = {path: n for n, path in enumerate(self.joint.sources.values())}  # not of those nobody reads from
+            calls = {
+                path: n for n, path in enumerate(self.joint.graph.calls.values())
+            }  # not of those nobody reads from
             order = sorted(range(len(self.sites)), key=lambda place: calls.get(self.sites[place].path, len(calls)))
             cut = by_bytes((place, self.layers[place].weight.nbytes) for place in order)
             self._by_bytes = [self] if len(cut) == 1 else [self.part(places) for places in cut]
@@ -127,7 +130,7 @@ class Network:
         if place not in self._reads:
             read = set(layout_of_part(self.layout, [place], self._fixed_sizes()).others)
             walk = walk_of(self.joint, self.sites, [place] if place in self.given else [], [])
-            paths = set(walk.sources.values()) if walk is not None else set()
+            paths = set(walk.graph.calls.values()) if walk is not None else set()
             self._reads[place] = read | {n for n, site in enumerate(self.sites) if site.path in paths}
         return self._reads[place]
 
@@ -206,7 +209,7 @@ class Network:
         """What is wrong with the model. Compiled graphs ask when they are made: they are anew if modules change."""
         if self._intact is None:
             layers = {site.path: layer for site, layer in zip(self.sites, self.layers, strict=True)}
-            self._intact = Intact(self.joint.root, layers, self.settings)
+            self._intact = Intact(self.joint.graph.program.model, layers, self.settings)
         return self._intact.complaint()
 
     # as torch.compiler.assume_constant_result would mark it, but for its import of Dynamo
@@ -286,7 +289,7 @@ def _output_moments(layer: Any, known: Vectors | None) -> Pair:
     return shift, scale.double().square()
 
 
-def make_network(model: nn.Module, graph: Any, layers: dict[str, Any]) -> Network | None:
+def make_network(graph: CapturedMode, layers: dict[str, Any]) -> Network | None:
     """The network of all layers that are called once and whose statistics have the form of a layout."""
     sites = [site for path, layer in layers.items() if (site := _site(graph, path, layer)) is not None]
     fitting = (site for site in sites if site.taps() is not None)
@@ -294,11 +297,11 @@ def make_network(model: nn.Module, graph: Any, layers: dict[str, Any]) -> Networ
     if not sites:
         return None
     reads = {path: call.args[0] for call, path in graph.calls.items()}
-    joint = Statistics(model, graph.program, graph.calls, [reads[site.path] for site in sites], graph.inputs)
+    joint = Statistics(graph, [reads[site.path] for site in sites])
     return Network(joint, sites, [layers[site.path] for site in sites])
 
 
-def _site(graph: Any, path: str, layer: Any) -> Site | None:
+def _site(graph: CapturedMode, path: str, layer: Any) -> Site | None:
     calls = [node for node, owner in graph.calls.items() if owner == path]
     if len(calls) != 1 or not layer.center or not is_linear_layer(layer):
         return None

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ..engine.plan import Plan
 from ..gaussian.normal import Pair
-from ..graph.capture import Program
 from ..graph.node import Form, Node
 from ..moments import Moments
 from ..rules.registry import lookup
@@ -107,7 +106,7 @@ def make_layout(joint: Statistics, sites: list[Site]) -> Found:
     numbering = lowering.numbering
     for site in sites:
         lanes = numbering.new(site.outputs)
-        for node in (node for node, path in joint.sources.items() if path == site.path):
+        for node in (node for node, path in joint.graph.calls.items() if path == site.path):
             shape = [1] * node.ndim
             shape[site.channel_axis(node.form)] = -1
             lowering.give(node, lanes.view(shape), node.form.shape)
@@ -137,7 +136,7 @@ def _without_model(plan: Plan) -> Plan:
 def _data(lowering: Lowering, joint: Statistics) -> Pair:
     """Lanes for the data, which enters with moments that never change."""
     found = [torch.zeros(0, 2, dtype=torch.float64)]
-    for node, value in joint.inputs.items():
+    for node, value in joint.graph.inputs.items():
         if isinstance(value, Moments):
             lowering.give(node, lowering.numbering.new(value.mean.numel()).view(value.shape), value.full)
             parts = [part.detach().cpu().double().flatten() for part in (value.mean, value.var)]
@@ -188,5 +187,4 @@ def walk_of(joint: Statistics, sites: list[Site], walked: Iterable[int], fixed: 
     if not names:
         return None
     nodes = joint.nodes_by_name()
-    program = Program(joint.root, joint.nodes, [], joint.state, joint.constants, [], None)
-    return Statistics(joint.root, program, joint.sources, [nodes[name] for name in names], joint.inputs)
+    return Statistics(joint.graph, [nodes[name] for name in names])

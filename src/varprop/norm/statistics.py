@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,53 +16,39 @@ from torch import Tensor, nn
 
 from ..engine.plan import make_plan, require_complete
 from ..engine.walk import Walk
-from ..graph.capture import Program, tensor_at
+from ..graph.capture import Program
 from ..graph.node import Node, resolve
 from ..moments import Moments, Tokens, trusted
 from .sharded import refuse_sharded
 
 
+@dataclass(frozen=True)
+class CapturedMode:
+    """A model in one mode, or a part of it: its graph, the calls of normalized layers, and the moments of inputs."""
+
+    program: Program
+    calls: dict[Node, str]  # with the path of the layer
+    inputs: dict[Node, Any]
+
+
 class Statistics:
     """The operations between earlier layers and one layer, and how to run them on moments.
 
-    Its nodes are its own, and refer to no others.
-
     Args:
-        root: The model, in which the earlier layers and other parameters are looked up at every use.
-        program: The captured model.
-        calls: The calls of normalized layers in the program, with the path of each.
+        graph: The captured model; earlier layers and other parameters are looked up in it at every use.
         targets: The nodes whose moments are wanted: what the layer reads, one for each of its calls.
-        inputs: The moments of the model's inputs.
+
+    Attributes:
+        graph: What of it leads from earlier layers to the targets, as nodes that refer to no others.
     """
 
-    def __init__(
-        self,
-        root: nn.Module,
-        program: Program,
-        calls: dict[Node, str],
-        targets: list[Node],
-        inputs: dict[Node, Any],
-    ) -> None:
-        between = _needed(targets, set(calls))
-        given = (*calls, *inputs, *program.state, *program.constants)
-        own = {node: Node(node.name, form=node.form) for node in given if node in between}
-        computed = [node for node in program.nodes if node in between and node not in calls]
-        for node in computed:
-            args, kwargs = resolve((node.args, node.kwargs), own.__getitem__)
-            own[node] = Node(node.name, node.target, args, kwargs, node.form, node.stack, node.line)
-        self.root = root
-        self.sources = {own[node]: path for node, path in calls.items() if node in between}
-        self.inputs = {own[node]: value for node, value in inputs.items() if node in between}
-        self.state = {own[node]: name for node, name in program.state.items() if node in between}
-        self.constants = {own[node]: value for node, value in program.constants.items() if node in between}
-        self.nodes = [own[node] for node in computed]
-        self.targets = [own[node] for node in targets]
+    def __init__(self, graph: CapturedMode, targets: list[Node]) -> None:
+        self.graph, self.targets = _leading_to(targets, graph)
         self._plan()
 
     def _plan(self) -> None:
-        program = Program(self.root, self.nodes, [], self.state, self.constants, [], None)
-        random = [*self.sources, *(node for node, value in self.inputs.items() if not isinstance(value, Tensor))]
-        self.plan = make_plan(program, random)
+        inputs = [node for node, value in self.graph.inputs.items() if not isinstance(value, Tensor)]
+        self.plan = make_plan(self.graph.program, [*self.graph.calls, *inputs])
         require_complete(self.plan, "let vp.normalize leave out the layers behind them with `only`")
 
     def __call__(self, known: Mapping[nn.Module, Any] | None = None) -> list[Moments]:
@@ -74,9 +61,9 @@ class Statistics:
             return self._run(known or {})
 
     def _run(self, known: Mapping[nn.Module, Any]) -> list[Moments]:
-        sources = {node: _module(self.root, path) for node, path in self.sources.items()}
+        sources = {node: _module(self.graph.program.model, path) for node, path in self.graph.calls.items()}
         env = self.given_values()
-        refuse_sharded([env[node] for node in self.state])
+        refuse_sharded([env[node] for node in self.graph.program.state])
         env.update({node: source.output_moments(node.form, known.get(source)) for node, source in sources.items()})
         walk = Walk(self.plan, env, annotate=False)
         walk.run()
@@ -84,21 +71,24 @@ class Statistics:
 
     def given_values(self) -> dict[Node, Any]:
         """All that is known beforehand: parameters, buffers, constants and the model's inputs."""
-        device = next(self.root.parameters()).device
-        state = {node: tensor_at(self.root, name) for node, name in self.state.items()}
-        return state | {node: _to(value, device) for node, value in (self.constants | self.inputs).items()}
+        program = self.graph.program
+        device = next(program.model.parameters()).device
+        fixed = program.constants | self.graph.inputs
+        return program.tensors() | {node: _to(value, device) for node, value in fixed.items()}
 
     def nodes_by_name(self) -> dict[str, Node]:
         """All nodes: of earlier layers, of what is given, and of operations."""
-        found = (*self.sources, *self.inputs, *self.state, *self.constants, *self.nodes)
+        program = self.graph.program
+        found = (*self.graph.calls, *self.graph.inputs, *program.state, *program.constants, *program.nodes)
         return {node.name: node for node in found}
 
     def key(self) -> str:
         """Equal for those that compute the same from the same shapes; no input of the model may be random."""
-        names = {node: f"%{place}" for place, node in enumerate((*self.sources, *self.nodes))}
+        nodes = self.graph.program.nodes
+        names = {node: f"%{place}" for place, node in enumerate((*self.graph.calls, *nodes))}
         operations = [
             (id(node.target), resolve((node.args, node.kwargs), lambda operand: names.get(operand, "")), node.form)
-            for node in self.nodes
+            for node in nodes
         ]
         return repr((operations, [value.flatten().tolist() for value in self.given_values().values()]))
 
@@ -108,6 +98,23 @@ class Statistics:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._plan()
+
+
+def _leading_to(targets: list[Node], graph: CapturedMode) -> tuple[CapturedMode, list[Node]]:
+    """What of a graph leads to some nodes, and these, as nodes of their own; calls of layers are where it begins."""
+    program, between = graph.program, _needed(targets, set(graph.calls))
+    given = (*graph.calls, *graph.inputs, *program.state, *program.constants)
+    own = {node: Node(node.name, form=node.form) for node in given if node in between}
+    computed = [node for node in program.nodes if node in between and node not in own]
+    for node in computed:
+        args, kwargs = resolve((node.args, node.kwargs), own.__getitem__)
+        own[node] = Node(node.name, node.target, args, kwargs, node.form, node.stack, node.line)
+    calls, inputs, state, constants = (
+        {own[node]: value for node, value in values.items() if node in between}
+        for values in (graph.calls, graph.inputs, program.state, program.constants)
+    )
+    cut = Program(program.model, [own[node] for node in computed], [], state, constants, [], None)
+    return CapturedMode(cut, calls, inputs), [own[node] for node in targets]
 
 
 def _needed(targets: list[Node], calls: set[Node]) -> set[Node]:
