@@ -208,11 +208,8 @@ class Clusters:
 
     def needs_positive(self, path: list[Node], root: Node) -> bool:
         """Whether a function on the path makes sense only where the root is of one sign."""
-        return any(self._needs_positive(node, root) for node in path)
-
-    def _needs_positive(self, node: Node, root: Node) -> bool:
-        argument = self._positive_argument(node)
-        return argument is not None and self._line_over(argument, root) is not None
+        arguments = map(self._positive_argument, path)
+        return any(self._line_over(argument, root) is not None for argument in arguments if argument is not None)
 
     def _positive_argument(self, node: Node) -> Node | None:
         """The random argument that must be positive for the node's operation to make sense, if there is one."""

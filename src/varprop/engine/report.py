@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from ..moments import Moments
 from ..text_table import extents_text, text_table
@@ -183,15 +182,11 @@ def _extents(moments: Moments) -> str:
 def _summary(moments: Moments) -> dict[str, float]:
     std = moments.std.detach()
     return {
-        "mean": _number(moments.mean.detach().mean()),
-        "std": _number(moments.var.detach().double().mean().sqrt()),
-        "std_min": _number(std.min()),
-        "std_max": _number(std.max()),
+        "mean": float(moments.mean.detach().mean()),
+        "std": float(moments.var.detach().double().mean().sqrt()),
+        "std_min": float(std.min()),
+        "std_max": float(std.max()),
     }
-
-
-def _number(value: Tensor) -> float:
-    return float(value.double())
 
 
 def _summary_cells(moments: Moments) -> tuple[str, ...]:

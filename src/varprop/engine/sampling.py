@@ -18,7 +18,7 @@ def sample(op: Any, args: Any, kwargs: Any, draws: int = DRAWS) -> Any:
     """Mean and variance over Gaussian draws of the random arguments; the caller's random state is left alone."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        outputs = [_flat(op(*_draw(args), **_draw(kwargs))) for _ in range(draws)]
+        outputs = [pytree.tree_leaves(op(*_draw(args), **_draw(kwargs))) for _ in range(draws)]
     if any(output.is_complex() for output in outputs[0]):
         raise MissingRule(
             f"{op} gives complex numbers, and moments are those of real ones: keep the module that holds it whole with "
@@ -36,10 +36,6 @@ def _draw(tree: Any) -> Any:
         return dense.mean + dense.std * torch.randn(dense.shape, dtype=dense.dtype, device=dense.device)
 
     return pytree.tree_map(one, tree, is_leaf=lambda leaf: isinstance(leaf, Moments))
-
-
-def _flat(output: Any) -> list[Tensor]:
-    return pytree.tree_leaves(output)
 
 
 def _moments(values: Tensor) -> Moments:

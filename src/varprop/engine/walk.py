@@ -301,7 +301,7 @@ def _any_impossible(values: list[Moments]) -> bool:
     small = [v for v in values if v.mean.numel() <= SMALL]
     groups = [[v for v in small if (v.dtype, v.device) == kind] for kind in {(v.dtype, v.device) for v in small}]
     return any(_impossible(v.mean, v.var) for v in values if v.mean.numel() > SMALL) or any(
-        _impossible(*(torch.cat([part.detach().flatten() for part in parts]) for parts in _columns(group)))
+        _impossible(*(torch.cat([getattr(v, part).detach().flatten() for v in group]) for part in ("mean", "var")))
         for group in groups
     )
 
@@ -311,7 +311,3 @@ def _impossible(mean: Tensor, var: Tensor) -> bool:
     if not bool(var.detach().amin() >= 0):
         return True
     return bool(mean.detach().sum().isnan()) and bool(mean.isnan().any())
-
-
-def _columns(group: list[Moments]) -> tuple[list[Tensor], list[Tensor]]:
-    return [v.mean for v in group], [v.var for v in group]

@@ -313,8 +313,7 @@ def leaves_of(tree: Any, kinds: tuple[type, ...]) -> list[Any]:
 
 
 def _devices(model: nn.Module) -> list[int]:
-    found = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    return sorted(found)
+    return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..moments import Moments
 from .layers import Normalized, normalized_layers
 from .linear_layers import fan_in, is_linear_layer, require_weight_of_its_own, weight_norms, with_centred_rows
-from .recurrent import check_gates
+from .recurrent_weights import check_gates
 from .scope import shared_fold
 
 

@@ -50,7 +50,9 @@ def find_layers(model: nn.Module, only: Only | None, wanted: Callable[[nn.Module
         return found
     if callable(only):
         return {path: layer for path, layer in found.items() if only(path, layer)}
-    chosen = {id(layer) for path in _as_paths(only) for layer in _layers_at(model, path, wanted)}
+    chosen = {
+        id(layer) for path in ([only] if isinstance(only, str) else only) for layer in _layers_at(model, path, wanted)
+    }
     return {path: layer for path, layer in found.items() if id(layer) in chosen}
 
 
@@ -66,10 +68,6 @@ def is_call_of_linear_layer(node: Node) -> bool:
     """Whether an operation is what a linear layer does: a linear map or a convolution of any kind."""
     rule = lookup(node.target)
     return rule is not None and rule.linear
-
-
-def _as_paths(only: str | Iterable[str]) -> list[str]:
-    return [only] if isinstance(only, str) else list(only)
 
 
 def _layers_at(model: nn.Module, path: str, wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:

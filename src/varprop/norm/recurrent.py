@@ -25,9 +25,7 @@ from ..rules.dropout import dropout as drop
 from .backends.reference import full_precision, rate_of
 from .layers import SETTINGS, Normalized
 from .recurrent_state import CONVERGED, STATES, distance, fixed_point, gate_statistics, joined, parted
-from .recurrent_weights import WithWeights, check_gates, gate_norms, list_weights, suffixes, with_centred_gates
-
-__all__ = ["CALLS", "NormalizedRecurrent", "check_gates", "recurrent_class", "unit_gates_"]
+from .recurrent_weights import WithWeights, gate_norms, list_weights, suffixes, with_centred_gates
 
 CALLS = {"aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.lstm.input", "aten.gru.input"}
 States = dict[str, list[Pair]]  # of every direction: h, and an LSTM's cell

@@ -83,7 +83,7 @@ class Site:
     def taps(self) -> Tensor | None:
         """How its taps meet the image; None where its statistics do not have the form that a layout describes."""
         spatial = tuple(self.form.shape[self.channel_axis(self.form) + 1 :])
-        return tap_matrix(self.use, tuple(self.shape[2:]), spatial, self.transposed)
+        return tap_matrix(self.use.ungrouped(), tuple(self.shape[2:]), spatial, self.transposed)
 
 
 class Found(NamedTuple):

@@ -15,7 +15,7 @@ _TRIALS = 8
 
 @functools.lru_cache(maxsize=256)
 def tap_matrix(use: Any, kernel: tuple[int, ...], spatial: tuple[int, ...], transposed: bool) -> Tensor | None:
-    """The matrix E of `layout.Rows`, float64; None where the layer's statistics are not of that form.
+    """The matrix E of `layout.Rows`, float64, for a use without groups; None where statistics are not of that form.
 
     An image of ones shows at which positions a tap lies inside. Column 0 is the share of these positions; the other
     columns are a root of the covariance of taps over positions, by which the means of outputs differ from position to
@@ -38,12 +38,8 @@ def _inside(use: Any, kernel: tuple[int, ...], spatial: tuple[int, ...], transpo
     count = int(torch.Size(kernel).numel())
     image = torch.ones(1, 1, *spatial, dtype=torch.float64)
     with torch.no_grad():
-        outputs: Tensor = use.ungrouped().operation()(
-            image,
-            _as_weight(torch.eye(count, dtype=torch.float64), kernel, transposed),
-            None,
-            *use.ungrouped().settings,
-        )
+        taps = _as_weight(torch.eye(count, dtype=torch.float64), kernel, transposed)
+        outputs: Tensor = use.operation()(image, taps, None, *use.settings)
     return outputs.reshape(count, -1)
 
 
@@ -55,7 +51,7 @@ def _try(use: Any, trials: Tensor, kernel: Any, spatial: Any, transposed: bool, 
     value = torch.ones([1] * (2 + len(kernel)), dtype=torch.float64)
     with trusted(), torch.no_grad():
         moments = Moments(mean * value, var * value, (1, 1, *spatial))
-        found = use.ungrouped().outputs(moments, _as_weight(trials, kernel, transposed))
+        found = use.outputs(moments, _as_weight(trials, kernel, transposed))
     centre = found.mean.reshape(len(trials), -1).mean(1)  # positions that stayed apart are pooled as the layer does
     spread = (found.mean.reshape(len(trials), -1) - centre[:, None]).square()
     return centre, (found.var.reshape(len(trials), -1) + spread).mean(1)
