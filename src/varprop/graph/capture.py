@@ -32,7 +32,7 @@ from .examples import as_example, of_fixed_sizes
 from .extents import fill_open_extents, form_of
 from .functional import in_functional_form
 from .leaf import keep_whole, restore_leaves
-from .node import Call, Node
+from .node import Call, Node, resolve
 from .observers import observers_named
 from .recurrences import recurrences_not_run
 
@@ -196,20 +196,9 @@ def _sort_input(program: Program, node: Node, spec: Any, exported: torch.export.
 
 
 def _node(node: fx.Node, made: dict[str, Node]) -> Node:
-    args, kwargs = _plain((tuple(node.args), dict(node.kwargs)), made)
+    args, kwargs = resolve((node.args, node.kwargs), lambda operand: made[operand.name], fx.Node)
     target = node.target if node.op == "call_function" else None
     return Node(node.name, target, args, kwargs, form_of(node.meta.get("val")), _stack(node), _line(node))
-
-
-def _plain(tree: Any, made: dict[str, Node]) -> Any:
-    """Arguments with our nodes in place of fx's, and plain lists in place of its own."""
-    if isinstance(tree, fx.Node):
-        return made[tree.name]
-    if isinstance(tree, tuple):
-        return tuple(_plain(item, made) for item in tree)
-    if isinstance(tree, list):
-        return [_plain(item, made) for item in tree]
-    return {key: _plain(item, made) for key, item in tree.items()} if isinstance(tree, dict) else tree
 
 
 def _stack(node: fx.Node) -> tuple[Call, ...]:

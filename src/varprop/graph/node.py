@@ -106,16 +106,16 @@ class Node:
         return self.name
 
 
-def resolve(tree: Any, value: Callable[[Node], Any]) -> Any:
-    """The same nest of arguments with every node replaced by its value."""
-    if isinstance(tree, Node):
+def resolve(tree: Any, value: Callable[[Any], Any], kind: type = Node) -> Any:
+    """The same nest of arguments, in plain tuples, lists and dicts, with every node replaced by its value."""
+    if isinstance(tree, kind):
         return value(tree)
     if isinstance(tree, tuple):
-        return tuple([resolve(item, value) for item in tree])
+        return tuple([resolve(item, value, kind) for item in tree])
     if isinstance(tree, list):
-        return [resolve(item, value) for item in tree]
+        return [resolve(item, value, kind) for item in tree]
     if isinstance(tree, dict):
-        return {key: resolve(item, value) for key, item in tree.items()}
+        return {key: resolve(item, value, kind) for key, item in tree.items()}
     return tree
 
 
