@@ -49,7 +49,7 @@ from .layers import (
 )
 from .linear_layers import Only, find_layers, is_linear_layer, replace
 from .loading import check_when_loading_, stop_checking_
-from .modes import calls_of, capture_modes, read_by_hand, reading_constants, with_calls
+from .modes import calls_of, capture_modes, reading_constants, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
 from .scope import close_scopes_, open_scopes_, shared_fold
@@ -203,13 +203,15 @@ def normalized_(
     shifts = first_shifts(graph) if form == "deep" or long or shifted else {}
     deep = form == "deep" or (long and any(shifts.values()))
     check_weights(layers, deep)
-    refuse_reading_by_hand(read_by_hand(programs[False], layers))
+    refuse_reading_by_hand(programs[False], layers)
     graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given, deep))
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in layers.items()}
         for layer in layers.values():
-            _become_normalized_(layer, center, deep)
+            recurrent = recurrent_class(layer)
+            become = recurrent.from_plain_ if recurrent else become_normalized_
+            become(layer, center, deep)
         _join_(model, graphs, layers)
         set_first_scales_(layers, silent)
         set_first_shifts_(layers, shifts)
@@ -234,7 +236,8 @@ def _without_batch_norms(
     """
     pairs = {path: norm for path, norm in batch_norms_in(captured.programs[False]).items() if path in layers}
     weights = {path: layers[path].weight for path in pairs}
-    programs = _transferred(captured.programs, model, set(pairs.values()))
+    norms = {captured.programs[False].model.get_submodule(path) for path in pairs.values()}
+    programs = _by_distinct(captured.programs, lambda program: transferred(program, model, bypassed(program, norms)))
     silent = {}
     for path, norm_path in pairs.items():
         layer, norm = layers[path], cast(Any, model.get_submodule(norm_path))
@@ -246,22 +249,10 @@ def _without_batch_norms(
     return model, programs, silent
 
 
-def _transferred(programs: dict[bool, Program], model: nn.Module, norm_paths: set[str]) -> dict[bool, Program]:
-    """The graphs for a copy of the captured model, without some batch norms; one graph of both modes stays one."""
-    norms = {programs[False].model.get_submodule(path) for path in norm_paths}
-    return _by_distinct(programs, lambda program: transferred(program, model, bypassed(program, norms)))
-
-
 def _by_distinct(values: dict[bool, T], make: Callable[[T], Made]) -> dict[bool, Made]:
     """What is made of the value of each mode, once where both modes have the same one."""
     made = {key: make(value) for key, value in {id(value): value for value in values.values()}.items()}
     return {mode: made[id(value)] for mode, value in values.items()}
-
-
-def _become_normalized_(layer: Any, center: bool, centred_rows: bool) -> None:
-    recurrent = recurrent_class(layer)
-    become = recurrent.from_plain_ if recurrent else become_normalized_
-    become(layer, center, centred_rows)
 
 
 def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str, Any]) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..graph.capture import Program
 from ..moments import Moments
 from .layers import Normalized, normalized_layers
 from .linear_layers import fan_in, is_linear_layer, require_weight_of_its_own, weight_norms, with_centred_rows
+from .modes import calls_of
 from .recurrent_weights import check_gates
 from .scope import shared_fold
 
@@ -82,13 +84,26 @@ def check_finite(layers: dict[str, Any]) -> None:
                 )
 
 
-def refuse_reading_by_hand(names: dict[str, str]) -> None:
-    """Raise if something besides its layer reads a parameter."""
-    for path, name in names.items():
-        raise ValueError(
-            f"The model reads the {name} of '{path}' by hand as well, where the normalization does not reach: "
-            f"leave the layer out with `only`."
-        )
+def refuse_reading_by_hand(program: Program, layers: dict[str, Any]) -> None:
+    """Raise if something besides its layer reads a parameter, but for modules that hold it as well."""
+    calls, holders = calls_of(program, layers), _holders(program.model)
+    for node, name in program.state.items():
+        path, _, own = name.rpartition(".")
+        readers = [user for user in node.users if user not in calls and user.module not in holders.get(name, ())]
+        if path in layers and readers and any(calls.get(user) == path for user in node.users):
+            raise ValueError(
+                f"The model reads the {own} of '{path}' by hand as well, where the normalization does not reach: "
+                f"leave the layer out with `only`."
+            )
+
+
+def _holders(model: nn.Module) -> dict[str, set[str]]:
+    """By the name of a parameter, the paths of all modules that hold it."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    paths: dict[int, set[str]] = {}
+    for name, parameter in named:
+        paths.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
+    return {name: paths[id(parameter)] for name, parameter in named}
 
 
 def warn_of_constants(paths: Collection[str]) -> None:

@@ -127,24 +127,3 @@ def reading_constants(programs: Iterable[Program], layers: dict[str, Any], given
 
 def _varies(value: Any) -> bool:
     return not isinstance(value, Tensor) and not (isinstance(value, Moments) and not bool(value.var.any()))
-
-
-def read_by_hand(program: Program, layers: dict[str, Any]) -> dict[str, str]:
-    """Layers of which something else reads a parameter too, with the parameter's name."""
-    calls, names = calls_of(program, layers), {}
-    holders = _holders(program.model)
-    for node, name in program.state.items():
-        path, _, own = name.rpartition(".")
-        readers = [user for user in node.users if user not in calls and user.module not in holders.get(name, ())]
-        if path in layers and readers and any(calls.get(user) == path for user in node.users):
-            names[path] = own
-    return names
-
-
-def _holders(model: nn.Module) -> dict[str, set[str]]:
-    """By the name of a parameter, the paths of all modules that hold it."""
-    named = list(model.named_parameters(remove_duplicate=False))
-    paths: dict[int, set[str]] = {}
-    for name, parameter in named:
-        paths.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
-    return {name: paths[id(parameter)] for name, parameter in named}
