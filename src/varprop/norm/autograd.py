@@ -105,15 +105,11 @@ def _backward_by_reference(layout: Layout, inputs: Sequence[Any], grads: Sequenc
 
 def reference_parts(layout: Layout, given: Pair | None, parameters: Sequence[Tensor]) -> list[Tensor]:
     """As `fold_parts`, by plain operations."""
-    own = len(layout.rows)  # of all layers, there are shifts and scales of all
-    weights, shifts, scales = parameters[:own], *_halves(parameters[own:])
-    folded, biases = reference.fold(layout, weights, shifts, scales, given)
+    own = len(layout.rows)  # also where these are not all, there are shifts and scales of all
+    shifts_end = (own + len(parameters)) // 2
+    vectors = parameters[own:shifts_end], parameters[shifts_end:]
+    folded, biases = reference.fold(layout, parameters[:own], *vectors, given)
     return [*folded, *biases]
-
-
-def _halves(parameters: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    middle = len(parameters) // 2
-    return parameters[:middle], parameters[middle:]
 
 
 def own_saved_tensors() -> contextlib.AbstractContextManager[Any]:

@@ -179,10 +179,9 @@ class Network:
         with own_saved_tensors():
             parts = self._folded(dtype, self._given(known), parameters, known)
         once = (self.walk is not None or bool(self.outside)) and parts[0].requires_grad
-        if compiling:
-            return Folded(parts, parameters, [], (first.dtype, dtype), False, once)
-        versions = [p._version for p in parameters]
-        return Folded(parts, parameters, versions, (first.dtype, dtype), torch.is_inference_mode_enabled(), once)
+        versions = [] if compiling else [p._version for p in parameters]
+        inference = not compiling and torch.is_inference_mode_enabled()
+        return Folded(parts, parameters, versions, (first.dtype, dtype), inference, once)
 
     def fold_one(self, place: int) -> Pair:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
