@@ -25,8 +25,8 @@ DEMO = "digits"  # has a command of its own
 HELP = (
     "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay, momentum; relu (a figure, "
     "nothing is trained); claims (the verdicts on what lies in the folder of the results); search (what each search "
-    "for the learning rate loses, on a CPU); deep (ResNets and a GPT by normalization, on a GPU); questions (what the "
-    "paper leaves open, on a CPU); all."
+    "for the learning rate loses, on a CPU); deep (ResNets and transformers by normalization, on a GPU); questions "
+    "(what the paper leaves open, on a CPU); all."
 )
 
 

@@ -7,7 +7,7 @@
 - `store`: the folder of results.
 - `verdicts`: the paper's claims, judged on results.
 - `report`: tables, figures, HTML and Markdown from results.
-- `deep`: normalizations in ResNets and a GPT.
+- `deep`: normalizations in ResNets, a GPT and a ViT.
 - `questions`: what the paper leaves open, by short trainings.
 - `bench`: what a training step costs with each normalization.
 - `comparison`: the same for a model of one's own, `varprop.lab.compare`.
