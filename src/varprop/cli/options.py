@@ -56,7 +56,7 @@ TimeOption = Annotated[
 ]
 JobsOption = Annotated[
     int,
-    typer.Option("--jobs", min=1, help="Train so many networks at once, each in a process of its own (noisy-cifar10)."),
+    typer.Option("--jobs", min=1, help="Train so many networks at once, each in a process of its own."),
 ]
 RayOption = Annotated[
     str | None,

@@ -274,8 +274,9 @@ def test_several_processes_find_the_same_numbers(tmp_path):
 
 
 @pytest.mark.slow
-def test_several_processes_stop_in_time_and_go_on(tmp_path):
-    experiment = tiny.experiment(methods=QUICK, starts=("bn",), together=False)
+def test_several_processes_stop_in_time_and_go_on_and_take_small_networks_one_by_one(tmp_path):
+    experiment = tiny.experiment(methods=QUICK, starts=("bn",))
+    assert experiment.together
     options = {"dataset": tiny.dataset(), "factory": tiny.network, "jobs": 2, "show": quiet}
     assert run_experiment(experiment, tmp_path, "cpu", max_seconds=0.0, **options) == []
     later = run_experiment(experiment, tmp_path, "cpu", True, **options)

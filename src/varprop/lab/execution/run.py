@@ -8,8 +8,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import varprop as vp
 
@@ -83,7 +86,7 @@ def run(
         dataset: Instead of the one the experiment names.
         factory: Instead of the model the experiment names.
         max_seconds: Stop at the checkpoint that comes next then; every run reaches one at least.
-        jobs: So many cells at once, each in a process of its own, where cells are not trained together anyway.
+        jobs: So many cells at once, each in a process of its own; with one, small networks are trained together.
         ray: Run on Ray instead: the address of a cluster, or ``local``. Cells that are trained together are one task.
         show: Shows progress: `progress.show`, or anything like it.
         tensorboard: A folder for its event files; none are written by default.
@@ -103,6 +106,9 @@ def run(
     if resume and overwrite:
         raise RunError("--resume goes on with what is there and --overwrite deletes it: give one of them.")
     deadline, place = time.monotonic() + max_seconds, chosen_device(device)
+    small = experiment.together  # networks that more than one thread would not make faster
+    if jobs > 1 and ray is None:
+        experiment = replace(experiment, together=False)
     store = Store(Path(out) / experiment.name)
     _require_free(store, resume or overwrite)
     data = datasets.load(experiment.dataset, root, place) if dataset is None else datasets.on_device(dataset, place)
@@ -113,7 +119,7 @@ def run(
     started = time.monotonic()
     with (
         _logger(tensorboard, experiment.name) as log,
-        reproducible(place, experiment.together),
+        reproducible(place, 1 if small else _threads(jobs)),
         _ready(store, overwrite),
         show(_total_steps(task, store), experiment.name) as bar,
     ):
@@ -123,8 +129,7 @@ def run(
         if ray is not None:
             finished = run_on_ray(context, ray, jobs)
         else:
-            apart = jobs > 1 and not experiment.together
-            finished = run_in_processes(context, jobs) if apart else _run_all(context)
+            finished = run_in_processes(context, jobs) if jobs > 1 else _run_all(context)
     store.write_manifest(manifest.ended(described, time.monotonic() - started, finished))
     wanted = {cell.key for cell in experiment.cells()}
     outcomes = [outcome for outcome in store.outcomes() if outcome.cell.key in wanted]
@@ -132,6 +137,11 @@ def run(
         left = f"{len(outcomes)} of {len(wanted)} cells of {experiment.name} are finished"
         print(f"The time is over: {left}; go on with --resume.", file=sys.stderr)
     return outcomes
+
+
+def _threads(jobs: int) -> int:
+    """Of torch's threads, the share of each job."""
+    return max(1, torch.get_num_threads() // jobs)
 
 
 def _require_free(store: Store, allowed: bool) -> None:

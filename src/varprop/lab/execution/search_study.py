@@ -36,7 +36,7 @@ def study(out: Path, root: Path | None = None, experiments: Sequence[Experiment]
     """Compare the searches on the CPU, on experiments of one seed and bound; the page written, ``search.md``."""
     source = provenance(_CPU)
     rounds = len(experiments) * sum(_evaluations().values())
-    with reproducible(_CPU, True), progress.show(rounds, "search") as shown:
+    with reproducible(_CPU, 1), progress.show(rounds, "search") as shown:
         found = {experiment.name: _compared(experiment, root, shown) for experiment in experiments}
     write_atomically(out / "search.json", f"{json.dumps({**source, 'cells': found}, indent=1)}\n".encode())
     write_atomically(out / "search.md", markdown(found, source["command"]).encode())

@@ -61,7 +61,7 @@ def work(context: Context, name: str, cells: list[Cell]) -> bool:
     """Run one job; whether the time was enough."""
     try:
         context.check_time()
-        with reproducible(context.task.device, context.task.experiment.together):
+        with reproducible(context.task.device, torch.get_num_threads()):
             run_job(context, name, cells)
     except OutOfTime:
         return False

@@ -59,7 +59,7 @@ def _make(question: Question, kept: Kept, out: Path, root: Path | None, seeds: i
     cpu = torch.device("cpu")
     data = datasets.load(question.settings.dataset, root, cpu)
     kept[question.name] |= {"source": provenance(cpu)}
-    with reproducible(cpu, True):
+    with reproducible(cpu, 1):
         for arm, seed in missing:
             made = list(trained(arm, seed, data, question.settings))
             runs += made
