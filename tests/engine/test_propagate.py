@@ -204,6 +204,7 @@ def test_ranks_of_activations_are_as_near_as_the_documentation_says(name: str) -
     reasons = {r for e in vp.coverage(Function(function), torch.zeros(1, 4)) for r in e.reasons}
     assert any(r.startswith(BENT) for r in reasons) == (list(RANKS).index(name) >= list(RANKS).index("maximum"))
     assert any(r.startswith(DIPPING) for r in reasons) == (name in DIPS)
+    torch.manual_seed(1)  # of dropout: with the seed of the values its draws would depend on them
     x = torch.randn(200_000, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
     found = vp.propagate(Function(function), standard(1, 4)).output
     assert found.mean.shape == (1,)
