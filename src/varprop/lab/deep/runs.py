@@ -167,7 +167,9 @@ class Study:
         for row in self.rows if judged == HELD_OUT else self.best():
             found = self.found(row, judged)
             if found:
-                lines.append([row.name, f"{row.rate:g}", str(len(found)), *_numbers(found, judged)])
+                made = sum(self.key(row, seed, judged) in self.runs for seed in range(self.seeds))
+                seeds = f"{len(found)}" if len(found) == made else f"{len(found)} of {made}"  # others diverged
+                lines.append([row.name, f"{row.rate:g}", seeds, *_numbers(found, judged)])
         columns = ["method", "rate", "seeds", self.rows[0].judged_by, "lowest", "highest", "training loss", "MiB"]
         return Table("", columns, lines, left=("method",)).markdown()
 
