@@ -47,7 +47,7 @@ class Fold(torch.autograd.Function):
         ctx.executor, ctx.recording, ctx.inputs = executor, recording, inputs
         ctx.versions = _versions(parameters)
         if recording is not None:
-            return tuple(recording.folded()[1])
+            return tuple(recording.folded())
         given = None if mean is None else (mean, var)
         weight, bias, ctx.kept = executor.forward(dtype, given, parameters, any(ctx.needs_input_grad))
         return tuple(parted(weight, bias, formats_of(parameters)))

@@ -88,7 +88,7 @@ def _fold(
     executor = executor_known_as(number, parameters[0])
     recording = None if given else executor.recording(dtype, parameters, compiled=True)
     if recording is not None:
-        return recording.folded()[0]
+        return recording.folded(flat=True)
     return executor.forward_flat(dtype, (given[0], given[1]) if given else None, parameters)
 
 

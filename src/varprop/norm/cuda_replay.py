@@ -60,10 +60,6 @@ class Replay:
         """Write the results anew."""
         self.graph.replay()
 
-    def handed_out(self) -> Results:
-        """The results as tensors of their own, which count as users of their memory."""
-        return handed_out(self.flat), handed_out(self.parts)
-
 
 class Recording:
     """A fold and its backward, with one set of buffers for what is folded.
@@ -84,11 +80,11 @@ class Recording:
         """Whether nobody holds what was folded."""
         return not self.claimed and self.forward.is_free()
 
-    def folded(self) -> Results:
-        """The fold of the parameters as they are now, over the same buffers as tensors of their own."""
+    def folded(self, flat: bool = False) -> list[Tensor]:
+        """The fold of the parameters as they are now, in parts or in flat buffers."""
         try:
             self.forward.run()
-            return self.forward.handed_out()
+            return handed_out(self.forward.flat if flat else self.forward.parts)
         finally:
             self.claimed = False
 

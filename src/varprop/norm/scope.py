@@ -35,7 +35,7 @@ _current = _Current()
 
 def folded_layer(network: Network, place: int) -> Pair:
     """The folded weight and bias of one layer of a network."""
-    promised = any(other is network for other in _current.promised)
+    promised = network in _current.promised
     shared = _current.kept if promised else _current.folded
     shared = shared if (_current.promise_level if promised else _current.level) == _level() else None
     if shared is None and not torch.compiler.is_compiling():
@@ -57,10 +57,10 @@ def _shared_with(
     shared: Sequence[tuple[Network, Folded]], network: Network, place: int
 ) -> tuple[Network, Folded | None]:
     """The latest fold that has a layer, and of what it is one."""
-    return next(
-        ((unit, folded) for unit, folded in reversed(shared) if unit.whole is network and place in unit.places),
-        (network, None),
-    )
+    for unit, folded in reversed(shared):
+        if unit.whole is network and place in unit.places:
+            return unit, folded
+    return network, None
 
 
 def _level() -> tuple[int, int]:
