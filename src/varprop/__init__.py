@@ -13,7 +13,8 @@ from .moments import Moments, Tokens
 from .norm import FoldReport, PlainWarning, fold, fold_report, init_, normalize, unchanged
 from .rules.registry import elementwise, rule, structural
 from .training.input_moments import input_moments
-from .training.learning_rate import LRSearch, find_lr, training_objective
+from .training.learning_rate import LRSearch, find_lr
+from .training.objective import training_objective
 from .version import __version__ as __version__
 
 __all__ = [

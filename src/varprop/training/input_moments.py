@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -13,8 +12,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from ..moments import Moments
-
-__all__ = ["input_moments"]
 
 _CHUNK_ELEMENTS = 1 << 20  # 8 MB in float64: bounds the memory of a pass whatever the batch size
 _OF_IMAGES = (torch.uint8, torch.int16, torch.uint16)  # labels and indices are of others
@@ -45,7 +42,7 @@ def input_moments(
         raise ValueError(f'per must be "channel" or "element", got {per!r}.')
     total: _RunningStatistics | None = None
     with torch.no_grad():
-        for chunk in _chunks(data):
+        for chunk in _split(_chunks(data)):
             part = _statistics(chunk, per)
             total = part if total is None else total.merged(part, chunk)
     if total is None:
@@ -76,7 +73,7 @@ class _RunningStatistics:
     deviations: Tensor
     dtype: torch.dtype
     device: torch.device
-    extents: tuple[int, ...]
+    extents: tuple[int, ...]  # of the data, 1 along an axis where items differ
 
     def merged(self, other: _RunningStatistics, chunk: _Chunk) -> _RunningStatistics:
         if self.mean.shape != other.mean.shape:
@@ -91,11 +88,8 @@ class _RunningStatistics:
         between = shift.square() * (self.count * (other.count / count))
         deviations = self.deviations + other.deviations.to(self.mean.device) + between
         dtype = torch.promote_types(self.dtype, other.dtype)
-        return _RunningStatistics(count, mean, deviations, dtype, self.device, self._common_extents(other))
-
-    def _common_extents(self, other: _RunningStatistics) -> tuple[int, ...]:
-        """The data's extents, 1 along an axis where items differ."""
-        return tuple(own if own == new else 1 for own, new in zip(self.extents, other.extents, strict=True))
+        extents = tuple(own if own == new else 1 for own, new in zip(self.extents, other.extents, strict=True))
+        return _RunningStatistics(count, mean, deviations, dtype, self.device, extents)
 
     def moments(self) -> Moments:
         var = self.deviations / self.count
@@ -103,7 +97,8 @@ class _RunningStatistics:
 
 
 def _statistics(chunk: _Chunk, per: str) -> _RunningStatistics:
-    values = _in_float64(chunk.values)
+    # Apple's GPUs have no float64.
+    values = (chunk.values.cpu() if chunk.values.device.type == "mps" else chunk.values).double()
     channels_first = per == "channel" and values.dim() > 1
     axes = [axis for axis in range(values.dim()) if axis != 1] if channels_first else [0]
     mean = values.mean(axes, keepdim=True)
@@ -112,14 +107,8 @@ def _statistics(chunk: _Chunk, per: str) -> _RunningStatistics:
         raise ValueError(f"The data holds NaN or infinity in {chunk.place(_first_bad_row(values))}.")
     deviations = (values - mean).square().sum(axes, keepdim=True)
     count = math.prod(values.shape[axis] for axis in axes)
-    extents = (1, *values.shape[1:])
     dtype = torch.float64 if chunk.values.dtype == torch.float64 else torch.float32
-    return _RunningStatistics(count, mean, deviations, dtype, chunk.values.device, extents)
-
-
-def _in_float64(values: Tensor) -> Tensor:
-    # Apple's GPUs have no float64.
-    return values.cpu().double() if values.device.type == "mps" else values.double()
+    return _RunningStatistics(count, mean, deviations, dtype, chunk.values.device, (1, *values.shape[1:]))
 
 
 def _first_bad_row(values: Tensor) -> int:
@@ -129,15 +118,17 @@ def _first_bad_row(values: Tensor) -> int:
 
 def _chunks(data: Tensor | Dataset[Any] | Iterable[Any]) -> Iterator[_Chunk]:
     if isinstance(data, Tensor):
-        whole = _Chunk(_floating_tensor(data, "the tensor", batched=True), "item", 0)
-        return _split([whole])
-    if isinstance(data, Dataset):
-        return _split(_stacked(_items(data)))
-    if isinstance(data, Iterable):
-        return _split(_batches(data))
-    raise TypeError(
-        f"input_moments takes a tensor, a Dataset, a DataLoader or an iterable of batches, not {type(data).__name__}."
-    )
+        yield _Chunk(_floating_tensor(data, "the tensor", batched=True), "item", 0)
+    elif isinstance(data, Dataset):
+        yield from _stacked(_items(data))
+    elif isinstance(data, Iterable):
+        for index, batch in enumerate(data):
+            yield _Chunk(_floating_tensor(batch, f"batch {index}", batched=True), "batch", index)
+    else:
+        raise TypeError(
+            f"input_moments takes a tensor, a Dataset, a DataLoader or an iterable of batches, not "
+            f"{type(data).__name__}."
+        )
 
 
 def _items(dataset: Dataset[Any]) -> Iterator[Tensor]:
@@ -166,11 +157,6 @@ def _kind(item: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return item.shape, item.dtype, item.device
 
 
-def _batches(batches: Iterable[Any]) -> Iterator[_Chunk]:
-    for index, batch in enumerate(batches):
-        yield _Chunk(_floating_tensor(batch, f"batch {index}", batched=True), "batch", index)
-
-
 def _split(chunks: Iterable[_Chunk]) -> Iterator[_Chunk]:
     for chunk in chunks:
         if chunk.values.numel() == 0:
@@ -188,7 +174,9 @@ def _floating_tensor(item: Any, place: str, *, batched: bool) -> Tensor:
                 f"Moments are taken of dense tensors, but {place} holds a {kind} one: give it by its parts."
             )
         if tensor.is_floating_point():
-            return _with_batch_axis(tensor.detach(), place, batched)
+            if batched and tensor.dim() == 0:
+                raise ValueError(f"A batch needs a batch axis, but {place} is a single number.")
+            return tensor.detach()
         # Taking the float label that may follow an image of whole numbers would be a silent mistake.
         if tensor.dtype in _OF_IMAGES and tensor.dim() > int(batched):
             break
@@ -201,16 +189,9 @@ def _floating_tensor(item: Any, place: str, *, batched: bool) -> Tensor:
     )
 
 
-def _with_batch_axis(tensor: Tensor, place: str, batched: bool) -> Tensor:
-    if batched and tensor.dim() == 0:
-        raise ValueError(f"A batch needs a batch axis, but {place} is a single number.")
-    return tensor
-
-
 def _tensors(item: Any) -> Iterator[Tensor]:
     if isinstance(item, Tensor):
         yield item
-    elif isinstance(item, Mapping):
-        yield from chain.from_iterable(map(_tensors, item.values()))
-    elif isinstance(item, (tuple, list)):
-        yield from chain.from_iterable(map(_tensors, item))
+    elif isinstance(item, (Mapping, tuple, list)):
+        for part in item.values() if isinstance(item, Mapping) else item:
+            yield from _tensors(part)

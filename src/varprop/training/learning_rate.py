@@ -12,10 +12,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from .objective import Objective, RunningMean, as_loss, rate_setter, supervised_step, training_objective
+from .objective import Objective, as_loss, rate_setter
 from .restore import preserved_rng
-
-__all__ = ["LRSearch", "RunningMean", "find_lr", "supervised_step", "training_objective"]
 
 _DIVERGENCE_ERRORS = (FloatingPointError, OverflowError)
 _NEAR_BOUND = 0.1  # of the search interval: beyond it, ten evaluations cannot tell an optimum from the bound
@@ -54,7 +52,12 @@ class LRSearch:
 
     def widen(self) -> tuple[float, float]:
         """The bounds to try next; the present ones if the optimum lies inside them."""
-        return _wider_bounds(self.bounds, self.lr, at_bound=self.at_bound, flat=self.flat, failed=self.failed)
+        low, high = self.bounds
+        if self.failed:
+            return low / _WIDEN_BY**2, low
+        upwards = self.flat or (self.at_bound and _position(self.lr, self.bounds) > 0.5)
+        downwards = self.flat or (self.at_bound and not upwards)
+        return (low / _WIDEN_BY if downwards else low), (high * _WIDEN_BY if upwards else high)
 
     def apply(self, optimizer: Optimizer) -> Optimizer:
         """Set the rate found: the largest group's rate becomes `lr`, the others keep their ratio to it.
@@ -98,12 +101,8 @@ class LRSearch:
     def __repr__(self) -> str:
         flags = [name for name in ("at_bound", "flat", "diverged") if getattr(self, name)]
         low, high = self.bounds
-        facts = [
-            f"lr={self.lr:.4g}",
-            f"loss={self.loss:.6g}",
-            f"{len(self.trace)} evaluations in [{low:g}, {high:g}]",
-        ]
-        return f"LRSearch({', '.join(facts + flags)})"
+        evaluations = f"{len(self.trace)} evaluations in [{low:g}, {high:g}]"
+        return f"LRSearch({', '.join([f'lr={self.lr:.4g}', f'loss={self.loss:.6g}', evaluations, *flags])})"
 
 
 def find_lr(
@@ -215,17 +214,6 @@ def _message(search: LRSearch) -> str:
     count = sum(not math.isfinite(loss) for _, loss in search.trace)
     note = f"; {count} of {len(search.trace)} evaluations diverged" if count else ""
     return f"The best rate {search.lr:.3g} lies inside {interval}{note}."
-
-
-def _wider_bounds(
-    bounds: tuple[float, float], lr: float, *, at_bound: bool, flat: bool, failed: bool
-) -> tuple[float, float]:
-    low, high = bounds
-    if failed:
-        return low / _WIDEN_BY**2, low
-    upwards = flat or (at_bound and _position(lr, bounds) > 0.5)
-    downwards = flat or (at_bound and not upwards)
-    return (low / _WIDEN_BY if downwards else low), (high * _WIDEN_BY if upwards else high)
 
 
 def _checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:

@@ -22,22 +22,14 @@ StepFunction = Callable[[nn.Module, Optimizer, Any], "Tensor | float"]
 
 
 class RunningMean:
-    """Exponentially weighted mean of a stream whose weights vanish to `remain` in one epoch, bias-corrected.
+    """Exponentially weighted mean of a stream whose weights vanish to 0.1 in one epoch, bias-corrected.
 
-    After values l_1 ... l_n it is sum q^(n-i) l_i / sum q^(n-i) with q = remain^(1 / steps_per_epoch), so
-    that the first value is its own mean.
-
-    Args:
-        steps_per_epoch: The number of updates in which a weight falls to `remain`.
-        remain: The share of a weight that is left after one epoch.
+    After values l_1 ... l_n it is sum q^(n-i) l_i / sum q^(n-i) with q = 0.1^(1 / steps_per_epoch), so that the first
+    value is its own mean.
     """
 
-    def __init__(self, steps_per_epoch: float, remain: float = 0.1) -> None:
-        if not steps_per_epoch > 0:
-            raise ValueError(f"steps_per_epoch must be positive, got {steps_per_epoch}.")
-        if not 0 < remain < 1:
-            raise ValueError(f"remain must lie between 0 and 1, got {remain}.")
-        self.decay = remain ** (1.0 / steps_per_epoch)
+    def __init__(self, steps_per_epoch: int) -> None:
+        self.decay = 0.1 ** (1.0 / steps_per_epoch)
         self._sum = 0.0
         self._weight = 0.0
 
@@ -52,19 +44,9 @@ class RunningMean:
         self._weight = self.decay * self._weight + 1.0
         return self.value
 
-    def __repr__(self) -> str:
-        return f"RunningMean({self.value:.6g}, decay={self.decay:.6g})"
-
 
 def supervised_step(loss_fn: Callable[[Any, Any], Tensor]) -> StepFunction:
-    """The ordinary training step for batches `(input, target)`.
-
-    Args:
-        loss_fn: Called as `loss_fn(model(input), target)`.
-
-    Returns:
-        A step as `training_objective` takes it.
-    """
+    """The ordinary training step for batches `(input, target)`, as `training_objective` takes it."""
 
     def step(model: nn.Module, optimizer: Optimizer, batch: Any) -> Tensor:
         if not (isinstance(batch, (tuple, list)) and [hasattr(part, "to") for part in batch] == [True, True]):
@@ -72,7 +54,8 @@ def supervised_step(loss_fn: Callable[[Any, Any], Tensor]) -> StepFunction:
                 f"loss_fn is for batches (input, target) of two tensors, not for a {type(batch).__name__}: pass "
                 f"`step`, a function of model, optimizer and batch, for any other."
             )
-        inputs, target = (part.to(_device_of(model)) for part in batch)
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        inputs, target = (part.to(device) for part in batch)
         optimizer.zero_grad()
         loss = loss_fn(model(inputs), target)
         loss.backward()
@@ -131,7 +114,8 @@ def training_objective(
             network = model if isinstance(model, nn.Module) else model()
             with preserved_training(network, optimizer if isinstance(optimizer, Optimizer) else None):
                 active = _built_optimizer(optimizer, network)
-                losses = _training_losses(network, active, data, take_step, _rates(lr, epochs, schedule))
+                rates = [lr * (schedule(epoch) if schedule else 1.0) for epoch in range(epochs)]
+                losses = _training_losses(network, active, data, take_step, rates)
                 return _mean_until_divergence(losses, RunningMean(length), loss_limit)
 
     return objective
@@ -154,10 +138,6 @@ def _chosen_step(loss_fn: Callable[[Any, Any], Tensor] | None, step: StepFunctio
     if (loss_fn is None) == (step is None):
         raise TypeError("Pass either loss_fn, for batches (input, target), or step, for anything else.")
     return step if step is not None else supervised_step(loss_fn)  # type: ignore[arg-type]
-
-
-def _rates(lr: float, epochs: int, schedule: Callable[[int], float] | None) -> list[float]:
-    return [lr * (schedule(epoch) if schedule else 1.0) for epoch in range(epochs)]
 
 
 def _training_losses(
@@ -200,10 +180,6 @@ def _built_optimizer(
     if isinstance(origin, type) and issubclass(origin, Optimizer):
         return built(model.parameters())
     return built(model)
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def rate_setter(optimizer: Optimizer) -> Callable[[float], None]:
