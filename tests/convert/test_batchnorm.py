@@ -95,14 +95,6 @@ def test_the_start_of_a_model_with_batch_norms_elsewhere() -> None:
     assert plain(x).mean(0).abs().max() < 1e-12  # of both summands
 
 
-def test_only_some_layers() -> None:
-    model, x = network("conv")
-    state = copy.deepcopy(model)
-    to_batch_norm_(model, x, only=["0", "6"])
-    assert [isinstance(model[i], Batched) for i in (0, 2, 6)] == [True, False, True]
-    assert close(model(x), state(x))
-
-
 def test_hooks_keep_their_place_and_their_handles() -> None:
     model, x = network("mlp")
     handle = model[2].register_forward_hook(lambda _m, _a, out: out.exp())

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from ..norm.batchnorm import Absorbed, absorb_, batch_norms_after, find_notes, note_of, noted
-from ..norm.linear_layers import LinearLayer, Only, find_linear_layers, is_linear_layer, replace
-from .absorbed import directly_read
+from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, replace
 from .batched import Batched, new_norm
 from .statistics import ChannelStatistics, measured_outputs, pooled, run, set_statistics
 
@@ -63,7 +64,7 @@ def _check_free_weights(model: nn.Module, pairs: Mapping[str, str]) -> None:
             raise ValueError(f"The weight of '{path}' is parametrized and cannot take a factor: remove that first.")
 
 
-def to_batch_norm_(model: nn.Module, batch: Any, only: Only | None = None) -> nn.Module:
+def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
     """Put a batch norm after every linear layer that leaves the function as it is.
 
     gamma = sqrt(var + eps) and beta = mean + the layer's bias, with the mean and variance of the given batch. The
@@ -75,14 +76,13 @@ def to_batch_norm_(model: nn.Module, batch: Any, only: Only | None = None) -> nn
     Args:
         model: Changed in place; weights are not.
         batch: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
-        only: Which layers, as in `find_linear_layers`.
 
     Returns:
         The model, which is another module only where the model was itself a linear layer.
     """
-    layers = find_linear_layers(model, only)
+    layers = find_linear_layers(model)
     notes = find_notes(model, layers)
-    with measured_outputs(layers) as measured, directly_read(layers, notes) as direct:
+    with measured_outputs(layers) as measured, _directly_read(layers, notes) as direct:
         run(model, batch)
     for path, found in pooled(measured).items():
         identity = notes.get(path)
@@ -91,6 +91,25 @@ def to_batch_norm_(model: nn.Module, batch: Any, only: Only | None = None) -> nn
         else:
             model = _wrapped(model, layers[path], found)
     return model
+
+
+@contextlib.contextmanager
+def _directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Identity]) -> Iterator[set[str]]:
+    """Within, tells which notes read their layer's output: the paths noted may be out of date."""
+    latest, direct, wrong = dict[str, Tensor](), set[str](), set[str]()
+
+    def note(path: str, _layer: nn.Module, _args: Any, output: Tensor) -> None:
+        latest[path] = output
+
+    def compare(path: str, _identity: nn.Module, args: Any) -> None:
+        (direct if args[0] is latest.get(path) else wrong).add(path)
+
+    with contextlib.ExitStack() as hooks:
+        hooks.callback(direct.difference_update, wrong)
+        for path, identity in notes.items():
+            hooks.enter_context(layers[path].register_forward_hook(partial(note, path), prepend=True))
+            hooks.enter_context(identity.register_forward_pre_hook(partial(compare, path)))
+        yield direct
 
 
 @torch.no_grad()

@@ -81,7 +81,8 @@ def unit_norm_(model: nn.Module) -> nn.Module:
         if weight.requires_grad and all(owner in places for owner in held[weight]) and _share_rows(held[weight]):
             if all(getattr(owner, "centred_rows", False) for owner, _ in held[weight]):
                 weight.copy_(with_centred_rows(weight, layer))
-            weight.div_(_positive(_row_norms(weight, module, layer)))
+            norms = _row_norms(weight, module, layer)
+            weight.div_(torch.where(norms > 0, norms, 1.0))
     for site, suffix in _gates(model):
         weights = [site.part(name, suffix) for name in ("weight_ih", "weight_hh")]
         if all(weight.requires_grad and len(held[weight]) == 1 for weight in weights):
@@ -101,10 +102,6 @@ def _share_rows(tied: list[Owner]) -> bool:
     """Whether the output channels of all layers that hold a weight are the same rows of it."""
     axes = {(output_axis(module), getattr(module, "groups", 1) * output_axis(module)) for module, _ in tied}
     return len(axes) == 1
-
-
-def _positive(norms: Tensor) -> Tensor:
-    return torch.where(norms > 0, norms, torch.ones_like(norms))
 
 
 def _analytic_weights(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..graph.capture import as_arguments
 from ..norm.linear_layers import LinearLayer
-from ..training.restore import preserved_modes
+from ..training.restore import preserved_modes, preserved_tensors
 from .batched import channels_second
 
 
@@ -60,17 +61,13 @@ def measured_outputs(layers: Mapping[str, LinearLayer]) -> Iterator[dict[str, li
     """Within, every call of a layer adds the statistics of its output."""
     found: dict[str, list[ChannelStatistics]] = {path: [] for path in layers}
 
-    def measure(path: str, output: Tensor) -> None:
-        found[path].append(ChannelStatistics.of(channels_second(output, layers[path])))
+    def measure(path: str, layer: LinearLayer, _args: Any, output: Tensor) -> None:
+        found[path].append(ChannelStatistics.of(channels_second(output, layer)))
 
     with contextlib.ExitStack() as hooks:
         for path, layer in layers.items():
             # First of all hooks: what a user's hook makes of the output comes after the batch norm.
-            hooks.enter_context(
-                layer.register_forward_hook(
-                    lambda _layer, _args, output, path=path: measure(path, output), prepend=True
-                )
-            )
+            hooks.enter_context(layer.register_forward_hook(partial(measure, path), prepend=True))
         yield found
 
 
@@ -81,16 +78,14 @@ def pooled(measured: Mapping[str, list[ChannelStatistics]]) -> dict[str, Channel
         ValueError: If a layer has no finite variance on the batch.
     """
     found = {path: ChannelStatistics.pooled(parts) for path, parts in measured.items() if parts}
-    for path, statistics in found.items():
-        _check(path, statistics)
+    for path, one in found.items():
+        if one.count < 2:
+            raise ValueError(
+                f"The batch gives '{path}' one value per channel, which has no variance: give a larger one."
+            )
+        if not (one.mean.isfinite().all() and one.var.isfinite().all()):
+            raise ValueError(f"The output of '{path}' on the batch is not finite.")
     return found
-
-
-def _check(path: str, found: ChannelStatistics) -> None:
-    if found.count < 2:
-        raise ValueError(f"The batch gives '{path}' one value per channel, which has no variance: give a larger one.")
-    if not (found.mean.isfinite().all() and found.var.isfinite().all()):
-        raise ValueError(f"The output of '{path}' on the batch is not finite.")
 
 
 @torch.no_grad()
@@ -114,25 +109,16 @@ def calibrate_(model: nn.Module, norms: Mapping[str, _BatchNorm], batch: Any) ->
     """
     measured: dict[str, list[ChannelStatistics]] = {path: [] for path in norms}
 
-    def measure(path: str, values: Tensor) -> None:
-        measured[path].append(ChannelStatistics.of(values))
+    def measure(path: str, _norm: nn.Module, args: tuple[Tensor]) -> None:
+        measured[path].append(ChannelStatistics.of(args[0]))
 
-    with preserved_buffers(norms.values()), contextlib.ExitStack() as hooks:
+    # training mode writes to the running statistics
+    buffers = [buffer for norm in norms.values() for buffer in norm.buffers()]
+    with preserved_tensors(buffers), contextlib.ExitStack() as hooks:
         for path, norm in norms.items():
-            hooks.enter_context(norm.register_forward_pre_hook(lambda _norm, args, path=path: measure(path, args[0])))
+            hooks.enter_context(norm.register_forward_pre_hook(partial(measure, path)))
         run(model, batch, training=tuple(norms.values()))
     found = pooled(measured)
     for path, statistics in found.items():
         set_statistics(norms[path], statistics)
     return set(found)
-
-
-@contextlib.contextmanager
-def preserved_buffers(norms: Iterable[_BatchNorm]) -> Iterator[None]:
-    """Puts back what training mode makes of running statistics."""
-    saved = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in saved:
-            buffer.copy_(value)

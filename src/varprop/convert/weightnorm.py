@@ -11,7 +11,6 @@ from torch.nn.utils.parametrizations import _WeightNorm
 
 from ..norm.linear_layers import (
     LinearLayer,
-    Only,
     find_linear_layers,
     is_linear_layer,
     output_axis,
@@ -20,7 +19,7 @@ from ..norm.linear_layers import (
 )
 
 
-def to_weight_norm_(model: nn.Module, only: Only | None = None) -> nn.Module:
+def to_weight_norm_(model: nn.Module) -> nn.Module:
     """Give every linear layer torch's weight normalization, which leaves the function as it is: g = |w|, v = w.
 
     Layers with tied weights share g and v. A weight that something else than a linear layer reads as well (an
@@ -28,12 +27,11 @@ def to_weight_norm_(model: nn.Module, only: Only | None = None) -> nn.Module:
 
     Args:
         model: Changed in place.
-        only: Which layers, as in `find_linear_layers`.
 
     Returns:
         The model.
     """
-    layers = {path: m for path, m in find_linear_layers(model, only).items() if not has_weight_norm(m)}
+    layers = {path: m for path, m in find_linear_layers(model).items() if not has_weight_norm(m)}
     _check(layers)
     held, chosen, twins = owners(model), set(layers.values()), dict[Tensor, nn.Module]()
     for layer in layers.values():
@@ -41,7 +39,8 @@ def to_weight_norm_(model: nn.Module, only: Only | None = None) -> nn.Module:
         if all(owner in chosen and output_axis(owner) == output_axis(layer) for owner, _ in held[weight]):
             parametrizations.weight_norm(layer, dim=output_axis(layer))
             layer.train(layer.training)  # torch leaves the new parts in training mode
-            _share(parts_of(layer), parts_of(twins.setdefault(weight, layer)))
+            parts, shared = parts_of(layer), parts_of(twins.setdefault(weight, layer))
+            parts.original0, parts.original1 = shared.original0, shared.original1
     return model
 
 
@@ -74,10 +73,6 @@ def has_weight_norm(module: nn.Module) -> TypeGuard[LinearLayer]:
 def parts_of(layer: nn.Module) -> parametrize.ParametrizationList:
     """The module that holds g as `original0` and v as `original1`."""
     return layer.parametrizations.weight  # type: ignore[union-attr, return-value]
-
-
-def _share(parts: parametrize.ParametrizationList, twin: parametrize.ParametrizationList) -> None:
-    parts.original0, parts.original1 = twin.original0, twin.original1
 
 
 def _check(layers: Mapping[str, LinearLayer]) -> None:

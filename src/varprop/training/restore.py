@@ -23,7 +23,7 @@ def preserved_training(model: nn.Module, optimizer: Optimizer | None) -> Iterato
         if optimizer is not None:
             tensors += [parameter for group in optimizer.param_groups for parameter in group["params"]]
             stack.enter_context(_preserved_optimizer(optimizer))
-        stack.enter_context(_preserved_tensors(tensors))
+        stack.enter_context(preserved_tensors(tensors))
         yield
 
 
@@ -55,7 +55,8 @@ def preserved_rng(data: object = None) -> Iterator[None]:
 
 
 @contextmanager
-def _preserved_tensors(tensors: list[Tensor]) -> Iterator[None]:
+def preserved_tensors(tensors: list[Tensor]) -> Iterator[None]:
+    """Puts back values and gradients."""
     saved = [
         (tensor, tensor.detach().clone(), tensor.grad, None if tensor.grad is None else tensor.grad.detach().clone())
         for tensor in dict.fromkeys(tensors)
