@@ -9,6 +9,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Annotated
 
+import torch
+
 import varprop as vp
 
 from .inspect.command import SHAPE, TARGET
@@ -58,18 +60,12 @@ def _folded_layers(target: str, shapes: list[str]) -> list[str]:
             normalized = vp.normalize(found.model, inputs.moments, example=inputs.example)
         except ValueError as error:
             raise vp.VarpropError(f"{target} cannot be normalized: {error}") from error
-    report = str(vp.fold_report(normalized)).splitlines()
-    return [*report, *(f"warning: {one.message}" for one in warned)]
+    return [*str(vp.fold_report(normalized)).splitlines(), *(f"warning: {one.message}" for one in warned)]
 
 
 def _versions() -> list[str]:
-    import torch
-
-    return [
-        own_version(),
-        f"torch {torch.__version__}",
-        f"Python {platform.python_version()} on {platform.platform()}",
-    ]
+    python = f"Python {platform.python_version()} on {platform.platform()}"
+    return [own_version(), f"torch {torch.__version__}", python]
 
 
 def own_version() -> str:
@@ -78,8 +74,6 @@ def own_version() -> str:
 
 
 def _devices() -> list[str]:
-    import torch
-
     cores = f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()}"
     if not torch.cuda.is_available():
         return [cores, "cuda: none that torch can use"]
@@ -87,8 +81,6 @@ def _devices() -> list[str]:
 
 
 def _gpu(index: int) -> str:
-    import torch
-
     properties = torch.cuda.get_device_properties(index)
     return f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
 

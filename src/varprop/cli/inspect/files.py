@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import varprop as vp
 
 from .packages import needed
@@ -33,8 +35,6 @@ def load_weights(model: Any, file: Path) -> None:
 
 
 def _state(file: Path) -> dict[str, Any]:
-    import torch
-
     loaded = _loaded(file, "as weights", ": give a safetensors file, or a state_dict saved by torch.save")
     for key in ("state_dict", "model"):
         loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
@@ -45,8 +45,6 @@ def _state(file: Path) -> dict[str, Any]:
 
 def _loaded(file: Path, purpose: str, advice: str = "") -> Any:
     """What a file holds; a file that cannot be read gets a sentence with its purpose, and what to give instead."""
-    import torch
-
     try:
         if file.suffix == ".safetensors":
             return needed("safetensors.torch").load_file(str(file))
@@ -70,8 +68,6 @@ def saved_inputs(files: list[Path], shape: tuple[int, ...]) -> Any:
     Raises:
         VarpropError: If a file cannot be read, or holds something of another shape.
     """
-    import torch
-
     found: list[Any] = []
     for file in files:
         found += list(_stack(file, shape))
@@ -83,8 +79,6 @@ def saved_inputs(files: list[Path], shape: tuple[int, ...]) -> Any:
 
 
 def _stack(file: Path, shape: tuple[int, ...]) -> Any:
-    import torch
-
     values = _loaded(file, "as a tensor")
     if not isinstance(values, torch.Tensor):
         raise vp.VarpropError(f"{file} holds no tensor but {type(values).__name__}.")

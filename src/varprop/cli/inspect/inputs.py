@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import varprop as vp
 from varprop.lab.protocol.models import embedding_rows
 
@@ -52,8 +54,6 @@ class Inputs:
 
 def make_inputs(named: NamedModel, target: str, options: InputOptions) -> Inputs:
     """What enters a model, from the options and from what is known of it."""
-    import torch
-
     model = named.model
     if not options.shapes and named.shape is None:
         raise vp.VarpropError(f"The shape of the input of {target} is not known: give it by --input-shape 3,224,224.")
@@ -77,8 +77,6 @@ def make_inputs(named: NamedModel, target: str, options: InputOptions) -> Inputs
 
 def _gaussian_inputs(shapes: list[tuple[int, ...]], options: InputOptions, dtype: Any) -> Inputs:
     """Independent inputs, all with the mean and std given."""
-    import torch
-
     moments = [_gaussian(shape, *options.moments_of(shape), dtype, options.positions) for shape in shapes]
     examples = [torch.zeros(options.batch(options.samples), *shape, dtype=dtype) for shape in shapes]
     check = "gaussian" if options.check else None
@@ -89,8 +87,6 @@ def _gaussian_inputs(shapes: list[tuple[int, ...]], options: InputOptions, dtype
 
 def _tokens_read(model: Any, shape: tuple[int, ...]) -> int | None:
     """How many tokens the embedding knows that reads the input; None if none does."""
-    import torch
-
     try:
         return embedding_rows(model, torch.zeros(1, *shape, dtype=torch.long))
     except Exception:  # whatever a model says of whole numbers
@@ -98,8 +94,6 @@ def _tokens_read(model: Any, shape: tuple[int, ...]) -> int | None:
 
 
 def _tokens(model: Any, tokens: int, target: str, shape: tuple[int, ...], options: InputOptions) -> Inputs:
-    import torch
-
     if options.data is not None or options.mean is not None or options.std is not None:
         raise vp.VarpropError(f"{target} takes tokens, all equally likely: leave out --data, --mean and --std.")
     if options.positions:
@@ -128,8 +122,6 @@ def _shape_of(text: str) -> tuple[int, ...]:
 
 def _per_channel(text: str | None, option: str, shape: tuple[int, ...]) -> Any:
     """One value, or one a channel, beside a batch."""
-    import torch
-
     if text is None:
         return None
     values = torch.tensor(_numbers(text, option, float))
@@ -140,10 +132,8 @@ def _per_channel(text: str | None, option: str, shape: tuple[int, ...]) -> Any:
     return values.view(1, -1, *[1] * (len(shape) - 1))
 
 
-def _gaussian(shape: tuple[int, ...], mean: Any, std: Any, dtype: Any, positions: bool = False) -> vp.Moments:
+def _gaussian(shape: tuple[int, ...], mean: Any, std: Any, dtype: torch.dtype, positions: bool) -> vp.Moments:
     """Moments of the input without data, mean 0 and std 1 unless given; for every position, or one for all."""
-    import torch
-
     stored = shape if positions else [1] * len(shape)
     nothing, one = torch.zeros(1, *stored), torch.ones(1, *stored)
     first, spread = torch.broadcast_tensors(nothing if mean is None else mean, one if std is None else std)
@@ -190,8 +180,6 @@ def _folder(folder: Path, shape: tuple[int, ...]) -> Any:
 
 
 def _pictures(folder: Path, files: list[Path], shape: tuple[int, ...]) -> Any:
-    import torch
-
     if len(files) < 2:
         raise vp.VarpropError(f"{folder} holds {len(files)} pictures; two are needed at least.")
     if len(shape) != 3 or shape[0] not in (1, 3):

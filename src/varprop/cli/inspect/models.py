@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect as signatures
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import varprop as vp
-from varprop.lab.names import callable_named, first_line
+import torch
 
-from .packages import needed, no_such_model
+import varprop as vp
+from varprop.lab.names import callable_named, did_you_mean, first_line
+
+from .packages import needed
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,6 @@ def load(text: str, seed: int = 0) -> NamedModel:
             f"TARGET is package.module:callable, file.py:factory, torchvision:NAME, timm:NAME or hf:NAME, not {text!r}."
         )
     known: dict[str, Callable[[str], NamedModel]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
-    import torch
-
     torch.manual_seed(seed)
     with _in_one_sentence(text):
         found = known[place](name) if place in known else _own(place, name)
@@ -60,8 +60,6 @@ def _in_one_sentence(text: str) -> Iterator[None]:
 
 def _own(place: str, name: str) -> NamedModel:
     """What a function or a class of the user's makes; or a model, if that is what the name stands for."""
-    import torch
-
     named = callable_named(place, name)
     return NamedModel(named if isinstance(named, torch.nn.Module) else named())
 
@@ -69,14 +67,14 @@ def _own(place: str, name: str) -> NamedModel:
 def _torchvision(name: str) -> NamedModel:
     models = needed("torchvision.models")
     if name not in models.list_models():
-        raise no_such_model("torchvision", name, models.list_models())
+        raise _no_such_model("torchvision", name, models.list_models())
     return NamedModel(models.get_model(name, weights=None), (3, 224, 224))
 
 
 def _timm(name: str) -> NamedModel:
     timm = needed("timm")
     if not timm.is_model(name):
-        raise no_such_model("timm", name, timm.list_models())
+        raise _no_such_model("timm", name, timm.list_models())
     model = timm.create_model(name, pretrained=False)
     return NamedModel(model, tuple(getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))))
 
@@ -97,6 +95,10 @@ def _hugging_face(name: str) -> NamedModel:
     return NamedModel(model, (32,), config.vocab_size)
 
 
+def _no_such_model(package: str, name: str, known: Iterable[str]) -> vp.VarpropError:
+    return vp.VarpropError(f"{package} has no model {name!r}.{did_you_mean(name, known)}")
+
+
 def check_inputs(model: Any, target: str, given: int) -> None:
     """Refuse a model that cannot do without more inputs than shapes were given."""
     parameters = signatures.signature(model.forward).parameters.values()
@@ -111,8 +113,6 @@ def check_inputs(model: Any, target: str, given: int) -> None:
 
 def check_runs(model: Any, examples: Sequence[Any], target: str) -> None:
     """Refuse a model that does not take the examples."""
-    import torch
-
     try:
         with torch.no_grad():
             model(*examples)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 import varprop as vp
-from varprop.lab.names import did_you_mean
 
 INSTALLED_AS = {"PIL": "pillow"}
 OPERATORS = ("nms", "qnms")
@@ -32,8 +32,6 @@ def needed(package: str) -> Any:
 
 def _declare_operators() -> None:
     """Beside a CPU build of torch torchvision's own operators do not load; declared they do not stop its import."""
-    import torch
-
     for name in OPERATORS:
         with contextlib.suppress(RuntimeError):
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -43,8 +41,3 @@ def _forget(*packages: str) -> None:
     """Half imported modules would be taken for whole ones."""
     for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
         del sys.modules[name]
-
-
-def no_such_model(package: str, name: str, known: Iterable[str]) -> vp.VarpropError:
-    """One sentence, with names that look alike."""
-    return vp.VarpropError(f"{package} has no model {name!r}.{did_you_mean(name, known)}")
