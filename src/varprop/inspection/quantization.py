@@ -9,7 +9,7 @@ propagated too, layer by layer with the corrections so far, and what its means a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,28 +26,6 @@ from .places import Place, first_moments
 
 FORMAT = 1  # of the dict
 BITS = range(2, 17)
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """Weights and their rounded form, by output channel: ``rows`` = whole numbers times ``scale``."""
-
-    weight: Tensor
-    scale: Tensor
-    rows: Tensor
-    groups: int | None
-
-    def value(self) -> Tensor:
-        """The rounded weights in their own shape and dtype."""
-        if self.groups is None:
-            return self.rows.view(self.weight.shape).to(self.weight.dtype)
-        inputs, rest = self.weight.shape[0] // self.groups, self.weight.shape[2:]
-        split = self.rows.view(self.groups, -1, inputs, *rest)
-        return split.transpose(1, 2).flatten(0, 1).to(self.weight.dtype)
-
-    def error(self) -> float:
-        """Root mean square of what rounding changes."""
-        return float((self.value() - self.weight).double().square().mean().sqrt())
 
 
 def quantization(walk: Walk, places: Sequence[Place], bits: int, k: float, per_channel: bool) -> dict[str, Any]:
@@ -67,25 +45,23 @@ def quantization(walk: Walk, places: Sequence[Place], bits: int, k: float, per_c
             "bits": bits,
             "k": k,
             "per_channel": per_channel,
-            "inputs": [_input(walk, node, k) for node in walk.plan.program.inputs if walk.plan.random(node)],
-            "activations": [_activation(walk, place, k) for place in single],
+            "inputs": [
+                {"label": node.name} | _statistics(walk, node, k)
+                for node in walk.plan.program.inputs
+                if walk.plan.random(node)
+            ],
+            "activations": [
+                {"label": one.label, "node": one.output.name} | _statistics(walk, one.output, k) for one in single
+            ],
             "layers": [{"label": one.label} | found[one.output] for one in single if one.output in found],
         }
 
 
-def _input(walk: Walk, node: Node, k: float) -> dict[str, Any]:
+def _statistics(walk: Walk, node: Node, k: float) -> dict[str, Any]:
+    """Ends of the range, mean and std of every channel; nothing of tokens."""
     moments = first_moments(walk, node)
-    return {"label": node.name} | ({} if moments is None else _statistics(moments, node, k))
-
-
-def _activation(walk: Walk, place: Place, k: float) -> dict[str, Any]:
-    moments = first_moments(walk, place.output)
-    assert moments is not None
-    return {"label": place.label, "node": place.output.name} | _statistics(moments, place.output, k)
-
-
-def _statistics(moments: Moments, node: Node, k: float) -> dict[str, Any]:
-    """Ends of the range, mean and std of every channel."""
+    if moments is None:
+        return {}
     axis = channel_axis(moments, node)
     mean = over_channels(moments.mean.double(), axis, torch.mean)
     square = over_channels(moments.mean.double().square() + moments.var.double(), axis, torch.mean)
@@ -100,16 +76,12 @@ def _corrections(walk: Walk, bits: int, per_channel: bool) -> dict[Node, dict[st
     rules = {
         node: Rule("rule", function=_rounded_rule(walk, node, rule, bits, per_channel, found))
         for node, rule in walk.plan.rules.items()
-        if _is_layer(walk, node)
+        if rule.linear and walk.plan.random_operands(node) == [node.args[0]]
     }
     program = walk.plan.program
     given = {node: walk.env[node] for node in program.inputs}
     Walk(replace(walk.plan, rules=walk.plan.rules | rules), {**program.tensors(), **given}, annotate=False).run()
     return found
-
-
-def _is_layer(walk: Walk, node: Node) -> bool:
-    return walk.plan.rules[node].linear and walk.plan.random_operands(node) == [node.args[0]]
 
 
 def _rounded_rule(
@@ -121,45 +93,35 @@ def _rounded_rule(
         before, own = walk.value(node), walk.value(node.args[0])
         _refuse_changes(walk, node, before, apply(rule, node.target, (own, weight, bias, *settings), named))
         kernel = None if rule.convolution is None else rule.convolution(own, weight, bias, *settings, **named)
-        rounded = _rounded(weight.detach(), kernel, bits, per_channel)
-        after = apply(rule, node.target, (x, rounded.value(), bias, *settings), named)
-        alone = apply(rule, node.target, (own, rounded.value(), bias, *settings), named)
+        rounded, scale = _rounded(weight.detach(), kernel, bits, per_channel)
+        after, alone = (apply(rule, node.target, (one, rounded, bias, *settings), named) for one in (x, own))
         axis = after.mean.ndim - (1 if kernel is None else weight.ndim - 1)
         errors = ((other.mean - before.mean).double() for other in (alone, after))
         shift, total = (over_channels(error, axis, torch.mean) for error in errors)
-        found[node] = _described(walk, node, rounded, shift, -total)
-        return Moments(after.mean - total.view(_along(axis, after.mean.ndim)).to(after.dtype), after.var)
+        names = walk.plan.program.state
+        found[node] = {
+            "weight": names.get(node.args[1], ""),
+            "bias": names.get(node.args[2], "") if len(node.args) > 2 else "",
+            "scale": scale.flatten().tolist(),
+            "weight_error": float((rounded - weight).double().square().mean().sqrt()),
+            "shift": shift.tolist(),
+            "correction": (-total).tolist(),
+        }
+        along = [-1 if other == axis else 1 for other in range(after.mean.ndim)]
+        return Moments(after.mean - total.view(along).to(after.dtype), after.var)
 
     return function
 
 
-def _described(walk: Walk, node: Node, rounded: Rounded, shift: Tensor, correction: Tensor) -> dict[str, Any]:
-    names = walk.plan.program.state
-    return {
-        "weight": names.get(node.args[1], ""),
-        "bias": names.get(node.args[2], "") if len(node.args) > 2 else "",
-        "scale": rounded.scale.flatten().tolist(),
-        "weight_error": rounded.error(),
-        "shift": shift.tolist(),
-        "correction": correction.tolist(),
-    }
-
-
-def _rounded(weight: Tensor, kernel: Convolution | None, bits: int, per_channel: bool) -> Rounded:
-    """The step between two weights is such that the largest takes the largest whole number."""
-    groups, rows = None, weight
-    if kernel is not None and kernel.transposed:
-        # (in, out / groups, ...): the outputs of a group lie along the second axis
-        groups = kernel.groups
-        rows = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    rows = rows.flatten(1).double()
-    largest = rows.abs().amax(1, keepdim=True) if per_channel else rows.abs().max().view(1, 1)
+def _rounded(weight: Tensor, kernel: Convolution | None, bits: int, per_channel: bool) -> tuple[Tensor, Tensor]:
+    """Weights as whole numbers times a scale, the largest of which is the largest weight; and that scale."""
+    # a transposed convolution has (in, out / groups, ...): the outputs of a group lie along the second axis
+    groups = kernel.groups if kernel is not None and kernel.transposed else None
+    rows = (weight.unsqueeze(0) if groups is None else weight.unflatten(0, (groups, -1)).transpose(1, 2)).double()
+    largest = rows.abs().amax(list(range(2, rows.ndim)), keepdim=True) if per_channel else rows.abs().max()
     scale = torch.where(largest > 0, largest, 1.0) / (2 ** (bits - 1) - 1)
-    return Rounded(weight, scale, (rows / scale).round() * scale, groups)
-
-
-def _along(axis: int, ndim: int) -> list[int]:
-    return [-1 if other == axis else 1 for other in range(ndim)]
+    rounded = (rows / scale).round() * scale
+    return (rounded[0] if groups is None else rounded.transpose(1, 2).flatten(0, 1)).to(weight.dtype), scale
 
 
 def _refuse_changes(walk: Walk, node: Node, before: Moments, now: Moments) -> None:

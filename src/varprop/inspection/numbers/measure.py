@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,12 +27,7 @@ class RunSums:
     """Sums over the runs of one group, by place: values, squares, flat, on, squared gradients."""
 
     runs: int = 0
-    totals: dict[tuple[int, str], Tensor] = field(default_factory=dict)
-
-    def add(self, place: int, what: str, values: Tensor) -> None:
-        """Add the averages of one run."""
-        known = self.totals.get((place, what))
-        self.totals[place, what] = values if known is None else known + values
+    totals: dict[tuple[int, str], Any] = field(default_factory=lambda: defaultdict(float))
 
 
 def measure(
@@ -74,17 +70,13 @@ def _inputs(walk: Walk, data: Any, runs: int, batch: int) -> Iterator[list[Any]]
         taken = [row for _, row in zip(range(batch), rows, strict=False)]
         if len(taken) < batch:
             return
-        chosen = _fitting(torch.stack(taken), random[0])
+        values, form = torch.stack(taken), random[0].form
+        if values.shape != form.shape:
+            raise VarpropError(
+                f"`check` holds inputs of shape {tuple(values.shape[1:])}, but the model sees {tuple(form.shape[1:])}."
+            )
+        chosen = values.to(form.device, form.dtype)
         yield [chosen if node is random[0] else walk.env[node] for node in program.inputs]
-
-
-def _fitting(values: Tensor, node: Node) -> Tensor:
-    form = node.form
-    if values.shape != form.shape:
-        raise VarpropError(
-            f"`check` holds inputs of shape {tuple(values.shape[1:])}, but the model sees {tuple(form.shape[1:])}."
-        )
-    return values.to(form.device, form.dtype)
 
 
 def _rows(data: Any) -> Iterator[Tensor]:
@@ -120,22 +112,23 @@ def _drawn(value: Any) -> Any:
 def _run(walk: Walk, places: list[Place], inputs: list[Any], sums: RunSums) -> None:
     values = _executed(walk.plan.program, inputs)
     gradients = _differentiated(walk.plan.program, values, [place.output for place in places])
+    totals = sums.totals
     sums.runs += 1
     for index, place in enumerate(places):
         shape = _stored(walk, place.output)
         result = _first(values[place.output]).detach().double()
-        sums.add(index, "mean", _pooled(result, shape))
-        sums.add(index, "square", _pooled(result.square(), shape))
-        if gradients[index] is not None:
-            sums.add(index, "gradient", _pooled(gradients[index].double().square(), shape))  # type: ignore[union-attr]
+        totals[index, "mean"] += _pooled(result, shape)
+        totals[index, "square"] += _pooled(result.square(), shape)
+        if (gradient := gradients[index]) is not None:
+            totals[index, "gradient"] += _pooled(gradient.double().square(), shape)
         if bent := bend_at(walk, place):
             bend, argument = bent[0], _first(values[bent[1]]).detach()
             inner = _stored(walk, bent[1])
             if bend.saturates:
-                sums.add(index, "flat", _pooled(bend.is_flat(argument).double(), inner))
+                totals[index, "flat"] += _pooled(bend.is_flat(argument).double(), inner)
             if bend.rectifier is not None:
                 for what, above in zip(("on", "linear"), bend.is_above(argument), strict=True):
-                    sums.add(index, what, _pooled(above.double(), inner))
+                    totals[index, what] += _pooled(above.double(), inner)
 
 
 def _executed(program: Program, inputs: list[Any]) -> dict[Node, Any]:
