@@ -9,7 +9,6 @@ a mask m_ij that is random goes A_ij g_i (v_j - y_i); the mean taken off leaves 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,7 +37,8 @@ def through_attention(walk: Walk, node: Node, flow: Flow) -> list[tuple[Node, Fl
     kept = min(1.0, _average(walk.value(node).var) / max(_average(v.var), 1e-300))
     ratio = q.full[-2] / k.full[-2]
     to_scores = _average(v.var) * (1 - kept)
-    scale = _scale(node.kwargs.get("scale"), q) ** 2 * v.full[-1] * to_scores
+    given = node.kwargs.get("scale")
+    scale = (1 / math.sqrt(q.full[-1]) if given is None else given) ** 2 * v.full[-1] * to_scores
     means, spread = _average(q.mean.square()), _average(q.var)
     common = torch.zeros_like(flow.total) if flow.common is None else flow.common
     own = flow.own()
@@ -57,25 +57,20 @@ def _average(values: Tensor) -> float:
     return float(values.double().mean())
 
 
-def _scale(given: float | None, q: Moments) -> float:
-    return 1 / math.sqrt(q.full[-1]) if given is None else given
-
-
 def _over_tokens(energy: Tensor, x: Moments) -> Tensor:
-    """The energies of a channel, spread evenly over the tokens."""
-    return _placed(energy.sum(-2, keepdim=True) / x.shape[-2], x.shape)
+    """The energies of a channel, spread evenly over the tokens.
+
+    As stored elements: an axis stored once holds the sum, one that the energy has once an equal share.
+    """
+    energy = energy.sum(-2, keepdim=True) / x.shape[-2]
+    for axis, extent in enumerate(x.shape):
+        if extent == 1:
+            energy = energy.sum(axis, keepdim=True)
+        elif energy.shape[axis] == 1 and axis != x.ndim - 2:
+            energy = energy / extent
+    return energy.expand(x.shape)
 
 
 def _even(energy: Tensor, x: Moments) -> Tensor:
     """All energy, spread evenly over the elements."""
     return (energy.sum() / x.mean.numel()).expand(x.shape)
-
-
-def _placed(energy: Tensor, shape: Sequence[int]) -> Tensor:
-    """As stored elements: an axis stored once holds the sum, one that the energy has once an equal share."""
-    for axis, extent in enumerate(shape):
-        if extent == 1:
-            energy = energy.sum(axis, keepdim=True)
-        elif energy.shape[axis] == 1 and axis != len(shape) - 2:
-            energy = energy / extent
-    return energy.expand(*shape)

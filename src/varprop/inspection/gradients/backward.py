@@ -25,10 +25,10 @@ from ..places import first_moments
 from .attention import NEARLY_UNIFORM, fits, through_attention
 from .flow import Flow, NodeResult, multiplicity
 from .linear import through_linear
-from .normalization import FIXED, through_normalization
 from .slopes import KnownSlopes, behind_skips, slopes
 
 aten = torch.ops.aten
+FIXED = "statistics of a normalization are taken as fixed on the way back (off by 2 / n for n values)"
 ROUTED = "a maximum passes gradients to one place, taken as any place of the channel alike"
 AS_LINEAR = "{op} has no backward rule: taken as linear with the same gain of variance"
 
@@ -53,9 +53,7 @@ class GradientScales:
 @torch.no_grad()
 def gradients(walk: Walk) -> GradientScales:
     """Follow a gradient of variance 1 at every output back through a finished walk."""
-    backward = Backward(walk)
-    backward.run()
-    return backward.found
+    return Backward(walk).run()
 
 
 class Backward:
@@ -66,7 +64,7 @@ class Backward:
         self.found = GradientScales(slopes=behind_skips(walk.clusters))
         self.flows: dict[NodeResult, Flow] = {}
 
-    def run(self) -> None:
+    def run(self) -> GradientScales:
         """From the outputs to the inputs."""
         for out in self.plan.program.outputs:
             if isinstance(out, Node) and isinstance(moments := self.walk.env.get(out), Moments):
@@ -78,6 +76,7 @@ class Backward:
                 self._step(node, arrived, any(result in self.found.approximate for result in arrived))
             for result in arrived:
                 del self.flows[result]
+        return self.found
 
     def _arrive(self, result: NodeResult, flow: Flow, approximate: bool) -> None:
         self.flows[result] = self.flows[result] + flow if result in self.flows else flow
@@ -129,7 +128,7 @@ class Backward:
         elif rule is not None and operands == [node.args[0]] and rule.normalizes(*node.args, **node.kwargs):
             x, y = self.walk.value(operands[0]), first_moments(self.walk, node)
             assert y is not None
-            self._pass_on(node, {operands[0]: through_normalization(x, y, arrived[node, 0])}, FIXED, True)
+            self._pass_on(node, {operands[0]: _through_normalization(x, y, arrived[node, 0])}, FIXED, True)
         elif rule is None or not rule.transposable:
             self._as_linear(node, arrived, operands)
         else:
@@ -189,6 +188,19 @@ class Backward:
             flows[operand] = Flow(full, full * (common / energy) if common else None)
         name = getattr(node.target, "__name__", None) or str(node.target)
         self._pass_on(node, flows, AS_LINEAR.format(op=name), True)
+
+
+def _through_normalization(x: Moments, y: Moments, flow: Flow) -> Flow:
+    """The flow to what is normalized, by statistics of the argument (layer norm and its kin) or of a batch.
+
+    For y = w u, u = (x - m) / s with m and s of n values of x, g_x = (h - avg h - u avg(h u)) / s with h = w g: what is
+    taken off are two of n components. So E[g_x^2] is E[g_y^2] w^2 / s^2 but for a share of 2 / n, and w^2 / s^2 is what
+    the variance is multiplied by forward. Units that do not vary get what the others of their layer do.
+    """
+    before, after = torch.broadcast_tensors(x.var.double(), y.var.double())
+    average = after.sum() / before.sum().clamp_min(1e-300)
+    factor = torch.where(before > 0, after / before.clamp_min(1e-300), average)
+    return flow.scaled(factor, factor).summed(x.shape)
 
 
 def _total_variance(x: Moments) -> float:

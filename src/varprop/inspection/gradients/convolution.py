@@ -24,7 +24,8 @@ def through_taps(kernel: Convolution, x: Moments, result: Moments, common: Tenso
     reach = [_reach(kernel.transposed, *sizes, *settings) for sizes, *settings in axes]
     squares, sums = _meeting(weight.detach().double().flatten(2), reach)
     if kernel.transposed:  # (in, out / groups): to (out / groups, in) group by group, as the others have it
-        squares, sums = (_turned(part, kernel.groups) for part in (squares, sums))
+        pairs = (part.unflatten(0, (kernel.groups, -1)) for part in (squares, sums))
+        squares, sums = (part.transpose(1, 2).flatten(0, 1) for part in pairs)
     channels = result.full[1]
     wide = common.expand(-1, channels, *common.shape[2:]) * (common.shape[1] / channels)
     return _spread(x, result, wide, squares, sums, kernel.groups)
@@ -45,11 +46,6 @@ def _meeting(taps: Tensor, reach: list[Tensor]) -> tuple[Tensor, Tensor]:
     pairs = reduce(torch.kron, [one @ one.T for one in reach]).to(taps.device)
     counts = reduce(torch.kron, [one.sum(1) for one in reach]).to(taps.device)
     return ((taps @ pairs) * taps).sum(-1), taps @ counts
-
-
-def _turned(pairs: Tensor, groups: int) -> Tensor:
-    turned: Tensor = pairs.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    return turned
 
 
 def _spread(x: Moments, result: Moments, common: Tensor, squares: Tensor, sums: Tensor, groups: int) -> Flow:

@@ -14,8 +14,7 @@ from ...graph.node import Node, resolve
 from ...moments import Moments, trusted
 from ...rules.registry import Rule
 from .convolution import through_taps
-from .flow import Flow, NodeResult, averages_all, positions
-from .products import through_factor, through_term
+from .flow import Flow, NodeResult, averages_all, positions, shares_positions
 
 EQUAL = "an average gives all its positions one gradient, which the layers before it see as independent within a window"
 
@@ -39,7 +38,7 @@ def _through_others(walk: Walk, node: Node, rule: Rule, arrived: dict[NodeResult
         return _through_resizing(walk, node, rule, first)
     passed = _transposed(walk, node, rule, totals)
     if rule.product and rule.kind == "elementwise":
-        return {operand: _through_product(walk, node, operand, first, total) for operand, total in passed.items()}
+        return {operand: _through_factor(walk, node, operand, first, total) for operand, total in passed.items()}
     if rule.mixes_positions or (rule.product and len(passed) > 1):
         return {operand: Flow(total) for operand, total in passed.items()}
     if rule.noise:
@@ -48,7 +47,7 @@ def _through_others(walk: Walk, node: Node, rule: Rule, arrived: dict[NodeResult
     shared = _transposed(walk, node, rule, common)
     flows = {operand: Flow(total, shared.get(operand)) for operand, total in passed.items()}
     if rule.signs is not None:
-        return {operand: through_term(walk.value(operand), walk.value(node), node, f) for operand, f in flows.items()}
+        return {operand: _through_term(walk, node, operand, flow) for operand, flow in flows.items()}
     return flows
 
 
@@ -67,7 +66,7 @@ def _through_average(walk: Walk, node: Node, rule: Rule, flow: Flow) -> tuple[di
 def _through_convolution(walk: Walk, node: Node, rule: Rule, flow: Flow) -> dict[Node, Flow]:
     assert flow.common is not None and rule.convolution is not None
     passed = _transposed(walk, node, rule, {(node, 0): flow.own()})
-    args, kwargs = _arguments(walk, node)
+    args, kwargs = _arguments(walk, node, walk.value)
     together = through_taps(rule.convolution(*args, **kwargs), args[0], walk.value(node), flow.common)
     if together is None or len(passed) > 1:
         passed = _transposed(walk, node, rule, {(node, 0): flow.total})
@@ -88,12 +87,11 @@ def _through_noise(walk: Walk, node: Node, rule: Rule, operand: Node, flow: Flow
     return Flow(total, None if flow.common is None else flow.common * slope.double().square())
 
 
-def _arguments(walk: Walk, node: Node, random: Callable[[Node], Any] | None = None) -> tuple[Any, Any]:
-    """Arguments of a node, random ones as moments or as `random` has them."""
-    read = random or walk.value
+def _arguments(walk: Walk, node: Node, random: Callable[[Node], Any]) -> tuple[Any, Any]:
+    """Arguments of a node, random ones as `random` has them."""
 
     def value(operand: Node) -> Any:
-        return read(operand) if walk.plan.random(operand) else walk.env[operand]
+        return random(operand) if walk.plan.random(operand) else walk.env[operand]
 
     return resolve(node.args, value), resolve(node.kwargs, value)
 
@@ -109,11 +107,32 @@ def _through_resizing(walk: Walk, node: Node, rule: Rule, flow: Flow) -> dict[No
     return {operand: Flow(own + spread, spread)}
 
 
-def _through_product(walk: Walk, node: Node, operand: Node, flow: Flow, total: Tensor) -> Flow:
-    """Back to one of two factors."""
+def _through_term(walk: Walk, node: Node, operand: Node, flow: Flow) -> Flow:
+    """Back to a term of a sum; to one that all positions share their common gradients add up, not their squares."""
+    term, result = walk.value(operand), walk.value(node)
+    if flow.common is None or not shares_positions(term, result, node):
+        return flow
+    return Flow(flow.total + (math.prod(result.full) / math.prod(term.full) - 1) * flow.common)
+
+
+def _through_factor(walk: Walk, node: Node, operand: Node, flow: Flow, total: Tensor) -> Flow:
+    """Back to one of two factors, `total` as for independent gradients.
+
+    With the other factor x of mean m and variance v, and a common gradient u at n positions: to a factor that all
+    positions share goes sum u x_p, of mean square u^2 (n^2 m^2 + n v). To one with a value for every position goes
+    u x_p, common as far as the mean of x, or all of it where the positions share x.
+    """
+    assert flow.common is not None
+    factor, result = walk.value(operand), walk.value(node)
     other = next((argument for argument in node.args[:2] if argument is not operand), operand)
-    known = (walk.value(other) if walk.plan.random(other) else walk.env[other]) if isinstance(other, Node) else other
-    return through_factor(walk.value(operand), known, walk.value(node), node, flow, total)
+    x = (walk.value(other) if walk.plan.random(other) else walk.env[other]) if isinstance(other, Node) else other
+    mean = x.mean if isinstance(x, Moments) else x
+    square = torch.as_tensor(mean, dtype=torch.float64, device=flow.common.device).square()
+    if not shares_positions(factor, result, node):
+        kept = square + x.var.double() if shares_positions(x, result, node) else square
+        return Flow(total, (flow.common * kept).sum_to_size(factor.shape))
+    count = math.prod(result.full) / math.prod(factor.full)
+    return Flow(total + (flow.common * (count - 1) * square).sum_to_size(factor.shape))
 
 
 def _transposed(walk: Walk, node: Node, rule: Rule, arrived: dict[NodeResult, Tensor]) -> dict[Node, Tensor]:
