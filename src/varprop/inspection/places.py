@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,12 +41,14 @@ def label(path: str, call: int, operation: str) -> str:
 
 def places(walk: Walk) -> list[Place]:
     """Module calls and operations with random results in the order of execution, containers first."""
-    program, counted = walk.plan.program, [n for n in walk.plan.program.nodes if _counts(walk, n)]
+    nodes = walk.plan.program.nodes
+    counted = dict.fromkeys(node for node in nodes if _counts(walk, node))
     inside: dict[str, list[Node]] = {}
-    for node in program.nodes:
+    for node in nodes:
         for call in node.stack:
             inside.setdefault(call.key, []).append(node)
-    numbering = _calls(walk, inside)
+    single = {key for key, within in inside.items() if sum(node in counted for node in within) == 1}
+    numbering = _calls(walk)
     found: list[Place] = []
     seen: set[str] = set()
     for node in counted:
@@ -54,9 +57,9 @@ def places(walk: Walk) -> list[Place]:
                 seen.add(call.key)
                 index, output = numbering[call.key]
                 name = call.class_name.rpartition(".")[2]
-                leaf = call is node.stack[-1] and _is_single(walk, inside[call.key])
+                leaf = call is node.stack[-1] and call.key in single
                 found.append(Place(call.path, "module", name, index, depth, leaf, output, tuple(inside[call.key])))
-        if not node.stack or not _is_single(walk, inside[node.stack[-1].key]):
+        if not node.stack or node.stack[-1].key not in single:
             index = numbering.get(node.stack[-1].key, (0, node))[0] if node.stack else 0
             found.append(Place(node.module, "operation", op_name(node), index, len(node.stack), True, node, (node,)))
     return found
@@ -69,20 +72,16 @@ def _counts(walk: Walk, node: Node) -> bool:
     return moments is not None and moments.mean.numel() > 0
 
 
-def _is_single(walk: Walk, nodes: list[Node]) -> bool:
-    return sum(_counts(walk, node) for node in nodes) == 1
-
-
-def _calls(walk: Walk, inside: dict[str, list[Node]]) -> dict[str, tuple[int, Node]]:
+def _calls(walk: Walk) -> dict[str, tuple[int, Node]]:
     """Which call of its module each key is, and its output, where that is random."""
     outputs = module_outputs(walk.plan.program)
-    path_of = {call.key: call.path for nodes in inside.values() for node in nodes for call in node.stack}
-    index_of: dict[str, int] = {}
+    path_of = {call.key: call.path for node in walk.plan.program.nodes for call in node.stack}
+    made: Counter[str] = Counter()
     calls: dict[str, tuple[int, Node]] = {}
-    for key in inside:
-        index = index_of.get(path_of[key], 0)
-        index_of[path_of[key]] = index + 1
-        output = outputs[path_of[key]].outputs[index]
+    for key, path in path_of.items():
+        index = made[path]
+        made[path] += 1
+        output = outputs[path].outputs[index]
         if walk.plan.random(output) and first_moments(walk, output) is not None:
             calls[key] = index, output
     return calls

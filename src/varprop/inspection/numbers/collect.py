@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def make_row(
     """Everything about one place."""
     found, moments = statistics(walk, gradients, place), first_moments(walk, place.output)
     assert moments is not None
-    layer, before = numbers(found), _rms(_inputs(walk, walk.plan.program.inputs))
+    layer, before, maker = numbers(found), _input_std(walk, walk.plan.program.inputs), _maker(place.output)
     notes = [note for node in place.nodes for note in walk.notes.get(node, ())]
     sampled = any(node in walk.sampled for node in place.nodes)
     approximate = (place.output, 0) in gradients.approximate
@@ -51,8 +52,8 @@ def make_row(
         path=place.path,
         kind=place.kind,
         name=place.name,
-        op=op_name(_maker(place.output)),
-        moves=_only_moves(_maker(place.output)),
+        op=op_name(maker),
+        moves=_only_moves(maker),
         call=place.call,
         depth=place.depth,
         leaf=place.leaf,
@@ -73,7 +74,7 @@ def make_row(
         measured=measured,
         node=place.output.name,
         constant=_constant_share(moments, place.output),
-        weighted=place.leaf and _has_weights(walk, _maker(place.output)),
+        weighted=place.leaf and _has_weights(walk, maker),
         role=role_of(walk, place.output) if place.leaf else "",
     )
 
@@ -103,7 +104,7 @@ def _gain(walk: Walk, gradients: GradientScales, place: Place, after: float) -> 
     read = dict.fromkeys(o for node in place.nodes for o in node.operands if o not in own and walk.plan.random(o))
     if len(read) == 1 and (slope := _function_slope(walk, gradients, next(iter(read)), place.output)) is not None:
         return float(slope.mean().sqrt())
-    before = _rms(_inputs(walk, list(read)))
+    before = _input_std(walk, read)
     return after / before if before else None
 
 
@@ -120,13 +121,9 @@ def _function_slope(walk: Walk, gradients: GradientScales, start: Node, end: Nod
     return None if known is None else known[1]
 
 
-def _inputs(walk: Walk, nodes: list[Node]) -> list[Moments]:
+def _input_std(walk: Walk, nodes: Iterable[Node]) -> float:
     values = (first_moments(walk, node) for node in nodes if walk.plan.random(node))
-    return [value for value in values if value is not None]
-
-
-def _rms(values: list[Moments]) -> float:
-    variances = [float(value.var.double().mean()) for value in values]
+    variances = [float(value.var.double().mean()) for value in values if value is not None]
     return (sum(variances) / len(variances)) ** 0.5 if variances else 0.0
 
 

@@ -11,18 +11,12 @@ from .findings import comparison_groups, comparison_items
 from .format import count, number
 from .page import NotebookSummary, Page
 from .plots import Axis, Plot, PlotSeries, axis_of, number_of, of, plotted, signed_axis, spread_series, total_series
-from .table import Column, number_column, share_column, text_column
+from .report_page import MEANINGS
+from .table import Column, Reader, number_column, share_column, text_column
 
 SeriesMaker = Callable[[Sequence[ReportRow], str, str], PlotSeries]
 NO_FINDINGS = "Neither state has findings."
 CHANGES = 20  # that a notebook shows
-MEANINGS = {
-    "class": "class of the module, or the operation",
-    "change": "the larger of the factors of std and gradient, or of their inverses",
-    "std": "standard deviation, root mean square over the units",
-    "gradient": "gradient summed over positions",
-    "mean": "mean, averaged over the units",
-}
 CAPTIONS = {
     "std": "Root mean square over the units of each layer; bands show how units differ.",
     "gradient": "Expected scale of the gradient summed over positions, for a gradient of variance 1 at the output.",
@@ -120,8 +114,7 @@ def _factor(change: Change) -> float:
 def _columns(first: str, second: str) -> list[Column]:
     """Of changes: every quantity in both states, with its factor."""
 
-    def both(make: Callable[..., Column], what: str, value: Callable[[ReportRow], float | None]) -> list[Column]:
-        meaning = MEANINGS.get(what, "share of units")
+    def both(make: Callable[..., Column], what: str, value: Reader, meaning: str = "share of units") -> list[Column]:
         return [
             make(f"{what}, {first}", lambda change: value(change.before), meaning=f"{meaning}: {first}"),
             make(f"{what}, {second}", lambda change: value(change.after), meaning=f"{meaning}: {second}"),
@@ -130,12 +123,12 @@ def _columns(first: str, second: str) -> list[Column]:
     times = f"{second} over {first}"
     return [
         text_column("class", lambda change: change.after.class_name or "operation", meaning=MEANINGS["class"]),
-        number_column("change", _factor, MEANINGS["change"], first=True),
-        *both(number_column, "std", number_of("std")),
+        number_column("change", _factor, "the larger of the factors of std and gradient, or of their inverses", True),
+        *both(number_column, "std", number_of("std"), MEANINGS["std"]),
         number_column("std, times", lambda change: change.std_factor, times),
-        *both(number_column, "gradient", lambda row: row.gradient_total),
+        *both(number_column, "gradient", lambda row: row.gradient_total, "gradient summed over positions"),
         number_column("gradient, times", lambda change: change.gradient_factor, times),
-        *both(number_column, "mean", number_of("mean")),
+        *both(number_column, "mean", number_of("mean"), MEANINGS["mean"]),
         *(column for name in SHARES for column in both(share_column, name.replace("_", " "), number_of(name))),
     ]
 

@@ -83,11 +83,9 @@ def measured_series(rows: Sequence[ReportRow], what: str, name: str) -> PlotSeri
 
 
 def axis_of(values: Iterable[float | None]) -> Axis:
-    """Logarithmic where positive values span decades, to both sides of zero where signed ones do."""
+    """Logarithmic where values span decades."""
     known = sorted(abs(value) for value in values if value)
-    if not known or known[-1] <= DECADES * known[0]:
-        return "linear"
-    return "log"
+    return "log" if known and known[-1] > DECADES * known[0] else "linear"
 
 
 def signed_axis(values: Iterable[float | None]) -> Axis:
