@@ -54,10 +54,6 @@ TimeOption = Annotated[
     float,
     typer.Option("--max-seconds", min=0.0, help="Stop at the next piece after this time; --resume goes on from there."),
 ]
-JobsOption = Annotated[
-    int,
-    typer.Option("--jobs", min=1, help="Train so many networks at once, each in a process of its own."),
-]
 RayOption = Annotated[
     str | None,
     typer.Option(
@@ -67,17 +63,10 @@ RayOption = Annotated[
         "Networks that are trained together are one task.",
     ),
 ]
-CompileOption = Annotated[
-    bool | None, typer.Option("--compile", help="Compile networks on a GPU (noisy-cifar10, deep).", show_default=False)
-]
 
 
 def listed(text: str, known: tuple[str, ...], option: str) -> tuple[str, ...]:
-    """Names separated by commas, each of them known, in the order given.
-
-    Raises:
-        VarpropError: On an unknown name, with those that are known.
-    """
+    """Names separated by commas, in the order given; one that is not known is refused."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:

@@ -28,8 +28,6 @@ HELP = (
     "for the learning rate loses, on a CPU); deep (ResNets and transformers by normalization, on a GPU); questions "
     "(what the paper leaves open, on a CPU); all."
 )
-
-
 SearchChoice = StrEnum("SearchChoice", {"brent": "brent", "grid_brent": "grid+brent"})
 OwnWeights = StrEnum("OwnWeights", ["original", "converted"])
 Borders = StrEnum("Borders", ["pooled", "plain"])
@@ -43,11 +41,7 @@ def known_names() -> list[str]:
 
 
 def expanded(names: Sequence[str]) -> list[str]:
-    """The names, each once, with `all` written out.
-
-    Raises:
-        VarpropError: On an unknown name, with those that are known.
-    """
+    """The names, each once, with `all` written out; one that is not known is refused."""
     known = known_names()
     for name in names:
         if name not in known:
@@ -68,7 +62,7 @@ def reproduce(
     overwrite: options.OverwriteOption = False,
     tensorboard: options.TensorboardOption = False,
     max_seconds: options.TimeOption = math.inf,
-    jobs: options.JobsOption = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Train so many networks at once, each in a process of its own.")] = 1,
     ray: options.RayOption = None,
     methods: Annotated[str | None, typer.Option(help="Only these of standard,weight,batch,analytic.")] = None,
     starts: Annotated[str | None, typer.Option(help="Only these of none,bn,ap2,orthogonal,wn.")] = None,
@@ -90,7 +84,10 @@ def reproduce(
         Path | None,
         typer.Option(file_okay=False, help="Bring the results into DOCS/results too, and write its pages again."),
     ] = None,
-    compiled: options.CompileOption = None,
+    compiled: Annotated[
+        bool | None,
+        typer.Option("--compile", help="Compile networks on a GPU (noisy-cifar10, deep).", show_default=False),
+    ] = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
     from varprop.lab import report

@@ -104,6 +104,5 @@ def _example(model: nn.Module, given: Any, example: Any, batch: Any) -> Any:
     if example is not None or batch is not None:
         return batch if example is None else example
     leaves = pytree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, (Moments, Tokens)))
-    return (
-        None if given is None or any(isinstance(leaf, Tokens) for leaf in leaves) else example_for(model, given, None)
-    )
+    unknown = given is None or any(isinstance(leaf, Tokens) for leaf in leaves)
+    return None if unknown else example_for(model, given, None)

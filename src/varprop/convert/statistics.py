@@ -72,11 +72,7 @@ def measured_outputs(layers: Mapping[str, LinearLayer]) -> Iterator[dict[str, li
 
 
 def pooled(measured: Mapping[str, list[ChannelStatistics]]) -> dict[str, ChannelStatistics]:
-    """One statistics for each layer that was called.
-
-    Raises:
-        ValueError: If a layer has no finite variance on the batch.
-    """
+    """One statistics for each layer that was called; refuses a layer without finite variance on the batch."""
     found = {path: ChannelStatistics.pooled(parts) for path, parts in measured.items() if parts}
     for path, one in found.items():
         if one.count < 2:

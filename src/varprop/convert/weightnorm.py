@@ -20,16 +20,10 @@ from ..norm.linear_layers import (
 
 
 def to_weight_norm_(model: nn.Module) -> nn.Module:
-    """Give every linear layer torch's weight normalization, which leaves the function as it is: g = |w|, v = w.
+    """Give every linear layer of a model torch's weight normalization in place, by the same function: g = |w|, v = w.
 
     Layers with tied weights share g and v. A weight that something else than a linear layer reads as well (an
     embedding, a transposed twin) stays as it is, and so does a layer that has weight normalization already.
-
-    Args:
-        model: Changed in place.
-
-    Returns:
-        The model.
     """
     layers = {path: m for path, m in find_linear_layers(model).items() if not has_weight_norm(m)}
     _check(layers)
@@ -45,14 +39,7 @@ def to_weight_norm_(model: nn.Module) -> nn.Module:
 
 
 def from_weight_norm_(model: nn.Module) -> nn.Module:
-    """Turn torch's weight normalization back into plain weights; ties stay.
-
-    Args:
-        model: Changed in place.
-
-    Returns:
-        The model.
-    """
+    """Turn torch's weight normalization in a model back into plain weights, in place; ties stay."""
     plain: dict[Tensor, nn.Parameter] = {}
     for layer in [m for m in model.modules() if has_weight_norm(m)]:
         direction = parts_of(layer).get_parameter("original1")

@@ -12,11 +12,7 @@ _SCRIPTS = ("svg.js", "scales.js", "plot.js", "frame.js")
 
 
 def environment(templates: Path) -> Any:
-    """The environment of Jinja for a folder of templates and the shared ones; what is inserted is escaped.
-
-    Raises:
-        VarpropError: If Jinja is not installed.
-    """
+    """The environment of Jinja for a folder of templates and the shared ones; what is inserted is escaped."""
     try:
         import jinja2
     except ImportError as error:

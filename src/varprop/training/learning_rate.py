@@ -82,7 +82,12 @@ class LRSearch:
         Returns:
             The axes.
         """
-        ax = _new_axes() if ax is None else ax
+        if ax is None:
+            try:
+                from matplotlib import pyplot
+            except ImportError as error:
+                raise ImportError("LRSearch.plot needs matplotlib: pip install 'varprop[lab]'.") from error
+            ax = pyplot.subplots()[1]
         finite = [(lr, loss) for lr, loss in sorted(self.trace) if math.isfinite(loss)]
         diverged = [lr for lr, loss in self.trace if not math.isfinite(loss)]
         top = max((loss for _, loss in finite), default=1.0)
@@ -131,7 +136,10 @@ def find_lr(
     Returns:
         The search: rate, loss, every evaluation, and the flags `at_bound`, `flat` and `diverged`.
     """
-    minimize_scalar = _scipy_minimize_scalar()
+    try:
+        from scipy.optimize import minimize_scalar
+    except ImportError as error:
+        raise ImportError("find_lr needs scipy: pip install 'varprop[lab]'.") from error
     low, high = _checked_bounds(bounds)
     if maxiter - sum(grids) < 1 or min(grids, default=1) < 1:
         raise ValueError(f"maxiter must be at least 1 above the evaluations on grids, got {maxiter} and {list(grids)}.")
@@ -221,19 +229,3 @@ def _checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     if not (0 < low < high < math.inf):
         raise ValueError(f"bounds must be two finite rates with 0 < low < high, got ({low:g}, {high:g}).")
     return low, high
-
-
-def _scipy_minimize_scalar() -> Callable[..., Any]:
-    try:
-        from scipy.optimize import minimize_scalar
-    except ImportError as error:
-        raise ImportError("find_lr needs scipy: pip install 'varprop[lab]'.") from error
-    return minimize_scalar  # type: ignore[no-any-return]
-
-
-def _new_axes() -> Any:
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError("LRSearch.plot needs matplotlib: pip install 'varprop[lab]'.") from error
-    return pyplot.subplots()[1]

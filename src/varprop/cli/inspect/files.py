@@ -16,11 +16,7 @@ MOST = 1024  # inputs taken from files
 
 
 def load_weights(model: Any, file: Path) -> None:
-    """Load a checkpoint that has to fit.
-
-    Raises:
-        VarpropError: If it is missing, unreadable, or does not fit.
-    """
+    """Load a checkpoint that has to fit."""
     file = file.expanduser()
     if not file.is_file():
         raise vp.VarpropError(f"There is no file {file} with weights.")
@@ -63,11 +59,7 @@ def _loaded(file: Path, purpose: str, advice: str = "") -> Any:
 
 
 def saved_inputs(files: list[Path], shape: tuple[int, ...]) -> Any:
-    """Inputs out of files, each with one of them or with a stack.
-
-    Raises:
-        VarpropError: If a file cannot be read, or holds something of another shape.
-    """
+    """Inputs out of files, each with one of them or with a stack."""
     found: list[Any] = []
     for file in files:
         found += list(_stack(file, shape))

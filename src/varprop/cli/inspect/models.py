@@ -27,11 +27,7 @@ class NamedModel:
 
 
 def load(text: str, seed: int = 0) -> NamedModel:
-    """The model that a target names, in evaluation mode, with the random weights of a seed.
-
-    Raises:
-        VarpropError: In one sentence, if there is no such thing or it fails.
-    """
+    """The model that a target names, in evaluation mode, with the random weights of a seed."""
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise vp.VarpropError(

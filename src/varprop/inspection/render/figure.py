@@ -17,11 +17,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def draw(comparison: ComparisonData, path: Path) -> Path:
-    """Standard deviation and gradient by depth, both states in each panel.
-
-    Raises:
-        VarpropError: If matplotlib is not installed, or the file cannot be written or has another ending.
-    """
+    """Standard deviation and gradient by depth, both states in each panel."""
     if path.suffix.lower() not in SUFFIXES:
         raise VarpropError(f"{path} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
     sheet = _sheet()
