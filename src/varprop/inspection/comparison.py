@@ -12,7 +12,7 @@ from .findings.finding import Finding
 from .render.comparison_page import comparison_page, comparison_summary
 from .render.exports import Exports
 from .render.figure import draw
-from .render.page import NotebookSummary, Page
+from .render.page import Page
 from .render.text import comparison_text
 
 LARGEST = 12  # changes that `show` prints
@@ -51,5 +51,5 @@ class Comparison(ComparisonData, Exports):
     def _page(self) -> Page:
         return comparison_page(self)
 
-    def _summary(self) -> NotebookSummary:
+    def _repr_html_(self) -> str:
         return comparison_summary(self)

@@ -15,7 +15,7 @@ from .numbers.row import ReportRow
 from .places import Place
 from .quantization import quantization
 from .render.exports import Exports
-from .render.page import NotebookSummary, Page
+from .render.page import Page
 from .render.report_page import report_page, report_summary
 from .render.text import report_text, show_report
 
@@ -100,7 +100,7 @@ class Report(ReportData, Exports):
     def _page(self) -> Page:
         return report_page(self)
 
-    def _summary(self) -> NotebookSummary:
+    def _repr_html_(self) -> str:
         return report_summary(self)
 
     def __getstate__(self) -> dict[str, Any]:

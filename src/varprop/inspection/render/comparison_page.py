@@ -9,7 +9,7 @@ from ..data import Change, ComparisonData
 from ..numbers.row import SHARES, ReportRow
 from .findings import comparison_groups, comparison_items
 from .format import count, number
-from .page import NotebookSummary, Page
+from .page import Page, render_summary
 from .plots import Axis, Plot, PlotSeries, axis_of, number_of, of, plotted, signed_axis, spread_series, total_series
 from .report_page import MEANINGS
 from .table import Column, Reader, number_column, share_column, text_column
@@ -45,17 +45,17 @@ def comparison_page(comparison: ComparisonData) -> Page:
     )
 
 
-def comparison_summary(comparison: ComparisonData) -> NotebookSummary:
+def comparison_summary(comparison: ComparisonData) -> str:
     """Findings new, gone and stayed, and the largest changes."""
-    (first, second), after = comparison.names, comparison.after
+    first, second = comparison.names
     columns = [column for column in _columns(first, second) if column.name.startswith(("std", "gradient"))]
     names = (
         text_column("layer", lambda change: change.label),
         text_column("class", lambda change: change.after.class_name),
     )
     findings = comparison_items(comparison.findings)
-    changes = comparison.largest(CHANGES)
-    return NotebookSummary(after.model, f"{first} → {second}", findings, NO_FINDINGS, (*names, *columns), changes)
+    about = {"title": comparison.after.model, "remark": f"{first} → {second}", "no_findings": NO_FINDINGS}
+    return render_summary((*names, *columns), comparison.largest(CHANGES), findings=findings, **about)
 
 
 def _facts(comparison: ComparisonData) -> list[tuple[str, str]]:

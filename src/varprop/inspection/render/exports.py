@@ -1,4 +1,4 @@
-"""Exports that reports and comparisons have in common: JSON, a page, a notebook's output."""
+"""Exports that reports and comparisons have in common: JSON, and a page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import VarpropError
 from .format import finite_json
-from .page import NotebookSummary, Page, render, render_summary
+from .page import Page, render
 
 
 class Exports(ABC):
@@ -26,9 +26,6 @@ class Exports(ABC):
 
     @abstractmethod
     def _page(self) -> Page: ...
-
-    @abstractmethod
-    def _summary(self) -> NotebookSummary: ...
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The dict as JSON text, also written to a file if a path is given; what is not finite becomes null.
@@ -51,9 +48,6 @@ class Exports(ABC):
         if path is not None:
             _write(text, Path(path))
         return text
-
-    def _repr_html_(self) -> str:
-        return render_summary(self._summary())
 
     def __repr__(self) -> str:
         return self.text()

@@ -14,7 +14,7 @@ from ..numbers.row import ReportRow
 from .findings import FindingGroup, FindingItem, row_numbers, severities
 from .format import inline_json, sentence, with_code
 from .plots import Plot
-from .table import Column, sort_key
+from .table import Column, TableCell, sort_key
 from .tree import ends, entries, groups
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -40,18 +40,6 @@ class Page:
     table_note: str = ""  # A sentence above the table
 
 
-@dataclass(frozen=True)
-class NotebookSummary:
-    """What a notebook shows: a title, a remark, findings (or a sentence instead), and a table."""
-
-    title: str
-    remark: str
-    findings: Sequence[FindingItem]
-    no_findings: str
-    columns: Sequence[Column]
-    subjects: Sequence[Any]
-
-
 def render(page: Page) -> str:
     """The page as text."""
     known = row_numbers(page.rows)
@@ -61,7 +49,7 @@ def render(page: Page) -> str:
         page=page,
         row_numbers=known,
         severities=worst,
-        cells=[[column.read(subject) for column in page.columns] for subject in page.subjects],
+        cells=_cells(page.columns, page.subjects),
         tree=entries(page.rows, worst),
         style=style(TEMPLATES / "page.css"),
         data=inline_json(_data(page)),
@@ -69,10 +57,13 @@ def render(page: Page) -> str:
     )
 
 
-def render_summary(summary: NotebookSummary) -> str:
-    """The short form, in the colours of the notebook whether light or dark."""
-    cells = [[column.read(subject) for column in summary.columns] for subject in summary.subjects]
-    return _rendered("notebook.html", summary=summary, cells=cells)
+def render_summary(columns: Sequence[Column], subjects: Sequence[Any], **about: str | Sequence[FindingItem]) -> str:
+    """The short form: a title, a remark, findings or a sentence instead, and a table; in the notebook's own colours."""
+    return _rendered("notebook.html", columns=columns, cells=_cells(columns, subjects), **about)
+
+
+def _cells(columns: Sequence[Column], subjects: Sequence[Any]) -> list[list[TableCell]]:
+    return [[column.read(subject) for column in columns] for subject in subjects]
 
 
 def _rendered(name: str, **values: Any) -> str:

@@ -11,7 +11,7 @@ from ..findings.finding import NOTHING_FOUND
 from ..numbers.row import SHARES, ReportRow
 from .findings import report_groups, report_items, summary
 from .format import count, number, percent, rough
-from .page import NotebookSummary, Page
+from .page import Page, render_summary
 from .plots import (
     Axis,
     Plot,
@@ -120,14 +120,15 @@ def report_page(report: ReportData) -> Page:
     )
 
 
-def report_summary(report: ReportData) -> NotebookSummary:
+def report_summary(report: ReportData) -> str:
     """Findings and the table."""
     ratio = report.gradient_ratio
     remark = f"{count(report.parameters)} parameters"
     remark += f", gradient first to last {number(ratio)}" if ratio is not None else ""
     columns = NOTEBOOK_COLUMNS + ((number_column("measured std", _measured_std),) if report.check else ())
     findings = report_items(report.findings)
-    return NotebookSummary(report.model, remark, findings, NOTHING_FOUND, columns, shown(report.rows))
+    about = {"title": report.model, "remark": remark, "no_findings": NOTHING_FOUND}
+    return render_summary(columns, shown(report.rows), findings=findings, **about)
 
 
 def _facts(report: ReportData) -> list[tuple[str, str]]:
