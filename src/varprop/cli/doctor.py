@@ -21,7 +21,7 @@ EXTRAS = {
     "report": ("jinja2", "matplotlib", "rich"),
     "tracking": ("tensorboard",),
 }
-FOR_MODELS = ("torchvision", "timm", "transformers", "safetensors", "pillow", "pandas")
+FOR_MODELS = ("torchvision", "timm", "transformers", "safetensors", "pillow", "pandas")  # `inspect` may ask for them
 
 
 def doctor(
@@ -32,10 +32,11 @@ def doctor(
 
     With TARGET also how vp.normalize would treat its layers: which are folded together, which need a walk, and why.
     """
-    _print("versions", _versions())
+    python = f"Python {platform.python_version()} on {platform.platform()}"
+    _print("versions", [own_version(), f"torch {torch.__version__}", python])
     _print("devices", _devices())
     _print("extras", [_extra(name, packages) for name, packages in EXTRAS.items()])
-    _print("models", [_optional()])
+    _print("models", [", ".join(f"{package} {_version(package) or '(not installed)'}" for package in FOR_MODELS)])
     _print("data", _data())
     if target is not None:
         _print("layers", _folded_layers(target, input_shape or []))
@@ -63,11 +64,6 @@ def _folded_layers(target: str, shapes: list[str]) -> list[str]:
     return [*str(vp.fold_report(normalized)).splitlines(), *(f"warning: {one.message}" for one in warned)]
 
 
-def _versions() -> list[str]:
-    python = f"Python {platform.python_version()} on {platform.platform()}"
-    return [own_version(), f"torch {torch.__version__}", python]
-
-
 def own_version() -> str:
     """The version of varprop as installed."""
     return f"varprop {_version('varprop') or 'not installed (used from its source folder)'}"
@@ -90,11 +86,6 @@ def _extra(name: str, packages: tuple[str, ...]) -> str:
     if missing:
         return f"{name}: {', '.join(missing)} missing: pip install 'varprop[{name}]'"
     return f"{name}: {', '.join(f'{package} {_version(package)}' for package in packages)}"
-
-
-def _optional() -> str:
-    """Packages that `inspect` uses where a target or its data asks for them."""
-    return ", ".join(f"{package} {_version(package) or '(not installed)'}" for package in FOR_MODELS)
 
 
 def _version(package: str) -> str | None:

@@ -46,5 +46,5 @@ def ranges(moments: Moments, node: Node, k: float) -> dict[str, Any]:
     low = (moments.mean - k * moments.std).clamp(least, most)
     high = (moments.mean + k * moments.std).clamp(least, most)
     axis = channel_axis(moments, node)
-    ends = {"low": over_channels(low, axis, torch.amin), "high": over_channels(high, axis, torch.amax)}
-    return {"axis": axis, "k": k} | {name: values.tolist() for name, values in ends.items()}
+    lowest, highest = over_channels(low, axis, torch.amin), over_channels(high, axis, torch.amax)
+    return {"axis": axis, "k": k, "low": lowest.tolist(), "high": highest.tolist()}

@@ -119,8 +119,8 @@ def _run(walk: Walk, places: list[Place], inputs: list[Any], sums: RunSums) -> N
         result = _first(values[place.output]).detach().double()
         totals[index, "mean"] += _pooled(result, shape)
         totals[index, "square"] += _pooled(result.square(), shape)
-        if (gradient := gradients[index]) is not None:
-            totals[index, "gradient"] += _pooled(gradient.double().square(), shape)
+        if index in gradients:
+            totals[index, "gradient"] += _pooled(gradients[index].double().square(), shape)
         if bent := bend_at(walk, place):
             bend, argument = bent[0], _first(values[bent[1]]).detach()
             inner = _stored(walk, bent[1])
@@ -144,19 +144,17 @@ def _executed(program: Program, inputs: list[Any]) -> dict[Node, Any]:
     return values
 
 
-def _differentiated(program: Program, values: dict[Node, Any], at: list[Node]) -> list[Tensor | None]:
-    """Gradients for a random gradient of variance 1 at every output."""
+def _differentiated(program: Program, values: dict[Node, Any], at: list[Node]) -> dict[int, Tensor]:
+    """Gradients by place, for a random gradient of variance 1 at every output."""
     ends = [_first(values[out]) for out in program.outputs if isinstance(out, Node)]
     ends = [end for end in ends if isinstance(end, Tensor) and end.requires_grad]
-    wanted = [_first(values[node]) for node in at]
-    able = [index for index, tensor in enumerate(wanted) if isinstance(tensor, Tensor) and tensor.requires_grad]
-    found: list[Tensor | None] = [None] * len(at)
-    if ends and able:
-        starts = [torch.randn_like(end) for end in ends]
-        gradients = torch.autograd.grad(ends, [wanted[i] for i in able], starts, allow_unused=True)
-        for index, gradient in zip(able, gradients, strict=True):
-            found[index] = gradient
-    return found
+    wanted = {index: _first(values[node]) for index, node in enumerate(at)}
+    able = {index: one for index, one in wanted.items() if isinstance(one, Tensor) and one.requires_grad}
+    if not ends or not able:
+        return {}
+    starts = [torch.randn_like(end) for end in ends]
+    gradients = torch.autograd.grad(ends, list(able.values()), starts, allow_unused=True)
+    return {index: gradient for index, gradient in zip(able, gradients, strict=True) if gradient is not None}
 
 
 def _first(value: Any) -> Any:

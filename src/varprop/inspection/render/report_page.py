@@ -154,7 +154,11 @@ def _plots(report: ReportData) -> list[Plot]:
     """Forward and backward by depth, units, and the check where there was one."""
     rows, check = report.rows, bool(report.check)
     found = [_std_plot(rows, check), _gradient_plot(rows, check), _mean_plot(rows, check), *_units_plot(rows)]
-    return found + (_scatter_plots(rows) if check else [])
+    if check:
+        found.append(_scatter(rows, "std", "standard deviation", axis_of))
+        found.append(_scatter(rows, "mean", "mean", signed_axis))
+        found.append(_scatter(rows, "gradient", "gradient scale", axis_of))
+    return found
 
 
 def _seen(rows: Sequence[ReportRow], what: str, check: bool, name: str = "measured") -> tuple[PlotSeries, ...]:
@@ -201,16 +205,8 @@ def _units_plot(rows: Sequence[ReportRow]) -> list[Plot]:
     return [plot] if known else []
 
 
-def _scatter_plots(rows: Sequence[ReportRow]) -> list[Plot]:
-    """Analytic against measured numbers, one point a layer."""
-    return [
-        _scatter(rows, "std", "standard deviation", axis_of),
-        _scatter(rows, "mean", "mean", signed_axis),
-        _scatter(rows, "gradient", "gradient scale", axis_of),
-    ]
-
-
 def _scatter(rows: Sequence[ReportRow], what: str, name: str, axis: Callable[[Iterable[float | None]], Axis]) -> Plot:
+    """Analytic against measured numbers, one point a layer."""
     seen, own = measured_series(rows, what, name), of(rows, number_of(what))
     series = PlotSeries(name, "main", own, error=seen.error, x=seen.y, marker="circle")
     ratios = [a / b for a, b in zip(plotted(rows, own), plotted(rows, seen.y), strict=True) if a and b]
