@@ -74,7 +74,7 @@ def unit_norm_(model: nn.Module) -> nn.Module:
         The model, with the same output.
     """
     held = owners(model)
-    invariant = [*_analytic_weights(model), *_directions(model)]
+    invariant = list(_invariant(model))
     places = {(module, name) for module, name, _ in invariant}
     for module, name, layer in invariant:
         weight = getattr(module, name)
@@ -104,11 +104,14 @@ def _share_rows(tied: list[Owner]) -> bool:
     return len(axes) == 1
 
 
-def _analytic_weights(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """(module, name, layer) of each weight; recurrent layers have theirs in `_gates`."""
+def _invariant(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """(module, name, layer) of each weight whose scale has no effect; recurrent layers have theirs in `_gates`."""
     for site in normalized_layers(model).values():
         if "weight" in site._parameters:
             yield site, "weight", site
+    for layer in model.modules():
+        if has_weight_norm(layer):
+            yield parts_of(layer), "original1", layer
 
 
 def _gates(model: nn.Module) -> Iterator[tuple[NormalizedRecurrent, str]]:
@@ -116,12 +119,6 @@ def _gates(model: nn.Module) -> Iterator[tuple[NormalizedRecurrent, str]]:
     for site in normalized_layers(model).values():
         if isinstance(site, NormalizedRecurrent):
             yield from ((site, suffix) for suffix in suffixes(site))
-
-
-def _directions(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    for layer in model.modules():
-        if has_weight_norm(layer):
-            yield parts_of(layer), "original1", layer
 
 
 def _spared(model: nn.Module, example: Any) -> Iterator[Owner]:

@@ -91,7 +91,7 @@ def _rounded_rule(
 
     def function(x: Moments, weight: Tensor, bias: Any = None, *settings: Any, **named: Any) -> Moments:
         before, own = walk.value(node), walk.value(node.args[0])
-        _refuse_changes(walk, node, before, apply(rule, node.target, (own, weight, bias, *settings), named))
+        _refuse_changes(node, before, apply(rule, node.target, (own, weight, bias, *settings), named))
         kernel = None if rule.convolution is None else rule.convolution(own, weight, bias, *settings, **named)
         rounded, scale = _rounded(weight.detach(), kernel, bits, per_channel)
         after, alone = (apply(rule, node.target, (one, rounded, bias, *settings), named) for one in (x, own))
@@ -124,7 +124,7 @@ def _rounded(weight: Tensor, kernel: Convolution | None, bits: int, per_channel:
     return (rounded[0] if groups is None else rounded.transpose(1, 2).flatten(0, 1)).to(weight.dtype), scale
 
 
-def _refuse_changes(walk: Walk, node: Node, before: Moments, now: Moments) -> None:
+def _refuse_changes(node: Node, before: Moments, now: Moments) -> None:
     """The means belong to the weights as they were."""
     if not torch.allclose(now.mean, before.mean, rtol=1e-4, atol=1e-6):
         raise VarpropError(

@@ -80,9 +80,9 @@ def _gaussian_inputs(shapes: list[tuple[int, ...]], options: InputOptions, dtype
     moments = [_gaussian(shape, *options.moments_of(shape), dtype, options.positions) for shape in shapes]
     examples = [torch.zeros(options.batch(options.samples), *shape, dtype=dtype) for shape in shapes]
     check = "gaussian" if options.check else None
-    return (
-        Inputs(moments[0], examples[0], check) if len(shapes) == 1 else Inputs(tuple(moments), tuple(examples), check)
-    )
+    if len(shapes) == 1:
+        return Inputs(moments[0], examples[0], check)
+    return Inputs(tuple(moments), tuple(examples), check)
 
 
 def _tokens_read(model: Any, shape: tuple[int, ...]) -> int | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect as signatures
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,23 +34,16 @@ def load(text: str, seed: int = 0) -> NamedModel:
         )
     known: dict[str, Callable[[str], NamedModel]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
     torch.manual_seed(seed)
-    with _in_one_sentence(text):
+    try:
         found = known[place](name) if place in known else _own(place, name)
+    except vp.VarpropError:
+        raise
+    except Exception as error:  # of somebody else's code
+        raise vp.VarpropError(f"{text} failed with {first_line(error)}") from error
     if not isinstance(found.model, torch.nn.Module):
         raise vp.VarpropError(f"{text} must return an nn.Module, not {type(found.model).__name__}.")
     found.model.eval()
     return found
-
-
-@contextlib.contextmanager
-def _in_one_sentence(text: str) -> Iterator[None]:
-    """An error of somebody else's code, in one sentence."""
-    try:
-        yield
-    except vp.VarpropError:
-        raise
-    except Exception as error:
-        raise vp.VarpropError(f"{text} failed with {first_line(error)}") from error
 
 
 def _own(place: str, name: str) -> NamedModel:

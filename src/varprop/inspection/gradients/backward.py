@@ -44,9 +44,9 @@ class GradientScales:
     # E[f'] and E[f'^2] of elementwise functions, by their node and their source
     slopes: KnownSlopes = field(default_factory=dict)
 
-    def square(self, node: Node, index: int, moments: Moments) -> Tensor | None:
-        """E[g^2] of every unit; None where no gradient arrives."""
-        energy = self.energy.get((node, index))
+    def square(self, node: Node, moments: Moments) -> Tensor | None:
+        """E[g^2] of every unit of the first result; None where no gradient arrives."""
+        energy = self.energy.get((node, 0))
         return None if energy is None else energy / multiplicity(moments)
 
 

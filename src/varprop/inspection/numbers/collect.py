@@ -26,7 +26,7 @@ def statistics(walk: Walk, gradients: GradientScales, place: Place) -> UnitStati
     """What propagation says of a place's units."""
     moments = first_moments(walk, place.output)
     assert moments is not None
-    gradient = gradients.square(place.output, 0, moments)
+    gradient = gradients.square(place.output, moments)
     flat = on = linear = None
     if bent := bend_at(walk, place):
         bend, argument = bent[0], first_moments(walk, bent[1])
@@ -44,7 +44,9 @@ def make_row(
     """Everything about one place."""
     found, moments = statistics(walk, gradients, place), first_moments(walk, place.output)
     assert moments is not None
-    layer, before, maker = numbers(found), _input_std(walk, walk.plan.program.inputs), _maker(place.output)
+    layer, before = numbers(found), _input_std(walk, walk.plan.program.inputs)
+    maker = _maker(place.output)
+    rule = rule_of(maker)
     notes = [note for node in place.nodes for note in walk.notes.get(node, ())]
     sampled = any(node in walk.sampled for node in place.nodes)
     approximate = (place.output, 0) in gradients.approximate
@@ -53,7 +55,7 @@ def make_row(
         kind=place.kind,
         name=place.name,
         op=op_name(maker),
-        moves=_only_moves(maker),
+        moves=rule is not None and (rule.kind == "structural" or rule.copies),
         call=place.call,
         depth=place.depth,
         leaf=place.leaf,
@@ -92,11 +94,6 @@ def _constant_share(moments: Moments, node: Node) -> float:
 def _maker(node: Node) -> Node:
     """The operation whose result, or one of whose results, a node is."""
     return _maker(node.args[0]) if node.target is operator.getitem else node
-
-
-def _only_moves(node: Node) -> bool:
-    rule = rule_of(node)
-    return rule is not None and (rule.kind == "structural" or rule.copies)
 
 
 def _gain(walk: Walk, gradients: GradientScales, place: Place, after: float) -> float | None:
