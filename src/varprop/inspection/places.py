@@ -100,6 +100,13 @@ def first_moments(walk: Walk, node: Node) -> Moments | None:
     return value if isinstance(value, Moments) else None
 
 
+def moments_of(walk: Walk, node: Node) -> Moments:
+    """The same of a node that is known to have some."""
+    moments = first_moments(walk, node)
+    assert moments is not None
+    return moments
+
+
 def bend_at(walk: Walk, place: Place) -> tuple[Bend, Node] | None:
     """The flat parts of the activation that makes a place's result, and its argument."""
     rule, node = walk.plan.rules.get(place.output), place.output

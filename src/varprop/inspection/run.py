@@ -17,7 +17,6 @@ from ..engine.plan import make_plan, require_complete
 from ..engine.walk import Walk
 from ..graph.capture import Program
 from ..graph.node import Node
-from ..moments import Moments
 from ..norm.batchnorm import has_seen_nothing
 from .findings.judge import ARGUMENTS, findings, gradient_ratio
 from .gradients.backward import gradients
@@ -158,6 +157,6 @@ def _arguments(program: Program, with_example: bool) -> str:
 def _described(walk: Walk, node: Node) -> dict[str, Any]:
     moments = first_moments(walk, node) if walk.plan.random(node) else None
     about: dict[str, Any] = {"name": node.name, "extents": list(node.form.shape), "random": walk.plan.random(node)}
-    if isinstance(moments, Moments):
+    if moments is not None:
         about |= {"mean": float(moments.mean.double().mean()), "std": float(moments.var.double().mean().sqrt())}
     return about

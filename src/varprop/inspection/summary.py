@@ -18,7 +18,7 @@ from ..graph.node import Form
 from ..moments import Moments
 from ..text_table import text_table
 from .numbers.statistics import UnitStatistics, numbers
-from .places import Place, first_moments, places
+from .places import Place, moments_of, places
 from .run import captured, walked
 from .work import macs
 
@@ -129,7 +129,7 @@ def summary(
     found = [place for place in places(walk) if place.kind == "module"]
     held = {*model.parameters(), *model.buffers()}
     return Summary(
-        tuple(_row(model, place, first_moments(walk, place.output)) for place in found),
+        tuple(_row(model, place, moments_of(walk, place.output)) for place in found),
         sum(parameter.numel() for parameter in model.parameters()),
         sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         sum(macs(node) for node in program.nodes),
@@ -139,8 +139,7 @@ def summary(
     )
 
 
-def _row(model: nn.Module, place: Place, moments: Moments | None) -> SummaryRow:
-    assert moments is not None
+def _row(model: nn.Module, place: Place, moments: Moments) -> SummaryRow:
     known = numbers(UnitStatistics(moments.mean.detach(), moments.var.detach()))
     module = model.get_submodule(place.path)
     own = 0 if place.call else sum(parameter.numel() for parameter in module.parameters())

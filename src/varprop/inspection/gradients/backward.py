@@ -21,7 +21,7 @@ from torch import Tensor
 from ...engine.walk import Walk, apply
 from ...graph.node import Node, resolve
 from ...moments import Moments, trusted
-from ..places import first_moments
+from ..places import moments_of
 from .attention import NEARLY_UNIFORM, fits, through_attention
 from .flow import Flow, NodeResult, multiplicity
 from .linear import through_linear
@@ -126,8 +126,7 @@ class Backward:
         elif node.packet is aten.scaled_dot_product_attention and fits(walk, node):
             self._pass_on(node, dict(through_attention(walk, node, arrived[node, 0])), NEARLY_UNIFORM, True)
         elif rule is not None and operands == [node.args[0]] and rule.normalizes(*node.args, **node.kwargs):
-            x, y = self.walk.value(operands[0]), first_moments(self.walk, node)
-            assert y is not None
+            x, y = walk.value(operands[0]), moments_of(walk, node)
             self._pass_on(node, {operands[0]: _through_normalization(x, y, arrived[node, 0])}, FIXED, True)
         elif rule is None or not rule.transposable:
             self._as_linear(node, arrived, operands)
@@ -163,8 +162,7 @@ class Backward:
 
     def _spread_evenly(self, flow: Flow, node: Node, operand: Node) -> Flow:
         """Over the positions of a channel."""
-        x, result = first_moments(self.walk, operand), first_moments(self.walk, node)
-        assert x is not None and result is not None
+        x, result = moments_of(self.walk, operand), moments_of(self.walk, node)
         kept = 2 if x.ndim > 2 else 1
 
         def spread(energy: Tensor) -> Tensor:
@@ -176,8 +174,7 @@ class Backward:
 
     def _as_linear(self, node: Node, arrived: dict[NodeResult, Flow], operands: list[Node]) -> None:
         """As if linear: energy grows in reverse by as much as the variance forward, and stays as common as it was."""
-        first, inputs = first_moments(self.walk, node), [self.walk.value(operand) for operand in operands]
-        assert first is not None
+        first, inputs = moments_of(self.walk, node), [self.walk.value(operand) for operand in operands]
         after = _total_variance(first) / math.prod(first.full)
         before = sum(_total_variance(x) for x in inputs)
         energy = sum(float(flow.total.sum()) for flow in arrived.values())

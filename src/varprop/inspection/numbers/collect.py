@@ -16,7 +16,7 @@ from ...moments import Moments
 from ..channels import channel_axis, over_channels, ranges
 from ..gradients.backward import GradientScales
 from ..gradients.slopes import chance_on, slopes
-from ..places import Place, bend_at, first_moments, op_name
+from ..places import Place, bend_at, first_moments, moments_of, op_name
 from ..roles import role_of
 from .row import ReportRow
 from .statistics import UnitStatistics, numbers, spread_of
@@ -24,13 +24,11 @@ from .statistics import UnitStatistics, numbers, spread_of
 
 def statistics(walk: Walk, gradients: GradientScales, place: Place) -> UnitStatistics:
     """What propagation says of a place's units."""
-    moments = first_moments(walk, place.output)
-    assert moments is not None
+    moments = moments_of(walk, place.output)
     gradient = gradients.square(place.output, moments)
     flat = on = linear = None
     if bent := bend_at(walk, place):
-        bend, argument = bent[0], first_moments(walk, bent[1])
-        assert argument is not None
+        bend, argument = bent[0], moments_of(walk, bent[1])
         flat = bend.probability_flat(argument) if bend.saturates else None
         on, linear = bend.probabilities_above(argument) if bend.rectifier is not None else (None, None)
     if place.output in walk.plan.skips:
@@ -42,8 +40,7 @@ def make_row(
     walk: Walk, gradients: GradientScales, place: Place, k: float, measured: dict[str, dict[str, float]]
 ) -> ReportRow:
     """Everything about one place."""
-    found, moments = statistics(walk, gradients, place), first_moments(walk, place.output)
-    assert moments is not None
+    found, moments = statistics(walk, gradients, place), moments_of(walk, place.output)
     layer, before = numbers(found), _input_std(walk, walk.plan.program.inputs)
     maker = _maker(place.output)
     rule = rule_of(maker)

@@ -16,7 +16,7 @@ from ...errors import VarpropError
 from ...graph.capture import Program
 from ...graph.node import Node, resolve
 from ...moments import Moments, Tokens
-from ..places import Place, bend_at, first_moments
+from ..places import Place, bend_at, moments_of
 from .statistics import UnitStatistics, numbers
 
 GROUPS = 8  # for the jackknife
@@ -115,7 +115,7 @@ def _run(walk: Walk, places: list[Place], inputs: list[Any], sums: RunSums) -> N
     totals = sums.totals
     sums.runs += 1
     for index, place in enumerate(places):
-        shape = _stored(walk, place.output)
+        shape = moments_of(walk, place.output).shape
         result = _first(values[place.output]).detach().double()
         totals[index, "mean"] += _pooled(result, shape)
         totals[index, "square"] += _pooled(result.square(), shape)
@@ -123,7 +123,7 @@ def _run(walk: Walk, places: list[Place], inputs: list[Any], sums: RunSums) -> N
             totals[index, "gradient"] += _pooled(gradients[index].double().square(), shape)
         if bent := bend_at(walk, place):
             bend, argument = bent[0], _first(values[bent[1]]).detach()
-            inner = _stored(walk, bent[1])
+            inner = moments_of(walk, bent[1]).shape
             if bend.saturates:
                 totals[index, "flat"] += _pooled(bend.is_flat(argument).double(), inner)
             if bend.rectifier is not None:
@@ -159,12 +159,6 @@ def _differentiated(program: Program, values: dict[Node, Any], at: list[Node]) -
 
 def _first(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) else value
-
-
-def _stored(walk: Walk, node: Node) -> torch.Size:
-    moments = first_moments(walk, node)
-    assert moments is not None
-    return moments.shape
 
 
 def _pooled(values: Tensor, shape: torch.Size) -> Tensor:
