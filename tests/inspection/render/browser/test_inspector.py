@@ -263,6 +263,20 @@ def test_a_scatter_plot_names_the_layer_under_the_pointer(browser, address):
     assert "analytic" in browser.run("tooltip.innerText") and "measured" in browser.run("tooltip.innerText")
 
 
+def test_arrow_keys_pass_by_layers_that_a_logarithmic_scatter_plot_cannot_hold(browser, tmp_path):
+    model = network()
+    model.head.weight.data.zero_()
+    model.stem.weight.data.mul_(1e3)
+    inspected(model, "gaussian").to_html(tmp_path / "page.html")
+    browser.open((tmp_path / "page.html").as_uri())
+    assert "log" in browser.run("document.querySelector('[data-figure=check-std] svg.chart').textContent")
+    browser.run("document.querySelector('[data-figure=check-std] svg.chart').focus()")
+    for _ in range(20):
+        press(browser, "ArrowRight")
+    assert browser.errors() == []
+    assert browser.run("document.querySelector('#tooltip b').textContent") != "head"
+
+
 def test_a_comparison_begins_with_the_largest_changes(browser, comparison):
     browser.open(comparison)
     column = column_of(browser, "change")

@@ -19,7 +19,7 @@ function nearest(chart, x, y) {
       const distance = Math.hypot(at.x - x, at.y - y);
       if (distance < least) [best, least] = [position, distance];
     });
-    return best < 0 ? -1 : chart.rows.findIndex(({ index }) => index === chart.points[best].index);
+    return best;
   }
   const last = chart.rows.length - 1;
   const position = last ? Math.round((x - chart.x(0)) / (chart.x(last) - chart.x(0)) * last) : 0;
@@ -33,13 +33,13 @@ function point(chart, position) {
 }
 function drawCursor(chart, row) {
   chart.cursor.replaceChildren();
-  if (chart.figure.kind === "scatter") {
-    const at = chart.points.find(({ index }) => index === row.index);
-    if (at) element(element(chart.cursor, "g", { class: "main" }), "circle", { class: "at", cx: at.x, cy: at.y, r: 4.5 });
-    return;
-  }
   const position = chart.rows.indexOf(row);
   if (position < 0) return;
+  if (chart.figure.kind === "scatter") {
+    const { x, y } = chart.points[position];
+    element(element(chart.cursor, "g", { class: "main" }), "circle", { class: "at", cx: x, cy: y, r: 4.5 });
+    return;
+  }
   element(chart.cursor, "path", { class: "cursor", d: `M${one(chart.x(position))} ${TOP}V${chart.height - BOTTOM}` });
   for (const series of chart.figure.series) {
     const at = place(chart, series.y[row.index]);
@@ -56,9 +56,9 @@ function say(chart, row) {
   html(tooltip, "i", "", row.name);
   for (const series of chart.figure.series) sayValue(chart, series, row.index);
   tooltip.hidden = false;
-  const box = chart.svg.getBoundingClientRect();
-  const spot = chart.figure.kind === "scatter" ? chart.points.find(({ index }) => index === row.index) : { x: chart.x(chart.rows.indexOf(row)), y: TOP };
-  const above = box.top + (chart.figure.kind === "scatter" ? spot.y - 12 : 0) - tooltip.offsetHeight;
+  const box = chart.svg.getBoundingClientRect(), position = chart.rows.indexOf(row);
+  const spot = chart.figure.kind === "scatter" ? chart.points[position] : { x: chart.x(position), y: 12 };
+  const above = box.top + spot.y - 12 - tooltip.offsetHeight;  // just above the point, or above the plot
   placeTooltip(box.left + spot.x, above > 4 ? above : box.bottom);
 }
 function sayValue(chart, series, index) {
