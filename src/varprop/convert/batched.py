@@ -16,19 +16,15 @@ class Batched(nn.Module):
 
     The layer is `.layer`, without bias, and the batch norm is `.norm`, whose own bias does that work. Other attributes
     (`in_features`, `stride`, ...) are the layer's; `weight` and `bias` are those of the plain layer that does the same
-    in evaluation mode, so that code which reads them by hand stays right.
-
-    Args:
-        layer: The layer.
-        norm: The batch norm over its output channels.
-        had_bias: Whether the layer had a bias of its own before, and is to have one again.
+    in evaluation mode, so that code which reads them by hand stays right. `had_bias` tells whether the layer had a bias
+    of its own when it was wrapped, and is to have one again.
     """
 
-    def __init__(self, layer: LinearLayer, norm: _BatchNorm, had_bias: bool) -> None:
+    def __init__(self, layer: LinearLayer) -> None:
         super().__init__()
         self.layer = layer
-        self.norm = norm
-        self.had_bias = had_bias
+        self.norm = _new_norm(layer)
+        self.had_bias = layer.bias is not None
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The layer's output, normalized per channel."""
@@ -55,7 +51,7 @@ class Batched(nn.Module):
             return getattr(self.layer, name)
 
 
-def new_norm(layer: LinearLayer) -> _BatchNorm:
+def _new_norm(layer: LinearLayer) -> _BatchNorm:
     """The batch norm that fits a layer's outputs, on its device and as trainable as its weight."""
     kinds = {3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
     kind = nn.BatchNorm1d if isinstance(layer, nn.Linear) else kinds[layer.weight.ndim]

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from ..norm.batchnorm import Absorbed, absorb_, batch_norms_after, find_notes, note_of, noted
 from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, replace
-from .batched import Batched, new_norm
+from .batched import Batched
 from .statistics import ChannelStatistics, measured_outputs, pooled, run, set_statistics
 
 
@@ -126,7 +126,7 @@ def _fill(norm: _BatchNorm, layer: LinearLayer, found: ChannelStatistics, move_b
 
 
 def _wrapped(model: nn.Module, layer: LinearLayer, found: ChannelStatistics) -> nn.Module:
-    batched = Batched(layer, new_norm(layer), had_bias=layer.bias is not None)
+    batched = Batched(layer)
     _fill(batched.norm, layer, found, move_bias=True)
     return replace(model, layer, batched)
 

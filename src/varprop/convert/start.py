@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..norm.linear_layers import find_linear_layers, replace
-from .batched import Batched, new_norm
+from .batched import Batched
 from .batchnorm import from_batch_norm_, own_batch_norms
 from .reparametrize import reparametrize
 from .statistics import calibrate_
@@ -33,7 +33,7 @@ def batch_norm_start(model: nn.Module, batch: Any, generator: torch.Generator | 
     plain = reparametrize(model, "standard", example=batch)
     own, wrappers = own_batch_norms(plain), {}
     for path, layer in find_linear_layers(plain).items():
-        wrappers[path] = Batched(layer, new_norm(layer), had_bias=layer.bias is not None)
+        wrappers[path] = Batched(layer)
         plain = replace(plain, layer, wrappers[path])
         _draw_scale(wrappers[path].norm.weight, generator)
     norms = {path: wrapper.norm for path, wrapper in wrappers.items()}
