@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from varprop.training.learning_rate import LRSearch, find_lr
-from varprop.training.objective import RunningMean, supervised_step, training_objective
+from varprop.training.objective import supervised_step, training_objective
 
 
 def quadratic(optimum, floor=0.3):
@@ -208,26 +208,6 @@ def test_groups_without_a_rate_are_refused():
         find_lr(quadratic(-3)).apply(optimizer)
 
 
-# --- the running mean ---
-
-
-def test_the_running_mean_is_the_weighted_sum():
-    losses = torch.rand(23, dtype=torch.float64)
-    mean = RunningMean(steps_per_epoch=7)
-    for loss in losses:
-        mean.update(loss.item())
-    weights = 0.1 ** (torch.arange(22, -1, -1, dtype=torch.float64) / 7)
-    assert mean.value == pytest.approx(((weights * losses).sum() / weights.sum()).item(), rel=1e-13)
-
-
-def test_weights_vanish_to_a_tenth_in_one_epoch_and_the_start_is_unbiased():
-    mean = RunningMean(steps_per_epoch=40)
-    assert mean.decay**40 == pytest.approx(0.1)
-    assert math.isnan(mean.value)
-    assert mean.update(5.0) == 5.0
-    assert mean.update(5.0) == pytest.approx(5.0)
-
-
 # --- the training objective ---
 
 
@@ -352,7 +332,7 @@ def test_a_loader_with_its_own_generator_is_restored():
     assert torch.equal(generator.get_state(), before)
 
 
-def test_the_value_is_the_running_mean_of_the_steps(loader):
+def test_the_value_is_the_mean_of_the_steps_with_weights_that_vanish_to_a_tenth_in_one_epoch(loader):
     seen = []
     ordinary = supervised_step(F.mse_loss)
 
@@ -362,8 +342,13 @@ def test_the_value_is_the_running_mean_of_the_steps(loader):
 
     value = training_objective(Network, torch.optim.Adam, loader, step=recording)(1e-3)
     assert len(seen) == 5 * 4
-    mean = RunningMean(steps_per_epoch=4)
-    assert value == [mean.update(loss) for loss in seen][-1]
+    weights = 0.1 ** (torch.arange(19, -1, -1, dtype=torch.float64) / 4)
+    assert value == pytest.approx(float((weights * torch.tensor(seen)).sum() / weights.sum()), rel=1e-13)
+
+
+def test_the_mean_of_one_step_is_its_loss():
+    objective = training_objective(Network, torch.optim.Adam, [None], step=lambda *_: 5.0, epochs=1)
+    assert objective(1e-3) == 5.0
 
 
 def test_groups_scale_together_and_follow_the_schedule(loader):

@@ -21,30 +21,6 @@ Objective = Callable[[float], float]
 StepFunction = Callable[[nn.Module, Optimizer, Any], "Tensor | float"]
 
 
-class RunningMean:
-    """Exponentially weighted mean of a stream whose weights vanish to 0.1 in one epoch, bias-corrected.
-
-    After values l_1 ... l_n it is sum q^(n-i) l_i / sum q^(n-i) with q = 0.1^(1 / steps_per_epoch), so that the first
-    value is its own mean.
-    """
-
-    def __init__(self, steps_per_epoch: int) -> None:
-        self.decay = 0.1 ** (1.0 / steps_per_epoch)
-        self._sum = 0.0
-        self._weight = 0.0
-
-    @property
-    def value(self) -> float:
-        """The mean so far; NaN before the first update."""
-        return self._sum / self._weight if self._weight else math.nan
-
-    def update(self, value: float) -> float:
-        """Take one more value in and return the mean."""
-        self._sum = self.decay * self._sum + float(value)
-        self._weight = self.decay * self._weight + 1.0
-        return self.value
-
-
 def supervised_step(loss_fn: Callable[[Any, Any], Tensor]) -> StepFunction:
     """The ordinary training step for batches `(input, target)`, as `training_objective` takes it."""
 
@@ -116,7 +92,7 @@ def training_objective(
                 active = _built_optimizer(optimizer, network)
                 rates = [lr * (schedule(epoch) if schedule else 1.0) for epoch in range(epochs)]
                 losses = _training_losses(network, active, data, take_step, rates)
-                return _mean_until_divergence(losses, RunningMean(length), loss_limit)
+                return _mean_until_divergence(losses, length, loss_limit)
 
     return objective
 
@@ -162,12 +138,16 @@ def as_loss(value: Any, source: str) -> float:
         ) from None
 
 
-def _mean_until_divergence(losses: Iterator[float], mean: RunningMean, loss_limit: float) -> float:
+def _mean_until_divergence(losses: Iterator[float], steps_per_epoch: int, loss_limit: float) -> float:
+    """sum q^(n-i) l_i / sum q^(n-i) of the losses l_1 ... l_n, with q = 0.1^(1 / steps_per_epoch)."""
+    decay, total, weight, mean = 0.1 ** (1.0 / steps_per_epoch), 0.0, 0.0, math.nan
     for loss in losses:
+        total, weight = decay * total + loss, decay * weight + 1.0
+        mean = total / weight
         # Written so that NaN fails it too.
-        if not mean.update(loss) <= loss_limit or not math.isfinite(mean.value):
+        if not mean <= loss_limit or not math.isfinite(mean):
             return math.inf
-    return mean.value
+    return mean
 
 
 def _built_optimizer(
