@@ -195,7 +195,7 @@ def test_apply_keeps_the_ratios_of_the_groups():
     groups[3]["lr"] = torch.tensor(2e-3)
     optimizer = torch.optim.AdamW(groups)
     held = optimizer.param_groups[3]["lr"]
-    search = LRSearch(0.1, 1.0, ((0.1, 1.0),), (1e-6, 1.0), False, False, False, "")
+    search = LRSearch(0.1, 1.0, ((0.1, 1.0),), (1e-6, 1.0), False, False)
     assert search.apply(optimizer) is optimizer
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.025, 0.1, 0.0, 0.05])
     assert optimizer.param_groups[3]["lr"] is held

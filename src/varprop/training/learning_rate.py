@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch.optim import Optimizer
@@ -32,8 +32,6 @@ class LRSearch:
         bounds: The interval searched.
         at_bound: The best rate lies next to a bound and is the outermost tried: the optimum may be outside.
         flat: The losses hardly differ, so the rate means nothing.
-        diverged: At least one evaluation diverged (NaN, infinity, or a floating-point exception).
-        message: The outcome in words, with the bounds to try next where there is a reason to.
     """
 
     lr: float
@@ -42,8 +40,26 @@ class LRSearch:
     bounds: tuple[float, float]
     at_bound: bool
     flat: bool
-    diverged: bool
-    message: str
+
+    @property
+    def diverged(self) -> bool:
+        """Whether at least one evaluation diverged (NaN, infinity, or a floating-point exception)."""
+        return any(not math.isfinite(loss) for _, loss in self.trace)
+
+    @property
+    def message(self) -> str:
+        """The outcome in words, with the bounds to try next where there is a reason to."""
+        interval = "[{:g}, {:g}]".format(*self.bounds)
+        wider = "find_lr(objective, bounds=({:g}, {:g}))".format(*self.widen())
+        if self.failed:
+            return f"Every evaluation in {interval} diverged; try smaller rates: {wider}."
+        if self.flat:
+            return f"The loss is flat over {interval}, no rate is better than another; widen the bounds: {wider}."
+        if self.at_bound:
+            return f"The best rate {self.lr:.3g} lies at a bound of {interval}; widen the bounds: {wider}."
+        count = sum(not math.isfinite(loss) for _, loss in self.trace)
+        note = f"; {count} of {len(self.trace)} evaluations diverged" if count else ""
+        return f"The best rate {self.lr:.3g} lies inside {interval}{note}."
 
     @property
     def failed(self) -> bool:
@@ -198,8 +214,7 @@ def _summary(trace: tuple[tuple[float, float], ...], bounds: tuple[float, float]
     finite = [known for _, known in trace if math.isfinite(known)]
     flat = len(finite) > 1 and max(finite) - min(finite) <= flat_tolerance * max(map(abs, finite))
     at_bound = bool(finite) and not flat and _is_at_bound(lr, trace, bounds)
-    search = LRSearch(lr, loss, trace, bounds, at_bound, flat, len(finite) < len(trace), message="")
-    return replace(search, message=_message(search))
+    return LRSearch(lr, loss, trace, bounds, at_bound, flat)
 
 
 def _is_at_bound(lr: float, trace: tuple[tuple[float, float], ...], bounds: tuple[float, float]) -> bool:
@@ -207,21 +222,6 @@ def _is_at_bound(lr: float, trace: tuple[tuple[float, float], ...], bounds: tupl
     near_high = position > 1 - _NEAR_BOUND and lr == max(tried for tried, _ in trace)
     near_low = position < _NEAR_BOUND and lr == min(tried for tried, _ in trace)
     return near_high or near_low
-
-
-def _message(search: LRSearch) -> str:
-    low, high = search.bounds
-    interval = f"[{low:g}, {high:g}]"
-    wider = "find_lr(objective, bounds=({:g}, {:g}))".format(*search.widen())
-    if search.failed:
-        return f"Every evaluation in {interval} diverged; try smaller rates: {wider}."
-    if search.flat:
-        return f"The loss is flat over {interval}, no rate is better than another; widen the bounds: {wider}."
-    if search.at_bound:
-        return f"The best rate {search.lr:.3g} lies at a bound of {interval}; widen the bounds: {wider}."
-    count = sum(not math.isfinite(loss) for _, loss in search.trace)
-    note = f"; {count} of {len(search.trace)} evaluations diverged" if count else ""
-    return f"The best rate {search.lr:.3g} lies inside {interval}{note}."
 
 
 def _checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
