@@ -9,8 +9,6 @@ from .errors import stoppable
 from .options import Device, DeviceOption, OutOption, listed
 from .parser import typer
 
-KEPT = "What was measured is kept in the folder of the results."
-
 
 def bench(
     cases: Annotated[
@@ -52,5 +50,5 @@ def bench(
         out=out,
         tiny=tiny,
     )
-    with stoppable(KEPT):
+    with stoppable("What was measured is kept in the folder of the results."):
         measure(options)

@@ -9,6 +9,8 @@ from typing import Any
 
 from .finding import ORDER, Finding
 
+NEITHER_FOUND = "Neither state has findings."
+
 
 @dataclass(frozen=True)
 class Differences:

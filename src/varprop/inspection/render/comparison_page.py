@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..data import Change, ComparisonData
+from ..findings.differences import NEITHER_FOUND
 from ..numbers.row import SHARES, ReportRow
 from .findings import comparison_groups, comparison_items
 from .format import count, number
@@ -15,7 +16,6 @@ from .report_page import MEANINGS
 from .table import Column, Reader, number_column, share_column, text_column
 
 SeriesMaker = Callable[[Sequence[ReportRow], str, str], PlotSeries]
-NO_FINDINGS = "Neither state has findings."
 CHANGES = 20  # that a notebook shows
 CAPTIONS = {
     "std": "Root mean square over the units of each layer; bands show how units differ.",
@@ -35,7 +35,7 @@ def comparison_page(comparison: ComparisonData) -> Page:
         facts=_facts(comparison),
         findings_heading="Findings: what changed",
         findings=comparison_groups(comparison.findings),
-        no_findings=NO_FINDINGS,
+        no_findings=NEITHER_FOUND,
         plots=comparison_plots(comparison),
         rows=rows,
         columns=_columns(first, second),
@@ -54,7 +54,7 @@ def comparison_summary(comparison: ComparisonData) -> str:
         text_column("class", lambda change: change.after.class_name),
     )
     findings = comparison_items(comparison.findings)
-    about = {"title": comparison.after.model, "remark": f"{first} → {second}", "no_findings": NO_FINDINGS}
+    about = {"title": comparison.after.model, "remark": f"{first} → {second}", "no_findings": NEITHER_FOUND}
     return render_summary((*names, *columns), comparison.largest(CHANGES), findings=findings, **about)
 
 

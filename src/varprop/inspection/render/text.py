@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from ...text_table import text_table
 from ..data import Change, ComparisonData, ReportData
-from ..findings.differences import Differences, severity_change
+from ..findings.differences import NEITHER_FOUND, Differences, severity_change
 from ..findings.finding import NOTHING_FOUND, Finding
 from ..numbers.row import SHARES, ReportRow
 
@@ -120,7 +120,7 @@ def _findings(found: Differences) -> list[str]:
     lines = [f"new {finding}" for finding in found.new]
     lines += [f"gone {finding.severity}: {finding.where}: {finding.text}." for finding in found.gone]
     lines += [f"{severity_change(pair)} {pair[1]}" for pair in found.stayed]
-    return lines or ["Neither state has findings."]
+    return lines or [NEITHER_FOUND]
 
 
 def _change(change: Change) -> list[str]:
