@@ -15,12 +15,11 @@ from ..gaussian.normal import differentiated
 from ..graph import ops
 from ..moments import Moments
 from .arithmetic import add_independent, moments, mul_independent
-from .axes import write_out
+from .axes import Value, dense, lift, write_out
 from .registry import rule, structural
 
 aten = torch.ops.aten
 LARGE, SMALL = 0.3, 1e-5  # a weight; a part of a variance that is rounding
-Value = Tensor | Moments
 COARSE = (
     f"above {exact.FEW} logits a series, or interpolated integrals: mean within 1e-6, std within 0.2 %; "
     f"where they differ too much, or on a GPU, coarser integrals above {exact.LIMIT} logits: mean within 0.001, "
@@ -104,20 +103,16 @@ def add_matmul(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float
     return add_independent(base, matmul(a, b), alpha=alpha)
 
 
-def _dense(value: Value) -> Value:
-    return value.dense() if isinstance(value, Moments) else value
-
-
 @rule(aten.outer, multilinear=True, product=True)
 def outer(a: Value, b: Value) -> Moments:
     """`product` of every entry of one vector with every entry of the other."""
-    return product(torch.outer, _dense(a), _dense(b))
+    return product(torch.outer, dense(a), dense(b))
 
 
 @rule(aten.tensordot, multilinear=True, mixes_positions=True)
 def tensordot(a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequence[int]) -> Moments:
     """`product` with the sum over the named axes."""
-    return product(lambda p, q: torch.tensordot(p, q, (list(dims_a), list(dims_b))), _dense(a), _dense(b))
+    return product(lambda p, q: torch.tensordot(p, q, (list(dims_a), list(dims_b))), dense(a), dense(b))
 
 
 def _repeated(x: Moments, heads: int) -> Moments:
@@ -208,10 +203,6 @@ def _mixed(p: Tensor, var: Tensor, a: Tensor, value: Moments, dropout_p: float) 
     return Moments(mixed + p.sum(-1, keepdim=True) * center, square @ within + between.clamp_min(0.0))
 
 
-def _lift(value: Value) -> Moments:
-    return value if isinstance(value, Moments) else moments(value, 0.0)
-
-
 def _reason(query: Value, key: Value, _: Value, attn_mask: Value | None = None, *__: Any, **___: Any) -> str | None:
     return ATTENTION if any(isinstance(x, Moments) for x in (query, key, attn_mask)) else None
 
@@ -229,7 +220,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Moments:
     """softmax(scale q k' + mask) v: `_scores` by the product rule, weights by the softmax integrals, `_mixed`."""
-    q, k, v = write_out(_lift(query), -1), write_out(_lift(key), -2, -1), write_out(_lift(value), -2)
+    q, k, v = write_out(lift(query), -1), write_out(lift(key), -2, -1), write_out(lift(value), -2)
     if enable_gqa:
         k, v = _repeated(k, q.full[-3]), _repeated(v, q.full[-3])
     hidden = _hidden(attn_mask, is_causal, q.full[-2], k.full[-2], q.mean)

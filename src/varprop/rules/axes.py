@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..moments import Moments
 
-Random = Moments | Tensor
+Value = Moments | Tensor  # random, or a constant
 Ints = int | Sequence[int]
+
+
+def lift(x: Value) -> Moments:
+    """A constant as moments without variance."""
+    return x if isinstance(x, Moments) else Moments(x, torch.zeros_like(x))
+
+
+def dense(x: Value) -> Value:
+    """A value written out at the extents the model sees."""
+    return x.dense() if isinstance(x, Moments) else x
+
+
+def extents(x: Value) -> torch.Size:
+    """The extents the model sees."""
+    return x.full if isinstance(x, Moments) else x.shape
+
+
+def negative(x: Moments) -> Moments:
+    """Of -x."""
+    return Moments(-x.mean, x.var, x.full)
 
 
 def write_out(x: Moments, *axes: int) -> Moments:
@@ -20,10 +41,9 @@ def write_out(x: Moments, *axes: int) -> Moments:
     return Moments(x.mean.expand(size), x.var.expand(size), x.full)
 
 
-def uniform_axes(x: Random, count: int) -> list[bool]:
+def uniform_axes(x: Value, count: int) -> list[bool]:
     """For each of the last ``count`` axes, whether one stored value stands for several."""
-    full = x.full if isinstance(x, Moments) else x.shape
-    return [x.shape[axis] != full[axis] for axis in range(-count, 0)]
+    return [x.shape[axis] != extents(x)[axis] for axis in range(-count, 0)]
 
 
 def per_axis(value: Ints, count: int) -> list[int]:

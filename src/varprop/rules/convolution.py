@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..moments import Moments
-from .axes import Ints, Random, per_axis
+from .axes import Ints, Value, per_axis
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Convolution:
     transposed: bool = False
 
 
-def zeros_around(weight: Random, padding: Ints | str, dilation: Ints) -> list[tuple[int, int]]:
+def zeros_around(weight: Value, padding: Ints | str, dilation: Ints) -> list[tuple[int, int]]:
     """Zeros before and behind each axis."""
     count = weight.ndim - 2
     if padding == "same":  # the odd one behind
@@ -47,7 +47,7 @@ def zeros_around(weight: Random, padding: Ints | str, dilation: Ints) -> list[tu
 
 def of_conv(
     x: Any,
-    weight: Random,
+    weight: Value,
     bias: Any = None,
     stride: Ints = 1,
     padding: Ints | str = 0,
@@ -62,7 +62,7 @@ def of_conv(
 
 def of_transposed(
     x: Any,
-    weight: Random,
+    weight: Value,
     bias: Any = None,
     stride: Ints = 1,
     padding: Ints = 0,

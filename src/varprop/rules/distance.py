@@ -8,22 +8,18 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
-from .arithmetic import moments, mul_independent, sub_independent
+from .arithmetic import mul_independent, sub_independent
+from .axes import Value, lift
 from .norm import rms_normalized, root
 from .reduction import sum_dim
 from .registry import rule
 
 aten = torch.ops.aten
-Value = Tensor | Moments
 GAMMA = "the squared distance is taken as a Gamma variable (std error up to 7 %, from 8 values on 4 %)"
 COSINE = (
     "entries of a normalized vector count as independent (std error 0.5 %, at worst 4 %, over 64 values; 2 %, at worst "
     "40 %, over 16; over 4 it is useless where the means exceed the spread)"
 )
-
-
-def _dense(x: Value) -> Moments:
-    return x.dense() if isinstance(x, Moments) else moments(x, 0.0)
 
 
 def _length(gap: Moments, keepdim: bool = False) -> Moments:
@@ -40,7 +36,7 @@ def _euclidean(x: Any, y: Any, p: float = 2.0, *_: Any, **__: Any) -> bool:
 @rule(aten.cdist, handles=_euclidean, approximate=GAMMA, repeats=True)
 def cdist(x: Value, y: Value, p: float = 2.0, compute_mode: int | None = None) -> Moments:
     """|x_i - y_j| for all pairs of rows; of one value's own rows, zero from each to itself."""
-    a, b = _dense(x), _dense(y)
+    a, b = lift(x).dense(), lift(y).dense()
     rows = Moments(a.mean.unsqueeze(-2), a.var.unsqueeze(-2))
     columns = Moments(b.mean.unsqueeze(-3), b.var.unsqueeze(-3))
     gap = sub_independent(rows, columns)
@@ -53,7 +49,7 @@ def cdist(x: Value, y: Value, p: float = 2.0, compute_mode: int | None = None) -
 @rule(aten.pairwise_distance, handles=_euclidean, approximate=GAMMA)
 def pairwise_distance(x: Value, y: Value, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Moments:
     """|x - y + eps| along the last axis."""
-    gap = sub_independent(_dense(x), _dense(y))
+    gap = sub_independent(lift(x).dense(), lift(y).dense())
     return _length(Moments(gap.mean + eps, gap.var), keepdim)
 
 
@@ -75,4 +71,4 @@ def cosine_similarity(x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Mo
 @rule(aten.linalg_vecdot)
 def vecdot(x: Value, y: Value, *, dim: int = -1) -> Moments:
     """The sum of products of independent values, exact."""
-    return sum_dim(mul_independent(_dense(x), _dense(y)), dim)
+    return sum_dim(mul_independent(lift(x).dense(), lift(y).dense()), dim)

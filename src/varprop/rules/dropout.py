@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ..gaussian import rectifier
 from ..gaussian.normal import cdf
 from ..moments import Moments
+from .axes import Value, extents
 from .registry import rule, source
 
 aten = torch.ops.aten
-Random = Moments | Tensor
 
 # What alpha dropout sets dropped values to: -lambda alpha of SELU (Klambauer et al., 2017).
 _DROPPED = -1.7580993408473766
@@ -76,7 +76,7 @@ def rrelu(
 
 
 @rule(aten.rrelu_with_noise_functional)
-def rrelu_with_noise_functional(x: Moments, noise: Random, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
+def rrelu_with_noise_functional(x: Moments, noise: Value, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
     """As `rrelu`; the drawn slopes stay unknown."""
     return rrelu(x, *args, **kwargs), None
 
@@ -96,15 +96,14 @@ def _draw(
 
 
 def _draw_like(
-    x: Random,
+    x: Value,
     mean: float,
     var: float,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     **_: Any,
 ) -> Moments:
-    full = x.full if isinstance(x, Moments) else x.shape
-    return _draw(mean, var, full, dtype or x.dtype, device or x.device)
+    return _draw(mean, var, extents(x), dtype or x.dtype, device or x.device)
 
 
 # torch draws 24 bits in float32: neither zero nor one comes nearer than this, which keeps logarithms of a draw finite.
@@ -115,11 +114,11 @@ def _uniform_drawn(z: Tensor, *_: Any, **__: Any) -> Tensor:
     return cdf(z).clamp(_NEAREST, 1 - _NEAREST)
 
 
-def _between_drawn(z: Tensor, x: Random, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+def _between_drawn(z: Tensor, x: Value, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
     return low + (high - low) * _uniform_drawn(z)
 
 
-def _exponential_drawn(z: Tensor, x: Random, lambd: float = 1.0, **_: Any) -> Tensor:
+def _exponential_drawn(z: Tensor, x: Value, lambd: float = 1.0, **_: Any) -> Tensor:
     drawn: Tensor = -torch.special.log_ndtr(z) / lambd
     return drawn
 
@@ -131,13 +130,13 @@ def rand(size: Sequence[int], **kwargs: Any) -> Moments:
 
 
 @source(aten.rand_like, drawn=_uniform_drawn)
-def rand_like(x: Random, **kwargs: Any) -> Moments:
+def rand_like(x: Value, **kwargs: Any) -> Moments:
     """Uniform on [0, 1): E = 1/2, Var = 1/12."""
     return _draw_like(x, 1 / 2, 1 / 12, **kwargs)
 
 
 @source(aten.uniform, drawn=_between_drawn)
-def uniform(x: Random, low: float = 0.0, high: float = 1.0, **_: Any) -> Moments:
+def uniform(x: Value, low: float = 0.0, high: float = 1.0, **_: Any) -> Moments:
     """Uniform on [a, b): E = (a + b)/2, Var = (b - a)^2/12."""
     return _draw_like(x, (low + high) / 2, (high - low) ** 2 / 12)
 
@@ -149,13 +148,13 @@ def randn(size: Sequence[int], **kwargs: Any) -> Moments:
 
 
 @source(aten.randn_like)
-def randn_like(x: Random, **kwargs: Any) -> Moments:
+def randn_like(x: Value, **kwargs: Any) -> Moments:
     """Standard normal."""
     return _draw_like(x, 0.0, 1.0, **kwargs)
 
 
 @source(aten.normal_functional)
-def normal_functional(x: Random, mean: float = 0.0, std: float = 1.0, **_: Any) -> Moments:
+def normal_functional(x: Value, mean: float = 0.0, std: float = 1.0, **_: Any) -> Moments:
     """Normal with the given moments."""
     return _draw_like(x, mean, std**2)
 
@@ -167,7 +166,7 @@ def normal_size(mean: float, std: float, size: Sequence[int], **kwargs: Any) -> 
 
 
 @source(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
-def normal(mean: Random | float, std: Random | float = 1.0, **_: Any) -> Moments:
+def normal(mean: Value | float, std: Value | float = 1.0, **_: Any) -> Moments:
     """Normal about a mean with a standard deviation, themselves random or not: Var = Var[mean] + E[std^2]."""
     centre, noise = (mean.mean, mean.var) if isinstance(mean, Moments) else (mean, 0.0)
     second = std.mean.square() + std.var if isinstance(std, Moments) else std * std
@@ -179,7 +178,7 @@ def normal(mean: Random | float, std: Random | float = 1.0, **_: Any) -> Moments
 
 
 @source(aten.exponential, drawn=_exponential_drawn)
-def exponential(x: Random, lambd: float = 1.0, **_: Any) -> Moments:
+def exponential(x: Value, lambd: float = 1.0, **_: Any) -> Moments:
     """Exponential of rate r: E = 1/r, Var = 1/r^2."""
     return _draw_like(x, 1 / lambd, 1 / lambd**2)
 
@@ -222,36 +221,35 @@ def randint_low(low: int, high: int, size: Sequence[int], **kwargs: Any) -> Mome
 
 
 @source(aten.randint_like.default, outcomes=_below_outcomes)
-def randint_like(x: Random, high: int, **kwargs: Any) -> Moments:
+def randint_like(x: Value, high: int, **kwargs: Any) -> Moments:
     """Integers below n: E = (n - 1)/2, Var = (n^2 - 1)/12."""
     return _draw_like(x, *_integers(0, high), **kwargs)
 
 
 @source(aten.randint_like.low_dtype, outcomes=_between_outcomes)
-def randint_like_low(x: Random, low: int, high: int, **kwargs: Any) -> Moments:
+def randint_like_low(x: Value, low: int, high: int, **kwargs: Any) -> Moments:
     """Integers from a to b - 1: E = (a + b - 1)/2, Var = ((b - a)^2 - 1)/12."""
     return _draw_like(x, *_integers(low, high), **kwargs)
 
 
 @source(aten.bernoulli.p, outcomes=_coin_outcomes)
-def bernoulli_p(x: Random, p: float, **_: Any) -> Moments:
+def bernoulli_p(x: Value, p: float, **_: Any) -> Moments:
     """One with chance p: E = p, Var = p (1 - p)."""
     return _draw_like(x, p, p * (1 - p))
 
 
 @source(aten.bernoulli.default, outcomes=_coin_outcomes)
-def bernoulli(chance: Random, **_: Any) -> Moments:
+def bernoulli(chance: Value, **_: Any) -> Moments:
     """One with the given chance, itself random or not: E = E[p], Var = E[p] (1 - E[p])."""
     mean = chance.mean if isinstance(chance, Moments) else chance
-    full = chance.full if isinstance(chance, Moments) else chance.shape
-    return Moments(mean, (mean * (1 - mean)).clamp_min(0), full)
+    return Moments(mean, (mean * (1 - mean)).clamp_min(0), extents(chance))
 
 
 @source(aten.bernoulli.Tensor, outcomes=_coin_outcomes)
-def bernoulli_tensor(x: Random, chance: Random, **_: Any) -> Moments:
+def bernoulli_tensor(x: Value, chance: Value, **_: Any) -> Moments:
     """As `bernoulli`, with chances that broadcast to the shape of x."""
-    drawn, full = bernoulli(chance), x.full if isinstance(x, Moments) else x.shape
-    return Moments(drawn.mean.expand(full), drawn.var.expand(full))
+    drawn = bernoulli(chance)
+    return Moments(drawn.mean.expand(extents(x)), drawn.var.expand(extents(x)))
 
 
 @rule(nn.FeatureAlphaDropout, multilinear=True)

@@ -13,10 +13,10 @@ from torch import Tensor
 from ..gaussian import closed
 from ..moments import Moments
 from .attention import product
+from .axes import Value
 from .registry import rule
 
 aten = torch.ops.aten
-Value = Tensor | Moments
 Term = tuple[str, Value]  # the indices of an operand, a letter an axis, and the operand
 TWICE = "one value given twice under different indices counts as two independent ones"
 CHAIN = (

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..errors import CaptureError
 from ..moments import Moments, Tokens
-from .axes import Random, write_out
-from .linear import _lift
+from .axes import Value, lift, write_out
 from .registry import rule
 
 aten = torch.ops.aten
@@ -21,10 +20,10 @@ SUM, MEAN, MAXIMUM = range(3)  # of a bag, by torch's numbers
 
 
 @rule(aten.embedding)
-def embedding(weight: Random, indices: Random | Tokens, *_: Any, **__: Any) -> Moments:
+def embedding(weight: Value, indices: Value | Tokens, *_: Any, **__: Any) -> Moments:
     """Rows of a table; a random one: E = sum_j p_j E_j, Var = sum_j p_j ((E_j - E)^2 + Var_j) (mathematics.md, 8)."""
     if isinstance(indices, Tensor):
-        table = write_out(_lift(weight), 0)
+        table = write_out(lift(weight), 0)
         return Moments(F.embedding(indices, table.mean), F.embedding(indices, table.var))
     if isinstance(indices, Moments):  # which some versions of torch let pass for indices when they capture
         raise CaptureError("An embedding reads indices, which have no moments: give vp.Tokens(probabilities) for them.")

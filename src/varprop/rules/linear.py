@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..gaussian.normal import constant
 from ..moments import Moments
-from .axes import Ints, Random, per_axis, uniform_axes, write_out
+from .axes import Ints, Value, extents, lift, per_axis, uniform_axes, write_out
 from .convolution import Convolution, either, of_conv, of_transposed
 from .padding import Sets, meeting_taps, pooled_convolution
 from .registry import rule
@@ -28,13 +28,9 @@ PART = 1 << 21  # weights whose squares stay in the cache of a processor
 _LAYER: dict[str, Any] = {"linear": True, "weighted": True, "channels": 1}
 
 
-def _lift(x: Random) -> Moments:
-    return x if isinstance(x, Moments) else Moments(x, torch.zeros_like(x))
-
-
-def _weighted(apply: Callable[..., Tensor], x: Random, weight: Random, bias: Random | None) -> Moments:
+def _weighted(apply: Callable[..., Tensor], x: Value, weight: Value, bias: Value | None) -> Moments:
     """Independent terms: E = sum E[w] E[x] + E[b], Var = sum E[w]^2 Var x + Var w E[x^2] + Var b."""
-    x = _lift(x)
+    x = lift(x)
     fixed, noise = (bias.mean, bias.var) if isinstance(bias, Moments) else (bias, None)
     if not isinstance(weight, Moments):
         return Moments(apply(x.mean, weight, fixed), apply(x.var, weight.square(), noise))
@@ -45,15 +41,15 @@ def _weighted(apply: Callable[..., Tensor], x: Random, weight: Random, bias: Ran
 
 
 @rule(aten.linear, linear=True, weighted=True, channels=-1)
-def linear(x: Random, weight: Random, bias: Random | None = None) -> Moments:
+def linear(x: Value, weight: Value, bias: Value | None = None) -> Moments:
     """Uncorrelated inputs: E = W E[x] + b, Var = W^2 Var[x] (paper, eq. 3); random weights: product rule."""
-    x = write_out(_lift(x), -1)
+    x = write_out(lift(x), -1)
     if isinstance(weight, Tensor) and weight.numel() > LARGE and weight.device.type == "cpu":
         return _weighted_in_parts(x, weight, bias)
     return _weighted(F.linear, x, weight, bias)
 
 
-def _weighted_in_parts(x: Moments, weight: Tensor, bias: Random | None) -> Moments:
+def _weighted_in_parts(x: Moments, weight: Tensor, bias: Value | None) -> Moments:
     """The same, with no more squares at a time than stay in the cache of a processor."""
     fixed, noise = (bias.mean, bias.var) if isinstance(bias, Moments) else (bias, None)
     rows = max(1, PART // weight.shape[1])
@@ -75,12 +71,12 @@ def _margins(kernel: Sequence[int], dilation: list[int], uniform: list[bool]) ->
     return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
 
 
-def border(x: Random, *arguments: Any, **named: Any) -> str | None:
+def border(x: Value, *arguments: Any, **named: Any) -> str | None:
     """Why a convolution over uniform axes is approximate, if zeros around them make it so."""
     return _border(x, of_conv(x, *arguments, **named))
 
 
-def _border(x: Random, settings: Convolution) -> str | None:
+def _border(x: Value, settings: Convolution) -> str | None:
     axes = uniform_axes(x, len(settings.zeros))
     if not any(same and any(pad) for same, pad in zip(axes, settings.zeros, strict=True)):
         return None
@@ -90,9 +86,9 @@ def _border(x: Random, settings: Convolution) -> str | None:
 
 @rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=border, convolution=of_conv, **_LAYER)
 def conv(
-    x: Random,
-    weight: Random,
-    bias: Random | None = None,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
     stride: Ints = 1,
     padding: Ints | str = 0,
     dilation: Ints = 1,
@@ -107,7 +103,7 @@ def conv(
     count = weight.ndim - 2
     given = of_conv(x, weight, bias, stride, padding, dilation, groups)
     steps, gaps = given.stride, given.dilation
-    uniform, reason, x = uniform_axes(x, count), _border(x, given), write_out(_lift(x), -count - 1)
+    uniform, reason, x = uniform_axes(x, count), _border(x, given), write_out(lift(x), -count - 1)
     if reason == POOLED:
         return pooled_convolution(x, given.weight, given.bias, steps, given.zeros, gaps, groups)
     pads = per_axis(0 if isinstance(padding, str) else padding, count)
@@ -122,19 +118,18 @@ def conv(
 
 
 def _meetings(
-    x: Random, weight: Random, stride: Ints, padding: Ints, output_padding: Ints, dilation: Ints
+    x: Value, weight: Value, stride: Ints, padding: Ints, output_padding: Ints, dilation: Ints
 ) -> dict[int, Sets]:
     """For each uniform axis of the weight, which sets of taps meet at its output positions."""
     count = weight.ndim - 2
     numbers = (per_axis(value, count) for value in (stride, padding, output_padding, dilation))
-    extents = x.full[-count:] if isinstance(x, Moments) else x.shape[-count:]
-    axes = enumerate(zip(uniform_axes(x, count), extents, weight.shape[2:], *numbers, strict=True), 2)
+    axes = enumerate(zip(uniform_axes(x, count), extents(x)[-count:], weight.shape[2:], *numbers, strict=True), 2)
     return {axis: meeting_taps(*values) for axis, (uniform, *values) in axes if uniform}
 
 
 def _pools_phases(
-    x: Random,
-    weight: Random,
+    x: Value,
+    weight: Value,
     bias: Any = None,
     stride: Ints = 1,
     padding: Ints = 0,
@@ -161,9 +156,9 @@ def _sums(weight: Tensor, axis: int, sets: Sets) -> Tensor:
     **_LAYER,
 )
 def conv_transpose(
-    x: Random,
-    weight: Random,
-    bias: Random | None = None,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
     stride: Ints = 1,
     padding: Ints = 0,
     output_padding: Ints = 0,
@@ -177,7 +172,7 @@ def conv_transpose(
     """
     count = weight.ndim - 2
     steps, pads, gaps, extra = (per_axis(v, count) for v in (stride, padding, dilation, output_padding))
-    x = write_out(_lift(x), -count - 1)
+    x = write_out(lift(x), -count - 1)
     meetings = _meetings(x, weight, stride, padding, output_padding, dilation)
     for axis in meetings:
         steps[axis - 2], pads[axis - 2], gaps[axis - 2], extra[axis - 2] = 1, 0, 1, 0
@@ -213,13 +208,13 @@ rule(aten.convolution, approximate=either(border, _pools_phases), convolution=ei
 
 
 @rule(aten.bilinear, multilinear=True, mixes_positions=True, weighted=True, channels=-1)
-def bilinear(x: Random, y: Random, weight: Tensor, bias: Tensor | None = None) -> Moments:
+def bilinear(x: Value, y: Value, weight: Tensor, bias: Tensor | None = None) -> Moments:
     """z_o = sum_ij W_oij x_i y_j + b_o with all x_i, y_j independent; exact for any distributions.
 
     Var = sum_i Var x_i (sum_j W_oij E y_j)^2 + sum_j Var y_j (sum_i W_oij E x_i)^2 + sum_ij W_oij^2 Var x_i
     Var y_j.
     """
-    x, y = write_out(_lift(x), -1), write_out(_lift(y), -1)
+    x, y = write_out(lift(x), -1), write_out(lift(y), -1)
     given_x = torch.einsum("oij,...i->...oj", weight, x.mean)
     given_y = torch.einsum("oij,...j->...oi", weight, y.mean)
     mean = torch.einsum("...oj,...j->...o", given_x, y.mean)

@@ -13,12 +13,11 @@ from ..gaussian import softmax as exact
 from ..gaussian.quadrature import expectation
 from ..moments import Moments
 from .arithmetic import add_independent, moments, mul_independent, sub_independent
-from .axes import write_out
+from .axes import Value, dense, write_out
 from .reduction import mean_all, sum_all
 from .registry import RANDOM, rule
 
 aten = torch.ops.aten
-Value = Tensor | Moments
 MEAN, SUM = 1, 2
 BEND = (0.0, -9.0, 9.0, -40.0, 40.0)  # of the logistic function
 
@@ -31,7 +30,7 @@ def reduced(loss: Moments, reduction: int) -> Moments:
 
 def _gap(x: Value, y: Value) -> Moments:
     """x - y at the extents the model sees."""
-    return sub_independent(*(v.dense() if isinstance(v, Moments) else v for v in (x, y)))
+    return sub_independent(dense(x), dense(y))
 
 
 @rule(aten.mse_loss)

@@ -12,40 +12,35 @@ from torch import Tensor
 from ..moments import Moments
 from .arithmetic import add_independent, mul_independent, sub_independent
 from .attention import matmul, product
-from .axes import write_out
+from .axes import Value, dense, write_out
 from .einsum import CHAIN
 from .registry import rule
 
 aten = torch.ops.aten
-Value = Tensor | Moments
-
-
-def _dense(x: Value) -> Value:
-    return x.dense() if isinstance(x, Moments) else x
 
 
 @rule(aten.inner, multilinear=True, mixes_positions=True)
 def inner(a: Value, b: Value) -> Moments:
     """Products of all pairs of rows; exact for independent entries."""
-    return product(lambda p, q: torch.einsum("...i,...i->...", p, q) if p.ndim < 2 else p @ q.mT, _dense(a), _dense(b))
+    return product(lambda p, q: torch.einsum("...i,...i->...", p, q) if p.ndim < 2 else p @ q.mT, dense(a), dense(b))
 
 
 @rule(aten.kron, multilinear=True, mixes_positions=True)
 def kron(a: Value, b: Value) -> Moments:
     """Products of every entry of one with every entry of the other; exact for independent entries."""
-    return product(torch.kron, _dense(a), _dense(b))
+    return product(torch.kron, dense(a), dense(b))
 
 
 @rule(aten.addr, multilinear=True, mixes_positions=True)
 def addr(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha a b'; exact for independent entries."""
-    return add_independent(mul_independent(base, beta), product(torch.outer, _dense(a), _dense(b)), alpha=alpha)
+    return add_independent(mul_independent(base, beta), product(torch.outer, dense(a), dense(b)), alpha=alpha)
 
 
 @rule(aten.addbmm, multilinear=True, mixes_positions=True)
 def addbmm(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha sum_n a_n b_n; exact for independent entries."""
-    total = product(lambda p, q: torch.einsum("nij,njk->ik", p, q), _dense(a), _dense(b))
+    total = product(lambda p, q: torch.einsum("nij,njk->ik", p, q), dense(a), dense(b))
     return add_independent(mul_independent(base, beta), total, alpha=alpha)
 
 
@@ -60,13 +55,13 @@ def _joined(a: Value, b: Value) -> Value:
 @rule(aten.linalg_multi_dot, aten.chain_matmul, approximate=_chain)
 def multi_dot(matrices: Sequence[Value]) -> Any:
     """Successive products; exact for two matrices of independent entries."""
-    return reduce(_joined, (_dense(x) for x in matrices))
+    return reduce(_joined, (dense(x) for x in matrices))
 
 
 @rule(aten.linalg_cross, multilinear=True, mixes_positions=True)
 def cross(a: Value, b: Value, *, dim: int = -1) -> Moments:
     """a_j b_k - a_k b_j; exact for independent entries."""
-    a, b = _dense(a), _dense(b)
+    a, b = dense(a), dense(b)
     terms = [mul_independent(_rolled(a, -s, dim), _rolled(b, s, dim)) for s in (1, -1)]
     return sub_independent(*terms)
 

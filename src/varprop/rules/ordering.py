@@ -13,7 +13,7 @@ from torch import Tensor
 from ..gaussian import maximum
 from ..gaussian.normal import Pair, cdf, pdf, promote, ratio, rowwise
 from ..moments import Moments
-from .axes import write_out
+from .axes import negative, write_out
 from .registry import rule
 
 aten = torch.ops.aten
@@ -58,10 +58,6 @@ def largest(x: Moments, count: int, dim: int) -> Moments:
     return Moments(m.movedim(-1, dim).to(dtype), v.movedim(-1, dim).to(dtype))
 
 
-def _negative(x: Moments) -> Moments:
-    return Moments(-x.mean, x.var, x.full)
-
-
 def _rank(x: Moments, rank: int, dim: int, keepdim: bool) -> Moments:
     """The value with ``rank`` - 1 smaller ones along an axis."""
     top = largest(x, x.full[dim] - rank + 1, dim)
@@ -77,7 +73,7 @@ def _flat(x: Moments) -> Moments:
 @rule(aten.topk, approximate=ORDER, order_statistic=True, entangles=True)
 def topk(x: Moments, k: int, dim: int = -1, largest_first: bool = True, sorted: bool = True) -> tuple[Moments, None]:
     """The k largest (or smallest) values in order; where they were found stays unknown."""
-    return (largest(x, k, dim) if largest_first else _negative(largest(_negative(x), k, dim))), None
+    return (largest(x, k, dim) if largest_first else negative(largest(negative(x), k, dim))), None
 
 
 @rule(aten.sort.default, approximate=ORDER, order_statistic=True, entangles=True)
@@ -131,7 +127,7 @@ def cummax(x: Moments, dim: int) -> tuple[Moments, None]:
 @rule(aten.cummin, order_statistic=True, entangles=True)
 def cummin(x: Moments, dim: int) -> tuple[Moments, None]:
     """The minimum of every beginning of an axis: -cummax(-x)."""
-    return _negative(cummax(_negative(x), dim)[0]), None
+    return negative(cummax(negative(x), dim)[0]), None
 
 
 def _winner(mean: Tensor, std: Tensor) -> tuple[Tensor]:
@@ -162,4 +158,4 @@ def argmax(x: Moments, dim: int | None = None, keepdim: bool = False) -> Moments
 @rule(aten.argmin, approximate=ORDER)
 def argmin(x: Moments, dim: int | None = None, keepdim: bool = False) -> Moments:
     """The place of the maximum of -x."""
-    return argmax(_negative(x), dim, keepdim)
+    return argmax(negative(x), dim, keepdim)

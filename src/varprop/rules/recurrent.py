@@ -20,14 +20,12 @@ from torch import Tensor
 from ..gaussian import activations
 from ..gaussian.normal import safe_sqrt
 from ..moments import Moments
-from .arithmetic import moments
-from .axes import write_out
+from .axes import Value, lift, write_out
 from .dropout import dropout as drop
 from .history import History
 from .registry import rule
 
 aten = torch.ops.aten
-Value = Tensor | Moments
 State = tuple[Moments, ...]
 Gates = tuple[Sequence[Tensor], Sequence[Tensor]]  # means of the gates, covariances of the pairs
 Pairs = Sequence[tuple[int, int]]
@@ -162,10 +160,6 @@ def _reason(cell: str, stacks: bool = True) -> str:
     return f"units count as independent, products as Gaussian (mean within 0.2 std; std off by {ERRORS[cell]}{behind})"
 
 
-def _lift(value: Value) -> Moments:
-    return value if isinstance(value, Moments) else moments(value, 0.0)
-
-
 Line = tuple[Moments, list[Tensor] | None]  # a sequence, and the covariances of neighbouring steps where it has any
 
 
@@ -213,8 +207,8 @@ def _unroll(
     batch_first: bool,
 ) -> tuple[Moments, ...]:
     """All layers and directions, with dropout between layers in training: the outputs and the last states."""
-    line = _swapped(write_out(_lift(x), -1)) if batch_first else write_out(_lift(x), -1)
-    starts = [write_out(_lift(state), 0, -1) for state in hx]
+    line = _swapped(write_out(lift(x), -1)) if batch_first else write_out(lift(x), -1)
+    starts = [write_out(lift(state), 0, -1) for state in hx]
     directions = 2 if bidirectional else 1
     last: list[State] = []
     lags: list[Tensor] | None = None
@@ -244,9 +238,9 @@ def _swapped(x: Moments) -> Moments:
 
 
 def _cell(cell: RecurrentCell, x: Value, hx: Sequence[Value], *weights: Tensor | None) -> State:
-    x = write_out(_lift(x), -1)
+    x = write_out(lift(x), -1)
     step = Moments(x.mean.unsqueeze(0), x.var.unsqueeze(0))
-    state = tuple(write_out(_lift(s), -1) for s in hx)
+    state = tuple(write_out(lift(s), -1) for s in hx)
     return _layer(cell, (step, None), state, [*weights, None, None, None][:5], reverse=False)[1]
 
 

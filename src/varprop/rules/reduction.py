@@ -16,7 +16,7 @@ from ..gaussian import maximum
 from ..gaussian.normal import safe_sqrt
 from ..graph import ops
 from ..moments import Moments
-from .axes import write_out
+from .axes import negative, write_out
 from .registry import rule, structural
 
 aten = torch.ops.aten
@@ -129,14 +129,10 @@ def amax(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
     return _restored(Moments(mean, var), axes, keepdim)
 
 
-def _negative(x: Moments) -> Moments:
-    return Moments(-x.mean, x.var, x.full)
-
-
 @rule(aten.amin, order_statistic=True)
 def amin(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
     """min x = -max(-x)."""
-    return _negative(amax(_negative(x), dim, keepdim))
+    return negative(amax(negative(x), dim, keepdim))
 
 
 @rule(aten.max.default, order_statistic=True, maximum=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
-from .axes import uniform_axes, write_out
+from .axes import Value, lift, uniform_axes, write_out
 from .registry import rule
 
 aten = torch.ops.aten
@@ -139,14 +139,12 @@ def _random_place(x: Any, grid: Any, *_: Any, **__: Any) -> str | None:
 
 
 @rule(aten.grid_sampler, aten.grid_sampler_2d, aten.grid_sampler_3d, handles=_is_grid, approximate=_random_place)
-def grid_sampler(
-    x: Tensor | Moments, grid: Tensor | Moments, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Moments:
+def grid_sampler(x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Moments:
     """Sampling at constant places, or the average of that over the points of a random place's distribution.
 
     With P the place: E = E[E[y | P]], Var = E[Var[y | P]] + Var[E[y | P]].
     """
-    x = x if isinstance(x, Moments) else Moments(x, torch.zeros_like(x))
+    x = lift(x)
     settings = (interpolation_mode, padding_mode, align_corners)
     if isinstance(grid, Tensor):
         return _sampled(x, grid, *settings)

@@ -9,19 +9,14 @@ from torch import Tensor
 
 from ..gaussian import maximum
 from ..moments import Moments
-from .arithmetic import moments
+from .axes import Value, lift
 from .registry import RANDOM, rule, structural
 
 aten = torch.ops.aten
-Value = Tensor | Moments
 _NEVER = -1e30  # below any value a model computes
 
 structural(aten.scatter.src, aten.diagonal_scatter, aten.masked_scatter)
 structural(aten.unsafe_split, aten.unsafe_split_with_sizes)
-
-
-def _dense(x: Value) -> Moments:
-    return x.dense() if isinstance(x, Moments) else moments(x, 0.0)
 
 
 def _with_value(op: Any) -> None:
@@ -46,7 +41,7 @@ _with_value(aten.index_fill.int_Scalar)
 )
 def index_add(x: Value, dim: int, index: Tensor, source: Value, *, alpha: float = 1) -> Moments:
     """Slices added at constant places: variances add too, those of the source times alpha^2."""
-    base, add = _dense(x), _dense(source)
+    base, add = lift(x).dense(), lift(source).dense()
     mean = torch.index_add(base.mean, dim, index, add.mean, alpha=alpha)
     return Moments(mean, torch.index_add(base.var, dim, index, add.var, alpha=alpha * alpha))
 
@@ -61,7 +56,7 @@ def scatter_reduce(x: Value, dim: int, index: Tensor, src: Value, reduce: str, *
 
     Or their maxima and minima, see `_largest_at`.
     """
-    base, part = _dense(x), _dense(src)
+    base, part = lift(x).dense(), lift(src).dense()
     if reduce in ("amax", "amin"):
         return _largest_at(base, dim, index, part, include_self, 1 if reduce == "amax" else -1)
 

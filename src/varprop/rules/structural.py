@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments, Tokens, compact
-from .axes import write_out
+from .axes import extents, lift, write_out
 from .registry import constant, structural
 
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ def channel_shuffle(x: Moments, groups: int) -> Moments:
 def cat(tensors: Sequence[Any], dim: int = 0) -> Moments:
     """Joined along one axis; the others stay uniform where every part is."""
     tensors = [t for t in tensors if not (isinstance(t, Tensor) and t.shape == (0,))]  # torch skips these too
-    ndim = max(len(_full(t)) for t in tensors)
+    ndim = max(t.ndim for t in tensors)
     dim = dim % ndim
     kept = [axis != dim and all(t.shape[axis] == 1 for t in tensors) for axis in range(ndim)]
     means, variances = zip(*(_write_out(t, kept) for t in tensors), strict=True)
@@ -70,7 +70,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Moments:
 @structural(aten.stack, selects=True)
 def stack(tensors: Sequence[Any], dim: int = 0) -> Moments:
     """Joined along a new axis."""
-    ndim = len(_full(tensors[0])) + 1
+    ndim = tensors[0].ndim + 1
     return cat([_unsqueeze(t, dim % ndim) for t in tensors], dim % ndim)
 
 
@@ -104,19 +104,13 @@ def roll(x: Moments, shifts: Sequence[int], dims: Sequence[int] = ()) -> Moments
     return Moments(aten.roll(x.mean, shifts, dims), aten.roll(x.var, shifts, dims))
 
 
-def _full(t: Any) -> torch.Size:
-    return t.full if isinstance(t, Moments) else t.shape
-
-
 def _write_out(t: Any, kept: list[bool]) -> tuple[Tensor, Tensor]:
-    shape = [1 if keep else extent for keep, extent in zip(kept, _full(t), strict=True)]
-    mean = t.mean if isinstance(t, Moments) else t
-    var = t.var if isinstance(t, Moments) else torch.zeros_like(t)
-    return mean.expand(shape), var.expand(shape)
+    shape = [1 if keep else extent for keep, extent in zip(kept, extents(t), strict=True)]
+    t = lift(t)
+    return t.mean.expand(shape), t.var.expand(shape)
 
 
 def _unsqueeze(t: Any, dim: int) -> Any:
     if isinstance(t, Tensor):
         return t.unsqueeze(dim)
-    full = [*t.full[:dim], 1, *t.full[dim:]]
-    return Moments(t.mean.unsqueeze(dim), t.var.unsqueeze(dim), full)
+    return Moments(t.mean.unsqueeze(dim), t.var.unsqueeze(dim), [*t.full[:dim], 1, *t.full[dim:]])
