@@ -19,16 +19,11 @@ Kind = Literal["rule", "structural", "elementwise", "source", "constant"]
 Reason = str | Callable[..., str | None] | None
 
 
-def _none(*_: Any, **__: Any) -> tuple[Any, ...]:
-    return ()
+def _constantly(value: Any) -> Callable[..., Any]:
+    return value if callable(value) else lambda *_, **__: value
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-def _everything(*_: Any, **__: Any) -> tuple[float, float]:
-    return -math.inf, math.inf
+_none, _nothing, _everything = _constantly(()), _constantly(None), _constantly((-math.inf, math.inf))
 
 
 @dataclass
@@ -132,7 +127,6 @@ class Rule:
     bend: Callable[..., Any] = _nothing
     bounds: Callable[..., tuple[float, float]] = _everything
     kernel: Callable[..., tuple[str | float, ...] | None] = _nothing
-    name: str = ""
 
     @property
     def transposable(self) -> bool:
@@ -143,10 +137,6 @@ class Rule:
 
 RANDOM = object()  # stands for a random tensor where only that matters
 _rules: dict[Key, Rule] = {}
-
-
-def _name(key: Key) -> str:
-    return key.__qualname__ if isinstance(key, type) else str(key)
 
 
 def _require_operation(key: Key) -> None:
@@ -167,8 +157,8 @@ def _register(keys: tuple[Key, ...], rule: Rule) -> None:
     for key in keys:
         _require_operation(key)
         if key in _rules:
-            raise ValueError(f"{_name(key)} already has a rule; remove one of the two.")
-        rule.name = rule.name or _name(key)
+            name = key.__qualname__ if isinstance(key, type) else key
+            raise ValueError(f"{name} already has a rule; remove one of the two.")
         _rules[key] = rule
 
 
@@ -232,13 +222,16 @@ def structural(*ops: Key, evaluate: Callable[..., Any] | None = None, **facts: b
         evaluate: What to run on the means and on the variances; the operation itself if left out.
         facts: Further fields of `Rule`.
     """
-    made = [Rule("structural", evaluate=evaluate, **facts) for _ in ops]  # type: ignore[arg-type]
-    for op, one in zip(ops, made, strict=True):
-        _register((op,), one)
+    made = Rule("structural", evaluate=evaluate, **facts)  # type: ignore[arg-type]
+    _register(ops, made)
+    return _completing(made)
+
+
+def _completing(made: Rule) -> Callable[[Function], Function]:
+    """A decorator that gives a registered rule its function."""
 
     def decorate(function: Function) -> Function:
-        for one in made:
-            one.function = function
+        made.function = function
         return function
 
     return decorate
@@ -246,8 +239,7 @@ def structural(*ops: Key, evaluate: Callable[..., Any] | None = None, **facts: b
 
 def constant(*ops: Key) -> None:
     """Register operations whose result depends on the shape of a random argument but not on its values."""
-    for op in ops:
-        _register((op,), Rule("constant"))
+    _register(ops, Rule("constant"))
 
 
 Points = Sequence[float] | Callable[..., Sequence[Any]]
@@ -287,21 +279,12 @@ def elementwise(
         **_functions({"monotone": monotone, "kinks": kinks, "jumps": jumps, "knots": knots, **facts}),
     )
     _register(ops, made)
-
-    def decorate(function: Function) -> Function:
-        made.function = function
-        return function
-
-    return decorate
+    return _completing(made)
 
 
 def _functions(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts, those that may depend on an operation's arguments as functions of them."""
     return {name: _constantly(value) if name in DEPENDENT else value for name, value in facts.items()}
-
-
-def _constantly(value: Any) -> Callable[..., Any]:
-    return value if callable(value) else lambda *_, **__: value
 
 
 def lookup(target: Key) -> Rule | None:
