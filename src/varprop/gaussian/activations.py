@@ -35,16 +35,6 @@ def abs(mean: Tensor, std: Tensor) -> Pair:
     return two_slopes(mean, std, 1.0, -1.0)
 
 
-def relu6(mean: Tensor, std: Tensor) -> Pair:
-    """min(max(x, 0), 6); exact."""
-    return clamp(mean, std, 0.0, 6.0)
-
-
-def hardtanh(mean: Tensor, std: Tensor, low: Scalar = -1.0, high: Scalar = 1.0) -> Pair:
-    """min(max(x, low), high); exact."""
-    return clamp(mean, std, low, high)
-
-
 @in_float64
 def hardsigmoid(mean: Tensor, std: Tensor) -> Pair:
     """relu6(x + 3) / 6; exact."""

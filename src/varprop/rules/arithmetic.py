@@ -18,6 +18,8 @@ from ..gaussian.activations import sigmoid
 from ..gaussian.closed import lognormal_power
 from ..gaussian.rectifier import step
 from ..moments import Moments
+from .axes import lift, negative
+from .bend import SMOOTH_STEP
 from .norm import root
 from .registry import elementwise, rule
 
@@ -69,14 +71,13 @@ def addcmul_independent(base: Any, a: Any, b: Any, *, value: float = 1) -> Momen
 
 def maximum_independent(a: Any, b: Any) -> Moments:
     """Clark's moments of the maximum of two Gaussians (mathematics.md, 7.1)."""
-    pair = [moments(mean_of(x), var_of(x)) for x in (a, b)]
-    return Moments(*gaussian_maximum.pair(pair[0].mean, pair[0].var, pair[1].mean, pair[1].var))
+    a, b = lift(a), lift(b)
+    return Moments(*gaussian_maximum.pair(a.mean, a.var, b.mean, b.var))
 
 
 def minimum_independent(a: Any, b: Any) -> Moments:
     """-max(-a, -b)."""
-    flipped = maximum_independent(*(moments(-mean_of(x), var_of(x)) for x in (a, b)))
-    return Moments(-flipped.mean, flipped.var)
+    return negative(maximum_independent(negative(lift(a)), negative(lift(b))))
 
 
 def hypot_independent(a: Any, b: Any) -> Moments:
@@ -87,14 +88,9 @@ def hypot_independent(a: Any, b: Any) -> Moments:
 
 def logaddexp_independent(a: Any, b: Any) -> Moments:
     """log(exp a + exp b) by the integrals of `gaussian.softmax`; exact for Gaussians."""
-    pairs = [torch.broadcast_tensors(*two) for two in ((mean_of(a), mean_of(b)), _variances(a, b))]
-    mean, var = (torch.stack(torch.broadcast_tensors(*pair), -1) for pair in pairs)
+    a, b = lift(a), lift(b)
+    mean, var = (torch.stack(torch.broadcast_tensors(*pair), -1) for pair in ((a.mean, b.mean), (a.var, b.var)))
     return Moments(*gaussian_softmax.logsumexp(mean, var, -1))
-
-
-def _variances(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    both = [moments(mean_of(x), var_of(x)).var for x in (a, b)]
-    return both[0], both[1]
 
 
 @rule(aten.glu)
@@ -129,8 +125,7 @@ def greater_independent(a: Any, b: Any) -> Moments:
 
 def less_independent(a: Any, b: Any) -> Moments:
     """P(a < b) for Gaussians."""
-    gap = sub_independent(a, b)
-    return Moments(*step(-gap.mean, gap.std))
+    return greater_independent(b, a)
 
 
 def _where_line(condition: Any, a: Any, b: Any) -> Any:
@@ -207,7 +202,7 @@ elementwise(
     independent=hypot_independent,
     approximate=lambda a, b: LENGTH if isinstance(a, Moments) and isinstance(b, Moments) else None,
 )
-elementwise(aten.logaddexp, knots=(0.0, -9.0, 9.0, -40.0, 40.0), compares=True, independent=logaddexp_independent)
+elementwise(aten.logaddexp, knots=SMOOTH_STEP, compares=True, independent=logaddexp_independent)
 elementwise(aten.maximum, aten.fmax, aten.max.other, kinks=(0.0,), compares=True, independent=maximum_independent)
 elementwise(aten.minimum, aten.fmin, aten.min.other, kinks=(0.0,), compares=True, independent=minimum_independent)
 elementwise(aten.where, affine=_where_line, independent=where_independent, multilinear=True)

@@ -12,6 +12,7 @@ from ..gaussian.normal import cdf, ratio
 from ..moments import Moments
 
 INFINITY = float("inf")
+SMOOTH_STEP = (0.0, -9.0, 9.0, -40.0, 40.0)  # where the logistic function and its kin bend
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,14 @@ def _above(margin: Tensor, std: Tensor) -> Tensor:
     return cdf(ratio(margin, std))
 
 
-def clamp_bend(low: Any = None, high: Any = None) -> Bend | None:
+def clamp_bend(low: Any, high: Any) -> Bend | None:
     """Of a clamp; None where its ends are no numbers."""
     if not all(end is None or isinstance(end, (int, float)) for end in (low, high)):
         return None
     return Bend(high=high, rectifier=low) if low == 0 else Bend(low, high)
 
 
-def clamp_bounds(low: Any = None, high: Any = None) -> tuple[float, float]:
+def clamp_bounds(low: Any, high: Any) -> tuple[float, float]:
     """What the values of a clamp cannot leave, as far as its ends are numbers."""
-    least, most = (float(end) if isinstance(end, (int, float)) else None for end in (low, high))
-    return -INFINITY if least is None else least, INFINITY if most is None else most
+    number = (int, float)
+    return float(low) if isinstance(low, number) else -INFINITY, float(high) if isinstance(high, number) else INFINITY

@@ -6,6 +6,7 @@ Without a closed form the moments come from quadrature over panels that end at t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,16 +16,16 @@ from ..gaussian import activations, closed, rectifier
 from ..gaussian.normal import Pair, working_dtype
 from ..graph import ops
 from ..moments import Moments
-from .bend import INFINITY, Bend, clamp_bend, clamp_bounds
+from .bend import INFINITY, SMOOTH_STEP, Bend, clamp_bend, clamp_bounds
 from .gelu import gelu as gelu_of_many
 from .registry import elementwise
 from .rounding import FRACTIONS, frac_moments, unresolved
 
 aten = torch.ops.aten
 LOGNORMAL = "a variable that must be positive is matched by a log-normal one: good while its std is below its mean"
-SMOOTH_STEP = (0.0, -9.0, 9.0, -40.0, 40.0)  # logistic and its kin; doubled argument for tanh
-HALF_STEP = tuple(edge / 2 for edge in SMOOTH_STEP)
+HALF_STEP = tuple(edge / 2 for edge in SMOOTH_STEP)  # tanh, whose argument counts twice
 GAUSSIAN_STEP = (0.0, -5.0, 5.0)
+SLOW_STEP = (0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0)
 # Smooth functions count as flat where their slope is below a twentieth of the steepest, and as linear where it is
 # within a twentieth of 1.
 _LOGISTIC = 2 * math.acosh(math.sqrt(20.0))
@@ -52,14 +53,6 @@ elementwise(
 elementwise(aten._to_copy, aten.to, monotone=True, evaluate=_cast, affine=_same, copies=True)
 
 elementwise(aten.relu, kinks=(0.0,), monotone=True, bend=Bend(rectifier=0.0), bounds=POSITIVE)(activations.relu)
-elementwise(
-    aten.relu6,
-    kinks=(0.0, 6.0),
-    monotone=True,
-    bend=Bend(high=6.0, rectifier=0.0),
-    bounds=(0.0, 6.0),
-    kernel=("clamp", 0.0, 6.0),
-)(activations.relu6)
 elementwise(aten.abs, kinks=(0.0,), bounds=POSITIVE)(activations.abs)
 elementwise(
     aten.hardsigmoid, kinks=(-3.0, 3.0), monotone=True, bend=Bend(-3.0, 3.0), bounds=SHARE, kernel=("hardsigmoid",)
@@ -78,7 +71,7 @@ elementwise(
 )(activations.sigmoid)
 elementwise(aten.special_ndtr, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_NORMAL, _NORMAL), bounds=SHARE)
 elementwise(aten.special_log_ndtr, knots=GAUSSIAN_STEP, monotone=True)
-elementwise(aten.asinh, knots=(0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0), monotone=True)
+elementwise(aten.asinh, aten.atan, knots=SLOW_STEP, monotone=True)
 elementwise(aten.acos, aten.asin, aten.erfinv, aten.logit)
 elementwise(aten.sinc, swings=True)
 elementwise(
@@ -101,19 +94,11 @@ elementwise(aten.sin, bounds=UNIT, swings=True)(closed.sin)
 elementwise(aten.cos, bounds=UNIT, swings=True)(closed.cos)
 elementwise(aten.sinh, monotone=True)
 elementwise(aten.cosh)
-elementwise(aten.atan, knots=(0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0), monotone=True)
-elementwise(ops.softsign, kinks=(0.0,), knots=(-2.5, 2.5, -12.0, 12.0, -60.0, 60.0), monotone=True, bounds=UNIT)(
-    activations.softsign
-)
+elementwise(ops.softsign, kinks=(0.0,), knots=SLOW_STEP[1:], monotone=True, bounds=UNIT)(activations.softsign)
 elementwise(aten.sign, aten.sgn, jumps=(0.0,), monotone=True, bounds=UNIT)(rectifier.sign)
 elementwise(aten.heaviside, jumps=(0.0,), monotone=True)(lambda mean, std, _values: rectifier.step(mean, std))
 elementwise(aten.frac, jumps=FRACTIONS, bounds=UNIT, approximate=unresolved)(frac_moments)
-
-
-@elementwise(aten.leaky_relu, kinks=(0.0,), monotone=lambda slope=0.01: slope >= 0)
-def leaky_relu(mean: Tensor, std: Tensor, negative_slope: float = 0.01) -> Pair:
-    """Two slopes (mathematics.md, 2.6)."""
-    return rectifier.two_slopes(mean, std, 1.0, negative_slope)
+elementwise(aten.leaky_relu, kinks=(0.0,), monotone=lambda slope=0.01: slope >= 0)(activations.leaky_relu)
 
 
 def _channels(weight: Tensor, ndim: int) -> Tensor:
@@ -126,54 +111,43 @@ def _channels(weight: Tensor, ndim: int) -> Tensor:
 )  # the evaluation has one axis more in front
 def prelu(mean: Tensor, std: Tensor, weight: Tensor) -> Pair:
     """Two slopes (mathematics.md, 2.6), the lower one learned."""
-    return rectifier.two_slopes(mean, std, 1.0, _channels(weight, mean.ndim))
+    return activations.leaky_relu(mean, std, _channels(weight, mean.ndim))
 
 
 elementwise(aten._prelu_kernel, kinks=(0.0,), evaluate=lambda x, w: torch.where(x > 0, x, w * x))(
-    lambda mean, std, weight: rectifier.two_slopes(mean, std, 1.0, weight)
+    activations.leaky_relu
 )
 
 
-def _ends(low: Any = None, high: Any = None) -> list[Any]:
+def _ends(low: Any, high: Any) -> list[Any]:
     return [end for end in (low, high) if end is not None]
 
 
-def _clamp_kernel(low: Any = None, high: Any = None) -> tuple[Any, ...] | None:
+def _clamp_kernel(low: Any, high: Any) -> tuple[Any, ...] | None:
     return ("clamp", low, high) if isinstance(low, (int, float)) and isinstance(high, (int, float)) else None
 
 
-@elementwise(
-    aten.clamp,
-    aten.clip,
-    kinks=_ends,
-    monotone=True,
-    bend=clamp_bend,
-    bounds=clamp_bounds,
-    kernel=lambda min=None, max=None: _clamp_kernel(min, max),
-)
-def clamp(mean: Tensor, std: Tensor, min: Any = None, max: Any = None) -> Pair:
-    """Clamped Gaussian (mathematics.md, 2.8)."""
-    return rectifier.clamp(mean, std, min, max)
+def _clamp(*clamps: Any, ends: Callable[..., tuple[Any, Any]]) -> None:
+    """Register operations that cut off below and above (mathematics.md, 2.8); the ends follow from their arguments."""
+
+    def of_ends(fact: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *numbers: fact(*ends(*numbers))
+
+    elementwise(
+        *clamps,
+        kinks=of_ends(_ends),
+        monotone=True,
+        bend=of_ends(clamp_bend),
+        bounds=of_ends(clamp_bounds),
+        kernel=of_ends(_clamp_kernel),
+    )(lambda mean, std, *numbers: rectifier.clamp(mean, std, *ends(*numbers)))
 
 
-elementwise(
-    aten.hardtanh,
-    kinks=lambda low=-1.0, high=1.0: (low, high),
-    monotone=True,
-    bend=lambda low=-1.0, high=1.0: clamp_bend(low, high),
-    bounds=lambda low=-1.0, high=1.0: clamp_bounds(low, high),
-    kernel=lambda low=-1.0, high=1.0: _clamp_kernel(low, high),
-)(lambda mean, std, low=-1.0, high=1.0: rectifier.clamp(mean, std, low, high))
-elementwise(aten.clamp_min, kinks=_ends, monotone=True, bend=clamp_bend, bounds=clamp_bounds)(
-    lambda mean, std, low: rectifier.clamp(mean, std, low, None)
-)
-elementwise(
-    aten.clamp_max,
-    kinks=_ends,
-    monotone=True,
-    bend=lambda high: clamp_bend(None, high),
-    bounds=lambda high: clamp_bounds(None, high),
-)(lambda mean, std, high: rectifier.clamp(mean, std, None, high))
+_clamp(aten.relu6, ends=lambda: (0.0, 6.0))
+_clamp(aten.hardtanh, ends=lambda low=-1.0, high=1.0: (low, high))
+_clamp(aten.clamp, aten.clip, ends=lambda low=None, high=None: (low, high))
+_clamp(aten.clamp_min, ends=lambda low: (low, None))
+_clamp(aten.clamp_max, ends=lambda high: (None, high))
 
 
 @elementwise(
@@ -188,18 +162,13 @@ def gelu(mean: Tensor, std: Tensor, *, approximate: str = "none") -> Pair:
     return (activations.gelu_tanh if approximate == "tanh" else gelu_of_many)(mean, std)
 
 
-@elementwise(
+elementwise(
     aten.elu,
     kinks=(0.0,),
     knots=(-36.0,),
     monotone=lambda alpha=1.0, scale=1.0, input_scale=1.0: min(alpha, scale, input_scale) >= 0,
     kernel=lambda alpha=1.0, scale=1.0, input_scale=1.0: ("elu", alpha, scale, input_scale),
-)
-def elu(mean: Tensor, std: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Pair:
-    """Exponential linear unit; SELU and CELU are cases of it."""
-    return activations.elu(mean, std, alpha, scale, input_scale)
-
-
+)(activations.elu)
 elementwise(
     aten.selu,
     kinks=(0.0,),
@@ -215,61 +184,42 @@ elementwise(
     kernel=lambda alpha=1.0: ("elu", alpha, 1.0, 1.0 / alpha),
 )(activations.celu)
 
-
-@elementwise(
+elementwise(
     aten.softplus,
     knots=lambda beta=1.0, threshold=20.0: [e / beta for e in SMOOTH_STEP],
     monotone=True,
     bounds=POSITIVE,
     kernel=lambda beta=1.0, threshold=20.0: ("softplus", beta) if threshold >= 20 else None,
-)
-def softplus(mean: Tensor, std: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Pair:
-    """log(1 + exp(beta x)) / beta."""
-    return activations.softplus(mean, std, beta, threshold)
-
-
-@elementwise(aten.hardshrink, jumps=lambda lambd=0.5: (-lambd, lambd), monotone=True)
-def hardshrink(mean: Tensor, std: Tensor, lambd: float = 0.5) -> Pair:
-    """x outside [-lambd, lambd], zero inside."""
-    return activations.hardshrink(mean, std, lambd)
-
-
-@elementwise(aten.softshrink, kinks=lambda lambd=0.5: (-lambd, lambd), monotone=True)
-def softshrink(mean: Tensor, std: Tensor, lambd: float = 0.5) -> Pair:
-    """x shrunk towards zero by lambd."""
-    return activations.softshrink(mean, std, lambd)
-
-
-@elementwise(
+)(activations.softplus)
+elementwise(aten.hardshrink, jumps=lambda lambd=0.5: (-lambd, lambd), monotone=True)(activations.hardshrink)
+elementwise(aten.softshrink, kinks=lambda lambd=0.5: (-lambd, lambd), monotone=True)(activations.softshrink)
+elementwise(
     aten.threshold,
     jumps=lambda threshold, _value: (threshold,),
     bend=lambda threshold, _value: Bend(rectifier=threshold),
-)
-def threshold(mean: Tensor, std: Tensor, threshold: float, value: float) -> Pair:
-    """x above the threshold, a fixed value below."""
-    return activations.threshold(mean, std, threshold, value)
+)(activations.threshold)
 
 
 # Roots, logarithms and reciprocals have no moments under a Gaussian; their argument is positive in any real model.
-elementwise(aten.sqrt, positive=0, approximate=LOGNORMAL, monotone=True, bounds=POSITIVE)(
-    lambda mean, std: closed.lognormal_power(mean, std, 0.5)
-)
-elementwise(aten.rsqrt, positive=0, approximate=LOGNORMAL)(lambda mean, std: closed.lognormal_power(mean, std, -0.5))
-elementwise(aten.reciprocal, positive=0, approximate=LOGNORMAL)(lambda mean, std: closed.lognormal_power(mean, std, -1))
-elementwise(aten.log, positive=0, approximate=LOGNORMAL, monotone=True)(closed.lognormal_log)
-elementwise(aten.log2, positive=0, approximate=LOGNORMAL, monotone=True)(
-    lambda mean, std: _scaled(closed.lognormal_log(mean, std), 1 / math.log(2))
-)
-elementwise(aten.log10, positive=0, approximate=LOGNORMAL, monotone=True)(
-    lambda mean, std: _scaled(closed.lognormal_log(mean, std), 1 / math.log(10))
-)
-elementwise(aten.log1p, positive=0, approximate=LOGNORMAL, monotone=True)(
-    lambda mean, std: closed.lognormal_log(1 + mean, std)
-)
+def _of_positive(op: Any, closed_form: Callable[..., Pair], **facts: Any) -> None:
+    elementwise(op, positive=0, approximate=LOGNORMAL, **facts)(closed_form)
 
 
-def _scaled(pair: Pair, factor: float) -> Pair:
-    return factor * pair[0], factor * factor * pair[1]
+def _log(base: float) -> Callable[..., Pair]:
+    def scaled(mean: Tensor, std: Tensor) -> Pair:
+        factor, (m, v) = 1 / math.log(base), closed.lognormal_log(mean, std)
+        return factor * m, factor * factor * v
+
+    return scaled
+
+
+_of_positive(aten.sqrt, lambda mean, std: closed.lognormal_power(mean, std, 0.5), monotone=True, bounds=POSITIVE)
+_of_positive(aten.rsqrt, lambda mean, std: closed.lognormal_power(mean, std, -0.5))
+_of_positive(aten.reciprocal, lambda mean, std: closed.lognormal_power(mean, std, -1))
+_of_positive(aten.log, closed.lognormal_log, monotone=True)
+_of_positive(aten.log1p, lambda mean, std: closed.lognormal_log(1 + mean, std), monotone=True)
+_of_positive(aten.log2, _log(2), monotone=True)
+_of_positive(aten.log10, _log(10), monotone=True)
 
 
 def _is_polynomial(exponent: Any) -> bool:
