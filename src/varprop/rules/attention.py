@@ -15,7 +15,7 @@ from ..gaussian.normal import differentiated
 from ..graph import ops
 from ..moments import Moments
 from .arithmetic import add_independent, moments, mul_independent
-from .axes import Value, dense, lift, write_out
+from .axes import Value, at_random_place, dense, lift, write_out
 from .registry import rule, structural
 
 aten = torch.ops.aten
@@ -271,8 +271,7 @@ def token_average(value: Moments, shape: Sequence[int]) -> Moments:
     Independent tokens would average out, and real ones do not: this is what attention counts as between normalized
     layers (`norm.attention`); `propagate` takes the tokens as independent (`attention`).
     """
-    mean = value.mean.mean(-2, keepdim=True)
-    var = (value.var + (value.mean - mean).square()).mean(-2, keepdim=True)
+    mean, var = at_random_place(value, [-2])
     if len(shape) > 2 and mean.shape[-3] not in (1, shape[-3]):  # grouped queries
         mean, var = (x.repeat_interleave(shape[-3] // x.shape[-3], -3) for x in (mean, var))
     return Moments(mean, var, shape)

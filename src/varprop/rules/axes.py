@@ -41,6 +41,12 @@ def write_out(x: Moments, *axes: int) -> Moments:
     return Moments(x.mean.expand(size), x.var.expand(size), x.full)
 
 
+def at_random_place(x: Moments, axes: list[int]) -> tuple[Tensor, Tensor]:
+    """Moments of the value at a random place along the axes: E = mean E_p, Var = mean Var_p + spread E_p."""
+    mean = x.mean.mean(axes, keepdim=True)
+    return mean, (x.var + (x.mean - mean).square()).mean(axes, keepdim=True)
+
+
 def uniform_axes(x: Value, count: int) -> list[bool]:
     """For each of the last ``count`` axes, whether one stored value stands for several."""
     return [x.shape[axis] != extents(x)[axis] for axis in range(-count, 0)]

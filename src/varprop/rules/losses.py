@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,64 +11,61 @@ from torch import Tensor
 
 from ..gaussian import activations, closed
 from ..gaussian import softmax as exact
+from ..gaussian.normal import Pair
 from ..gaussian.quadrature import expectation
 from ..moments import Moments
 from .arithmetic import add_independent, moments, mul_independent, sub_independent
 from .axes import Value, dense, write_out
-from .reduction import mean_all, sum_all
+from .bend import SMOOTH_STEP
+from .reduction import mean_dim, sum_dim
 from .registry import RANDOM, rule
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2
-BEND = (0.0, -9.0, 9.0, -40.0, 40.0)  # of the logistic function
 
 
 def reduced(loss: Moments, reduction: int) -> Moments:
     """Every element, their average or their sum, the elements independent."""
     loss = loss.dense()
-    return mean_all(loss) if reduction == MEAN else sum_all(loss) if reduction == SUM else loss
+    return mean_dim(loss) if reduction == MEAN else sum_dim(loss) if reduction == SUM else loss
 
 
-def _gap(x: Value, y: Value) -> Moments:
-    """x - y at the extents the model sees."""
-    return sub_independent(dense(x), dense(y))
+def _of_gap(moments_of: Callable[[Tensor, Tensor], Pair], x: Value, y: Value, reduction: int) -> Moments:
+    """A function of x - y, given by its moments for means and standard deviations."""
+    gap = sub_independent(dense(x), dense(y))
+    return reduced(Moments(*moments_of(gap.mean, gap.std)), reduction)
 
 
 @rule(aten.mse_loss)
 def mse_loss(x: Value, y: Value, reduction: int = MEAN) -> Moments:
     """(x - y)^2; exact for Gaussians."""
-    gap = _gap(x, y)
-    return reduced(Moments(*closed.power(gap.mean, gap.std, 2)), reduction)
+    return _of_gap(lambda mean, std: closed.power(mean, std, 2), x, y, reduction)
 
 
 @rule(aten.l1_loss)
 def l1_loss(x: Value, y: Value, reduction: int = MEAN) -> Moments:
     """|x - y|; exact for Gaussians."""
-    gap = _gap(x, y)
-    return reduced(Moments(*activations.abs(gap.mean, gap.std)), reduction)
-
-
-def _of_gap(f: Callable[[Tensor], Tensor], x: Value, y: Value, kinks: tuple[float, ...], reduction: int) -> Moments:
-    gap = _gap(x, y)
-    return reduced(Moments(*expectation(f, gap.mean, gap.std, breaks=kinks)), reduction)
+    return _of_gap(activations.abs, x, y, reduction)
 
 
 @rule(aten.smooth_l1_loss)
 def smooth_l1_loss(x: Value, y: Value, reduction: int = MEAN, beta: float = 1.0) -> Moments:
     """(x - y)^2 / 2 beta within beta, |x - y| - beta / 2 beyond; by quadrature."""
-    return _of_gap(
-        lambda d: torch.where(d.abs() < beta, d.square() / (2 * beta or 1), d.abs() - beta / 2),
-        x, y, (-beta, beta), reduction,
-    )  # fmt: skip
+
+    def loss(gap: Tensor) -> Tensor:
+        return torch.where(gap.abs() < beta, gap.square() / (2 * beta or 1), gap.abs() - beta / 2)
+
+    return _of_gap(partial(expectation, loss, breaks=(-beta, beta)), x, y, reduction)
 
 
 @rule(aten.huber_loss)
 def huber_loss(x: Value, y: Value, reduction: int = MEAN, delta: float = 1.0) -> Moments:
     """(x - y)^2 / 2 within delta, delta (|x - y| - delta / 2) beyond; by quadrature."""
-    return _of_gap(
-        lambda d: torch.where(d.abs() < delta, d.square() / 2, delta * (d.abs() - delta / 2)),
-        x, y, (-delta, delta), reduction,
-    )  # fmt: skip
+
+    def loss(gap: Tensor) -> Tensor:
+        return torch.where(gap.abs() < delta, gap.square() / 2, delta * (gap.abs() - delta / 2))
+
+    return _of_gap(partial(expectation, loss, breaks=(-delta, delta)), x, y, reduction)
 
 
 def _known_target(x: Any, target: Any, *_: Any, **__: Any) -> bool:
@@ -92,7 +90,7 @@ def binary_cross_entropy_with_logits(
     def loss(z: Tensor) -> Tensor:
         return (1 - wide) * z + factor * torch.nn.functional.softplus(-z, threshold=50)
 
-    mean, var = expectation(loss, x.mean, x.std, knots=BEND)
+    mean, var = expectation(loss, x.mean, x.std, knots=SMOOTH_STEP)
     result = Moments(mean, var)
     return reduced(result if weight is None else mul_independent(result, weight), reduction)
 
@@ -123,7 +121,7 @@ def _averaged(loss: Moments, total: Tensor, reduction: int) -> Moments:
     """The mean divides by the weights of the classes seen."""
     if reduction != MEAN:
         return reduced(loss, reduction)
-    whole = sum_all(loss)
+    whole = sum_dim(loss)
     return Moments(whole.mean / total, whole.var / total.square())
 
 

@@ -15,6 +15,7 @@ from ..gaussian import activations
 from ..gaussian.normal import safe_sqrt
 from ..graph import ops
 from ..moments import Moments
+from .axes import at_random_place
 from .reduction import sum_dim
 from .registry import rule
 
@@ -200,8 +201,7 @@ def _by_batch(x: Moments, weight: Factor, bias: Factor, eps: float) -> Moments:
     Where all positions are alike the mean is the bias, and the variance weight^2 but for eps.
     """
     axes = [axis for axis in range(x.ndim) if axis != 1]
-    mean = x.mean.mean(axes, keepdim=True)
-    var = (x.var + (x.mean - mean).square()).mean(axes, keepdim=True)
+    mean, var = at_random_place(x, axes)
     scale = (var + eps).rsqrt()
     return affine((x.mean - mean) * scale, x.var * scale.square(), weight, bias, _channels(x))
 

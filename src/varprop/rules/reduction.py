@@ -16,7 +16,7 @@ from ..gaussian import maximum
 from ..gaussian.normal import safe_sqrt
 from ..graph import ops
 from ..moments import Moments
-from .axes import negative, write_out
+from .axes import at_random_place, negative, write_out
 from .registry import rule, structural
 
 aten = torch.ops.aten
@@ -39,44 +39,20 @@ def _copies(x: Moments, axes: Sequence[int]) -> int:
     return product([x.full[axis] // x.shape[axis] for axis in axes])
 
 
-@rule(aten.sum.dim_IntList, averages=True)
-def sum_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
-    """E = sum E_i, Var = sum Var_i of independent values."""
+@rule(aten.sum.dim_IntList, aten.sum.default, aten.nansum, averages=True)
+def sum_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """E = sum E_i, Var = sum Var_i of independent values, none of which is ever NaN."""
     axes, x = _axes(x, dim), x.to(dtype or x.dtype)
     copies = _copies(x, axes)
     return Moments(x.mean.sum(axes, keepdim) * copies, x.var.sum(axes, keepdim) * copies)
 
 
-@rule(aten.sum.default, averages=True)
-def sum_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
-    """As `sum_dim`, over all axes."""
-    return sum_dim(x, None, dtype=dtype)
-
-
-@rule(aten.mean.dim, averages=True)
-def mean_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
-    """E = mean E_i, Var = mean Var_i / n of n independent values."""
+@rule(aten.mean.dim, aten.mean.default, aten.nanmean, averages=True)
+def mean_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+    """E = mean E_i, Var = mean Var_i / n of n independent values, none of which is ever NaN."""
     axes, x = _axes(x, dim), x.to(dtype or x.dtype)
     count = product([x.full[axis] for axis in axes])
     return Moments(x.mean.mean(axes, keepdim), x.var.mean(axes, keepdim) / count)
-
-
-@rule(aten.nansum, averages=True)
-def nansum(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
-    """As `sum_dim`: a Gaussian value is never NaN."""
-    return sum_dim(x, dim, keepdim, dtype=dtype)
-
-
-@rule(aten.nanmean, averages=True)
-def nanmean(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
-    """As `mean_dim`: a Gaussian value is never NaN."""
-    return mean_dim(x, dim, keepdim, dtype=dtype)
-
-
-@rule(aten.mean.default, averages=True)
-def mean_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
-    """As `mean_dim`, over all axes."""
-    return mean_dim(x, None, dtype=dtype)
 
 
 @structural(ops.position_average)
@@ -87,8 +63,7 @@ def position_average(x: Moments, dims: Sequence[int], keepdim: bool) -> Moments:
     positions as independent (`mean_dim`).
     """
     axes = list(dims)
-    mean = x.mean.mean(axes, keepdim=True)
-    var = (x.var + (x.mean - mean).square()).mean(axes, keepdim=True)
+    mean, var = at_random_place(x, axes)
     kept = range(x.ndim) if keepdim else [axis for axis in range(x.ndim) if axis not in axes]
     full = [1 if axis in axes else x.full[axis] for axis in kept]
     if not keepdim:
@@ -116,7 +91,7 @@ def _restored(x: Moments, axes: list[int], keepdim: bool) -> Moments:
     return Moments(mean, var)
 
 
-@rule(aten.amax, order_statistic=True, maximum=True)
+@rule(aten.amax, aten.max.default, order_statistic=True, maximum=True)
 def amax(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
     """Maximum of independent Gaussians; over uniform axes only, of equal ones (mathematics.md, 7)."""
     axes = _axes(x, dim)
@@ -129,22 +104,10 @@ def amax(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
     return _restored(Moments(mean, var), axes, keepdim)
 
 
-@rule(aten.amin, order_statistic=True)
+@rule(aten.amin, aten.min.default, order_statistic=True)
 def amin(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
     """min x = -max(-x)."""
     return negative(amax(negative(x), dim, keepdim))
-
-
-@rule(aten.max.default, order_statistic=True, maximum=True)
-def max_all(x: Moments) -> Moments:
-    """As `amax`, over all axes."""
-    return amax(x)
-
-
-@rule(aten.min.default, order_statistic=True)
-def min_all(x: Moments) -> Moments:
-    """As `amin`, over all axes."""
-    return amin(x)
 
 
 @rule(aten.max.dim, order_statistic=True, maximum=True)
@@ -165,8 +128,8 @@ def aminmax(x: Moments, *, dim: int | None = None, keepdim: bool = False) -> tup
     return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
-@rule(aten.prod.dim_int, multilinear=True, mixes_positions=True)
-def prod_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
+@rule(aten.prod.dim_int, aten.prod.default, multilinear=True, mixes_positions=True)
+def prod_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = prod E_i, Var = sum_k (prod_{j<k} E_j^2) Var_k (prod_{j>k} E[x_j^2]); exact for any distributions.
 
     The sum telescopes to prod E[x_i^2] - prod E_i^2 and, unlike it, has only positive terms.
@@ -180,13 +143,7 @@ def prod_dim(x: Moments, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype
     return _restored(Moments(mean.prod(-1), (before * var * after).sum(-1)), axes, keepdim)
 
 
-@rule(aten.prod.default, multilinear=True, mixes_positions=True)
-def prod_all(x: Moments, *, dtype: torch.dtype | None = None) -> Moments:
-    """As `prod_dim`, over all axes."""
-    return prod_dim(x, None, dtype=dtype)
-
-
-def _sample_variance(x: Moments, dim: Dims, correction: float, keepdim: bool) -> Moments:
+def _sample_variance(x: Moments, dim: Dims, correction: float | None, keepdim: bool) -> Moments:
     """The quadratic form s = x'Px / (n - c), P the centering matrix, of independent Gaussians; exact.
 
     With d = P E[x]: E s = ((1 - 1/n) sum Var_i + sum d_i^2) / (n - c), Var s = (2 tr (P diag Var)^2 +
@@ -202,7 +159,7 @@ def _sample_variance(x: Moments, dim: Dims, correction: float, keepdim: bool) ->
     spread = (x.mean - x.mean.mean(axes, keepdim=True)).square()
     mean = (1 - 1 / count) * total(x.var) + total(spread)
     square = (1 - 2 / count) * total(x.var.square()) + (total(x.var) / count).square()
-    divisor = max(count - correction, 0)
+    divisor = max(count - (1 if correction is None else correction), 0)
     return Moments(mean / divisor, (2 * square + 4 * total(spread * x.var)) / divisor**2)
 
 
@@ -223,44 +180,29 @@ def _root(s: Moments) -> Moments:
     return Moments(safe_sqrt(s.mean * (1 - share)), s.mean * share)
 
 
-@rule(aten.var.correction)
-def var_correction(x: Moments, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Moments:
-    """Sample variance of independent Gaussians; exact."""
-    return _sample_variance(x, dim, 1 if correction is None else correction, keepdim)
+def _of_sample(suffix: str, read: Callable[..., tuple[Dims, float | None, bool]]) -> None:
+    """Register ``var``, ``std``, ``var_mean`` and ``std_mean`` of a form that gives axes, correction and keepdim."""
 
+    def var(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+        """Sample variance of independent Gaussians; exact."""
+        return _sample_variance(x, *read(*args, **kwargs))
 
-@rule(aten.var.dim)
-def var_dim(x: Moments, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> Moments:
-    """Sample variance of independent Gaussians; exact."""
-    return _sample_variance(x, dim, int(unbiased), keepdim)
-
-
-@rule(aten.var.default)
-def var_all(x: Moments, unbiased: bool = True) -> Moments:
-    """As `var_dim`, over all axes."""
-    return _sample_variance(x, None, int(unbiased), False)
-
-
-def _derived(suffix: str, variance: Callable[..., Moments], average: Callable[..., Moments]) -> None:
-    """Register ``std``, ``var_mean`` and ``std_mean`` beside a form of ``var``."""
-
-    def std(*args: Any, **kwargs: Any) -> Moments:
+    def std(x: Moments, *args: Any, **kwargs: Any) -> Moments:
         """Root of the sample variance, taken as gamma distributed with its exact moments."""
-        return _root(variance(*args, **kwargs))
+        return _root(var(x, *args, **kwargs))
 
-    def var_mean(*args: Any, **kwargs: Any) -> tuple[Moments, Moments]:
-        """Sample variance and average."""
-        return variance(*args, **kwargs), average(*args, **kwargs)
+    def average(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+        dim, _, keepdim = read(*args, **kwargs)
+        return mean_dim(x, dim, keepdim)
 
-    def std_mean(*args: Any, **kwargs: Any) -> tuple[Moments, Moments]:
-        """Sample standard deviation and average."""
-        return std(*args, **kwargs), average(*args, **kwargs)
-
+    rule(getattr(aten.var, suffix))(var)
     rule(getattr(aten.std, suffix), approximate=_ROOT)(std)
-    rule(getattr(aten.var_mean, suffix))(var_mean)
-    rule(getattr(aten.std_mean, suffix), approximate=_ROOT)(std_mean)
+    rule(getattr(aten.var_mean, suffix))(lambda *args, **kwargs: (var(*args, **kwargs), average(*args, **kwargs)))
+    rule(getattr(aten.std_mean, suffix), approximate=_ROOT)(
+        lambda *args, **kwargs: (std(*args, **kwargs), average(*args, **kwargs))
+    )
 
 
-_derived("correction", var_correction, lambda x, dim=None, *, keepdim=False, **_: mean_dim(x, dim, keepdim))
-_derived("dim", var_dim, lambda x, dim, unbiased=True, keepdim=False: mean_dim(x, dim, keepdim))
-_derived("default", var_all, lambda x, unbiased=True: mean_all(x))
+_of_sample("correction", lambda dim=None, *, correction=None, keepdim=False: (dim, correction, keepdim))
+_of_sample("dim", lambda dim, unbiased=True, keepdim=False: (dim, int(unbiased), keepdim))
+_of_sample("default", lambda unbiased=True: (None, int(unbiased), False))
