@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,8 +82,7 @@ def rrelu_with_noise_functional(x: Moments, noise: Value, *args: Any, **kwargs: 
 
 
 def _draw(
-    mean: float,
-    var: float,
+    law: tuple[float, float],
     size: Sequence[int],
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
@@ -91,78 +90,52 @@ def _draw(
 ) -> Moments:
     """Independent draws from one distribution: uniform along every axis. Integers get the default dtype."""
     dtype = dtype if dtype is not None and dtype.is_floating_point else torch.get_default_dtype()
-    like = torch.empty([1] * len(size), dtype=dtype, device=device)
-    return Moments(torch.full_like(like, mean), torch.full_like(like, var), size)
+    mean, var = (torch.full([1] * len(size), float(part), dtype=dtype, device=device) for part in law)
+    return Moments(mean, var, size)
 
 
-def _draw_like(
-    x: Value,
-    mean: float,
-    var: float,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    **_: Any,
-) -> Moments:
-    return _draw(mean, var, extents(x), dtype or x.dtype, device or x.device)
+def _of_size(*draws: Any, law: Callable[..., tuple[float, float]], **facts: Any) -> None:
+    """Register draws of a size, which is their last argument; those before it give mean and variance."""
+
+    @source(*draws, **facts)
+    def draw(*arguments: Any, **settings: Any) -> Moments:
+        *numbers, size = arguments
+        return _draw(law(*numbers), size, **settings)
+
+
+def _like(*draws: Any, law: Callable[..., tuple[float, float]], **facts: Any) -> None:
+    """Register draws in the form of their first argument; those behind it give mean and variance."""
+
+    @source(*draws, **facts)
+    def draw(
+        x: Value, *numbers: Any, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any
+    ) -> Moments:
+        return _draw(law(*numbers), extents(x), dtype or x.dtype, device or x.device)
 
 
 # torch draws 24 bits in float32: neither zero nor one comes nearer than this, which keeps logarithms of a draw finite.
 _NEAREST = 2.0**-25
 
 
-def _uniform_drawn(z: Tensor, *_: Any, **__: Any) -> Tensor:
-    return cdf(z).clamp(_NEAREST, 1 - _NEAREST)
+def _uniform(low: float = 0.0, high: float = 1.0) -> tuple[float, float]:
+    """On [a, b): E = (a + b)/2, Var = (b - a)^2/12."""
+    return (low + high) / 2, (high - low) ** 2 / 12
 
 
-def _between_drawn(z: Tensor, x: Value, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
-    return low + (high - low) * _uniform_drawn(z)
+def _uniform_drawn(z: Tensor, _form: Any, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    return low + (high - low) * cdf(z).clamp(_NEAREST, 1 - _NEAREST)
 
 
-def _exponential_drawn(z: Tensor, x: Value, lambd: float = 1.0, **_: Any) -> Tensor:
-    drawn: Tensor = -torch.special.log_ndtr(z) / lambd
-    return drawn
+_of_size(aten.rand, law=_uniform, drawn=_uniform_drawn)
+_like(aten.rand_like, aten.uniform, law=_uniform, drawn=_uniform_drawn)
 
 
-@source(aten.rand, drawn=_uniform_drawn)
-def rand(size: Sequence[int], **kwargs: Any) -> Moments:
-    """Uniform on [0, 1): E = 1/2, Var = 1/12."""
-    return _draw(1 / 2, 1 / 12, size, **kwargs)
+def _normal(mean: float = 0.0, std: float = 1.0) -> tuple[float, float]:
+    return mean, std**2
 
 
-@source(aten.rand_like, drawn=_uniform_drawn)
-def rand_like(x: Value, **kwargs: Any) -> Moments:
-    """Uniform on [0, 1): E = 1/2, Var = 1/12."""
-    return _draw_like(x, 1 / 2, 1 / 12, **kwargs)
-
-
-@source(aten.uniform, drawn=_between_drawn)
-def uniform(x: Value, low: float = 0.0, high: float = 1.0, **_: Any) -> Moments:
-    """Uniform on [a, b): E = (a + b)/2, Var = (b - a)^2/12."""
-    return _draw_like(x, (low + high) / 2, (high - low) ** 2 / 12)
-
-
-@source(aten.randn)
-def randn(size: Sequence[int], **kwargs: Any) -> Moments:
-    """Standard normal."""
-    return _draw(0.0, 1.0, size, **kwargs)
-
-
-@source(aten.randn_like)
-def randn_like(x: Value, **kwargs: Any) -> Moments:
-    """Standard normal."""
-    return _draw_like(x, 0.0, 1.0, **kwargs)
-
-
-@source(aten.normal_functional)
-def normal_functional(x: Value, mean: float = 0.0, std: float = 1.0, **_: Any) -> Moments:
-    """Normal with the given moments."""
-    return _draw_like(x, mean, std**2)
-
-
-@source(aten.normal.float_float)
-def normal_size(mean: float, std: float, size: Sequence[int], **kwargs: Any) -> Moments:
-    """Normal with the given moments."""
-    return _draw(mean, std**2, size, **kwargs)
+_of_size(aten.randn, aten.normal.float_float, law=_normal)
+_like(aten.randn_like, aten.normal_functional, law=_normal)
 
 
 @source(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
@@ -177,65 +150,46 @@ def normal(mean: Value | float, std: Value | float = 1.0, **_: Any) -> Moments:
     return Moments(*torch.broadcast_tensors(*parts))
 
 
-@source(aten.exponential, drawn=_exponential_drawn)
-def exponential(x: Value, lambd: float = 1.0, **_: Any) -> Moments:
-    """Exponential of rate r: E = 1/r, Var = 1/r^2."""
-    return _draw_like(x, 1 / lambd, 1 / lambd**2)
+def _exponential(rate: float = 1.0) -> tuple[float, float]:
+    """E = 1/r, Var = 1/r^2."""
+    return 1 / rate, 1 / rate**2
 
 
-def _equally_likely(x: Moments, low: int, high: int) -> tuple[Tensor, Tensor]:
+def _exponential_drawn(z: Tensor, _form: Any, rate: float = 1.0, **_: Any) -> Tensor:
+    drawn: Tensor = -torch.special.log_ndtr(z) / rate
+    return drawn
+
+
+_like(aten.exponential, law=_exponential, drawn=_exponential_drawn)
+
+
+def _integers(*ends: int) -> tuple[float, float]:
+    """From a, which is 0 if left out, to b - 1: E = (a + b - 1)/2, Var = ((b - a)^2 - 1)/12."""
+    low, high = (0, *ends)[-2:]
+    return (low + high - 1) / 2, ((high - low) ** 2 - 1) / 12
+
+
+def _integer_outcomes(x: Moments, *args: Any, **_: Any) -> tuple[Tensor, Tensor]:
+    """Equally likely ones between the ends, the only whole numbers among the arguments."""
+    low, high = (0, *(a for a in args if isinstance(a, int)))[-2:]
     values = torch.arange(low, high, dtype=x.dtype, device=x.device)
     return values, torch.full((len(values), *x.shape), 1 / len(values), dtype=x.dtype, device=x.device)
 
 
-def _below_outcomes(x: Moments, *args: Any, **_: Any) -> tuple[Tensor, Tensor]:
-    """Of draws below a number: among the arguments it is the only whole one."""
-    (high,) = (a for a in args if isinstance(a, int))
-    return _equally_likely(x, 0, high)
+_of_size(aten.randint.default, aten.randint.low, law=_integers, outcomes=_integer_outcomes)
+_like(aten.randint_like.default, aten.randint_like.low_dtype, law=_integers, outcomes=_integer_outcomes)
 
 
-def _between_outcomes(x: Moments, *args: Any, **_: Any) -> tuple[Tensor, Tensor]:
-    low, high = (a for a in args if isinstance(a, int))
-    return _equally_likely(x, low, high)
+def _coin(p: float = 0.5) -> tuple[float, float]:
+    """One with chance p: E = p, Var = p (1 - p)."""
+    return p, p * (1 - p)
 
 
 def _coin_outcomes(x: Moments, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     return torch.tensor([0.0, 1.0], dtype=x.dtype, device=x.device), torch.stack([1 - x.mean, x.mean])
 
 
-def _integers(low: int, high: int) -> tuple[float, float]:
-    """Moments of an integer drawn from low, ..., high - 1."""
-    return (low + high - 1) / 2, ((high - low) ** 2 - 1) / 12
-
-
-@source(aten.randint.default, outcomes=_below_outcomes)
-def randint(high: int, size: Sequence[int], **kwargs: Any) -> Moments:
-    """Integers below n: E = (n - 1)/2, Var = (n^2 - 1)/12."""
-    return _draw(*_integers(0, high), size, **kwargs)
-
-
-@source(aten.randint.low, outcomes=_between_outcomes)
-def randint_low(low: int, high: int, size: Sequence[int], **kwargs: Any) -> Moments:
-    """Integers from a to b - 1: E = (a + b - 1)/2, Var = ((b - a)^2 - 1)/12."""
-    return _draw(*_integers(low, high), size, **kwargs)
-
-
-@source(aten.randint_like.default, outcomes=_below_outcomes)
-def randint_like(x: Value, high: int, **kwargs: Any) -> Moments:
-    """Integers below n: E = (n - 1)/2, Var = (n^2 - 1)/12."""
-    return _draw_like(x, *_integers(0, high), **kwargs)
-
-
-@source(aten.randint_like.low_dtype, outcomes=_between_outcomes)
-def randint_like_low(x: Value, low: int, high: int, **kwargs: Any) -> Moments:
-    """Integers from a to b - 1: E = (a + b - 1)/2, Var = ((b - a)^2 - 1)/12."""
-    return _draw_like(x, *_integers(low, high), **kwargs)
-
-
-@source(aten.bernoulli.p, outcomes=_coin_outcomes)
-def bernoulli_p(x: Value, p: float, **_: Any) -> Moments:
-    """One with chance p: E = p, Var = p (1 - p)."""
-    return _draw_like(x, p, p * (1 - p))
+_like(aten.bernoulli.p, law=_coin, outcomes=_coin_outcomes)
 
 
 @source(aten.bernoulli.default, outcomes=_coin_outcomes)
