@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -197,7 +198,7 @@ def _by_layer(params: Sequence[Tensor], has_biases: bool, count: int) -> list[Pa
 def _unroll(
     cell: RecurrentCell,
     x: Value,
-    hx: Sequence[Value],
+    hx: Value | Sequence[Value],
     params: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
@@ -208,7 +209,7 @@ def _unroll(
 ) -> tuple[Moments, ...]:
     """All layers and directions, with dropout between layers in training: the outputs and the last states."""
     line = _swapped(write_out(lift(x), -1)) if batch_first else write_out(lift(x), -1)
-    starts = [write_out(lift(state), 0, -1) for state in hx]
+    starts = [write_out(lift(state), 0, -1) for state in _parts(hx)]
     directions = 2 if bidirectional else 1
     last: list[State] = []
     lags: list[Tensor] | None = None
@@ -237,56 +238,25 @@ def _swapped(x: Moments) -> Moments:
     return Moments(x.mean.transpose(0, 1), x.var.transpose(0, 1), (x.full[1], x.full[0], x.full[2]))
 
 
-def _cell(cell: RecurrentCell, x: Value, hx: Sequence[Value], *weights: Tensor | None) -> State:
+def _one_step(cell: RecurrentCell, x: Value, hx: Value | Sequence[Value], *weights: Tensor | None) -> State | Moments:
     x = write_out(lift(x), -1)
     step = Moments(x.mean.unsqueeze(0), x.var.unsqueeze(0))
-    state = tuple(write_out(lift(s), -1) for s in hx)
-    return _layer(cell, (step, None), state, [*weights, None, None, None][:5], reverse=False)[1]
+    state = tuple(write_out(lift(s), -1) for s in _parts(hx))
+    _, state = _layer(cell, (step, None), state, [*weights, None, None, None][:5], reverse=False)
+    return state if len(state) > 1 else state[0]
 
 
-@rule(aten.lstm.input, approximate=_reason("lstm"))
-def lstm(x: Value, hx: Sequence[Value], *rest: Any) -> tuple[Moments, ...]:
-    """`_lstm_step` unrolled."""
-    return _unroll(LSTM, x, hx, *rest)
+def _parts(hx: Value | Sequence[Value]) -> Sequence[Value]:
+    """Of a state: an LSTM has two, the other cells one."""
+    return [hx] if isinstance(hx, (Tensor, Moments)) else hx
 
 
-@rule(aten.gru.input, approximate=_reason("gru"))
-def gru(x: Value, hx: Value, *rest: Any) -> tuple[Moments, ...]:
-    """`_gru_step` unrolled."""
-    return _unroll(GRU, x, [hx], *rest)
-
-
-@rule(aten.rnn_tanh.input, approximate=_reason("tanh"))
-def rnn_tanh(x: Value, hx: Value, *rest: Any) -> tuple[Moments, ...]:
-    """h' = tanh(W x + U h + b) unrolled."""
-    return _unroll(TANH, x, [hx], *rest)
-
-
-@rule(aten.rnn_relu.input, approximate=_reason("relu") + "; more for units almost never active")
-def rnn_relu(x: Value, hx: Value, *rest: Any) -> tuple[Moments, ...]:
-    """h' = relu(W x + U h + b) unrolled."""
-    return _unroll(RELU, x, [hx], *rest)
-
-
-@rule(aten.lstm_cell, approximate=_reason("lstm", stacks=False))
-def lstm_cell(x: Value, hx: Sequence[Value], *weights: Tensor | None) -> State:
-    """One `_lstm_step`."""
-    return _cell(LSTM, x, hx, *weights)
-
-
-@rule(aten.gru_cell, approximate=_reason("gru", stacks=False))
-def gru_cell(x: Value, hx: Value, *weights: Tensor | None) -> Moments:
-    """One `_gru_step`."""
-    return _cell(GRU, x, [hx], *weights)[0]
-
-
-@rule(aten.rnn_tanh_cell)
-def rnn_tanh_cell(x: Value, hx: Value, *weights: Tensor | None) -> Moments:
-    """tanh(W x + U h + b); exact for independent Gaussian inputs."""
-    return _cell(TANH, x, [hx], *weights)[0]
-
-
-@rule(aten.rnn_relu_cell)
-def rnn_relu_cell(x: Value, hx: Value, *weights: Tensor | None) -> Moments:
-    """relu(W x + U h + b); exact for independent Gaussian inputs."""
-    return _cell(RELU, x, [hx], *weights)[0]
+rule(aten.lstm.input, approximate=_reason("lstm"))(partial(_unroll, LSTM))
+rule(aten.gru.input, approximate=_reason("gru"))(partial(_unroll, GRU))
+rule(aten.rnn_tanh.input, approximate=_reason("tanh"))(partial(_unroll, TANH))
+rule(aten.rnn_relu.input, approximate=_reason("relu") + "; more for units almost never active")(partial(_unroll, RELU))
+rule(aten.lstm_cell, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))
+rule(aten.gru_cell, approximate=_reason("gru", stacks=False))(partial(_one_step, GRU))
+# exact for independent Gaussian inputs
+rule(aten.rnn_tanh_cell)(partial(_one_step, TANH))
+rule(aten.rnn_relu_cell)(partial(_one_step, RELU))
