@@ -41,6 +41,13 @@ def write_out(x: Moments, *axes: int) -> Moments:
     return Moments(x.mean.expand(size), x.var.expand(size), x.full)
 
 
+def mixture(parts: Sequence[tuple[float, Moments]]) -> Moments:
+    """Moments of one of several values, each with its chance p: E = sum p E_p, Var = sum p (Var_p + (E_p - E)^2)."""
+    none = torch.zeros_like(parts[0][1].mean)
+    mean = sum((share * x.mean for share, x in parts), none)
+    return Moments(mean, sum((share * (x.var + (x.mean - mean).square()) for share, x in parts), none))
+
+
 def at_random_place(x: Moments, axes: list[int]) -> tuple[Tensor, Tensor]:
     """Moments of the value at a random place along the axes: E = mean E_p, Var = mean Var_p + spread E_p."""
     mean = x.mean.mean(axes, keepdim=True)

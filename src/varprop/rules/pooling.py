@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..gaussian import maximum
 from ..moments import Moments
-from .axes import Ints, per_axis, uniform_axes
+from .axes import Ints, mixture, per_axis, uniform_axes
 from .convolution import of_average
 from .registry import rule
 
@@ -26,6 +26,7 @@ aten = torch.ops.aten
 # What a pooling window reads along an axis: positions, "one past the end" for none; or so many equal values.
 Reads = Tensor | int
 _POOL: dict[str, Any] = {"per_channel": True, "channels": 1}
+_MAXIMUM: dict[str, Any] = {"order_statistic": True, "maximum": True, **_POOL}
 
 WINDOWS = "windows of adaptive pooling differ in size: their statistics are pooled on uniform axes"
 BORDER = "padding and cut-off windows are ignored on uniform axes: the statistics hold away from the border"
@@ -199,15 +200,7 @@ def _maximum(x: Moments, reads: Sequence[Reads]) -> Moments:
     return Moments(*maximum.independent(_windows(x.mean, lowest, reads), _windows(x.std, widest, reads), -1))
 
 
-@rule(
-    aten.max_pool1d,
-    aten.max_pool2d,
-    aten.max_pool3d,
-    approximate=_ignores_border,
-    order_statistic=True,
-    maximum=True,
-    **_POOL,
-)
+@rule(aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, approximate=_ignores_border, **_MAXIMUM)
 def max_pool(
     x: Moments,
     kernel_size: Sequence[int],
@@ -231,9 +224,7 @@ def max_pool(
     aten.max_pool2d_with_indices,
     aten.max_pool3d_with_indices,
     approximate=_ignores_border,
-    order_statistic=True,
-    maximum=True,
-    **_POOL,
+    **_MAXIMUM,
 )
 def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
     """As `max_pool`; where the maximum was found stays unknown."""
@@ -245,9 +236,7 @@ def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moment
     aten.adaptive_max_pool2d,
     aten.adaptive_max_pool3d,
     approximate=_pools_windows,
-    order_statistic=True,
-    maximum=True,
-    **_POOL,
+    **_MAXIMUM,
 )
 def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, None]:
     """Maximum of independent Gaussians over windows that share the axis evenly (mathematics.md, 7).
@@ -262,6 +251,4 @@ def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, 
         else:
             kinds.append([(_adaptive_positions(extent, size, x.device), 1.0)])
     found = [(prod(share for _, share in kind), _maximum(x, [reads for reads, _ in kind])) for kind in product(*kinds)]
-    mean: Tensor = sum((share * part.mean for share, part in found), torch.zeros_like(found[0][1].mean))
-    spread = (share * (part.var + (part.mean - mean).square()) for share, part in found)
-    return Moments(mean, sum(spread, torch.zeros_like(mean))), None
+    return mixture(found), None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
-from .axes import Value, lift, uniform_axes, write_out
+from .axes import Value, lift, mixture, uniform_axes, write_out
 from .registry import rule
 
 aten = torch.ops.aten
@@ -152,8 +152,7 @@ def grid_sampler(x: Value, grid: Value, interpolation_mode: int, padding_mode: i
     for points in product(_HERMITE, repeat=grid.shape[-1]):
         shift = torch.tensor([z for z, _ in points], dtype=x.dtype, device=x.device)
         found.append((prod(w for _, w in points), _sampled(x, grid.mean + grid.std * shift, *settings)))
-    mean = sum((w * y.mean for w, y in found), torch.zeros_like(found[0][1].mean))
-    return Moments(mean, sum((w * (y.var + (y.mean - mean).square()) for w, y in found), torch.zeros_like(mean)))
+    return mixture(found)
 
 
 def _sampled(x: Moments, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Moments:
