@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Convolution:
         dilation: Steps from one tap to the next.
         groups: Into how many groups channels are divided.
         transposed: Whether it is the transpose of a convolution.
+        extra: Of a transposed one: positions added behind each axis of the output.
     """
 
     weight: Any
@@ -34,6 +35,7 @@ class Convolution:
     dilation: list[int]
     groups: int = 1
     transposed: bool = False
+    extra: Sequence[int] = ()
 
 
 def zeros_around(weight: Value, padding: Ints | str, dilation: Ints) -> list[tuple[int, int]]:
@@ -71,9 +73,8 @@ def of_transposed(
     dilation: Ints = 1,
 ) -> Convolution:
     """Of ``conv_transpose1d`` and its kin."""
-    count = weight.ndim - 2
-    zeros = zeros_around(weight, padding, dilation)
-    return Convolution(weight, bias, per_axis(stride, count), zeros, per_axis(dilation, count), groups, transposed=True)
+    plain = of_conv(x, weight, bias, stride, padding, dilation, groups)
+    return replace(plain, transposed=True, extra=per_axis(output_padding, weight.ndim - 2))
 
 
 def either(plain: Callable[..., Any], transposed: Callable[..., Any]) -> Callable[..., Any]:

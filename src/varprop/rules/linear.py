@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..gaussian.normal import constant
 from ..moments import Moments
-from .axes import Ints, Value, extents, lift, per_axis, uniform_axes, write_out
+from .axes import Value, extents, lift, uniform_axes, write_out
 from .convolution import Convolution, either, of_conv, of_transposed
 from .padding import Sets, meeting_taps, pooled_convolution
 from .registry import rule
@@ -64,13 +64,6 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) ->
     return torch.convolution(x.unsqueeze(0), weight, bias, *settings).squeeze(0)
 
 
-def _margins(kernel: Sequence[int], dilation: list[int], uniform: list[bool]) -> list[int]:
-    """Zeros that ``padding='same'`` puts around axes at full resolution (the odd one behind), for `F.pad`."""
-    axes = zip(kernel, dilation, uniform, strict=True)
-    totals = [0 if same else step * (size - 1) for size, step, same in axes]
-    return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-
-
 def border(x: Value, *arguments: Any, **named: Any) -> str | None:
     """Why a convolution over uniform axes is approximate, if zeros around them make it so."""
     return _border(x, of_conv(x, *arguments, **named))
@@ -85,59 +78,39 @@ def _border(x: Value, settings: Convolution) -> str | None:
 
 
 @rule(aten.conv1d, aten.conv2d, aten.conv3d, approximate=border, convolution=of_conv, **_LAYER)
-def conv(
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-) -> Moments:
+def conv(x: Value, weight: Value, bias: Value | None = None, *settings: Any, **named: Any) -> Moments:
     """Uncorrelated inputs: E = sum_ij W_ij E[x_ij], Var = sum_ij W_ij^2 Var[x_ij] (mathematics.md, 8).
 
     A uniform axis shrinks to a single window, so that every tap sees the same value: this gives the sums of W
     and of W^2 over the taps in one convolution. With zero padding they are weighted by the share of positions at which
     each tap lies inside (`pooled_convolution`).
     """
-    count = weight.ndim - 2
-    given = of_conv(x, weight, bias, stride, padding, dilation, groups)
-    steps, gaps = given.stride, given.dilation
+    given, count = of_conv(x, weight, bias, *settings, **named), weight.ndim - 2
     uniform, reason, x = uniform_axes(x, count), _border(x, given), write_out(lift(x), -count - 1)
     if reason == POOLED:
-        return pooled_convolution(x, given.weight, given.bias, steps, given.zeros, gaps, groups)
-    pads = per_axis(0 if isinstance(padding, str) else padding, count)
-    margins = _margins(weight.shape[2:], gaps, uniform) if padding == "same" else []
-    size = list(x.shape)
+        return pooled_convolution(x, given)
+    zeros = [(0, 0) if same else pad for same, pad in zip(uniform, given.zeros, strict=True)]
+    pads, margins = [before for before, _ in zeros], list[int]()
+    if any(before != behind for before, behind in zeros):  # an even kernel and padding="same"
+        pads, margins = [0] * count, [side for pad in reversed(zeros) for side in pad]
+    steps, gaps, size = given.stride, given.dilation, list(x.shape)
     for axis in (axis for axis in range(count) if uniform[axis]):
-        steps[axis], pads[axis], gaps[axis] = 1, 0, 1
-        size[axis - count] = weight.shape[axis + 2]
+        steps[axis], gaps[axis], size[axis - count] = 1, 1, weight.shape[axis + 2]
     mean, var = (F.pad(t.expand(size), margins) if margins else t.expand(size) for t in (x.mean, x.var))
-    settings = (steps, pads, gaps, False, [0], groups)
-    return _weighted(lambda t, w, b: _convolve(t, w, b, *settings), Moments(mean, var), weight, bias)
+    moves = (steps, pads, gaps, False, [0], given.groups)
+    return _weighted(lambda t, w, b: _convolve(t, w, b, *moves), Moments(mean, var), weight, bias)
 
 
-def _meetings(
-    x: Value, weight: Value, stride: Ints, padding: Ints, output_padding: Ints, dilation: Ints
-) -> dict[int, Sets]:
+def _meetings(x: Value, given: Convolution) -> dict[int, Sets]:
     """For each uniform axis of the weight, which sets of taps meet at its output positions."""
-    count = weight.ndim - 2
-    numbers = (per_axis(value, count) for value in (stride, padding, output_padding, dilation))
-    axes = enumerate(zip(uniform_axes(x, count), extents(x)[-count:], weight.shape[2:], *numbers, strict=True), 2)
+    count, pads = len(given.stride), [pad for pad, _ in given.zeros]
+    numbers = (given.weight.shape[2:], given.stride, pads, given.extra, given.dilation)
+    axes = enumerate(zip(uniform_axes(x, count), extents(x)[-count:], *numbers, strict=True), 2)
     return {axis: meeting_taps(*values) for axis, (uniform, *values) in axes if uniform}
 
 
-def _pools_phases(
-    x: Value,
-    weight: Value,
-    bias: Any = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> str | None:
-    meetings = _meetings(x, weight, stride, padding, output_padding, dilation)
+def _pools_phases(x: Value, *arguments: Any, **named: Any) -> str | None:
+    meetings = _meetings(x, of_transposed(x, *arguments, **named))
     return PHASES if any(len(found) > 1 for found in meetings.values()) else None
 
 
@@ -155,32 +128,22 @@ def _sums(weight: Tensor, axis: int, sets: Sets) -> Tensor:
     convolution=of_transposed,
     **_LAYER,
 )
-def conv_transpose(
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> Moments:
+def conv_transpose(x: Value, weight: Value, bias: Value | None = None, *settings: Any, **named: Any) -> Moments:
     """Uncorrelated inputs, as `conv`; which taps meet at an output position depends on where it lies.
 
     On a uniform axis all positions are pooled, those at the border included: E = mean_p E_p, Var = mean_p Var_p +
     spread_p E_p. Positions at which the same taps meet are alike, so one of each kind is computed (`meeting_taps`).
     """
-    count = weight.ndim - 2
-    steps, pads, gaps, extra = (per_axis(v, count) for v in (stride, padding, dilation, output_padding))
-    x = write_out(lift(x), -count - 1)
-    meetings = _meetings(x, weight, stride, padding, output_padding, dilation)
+    given, count = of_transposed(x, weight, bias, *settings, **named), weight.ndim - 2
+    x, meetings = write_out(lift(x), -count - 1), _meetings(x, given)
+    steps, pads, gaps, extra = given.stride, [pad for pad, _ in given.zeros], given.dilation, list(given.extra)
     for axis in meetings:
         steps[axis - 2], pads[axis - 2], gaps[axis - 2], extra[axis - 2] = 1, 0, 1, 0
 
     def apply(t: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         for axis, sets in meetings.items():
             w = _sums(w, axis, sets)
-        return _convolve(t, w, b, steps, pads, gaps, True, extra, groups)
+        return _convolve(t, w, b, steps, pads, gaps, True, extra, given.groups)
 
     return pooled(_weighted(apply, x, weight, bias), {a - 2 - count: list(s.values()) for a, s in meetings.items()})
 

@@ -9,37 +9,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..moments import Moments
+from .convolution import Convolution
 
 BLOCK = 2**18  # weights that stay in the cache
 Sets = dict[tuple[bool, ...], float]  # which taps take part, and the share of positions at which just these do
 
 
-def pooled_convolution(
-    x: Moments,
-    weight: Any,
-    bias: Any,
-    stride: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    groups: int,
-) -> Moments:
-    """Moments of a convolution at a random position, for an input that is uniform along every spatial axis.
-
-    ``weight`` and ``bias`` are constants; ``padding`` gives the zeros before and behind each axis.
-    """
-    count = weight.ndim - 2
-    axes = tuple(zip(x.full[-count:], weight.shape[2:], stride, padding, dilation, strict=True))
+def pooled_convolution(x: Moments, given: Convolution) -> Moments:
+    """Moments of a convolution with constants at a random position, for an input uniform along every spatial axis."""
+    weight, bias, count = given.weight, given.bias, len(given.stride)
+    axes = tuple(zip(x.full[-count:], weight.shape[2:], given.stride, given.zeros, given.dilation, strict=True))
     masks, shares = (torch.tensor(values, dtype=weight.dtype, device=weight.device) for values in _patterns(axes))
-    mean, var = (taps @ masks for taps in _moments_per_tap(x, weight, groups))  # a column for every set of taps inside
+    mean, var = (
+        taps @ masks for taps in _moments_per_tap(x, weight, given.groups)
+    )  # a column for every set of taps inside
     centre = (mean @ shares)[..., None]
     pooled = ((mean - centre).square() + var) @ shares
     centre = centre[..., 0] if bias is None else centre[..., 0] + bias
