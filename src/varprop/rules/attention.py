@@ -16,6 +16,7 @@ from ..graph import ops
 from ..moments import Moments
 from .arithmetic import add_independent, moments, mul_independent
 from .axes import Value, at_random_place, dense, lift, write_out
+from .reduction import joined_last, reduced_axes, restored
 from .registry import rule, structural
 
 aten = torch.ops.aten
@@ -64,13 +65,10 @@ def log_softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -
 @rule(aten.logsumexp)
 def logsumexp(x: Moments, dim: int | Sequence[int], keepdim: bool = False) -> Moments:
     """log sum exp over the given axes by the same integrals; exact for independent Gaussians."""
-    axes = sorted(axis % x.ndim for axis in ([dim] if isinstance(dim, int) else dim))
+    axes = reduced_axes(x, dim)
     x = write_out(x, *axes)
-    mean, var = (t.movedim(axes, [*range(-len(axes), 0)]).flatten(-len(axes)) for t in (x.mean, x.var))
-    mean, var = exact.logsumexp(mean, var, -1)
-    for axis in axes if keepdim else ():
-        mean, var = mean.unsqueeze(axis), var.unsqueeze(axis)
-    return Moments(mean, var)
+    mean, var = exact.logsumexp(joined_last(x.mean, axes), joined_last(x.var, axes), -1)
+    return restored(Moments(mean, var), axes, keepdim)
 
 
 def product(multiply: Callable[[Tensor, Tensor], Tensor], a: Value, b: Value) -> Moments:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..moments import Moments
 from .arithmetic import mul_independent, sub_independent
 from .axes import Value, lift
-from .norm import rms_normalized, root
+from .norm import unit_normalized, vector_norm
 from .reduction import sum_dim
 from .registry import rule
 
@@ -22,14 +22,7 @@ COSINE = (
 )
 
 
-def _length(gap: Moments, keepdim: bool = False) -> Moments:
-    """Euclidean length along the last axis, as `norm.vector_norm`: the `root` of the sum of squares."""
-    square, noise = gap.mean.double().square(), gap.var.double()
-    power, spread = (square + noise).sum(-1, keepdim), (2 * noise.square() + 4 * square * noise).sum(-1, keepdim)
-    return Moments(*root(power, spread)).to(gap.dtype)
-
-
-def _euclidean(x: Any, y: Any, p: float = 2.0, *_: Any, **__: Any) -> bool:
+def _euclidean(_x: Any, _y: Any, p: float = 2.0, *_: Any) -> bool:
     return p == 2
 
 
@@ -43,23 +36,21 @@ def cdist(x: Value, y: Value, p: float = 2.0, compute_mode: int | None = None) -
     if x is y:
         apart = 1 - torch.eye(a.shape[-2], dtype=gap.dtype, device=gap.device).unsqueeze(-1)
         gap = Moments(gap.mean * apart, gap.var * apart)
-    return _length(gap)
+    return vector_norm(gap, dim=[-1])
 
 
 @rule(aten.pairwise_distance, handles=_euclidean, approximate=GAMMA)
 def pairwise_distance(x: Value, y: Value, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Moments:
     """|x - y + eps| along the last axis."""
     gap = sub_independent(lift(x).dense(), lift(y).dense())
-    return _length(Moments(gap.mean + eps, gap.var), keepdim)
+    return vector_norm(Moments(gap.mean + eps, gap.var), dim=[-1], keepdim=keepdim)
 
 
 def _unit(x: Value, dim: int, eps: float) -> Value:
     if isinstance(x, Tensor):
         length: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
         return x / length.clamp_min(eps)
-    count = x.full[dim]
-    scaled = rms_normalized(x.dense(), [dim], eps**2 / count)
-    return Moments(scaled.mean / count**0.5, scaled.var / count)
+    return unit_normalized(x.dense(), [dim], eps)
 
 
 @rule(aten.cosine_similarity, approximate=COSINE)

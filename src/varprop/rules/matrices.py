@@ -44,15 +44,11 @@ def addbmm(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1
     return add_independent(mul_independent(base, beta), total, alpha=alpha)
 
 
-def _chain(matrices: Sequence[Value]) -> str | None:
-    return CHAIN if len(matrices) > 2 else None
-
-
 def _joined(a: Value, b: Value) -> Value:
     return a @ b if isinstance(a, Tensor) and isinstance(b, Tensor) else matmul(a, b)
 
 
-@rule(aten.linalg_multi_dot, aten.chain_matmul, approximate=_chain)
+@rule(aten.linalg_multi_dot, aten.chain_matmul, approximate=lambda matrices: CHAIN if len(matrices) > 2 else None)
 def multi_dot(matrices: Sequence[Value]) -> Any:
     """Successive products; exact for two matrices of independent entries."""
     return reduce(_joined, (dense(x) for x in matrices))
@@ -83,11 +79,7 @@ def cumprod(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moment
     return Moments(torch.stack([s.mean for s in found], dim), torch.stack([s.var for s in found], dim))
 
 
-def _plain_difference(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> bool:
-    return n == 1
-
-
-@rule(aten.diff, handles=_plain_difference, multilinear=True, mixes_positions=True)
+@rule(aten.diff, handles=lambda _x, n=1, *_: n == 1, multilinear=True, mixes_positions=True)
 def diff(x: Moments, n: int = 1, dim: int = -1, prepend: None = None, append: None = None) -> Moments:
     """Differences of neighbours: means subtract, variances add."""
     x, count = x.dense(), x.full[dim] - 1

@@ -152,15 +152,16 @@ def native_group_norm(
     return group_norm(x, group, weight, bias, eps), None, None
 
 
-def _by_input(*arguments: Any, **keywords: Any) -> bool:
-    return bool(keywords.get("use_input_stats", arguments[5] if len(arguments) > 5 else True))
+def _by_input(*arguments: Any) -> bool:
+    return len(arguments) < 6 or bool(arguments[5])
 
 
-def _second_order(*arguments: Any, **keywords: Any) -> str | None:
-    return _SECOND_ORDER if _by_input(*arguments, **keywords) else None
-
-
-@rule(aten.instance_norm, approximate=_second_order, normalizes=_by_input, channels=1)
+@rule(
+    aten.instance_norm,
+    approximate=lambda *arguments: _SECOND_ORDER if _by_input(*arguments) else None,
+    normalizes=_by_input,
+    channels=1,
+)
 def instance_norm(
     x: Moments,
     weight: Factor,
@@ -217,22 +218,17 @@ class Stored:
     eps: float
 
 
-def _of_no_training(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Stored:
-    return Stored(weight, bias, mean, var, eps)
-
-
-@rule(aten._native_batch_norm_legit_no_training, batch_norm=_of_no_training, multilinear=True, channels=1)
+@rule(
+    aten._native_batch_norm_legit_no_training,
+    batch_norm=lambda _x, weight, bias, mean, var, _momentum, eps: Stored(weight, bias, mean, var, eps),
+    multilinear=True,
+    channels=1,
+)
 def batch_norm_no_training(
     x: Moments, weight: Factor, bias: Factor, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> tuple[Moments, None, None]:
     """Batch norm in eval mode is affine: exact."""
     return _by_stored(x, weight, bias, mean, var, eps), None, None
-
-
-def _of_batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, *_: Any
-) -> Stored:
-    return Stored(weight, bias, mean, var, eps)
 
 
 def _trains(x: Any, weight: Any, bias: Any, *rest: Any) -> bool:
@@ -246,7 +242,7 @@ def _infinite(*arguments: Any, **_: Any) -> str | None:
 
 @rule(
     aten.batch_norm,
-    batch_norm=_of_batch_norm,
+    batch_norm=lambda _x, weight, bias, mean, var, _training, _momentum, eps, *_: Stored(weight, bias, mean, var, eps),
     approximate=_infinite,
     normalizes=_trains,
     multilinear=True,
@@ -297,18 +293,10 @@ def root(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     return safe_sqrt(mean - spread), spread
 
 
-def _is_sum(x: Any, ord: float = 2, *_: Any, **__: Any) -> bool:
-    return ord in (1, 2)
-
-
-def _gamma(x: Any, ord: float = 2, *_: Any, **__: Any) -> str | None:
-    return _GAMMA if ord == 2 else None
-
-
 @rule(
     aten.linalg_vector_norm,
-    handles=_is_sum,
-    approximate=_gamma,
+    handles=lambda _x, ord=2, *_, **__: ord in (1, 2),
+    approximate=lambda _x, ord=2, *_, **__: _GAMMA if ord == 2 else None,
 )
 def vector_norm(
     x: Moments,

@@ -28,7 +28,7 @@ _ROOT = (
 )
 
 
-def _axes(x: Moments, dim: Dims) -> list[int]:
+def reduced_axes(x: Moments, dim: Dims) -> list[int]:
     """The reduced axes, non-negative; all of them for None or an empty list."""
     given = [dim] if isinstance(dim, int) else list(dim or range(x.ndim))
     return [axis % x.ndim for axis in given] if x.ndim else []
@@ -42,7 +42,7 @@ def _copies(x: Moments, axes: Sequence[int]) -> int:
 @rule(aten.sum.dim_IntList, aten.sum.default, aten.nansum, averages=True)
 def sum_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = sum E_i, Var = sum Var_i of independent values, none of which is ever NaN."""
-    axes, x = _axes(x, dim), x.to(dtype or x.dtype)
+    axes, x = reduced_axes(x, dim), x.to(dtype or x.dtype)
     copies = _copies(x, axes)
     return Moments(x.mean.sum(axes, keepdim) * copies, x.var.sum(axes, keepdim) * copies)
 
@@ -50,7 +50,7 @@ def sum_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch
 @rule(aten.mean.dim, aten.mean.default, aten.nanmean, averages=True)
 def mean_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = mean E_i, Var = mean Var_i / n of n independent values, none of which is ever NaN."""
-    axes, x = _axes(x, dim), x.to(dtype or x.dtype)
+    axes, x = reduced_axes(x, dim), x.to(dtype or x.dtype)
     count = product([x.full[axis] for axis in axes])
     return Moments(x.mean.mean(axes, keepdim), x.var.mean(axes, keepdim) / count)
 
@@ -78,12 +78,12 @@ def cumsum(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments
     return Moments(x.mean.cumsum(dim), x.var.cumsum(dim))
 
 
-def _last(x: Tensor, axes: list[int]) -> Tensor:
+def joined_last(x: Tensor, axes: list[int]) -> Tensor:
     """The reduced axes joined into one, at the end."""
     return x.movedim(axes, list(range(-len(axes), 0))).flatten(-len(axes)) if axes else x.unsqueeze(-1)
 
 
-def _restored(x: Moments, axes: list[int], keepdim: bool) -> Moments:
+def restored(x: Moments, axes: list[int], keepdim: bool) -> Moments:
     """The reduced axes back in place with extent 1, if they are to be kept."""
     mean, var = x.mean, x.var
     for axis in sorted(axes) if keepdim else ():
@@ -94,14 +94,14 @@ def _restored(x: Moments, axes: list[int], keepdim: bool) -> Moments:
 @rule(aten.amax, aten.max.default, order_statistic=True, maximum=True)
 def amax(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
     """Maximum of independent Gaussians; over uniform axes only, of equal ones (mathematics.md, 7)."""
-    axes = _axes(x, dim)
+    axes = reduced_axes(x, dim)
     copies = _copies(x, axes)
     if all(x.shape[axis] == 1 for axis in axes):
-        mean, var = maximum.iid(_last(x.mean, axes)[..., 0], _last(x.std, axes)[..., 0], copies)
+        mean, var = maximum.iid(joined_last(x.mean, axes)[..., 0], joined_last(x.std, axes)[..., 0], copies)
     else:
         x = write_out(x, *axes)
-        mean, var = maximum.independent(_last(x.mean, axes), _last(x.std, axes), -1)
-    return _restored(Moments(mean, var), axes, keepdim)
+        mean, var = maximum.independent(joined_last(x.mean, axes), joined_last(x.std, axes), -1)
+    return restored(Moments(mean, var), axes, keepdim)
 
 
 @rule(aten.amin, aten.min.default, order_statistic=True)
@@ -134,13 +134,13 @@ def prod_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torc
 
     The sum telescopes to prod E[x_i^2] - prod E_i^2 and, unlike it, has only positive terms.
     """
-    axes = _axes(x, dim)
+    axes = reduced_axes(x, dim)
     x = write_out(x, *axes).to(dtype or x.dtype)
-    mean, var = _last(x.mean, axes), _last(x.var, axes)
+    mean, var = joined_last(x.mean, axes), joined_last(x.var, axes)
     one = torch.ones_like(mean[..., :1])
     before = torch.cat([one, mean.square()[..., :-1]], -1).cumprod(-1)
     after = torch.cat([one, (mean.square() + var).flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
-    return _restored(Moments(mean.prod(-1), (before * var * after).sum(-1)), axes, keepdim)
+    return restored(Moments(mean.prod(-1), (before * var * after).sum(-1)), axes, keepdim)
 
 
 def _sample_variance(x: Moments, dim: Dims, correction: float | None, keepdim: bool) -> Moments:
@@ -150,7 +150,7 @@ def _sample_variance(x: Moments, dim: Dims, correction: float | None, keepdim: b
     4 sum d_i^2 Var_i) / (n - c)^2, tr (P diag Var)^2 = (1 - 2/n) sum Var_i^2 + (sum Var_i / n)^2 (Mathai &
     Provost, Quadratic Forms in Random Variables, 1992).
     """
-    axes = _axes(x, dim)
+    axes = reduced_axes(x, dim)
     count, copies = product([x.full[axis] for axis in axes]), _copies(x, axes)
 
     def total(t: Tensor) -> Tensor:
