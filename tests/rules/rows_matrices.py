@@ -25,4 +25,5 @@ rows = [
     Case(aten.linalg_cross.default, lambda: (normal(3, 2), weight(3, 2)), {"dim": 0}, label="constant"),
     Case(aten.cumprod.default, lambda: (normal(2, 4, shift=1.0, scale=0.3), 1)),
     Case(aten.diff.default, lambda: (normal(2, 4, 3), 1, 1)),
+    Case(aten.diff.default, lambda: (normal(2, 4), 1, -1, normal(2, 1), weight(2, 2)), label="longer"),
 ]

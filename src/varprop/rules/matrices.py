@@ -15,6 +15,7 @@ from .attention import matmul, product
 from .axes import Value, dense, write_out
 from .einsum import CHAIN
 from .registry import rule
+from .structural import cat
 
 aten = torch.ops.aten
 
@@ -80,8 +81,9 @@ def cumprod(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moment
 
 
 @rule(aten.diff, handles=lambda _x, n=1, *_: n == 1, multilinear=True, mixes_positions=True)
-def diff(x: Moments, n: int = 1, dim: int = -1, prepend: None = None, append: None = None) -> Moments:
+def diff(x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None) -> Moments:
     """Differences of neighbours: means subtract, variances add."""
-    x, count = x.dense(), x.full[dim] - 1
-    later, earlier = (Moments(x.mean.narrow(dim, k, count), x.var.narrow(dim, k, count)) for k in (1, 0))
+    joined = cat([dense(part) for part in (prepend, x, append) if part is not None], dim)
+    count = joined.shape[dim] - 1
+    later, earlier = (Moments(joined.mean.narrow(dim, k, count), joined.var.narrow(dim, k, count)) for k in (1, 0))
     return sub_independent(later, earlier)
