@@ -3,18 +3,3 @@
 Every function takes means and standard deviations (or variances, where the name says so) and returns
 ``(mean, variance)`` in the dtype it was given; inside, everything is computed in float64.
 """
-
-from . import activations, closed, curves, derivatives, maximum, normal, quadrature, rectifier, skip, softmax
-
-__all__ = [
-    "activations",
-    "closed",
-    "curves",
-    "derivatives",
-    "maximum",
-    "normal",
-    "quadrature",
-    "rectifier",
-    "skip",
-    "softmax",
-]

@@ -5,6 +5,7 @@ needs to know where each function bends (`curves.KNOTS`) and where it has kinks.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,13 @@ from torch import Tensor
 from . import curves
 from .curves import KNOTS
 from .normal import Pair, Scalar, as_tensor, in_float64
-from .quadrature import expectation, reflected, shifted
+from .quadrature import Points, Pointwise, expectation, shifted
 from .rectifier import clamp, two_slopes
 
 SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
+
+Activation = Callable[[Tensor, Tensor], Pair]
 
 
 def relu(mean: Tensor, std: Tensor) -> Pair:
@@ -42,10 +45,50 @@ def hardsigmoid(mean: Tensor, std: Tensor) -> Pair:
     return m / 6.0, v / 36.0
 
 
-@in_float64
-def hardswish(mean: Tensor, std: Tensor) -> Pair:
-    """x relu6(x + 3) / 6; quadrature, kinks at -3 and 3."""
-    return expectation(curves.hardswish, mean, std, breaks=KNOTS["hardswish"])
+def _smooth(curve: Pointwise, knots: Points = (), breaks: Points = ()) -> Activation:
+    """Moments after a curve that is smooth but for breaks, by quadrature."""
+
+    @in_float64
+    def moments(mean: Tensor, std: Tensor) -> Pair:
+        return expectation(curve, mean, std, knots=knots, breaks=breaks)
+
+    return moments
+
+
+def _step(curve: Pointwise, tail: Pointwise, low: float, high: float, knots: Points, breaks: Points = ()) -> Activation:
+    """The same for a curve f that rises from low to high with f(-x) = low + high - f(x); tail = f - low for x < 0.
+
+    It is integrated on the side of its lower limit, `shifted` by that; points are those of that side's variable.
+    """
+
+    @in_float64
+    def moments(mean: Tensor, std: Tensor) -> Pair:
+        right = mean > 0.0
+        left = torch.where(right, -mean, mean)
+        m, v = shifted(curve, tail, low, left < -1.0, left, std, knots=knots, breaks=breaks)
+        return torch.where(right, (low + high) - m, m), v
+
+    return moments
+
+
+silu = _smooth(curves.silu, KNOTS["sigmoid"])
+gelu = _smooth(curves.gelu, KNOTS["gelu"])
+gelu_tanh = _smooth(curves.gelu_tanh, KNOTS["gelu"])
+mish = _smooth(curves.mish, KNOTS["mish"])
+hardswish = _smooth(curves.hardswish, breaks=KNOTS["hardswish"])
+sigmoid = _step(torch.sigmoid, torch.sigmoid, 0.0, 1.0, KNOTS["sigmoid"])
+tanh = _step(torch.tanh, lambda x: 2.0 * torch.sigmoid(2.0 * x), -1.0, 1.0, KNOTS["tanh"])
+erf = _step(torch.erf, lambda x: torch.erfc(-x), -1.0, 1.0, KNOTS["erf"])
+softsign = _step(
+    F.softsign,
+    lambda x: torch.where(x < 0.0, 1.0, 1.0 + 2.0 * x) / (1.0 + x.abs()),
+    -1.0,
+    1.0,
+    KNOTS["softsign"],
+    breaks=(0.0,),  # of f''
+)
+# pi/2 + arctan x = arg(-x + i)
+atan = _step(torch.atan, lambda x: torch.atan2(torch.ones_like(x), -x), -0.5 * math.pi, 0.5 * math.pi, KNOTS["atan"])
 
 
 @in_float64
@@ -80,66 +123,6 @@ def celu(mean: Tensor, std: Tensor, alpha: Scalar = 1.0) -> Pair:
 
 
 @in_float64
-def sigmoid(mean: Tensor, std: Tensor) -> Pair:
-    """1 / (1 + e^{-x}); quadrature on the side of its zero limit, as S(x) = 1 - S(-x)."""
-    return reflected(torch.sigmoid, torch.sigmoid, 0.0, 1.0, mean, std, knots=KNOTS["sigmoid"])
-
-
-@in_float64
-def tanh(mean: Tensor, std: Tensor) -> Pair:
-    """Tanh x; quadrature, shifted by its limits: 1 + tanh x = 2 S(2x)."""
-    return reflected(torch.tanh, lambda x: 2.0 * torch.sigmoid(2.0 * x), -1.0, 1.0, mean, std, knots=KNOTS["tanh"])
-
-
-@in_float64
-def erf(mean: Tensor, std: Tensor) -> Pair:
-    """Erf x; quadrature, shifted by its limits: 1 + erf x = erfc(-x)."""
-    return reflected(torch.erf, lambda x: torch.erfc(-x), -1.0, 1.0, mean, std, knots=KNOTS["erf"])
-
-
-@in_float64
-def softsign(mean: Tensor, std: Tensor) -> Pair:
-    """x / (1 + |x|); quadrature, shifted by its limits, f'' jumps at 0."""
-    return reflected(
-        F.softsign,
-        lambda x: torch.where(x < 0.0, 1.0, 1.0 + 2.0 * x) / (1.0 + x.abs()),
-        -1.0,
-        1.0,
-        mean,
-        std,
-        breaks=(0.0,),
-        knots=KNOTS["softsign"],
-    )
-
-
-@in_float64
-def atan(mean: Tensor, std: Tensor) -> Pair:
-    """Arctan x; quadrature, shifted by its limits: pi/2 + arctan x = arg(-x + i)."""
-    half = 0.5 * math.pi
-    return reflected(
-        torch.atan, lambda x: torch.atan2(torch.ones_like(x), -x), -half, half, mean, std, knots=KNOTS["atan"]
-    )
-
-
-@in_float64
-def silu(mean: Tensor, std: Tensor) -> Pair:
-    """x S(x), also called swish; quadrature."""
-    return expectation(curves.silu, mean, std, knots=KNOTS["sigmoid"])
-
-
-@in_float64
-def gelu(mean: Tensor, std: Tensor) -> Pair:
-    """x Phi(x); quadrature, with Phi from erfc for the digits of the lower tail."""
-    return expectation(curves.gelu, mean, std, knots=KNOTS["gelu"])
-
-
-@in_float64
-def gelu_tanh(mean: Tensor, std: Tensor) -> Pair:
-    """The tanh form of GELU, x S(2u) with u = sqrt(2/pi) (x + 0.044715 x^3); quadrature."""
-    return expectation(curves.gelu_tanh, mean, std, knots=KNOTS["gelu"])
-
-
-@in_float64
 def softplus(mean: Tensor, std: Tensor, beta: Scalar = 1.0, threshold: float = 20.0) -> Pair:
     """log(1 + e^{beta x}) / beta; quadrature.
 
@@ -163,12 +146,6 @@ def logsigmoid(mean: Tensor, std: Tensor) -> Pair:
     """Log S(x) = -softplus(-x)."""
     m, v = softplus(-mean, std)
     return -m, v
-
-
-@in_float64
-def mish(mean: Tensor, std: Tensor) -> Pair:
-    """x tanh(softplus(x)); quadrature."""
-    return expectation(curves.mish, mean, std, knots=KNOTS["mish"])
 
 
 @in_float64

@@ -1,7 +1,7 @@
 """Mean and variance of any pointwise function of a Gaussian variable, by panels of Gauss-Legendre nodes."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -78,48 +78,36 @@ def _integrate(f: Pointwise, mean: Tensor, std: Tensor, edges: Tensor) -> Pair:
     return total[1], total[2] / total[0]
 
 
-class _Passing(NamedTuple):
-    """A kink: values and slopes of f below and above it, and the derivatives constant nodes do not see.
+def _at_kink(f: Pointwise, at: Tensor, mean: Tensor, std: Tensor, m0: Tensor, jump: bool) -> Pair:
+    """What a kink adds to the derivatives of the expectations of f and (f - m0)^2, whose constant nodes miss it.
 
-    `mass` and `lift` are zero, with the derivatives of P(X < at) and the higher ones of E(X - at)_+.
+    By Leibniz' rule, from values and slopes of f below and above it; `mass` and `lift` are zero, with the derivatives
+    of P(X < at) and the higher ones of E(X - at)_+.
     """
-
-    below: Tensor
-    above: Tensor
-    slope_below: Tensor
-    slope_above: Tensor
-    mass: Tensor
-    lift: Tensor
-
-    def add(self, m0: Tensor) -> Pair:
-        """What is missing from the expectations of f and (f - m0)^2 (Leibniz)."""
-        below, above = self.below - m0, self.above - m0
-        first = self.mass * (below - above) + self.lift * (self.slope_above - self.slope_below)
-        slopes = above * self.slope_above - below * self.slope_below
-        return first, self.mass * (below.square() - above.square()) + 2.0 * self.lift * slopes
-
-
-def _passing(f: Pointwise, at: Tensor, mean: Tensor, std: Tensor, jump: bool) -> _Passing:
     here = at.detach().broadcast_to(mean.shape)
     step = _BESIDE * (1.0 + here.abs())
     sides = f(torch.stack([here + k * step for k in (-1, -2, -3, 1, 2, 3)])).detach()
     (b1, b2, b3), (a1, a2, a3) = sides[:3].unbind(0), sides[3:].unbind(0)  # extrapolated by parabolas
-    below, above = 3.0 * (b1 - b2) + b3, 3.0 * (a1 - a2) + a3
-    slopes = (5.0 * b1 - 8.0 * b2 + 3.0 * b3) / (2.0 * step), (8.0 * a2 - 5.0 * a1 - 3.0 * a3) / (2.0 * step)
-    mass, lift = torch.zeros_like(mean), mean - at
+    below, above = 3.0 * (b1 - b2) + b3 - m0, 3.0 * (a1 - a2) + a3 - m0
+    slope_below = (5.0 * b1 - 8.0 * b2 + 3.0 * b3) / (2.0 * step)
+    slope_above = (8.0 * a2 - 5.0 * a1 - 3.0 * a3) / (2.0 * step)
+    mass, over = torch.zeros_like(mean), mean - at
     if jump:
-        mass = cdf(-lift / std.clamp(min=_STEEPEST))
-    over, _ = two_slopes(lift, std, 1.0, 0.0)
-    a = ratio(lift, std).detach()
-    seen = over.detach() + cdf(a) * (lift - lift.detach()) + pdf(a) * (std - std.detach())
-    return _Passing(below, above, *slopes, mass - mass.detach(), over - seen)
+        mass = cdf(-over / std.clamp(min=_STEEPEST))
+    lift, _ = two_slopes(over, std, 1.0, 0.0)
+    a = ratio(over, std).detach()
+    seen = lift.detach() + cdf(a) * (over - over.detach()) + pdf(a) * (std - std.detach())
+    mass, lift = mass - mass.detach(), lift - seen
+    first = mass * (below - above) + lift * (slope_above - slope_below)
+    slopes = above * slope_above - below * slope_below
+    return first, mass * (below.square() - above.square()) + 2.0 * lift * slopes
 
 
 def _with_kinks(f: Pointwise, kinks: list[Tensor], jumps: int, mean: Tensor, std: Tensor, m: Tensor) -> Pair:
     """Zeros to add to the mean and the variance for the derivatives that kinks, the last of them jumps, give them."""
     m0, dm, dv = m.detach(), torch.zeros_like(m), torch.zeros_like(m)
     for i, at in enumerate(kinks):
-        first, second = _passing(f, at, mean, std, i >= len(kinks) - jumps).add(m0)
+        first, second = _at_kink(f, at, mean, std, m0, i >= len(kinks) - jumps)
         dm, dv = dm + first, dv + second
     return dm, dv - (2.0 * (m - m0) + dm) * dm
 
@@ -188,25 +176,3 @@ def shifted(
     """
     m, v = expectation(lambda x: torch.where(far, tail(x), f(x)), mean, std, breaks=breaks, knots=knots)
     return m + torch.where(far, as_tensor(limit, m), 0.0), v
-
-
-def reflected(
-    f: Pointwise,
-    tail: Pointwise,
-    low: float,
-    high: float,
-    mean: Tensor,
-    std: Tensor,
-    *,
-    breaks: Points = (),
-    knots: Points = (),
-) -> Pair:
-    """`shifted` for f rising from low to high with f(-x) = low + high - f(x); tail = f - low for x < 0.
-
-    Points are given for the reflected variable, whose mean is negative.
-    """
-    dtype, (mean, std) = promote(mean, std)
-    right = mean > 0.0
-    left = torch.where(right, -mean, mean)
-    m, v = shifted(f, tail, low, left < -1.0, left, std, breaks=breaks, knots=knots)
-    return torch.where(right, (low + high) - m, m).to(dtype), v.to(dtype)
