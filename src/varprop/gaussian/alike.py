@@ -39,12 +39,9 @@ EULER = 0.57721566490153286
 class Coefficients(NamedTuple):
     """Coefficients (mean x std x t) of log F and of E[a e^-a] / F and E[a^2 e^-a] / F, scaled by e^-m/2 and e^-m."""
 
-    t: Tensor
     log_f: Tensor
     first: Tensor
     second: Tensor
-    means: Range
-    stds: Range
 
     @property
     def size(self) -> tuple[int, int]:
@@ -77,8 +74,7 @@ def _make_table(nodes: Nodes, means: Range, stds: Range, size: tuple[int, int]) 
     f0 = f0.clamp(min=1e-150)
     values = torch.log(f0), f1 / f0 * torch.exp(-0.5 * m), f2 / f0 * torch.exp(-m)
     by_mean, by_std = transform(size[0], t), transform(size[1], t)
-    log_f, first, second = (torch.einsum("am,bs,mst->abt", by_mean, by_std, v) for v in values)
-    return Coefficients(t, log_f, first, second, means, stds)
+    return Coefficients(*(torch.einsum("am,bs,mst->abt", by_mean, by_std, v) for v in values))
 
 
 _kept_table = functools.lru_cache(maxsize=64)(_make_table)

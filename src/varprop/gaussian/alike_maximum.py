@@ -13,6 +13,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from .alike import possible
 from .normal import ROOT_HALF, Pair
 
 TAIL = 1e-10  # a probability that is neglected
@@ -28,7 +29,7 @@ def independent(mean: Tensor, std: Tensor) -> Pair | None:
     the first integrand is 1 and flat, the second rises by 2, which the trapezoidal rule misses by step^2 / 6.
     """
     count = mean.shape[-1]
-    if not 2 <= count <= MOST_ENTRIES or not mean.numel() or _watched(mean):
+    if not 2 <= count <= MOST_ENTRIES or not mean.numel() or type(mean) is not Tensor or not possible(mean):
         return None
     mu, sd = mean.detach(), std.detach()
     surely, possibly = NormalDist().inv_cdf(TAIL), -NormalDist().inv_cdf(TAIL / count)
@@ -63,9 +64,3 @@ def _integrated(mean: Tensor, std: Tensor, low: Tensor, step: Tensor, nodes: int
 def _quantiles(most: int, dtype: torch.dtype) -> Tensor:
     """For 0 ... most entries the standard deviations below which all of them lie with the neglected probability."""
     return torch.tensor([0.0, *(NormalDist().inv_cdf(TAIL ** (1 / k)) for k in range(1, most + 1))], dtype=dtype)
-
-
-def _watched(x: Tensor) -> bool:
-    """Whether values cannot be looked at, or not without waiting for them."""
-    hidden = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return hidden or type(x) is not Tensor or x.device.type != "cpu"

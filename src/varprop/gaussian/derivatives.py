@@ -16,16 +16,12 @@ from torch import Tensor
 
 from .curves import CURVES, Curve
 from .normal import LEAST_STD, ROOT_TWO_PI, Pair, Slopes, constant, gauss_legendre
-from .rectifier import by_variance, clamp_and_derivatives, learned_slope, two_slopes_and_derivatives
+from .rectifier import by_variance, clamp_and_derivatives, learned_slope, square, two_slopes_and_derivatives
 from .skip import relu_of_sum_and_derivatives
 
 WINDOW = 8.5  # standard deviations; what lies beyond weighs 2e-17
 SINGLE, DOUBLE = 16, 20  # nodes for each half of a panel: relative error of the variance 4e-9 and 5e-11
 _LEGENDRE = {nodes: gauss_legendre(nodes) for nodes in (SINGLE, DOUBLE)}
-
-
-def _square(m_m: Tensor, m_v: Tensor, v_m: Tensor, v_v: Tensor) -> Tensor:
-    return torch.stack([m_m, m_v, v_m, v_v]).view(2, 2, -1)
 
 
 def _affine(x: Pair, slope: float, offset: float) -> Slopes:
@@ -35,14 +31,14 @@ def _affine(x: Pair, slope: float, offset: float) -> Slopes:
 def _linear(x: Pair, gain: float, var_gain: float, offset: float = 0.0) -> Slopes:
     mean, var = x
     none = torch.zeros_like(mean)
-    return torch.stack([mean * gain + offset, var * var_gain]), [_square(none + gain, none, none, none + var_gain)]
+    return torch.stack([mean * gain + offset, var * var_gain]), [square(none + gain, none, none, none + var_gain)]
 
 
 def _dropout(x: Pair, p: float) -> Slopes:
     mean, var = x
     one, none = torch.ones_like(mean), torch.zeros_like(mean)
     moments = torch.stack([mean, (var + p * mean.square()) / (1 - p)])
-    return moments, [_square(one, none, 2 * p / (1 - p) * mean, one / (1 - p))]
+    return moments, [square(one, none, 2 * p / (1 - p) * mean, one / (1 - p))]
 
 
 def _maximum(x: Pair, lift: float, share: float) -> Slopes:
@@ -51,11 +47,7 @@ def _maximum(x: Pair, lift: float, share: float) -> Slopes:
     std = var.sqrt()
     one, none = torch.ones_like(mean), torch.zeros_like(mean)
     moments = torch.stack([mean + lift * std, share * var])
-    return moments, [_square(one, 0.5 * lift / std.clamp(min=LEAST_STD), none, share * one)]
-
-
-def _two_slopes(x: Pair, s: float, t: float) -> Slopes:
-    return by_variance(x, two_slopes_and_derivatives, s, t)
+    return moments, [square(one, 0.5 * lift / std.clamp(min=LEAST_STD), none, share * one)]
 
 
 def _clamp(x: Pair, low: float, high: float) -> Slopes:
@@ -70,9 +62,9 @@ def _hardsigmoid(x: Pair) -> Slopes:
 
 def _add(x: Pair, y: Pair, alpha: float) -> Slopes:
     one, none = torch.ones_like(x[0]), torch.zeros_like(x[0])
-    square = alpha * alpha
-    moments = torch.stack([x[0] + alpha * y[0], x[1] + square * y[1]])
-    return moments, [_square(one, none, none, one), _square(alpha * one, none, none, square * one)]
+    power = alpha * alpha
+    moments = torch.stack([x[0] + alpha * y[0], x[1] + power * y[1]])
+    return moments, [square(one, none, none, one), square(alpha * one, none, none, power * one)]
 
 
 def _mul(x: Pair, y: Pair) -> Slopes:
@@ -80,7 +72,7 @@ def _mul(x: Pair, y: Pair) -> Slopes:
     none = torch.zeros_like(m1)
     second1, second2 = v1 + m1 * m1, v2 + m2 * m2
     moments = torch.stack([m1 * m2, v1 * second2 + m1 * m1 * v2])
-    return moments, [_square(m2, none, 2 * m1 * v2, second2), _square(m1, none, 2 * m2 * v1, second1)]
+    return moments, [square(m2, none, 2 * m1 * v2, second2), square(m1, none, 2 * m2 * v1, second1)]
 
 
 def _compose(nodes: int) -> Callable[..., Slopes]:
@@ -114,7 +106,7 @@ def _quadrature(curve: Curve, nodes: int) -> Callable[..., Slopes]:
         leaning = weight * slope
         risen = leaning * f
         by_std = [0.5 / std * (part * z).sum(0) for part in (leaning, risen)]
-        derivatives = _square(leaning.sum(0), by_std[0], 2.0 * risen.sum(0), 2.0 * by_std[1])
+        derivatives = square(leaning.sum(0), by_std[0], 2.0 * risen.sum(0), 2.0 * by_std[1])
         return torch.stack([m, (weight * f * f).sum(0)]), [derivatives]
 
     return integrate
@@ -171,7 +163,7 @@ def _kernels(nodes: int) -> dict[str, Callable[..., Slopes]]:
         "dropout": _dropout,
         "maximum": _maximum,
         "compose": _compose(nodes),
-        "two_slopes": _two_slopes,
+        "two_slopes": lambda x, s, t: by_variance(x, two_slopes_and_derivatives, s, t),
         "clamp": _clamp,
         "hardsigmoid": _hardsigmoid,
         "add": _add,

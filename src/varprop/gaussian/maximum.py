@@ -50,7 +50,7 @@ order_statistic._dynamo_marked_constant = True  # type: ignore[attr-defined]
 @functools.lru_cache(maxsize=1024)
 def _order_statistic(k: int) -> tuple[float, float]:
     step, nodes = 0.02, [-9.0 + 0.02 * i for i in range(1051)]
-    log_below = [math.log1p(-0.5 * math.erfc(ROOT_HALF * z)) if z > -5.0 else _log_cdf(z) for z in nodes]
+    log_below = [_log_cdf(z) for z in nodes]
     density = [k * math.exp((k - 1) * b - 0.5 * z * z) * step for z, b in zip(nodes, log_below, strict=True)]
     total = math.fsum(density)
     mean = math.fsum(z * p for z, p in zip(nodes, density, strict=True)) / total
@@ -59,7 +59,7 @@ def _order_statistic(k: int) -> tuple[float, float]:
 
 
 def _log_cdf(z: float) -> float:
-    return math.log(0.5 * math.erfc(-ROOT_HALF * z))
+    return math.log1p(-0.5 * math.erfc(ROOT_HALF * z)) if z > -5.0 else math.log(0.5 * math.erfc(-ROOT_HALF * z))
 
 
 @in_float64

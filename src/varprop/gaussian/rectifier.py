@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from .normal import (
     applied,
     as_tensor,
     cdf,
-    differentiated,
     gauss_legendre,
     in_float64,
     mills,
@@ -24,6 +23,7 @@ from .normal import (
     ratio,
 )
 
+Four: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 _LEGENDRE = tuple(zip(*gauss_legendre(16), strict=True))
 _STEEPEST = 1e-3  # below this std the derivatives of step and sign, which grow like 1/std, are held
 
@@ -35,7 +35,7 @@ def _tail(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return p * h1, p * h2, p * (h2 - p * h1 * h1)
 
 
-def _half_lines(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _half_lines(mean: Tensor, std: Tensor) -> Four:
     """Mean of X_+ and of X_-, and their variances over std^2 (mathematics.md, 2.4)."""
     # One branch on either side, zero with the upper one, so that derivatives of every order are right at mean zero:
     # those of abs and relu, which torch takes as zero there, are not.
@@ -47,7 +47,7 @@ def _half_lines(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tens
     return above + std * g, below + std * g, r + lifted, r + lowered
 
 
-def _of_half_lines(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s: Scalar, t: Scalar) -> Pair:
+def _of_half_lines(lines: Four, std: Tensor, s: Scalar, t: Scalar) -> Pair:
     """(2.6) of mathematics.md: slope s on the half line above zero, t on the one below."""
     above, below, var_above, var_below = lines
     spread = s * s * var_above + t * t * var_below
@@ -68,9 +68,7 @@ def _along(tangents: tuple[Tensor | None, ...], slopes: tuple[Tensor, ...]) -> T
     return total
 
 
-def two_slopes_and_derivatives(
-    mean: Tensor, std: Tensor, s: Scalar, t: Scalar
-) -> tuple[Pair, tuple[Tensor, Tensor, Tensor, Tensor]]:
+def two_slopes_and_derivatives(mean: Tensor, std: Tensor, s: Scalar, t: Scalar) -> tuple[Pair, Four]:
     """Mean m and variance v after two slopes; dm/dmean, dm/dstd, dv/dmean, dv/dstd (mathematics.md, 2.6 and 2.7)."""
     lines = above, below, _, _ = _half_lines(mean, std)
     m, v = _of_half_lines(lines, std, s, t)
@@ -81,7 +79,7 @@ def two_slopes_and_derivatives(
     return (m, v), (s * up + t * down, d * p, v_mean, v_std)
 
 
-def _by_slopes(lines: tuple[Tensor, Tensor, Tensor, Tensor], std: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+def _by_slopes(lines: Four, std: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, ...]:
     """dm/ds, dm/dt, dv/ds, dv/dt."""
     above, below, var_above, var_below = lines
     both, var = 2.0 * above * below, 2.0 * std.square()
@@ -95,7 +93,7 @@ def learned_slope(x: Pair, slope: Pair) -> Slopes:
     moments, derivatives = by_variance(x, two_slopes_and_derivatives, 1.0, t)
     _, m_t, _, v_t = _by_slopes(_half_lines(mean, std), std, torch.ones_like(t), t)
     none = torch.zeros_like(t)
-    return moments, [*derivatives, torch.stack([m_t, none, v_t, none]).view(2, 2, -1)]
+    return moments, [*derivatives, square(m_t, none, v_t, none)]
 
 
 class _TwoSlopes(torch.autograd.Function):
@@ -140,8 +138,6 @@ def two_slopes(mean: Tensor, std: Tensor, positive: Scalar, negative: Scalar) ->
     two half lines, R the variance of the unit rectifier (Shekhovtsov & Flach, CVWW 2018; mathematics.md, 2.6).
     """
     inputs = torch.broadcast_tensors(mean, std, as_tensor(positive, mean), as_tensor(negative, mean))
-    if not differentiated(*inputs):
-        return _TwoSlopes.forward(*inputs)
     result: Pair = applied(_TwoSlopes, _TwoSlopesForward, *inputs)
     return result
 
@@ -219,9 +215,7 @@ class _ClampForward(_Clamp):
         return _along(tangents, by_m), _along(tangents, by_v)
 
 
-def clamp_and_derivatives(
-    mean: Tensor, std: Tensor, low: float, high: float
-) -> tuple[Pair, tuple[Tensor, Tensor, Tensor, Tensor]]:
+def clamp_and_derivatives(mean: Tensor, std: Tensor, low: float, high: float) -> tuple[Pair, Four]:
     """Mean m and variance v after clamping to finite bounds; dm/dmean, dm/dstd, dv/dmean, dv/dstd."""
     bounds = as_tensor(min(low, high), mean), as_tensor(high, mean)
     m, v = _Clamp.forward(mean, std, *bounds)
@@ -235,12 +229,17 @@ def by_variance(x: Pair, rule: Callable[..., Any], *numbers: Scalar) -> Slopes:
     std = var.sqrt()
     moments, (m_mean, m_std, v_mean, v_std) = rule(mean, std, *numbers)
     per_std = 0.5 / std.clamp(min=LEAST_STD)
-    derivatives = torch.stack([m_mean, per_std * m_std, v_mean, per_std * v_std]).view(2, 2, -1)
-    return torch.stack(moments), [derivatives]
+    return torch.stack(moments), [square(m_mean, per_std * m_std, v_mean, per_std * v_std)]
 
 
-def _absent(bound: Scalar | None) -> bool:
-    return bound is None or (not isinstance(bound, Tensor) and math.isinf(bound))
+def square(m_m: Tensor, m_v: Tensor, v_m: Tensor, v_v: Tensor) -> Tensor:
+    """The derivatives of mean and variance by mean and variance, as `Slopes` have them."""
+    return torch.stack([m_m, m_v, v_m, v_v]).view(2, 2, -1)
+
+
+def _bound(value: Scalar | None, like: Tensor) -> Tensor | None:
+    infinite = isinstance(value, float) and math.isinf(value)
+    return None if value is None or infinite else as_tensor(value, like)
 
 
 @in_float64
@@ -250,22 +249,18 @@ def clamp(mean: Tensor, std: Tensor, low: Scalar | None, high: Scalar | None) ->
     A difference of two rectifiers while the interval is at least two std wide, else 16-point Gauss-Legendre
     integrals of P(X > t) over it.
     """
-    if _absent(low) and _absent(high):
-        return mean, std.square()
-    if low is None or _absent(low):
-        top = as_tensor(high, mean) if high is not None else mean
-        m, v = two_slopes(mean - top, std, 0.0, 1.0)
-        return m + top, v
-    bottom = as_tensor(low, mean)
-    if high is None or _absent(high):
+    bottom, top = _bound(low, mean), _bound(high, mean)
+    if bottom is not None and top is not None:
+        inputs = torch.broadcast_tensors(mean, std, torch.minimum(bottom, top), top)
+        result: Pair = applied(_Clamp, _ClampForward, *inputs)
+        return result
+    if bottom is not None:
         m, v = two_slopes(mean - bottom, std, 1.0, 0.0)
         return m + bottom, v
-    top = as_tensor(high, mean)
-    inputs = torch.broadcast_tensors(mean, std, torch.minimum(bottom, top), top)
-    if not differentiated(*inputs):
-        return _Clamp.forward(*inputs)
-    result: Pair = applied(_Clamp, _ClampForward, *inputs)
-    return result
+    if top is not None:
+        m, v = two_slopes(mean - top, std, 0.0, 1.0)
+        return m + top, v
+    return mean, std.square()
 
 
 def _step(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:

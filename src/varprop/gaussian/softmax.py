@@ -17,7 +17,6 @@ only where their means and std differ so much that this does not converge are th
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -31,7 +30,6 @@ from .normal import Pair, batches, promote, rowwise, safe_sqrt
 FEW = 1 << 12  # logits up to which each has integrals of its own
 LIMIT = 1 << 15  # logits up to which the fine setting is the choice for them
 _ALIKE_LINEAR = 0.01
-_EULER = 0.57721566490153286
 _MASKED = -1e3  # relative to the largest mean: no weight at all
 _HIDDEN = -1e30  # the same without looking for the largest
 
@@ -112,21 +110,18 @@ def _integrals(mean: Tensor, std: Tensor, setting: Setting) -> Integrals:
     two = two + density * (end.square() * s0 + 2.0 * end * h * s1 + h * h * s2)
     total = first.sum(-1, keepdim=True)
     first, second, one, two = first / total, second / total, one / total, two / total
-    return Integrals(first, second, ref + one - _EULER, two - one.square() - math.pi**2 / 6.0)
+    return Integrals(first, second, ref + one - alike.EULER, two - one.square() - math.pi**2 / 6.0)
 
 
-def _one_by_one(setting: Setting) -> Callable[[Tensor, Tensor], Integrals]:
-    def direct(mean: Tensor, std: Tensor) -> Integrals:
-        return Integrals(*rowwise(partial(_integrals, setting=setting), mean, std))
-
-    return direct
+def _one_by_one(mean: Tensor, std: Tensor, setting: Setting = _FINE) -> Integrals:
+    return Integrals(*rowwise(partial(_integrals, setting=setting), mean, std))
 
 
 def _solve(x: Logits) -> tuple[Integrals, Tensor, Tensor, Tensor]:
     """The integrals; softmax(mean), sum softmax^2 var and the rows whose variances that linearises well."""
     s, std = torch.softmax(x.mean, -1), safe_sqrt(x.var)
-    found = alike.integrals(x.mean, std, _one_by_one(_FINE)) if x.together else None
-    integrals = Integrals(*(found or _one_by_one(x.setting)(x.mean, std)))
+    found = alike.integrals(x.mean, std, _one_by_one) if x.together else None
+    integrals = Integrals(*(found or _one_by_one(x.mean, std, x.setting)))
     linear = (x.var < (_ALIKE_LINEAR if found else x.setting.linear) ** 2).all(-1, keepdim=True)
     return integrals, s, (s.square() * x.var).sum(-1, keepdim=True), linear
 
