@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..gaussian import rectifier
 from ..gaussian.normal import cdf
 from ..moments import Moments
+from .arithmetic import mean_of, moments, var_of
 from .axes import Value, extents
 from .registry import rule, source
 
@@ -141,13 +142,9 @@ _like(aten.randn_like, aten.normal_functional, law=_normal)
 @source(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
 def normal(mean: Value | float, std: Value | float = 1.0, **_: Any) -> Moments:
     """Normal about a mean with a standard deviation, themselves random or not: Var = Var[mean] + E[std^2]."""
-    centre, noise = (mean.mean, mean.var) if isinstance(mean, Moments) else (mean, 0.0)
-    second = std.mean.square() + std.var if isinstance(std, Moments) else std * std
-    var = noise + second
+    centre, var = mean_of(mean), var_of(mean) + (mean_of(std) * mean_of(std) + var_of(std))
     like = centre if isinstance(centre, Tensor) else var
-    assert isinstance(like, Tensor)
-    parts = (torch.as_tensor(t, dtype=like.dtype, device=like.device) for t in (centre, var))
-    return Moments(*torch.broadcast_tensors(*parts))
+    return moments(torch.as_tensor(centre, dtype=like.dtype, device=like.device), var)
 
 
 def _exponential(rate: float = 1.0) -> tuple[float, float]:
@@ -195,7 +192,7 @@ _like(aten.bernoulli.p, law=_coin, outcomes=_coin_outcomes)
 @source(aten.bernoulli.default, outcomes=_coin_outcomes)
 def bernoulli(chance: Value, **_: Any) -> Moments:
     """One with the given chance, itself random or not: E = E[p], Var = E[p] (1 - E[p])."""
-    mean = chance.mean if isinstance(chance, Moments) else chance
+    mean = mean_of(chance)
     return Moments(mean, (mean * (1 - mean)).clamp_min(0), extents(chance))
 
 

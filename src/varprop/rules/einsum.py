@@ -72,11 +72,11 @@ def _next_pair(terms: list[Term]) -> tuple[int, int]:
     """Two operands with a common index, constants before random ones: what is known is multiplied exactly."""
     pairs = [(i, j) for j in range(len(terms)) for i in range(j)]
 
-    def order(pair: tuple[int, int]) -> tuple[int, bool]:
+    def order(pair: tuple[int, int]) -> tuple[bool, int]:
         (a, x), (b, y) = (terms[i] for i in pair)
-        return isinstance(x, Moments) + isinstance(y, Moments), not set(a) & set(b)
+        return not set(a) & set(b), isinstance(x, Moments) + isinstance(y, Moments)
 
-    return min(pairs, key=lambda pair: (order(pair)[1], order(pair)[0]))
+    return min(pairs, key=order)
 
 
 def _powers(parts: Sequence[str], operands: Sequence[Value]) -> list[Term]:

@@ -19,7 +19,6 @@ from ..moments import Moments
 from .bend import INFINITY, SMOOTH_STEP, Bend, clamp_bend, clamp_bounds
 from .gelu import gelu as gelu_of_many
 from .registry import elementwise
-from .rounding import FRACTIONS, frac_moments, unresolved
 
 aten = torch.ops.aten
 LOGNORMAL = "a variable that must be positive is matched by a log-normal one: good while its std is below its mean"
@@ -97,7 +96,6 @@ elementwise(aten.cosh)
 elementwise(ops.softsign, kinks=(0.0,), knots=SLOW_STEP[1:], monotone=True, bounds=UNIT)(activations.softsign)
 elementwise(aten.sign, aten.sgn, jumps=(0.0,), monotone=True, bounds=UNIT)(rectifier.sign)
 elementwise(aten.heaviside, jumps=(0.0,), monotone=True)(lambda mean, std, _values: rectifier.step(mean, std))
-elementwise(aten.frac, jumps=FRACTIONS, bounds=UNIT, approximate=unresolved)(frac_moments)
 elementwise(aten.leaky_relu, kinks=(0.0,), monotone=lambda slope=0.01: slope >= 0)(activations.leaky_relu)
 
 

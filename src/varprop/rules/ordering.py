@@ -76,18 +76,10 @@ def topk(x: Moments, k: int, dim: int = -1, largest_first: bool = True, sorted: 
     return (largest(x, k, dim) if largest_first else negative(largest(negative(x), k, dim))), None
 
 
-@rule(aten.sort.default, approximate=ORDER, order_statistic=True, entangles=True)
-def sort(x: Moments, dim: int = -1, descending: bool = False) -> tuple[Moments, None]:
-    """All values in order; where they came from stays unknown."""
+@rule(aten.sort.default, aten.sort.stable, approximate=ORDER, order_statistic=True, entangles=True)
+def sort(x: Moments, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Moments, None]:
+    """All values in order; where they came from stays unknown. Equal values have probability zero."""
     return topk(x, x.full[dim], dim, descending)
-
-
-@rule(aten.sort.stable, approximate=ORDER, order_statistic=True, entangles=True)
-def stable_sort(
-    x: Moments, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Moments, None]:
-    """As `sort`: equal values have probability zero."""
-    return sort(x, dim, descending)
 
 
 @rule(aten.msort, approximate=ORDER, order_statistic=True, entangles=True)

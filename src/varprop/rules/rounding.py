@@ -15,13 +15,13 @@ aten = torch.ops.aten
 _WIDE = 0.5  # std from which three harmonics describe the remainder to 1e-30
 _NEAR = range(-5, 7)  # the steps within 10 std of a narrower Gaussian, counted from the one below its mean
 _RESOLVED = range(-4, 5)
-FRACTIONS = [k for k in range(-16, 17) if k]  # frac does not jump at zero
+_FRACTIONS = [k for k in range(-16, 17) if k]  # frac does not jump at zero
 _FEW = range(-20, 22)  # the steps within 10 std of a Gaussian of std 2
 _BERNOULLI = [1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510, 43867 / 798, -174611 / 330]
 APPROXIMATE = f"exact alone; in a longer expression only the steps from {_RESOLVED[0]} to {_RESOLVED[-1]} are resolved"
 
-FAR = f"exact alone; in a longer expression only the steps from {FRACTIONS[0]} to {FRACTIONS[-1]} are resolved"
-STEPS = f"only the steps from {FRACTIONS[0]} to {FRACTIONS[-1]} are resolved"
+FAR = f"exact alone; in a longer expression only the steps from {_FRACTIONS[0]} to {_FRACTIONS[-1]} are resolved"
+STEPS = f"only the steps from {_FRACTIONS[0]} to {_FRACTIONS[-1]} are resolved"
 
 
 def _steps(mean: Tensor, std: Tensor, near: range = _NEAR, zero: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,9 +60,10 @@ def _harmonics(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return first, second - first.square(), slope
 
 
+@elementwise(aten.floor, jumps=_RESOLVED, monotone=True, approximate=APPROXIMATE)
 @in_float64
-def floor_moments(mean: Tensor, std: Tensor) -> Pair:
-    """floor X of a Gaussian; exact."""
+def floor(mean: Tensor, std: Tensor) -> Pair:
+    """The next whole number below a Gaussian; exact."""
     wide = std > _WIDE
     count, var, _ = _steps(mean, std.clamp_max(_WIDE))
     first, spread, slope = _harmonics(mean, std.clamp_min(_WIDE))
@@ -70,8 +71,13 @@ def floor_moments(mean: Tensor, std: Tensor) -> Pair:
     return torch.where(wide, mean - first, count), torch.where(wide, whole, var)
 
 
+def _multiples(divisor: Any) -> list[Any]:
+    return [k * divisor for k in _RESOLVED]
+
+
+@elementwise(aten.remainder.Scalar, jumps=_multiples, approximate=APPROXIMATE)
 @in_float64
-def remainder_moments(mean: Tensor, std: Tensor, divisor: float) -> Pair:
+def remainder(mean: Tensor, std: Tensor, divisor: float) -> Pair:
     """X - d floor(X / d) of a Gaussian; exact."""
     mean, std = mean / divisor, std / abs(divisor)
     wide, narrow = std > _WIDE, std.clamp_max(_WIDE)
@@ -81,8 +87,18 @@ def remainder_moments(mean: Tensor, std: Tensor, divisor: float) -> Pair:
     return divisor * torch.where(wide, first, mean - count), divisor**2 * torch.where(wide, spread, var)
 
 
+def _unresolved(x: Any) -> str | None:
+    """Why `frac` is approximate in a longer expression of a variable, unless that stays well inside what is resolved.
+
+    Half of it, since the variable may be stretched before; where only its form is known it may reach anywhere.
+    """
+    reach = (x.mean.abs() + 6 * x.std).detach()
+    return FAR if reach.is_meta or bool((reach > _FRACTIONS[-1] / 2).any()) else None
+
+
+@elementwise(aten.frac, jumps=_FRACTIONS, bounds=(-1.0, 1.0), approximate=_unresolved)
 @in_float64
-def frac_moments(mean: Tensor, std: Tensor) -> Pair:
+def frac(mean: Tensor, std: Tensor) -> Pair:
     """X rounded towards zero taken off X, of a Gaussian; exact.
 
     With R = X - floor X it is R where X > 0 and R - 1 elsewhere: E = E R - P(X < 0). Of a wide Gaussian
@@ -114,51 +130,23 @@ def _half_sawtooth(mean: Tensor, std: Tensor) -> Tensor:
     return total
 
 
-def unresolved(x: Any) -> str | None:
-    """Why `frac` is approximate in a longer expression of a variable, unless that stays well inside what is resolved.
-
-    Half of it, since the variable may be stretched before; where only its form is known it may reach anywhere.
-    """
-    reach = (x.mean.abs() + 6 * x.std).detach()
-    return FAR if reach.is_meta or bool((reach > FRACTIONS[-1] / 2).any()) else None
-
-
-@elementwise(aten.floor, jumps=_RESOLVED, monotone=True, approximate=APPROXIMATE)
-def floor(mean: Tensor, std: Tensor) -> Pair:
-    """The next whole number below."""
-    return floor_moments(mean, std)
-
-
 @elementwise(aten.ceil, jumps=_RESOLVED, monotone=True, approximate=APPROXIMATE)
 def ceil(mean: Tensor, std: Tensor) -> Pair:
     """-floor(-x)."""
-    below, var = floor_moments(-mean, std)
+    below, var = floor(-mean, std)
     return -below, var
 
 
 @elementwise(aten.round.default, jumps=[k + 0.5 for k in _RESOLVED], monotone=True, approximate=APPROXIMATE)
 def round_half(mean: Tensor, std: Tensor) -> Pair:
     """floor(x + 1/2): halves, which torch rounds to even numbers, have probability zero."""
-    whole, var = floor_moments(mean + 0.5, std)
+    whole, var = floor(mean + 0.5, std)
     return torch.where(std > 0, whole, mean.round()), var
 
 
-def unresolved_steps(x: Any) -> str | None:
-    """Why `trunc` is approximate, unless the variable stays inside the steps that are resolved."""
-    return STEPS if unresolved(x) else None
-
-
-elementwise(aten.trunc, aten.fix, jumps=FRACTIONS, monotone=True, approximate=unresolved_steps)
-
-
-def _multiples(divisor: Any) -> list[Any]:
-    return [k * divisor for k in _RESOLVED]
-
-
-@elementwise(aten.remainder.Scalar, jumps=_multiples, approximate=APPROXIMATE)
-def remainder(mean: Tensor, std: Tensor, divisor: float) -> Pair:
-    """What floor(x / d) leaves over."""
-    return remainder_moments(mean, std, divisor)
+elementwise(
+    aten.trunc, aten.fix, jumps=_FRACTIONS, monotone=True, approximate=lambda x: STEPS if _unresolved(x) else None
+)
 
 
 @elementwise(
@@ -167,4 +155,4 @@ def remainder(mean: Tensor, std: Tensor, divisor: float) -> Pair:
 def floor_divide(mean: Tensor, std: Tensor, divisor: float | Tensor) -> Pair:
     """floor(x / d)."""
     size = divisor.abs() if isinstance(divisor, Tensor) else abs(divisor)
-    return floor_moments(mean / divisor, std / size)
+    return floor(mean / divisor, std / size)
