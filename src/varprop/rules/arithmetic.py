@@ -142,10 +142,6 @@ def _slope_offset(x: Any) -> tuple[Any, Any]:
     return (x.slope, x.offset) if hasattr(x, "slope") else (0.0, x)
 
 
-def _quotient(a: Any, b: Any, **_: Any) -> str | None:
-    return QUOTIENT if isinstance(b, Moments) else None
-
-
 elementwise(
     aten.add,
     affine=lambda a, b, alpha=1: a + b * alpha,
@@ -183,7 +179,7 @@ elementwise(
     affine=lambda a, b, rounding_mode=None: a / b if hasattr(a, "slope") else None,
     independent=div_independent,
     positive=1,
-    approximate=_quotient,
+    approximate=lambda _a, b, **_: QUOTIENT if isinstance(b, Moments) else None,
 )
 elementwise(aten.neg, affine=lambda a: -a)
 elementwise(aten.deg2rad, affine=lambda a: a * (math.pi / 180), monotone=True)

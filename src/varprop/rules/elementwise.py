@@ -227,16 +227,14 @@ def _is_polynomial(exponent: Any) -> bool:
     return isinstance(exponent, (int, float)) and exponent >= 0 and float(exponent).is_integer()
 
 
-def _is_root(base: Any, exponent: Any) -> bool:
-    """Whether a random base is raised to a power that is not whole; a constant base with a random exponent is exact."""
-    return isinstance(base, Moments) and not _is_polynomial(exponent)
-
-
 @elementwise(
     aten.pow,
     aten.float_power.Tensor_Scalar,
     positive=lambda _base, exponent: None if _is_polynomial(exponent) else 0,
-    approximate=lambda base, exponent: LOGNORMAL if _is_root(base, exponent) else None,
+    # a constant base with a random exponent is exact
+    approximate=lambda base, exponent: (
+        LOGNORMAL if isinstance(base, Moments) and not _is_polynomial(exponent) else None
+    ),
 )
 def power(mean: Tensor, std: Tensor, exponent: float | Tensor) -> Pair:
     """Whole powers exactly, others of a positive variable."""

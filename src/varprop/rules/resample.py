@@ -17,7 +17,7 @@ from .registry import rule
 aten = torch.ops.aten
 # Codes of the sampler's modes.
 _ZEROS, _BORDER, _NEAREST = 0, 1, 1
-_GRIDS = [(mode, padding) for mode in (0, _NEAREST) for padding in (_ZEROS, _BORDER)]
+_GRIDS = [(mode, padding) for mode in (0, _NEAREST) for padding in (_ZEROS, _BORDER)]  # 0: linear along every axis
 
 # Nodes and weights of the five-point Gauss-Hermite rule for a standard normal variable.
 _HERMITE = (
@@ -129,16 +129,13 @@ for _op in (
     _nearest(_op)
 
 
-def _is_grid(x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool) -> bool:
-    """Bilinear or nearest, with zeros or the border outside."""
-    return (interpolation_mode, padding_mode) in _GRIDS
-
-
-def _random_place(x: Any, grid: Any, *_: Any, **__: Any) -> str | None:
-    return PLACE if isinstance(grid, Moments) else None
-
-
-@rule(aten.grid_sampler, aten.grid_sampler_2d, aten.grid_sampler_3d, handles=_is_grid, approximate=_random_place)
+@rule(
+    aten.grid_sampler,
+    aten.grid_sampler_2d,
+    aten.grid_sampler_3d,
+    handles=lambda _x, _grid, mode, padding, _corners: (mode, padding) in _GRIDS,
+    approximate=lambda _x, grid, *_: PLACE if isinstance(grid, Moments) else None,
+)
 def grid_sampler(x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Moments:
     """Sampling at constant places, or the average of that over the points of a random place's distribution.
 

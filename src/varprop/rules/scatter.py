@@ -46,11 +46,12 @@ def index_add(x: Value, dim: int, index: Tensor, source: Value, *, alpha: float 
     return Moments(mean, torch.index_add(base.var, dim, index, add.var, alpha=alpha * alpha))
 
 
-def _known(x: Any, dim: int, index: Any, src: Any, reduce: str, **_: Any) -> bool:
-    return index is not RANDOM and reduce in ("sum", "mean", "amax", "amin")
-
-
-@rule(aten.scatter_reduce, handles=_known)
+@rule(
+    aten.scatter_reduce,
+    handles=lambda _x, _dim, index, _src, reduce, **_: (
+        index is not RANDOM and reduce in ("sum", "mean", "amax", "amin")
+    ),
+)
 def scatter_reduce(x: Value, dim: int, index: Tensor, src: Value, reduce: str, *, include_self: bool = True) -> Moments:
     """Sums and averages of the elements sent to each place: variances add, and divide by the count squared.
 
