@@ -20,7 +20,7 @@ from ..gaussian.rectifier import step
 from ..moments import Moments
 from .axes import lift, negative
 from .bend import SMOOTH_STEP
-from .norm import root
+from .reduction import root
 from .registry import elementwise, rule
 
 aten = torch.ops.aten

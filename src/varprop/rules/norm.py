@@ -12,11 +12,10 @@ from torch import Tensor
 
 from ..errors import WrongMode
 from ..gaussian import activations
-from ..gaussian.normal import safe_sqrt
 from ..graph import ops
 from ..moments import Moments
 from .axes import at_random_place
-from .reduction import sum_dim
+from .reduction import root, sum_dim
 from .registry import rule
 
 aten = torch.ops.aten
@@ -278,19 +277,6 @@ def native_batch_norm(x: Moments, weight: Factor, bias: Factor, *rest: Any) -> t
     """`batch_norm`; the statistics it would save are not followed, the running ones stay as they are."""
     stored = rest if len(rest) > 3 else (None, None, *rest)
     return batch_norm(x, weight, bias, *stored), None, None, *stored[:2]
-
-
-def root(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """Square root of a Gamma variable, given its moments: for a sum of squares, where s = var / mean^2 <= 2.
-
-    Var = (var / mean) g(s), E^2 = mean - Var; g(1/k) = k - (Gamma(k + 1/2) / Gamma(k))^2 = 1/4 - s/32 - ..., fitted on
-    [0, 2] to 1e-4. Exact for the length of a standard normal vector.
-    """
-    mean = mean.clamp_min(1e-30)
-    s = var / mean / mean
-    g = 0.25 + s * (-0.03125 + s * (-0.00847427 + s * (0.00515201 - s * 0.00082144)))
-    spread = var / mean * g
-    return safe_sqrt(mean - spread), spread
 
 
 @rule(
