@@ -73,6 +73,13 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
 }
 
 
+def test_an_arctangent_keeps_its_digits_near_its_limits() -> None:
+    """There its slope is 1 / x^2: the std is 1e-18 where the value is 1.57."""
+    x = vp.Moments(torch.full((1, 1), 1e9, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
+    found = vp.propagate(Pointwise(torch.atan), x).output
+    assert found.var.item() == pytest.approx(1e-36, rel=1e-9, abs=0.0)
+
+
 @pytest.mark.parametrize("exponent", [0.5, -0.5, -1, 1.5])
 def test_a_power_inside_a_function_is_that_of_a_positive_variable(exponent: float) -> None:
     """sin(x ** 0.5) as sin(x.sqrt()): the base, not the whole expression, must be positive."""

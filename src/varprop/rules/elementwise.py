@@ -70,7 +70,8 @@ elementwise(
 )(activations.sigmoid)
 elementwise(aten.special_ndtr, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_NORMAL, _NORMAL), bounds=SHARE)
 elementwise(aten.special_log_ndtr, knots=GAUSSIAN_STEP, monotone=True)
-elementwise(aten.asinh, aten.atan, knots=SLOW_STEP, monotone=True)
+elementwise(aten.asinh, knots=SLOW_STEP, monotone=True)
+elementwise(aten.atan, knots=SLOW_STEP, monotone=True)(activations.atan)
 elementwise(aten.acos, aten.asin, aten.erfinv, aten.logit)
 elementwise(aten.sinc, swings=True)
 elementwise(
