@@ -89,3 +89,9 @@ def test_step_and_sign_of_a_constant() -> None:
     assert rectifier.step(mean, zero)[0].tolist() == [0, 0, 1, 1]
     assert rectifier.sign(mean, zero)[0].tolist() == [-1, 0, 1, 1]
     assert not rectifier.sign(mean, zero)[1].any()
+
+
+def test_mills_of_near_values_does_not_depend_on_what_is_beside_them() -> None:
+    x = torch.linspace(0, 3.99, 50, dtype=torch.float64)
+    alone, beside = normal.mills(x), normal.mills(torch.cat([x, torch.tensor([4.0, 50.0], dtype=torch.float64)]))
+    assert all(torch.equal(one, other[:-2]) for one, other in zip(alone, beside, strict=True))

@@ -111,8 +111,9 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     recursion r_n = n / (x + r_{n+1}) of the ratios r_n = H_n / H_{n-1}, all terms of which are positive.
     Relative error 4e-14 (mathematics.md, section 2).
     """
+    if _can_be_asked(x) and bool((x < 4.0).all()):
+        return _near_mills(x)
     low, high = x.clamp(max=4.0), x.clamp(min=4.0)
-    m = math.sqrt(0.5 * math.pi) * torch.special.erfcx(ROOT_HALF * low)
     # 24 steps: the start's error shrinks by about exp(-2 x sqrt(24)), below rounding from x = 4 on. Each step is one
     # operation on y = x + r.
     one, y = torch.ones_like(high), 0.5 * (torch.sqrt(high * high + 100.0) + high)
@@ -121,12 +122,19 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     r = 2.0 / y
     c = 1.0 / (high + r)
     h = 1.0 / (high + c)
-    near = x < 4.0
-    return (
-        torch.where(near, m, h),
-        torch.where(near, 1.0 - low * m, c * h),
-        torch.where(near, (1.0 + low * low) * m - low, r * c * h),
-    )
+    near, (h0, h1, h2) = x < 4.0, _near_mills(low)
+    return torch.where(near, h0, h), torch.where(near, h1, c * h), torch.where(near, h2, r * c * h)
+
+
+def _near_mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    m = math.sqrt(0.5 * math.pi) * torch.special.erfcx(ROOT_HALF * x)
+    return m, 1.0 - x * m, (1.0 + x * x) * m - x
+
+
+def _can_be_asked(x: Tensor) -> bool:
+    """Whether values are there without waiting for a device, and nobody has to see what is done for others."""
+    seen = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return type(x) is Tensor and x.is_cpu and not seen
 
 
 class _SafeSqrt(torch.autograd.Function):

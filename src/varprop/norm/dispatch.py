@@ -279,4 +279,4 @@ def kept_sizes(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) ->
         from .backends import triton
 
         return triton.kept_sizes(layout)
-    return torch_backend.kept_sizes(layout, weights, dtype)
+    return torch_backend.kept_sizes(layout, dtype)

@@ -1,7 +1,8 @@
-"""What the passes in torch read besides parameters: indices of lanes, and the weights of layers as stacked matrices."""
+"""What the passes in torch read besides parameters: indices of lanes, and the weights of a layer as a matrix."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,9 @@ from ...gaussian.derivatives import DOUBLE, SINGLE
 from ..centring import minus_row_mean
 from ..layout import EPS, Function, Layout, Rows
 from ..memory_format import in_format, memory_format, memory_order
+from .flat import flat_block, is_flat
+from .rows import RowBlock, RowDerivatives
 
-SMALL = 2**14  # weights: matrices below this are stacked with their like
 Index = Tensor | slice
 
 
@@ -28,13 +30,13 @@ class LaneStep:
 
 @dataclass(frozen=True)
 class MatrixBlock:
-    """Sites of one shape as one matrix: (groups, rows, entries), where sites count as groups too.
+    """One site as a matrix (groups, rows, entries); as `RowBlock`.
 
     Attributes:
-        sites: Which.
+        sites: Which it is.
         shape: Of the matrix.
         taps: E of `layout.Rows`, on the device.
-        transposed: Of the layers.
+        transposed: Of the layer.
         inner: The channels of a tap lie side by side in memory (channels_last), and so they do in the matrix.
         centred: Whether the mean of every row is subtracted from it.
     """
@@ -52,18 +54,93 @@ class MatrixBlock:
         groups, rows, entries = self.shape
         return groups * rows, groups * entries // len(self.taps), groups * rows * entries
 
-    def matrix(self, weights: Sequence[Tensor]) -> Tensor:
-        """The weights of its sites as one matrix, as they are."""
-        own = weights[self.sites]
-        return self.as_matrix(own[0] if len(own) == 1 else torch.stack(list(own)))
+    @property
+    def spreads(self) -> bool:
+        """As `RowBlock.spreads`."""
+        return self.taps.shape[1] > 1
 
-    def unit_matrix(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
-        """The matrix that is folded: its rows divided by their sizes, if any, and centred, if they are to be."""
-        matrix = self.matrix(weights)
-        matrix = matrix if size is None else matrix / self.column(size)
+    def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
+        """As `RowBlock.unit`."""
+        matrix = self._as_matrix(weights[self.sites.start])
+        matrix = matrix if size is None else matrix / self._column(size)
         return minus_row_mean(matrix, (2,)) if self.centred else matrix
 
-    def as_matrix(self, weight: Tensor) -> Tensor:
+    def peak(self, weights: Sequence[Tensor]) -> Tensor:
+        """As `RowBlock.peak`."""
+        matrix = self._as_matrix(weights[self.sites.start])
+        peak: Tensor = torch.linalg.vector_norm(matrix, torch.inf, -1)
+        return peak.view(-1)
+
+    def statistics(
+        self, unit: Tensor, entering: Tensor, first: Tensor, second: Tensor, scratch: Tensor
+    ) -> Tensor | None:
+        """As `RowBlock.statistics`."""
+        mean, var = entering
+        square = torch.mul(unit, unit, out=self._of(scratch))
+        torch.bmm(square, self._met(var, INSIDE), out=self._column(second))
+        if not self.spreads:
+            torch.bmm(unit, self._met(mean, ALL), out=self._column(first))
+            return None
+        levers = torch.bmm(unit, self._met(mean, ALL))
+        first.copy_(levers[..., 0].reshape(-1))
+        second += levers[..., 1:].square().sum(-1).view(-1)
+        return levers
+
+    def fold(self, unit: Tensor, rate: Tensor, piece: Tensor, weights: Sequence[Tensor]) -> None:
+        """As `RowBlock.fold`."""
+        target = self._in_order(piece, weights)
+        if target is None:
+            self._put(unit * self._column(rate), piece, weights)
+        else:
+            torch.mul(unit, self._column(rate), out=target)
+
+    def gradient(self, piece: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """As `RowBlock.gradient`."""
+        piece = piece.to(weights[0].dtype)
+        found = self._in_order(piece, weights)
+        if found is not None:
+            return found
+        return self._as_matrix(in_format(piece, memory_format(weights[self.sites.start])))
+
+    def by_rate(self, unit: Tensor, gradient: Tensor, found: Tensor, scratch: Tensor) -> None:
+        """As `RowBlock.by_rate`."""
+        product = torch.mul(gradient, unit, out=self._of(scratch))
+        torch.sum(product, -1, keepdim=True, out=self._column(found))
+
+    def backward(
+        self,
+        unit: Tensor,
+        gradient: Tensor,
+        own: RowDerivatives,
+        entering: Tensor,
+        levers: Tensor | None,
+        piece: Tensor,
+        by_entering: Tensor,
+        weights: Sequence[Tensor],
+        scratch: Tensor,
+    ) -> None:
+        """As `RowBlock.backward`."""
+        mean, var = entering
+        by_lever, by_var = self._column(own.by_mean), self._column(own.by_var)
+        if levers is not None:
+            spread = levers.view(*self.shape[:2], -1)[..., 1:]
+            by_lever = torch.cat([by_lever, 2.0 * by_var * spread], -1)
+        target = self._in_order(piece, weights)
+        d_weight = torch.mul(gradient, self._column(own.rate), out=target)
+        outer = torch.bmm(by_var, self._met(var, INSIDE).mT, out=self._of(scratch))
+        d_weight.addcmul_(unit, outer, value=2.0)
+        d_weight.baddbmm_(by_lever, self._met(mean, ALL).mT)
+        if own.size is not None:
+            d_weight.div_(self._column(own.size))
+        if self.centred:
+            d_weight.sub_(d_weight.mean(-1, keepdim=True))
+        if target is None:
+            self._put(d_weight, piece, weights)
+        by_entering[0] = self._per_channel(torch.bmm(unit.mT, by_lever), ALL)
+        square = torch.mul(unit, unit, out=self._of(scratch))
+        by_entering[1] = self._per_channel(torch.bmm(square.mT, by_var), INSIDE)
+
+    def _as_matrix(self, weight: Tensor) -> Tensor:
         """Weights as they lie in a layer, as its matrix."""
         if self.inner:
             return weight.movedim(1, -1).reshape(self.shape)
@@ -72,12 +149,12 @@ class MatrixBlock:
         groups, rows, _ = self.shape
         return weight.reshape(groups, -1, rows, len(self.taps)).transpose(1, 2).reshape(self.shape)
 
-    def in_order(self, piece: Tensor, weights: Sequence[Tensor]) -> Tensor | None:
+    def _in_order(self, piece: Tensor, weights: Sequence[Tensor]) -> Tensor | None:
         """A flat buffer seen as the matrix, if it lies in memory as the matrix does."""
         plain = self.inner or (not self.transposed and weights[self.sites.start].is_contiguous())
         return piece.view(self.shape) if plain else None
 
-    def put(self, matrix: Tensor, piece: Tensor, weights: Sequence[Tensor]) -> None:
+    def _put(self, matrix: Tensor, piece: Tensor, weights: Sequence[Tensor]) -> None:
         """Write a matrix to a flat buffer in the order of the weight in memory."""
         weight = weights[self.sites.start]
         if self.transposed:
@@ -85,7 +162,7 @@ class MatrixBlock:
             matrix = matrix.reshape(groups, rows, -1, len(self.taps)).transpose(1, 2)
         in_format(piece, memory_format(weight)).copy_(matrix.reshape(weight.shape))
 
-    def met(self, own: Tensor, columns: slice) -> Tensor:
+    def _met(self, own: Tensor, columns: slice) -> Tensor:
         """What every entry of a row meets: a channel's number times a tap's, as (groups, entries, columns)."""
         if self.taps.numel() == 1:
             return own.view(self.shape[0], self.shape[2], 1)
@@ -94,7 +171,7 @@ class MatrixBlock:
             return met.view(self.shape[0], self.shape[2], -1)
         return (own.view(-1, 1, 1) * self.taps[:, columns]).view(self.shape[0], self.shape[2], -1)
 
-    def per_channel(self, by_met: Tensor, columns: slice) -> Tensor:
+    def _per_channel(self, by_met: Tensor, columns: slice) -> Tensor:
         """The derivative by channels from that by what the entries meet."""
         if self.taps.numel() == 1:
             return by_met.view(-1)
@@ -105,11 +182,11 @@ class MatrixBlock:
             )
         return (by_met.reshape(-1, *taps.shape) * taps).sum((1, 2))
 
-    def of(self, scratch: Tensor) -> Tensor:
+    def _of(self, scratch: Tensor) -> Tensor:
         """Part of a buffer as large as the matrix, in its shape."""
         return scratch[: self.shape[0] * self.shape[1] * self.shape[2]].view(self.shape)
 
-    def column(self, own: Tensor) -> Tensor:
+    def _column(self, own: Tensor) -> Tensor:
         """A vector over its rows in the shape that multiplies the matrix."""
         return own.view(self.shape[0], self.shape[1], 1)
 
@@ -127,7 +204,7 @@ class TorchTables:
     runs: tuple[LaneStep, ...]
     entering: Index
     offset: Tensor  # to add to what enters: epsilon to the variance
-    blocks: tuple[MatrixBlock, ...]
+    blocks: tuple[RowBlock, ...]
     rows: list[int]  # of every block
     channels: list[int]
     weights: list[int]
@@ -146,7 +223,7 @@ def make_tables(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -
         )
         for step in lanes.steps
     ]
-    blocks = [_block(layout.rows, group, weights, dtype) for group in alike(layout.rows, weights)]
+    blocks = _blocks(layout.rows, weights, dtype)
     rows, channels, sizes = (list(part) for part in zip(*(block.sizes for block in blocks), strict=True))
     return TorchTables(
         lanes.sources,
@@ -170,29 +247,22 @@ def _index(lanes: Tensor, device: torch.device) -> Index:
     return lanes.to(device)
 
 
-def alike(rows: Sequence[Rows], weights: Sequence[Tensor]) -> list[slice]:
-    """Runs of neighbouring sites of one form, small enough that stacking them saves more than it costs."""
-    runs = [slice(0, 1)]
-    for place in range(1, len(rows)):
-        last, own = (_form(rows[k], weights[k]) for k in (place - 1, place))
-        if own is not None and own == last and rows[place].taps is rows[place - 1].taps:
-            runs[-1] = slice(runs[-1].start, place + 1)
+def _blocks(rows: Sequence[Rows], weights: Sequence[Tensor], dtype: torch.dtype) -> list[RowBlock]:
+    """Small sites that follow each other in one block, every other site in one of its own."""
+    found: list[RowBlock] = []
+    kinds = [(is_flat(own, weight), own.centred) for own, weight in zip(rows, weights, strict=True)]
+    for (flat, _), group in itertools.groupby(range(len(rows)), kinds.__getitem__):
+        places = list(group)
+        if flat:
+            found.append(flat_block(rows, slice(places[0], places[-1] + 1)))
         else:
-            runs.append(slice(place, place + 1))
-    return runs
+            found += [_matrix_block(rows[place], place, weights[place], dtype) for place in places]
+    return found
 
 
-def _form(rows: Rows, weight: Tensor) -> tuple[int, ...] | None:
-    """What sites must share to be stacked; None if this one cannot be. The weight's shape does not tell the groups."""
-    if rows.weights > SMALL or rows.transposed or not weight.is_contiguous():
-        return None
-    return rows.centred, rows.groups, *weight.shape
-
-
-def _block(rows: Sequence[Rows], sites: slice, weights: Sequence[Tensor], dtype: torch.dtype) -> MatrixBlock:
-    first, weight = rows[sites.start], weights[sites.start]
-    groups = (sites.stop - sites.start) * first.groups
-    shape = (groups, first.outputs // first.groups, first.channels * first.tap_count)
+def _matrix_block(rows: Rows, place: int, weight: Tensor, dtype: torch.dtype) -> MatrixBlock:
+    shape = (rows.groups, rows.outputs // rows.groups, rows.channels * rows.tap_count)
     last = [0, *range(2, weight.ndim), 1]
-    inner = not first.transposed and not weight.is_contiguous() and memory_order(weight) == last
-    return MatrixBlock(sites, shape, first.taps.to(weight.device, dtype), first.transposed, inner, first.centred)
+    inner = not rows.transposed and not weight.is_contiguous() and memory_order(weight) == last
+    taps = rows.taps.to(weight.device, dtype)
+    return MatrixBlock(slice(place, place + 1), shape, taps, rows.transposed, inner, rows.centred)

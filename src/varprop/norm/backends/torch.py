@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...gaussian.normal import Pair
 from ..layout import Layout
-from ..memory_format import in_format, memory_format
 from .derivatives import with_derivatives
-from .matrices import ALL, INSIDE, Index, MatrixBlock, TorchTables, alike, make_tables
+from .matrices import Index, TorchTables, make_tables
+from .rows import RowDerivatives
 
 LEAST, LARGEST = 1e-30, 1e36  # variances between which no sum of squares has left the range of floats
 
@@ -73,70 +73,67 @@ def rows_forward(
 
     Where the square of a weight leaves the range of floats, all rows are divided by their sizes first.
     """
-    size = torch.ones_like(shift_scale[0])
-    matrices = _unit_matrices(tables, weights, size)
-    rows, spread = _row_statistics(tables, matrices, entering, size)
-    if not rows.is_cpu or not bool(((rows[1] > LEAST) & (rows[1] < LARGEST)).all()):
-        size = _sizes(tables, weights)
-        matrices = _unit_matrices(tables, weights, size)
-        rows, spread = _row_statistics(tables, matrices, entering, size)
     shift, scale = shift_scale
+    size = torch.ones_like(shift)
+    units = _units(tables, weights, [None] * len(tables.blocks))
+    rows, spread = _row_statistics(tables, units, entering)
+    if not rows.is_cpu or not _in_range(rows[1]):
+        size = _sizes(tables, weights)
+        units = _units(tables, weights, _parted(size, tables.rows))
+        rows, spread = _row_statistics(tables, units, entering)
     rate = scale * _inverse_std(rows[1])
     flat = torch.empty(sum(tables.weights), dtype=dtype, device=scale.device)
-    pieces, rates = flat.split_with_sizes(tables.weights), rate.split_with_sizes(tables.rows)
-    for block, matrix, piece, own in zip(tables.blocks, matrices, pieces, rates, strict=True):
-        target = block.in_order(piece, weights)
-        if target is None:
-            block.put(matrix * block.column(own), piece, weights)
-        else:
-            torch.mul(matrix, block.column(own), out=target)
-    return flat, torch.addcmul(shift, rows[0], rate, value=-1).to(dtype), [rows, rate, size, *spread]
+    pieces, rates = _parted(flat, tables.weights), _parted(rate, tables.rows)
+    for block, unit, own, piece in zip(tables.blocks, units, rates, pieces, strict=True):
+        block.fold(unit, own, piece, weights)
+    bias = torch.addcmul(shift, rows[0], rate, value=-1).to(dtype)
+    return flat, bias, [rows, rate, size, *(levers for levers in spread if levers is not None)]
+
+
+def _in_range(var: Tensor) -> bool:
+    least, largest = (float(end) for end in var.aminmax())
+    return least > LEAST and largest < LARGEST  # not so for NaN
 
 
 def _row_statistics(
-    tables: TorchTables, matrices: Sequence[Tensor], entering: Tensor, size: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """Mean and variance of every row of the unit matrices, as two rows; and their spread over positions."""
-    rows, spread = torch.empty(2, len(size), dtype=size.dtype, device=size.device), []
-    mean_var = (entering[0].split_with_sizes(tables.channels), entering[1].split_with_sizes(tables.channels))
-    parts = (rows[0].split_with_sizes(tables.rows), rows[1].split_with_sizes(tables.rows))
-    scratch = _scratch(tables, size)
-    for block, matrix, mean, var, first, second in zip(tables.blocks, matrices, *mean_var, *parts, strict=True):
-        square = torch.mul(matrix, matrix, out=block.of(scratch))
-        torch.bmm(square, block.met(var, INSIDE), out=block.column(second))
-        if block.taps.shape[1] == 1:
-            torch.bmm(matrix, block.met(mean, ALL), out=block.column(first))
-        else:
-            levers = torch.bmm(matrix, block.met(mean, ALL))
-            spread.append(levers)
-            first.copy_(levers[..., 0].reshape(-1))
-            second += levers[..., 1:].square().sum(-1).view(-1)
-    return rows, spread
+    tables: TorchTables, units: Sequence[Tensor], entering: Tensor
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Mean and variance of every row, as two rows; and for every block their spread over positions, if any."""
+    rows, scratch = entering.new_empty(2, sum(tables.rows)), _scratch(tables, entering)
+    met, (first, second) = (
+        _parted(entering, tables.channels),
+        (_parted(r, tables.rows) for r in rows),
+    )
+    parts = zip(tables.blocks, units, met, first, second, strict=True)
+    return rows, [block.statistics(unit, own, mean, var, scratch) for block, unit, own, mean, var in parts]
+
+
+def _parted(vectors: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    """What belongs to every block."""
+    return [vectors] if len(sizes) == 1 else vectors.split_with_sizes(sizes, -1)
 
 
 def _scratch(tables: TorchTables, like: Tensor) -> Tensor:
-    """Room for any of the matrices: one for all of them stays in the cache of a processor."""
+    """Room for any of the blocks: one for all of them stays in the cache of a processor."""
     return torch.empty(max(tables.weights), dtype=like.dtype, device=like.device)
 
 
 def _sizes(tables: TorchTables, weights: Sequence[Tensor]) -> Tensor:
     """A power of two near the largest weight of every row, as a vector; 1 for a row of zeros."""
-    matrices = [block.matrix(weights) for block in tables.blocks]
-    peak = torch.cat([torch.linalg.vector_norm(matrix, torch.inf, -1).view(-1) for matrix in matrices])
+    peak = torch.cat([block.peak(weights) for block in tables.blocks])
     return torch.where(peak > 0, torch.exp2(peak.log2().floor()), torch.ones_like(peak))
 
 
-def _unit_matrices(tables: TorchTables, weights: Sequence[Tensor], size: Tensor) -> list[Tensor]:
-    """The weights of every block as the matrix that is folded."""
-    if _is_one(size):
-        return [block.unit_matrix(weights, None) for block in tables.blocks]
-    parts = zip(tables.blocks, size.split_with_sizes(tables.rows), strict=True)
-    return [block.unit_matrix(weights, own) for block, own in parts]
+def _units(tables: TorchTables, weights: Sequence[Tensor], sizes: Sequence[Tensor | None]) -> list[Tensor]:
+    """The weights of every block as they are folded, for sizes of their rows, if any."""
+    return [block.unit(weights, size) for block, size in zip(tables.blocks, sizes, strict=True)]
 
 
-def _is_one(size: Tensor) -> bool:
-    """Whether no row has to be divided, where that can be known without waiting for a device."""
-    return size.is_cpu and bool((size == 1).all())
+def _divisors(tables: TorchTables, size: Tensor) -> Sequence[Tensor | None]:
+    """What the rows of every block are divided by; None where that is 1, as far as it can be known without waiting."""
+    if size.is_cpu and bool((size == 1).all()):
+        return [None] * len(tables.blocks)
+    return _parted(size, tables.rows)
 
 
 def _inverse_std(var: Tensor) -> Tensor:
@@ -153,49 +150,31 @@ def rows_backward(
     grad_bias: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Derivatives by weights (flat), by scale, and by what enters (two rows)."""
-    rows, rate, size, *levers_of = saved
-    spread, scratch, plain = iter(levers_of), _scratch(tables, rate), _is_one(size)
+    rows, rate, size, *levers = saved
+    blocks, scratch, spread = tables.blocks, _scratch(tables, rate), iter(levers)
+    sizes, pieces = _divisors(tables, size), _parted(grad_weight, tables.weights)
+    units = _units(tables, weights, sizes)
+    gradients = [block.gradient(piece, weights) for block, piece in zip(blocks, pieces, strict=True)]
+    by_rate = torch.empty_like(rate)
+    found = _parted(by_rate, tables.rows)
+    for block, unit, gradient, own_by_rate in zip(blocks, units, gradients, found, strict=True):
+        block.by_rate(unit, gradient, own_by_rate, scratch)
+    by_rate.addcmul_(grad_bias, rows[0], value=-1)
     inverse = _inverse_std(rows[1])
-    by_scale, by_entering = torch.empty_like(rate), torch.empty_like(entering)
-    d_flat = torch.empty(len(grad_weight), dtype=weights[0].dtype, device=entering.device)
-    vectors = [part.split_with_sizes(tables.rows) for part in (rows[0], rate, inverse, size, -grad_bias, by_scale)]
-    means = entering.split_with_sizes(tables.channels, 1)
-    results, targets = by_entering.split_with_sizes(tables.channels, 1), d_flat.split_with_sizes(tables.weights)
-    grads, matrices = grad_weight.split_with_sizes(tables.weights), _unit_matrices(tables, weights, size)
-    parts = zip(tables.blocks, matrices, grads, zip(*vectors, strict=True), means, results, targets, strict=True)
-    for block, matrix, grad_piece, own, (mean, var), result, piece in parts:
-        grad = _grad_matrix(block, grad_piece, weights)
-        row_mean, row_rate, row_inverse, row_size, minus_bias, row_by_scale = (block.column(vector) for vector in own)
-        by_rate = torch.mul(grad, matrix, out=block.of(scratch)).sum(-1, keepdim=True).addcmul_(minus_bias, row_mean)
-        torch.mul(by_rate, row_inverse, out=row_by_scale)
-        by_lever = minus_bias * row_rate  # by the mean of a row
-        by_var = by_rate * row_rate * row_inverse.square() * -0.5
-        if block.taps.shape[1] > 1:
-            levers = next(spread).view(block.shape[0], block.shape[1], -1)
-            by_lever = torch.cat([by_lever, 2.0 * by_var * levers[..., 1:]], -1)
-        target = block.in_order(piece, weights)
-        d_weight = torch.mul(grad, row_rate, out=target)
-        outer = torch.bmm(by_var, block.met(var, INSIDE).mT, out=block.of(scratch))
-        d_weight.addcmul_(matrix, outer, value=2.0)
-        d_weight.baddbmm_(by_lever, block.met(mean, ALL).mT)
-        if not plain:
-            d_weight.div_(row_size)
-        if block.centred:
-            d_weight.sub_(d_weight.mean(-1, keepdim=True))
-        if target is None:
-            block.put(d_weight, piece, weights)
-        result[0] = block.per_channel(torch.bmm(matrix.mT, by_lever), ALL)
-        square = torch.mul(matrix, matrix, out=block.of(scratch))
-        result[1] = block.per_channel(torch.bmm(square.mT, by_var), INSIDE)
-    return d_flat, by_scale, by_entering
-
-
-def _grad_matrix(block: MatrixBlock, piece: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    piece = piece.to(weights[0].dtype)
-    found = block.in_order(piece, weights)
-    if found is not None:
-        return found
-    return block.as_matrix(in_format(piece, memory_format(weights[block.sites.start])))
+    by_scale = by_rate * inverse
+    by_mean, by_var = -grad_bias * rate, (by_scale * inverse * rate).mul_(-0.5)
+    rates, by_means, by_vars = (_parted(part, tables.rows) for part in (rate, by_mean, by_var))
+    of_rows = map(RowDerivatives, rates, sizes, by_means, by_vars)
+    by_weight = torch.empty(len(grad_weight), dtype=weights[0].dtype, device=entering.device)
+    by_entering = torch.empty_like(entering)
+    results = _parted(by_weight, tables.weights), _parted(by_entering, tables.channels)
+    met = _parted(entering, tables.channels)
+    for block, unit, gradient, own, enters, piece, result in zip(
+        blocks, units, gradients, of_rows, met, *results, strict=True
+    ):
+        kept = next(spread) if block.spreads else None
+        block.backward(unit, gradient, own, enters, kept, piece, result, weights, scratch)
+    return by_weight, by_scale, by_entering
 
 
 class TorchBackend:
@@ -239,11 +218,10 @@ class TorchBackend:
         return weights if weights[0].dtype == self.dtype else [weight.to(self.dtype) for weight in weights]
 
 
-def kept_sizes(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
+def kept_sizes(layout: Layout, dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
     """Length and dtype of what `TorchBackend.forward` keeps."""
-    lanes, blocks = layout.lanes, [layout.rows[sites] for sites in alike(layout.rows, weights)]
+    lanes = layout.lanes
     steps = [(4 * step.count, torch.float64) for step in lanes.steps for _ in range(step.function.arity)]
-    spread = [(sum(r.outputs for r in block), block[0].taps.shape[1]) for block in blocks]
     vectors = [(2 * layout.row_count, dtype), (layout.row_count, dtype), (layout.row_count, dtype)]
-    sizes = [(2 * len(lanes.entering), dtype), *steps, *vectors]
-    return sizes + [(rows * columns, dtype) for rows, columns in spread if columns > 1]
+    spread = [(rows.outputs * rows.taps.shape[1], dtype) for rows in layout.rows if rows.taps.shape[1] > 1]
+    return [(2 * len(lanes.entering), dtype), *steps, *vectors, *spread]
