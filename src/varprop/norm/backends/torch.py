@@ -100,11 +100,8 @@ def _row_statistics(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Mean and variance of every row, as two rows; and for every block their spread over positions, if any."""
     rows, scratch = entering.new_empty(2, sum(tables.rows)), _scratch(tables, entering)
-    met, (first, second) = (
-        _parted(entering, tables.channels),
-        (_parted(r, tables.rows) for r in rows),
-    )
-    parts = zip(tables.blocks, units, met, first, second, strict=True)
+    means, variances = _parted(rows[0], tables.rows), _parted(rows[1], tables.rows)
+    parts = zip(tables.blocks, units, _parted(entering, tables.channels), means, variances, strict=True)
     return rows, [block.statistics(unit, own, mean, var, scratch) for block, unit, own, mean, var in parts]
 
 
@@ -169,9 +166,8 @@ def rows_backward(
     by_entering = torch.empty_like(entering)
     results = _parted(by_weight, tables.weights), _parted(by_entering, tables.channels)
     met = _parted(entering, tables.channels)
-    for block, unit, gradient, own, enters, piece, result in zip(
-        blocks, units, gradients, of_rows, met, *results, strict=True
-    ):
+    parts = zip(blocks, units, gradients, of_rows, met, *results, strict=True)
+    for block, unit, gradient, own, enters, piece, result in parts:
         kept = next(spread) if block.spreads else None
         block.backward(unit, gradient, own, enters, kept, piece, result, weights, scratch)
     return by_weight, by_scale, by_entering
