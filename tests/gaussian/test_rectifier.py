@@ -5,6 +5,7 @@ import math
 import mpmath
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from varprop.gaussian import normal, rectifier
 
@@ -95,3 +96,9 @@ def test_mills_of_near_values_does_not_depend_on_what_is_beside_them() -> None:
     x = torch.linspace(0, 3.99, 50, dtype=torch.float64)
     alone, beside = normal.mills(x), normal.mills(torch.cat([x, torch.tensor([4.0, 50.0], dtype=torch.float64)]))
     assert all(torch.equal(one, other[:-2]) for one, other in zip(alone, beside, strict=True))
+
+
+def test_mills_written_down_for_near_values_holds_for_far_ones() -> None:
+    near, far = torch.tensor([0.5], dtype=torch.float64), torch.tensor([9.0], dtype=torch.float64)
+    graph = make_fx(normal.mills)(near)
+    assert all(torch.equal(one, other) for one, other in zip(graph(far), normal.mills(far), strict=True))

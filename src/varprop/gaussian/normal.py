@@ -132,9 +132,9 @@ def _near_mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _can_be_asked(x: Tensor) -> bool:
-    """Whether values are there without waiting for a device, and nobody has to see what is done for others."""
-    seen = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return type(x) is Tensor and x.is_cpu and not seen
+    """Whether values are there without waiting for a device, and nobody writes down what is done with them."""
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack()
+    return type(x) is Tensor and x.is_cpu and not traced and not torch._C._are_functorch_transforms_active()
 
 
 class _SafeSqrt(torch.autograd.Function):
