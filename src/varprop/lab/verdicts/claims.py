@@ -31,7 +31,7 @@ def claim(
     text: str,
     rule: str,
     figure: str = "",
-    experiments: tuple[str, ...] | None = None,
+    experiments: tuple[str, ...] = (),
     fixed: bool = False,
     cases: Sequence[Any] | None = None,
     **settings: Any,
@@ -41,7 +41,7 @@ def claim(
     One function may judge several claims: it is called with the evidence and the settings of each. Of a claim that
     must hold in all of several `cases` it judges one, which it gets after the evidence.
     """
-    about = (figure.partition("/")[0],) if experiments is None else experiments
+    about = experiments or tuple(filter(None, [figure.partition("/")[0]]))
 
     def register(judge: Callable[..., Judgement]) -> Callable[..., Judgement]:
         judge_one = functools.partial(judge, **settings)

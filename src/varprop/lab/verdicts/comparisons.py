@@ -28,7 +28,6 @@ _STEP = (
     "four-times",
     "Minimizing f(2θ') by steepest descent at the same learning rate makes 4 times larger steps",
     f"{_STEP} with SGD; it is 4 ± {FACTOR_TOLERANCE}.",
-    experiments=(),
     optimizer="SGD",
 )
 @claim(
@@ -36,7 +35,6 @@ _STEP = (
     "The same in the paper's comparison, which is made with Adam",
     f"{_STEP} with Adam; it is 4 ± {FACTOR_TOLERANCE}. (By Adam's formula it is 2, and more where gradients are not "
     "large beside its eps.)",
-    experiments=(),
     optimizer="Adam",
 )
 def _step_is_four_times_as_large(_: Evidence, optimizer: str) -> Judgement:

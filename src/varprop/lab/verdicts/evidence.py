@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from .seed_statistics import Metric, Sample, difference, final
 
 HOLDS, FAILS, NOISE, MISSING = "holds", "does not hold", "within noise", "no data"
 Case = TypeVar("Case")
+_KIND = operator.attrgetter("experiment", "method", "start", "variant", "batch_size", "lr_max")  # all but the seed
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Evidence:
     ) -> Sample | None:
         """A metric over seeds, at another bound if one is given; None where it was not run or leaves nothing."""
         wanted = (experiment, method, start, variant, batch_size, self.bound if bound is None else bound)
-        found = {o.cell.seed: metric(o) for o in self.outcomes if _key(o) == wanted}
+        found = {o.cell.seed: metric(o) for o in self.outcomes if _KIND(o.cell) == wanted}
         known = {seed: value for seed, value in found.items() if not math.isnan(value)}
         return Sample(tuple(known.values()), tuple(known)) if known else None
 
@@ -85,11 +87,6 @@ class Evidence:
         return found
 
 
-def _key(outcome: Outcome) -> tuple[object, ...]:
-    cell = outcome.cell
-    return cell.experiment, cell.method, cell.start, cell.variant, cell.batch_size, cell.lr_max
-
-
 def judged(rule: Callable[[Case], Judgement], case: Case) -> Judgement:
     """What a rule finds; what is missing, with the command that would make it, where it cannot find anything."""
     try:
@@ -117,6 +114,11 @@ def most_of(verdicts: Sequence[str]) -> str:
     """Whether at least half of several cases hold; undecided ones count neither way."""
     wins, undecided = verdicts.count(HOLDS), verdicts.count(NOISE)
     return HOLDS if 2 * wins >= len(verdicts) else NOISE if 2 * (wins + undecided) >= len(verdicts) else FAILS
+
+
+def opposite(verdict: str) -> str:
+    """That on the contrary; what is not decided stays so."""
+    return {HOLDS: FAILS, FAILS: HOLDS}.get(verdict, verdict)
 
 
 def in_every_seed(passed: Sequence[bool]) -> str:

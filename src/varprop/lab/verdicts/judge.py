@@ -19,15 +19,7 @@ from varprop.text_table import Table
 from ..protocol.experiments import PAPER_LR_MAX
 from ..store.files import write_atomically
 from ..store.runs import Run
-from . import (  # noqa: F401  (each registers its claims)
-    batch_norm,
-    beyond,
-    comparisons,
-    evaluation_mode,
-    overhead,
-    recurrent,
-    training,
-)
+from . import batch_norm, beyond, comparisons, evaluation_mode, overhead, recurrent, training  # noqa: F401  (register)
 from .claims import REGISTERED, Claim
 from .evidence import Evidence, judged
 
@@ -38,25 +30,17 @@ RULE = (
     "several parts holds when all of them hold, and does not hold when one of them does not; nothing corrects for the "
     "number of comparisons. Numbers are mean ± standard deviation over seeds."
 )
-
-
-# In the order of the paper.
-_BACKGROUND = "bn-recurrent bn-overhead bn-stochastic bn-batch-size-training bn-batch-size-validation"
-_ADVANTAGES = "overhead-wn overhead overhead-bn ap2-batch-size-training ap2-batch-size-validation recurrent"
-_STEPS = (
-    "four-times four-times-adam equal-rates great-improvement fair-is-closer decay-nothing decay-destabilizes "
-    "projection"
-)
-_MNIST = (
-    "running-matches hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn "
-    "bn-evaluation-better others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero overfits bn-overfits-less "
-    "bn-generalizes"
-)
-_NOISY = "noise-prevents on-par cifar-close cifar-bn-trains-best cifar-bn-validates-best bn-boost"
-_CONCLUSION = "robust lower-loss lower-loss-evaluation bn-unstable orthogonal"
-CLAIMS = tuple(
-    REGISTERED[name] for name in f"{_BACKGROUND} {_ADVANTAGES} {_STEPS} {_MNIST} {_NOISY} {_CONCLUSION}".split()
-)
+# In the order of the paper: background, advantages, lengths of steps, MNIST, with noise, conclusion.
+_ORDER = """
+bn-recurrent bn-overhead bn-stochastic bn-batch-size-training bn-batch-size-validation
+overhead-wn overhead overhead-bn ap2-batch-size-training ap2-batch-size-validation recurrent
+four-times four-times-adam equal-rates great-improvement fair-is-closer decay-nothing decay-destabilizes projection
+running-matches hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn bn-evaluation-better
+others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero overfits bn-overfits-less bn-generalizes
+noise-prevents on-par cifar-close cifar-bn-trains-best cifar-bn-validates-best bn-boost
+robust lower-loss lower-loss-evaluation bn-unstable orthogonal
+"""
+CLAIMS = tuple(REGISTERED[name] for name in _ORDER.split())
 
 
 @dataclass(frozen=True)

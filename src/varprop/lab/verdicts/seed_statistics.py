@@ -14,14 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..environment import require
-from ..protocol.records import (
-    TRAIN_EVAL_LOSS,
-    TRAIN_LOSS,
-    VALID_ACCURACY,
-    VALID_BATCH_ACCURACY,
-    VALID_LOSS,
-    Outcome,
-)
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_BATCH_ACCURACY, VALID_LOSS, Outcome
 
 Metric = Callable[[Outcome], float]  # infinite where training diverged, NaN where there is nothing to measure
 

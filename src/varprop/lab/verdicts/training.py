@@ -23,6 +23,7 @@ from .evidence import (
     in_every_seed,
     lower,
     most_of,
+    opposite,
 )
 from .seed_statistics import Metric, final, number
 
@@ -189,7 +190,7 @@ def _analytic_overfits(evidence: Evidence, start: str) -> Judgement:
 )
 def _does_not_overfit_with_noise(evidence: Evidence, method: str) -> Judgement:
     found = _overfits(evidence, "noisy-mnist", method, "bn")
-    return Judgement({HOLDS: FAILS, FAILS: HOLDS}.get(found.verdict, found.verdict), found.measured)
+    return Judgement(opposite(found.verdict), found.measured)
 
 
 def _overfits(evidence: Evidence, experiment: str, method: str, start: str) -> Judgement:
