@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from ..protocol.experiments import EXPERIMENTS, Experiment
 from ..protocol.initialization import StartingPoint
 from ..protocol.models import Factory
 from ..protocol.records import Cell, Method, Start
+from ..report.series import rounded
 from ..training.deviations import ratios
 from ..training.metrics import in_parts
 from ..training.single import SingleTrainer
@@ -68,7 +68,7 @@ def _run(arm: Arm, rate: float, trainer: AveragingTrainer) -> Run:
     for number in range(trainer.protocol.epochs):
         trainer.epoch(number, lambda steps: None)
         _keep(found, {**trainer.measured(arm.averaged), **_watched(arm, trainer)})
-    return {**found, "train_eval_loss": _short(trainer.training_loss(number))}
+    return {**found, "train_eval_loss": rounded(trainer.training_loss(number))}
 
 
 def _watched(arm: Arm, trainer: AveragingTrainer) -> Run:
@@ -81,12 +81,7 @@ def _watched(arm: Arm, trainer: AveragingTrainer) -> Run:
 
 def _keep(found: Run, values: Run) -> None:
     for name, value in values.items():
-        found.setdefault(name, []).append([*map(_short, value)] if isinstance(value, list) else _short(value))
-
-
-def _short(value: float) -> float | None:
-    """Five digits; None where a run diverged."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+        found.setdefault(name, []).append(rounded(value))  # None where a run diverged
 
 
 class AveragingTrainer(SingleTrainer):

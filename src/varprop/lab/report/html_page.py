@@ -27,7 +27,7 @@ from ..verdicts.judge import RULE, Verdict
 from .answer import answer
 from .facts import facts
 from .figures import figures_of
-from .series import Figure
+from .series import Figure, rounded
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _COLUMNS = (
@@ -101,7 +101,6 @@ def _legend(found: set[Method]) -> str:
 
 
 def _section(run: Run, pictures: Path | None) -> dict[str, Any]:
-    """One experiment on the page."""
     identifier = "e-" + _slug(run.experiment)
     return {
         "experiment": run.experiment,
@@ -135,7 +134,6 @@ def _short(name: object) -> str:
 
 
 def _figure_entry(figure: Figure, section_id: str, experiment: str, pictures: Path | None) -> dict[str, Any]:
-    """A figure, its data and its picture."""
     file = pictures / experiment / "figures" / f"{figure.name}.png" if pictures else None
     return {
         "folder": experiment,
@@ -149,24 +147,12 @@ def _figure_entry(figure: Figure, section_id: str, experiment: str, pictures: Pa
     }
 
 
-def rounded(value: Any) -> Any:
-    """The same with five significant digits, and None for what JSON cannot say."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: rounded(item) for name, item in value.items()}
-    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
 def _headline(figures: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The training curves of the first experiment that has any, the paper's first."""
-    ordered = sorted(figures, key=lambda figure: experiment_rank(figure["folder"]))
-    curves = [figure for figure in ordered if figure["name"] == "training"]
-    return next(iter([*curves, *ordered]), None)
+    return min(figures, key=lambda f: (f["name"] != "training", experiment_rank(f["folder"])), default=None)
 
 
 def _row(outcome: Outcome) -> list[_Value]:
-    """One training run in the table."""
     cell = outcome.cell
     loss = _Value("diverged", math.inf, ("diverged",)) if outcome.diverged else _number(outcome.last(TRAIN_LOSS))
     return [

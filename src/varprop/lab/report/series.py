@@ -98,6 +98,15 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def rounded(value: Any) -> Any:
+    """The same with five significant digits, and None for what JSON cannot say."""
+    if isinstance(value, float):
+        return finite(float(f"{value:.5g}"))
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def curve_panel(title: str, outcomes: Sequence[Outcome], curve: CurveFigure) -> Panel:
     """Every method's curves over epochs; the second of them only of batch norm, where it is another thing."""
     lines = [
@@ -128,7 +137,6 @@ def _by_method(outcomes: Iterable[Outcome]) -> dict[tuple[Method, str], list[Out
 
 
 def _styled(runs: Sequence[Outcome], *, evaluation: bool = False, **values: Any) -> PlottedSeries:
-    """A series with the look of its method."""
     method, variant = runs[0].cell.method, runs[0].cell.variant
     return PlottedSeries(
         method_label(method, variant, evaluation),
