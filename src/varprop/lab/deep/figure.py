@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..report.plotting import draw
 from ..report.series import Figure, Panel, PlottedSeries, over_seeds
-from ..report.style import METHOD_COLOURS, METHOD_MARKERS, OTHER_COLOUR
+from ..report.style import line_style
 from .runs import TEST, Study
 
 CAPTION = "Mean loss of each epoch, in training mode; bands reach from the lowest to the highest seed."
@@ -28,13 +28,10 @@ def _lines(study: Study) -> Iterable[PlottedSeries]:
         if runs:
             columns = list(zip(*([epoch["loss"] for epoch in run["history"]] for run in runs), strict=False))
             kind = row.options[row.options.index("--norm") + 1]
-            light, dark = METHOD_COLOURS.get(kind, OTHER_COLOUR)
+            dashed = "--clip" in row.options or "--form" in row.options
             yield PlottedSeries(
-                label=row.name,
-                colour=light,
-                dark_colour=dark,
-                dash="dashed" if "--clip" in row.options or "--form" in row.options else "solid",
-                marker=METHOD_MARKERS.get(kind, "P"),
+                row.name,
+                **line_style(kind, evaluation=dashed),
                 x=tuple(float(epoch) for epoch in range(1, len(columns) + 1)),
                 **over_seeds(columns, statistics.mean),
                 seeds=len(runs),

@@ -54,24 +54,21 @@ def _winners(cases: Sequence[Case], metric: Metric, what: str, whole: str) -> st
     for case in cases:
         samples = {method: _sample(runs, metric) for method, runs in case.items()}
         best = min(samples, key=lambda method: (samples[method].mean, method_rank(*method)))
-        if math.isfinite(samples[best].mean) and _alone(samples, best):
+        others = [sample for method, sample in samples.items() if method != best]
+        if math.isfinite(samples[best].mean) and all(other.mean != samples[best].mean for other in others):
             wins[best] += 1
-            sure[best] += all(lower(samples[best], other) == HOLDS for m, other in samples.items() if m != best)
+            sure[best] += all(lower(samples[best], other) == HOLDS for other in others)
     if not wins:
         return f"no method has {what} alone"
     seeds = max(len(runs) for case in cases for runs in case.values())
-    first, *others = sorted(wins, key=lambda method: (-wins[method], method_rank(*method)))
+    first, *rest = sorted(wins, key=lambda method: (-wins[method], method_rank(*method)))
     said = f"{method_label(*first)} has {what} from {wins[first]} of {whole}{_surely(first, wins, sure, seeds)}"
-    more = [f"{method_label(*m)} from {wins[m]}{_surely(m, wins, sure, seeds)}" for m in others]
+    more = [f"{method_label(*m)} from {wins[m]}{_surely(m, wins, sure, seeds)}" for m in rest]
     return " and ".join([", ".join([said, *more[:-1]]), *more[-1:]])
 
 
 def _sample(runs: Sequence[Outcome], metric: Metric) -> Sample:
     return Sample(tuple(metric(run) for run in runs), tuple(run.cell.seed for run in runs))
-
-
-def _alone(samples: dict[Method, Sample], best: Method) -> bool:
-    return all(other.mean != samples[best].mean for method, other in samples.items() if method != best)
 
 
 def _surely(method: Method, wins: Counter[Method], sure: Counter[Method], seeds: int) -> str:

@@ -103,9 +103,7 @@ def _caption(outcomes: Sequence[Outcome], curve: CurveFigure) -> str:
 
 def _seeds_text(outcomes: Sequence[Outcome]) -> str:
     """How many seeds there are, and what the line and the band mean."""
-    cells = {o.cell.key: o.cell for o in outcomes}.values()
-    groups = [(c.method, c.start, c.variant, c.batch_size, c.lr_max) for c in cells]
-    counts = sorted({groups.count(group) for group in groups})
+    counts = sorted({len(runs) for runs in grouped(outcomes, lambda cell: replace(cell, seed=0)).values()})
     if counts == [1]:
         return "One seed."
     seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
@@ -144,7 +142,6 @@ def _naive_figure(run: Run, curve: CurveFigure) -> Figure:
 
 
 def _search_figure(run: Run, setting: Setting) -> Figure:
-    """Every evaluation of the learning rate."""
     outcomes = [o for o in run.outcomes if setting_of(o) == setting]
     return Figure(
         _figure_name(run, "learning-rate", setting),

@@ -58,7 +58,15 @@ from that of the seeds; where one search was made, it is 0 and says nothing.
 def write_runs(runs: Sequence[Run], folder: Path) -> None:
     """Figures, tables and manifests, in a folder for each run."""
     for run in runs:
-        _write_run(run, folder / run.experiment)
+        place = folder / run.experiment
+        for earlier in (*place.glob("*.png"), *place.glob("*.svg")):
+            earlier.unlink()
+        for figure in _headlines(run):
+            plotting.draw(figure, place / figure.name, experiment_label(run.experiment))
+        if run.outcomes:
+            write_tables(place, run.outcomes, run.manifest)
+        if run.manifest:
+            write_atomically(place / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
 
 
 def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
@@ -74,17 +82,6 @@ def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) 
 
 def _headlines(run: Run) -> list[Figure]:
     return [figure for figure in figures_of(run) if figure.headline]
-
-
-def _write_run(run: Run, folder: Path) -> None:
-    for earlier in (*folder.glob("*.png"), *folder.glob("*.svg")):
-        earlier.unlink()
-    for figure in _headlines(run):
-        plotting.draw(figure, folder / figure.name, experiment_label(run.experiment))
-    if run.outcomes:
-        write_tables(folder, run.outcomes, run.manifest)
-    if run.manifest:
-        write_atomically(folder / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
 
 
 def _address(figure: str) -> str:
@@ -151,7 +148,6 @@ def _regret(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> str:
 
 
 def _summary_rows(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> Iterator[tuple[str, ...]]:
-    """One row for each start and method, in their order."""
     groups = grouped(outcomes, lambda cell: (start_label(cell.start), method_label(cell.method, cell.variant)))
     for (start, method), those in groups.items():
         rates = ", ".join(f"{o.search.lr:.2g}{' (at bound)' * o.search.at_bound}" for o in those)

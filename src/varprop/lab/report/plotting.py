@@ -96,17 +96,8 @@ def _draw_series(series: PlottedSeries, axis: Axis, index: int) -> None:
     if series.low:
         axis.fill_between(series.x, _numbers(series.low), _numbers(series.high), color=series.colour, alpha=0.16, lw=0)
     every = max(1, len(series.x) // 5)
-    axis.plot(
-        series.x,
-        y,
-        color=series.colour,
-        linestyle=LINESTYLES[series.dash],
-        marker=None if series.dash == "dashed" else series.marker or None,
-        markevery=(2 * index * every // 9 % every, every),
-        markersize=4,
-        markerfacecolor="white" if series.open_marker else None,
-        zorder=3,
-    )
+    places = (2 * index * every // 9 % every, every)
+    axis.plot(series.x, y, **_line_look(series), markevery=places, markersize=4, zorder=3)
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
@@ -214,7 +205,6 @@ def _legend_shape(labels: Sequence[str], width: float) -> tuple[int, int]:
 
 
 def _add_legend(canvas: Any, entries: list[tuple[str, dict[str, Any]]], width: float) -> None:
-    """One legend for all panels, below them."""
     if entries:
         labels = [label for label, _ in entries]
         handles = [require("matplotlib.lines", "A figure").Line2D([], [], **look) for _, look in entries]

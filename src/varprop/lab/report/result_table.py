@@ -36,6 +36,7 @@ def _place(cell: Cell) -> tuple[Any, ...]:
 
 def _row(group: list[Outcome]) -> tuple[str, ...]:
     cell = group[0].cell
+    lost = sum(outcome.diverged for outcome in group)
     small = f", batch {cell.batch_size}" if cell.batch_size != 128 else ""
     return (
         cell.experiment,
@@ -44,7 +45,7 @@ def _row(group: list[Outcome]) -> tuple[str, ...]:
         _rates(group),
         _spread([outcome.last(TRAIN_LOSS) for outcome in group], "{:.4g}"),
         _spread([outcome.last(VALID_ACCURACY) for outcome in group], "{:.2%}"),
-        _diverged(group) or _spread([outcome.test_accuracy for outcome in group], "{:.2%}"),
+        f"{lost} of {len(group)} diverged" if lost else _spread([o.test_accuracy for o in group], "{:.2%}"),
     )
 
 
@@ -62,8 +63,3 @@ def _spread(ends: Sequence[float | None], form: str) -> str:
         return "-"
     mean = form.format(statistics.fmean(values))
     return f"{mean} ± {form.replace('.4g', '.2g').format(statistics.stdev(values))}" if len(values) > 1 else mean
-
-
-def _diverged(group: list[Outcome]) -> str:
-    count = sum(outcome.diverged for outcome in group)
-    return f"{count} of {len(group)} diverged" if count else ""
