@@ -56,10 +56,7 @@ def optimizer_of(given: str | MakeOptimizer | None) -> MakeOptimizer | None:
 def data_of(given: str | Sequence[Tensor], has_loss: bool, root: Path | str | None = None) -> Dataset:
     """The data set of a name, of four tensors, or of the function that ``path.py:function`` names.
 
-    Args:
-        given: Of these.
-        has_loss: Whether there is a loss of one's own; without, targets must be classes.
-        root: Where data sets are looked for first.
+    Without a loss of one's own (`has_loss`), targets must be classes. Named ones are looked for in `root` first.
     """
     if isinstance(given, str) and ":" not in given:
         return datasets.load(given, root)
@@ -101,7 +98,7 @@ def _check_pair(name: str, part: str, inputs: Tensor, targets: Tensor, has_loss:
 
 def _check_finite(name: str, part: str, values: Tensor) -> None:
     """Refuse NaN and infinity by the name and place of the data: in training they would be a loss that is NaN."""
-    bad = (~values.flatten(1).isfinite()).any(1) if values.ndim > 1 else ~values.isfinite()
+    bad = ~values.reshape(len(values), -1).isfinite().all(1)
     if count := int(bad.sum()):
         first = int(bad.nonzero()[0, 0])
         raise CompareError(

@@ -46,29 +46,18 @@ def example(script: str) -> Path:
 
 @dataclass
 class Study:
-    """The runs of one table in a file, and how more of them are made.
+    """The runs of one table in a file, and how more of them are made."""
 
-    Attributes:
-        table: Its name.
-        file: Where all runs are kept, of other tables too.
-        seeds: Of the runs on the test data; rates are tried with one.
-        jobs: Runs at the same time.
-        deadline: By `time.monotonic`; no run begins after it.
-        data: Folder of CIFAR-10, if it is not where varprop looks for data.
-        compiled: Whether networks are compiled.
-        rows: What is compared.
-    """
-
-    table: str
-    file: Path
-    seeds: int = 4
-    jobs: int = 1
-    deadline: float = float("inf")
-    data: Path | None = None
-    compiled: bool = False
+    table: str  # its name
+    file: Path  # where all runs are kept, of other tables too
+    seeds: int = 4  # of the runs on the test data; rates are tried with one
+    jobs: int = 1  # runs at the same time
+    deadline: float = float("inf")  # by `time.monotonic`; no run begins after it
+    data: Path | None = None  # folder of CIFAR-10, if it is not where varprop looks for data
+    compiled: bool = False  # whether networks are compiled
     say: Callable[[str], None] = print
     runs: dict[str, Any] = field(init=False)
-    rows: list[Row] = field(init=False)
+    rows: list[Row] = field(init=False)  # what is compared
 
     def __post_init__(self) -> None:
         self.runs = json.loads(self.file.read_text())["runs"] if self.file.exists() else {}

@@ -59,27 +59,16 @@ class Search:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a cell.
-
-    Attributes:
-        cell: Which one.
-        search: Of its learning rate.
-        curves: Values by epoch, by the names above; they end early where training diverged.
-        test_loss: On the official test set, once, at the end, in evaluation mode.
-        test_accuracy: The same; NaN where the targets are no classes.
-        diverged: Whether the loss became infinite or NaN in training, which is a result too.
-        start_gap: Largest difference of log-probabilities between this method at its start and the plain network.
-        seconds: Spent on it; the share of it where many trained together.
-    """
+    """What came of a cell."""
 
     cell: Cell
-    search: Search
-    curves: dict[str, list[float]]
-    test_loss: float
-    test_accuracy: float
-    diverged: bool
-    start_gap: float
-    seconds: float
+    search: Search  # of its learning rate
+    curves: dict[str, list[float]]  # values by epoch, by the names above; they end early where training diverged
+    test_loss: float  # on the official test set, once, at the end, in evaluation mode
+    test_accuracy: float  # the same; NaN where the targets are no classes
+    diverged: bool  # whether the loss became infinite or NaN in training, which is a result too
+    start_gap: float  # largest difference of log-probabilities between this method at its start and the plain network
+    seconds: float  # spent on it; the share of it where many trained together
 
     def last(self, curve: str) -> float | None:
         """The last value of a curve, None where there is none."""
