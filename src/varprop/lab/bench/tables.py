@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from varprop.text_table import Table
@@ -18,18 +18,14 @@ _LEFT = ("variant", "model", "note")
 
 def tables(record: Record) -> list[Table]:
     """Everything that was measured."""
-    return [table.without_empty_columns() for table in _tables(record)]
-
-
-def _tables(record: Record) -> Iterator[Table]:
     groups: dict[str, list[Measurement]] = {}
     for cell in record.cells:
         groups.setdefault(cell.group, []).append(cell)
-    for heading, cells in groups.items():
-        columns = ("variant", "step ms", "quartiles", "x none", "MiB", "x none", "kernels", "note")
-        yield Table(heading, columns, [_step(record, cell) for cell in cells], _LEFT)
+    columns = ("variant", "step ms", "quartiles", "x none", "MiB", "x none", "kernels", "note")
+    found = [Table(name, columns, [_step(record, c) for c in cells], _LEFT) for name, cells in groups.items()]
     if record.inferences:
-        yield _inference(record)
+        found.append(_inference(record))
+    return [table.without_empty_columns() for table in found]
 
 
 def _step(record: Record, cell: Measurement) -> Sequence[str]:

@@ -83,12 +83,12 @@ def get(name: str, root: Path | str | None = None, say: Say = print) -> Path:
 
 
 def _is_installed(archive: Archive, folder: Path) -> bool:
-    def digest(path: Path) -> str:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
     files = ((folder / name, expected) for name, expected in archive.contents.items())
-    return all(path.is_file() and digest(path) == expected for path, expected in files)
+    return all(path.is_file() and _digest(path.read_bytes()) == expected for path, expected in files)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _install(name: str, archive: Archive, folder: Path) -> None:
@@ -143,7 +143,7 @@ def _checked_contents(packed: bytes, archive: Archive, url: str) -> dict[str, by
     for name, digest in archive.contents.items():
         if name not in contents:
             raise _SourceFailed(f"{url} has no {name} in it")
-        if hashlib.sha256(contents[name]).hexdigest() != digest:
+        if _digest(contents[name]) != digest:
             raise _SourceFailed(f"{url} has another SHA-256 in {name} than the official file")
     return contents
 
@@ -171,6 +171,7 @@ _MNIST_SOURCES = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
     "http://yann.lecun.com/exdb/mnist",
 )
+_CIFAR10_SOURCE = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 _MNIST = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -185,17 +186,10 @@ _CIFAR10 = {
     "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
     "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-
-
-def _mnist_archive(name: str, digest: str) -> Archive:
-    urls = tuple(f"{source}/{name}.gz" for source in _MNIST_SOURCES)
-    return Archive(urls, datasets.MNIST_FOLDER, {name: digest})
-
-
-_CIFAR10_ARCHIVE = Archive(
-    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",), datasets.CIFAR10_FOLDER, _CIFAR10
-)
 ARCHIVES: dict[str, tuple[Archive, ...]] = {
-    "mnist": tuple(_mnist_archive(name, digest) for name, digest in _MNIST.items()),
-    "cifar10": (_CIFAR10_ARCHIVE,),
+    "mnist": tuple(
+        Archive(tuple(f"{source}/{name}.gz" for source in _MNIST_SOURCES), datasets.MNIST_FOLDER, {name: digest})
+        for name, digest in _MNIST.items()
+    ),
+    "cifar10": (Archive((_CIFAR10_SOURCE,), datasets.CIFAR10_FOLDER, _CIFAR10),),
 }

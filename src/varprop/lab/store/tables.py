@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from .files import write_atomically
 
 Row = Mapping[str, Any]
 _CELL = ("experiment", "method", "start", "seed", "batch_size", "lr_max", "variant")
+_key = operator.itemgetter(*_CELL)
 _CURVES = (TRAIN_LOSS, TRAIN_EVAL_LOSS, VALID_LOSS, VALID_ACCURACY)
 _SEARCH = ("lr", "search_loss", "evaluations", "at_bound", "flat", "search_diverged")
 _TEST = ("test_loss", "test_accuracy", "epochs", "diverged", "start_gap", "seconds")
@@ -85,10 +87,6 @@ def read_tables(folder: Path) -> list[Outcome]:
 def _rows(file: Path) -> Iterator[Row]:
     with file.open(encoding="utf-8", newline="") as stream:
         yield from csv.DictReader(stream)
-
-
-def _key(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in _CELL)
 
 
 def _outcome(row: Row, curves: dict[str, list[float]], trace: list[tuple[float, float]]) -> Outcome:
