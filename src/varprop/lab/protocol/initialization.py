@@ -16,17 +16,16 @@ from torch.nn.utils import parametrize
 
 import varprop as vp
 
-from ..data.batches import GENERAL, seed_of
+from ..data.batches import GENERAL, seed_of, seeded
 from .experiments import DOUBLE, MOMENTUM, UNIT_NORM, Borders, OwnWeights
 from .models import Factory, build
 from .records import SAMPLE_NORMS, Cell, Method, Start
-from .sample_norms import add_sample_norms_, with_sample_norms
+from .sample_norms import ROWS_FIRST, add_sample_norms_, with_sample_norms
 from .watching import watch
 
 # Of the log-probabilities, in units of the rounding of their dtype: what nine layers add up to, with room to spare.
 _GAP = 1e5
 Make = Callable[..., nn.Module]
-_ROWS_FIRST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # the output channels are the first axis of their weight
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def without_borders(make: Make, model: nn.Module, moments: vp.Moments | vp.Token
     While they are laid out, images are continued beyond their border by their other end instead of zeros: every tap
     meets the same moments at every position. What is made computes with zeros there, as the model does.
     """
-    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, _ROWS_FIRST[1:])}
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, ROWS_FIRST[1:])}
     padded = [path for path, layer in layers.items() if layer.padding_mode == "zeros"]
     for path in padded:
         layers[path].padding_mode = "circular"
@@ -78,7 +77,7 @@ def original_network(factory: str | Factory, start: Start, seed: int, data: Star
     placed = {"device": data.batch.device} | ({"dtype": data.batch.dtype} if data.batch.is_floating_point() else {})
     model = without_own_batch_norms(build(factory, seed_of(GENERAL, seed), **placed), data.batch[:1])
     if start == "orthogonal":
-        _orthogonal_(model, torch.Generator().manual_seed(seed_of(GENERAL, seed, 2)))
+        _orthogonal_(model, seeded(GENERAL, seed, 2))
     return model
 
 
@@ -107,7 +106,7 @@ def plain_network(factory: str | Factory, start: Start, seed: int, data: StartDa
     if start == "none":
         return model
     if start == "bn":
-        return vp.batch_norm_start(model, data.batch, torch.Generator().manual_seed(seed_of(GENERAL, seed, 1)))
+        return vp.batch_norm_start(model, data.batch, seeded(GENERAL, seed, 1))
     if start == "wn":
         return _whitened_(model, data.batch)
     return data.analytic(vp.init_, model, shift=False)
@@ -115,7 +114,7 @@ def plain_network(factory: str | Factory, start: Start, seed: int, data: StartDa
 
 def _whitened_(model: nn.Module, batch: Tensor) -> nn.Module:
     """The data-dependent start of Salimans & Kingma 2016, in place: layer by layer, as the batch passes through."""
-    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, _ROWS_FIRST)}
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, ROWS_FIRST)}
     done: set[str] = set()
 
     def whiten(path: str, output: Tensor) -> Tensor:
@@ -150,11 +149,11 @@ def with_original_weights(model: nn.Module, original: nn.Module, method: Method,
     if method == "analytic":
         return data.analytic(vp.normalize, original, form="paper")
     for path, layer in original.named_modules():
-        if method == "weight" and isinstance(layer, _ROWS_FIRST):
+        if method == "weight" and isinstance(layer, ROWS_FIRST):
             _set_direction_(model.get_submodule(path), layer.weight)
     for path, wrapper in list(model.named_modules()):
         norm, layer = getattr(wrapper, "norm", None), getattr(wrapper, "layer", None)
-        if isinstance(norm, _BatchNorm) and isinstance(layer, _ROWS_FIRST):
+        if isinstance(norm, _BatchNorm) and isinstance(layer, ROWS_FIRST):
             _rescale_(layer, norm, original.get_submodule(path).weight)  # type: ignore[arg-type]
     return model
 
@@ -189,17 +188,11 @@ def parametrized(plain: nn.Module, method: Method, data: StartData, variant: str
             lambda net, moments, **more: vp.reparametrize(net, "analytic", input=moments, **more), plain
         )
     else:
-        needs: dict[str, Any] = {"batch": data.batch} if method == "batch" else {}
-        model = vp.reparametrize(plain, cast(Any, method), **needs)
+        model = vp.reparametrize(plain, cast(Any, method), batch=data.batch if method == "batch" else None)
     if variant == MOMENTUM:
-        _small_momentum_(model)
+        for norm in (module for module in model.modules() if isinstance(module, _BatchNorm)):
+            norm.momentum = 0.01
     return vp.unit_norm_(model) if variant == UNIT_NORM else model
-
-
-def _small_momentum_(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.momentum = 0.01
 
 
 def without_parametrization(model: nn.Module, method: Method) -> nn.Module:

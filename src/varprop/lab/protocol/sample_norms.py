@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .watching import watch
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+ROWS_FIRST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # the output channels are the first axis of their weight
 _SMALLEST_GROUP = 4  # channels; a group of one would leave nothing of a linear layer's output
 _MOST_GROUPS = 32  # as Wu & He 2018
 _RIDGE = 0.01  # of the mean square of a channel
@@ -85,7 +85,7 @@ def _groups(channels: int) -> int:
 def _called(model: nn.Module, batch: Tensor) -> list[str]:
     """The paths of linear layers in the order of their first calls."""
     found: dict[str, None] = {}
-    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, _LAYERS)}
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, ROWS_FIRST)}
     watch(model, batch, layers, lambda path, _: found.setdefault(path))
     return list(found)
 
