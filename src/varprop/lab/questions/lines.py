@@ -7,9 +7,11 @@ import statistics
 from collections.abc import Sequence
 
 from ..report.series import Figure, Panel, PlottedSeries, over_seeds
+from ..report.style import DOUBLE_COLOUR, METHOD_COLOURS, OTHER_COLOUR
 from .records import Records
 
-COLOURS = ("#4a4d50", "#0064a8", "#009e73", "#d55e00", "#9c00fc", "#8a7a00", "#d16aa8")
+_METHODS = ("standard", "batch", "weight", "analytic", "layer")
+COLOURS = [light for light, _ in (*(METHOD_COLOURS[method] for method in _METHODS), OTHER_COLOUR, DOUBLE_COLOUR)]
 MARKERS = ("s", "o", "^", "D", "P", "X", "v")
 BANDS = "Lines are means over seeds, bands reach from the lowest to the highest."
 
