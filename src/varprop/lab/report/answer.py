@@ -52,7 +52,7 @@ def _winners(cases: Sequence[Case], metric: Metric, what: str, whole: str) -> st
     wins: Counter[Method] = Counter()
     sure: Counter[Method] = Counter()
     for case in cases:
-        samples = {method: _sample(runs, metric) for method, runs in case.items()}
+        samples = {m: Sample(tuple(map(metric, runs)), tuple(r.cell.seed for r in runs)) for m, runs in case.items()}
         best = min(samples, key=lambda method: (samples[method].mean, method_rank(*method)))
         others = [sample for method, sample in samples.items() if method != best]
         if math.isfinite(samples[best].mean) and all(other.mean != samples[best].mean for other in others):
@@ -65,10 +65,6 @@ def _winners(cases: Sequence[Case], metric: Metric, what: str, whole: str) -> st
     said = f"{method_label(*first)} has {what} from {wins[first]} of {whole}{_surely(first, wins, sure, seeds)}"
     more = [f"{method_label(*m)} from {wins[m]}{_surely(m, wins, sure, seeds)}" for m in rest]
     return " and ".join([", ".join([said, *more[:-1]]), *more[-1:]])
-
-
-def _sample(runs: Sequence[Outcome], metric: Metric) -> Sample:
-    return Sample(tuple(metric(run) for run in runs), tuple(run.cell.seed for run in runs))
 
 
 def _surely(method: Method, wins: Counter[Method], sure: Counter[Method], seeds: int) -> str:

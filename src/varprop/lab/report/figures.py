@@ -165,9 +165,8 @@ def _batch_figures(run: Run) -> list[Figure]:
 
 
 def _batch_figure(run: Run, curve: CurveFigure, bound: float, outcomes: Sequence[Outcome]) -> Figure:
-    suffix = "" if bound == _main_setting(run)[0] else f"-lr{bound:.0e}"
     return Figure(
-        f"batch-size-{curve.name}{suffix}",
+        _figure_name(run, f"batch-size-{curve.name}", (bound, _main_setting(run)[1])),
         f"{curve.title} at the end, over batch size ({_bound_text(bound)})",
         f"{_seeds_text(outcomes)} A cross at the upper edge stands for a run that diverged.",
         _panels_by_start(run, outcomes, lambda title, chosen: batch_size_panel(title, chosen, curve)),

@@ -106,14 +106,14 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 def _draw_mark(mark: Mark, series: PlottedSeries, axis: Axis) -> None:
     """A mark at its place; at the upper edge where its value is infinite."""
-    look = dict(MARKS[mark.kind])
-    face = "none" if mark.kind == "chosen" else series.colour
-    colours = {"color": series.colour} if mark.kind == "diverged" else {"facecolors": face, "edgecolors": series.colour}
-    if mark.kind == "at bound":
-        colours["edgecolors"] = "#202124"
+    colours = {
+        "diverged": {"color": series.colour},
+        "chosen": {"facecolors": "none", "edgecolors": series.colour},
+        "at bound": {"facecolors": series.colour, "edgecolors": "#202124"},
+    }
     place = {"transform": axis.get_xaxis_transform()} if mark.y is None else {}
     height = 0.97 if mark.y is None else mark.y
-    axis.scatter([mark.x], [height], zorder=5, clip_on=False, **look, **colours, **place)
+    axis.scatter([mark.x], [height], zorder=5, clip_on=False, **MARKS[mark.kind], **colours[mark.kind], **place)
 
 
 def _label_axes(axes: list[Axis], figure: Figure, columns: int) -> None:
