@@ -193,8 +193,6 @@ _OWN_STARTS: tuple[Combination, ...] = (
     ("batch", "bn", ""),
     ("analytic", "ap2", ""),
 )
-_MOMENTA: tuple[Combination, ...] = (("batch", "none", ""), ("batch", "none", MOMENTUM))
-_SHORT = Protocol(epochs=20, search_epochs=2)
 _AS_FOUND = 7e-3  # about what the search finds for batch norm from random weights
 
 _TABLE = (
@@ -228,7 +226,7 @@ _TABLE = (
         train_samples=10_000,
         protocol=Protocol(epochs=10, search_epochs=2),
     ),
-    Experiment("recurrent", "mnist", "rows", _SHIFTS, protocol=_SHORT),
+    Experiment("recurrent", "mnist", "rows", _SHIFTS, protocol=Protocol(epochs=20, search_epochs=2)),
     Experiment("orthogonal", "mnist", "mnist", _SHIFTS, starts=("ap2", "orthogonal")),
     Experiment("decay", "mnist", "mnist", _NOISY_SHIFTS, combinations=_INVARIANT),
     Experiment(
@@ -236,7 +234,7 @@ _TABLE = (
         "mnist",
         "mnist",
         _SHIFTS,
-        combinations=_MOMENTA,
+        combinations=(("batch", "none", ""), ("batch", "none", MOMENTUM)),
         lr_max=(_AS_FOUND,),
         search=False,
         protocol=Protocol(epochs=12),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from ..protocol.experiments import PAPER_GRIDS
 from ..protocol.labels import experiment_label, method_label, start_label
-from ..protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS
+from ..protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_ACCURACY, VALID_LOSS
 from .claims import claim
 from .curves import ROUGH, roughness
 from .evidence import MISSING, Evidence, Judgement, all_of, at_most, each, judged, lower, most_of, within
-from .seed_statistics import Metric, Sample, final, final_batch_mode_error, final_error, generalization_gap, log_rate
+from .seed_statistics import Metric, Sample, final, final_error, generalization_gap, log_rate
 
 OTHERS = [method for method in METHODS if method != "batch"]
 TEN_TIMES = -0.5  # of the decimal logarithm: nearer to a tenth than to the same rate
@@ -109,7 +110,7 @@ def _boost_in_evaluation(evidence: Evidence) -> Judgement:
 
 
 def _better_in_evaluation(evidence: Evidence, experiment: str, start: str) -> Judgement:
-    metrics = (final_error, final_batch_mode_error)
+    metrics = (final_error, functools.partial(final_error, curve=VALID_BATCH_ACCURACY))
     running, batches = (evidence.sample(experiment, "batch", start, metric) for metric in metrics)
     verdict = lower(running, batches)
     where = f"{experiment_label(experiment)}, {start_label(start)}"

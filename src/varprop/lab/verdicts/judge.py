@@ -72,7 +72,7 @@ def judge_claim(claim: Claim, runs: Sequence[Run], benchmarks: Sequence[Path] = 
     outcomes = tuple(outcome for run in runs for outcome in run.outcomes)
     bounds = sorted({o.cell.lr_max for o in outcomes if o.cell.experiment in claim.experiments})
     by_bound: dict[float | None, Verdict] = {}
-    for bound in (*bounds, *[None] * (not bounds)):
+    for bound in bounds or (None,):
         finding = judged(claim.judge, Evidence(outcomes, bound, benchmarks))
         setting = "" if bound is None else f"lr {'=' if claim.fixed else '≤'} {bound:g}"
         by_bound[bound] = Verdict(

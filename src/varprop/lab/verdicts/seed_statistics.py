@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..environment import require
-from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_BATCH_ACCURACY, VALID_LOSS, Outcome
+from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
 
 Metric = Callable[[Outcome], float]  # infinite where training diverged, NaN where there is nothing to measure
 
@@ -35,11 +35,6 @@ def final_error(outcome: Outcome, curve: str = VALID_ACCURACY) -> float:
     """One minus the validation accuracy at the end, so that lower is better."""
     accuracy = final(curve)(outcome)
     return math.inf if math.isinf(accuracy) else 1.0 - accuracy
-
-
-def final_batch_mode_error(outcome: Outcome) -> float:
-    """The same of batch norm with the statistics of its batches."""
-    return final_error(outcome, VALID_BATCH_ACCURACY)
 
 
 def final_test_error(outcome: Outcome) -> float:
