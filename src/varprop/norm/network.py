@@ -34,7 +34,6 @@ class Folded(NamedTuple):
     parameters: list[Tensor]
     versions: list[int]
     dtypes: tuple[torch.dtype, torch.dtype]  # of the parameters, and of the parts
-    device: str  # the type of their device
     inference: bool  # computed in inference mode
     serves_one_backward: bool
 
@@ -45,7 +44,7 @@ class Folded(NamedTuple):
     def serves(self, layer: Any, place: int) -> bool:
         """Whether it is what would be computed now for a layer, as far as autograd can tell."""
         own, used = self.dtypes
-        if used != computing_dtype(self.device, own):
+        if used != computing_dtype(self.parts[place].device.type, own):
             return False
         if torch.is_grad_enabled() and not self.parts[place].requires_grad and _wants_gradient(self.parameters):
             return False
@@ -55,16 +54,13 @@ class Folded(NamedTuple):
 
     def changed(self, layer: Any, place: int) -> bool:
         """Whether a layer has other parameters than it was computed from, or they were written to."""
-        own, count = (
-            layer._parameters,
-            len(self.parts) // 2,
-        )  # a module's own dictionary is found faster than attributes
+        own = layer._parameters  # found faster than attributes
         for name in PARAMETERS:
             parameter = self.parameters[place]
             found = own[name] if name in own else getattr(layer, name)
             if found is not parameter or parameter._version != self.versions[place]:
                 return True
-            place += count
+            place += len(self.parts) // 2
         return False
 
 
@@ -182,14 +178,13 @@ class Network:
         self._require_intact()
         parameters = self.parameters()
         first, compiling = parameters[0], torch.compiler.is_compiling()
-        device = first.device.type
-        dtype = computing_dtype(device, first.dtype)
+        dtype = computing_dtype(first.device.type, first.dtype)
         with own_saved_tensors():
             parts = self._folded(dtype, self._given(known), parameters, known)
         once = (self.walk is not None or bool(self.outside)) and parts[0].requires_grad
         versions = [] if compiling else [p._version for p in parameters]
         inference = not compiling and torch.is_inference_mode_enabled()
-        return Folded(parts, parameters, versions, (first.dtype, dtype), device, inference, once)
+        return Folded(parts, parameters, versions, (first.dtype, dtype), inference, once)
 
     def fold_one(self, place: int) -> Pair:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""

@@ -28,9 +28,8 @@ def pooled_convolution(x: Moments, given: Convolution) -> Moments:
     weight, bias, count = given.weight, given.bias, len(given.stride)
     axes = tuple(zip(x.full[-count:], weight.shape[2:], given.stride, given.zeros, given.dilation, strict=True))
     masks, shares = (torch.tensor(values, dtype=weight.dtype, device=weight.device) for values in _patterns(axes))
-    mean, var = (
-        taps @ masks for taps in _moments_per_tap(x, weight, given.groups)
-    )  # a column for every set of taps inside
+    # a column for every set of taps inside
+    mean, var = (taps @ masks for taps in _moments_per_tap(x, weight, given.groups))
     centre = (mean @ shares)[..., None]
     pooled = ((mean - centre).square() + var) @ shares
     centre = centre[..., 0] if bias is None else centre[..., 0] + bias

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..layout import Rows
-from .rows import RowDerivatives
+from .row_block import RowBackward
 
 SMALL = 2**14  # weights of a layer: beyond, looking up what every weight meets costs more than a few calls
 
@@ -50,36 +50,26 @@ class FlatBlock:
         first.copy_(self._row_sums(unit * mean))
         second.copy_(self._row_sums(var.mul_(unit).mul_(unit)))
 
-    def fold(self, unit: Tensor, rate: Tensor, piece: Tensor, weights: Sequence[Tensor]) -> None:
+    def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
         """As `RowBlock.fold`."""
         torch.mul(unit, rate.index_select(0, self.row), out=piece)
 
-    def gradient(self, piece: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    def gradient(self, piece: Tensor) -> Tensor:
         """As `RowBlock.gradient`."""
-        return piece.to(weights[0].dtype)
+        return piece
 
     def by_rate(self, unit: Tensor, gradient: Tensor, found: Tensor, scratch: Tensor) -> None:
         """As `RowBlock.by_rate`."""
         found.copy_(self._row_sums(unit * gradient))
 
-    def backward(
-        self,
-        unit: Tensor,
-        gradient: Tensor,
-        own: RowDerivatives,
-        entering: Tensor,
-        levers: Tensor | None,
-        piece: Tensor,
-        by_entering: Tensor,
-        weights: Sequence[Tensor],
-        scratch: Tensor,
-    ) -> None:
+    def backward(self, given: RowBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
         """As `RowBlock.backward`."""
-        rate, by_mean, by_var = torch.stack([own.rate, own.by_mean, own.by_var]).index_select(1, self.row)
-        mean, var = entering.index_select(1, self.channel)
+        unit = given.unit
+        rate, by_mean, by_var = torch.stack([given.rate, given.by_mean, given.by_var]).index_select(1, self.row)
+        mean, var = given.entering.index_select(1, self.channel)
         by_square = by_var.mul_(unit)  # half the derivative by a weight, without the variance it meets
-        found = torch.mul(gradient, rate).addcmul_(by_square, var, value=2.0).addcmul_(by_mean, mean)
-        found = found if own.size is None else found.div_(own.size.index_select(0, self.row))
+        found = torch.mul(given.gradient, rate).addcmul_(by_square, var, value=2.0).addcmul_(by_mean, mean)
+        found = found if given.size is None else found.div_(given.size.index_select(0, self.row))
         piece.copy_(self._minus_row_mean(found) if self.centred else found)
         by_entering.zero_()
         by_entering[0].index_add_(0, self.channel, by_mean.mul_(unit))

@@ -12,9 +12,9 @@ from torch import Tensor
 from ...gaussian.derivatives import DOUBLE, SINGLE
 from ..centring import minus_row_mean
 from ..layout import EPS, Function, Layout, Rows
-from ..memory_format import in_format, memory_format, memory_order
+from ..memory_format import MemoryFormat, in_format, memory_format, memory_order
 from .flat import flat_block, is_flat
-from .rows import RowBlock, RowDerivatives
+from .row_block import RowBackward, RowBlock
 
 Index = Tensor | slice
 
@@ -33,20 +33,22 @@ class MatrixBlock:
     """One site as a matrix (groups, rows, entries); as `RowBlock`.
 
     Attributes:
-        sites: Which it is.
+        place: Of the site.
         shape: Of the matrix.
         taps: E of `layout.Rows`, on the device.
         transposed: Of the layer.
         inner: The channels of a tap lie side by side in memory (channels_last), and so they do in the matrix.
         centred: Whether the mean of every row is subtracted from it.
+        form: The memory format of the weight.
     """
 
-    sites: slice
+    place: int
     shape: tuple[int, int, int]
     taps: Tensor
     transposed: bool
     inner: bool
     centred: bool
+    form: MemoryFormat
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -61,13 +63,13 @@ class MatrixBlock:
 
     def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
         """As `RowBlock.unit`."""
-        matrix = self._as_matrix(weights[self.sites.start])
+        matrix = self._as_matrix(weights[self.place])
         matrix = matrix if size is None else matrix / self._column(size)
         return minus_row_mean(matrix, (2,)) if self.centred else matrix
 
     def peak(self, weights: Sequence[Tensor]) -> Tensor:
         """As `RowBlock.peak`."""
-        matrix = self._as_matrix(weights[self.sites.start])
+        matrix = self._as_matrix(weights[self.place])
         peak: Tensor = torch.linalg.vector_norm(matrix, torch.inf, -1)
         return peak.view(-1)
 
@@ -86,56 +88,42 @@ class MatrixBlock:
         second += levers[..., 1:].square().sum(-1).view(-1)
         return levers
 
-    def fold(self, unit: Tensor, rate: Tensor, piece: Tensor, weights: Sequence[Tensor]) -> None:
+    def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
         """As `RowBlock.fold`."""
-        target = self._in_order(piece, weights)
+        target = self._in_order(piece)
         if target is None:
-            self._put(unit * self._column(rate), piece, weights)
+            self._put(unit * self._column(rate), piece)
         else:
             torch.mul(unit, self._column(rate), out=target)
 
-    def gradient(self, piece: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    def gradient(self, piece: Tensor) -> Tensor:
         """As `RowBlock.gradient`."""
-        piece = piece.to(weights[0].dtype)
-        found = self._in_order(piece, weights)
-        if found is not None:
-            return found
-        return self._as_matrix(in_format(piece, memory_format(weights[self.sites.start])))
+        found = self._in_order(piece)
+        return self._as_matrix(in_format(piece, self.form)) if found is None else found
 
     def by_rate(self, unit: Tensor, gradient: Tensor, found: Tensor, scratch: Tensor) -> None:
         """As `RowBlock.by_rate`."""
         product = torch.mul(gradient, unit, out=self._of(scratch))
         torch.sum(product, -1, keepdim=True, out=self._column(found))
 
-    def backward(
-        self,
-        unit: Tensor,
-        gradient: Tensor,
-        own: RowDerivatives,
-        entering: Tensor,
-        levers: Tensor | None,
-        piece: Tensor,
-        by_entering: Tensor,
-        weights: Sequence[Tensor],
-        scratch: Tensor,
-    ) -> None:
+    def backward(self, given: RowBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
         """As `RowBlock.backward`."""
-        mean, var = entering
-        by_lever, by_var = self._column(own.by_mean), self._column(own.by_var)
-        if levers is not None:
-            spread = levers.view(*self.shape[:2], -1)[..., 1:]
+        unit, (mean, var) = given.unit, given.entering
+        by_lever, by_var = self._column(given.by_mean), self._column(given.by_var)
+        if given.levers is not None:
+            spread = given.levers.view(*self.shape[:2], -1)[..., 1:]
             by_lever = torch.cat([by_lever, 2.0 * by_var * spread], -1)
-        target = self._in_order(piece, weights)
-        d_weight = torch.mul(gradient, self._column(own.rate), out=target)
+        target = self._in_order(piece)
+        by_weight = torch.mul(given.gradient, self._column(given.rate), out=target)
         outer = torch.bmm(by_var, self._met(var, INSIDE).mT, out=self._of(scratch))
-        d_weight.addcmul_(unit, outer, value=2.0)
-        d_weight.baddbmm_(by_lever, self._met(mean, ALL).mT)
-        if own.size is not None:
-            d_weight.div_(self._column(own.size))
+        by_weight.addcmul_(unit, outer, value=2.0)
+        by_weight.baddbmm_(by_lever, self._met(mean, ALL).mT)
+        if given.size is not None:
+            by_weight.div_(self._column(given.size))
         if self.centred:
-            d_weight.sub_(d_weight.mean(-1, keepdim=True))
+            by_weight.sub_(by_weight.mean(-1, keepdim=True))
         if target is None:
-            self._put(d_weight, piece, weights)
+            self._put(by_weight, piece)
         by_entering[0] = self._per_channel(torch.bmm(unit.mT, by_lever), ALL)
         square = torch.mul(unit, unit, out=self._of(scratch))
         by_entering[1] = self._per_channel(torch.bmm(square.mT, by_var), INSIDE)
@@ -149,18 +137,18 @@ class MatrixBlock:
         groups, rows, _ = self.shape
         return weight.reshape(groups, -1, rows, len(self.taps)).transpose(1, 2).reshape(self.shape)
 
-    def _in_order(self, piece: Tensor, weights: Sequence[Tensor]) -> Tensor | None:
+    def _in_order(self, piece: Tensor) -> Tensor | None:
         """A flat buffer seen as the matrix, if it lies in memory as the matrix does."""
-        plain = self.inner or (not self.transposed and weights[self.sites.start].is_contiguous())
-        return piece.view(self.shape) if plain else None
+        _, permuted = self.form
+        return piece.view(self.shape) if self.inner or not (self.transposed or permuted) else None
 
-    def _put(self, matrix: Tensor, piece: Tensor, weights: Sequence[Tensor]) -> None:
+    def _put(self, matrix: Tensor, piece: Tensor) -> None:
         """Write a matrix to a flat buffer in the order of the weight in memory."""
-        weight = weights[self.sites.start]
         if self.transposed:
             groups, rows, _ = self.shape
             matrix = matrix.reshape(groups, rows, -1, len(self.taps)).transpose(1, 2)
-        in_format(piece, memory_format(weight)).copy_(matrix.reshape(weight.shape))
+        weight = in_format(piece, self.form)
+        weight.copy_(matrix.reshape(weight.shape))
 
     def _met(self, own: Tensor, columns: slice) -> Tensor:
         """What every entry of a row meets: a channel's number times a tap's, as (groups, entries, columns)."""
@@ -265,4 +253,4 @@ def _matrix_block(rows: Rows, place: int, weight: Tensor, dtype: torch.dtype) ->
     last = [0, *range(2, weight.ndim), 1]
     inner = not rows.transposed and not weight.is_contiguous() and memory_order(weight) == last
     taps = rows.taps.to(weight.device, dtype)
-    return MatrixBlock(slice(place, place + 1), shape, taps, rows.transposed, inner, rows.centred)
+    return MatrixBlock(place, shape, taps, rows.transposed, inner, rows.centred, memory_format(weight))

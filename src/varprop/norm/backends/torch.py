@@ -16,7 +16,7 @@ from ...gaussian.normal import Pair
 from ..layout import Layout
 from .derivatives import with_derivatives
 from .matrices import Index, TorchTables, make_tables
-from .rows import RowDerivatives
+from .row_block import RowBackward
 
 LEAST, LARGEST = 1e-30, 1e36  # variances between which no sum of squares has left the range of floats
 
@@ -79,13 +79,13 @@ def rows_forward(
     rows, spread = _row_statistics(tables, units, entering)
     if not rows.is_cpu or not _in_range(rows[1]):
         size = _sizes(tables, weights)
-        units = _units(tables, weights, _parted(size, tables.rows))
+        units = _units(tables, weights, _by_block(size, tables.rows))
         rows, spread = _row_statistics(tables, units, entering)
     rate = scale * _inverse_std(rows[1])
     flat = torch.empty(sum(tables.weights), dtype=dtype, device=scale.device)
-    pieces, rates = _parted(flat, tables.weights), _parted(rate, tables.rows)
+    pieces, rates = _by_block(flat, tables.weights), _by_block(rate, tables.rows)
     for block, unit, own, piece in zip(tables.blocks, units, rates, pieces, strict=True):
-        block.fold(unit, own, piece, weights)
+        block.fold(unit, own, piece)
     bias = torch.addcmul(shift, rows[0], rate, value=-1).to(dtype)
     return flat, bias, [rows, rate, size, *(levers for levers in spread if levers is not None)]
 
@@ -100,12 +100,12 @@ def _row_statistics(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Mean and variance of every row, as two rows; and for every block their spread over positions, if any."""
     rows, scratch = entering.new_empty(2, sum(tables.rows)), _scratch(tables, entering)
-    means, variances = _parted(rows[0], tables.rows), _parted(rows[1], tables.rows)
-    parts = zip(tables.blocks, units, _parted(entering, tables.channels), means, variances, strict=True)
+    means, variances = _by_block(rows[0], tables.rows), _by_block(rows[1], tables.rows)
+    parts = zip(tables.blocks, units, _by_block(entering, tables.channels), means, variances, strict=True)
     return rows, [block.statistics(unit, own, mean, var, scratch) for block, unit, own, mean, var in parts]
 
 
-def _parted(vectors: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+def _by_block(vectors: Tensor, sizes: list[int]) -> Sequence[Tensor]:
     """What belongs to every block."""
     return [vectors] if len(sizes) == 1 else vectors.split_with_sizes(sizes, -1)
 
@@ -130,7 +130,7 @@ def _divisors(tables: TorchTables, size: Tensor) -> Sequence[Tensor | None]:
     """What the rows of every block are divided by; None where that is 1, as far as it can be known without waiting."""
     if size.is_cpu and bool((size == 1).all()):
         return [None] * len(tables.blocks)
-    return _parted(size, tables.rows)
+    return _by_block(size, tables.rows)
 
 
 def _inverse_std(var: Tensor) -> Tensor:
@@ -148,28 +148,25 @@ def rows_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Derivatives by weights (flat), by scale, and by what enters (two rows)."""
     rows, rate, size, *levers = saved
-    blocks, scratch, spread = tables.blocks, _scratch(tables, rate), iter(levers)
-    sizes, pieces = _divisors(tables, size), _parted(grad_weight, tables.weights)
-    units = _units(tables, weights, sizes)
-    gradients = [block.gradient(piece, weights) for block, piece in zip(blocks, pieces, strict=True)]
+    blocks, scratch, sizes = tables.blocks, _scratch(tables, rate), _divisors(tables, size)
+    units, pieces = _units(tables, weights, sizes), _by_block(grad_weight.to(rate.dtype), tables.weights)
+    gradients = [block.gradient(piece) for block, piece in zip(blocks, pieces, strict=True)]
     by_rate = torch.empty_like(rate)
-    found = _parted(by_rate, tables.rows)
+    found = _by_block(by_rate, tables.rows)
     for block, unit, gradient, own_by_rate in zip(blocks, units, gradients, found, strict=True):
         block.by_rate(unit, gradient, own_by_rate, scratch)
     by_rate.addcmul_(grad_bias, rows[0], value=-1)
     inverse = _inverse_std(rows[1])
     by_scale = by_rate * inverse
     by_mean, by_var = -grad_bias * rate, (by_scale * inverse * rate).mul_(-0.5)
-    rates, by_means, by_vars = (_parted(part, tables.rows) for part in (rate, by_mean, by_var))
-    of_rows = map(RowDerivatives, rates, sizes, by_means, by_vars)
-    by_weight = torch.empty(len(grad_weight), dtype=weights[0].dtype, device=entering.device)
-    by_entering = torch.empty_like(entering)
-    results = _parted(by_weight, tables.weights), _parted(by_entering, tables.channels)
-    met = _parted(entering, tables.channels)
-    parts = zip(blocks, units, gradients, of_rows, met, *results, strict=True)
-    for block, unit, gradient, own, enters, piece, result in parts:
-        kept = next(spread) if block.spreads else None
-        block.backward(unit, gradient, own, enters, kept, piece, result, weights, scratch)
+    rates, by_means, by_vars = (_by_block(part, tables.rows) for part in (rate, by_mean, by_var))
+    met, spread = _by_block(entering, tables.channels), iter(levers)
+    kept = [next(spread) if block.spreads else None for block in blocks]
+    given = map(RowBackward, units, gradients, rates, sizes, by_means, by_vars, met, kept)
+    by_weight, by_entering = torch.empty_like(grad_weight, dtype=rate.dtype), torch.empty_like(entering)
+    results = _by_block(by_weight, tables.weights), _by_block(by_entering, tables.channels)
+    for block, own, piece, result in zip(blocks, given, *results, strict=True):
+        block.backward(own, piece, result, scratch)
     return by_weight, by_scale, by_entering
 
 
