@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian import chebyshev
-from ..gaussian.alike import possible
-from ..gaussian.normal import differentiated, working_dtype
+from ..gaussian.normal import differentiated, readable, working_dtype
 from ..gaussian.quadrature import PANELS, Pointwise, expectation
 from ..gaussian.skip import relu_of_sum
 from ..graph.node import Node, resolve
@@ -171,7 +170,7 @@ class Clusters:
         """Whether there are many elements, and the path is the same smooth function for all, without derivatives."""
         if mean.numel() < chebyshev.MANY or mean.shape != std.shape or differentiated(mean, std):
             return False
-        if not possible(mean):
+        if not readable(mean):
             return False
         constants = [self.env[o] for node in path for o in node.operands if not self.plan.random(o)]
         if any(isinstance(c, Tensor) and (c.numel() > 1 or c.requires_grad) for c in constants):

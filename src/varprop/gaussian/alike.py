@@ -85,12 +85,6 @@ def _tail(coefficients: Tensor) -> Tensor:
     return torch.maximum(coefficients[-2:].abs().amax((0, 1)), coefficients[:, -2:].abs().amax((0, 1)))
 
 
-def possible(logits: Tensor) -> bool:
-    """Whether the values may be looked at to choose the nodes: not while compiled or transformed, nor on a GPU."""
-    watched = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return logits.device.type == "cpu" and not watched
-
-
 def _rounded(size: float, up: bool) -> float:
     """The next sixteenth of an octave: equal intervals for calls that are alike, none much wider than it must be."""
     if size < LEAST:

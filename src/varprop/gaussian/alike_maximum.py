@@ -13,8 +13,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from .alike import possible
-from .normal import ROOT_HALF, Pair
+from .normal import ROOT_HALF, Pair, readable
 
 TAIL = 1e-10  # a probability that is neglected
 STEP = 0.65  # times count^(-1/4): the step, in units of the least std, that keeps errors of equal entries below 1e-9
@@ -29,7 +28,7 @@ def independent(mean: Tensor, std: Tensor) -> Pair | None:
     the first integrand is 1 and flat, the second rises by 2, which the trapezoidal rule misses by step^2 / 6.
     """
     count = mean.shape[-1]
-    if not 2 <= count <= MOST_ENTRIES or not mean.numel() or type(mean) is not Tensor or not possible(mean):
+    if not 2 <= count <= MOST_ENTRIES or not mean.numel() or not readable(mean):
         return None
     mu, sd = mean.detach(), std.detach()
     surely, possibly = NormalDist().inv_cdf(TAIL), -NormalDist().inv_cdf(TAIL / count)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .curves import CURVES, Curve
-from .normal import LEAST_STD, ROOT_TWO_PI, Pair, Slopes, constant, gauss_legendre
+from .normal import LEAST_STD, ROOT_TWO_PI, Pair, Slopes, constant, gauss_legendre, readable
 from .rectifier import by_variance, clamp_and_derivatives, learned_slope, square, two_slopes_and_derivatives
 from .skip import relu_of_sum_and_derivatives
 
@@ -114,7 +114,7 @@ def _quadrature(curve: Curve, nodes: int) -> Callable[..., Slopes]:
 
 def _grid_size(std: Tensor, narrow: float, nodes: int) -> int | None:
     """Nodes of the trapezoidal rule for an error of 1e-8 (single precision) or 1e-12; None if too many were needed."""
-    if std.device.type != "cpu":
+    if not readable(std):
         return None
     widest = float(std.max())
     if nodes == SINGLE and widest <= narrow:

@@ -88,6 +88,13 @@ def rowwise(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tup
     return tuple(torch.cat(part).reshape(*lead, *part[0].shape[1:]) for part in results)
 
 
+def readable(x: Tensor) -> bool:
+    """Whether values may decide what is computed: they are there without waiting, and nobody records it for others."""
+    recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack()
+    transformed = torch._C._are_functorch_transforms_active()
+    return x.is_cpu and type(x) in (Tensor, torch.nn.Parameter) and not recorded and not transformed
+
+
 def pdf(x: Tensor) -> Tensor:
     """phi(x) = exp(-x^2/2) / sqrt(2 pi)."""
     return torch.exp(-0.5 * x * x) / ROOT_TWO_PI
@@ -111,7 +118,7 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     recursion r_n = n / (x + r_{n+1}) of the ratios r_n = H_n / H_{n-1}, all terms of which are positive.
     Relative error 4e-14 (mathematics.md, section 2).
     """
-    if _can_be_asked(x) and bool((x < 4.0).all()):
+    if readable(x) and bool((x < 4.0).all()):
         return _near_mills(x)
     low, high = x.clamp(max=4.0), x.clamp(min=4.0)
     # 24 steps: the start's error shrinks by about exp(-2 x sqrt(24)), below rounding from x = 4 on. Each step is one
@@ -129,12 +136,6 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _near_mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     m = math.sqrt(0.5 * math.pi) * torch.special.erfcx(ROOT_HALF * x)
     return m, 1.0 - x * m, (1.0 + x * x) * m - x
-
-
-def _can_be_asked(x: Tensor) -> bool:
-    """Whether values are there without waiting for a device, and nobody writes down what is done with them."""
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack()
-    return type(x) is Tensor and x.is_cpu and not traced and not torch._C._are_functorch_transforms_active()
 
 
 class _SafeSqrt(torch.autograd.Function):

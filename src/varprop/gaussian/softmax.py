@@ -25,7 +25,7 @@ from torch import Tensor
 
 from . import alike, series
 from .gumbel import COARSE, FINE, Panels, gumbel
-from .normal import Pair, batches, promote, rowwise, safe_sqrt
+from .normal import Pair, batches, promote, readable, rowwise, safe_sqrt
 
 FEW = 1 << 12  # logits up to which each has integrals of its own
 LIMIT = 1 << 15  # logits up to which the fine setting is the choice for them
@@ -77,7 +77,7 @@ def _logits(mean: Tensor, var: Tensor, dim: int, fine: bool | None, few: int = F
     finite = torch.where(masked, -1e100, mean)
     top = finite.detach().amax(-1, keepdim=True)
     mean, var = torch.where(masked, _MASKED, finite - top), torch.where(masked, 0.0, var)
-    together = fine is None and mean.numel() > few and alike.possible(mean)
+    together = fine is None and mean.numel() > few and readable(mean)
     fine = mean.numel() <= LIMIT if fine is None else fine
     return Logits(mean, var, top, masked, dtype, _FINE if fine else _COARSE, together)
 
@@ -144,7 +144,7 @@ def softmax(mean: Tensor, var: Tensor, dim: int, *, fine: bool | None = None) ->
         fine: which setting of integrals one by one; None goes by the number of logits.
     """
     many = fine is None and mean.dtype in (torch.float32, torch.float64) and mean.numel() > FEW
-    if many and mean.dtype == var.dtype and alike.possible(mean):
+    if many and mean.dtype == var.dtype and readable(mean):
         return _softmax_of_many(mean, var, dim)
     return _softmax_by_integrals(mean, var, dim, fine)
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..gaussian import series
 from ..gaussian import softmax as exact
-from ..gaussian.alike import possible
-from ..gaussian.normal import differentiated
+from ..gaussian.normal import differentiated, readable
 from ..graph import ops
 from ..moments import Moments
 from .arithmetic import add_independent, moments, mul_independent
@@ -162,7 +161,7 @@ def noise(p: Tensor, var: Tensor, logit_var: Tensor) -> Tensor:
     can be solved for a where no weight is large:
     std of sum_j p_j m_j to 1 % (at worst 22 %) for 2 to 64 logits of std 0.3 to 4; first order alone: up to 4 times.
     """
-    if possible(p) and (found := _solved(p, var)) is not None:
+    if readable(p) and (found := _solved(p, var)) is not None:
         return found
     tiny, most = torch.finfo(p.dtype).tiny ** 0.4, p / (1 - p).clamp_min(0.1)  # for var <= p (1 - p), a <= p / (1 - p)
     a = torch.minimum(p.square() * logit_var, most)
@@ -246,7 +245,7 @@ def _attended(scores: Moments, hidden: Tensor | None, v: Moments, dropout_p: flo
 def _many(*given: Moments) -> bool:
     """Whether there are heads enough to take some at a time, which no derivative has to go through."""
     heads = max(x.mean.shape[:-2].numel() for x in given)
-    return heads > 1 and possible(given[0].mean) and not any(differentiated(x.mean, x.var) for x in given)
+    return heads > 1 and readable(given[0].mean) and not any(differentiated(x.mean, x.var) for x in given)
 
 
 def _heads_at_a_time(attend: Callable[..., Moments], *given: Moments) -> Moments:
