@@ -157,6 +157,19 @@ def test_what_cannot_be_trained_leaves_no_folder(tmp_path):
     assert not (tmp_path / "out" / "tiny").exists()
 
 
+def test_a_sitting_that_fails_keeps_its_time(tmp_path, monkeypatch):
+    def out_of_memory(context):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    first = run(tmp_path, methods=("standard",))
+    monkeypatch.setattr("varprop.lab.execution.run._run_all", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(tmp_path, resume=True, methods=("standard",), seeds=(0, 1))
+    manifest = Store(tmp_path / "tiny").manifest()
+    assert [sitting["seconds"] > 0 for sitting in manifest["sittings"]] == [True, True]
+    assert not manifest["finished"] and numbers(Store(tmp_path / "tiny").outcomes()) == numbers(first)
+
+
 def test_a_run_grows_by_more_seeds(tmp_path):
     first = run(tmp_path, methods=("standard",))
     both = run(tmp_path, resume=True, methods=("standard",), seeds=(0, 1))

@@ -263,19 +263,20 @@ def test_documentation_has_commands_numbers_figures_and_tables(tmp_path, drawn):
 
 def test_documentation_says_which_sitting_a_fact_is_about(tmp_path, drawn):
     out = synthetic.write(tmp_path / "out", synthetic.grid("mnist"))
-    sittings = [{"command": "varprop one"}, {"command": "varprop two --resume"}]
+    sittings = [{"command": "varprop one"}, {"command": "varprop two --resume", "seconds": 83.2}]
     resumed = {**synthetic.manifest("mnist"), "command": "varprop one && varprop two --resume", "sittings": sittings}
     (out / "mnist" / "manifest.json").write_text(json.dumps(resumed))
     text = report.write_docs(out, tmp_path / "docs").read_text("utf-8")
-    assert "- Sitting 1: `varprop one`\n- Sitting 2: `varprop two --resume`\n" in text
+    assert "- Sitting 1: `varprop one`, broken off\n- Sitting 2: `varprop two --resume`, 83.2 s\n" in text
     assert "- Git, last sitting: 0123456789abcdef\n" in text
     assert "- Started, first sitting: 2026" in text
-    assert "- Time, all sittings: 83.2 s" in text
+    assert "- Time, all sittings that were not broken off: 83.2 s" in text
     assert "- Command:" not in text
-    sittings = [{"command": "varprop one", "git": {"commit": "abc", "dirty": True}}, {"command": "varprop one"}]
+    dirty = {"command": "varprop one", "git": {"commit": "abc", "dirty": True}, "seconds": 2}
+    sittings = [dirty, {"command": "varprop one", "seconds": 1}]
     (out / "mnist" / "manifest.json").write_text(json.dumps({**resumed, "sittings": sittings}))
     text = report.write_docs(out, tmp_path / "docs").read_text("utf-8")
-    assert "- Sitting 1: `varprop one`, git abc, with local changes\n- Sitting 2: `varprop one`\n" in text
+    assert "- Sitting 1: `varprop one`, git abc, with local changes, 2.0 s\n- Sitting 2: `varprop one`, 1.0 s\n" in text
 
 
 def test_new_results_replace_those_of_their_experiment_in_the_documentation_and_leave_others(tmp_path, drawn):

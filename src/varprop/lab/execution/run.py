@@ -126,11 +126,14 @@ def run(
         store.write_manifest(described)
         bar.advance(0, f"{len(experiment.cells())} cells")
         context = Context(task, store, bar.advance, log, deadline)
-        if ray is not None:
-            finished = run_on_ray(context, ray, jobs)
-        else:
-            finished = run_in_processes(context, jobs) if jobs > 1 else _run_all(context)
-    store.write_manifest(manifest.ended(described, time.monotonic() - started, finished))
+        finished = False
+        try:
+            if ray is not None:
+                finished = run_on_ray(context, ray, jobs)
+            else:
+                finished = run_in_processes(context, jobs) if jobs > 1 else _run_all(context)
+        finally:  # a sitting that fails took its time too
+            store.write_manifest(manifest.ended(described, time.monotonic() - started, finished))
     wanted = {cell.key for cell in experiment.cells()}
     outcomes = [outcome for outcome in store.outcomes() if outcome.cell.key in wanted]
     if not finished:

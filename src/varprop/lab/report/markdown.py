@@ -36,7 +36,7 @@ _SITTING = {
     "Versions": ", last sitting",
     "Git": ", last sitting",
     "Started": ", first sitting",
-    "Time": ", all sittings",
+    "Time": ", all sittings that were not broken off",
 }
 _COLUMNS = (
     *("start", "method", "learning rates", "search regret", "training loss", "in evaluation mode"),
@@ -107,7 +107,7 @@ def _how_it_was_run(manifest: dict[str, Any]) -> Iterator[str]:
         if name == "Command" and several:
             for index, sitting in enumerate(sittings, 1):
                 sources = f", git {escaped(git_text(sitting['git']))}" if "git" in sitting else ""
-                times = [sitting.get("started"), duration(sitting.get("seconds"))]
+                times = [sitting.get("started"), duration(sitting.get("seconds")) or "broken off"]
                 when = "".join(f", {escaped(str(time))}" for time in times if time)
                 yield f"- Sitting {index}: {_code(str(sitting.get('command')))}{sources}{when}\n"
         elif name == "Command":
