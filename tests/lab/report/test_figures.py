@@ -17,6 +17,7 @@ from varprop.lab.protocol.labels import method_label
 from varprop.lab.protocol.records import ALL_METHODS, TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell
 from varprop.lab.report import plotting
 from varprop.lab.report.figures import figures_of, relu_figure
+from varprop.lab.report.series import search_panel
 from varprop.lab.report.style import DOUBLE_COLOUR, METHOD_COLOURS
 from varprop.lab.store.runs import Run, read_runs
 
@@ -89,6 +90,15 @@ def test_every_evaluation_of_the_search_is_shown_and_the_choice_marked():
     assert [m.x for m in standard.marks if m.kind == "diverged"] == infinite
     assert all(m.y is None for m in standard.marks if m.kind == "diverged")
     assert panel.bounds == (1e-2,)
+
+
+def test_a_loss_far_above_the_others_lies_at_the_edge_and_leaves_them_room():
+    outcome = MNIST.select(start="bn", method="analytic")[0]
+    *others, (last, _) = sorted(outcome.search.trace)
+    high = replace(outcome, search=replace(outcome.search, trace=[*others, (last, 2.1 * others[0][1])]))
+    series = series_named(search_panel("init = BN", [high]), "AP2")
+    assert [y for x, y in zip(series.x, series.y, strict=True) if x == last and y is not None] == []
+    assert [(m.x, m.y) for m in series.marks if m.kind == "diverged"] == [(last, None)]
 
 
 def test_missing_methods_and_starts_are_named():

@@ -16,6 +16,7 @@ from ..protocol.records import METHODS, STARTS, Outcome, grouped
 from ..store.runs import Run
 from .series import (
     CURVES,
+    HIGH_LOSS,
     CurveFigure,
     Figure,
     Panel,
@@ -148,7 +149,7 @@ def _search_figure(run: Run, setting: Setting) -> Figure:
         f"Search for the learning rate ({setting_text(setting)})",
         "Running training loss after a few epochs at each rate that the search tried; the lines join one seed's "
         "evaluations. Ring: the rate chosen; star: chosen, and at the bound of the search (dotted line); cross at the "
-        "upper edge: diverged.",
+        f"upper edge: diverged, or above {HIGH_LOSS} times the loss at the lowest rate tried.",
         _panels_by_start(run, outcomes, search_panel),
         "learning rate",
         "running training loss",

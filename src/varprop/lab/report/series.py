@@ -84,6 +84,7 @@ class CurveFigure:
     note: str = ""
 
 
+HIGH_LOSS = 2  # times that at the lowest rate of a search: a figure shows no more
 ACCURACY_LABEL = "validation accuracy, %"
 BN_NOTE = " Dashed: the loss of BN on the training set in evaluation mode."
 CURVES = (
@@ -175,13 +176,17 @@ def _end_mark(curve: Sequence[float]) -> Mark:
 
 
 def _search_points(runs: Sequence[Outcome]) -> PlottedSeries:
-    """The evaluations of all seeds, one line a seed; crosses where training diverged, a ring at the rate chosen."""
+    """The evaluations of all seeds, one line a seed; a ring at the rate chosen.
+
+    Where training diverged is a cross, and where the loss is so high that the others would lie on one line.
+    """
     points: list[tuple[float, float | None]] = []
     marks = []
+    limit = HIGH_LOSS * max(min(run.search.trace)[1] for run in runs)
     for search in (run.search for run in runs):
-        trace = sorted(search.trace)
-        points += [*((rate, finite(loss)) for rate, loss in trace), (trace[-1][0], None)]
-        marks += [Mark(rate, None, "diverged") for rate, loss in search.trace if finite(loss) is None]
+        trace = [(rate, finite(loss) if loss <= limit else None) for rate, loss in sorted(search.trace)]
+        points += [*trace, (trace[-1][0], None)]
+        marks += [Mark(rate, None, "diverged") for rate, loss in trace if loss is None]
     for search in (run.search for run in runs):
         marks.append(Mark(search.lr, finite(search.loss), "at bound" if search.at_bound else "chosen"))
     x, y = zip(*points, strict=True)
