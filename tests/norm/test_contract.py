@@ -253,9 +253,11 @@ def test_functional_call_replaces_what_statistics_read(name: str) -> None:
     assert torch.equal(given.run(model), before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @both_forms
-def test_moves_between_devices(form: str) -> None:
-    given, model = fresh(form=form)
+def test_moves_between_devices(form: str, dtype: torch.dtype) -> None:
+    given = case("named parts", dtype)
+    model = train_a_little(given.normalized(form=form))
     state = {name: value.clone() for name, value in model.state_dict().items()}
     before = given.run(model)
     there = copy.deepcopy(model).to("meta")

@@ -87,7 +87,7 @@ _PLAIN = {Tensor, nn.Parameter}
 
 def computing_dtype(device: str, own: torch.dtype) -> torch.dtype:
     """What a layer on a type of device computes in: autocast's dtype, or its own."""
-    if own is not torch.float64 and torch.is_autocast_enabled(device):
+    if own is not torch.float64 and device != "meta" and torch.is_autocast_enabled(device):  # which refuses "meta"
         return torch.get_autocast_dtype(device)
     return own
 
