@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -20,6 +21,13 @@ HOLED = X.clone().index_fill(0, torch.tensor([3]), torch.nan)
 
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def with_(value: float, name: str = "weight") -> nn.Module:
+    model = net()
+    with torch.no_grad():
+        getattr(model[0], name)[0] = value
+    return model
 
 
 class Policy(nn.Linear):
@@ -41,6 +49,21 @@ PYTHON = {
     "moments of NaN": (lambda: vp.input_moments(HOLED), "The data holds NaN or infinity in item 3"),
     "moments per pixel": (lambda: vp.input_moments(X, per="pixel"), 'per must be "channel" or "element"'),
     "data for moments": (lambda: vp.propagate(net(), X), "did you mean vp.input_moments(x)"),
+    "loader for moments": (
+        lambda: vp.normalize(net(), torch.utils.data.DataLoader(X)),
+        "did you mean vp.input_moments(x)",
+    ),
+    "numbers for moments": (lambda: vp.inspect(net(), (0.0, 1.0), example=(1, 4)), "vp.Moments(mean, var)"),
+    "no values": (lambda: vp.inspect(net().to("meta"), UNIT, example=(1, 4)), "'0.weight' is on the meta device"),
+    "fold of no values": (
+        lambda: vp.fold(vp.normalize(net(), UNIT, example=(1, 4)).to("meta")),
+        "'0.weight' is on the meta device",
+    ),
+    "overflow": (lambda: vp.inspect(with_(1e30), UNIT, example=(1, 4)), "variance came out of aten.linear"),
+    "NaN to preserve": (
+        lambda: vp.normalize(with_(math.nan, "bias"), UNIT, example=(1, 4), init="preserve"),
+        "Outputs of '0' have no finite mean",
+    ),
     "wrong shape": (lambda: vp.propagate(net(), UNIT, example=(1, 5)), "could not be run on the example"),
     "wrong extents": (lambda: vp.propagate(net(), vp.input_moments(X[:, :3]), example=(1, 4)), "but the model sees"),
     "wrong dtype": (lambda: vp.propagate(net(), vp.input_moments(X.double())), "convert one of them"),

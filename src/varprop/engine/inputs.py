@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from ..graph.capture import Program, as_arguments, capture, leaves_of, named_leaves
-from ..graph.examples import as_example, require_module
+from ..graph.examples import as_example, require_module, require_values
 from ..graph.node import Node
 from ..moments import Moments, Tokens
 from ..rules.registry import module_classes
@@ -32,6 +32,7 @@ def example_for(model: nn.Module, given: Any, example: Any) -> Any:
             long it is.
     """
     require_module(model)
+    require_values(model)
     require_random(given)
     if example is not None:
         return as_example(model, example, given)
@@ -167,11 +168,10 @@ def fitted_inputs(program: Program, given: Any) -> dict[Node, Input]:
 
 def require_random(given: Any) -> None:
     """Refuse data where moments belong; constants beside moments are welcome."""
-    values = leaves_of(as_arguments(given), INPUTS)
-    if any(isinstance(value, Tensor) for value in values) and not any(isinstance(v, RANDOM) for v in values):
+    if not any(isinstance(value, RANDOM) for value in leaves_of(as_arguments(given), INPUTS)):
         raise CaptureError(
-            "No input is random, as plain tensors are constants: did you mean vp.input_moments(x), which has the mean "
-            "and variance of data, or vp.Tokens(probabilities) for indices?"
+            "No input is random, as tensors and numbers are constants: did you mean vp.input_moments(x), which has the "
+            "mean and variance of data, vp.Moments(mean, var), or vp.Tokens(probabilities) for indices?"
         )
 
 

@@ -278,16 +278,25 @@ def _stand_in(value: Any) -> Any:
 
 
 def _check(walk: Walk) -> None:
-    """One look at all results; if it shows an impossible value, name the first operation that produced one."""
+    """One look at all results; if it shows an impossible value, name the first operation that led to one.
+
+    An infinite variance does, in the end; an infinite mean need not, as that of masked scores.
+    """
     found = [(node, v) for node, v in walk.env.items() if isinstance(v, Moments) and not _only_moves(walk, node)]
     if not _any_impossible([v for _, v in found]):
         return
-    node, value = next((node, v) for node, v in found if _any_impossible([v]))
-    what = "NaN" if bool(value.mean.isnan().any() | value.var.isnan().any()) else "a negative variance"
+    node, value = next((node, v) for node, v in found if _any_impossible([v]) or bool(v.var.isinf().any()))
+    line = f" ({node.line})" if node.line else ""
     raise VarpropError(
-        f"{what} came out of {node.target} in module '{node.module}' ({node.line or 'unknown line'}); "
+        f"{_trouble(value)} came out of {node.target} in module '{node.module}'{line}; "
         f"check the parameters and the input for NaN, infinity or values outside the operation's domain."
     )
+
+
+def _trouble(value: Moments) -> str:
+    if bool(value.mean.isnan().any() | value.var.isnan().any()):
+        return "NaN"
+    return "an infinite variance" if bool(value.var.isinf().any()) else "a negative variance"
 
 
 def _only_moves(walk: Walk, node: Node) -> bool:

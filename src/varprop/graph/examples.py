@@ -43,6 +43,15 @@ def require_module(model: Any) -> None:
         raise CaptureError(f"A model is a torch.nn.Module, not {found}: write functions as the forward of a module.")
 
 
+def require_values(model: nn.Module) -> None:
+    """Refuse parameters on the meta device."""
+    empty = next((name for name, p in model.named_parameters() if p.is_meta), None)
+    if empty is not None:
+        raise ValueError(
+            f"Parameter '{empty}' is on the meta device and has no values: use model.to_empty and load it."
+        )
+
+
 def of_fixed_sizes(example: Any) -> Any:
     """The example, as tensors on which torch has noted nothing about their sizes.
 

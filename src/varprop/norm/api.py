@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from ..engine.inputs import example_for
 from ..graph.capture import Program
+from ..graph.examples import require_values
 from ..graph.transfer import transferred
 from ..training.restore import preserved_modes
 from .batchnorm import (
@@ -295,6 +296,7 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
     sites = normalized_layers(model)
     if not sites:
         raise ValueError("The model is not normalized: there is nothing to fold.")
+    require_values(model)
     with preserved_modes(model), torch.no_grad(), shared_fold():
         model.eval()
         folded: dict[str, Any] = {path: site.folded() for path, site in sites.items()}

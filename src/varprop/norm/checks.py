@@ -38,11 +38,6 @@ def check_model(model: nn.Module, given: Any) -> None:
     moments = [value for value in values if isinstance(value, Moments)]
     if moments and len(moments) == len(list(values)) and all(not bool(value.var.any()) for value in moments):
         raise ValueError("The input's variance is zero everywhere: there is nothing to normalize by.")
-    empty = next((name for name, p in model.named_parameters() if p.is_meta), None)
-    if empty is not None:
-        raise ValueError(
-            f"Parameter '{empty}' is on the meta device and has no values: use model.to_empty and load it."
-        )
 
 
 def check_weights(layers: dict[str, Any], centred: bool = False) -> None:

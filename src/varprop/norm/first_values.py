@@ -34,14 +34,25 @@ def preserve_(sites: dict[str, tuple[Normalized, Tensor | None]], silent: dict[s
     One sweep does it, and a second one finds nothing left to do, unless a layer feeds itself through a later call: its
     statistics depend on its own scale and shift, and the sweeps approach the point where both agree.
     """
-    for _ in range(SWEEPS):
+    for sweep in range(SWEEPS):
         moved = [path for path, (site, bias) in sites.items() if _set_to_present(path, site, bias, silent.get(path))]
         if not moved:
             return
+        if sweep == 0:
+            _refuse_not_finite(sites)
     raise ValueError(
         f"Layer '{moved[0]}' is called on its own output, and no scale and shift agree with the statistics that follow "
         f'from them: use init="project", or leave it out with `only`.'
     )
+
+
+def _refuse_not_finite(sites: dict[str, tuple[Normalized, Tensor | None]]) -> None:
+    for path, (site, _) in sites.items():
+        if not all(bool(parameter.isfinite().all()) for parameter in site.parameters()):
+            raise ValueError(
+                f"Outputs of '{path}' have no finite mean and variance: look for NaN, infinity and values too large in "
+                f"its weights and biases, and in those before it."
+            )
 
 
 @torch.no_grad()
