@@ -43,6 +43,19 @@ def test_batch_norms_come_back_as_what_they_were() -> None:
     assert isinstance(folded, ResNet)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norms_come_back_for_scales_of_any_sign(bias: bool, affine: bool) -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3, bias=bias), nn.BatchNorm2d(4, affine=affine), nn.Flatten(), nn.Linear(64, 2)
+    model = vp.normalize(nn.Sequential(*layers).double(), vp.Moments(0.5, 2.0), example=(1, 3, 6, 6)).eval()
+    with torch.no_grad():
+        model[0].scale.copy_(torch.tensor([2.0, -0.5, 0.0, 1e-9]))
+        model[0].shift.copy_(torch.tensor([1.0, 0.0, 2.0, -1.0]))
+    x = torch.randn(5, 3, 6, 6, dtype=torch.float64)
+    assert apart(vp.fold(model)(x), model(x)) <= 1e-12
+
+
 def test_leaner_without_batch_norms() -> None:
     given, normalized = kept("resnet")
     lean = vp.fold(normalized, keep_batchnorm=False)

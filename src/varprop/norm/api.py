@@ -276,8 +276,8 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
 def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True) -> nn.Module:
     """Take the analytic normalization out: plain layers that compute the same, with nothing of varprop in them.
 
-    The bias goes where the original class has a place for it: into the layer's own, or into the batch norm that stood
-    after it, which then does nothing else in evaluation mode. A layer with neither gains a bias, which is warned of.
+    A batch norm that stood after a layer comes back with the computed statistics, scale and shift; other layers take
+    the bias, and one that had none gains it, which is warned of.
     Parametrizations of a layer's weight are removed: it could not take the factor.
 
     Args:
@@ -310,17 +310,17 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
         weight, bias = folded[path]
         if parametrize.is_parametrized(site, "weight"):
             remove_parametrization_of_weight_(site)
+        if path in notes:
+            weight, norm = return_batch_norm(notes[path], weight, bias, site.scale, site.shift)
+            model, left = replace(model, notes[path], norm), torch.zeros_like(bias)
+            keeps_bias = note_of(notes[path])["bias"]
+        else:
+            left, gains = bias, site.plain_bias is None and not _is_rounding(bias, site)
+            gained += [path] if gains else []
+            keeps_bias = gains or site.plain_bias is not None
         with torch.no_grad():
             untied += [path] if assign_weight_(model, site, weight) else []  # type: ignore[arg-type]
-        if path in notes and not note_of(notes[path])["bias"]:
-            model = replace(model, notes[path], return_batch_norm(notes[path], bias))
-            become_plain_(site, None)
-            continue
-        gains = site.plain_bias is None and not _is_rounding(bias, site)
-        gained += [path] if gains else []
-        if path in notes:
-            model = replace(model, notes[path], return_batch_norm(notes[path], torch.zeros_like(bias)))
-        become_plain_(site, bias if gains or site.plain_bias is not None else None)
+        become_plain_(site, left if keeps_bias else None)
     close_scopes_(model)
     allow_fusing_(model)
     stop_checking_(model)

@@ -201,13 +201,27 @@ def assign_weight_(model: nn.Module, layer: LinearLayer, weight: Tensor) -> bool
 
 
 @torch.no_grad()
-def return_batch_norm(identity: nn.Identity, bias: Tensor) -> _BatchNorm:
-    """The batch norm that stood in an identity's place, to add a bias in evaluation mode and do nothing else."""
-    norm = note_of(identity)["norm"].to(device=bias.device, dtype=bias.dtype)
+def return_batch_norm(
+    identity: nn.Identity, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor
+) -> tuple[Tensor, _BatchNorm]:
+    """A folded layer as one whose outputs have variance 1, and the batch norm that stood in the identity's place.
+
+    With scale and shift in the batch norm both do the same in training mode too, but for what batches differ by from
+    the statistics. Channels of scale 0 keep the weights they had. A batch norm without parameters only adds the bias.
+
+    Returns:
+        The weight, and the batch norm.
+    """
+    layer, norm = note_of(identity)["layer"], note_of(identity)["norm"].to(device=bias.device, dtype=bias.dtype)
     assert norm.running_mean is not None and norm.running_var is not None
-    norm.running_mean.zero_() if norm.affine else norm.running_mean.copy_(-bias)
     norm.running_var.fill_(1 - norm.eps)
-    if norm.affine:
-        norm.weight.fill_(1)
-        norm.bias.copy_(bias)
-    return norm
+    if not norm.affine:
+        norm.running_mean.copy_(-bias)
+        return weight, norm
+    silent = scale == 0
+    rate = scale.masked_fill(silent, 1)
+    norm.running_mean.copy_(((shift - bias) / rate).masked_fill(silent, 0))
+    norm.weight.copy_(scale)
+    norm.bias.copy_(shift)
+    unit = weight / along_outputs(rate, weight, layer)
+    return torch.where(along_outputs(silent, weight, layer), layer.weight, unit), norm
