@@ -55,6 +55,20 @@ def test_predictions_follow_the_parameters_and_agree_with_what_is_measured():
     assert not network[0]._forward_hooks
 
 
+def test_positions_that_are_predicted_as_alike_are_measured_together():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())  # zeros at the border: other means there
+    x, seen = torch.rand(1000, 3, 6, 6), []
+    for per in ("channel", "element"):
+        watcher = LayerWatcher(network, vp.input_moments(x, per=per), to=lambda values, step: seen.append(values))
+        with watcher.step(0):
+            network(x)
+    alike, apart = seen
+    assert alike["std/0/measured"] > 1.1 * apart["std/0/measured"]
+    for values in seen:
+        assert values["std/0/measured"] == pytest.approx(values["std/0/predicted"], rel=0.01)
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()

@@ -30,7 +30,8 @@ class LayerWatcher:
     """Writes ``std/<layer>/predicted`` and ``std/<layer>/measured`` of every layer, now and then in training.
 
     The prediction is that of `vp.propagate` with the parameters of that step; the measurement is taken of the batch
-    that the step trains on: the root mean square, over the layer's elements, of their standard deviation over it.
+    that the step trains on: the root mean square, over the layer's elements, of their standard deviation over it, and
+    over the positions that the prediction takes as alike (uniform axes).
 
     Args:
         model: What is called in training; in the mode it is captured in, which is training mode as a rule.
@@ -54,10 +55,12 @@ class LayerWatcher:
 
     def predicted(self) -> dict[str, float]:
         """The standard deviation of every layer by its path, from the present parameters."""
+        return {path: _std(moments.var) for path, moments in self._propagated().items()}
+
+    def _propagated(self) -> dict[str, vp.Moments]:
         with torch.no_grad():
             found = vp.propagate(self.program, self.moments)
-        names = [path for path in self.layers if path in found]
-        return {path: float(found[path].var.double().mean().sqrt()) for path in names}
+        return {path: found[path] for path in self.layers if path in found}
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -75,7 +78,7 @@ class LayerWatcher:
     def start(self) -> None:
         """Measure from now on; the first call of every layer counts."""
         self._measured: dict[str, float] = {}
-        self._expected = self.predicted()  # of the parameters that the batch meets, before the step changes them
+        self._expected = self._propagated()  # of the parameters that the batch meets, before the step changes them
         self._handles = [layer.register_forward_hook(self._hook(path)) for path, layer in self.layers.items()]
 
     def stop(self) -> dict[str, float]:
@@ -88,18 +91,28 @@ class LayerWatcher:
         """Hand both numbers of every layer that was called to the writers."""
         values: dict[str, float] = {}
         for path, value in measured.items():
-            if path in self._expected:
-                values |= {f"std/{path}/predicted": self._expected[path], f"std/{path}/measured": value}
+            values |= {f"std/{path}/predicted": _std(self._expected[path].var), f"std/{path}/measured": value}
         for writer in self.writers:
             writer(values, number)
 
     def _hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
         def measure(_: nn.Module, __: Any, output: Any) -> None:
             several = isinstance(output, Tensor) and output.is_floating_point() and output.ndim > 0 and len(output) > 1
-            if several and path not in self._measured:
-                self._measured[path] = float(output.detach().double().var(0, correction=0).mean().sqrt())
+            if several and path in self._expected and path not in self._measured:
+                axes = _pooled_axes(self._expected[path], output)
+                self._measured[path] = _std(output.detach().double().var(axes, correction=0))
 
         return measure
+
+
+def _std(variances: Tensor) -> float:
+    return float(variances.double().mean().sqrt())
+
+
+def _pooled_axes(expected: vp.Moments, output: Tensor) -> list[int]:
+    """The axes along which one variance is predicted for all: the batch's, and those of positions taken as alike."""
+    axes = range(1, output.ndim if output.ndim == expected.ndim else 1)
+    return [0, *(axis for axis in axes if expected.is_uniform(axis))]
 
 
 def _writers(to: Any) -> list[Callable[[Mapping[str, float], int], None]]:
