@@ -50,6 +50,16 @@ def test_homogeneity_is_exact(name: str, form: str) -> None:
     assert torch.equal(given.run(normalized), before)
 
 
+@both_forms
+def test_weights_whose_squares_are_too_small_for_float32_are_normalized(form: str) -> None:
+    given = case("conv", torch.float32)
+    before = given.run(given.normalized(form=form))
+    with torch.no_grad():
+        for parameter in given.model.parameters():
+            parameter.mul_(2.0**-100)
+    assert torch.equal(given.run(given.normalized(form=form)), before)
+
+
 @pytest.mark.parametrize("name", ("conv", "grouped", "other ranks", "unet", "recalled", "own norms"))
 def test_a_number_added_to_a_centred_row_does_not_matter(name: str) -> None:
     given, kept_model = kept(name, form="deep")

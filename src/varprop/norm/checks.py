@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..graph.capture import Program
 from ..moments import Moments
 from .layers import Normalized, normalized_layers
-from .linear_layers import fan_in, is_linear_layer, require_weight_of_its_own, weight_norms, with_centred_rows
+from .linear_layers import fan_in, is_linear_layer, largest_weights, require_weight_of_its_own, with_centred_rows
 from .modes import calls_of
 from .recurrent_weights import check_gates
 from .scope import shared_fold
@@ -52,14 +52,16 @@ def check_weights(layers: dict[str, Any], centred: bool = False) -> None:
         if not bool(layer.weight.isfinite().all()):
             raise ValueError(f"The weight of '{path}' has a value that is not finite.")
         weight = layer.weight.detach()
-        _refuse_empty(path, weight_norms(weight, layer), "zero weights: give it others, or leave it out with `only`.")
+        _refuse_empty(
+            path, largest_weights(weight, layer), "zero weights: give it others, or leave it out with `only`."
+        )
         if centred and fan_in(weight, layer) > 1:
-            left = weight_norms(with_centred_rows(weight, layer), layer)
+            left = largest_weights(with_centred_rows(weight, layer), layer)
             _refuse_empty(path, left, 'equal weights, of which the deep form leaves nothing: form="paper" takes them.')
 
 
-def _refuse_empty(path: str, norms: Tensor, trouble: str) -> None:
-    empty = (norms == 0).nonzero().flatten()
+def _refuse_empty(path: str, largest: Tensor, trouble: str) -> None:
+    empty = (largest == 0).nonzero().flatten()
     if len(empty):
         raise ValueError(f"Output {int(empty[0])} of '{path}' has only {trouble}")
 

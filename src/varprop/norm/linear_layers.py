@@ -120,9 +120,14 @@ def weight_norms(weight: Tensor, layer: nn.Module) -> Tensor:
     return norms.flatten()
 
 
+def largest_weights(weight: Tensor, layer: nn.Module) -> Tensor:
+    """The largest absolute weight of every output channel, as a vector."""
+    return _by_rows(weight.abs(), layer).amax(_ENTRIES).flatten()
+
+
 def row_sizes(weight: Tensor, layer: nn.Module) -> Tensor:
     """A power of two near the largest weight of every output channel, as a vector; 1 where there are only zeros."""
-    peak = _by_rows(weight.abs(), layer).amax(_ENTRIES).flatten()
+    peak = largest_weights(weight, layer)
     return torch.where(peak > 0, torch.exp2(peak.log2().floor()), torch.ones_like(peak))
 
 
