@@ -104,3 +104,17 @@ def test_a_normalized_model_counts_dropout_of_a_constant() -> None:
     model = vp.normalize(DroppedConstant(nn.Dropout(0.5)), vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))).train()
     outputs = torch.cat([model(torch.randn(1, 4)) for _ in range(4_000)])
     torch.testing.assert_close(outputs.std(0), torch.ones(3), rtol=0.1, atol=0.0)
+
+
+def test_a_model_without_inputs_draws_all_that_is_random() -> None:
+    class Generator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self) -> Tensor:
+            return self.layer(torch.randn(8, 4))
+
+    model = Generator()
+    found = vp.propagate(model, ())["layer"]
+    assert torch.allclose(found.var.squeeze(0), model.layer.weight.square().sum(1))

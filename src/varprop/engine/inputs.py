@@ -168,7 +168,8 @@ def fitted_inputs(program: Program, given: Any) -> dict[Node, Input]:
 
 def require_random(given: Any) -> None:
     """Refuse data where moments belong; constants beside moments are welcome."""
-    if not any(isinstance(value, RANDOM) for value in leaves_of(as_arguments(given), INPUTS)):
+    values = leaves_of(as_arguments(given), INPUTS)
+    if values and not any(isinstance(value, RANDOM) for value in values):  # a model may draw all that is random itself
         raise CaptureError(
             "No input is random, as tensors and numbers are constants: did you mean vp.input_moments(x), which has the "
             "mean and variance of data, vp.Moments(mean, var), or vp.Tokens(probabilities) for indices?"
