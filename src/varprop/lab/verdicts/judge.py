@@ -35,10 +35,10 @@ _ORDER = """
 bn-recurrent bn-overhead bn-stochastic bn-batch-size-training bn-batch-size-validation
 overhead-wn overhead overhead-bn ap2-batch-size-training ap2-batch-size-validation recurrent
 four-times four-times-adam equal-rates great-improvement fair-is-closer decay-nothing decay-destabilizes projection
-running-matches hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn bn-evaluation-better
-others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero overfits bn-overfits-less bn-generalizes
-noise-prevents on-par cifar-close cifar-bn-trains-best cifar-bn-validates-best bn-boost
-robust lower-loss lower-loss-evaluation bn-unstable orthogonal
+running-matches hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn
+bn-evaluation-better-early bn-evaluation-better-late others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero
+overfits bn-overfits-less bn-generalizes noise-prevents on-par cifar-close cifar-bn-trains-best
+cifar-bn-validates-best bn-boost robust lower-loss lower-loss-evaluation bn-unstable orthogonal
 """
 CLAIMS = tuple(REGISTERED[name] for name in _ORDER.split())
 
