@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..protocol.experiments import Protocol
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS, Outcome
@@ -21,7 +21,17 @@ _LAG = 1 / math.log(1 / Protocol().remain)
 
 
 def evaluation_gap(span: Span) -> Metric:
-    """Median over epochs of evaluation loss / running loss - 1, the lag of the running loss taken out; signed.
+    """Median over epochs of evaluation loss / running loss - 1, the lag of the running loss taken out; signed."""
+    return _of_log_gaps(span, statistics.median)
+
+
+def evaluation_distance(span: Span) -> Metric:
+    """How far the two are from each other on average, either way: what goes up and down about the other is not near."""
+    return _of_log_gaps(span, lambda gaps: statistics.fmean(map(abs, gaps)))
+
+
+def _of_log_gaps(span: Span, summary: Callable[[Sequence[float]], float]) -> Metric:
+    """A summary of log(evaluation loss / running loss) over epochs, as a share.
 
     The running loss after an epoch is that of 0.43 epochs before. What it will be so much later is read, in the
     logarithm, on the line to its next value; the last epoch has none and is left out.
@@ -33,7 +43,7 @@ def evaluation_gap(span: Span) -> Metric:
         evaluation, training = (_logs(outcome, name) for name in (TRAIN_EVAL_LOSS, TRAIN_LOSS))
         now = [a + _LAG * (b - a) for a, b in itertools.pairwise(training)]
         gaps = [e - t for e, t in zip(evaluation, now, strict=False)][slice(*span)]
-        return math.expm1(statistics.median(gaps)) if gaps else math.nan
+        return math.expm1(summary(gaps)) if gaps else math.nan
 
     return metric
 
