@@ -11,7 +11,7 @@ import pytest
 
 from varprop.lab.protocol.experiments import PAPER_GRIDS
 from varprop.lab.store.runs import Run, read_runs
-from varprop.lab.verdicts.evidence import FAILS, HOLDS, NOISE, lower
+from varprop.lab.verdicts.evidence import FAILS, HOLDS, NOISE, lower, within
 from varprop.lab.verdicts.judge import CLAIMS, judge, markdown, write
 from varprop.lab.verdicts.seed_statistics import Sample, difference
 
@@ -40,6 +40,23 @@ NAMES = [claim.name for claim in CLAIMS]
 )
 def test_a_difference_counts_where_its_interval_leaves_out_zero(a, b, expected):
     assert lower(Sample(a), Sample(b)) == expected
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ((1.0, 1.1, 0.9), (1.01, 1.1, 0.9), HOLDS),
+        ((1.0, 1.1, 0.9), (1.5, 1.61, 1.4), FAILS),
+        ((1.5, 1.61, 1.4), (1.0, 1.1, 0.9), FAILS),
+        ((1.0, 1.1, 0.9), (1.0, 1.6, 0.9), NOISE),
+        ((1.0, 1.1), (math.inf, math.inf), FAILS),
+        ((math.inf, math.inf), (1.0, 1.1), FAILS),
+        ((1.0, 1.1, 0.9), (math.inf, 1.1, 0.9), NOISE),  # one run that diverged decides nothing
+        ((math.inf, 1.0), (math.inf, 1.0), NOISE),
+    ],
+)
+def test_two_are_alike_where_the_interval_keeps_the_tolerance(a, b, expected):
+    assert within(Sample(a), Sample(b), 0.1) == expected
 
 
 def test_differences_are_taken_seed_by_seed():

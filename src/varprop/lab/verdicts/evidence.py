@@ -138,8 +138,8 @@ def at_most(a: Sample, b: Sample, limit: float) -> str:
 
 def within(a: Sample, b: Sample, tolerance: float) -> str:
     """Whether the means differ by at most the tolerance, with the noise to spare on either side."""
-    if not (a.all_finite and b.all_finite):
-        return FAILS if a.all_finite != b.all_finite else NOISE
+    if lost := _lost(a, b):
+        return FAILS if lost == HOLDS else lost  # whichever side diverged
     mean, margin = difference(a, b)
     return _decided(abs(mean), margin, tolerance)
 
