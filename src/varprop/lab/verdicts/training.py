@@ -184,9 +184,9 @@ def _analytic_overfits(evidence: Evidence, start: str) -> Judgement:
 @claim(
     "noise-prevents",
     "On noisy MNIST overfitting does not occur",
-    "From init = BN, as in the paper's figure, by the rule of the claim on overfitting, of BN and AP2.",
+    "From init = BN, as in the paper's figure, by the rule of the claim on overfitting, of all four methods.",
     "noisy-mnist/validation-loss",
-    cases=("batch", "analytic"),
+    cases=METHODS,
 )
 def _does_not_overfit_with_noise(evidence: Evidence, method: str) -> Judgement:
     found = _overfits(evidence, "noisy-mnist", method, "bn")
