@@ -100,6 +100,23 @@ def test_batch_norm_is_first_on_cifar(values, expected):
     assert verdict("cifar-bn-trains-best", [o for o in outcomes if o.cell.method != "weight"]).verdict == "no data"
 
 
+@pytest.mark.parametrize(
+    ("analytic", "expected"), [(0.205, "holds"), (0.195, "holds"), (0.25, "does not hold"), (0.15, "does not hold")]
+)
+def test_analytic_is_comparable_on_cifar(analytic, expected):
+    values = {**dict.fromkeys(METHODS, 0.9), "batch": 0.2, "analytic": analytic}
+    assert verdict("cifar-comparable-training", cifar(values, ALIKE)).verdict == expected
+    assert verdict("cifar-comparable-validation", cifar(ALIKE, values)).verdict == expected
+    alone = [o for o in cifar(values, values) if o.cell.method != "analytic"]
+    assert verdict("cifar-comparable-training", alone).verdict == "no data"
+
+
+def test_seeds_that_differ_leave_open_what_is_comparable_on_cifar():
+    outcomes = [o for o in cifar(ALIKE, ALIKE) if o.cell.method != "analytic"]
+    outcomes += [o for s in STARTS for o in seeds("noisy-cifar10", "analytic", s, (0.4, 0.7))]
+    assert verdict("cifar-comparable-training", outcomes).verdict == "within noise"
+
+
 def test_a_single_seed_in_common_decides_nothing():
     outcomes = [o for o in cifar(ALIKE, BATCH_FIRST) if o.cell.seed == 0 or o.cell.method in ("batch", "analytic")]
     assert verdict("cifar-bn-validates-best", outcomes).verdict == "within noise"

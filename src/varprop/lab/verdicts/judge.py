@@ -26,9 +26,10 @@ from .evidence import Evidence, judged
 RULE = (
     "Runs are compared seed by seed. A difference counts only when zero lies outside the 95 % interval of Student's t "
     "for the mean of the differences; with fewer than two seeds in common nothing counts. A threshold is passed when "
-    "every seed passes it, and failed when every seed fails it. Whatever is not decided so is within noise. A claim of "
-    "several parts holds when all of them hold, and does not hold when one of them does not; nothing corrects for the "
-    "number of comparisons. Numbers are mean ± standard deviation over seeds."
+    "every seed passes it, and failed when every seed fails it, so that more seeds decide more differences and put "
+    "thresholds to a harder test. Whatever is not decided so is within noise. A claim of several parts holds when all "
+    "of them hold, and does not hold when one of them does not; nothing corrects for the number of comparisons. "
+    "Numbers are mean ± standard deviation over seeds."
 )
 # In the order of the paper: background, advantages, lengths of steps, MNIST, with noise, conclusion.
 _ORDER = """
@@ -38,7 +39,8 @@ four-times four-times-adam equal-rates great-improvement fair-is-closer decay-no
 running-matches hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn
 bn-evaluation-better-early bn-evaluation-better-late others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero
 overfits bn-overfits-less bn-generalizes noise-prevents on-par cifar-close cifar-bn-trains-best
-cifar-bn-validates-best bn-boost robust lower-loss lower-loss-evaluation bn-unstable orthogonal
+cifar-comparable-training cifar-bn-validates-best cifar-comparable-validation bn-boost
+robust lower-loss lower-loss-evaluation bn-unstable orthogonal
 """
 CLAIMS = tuple(REGISTERED[name] for name in _ORDER.split())
 
