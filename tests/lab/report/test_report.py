@@ -303,3 +303,10 @@ def test_documentation_gives_the_noise_of_the_search_apart(tmp_path, drawn):
     text = report.write_docs(synthetic.write(tmp_path / "out", [narrow, wide]), tmp_path / "docs").read_text("utf-8")
     regrets = [line.split("|")[4].strip() for line in text.splitlines() if line.startswith("| init = BN | AP2")]
     assert regrets == ["10.0 %, 10.0 %", "0.0 %, 0.0 %"]
+
+
+def test_one_search_alone_has_no_regret(tmp_path, drawn):
+    once = replace(synthetic.outcome(Cell("mnist", "analytic", "bn", 0)), search=Search(5e-3, 0.44, [(5e-3, 0.44)]))
+    text = report.write_docs(synthetic.write(tmp_path / "out", [once]), tmp_path / "docs").read_text("utf-8")
+    (row,) = (line for line in text.splitlines() if line.startswith("| init = BN | AP2"))
+    assert row.split("|")[4].strip() == "–"

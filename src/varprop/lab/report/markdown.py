@@ -51,7 +51,7 @@ _METRICS: tuple[tuple[Metric, float], ...] = (
 _REGRET = """
 Search regret: the mean, and the largest, share by which the loss of the search at the rate chosen lies above the lowest
 known for the same cell at any rate up to the bound, from the searches at all bounds. It is noise of the search, apart
-from that of the seeds; where one search was made, it is 0 and says nothing.
+from that of the seeds; where one search was made, nothing is known of it.
 """
 
 
@@ -133,17 +133,20 @@ def _summaries(run: Run) -> Iterator[str]:
 
 
 def lowest_known(outcomes: Sequence[Outcome], bound: float) -> dict[Cell, float]:
-    """The lowest loss that any search for a cell, at whatever bound, met up to this one; by the cell at this bound."""
-    found: dict[Cell, float] = {}
+    """The lowest loss that any search for a cell, at whatever bound, met up to this one; by the cell at this bound.
+
+    Cells that were searched once are left out: nothing is known but what that search found.
+    """
+    found: dict[Cell, list[float]] = {}
     for outcome in outcomes:
-        cell = replace(outcome.cell, lr_max=bound)
         losses = [loss for rate, loss in outcome.search.trace if rate <= bound]
-        found[cell] = min([found.get(cell, math.inf), *losses])
-    return found
+        found.setdefault(replace(outcome.cell, lr_max=bound), []).append(min(losses, default=math.inf))
+    return {cell: min(lowest) for cell, lowest in found.items() if len(lowest) > 1}
 
 
 def _regret(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> str:
-    regrets = [o.search.loss / known[o.cell] - 1 for o in outcomes if math.isfinite(known[o.cell])]
+    lowest = [(o.search.loss, known.get(o.cell, math.inf)) for o in outcomes]
+    regrets = [loss / best - 1 for loss, best in lowest if math.isfinite(best)]
     return f"{100 * sum(regrets) / len(regrets):.1f} %, {100 * max(regrets):.1f} %" if regrets else "–"
 
 
