@@ -81,6 +81,28 @@ def test_a_former_bias_leaves_no_trace() -> None:
     assert apart(given.run(given.normalized()), before) <= 1e-5
 
 
+def after_training(images: Tensor, form: Any) -> Tensor:
+    """Outputs of a projected network after a few steps of Adam on these images."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Sigmoid(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 5))
+    model = vp.normalize(plain.double(), vp.input_moments(images), form=form)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), torch.arange(32) % 5).backward()
+        optimizer.step()
+    return model(images).detach()
+
+
+@both_forms
+def test_scale_and_bias_of_the_images_do_not_matter_in_training(form: str) -> None:
+    images = 1e5 * torch.rand(32, 1, 8, 8).double()  # large beside epsilon, which does not scale with them
+    before = after_training(images, form)
+    for scale, bias in ((3, 0), (1, 2e5), (30, -1e5)):
+        assert apart(after_training(scale * images + bias, form), before) <= 1e-10
+    assert apart(after_training(1e-8 * images, form), before) > 1e-3  # below epsilon it does
+
+
 @both_forms
 @pytest.mark.parametrize("name", ("mlp", "conv", "grouped", "identity skip", "unet", "recalled", "own norms"))
 def test_steps_go_around_the_sphere(name: str, form: str) -> None:
