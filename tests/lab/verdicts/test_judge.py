@@ -12,7 +12,7 @@ import pytest
 from varprop.lab.protocol.experiments import PAPER_GRIDS
 from varprop.lab.store.runs import Run, read_runs
 from varprop.lab.verdicts.evidence import FAILS, HOLDS, NOISE, lower, within
-from varprop.lab.verdicts.judge import CLAIMS, judge, markdown, write
+from varprop.lab.verdicts.judge import CLAIMS, judge, judge_claim, markdown, write
 from varprop.lab.verdicts.seed_statistics import Sample, difference
 
 from .made_up import from_all_starts, verdict
@@ -108,6 +108,15 @@ def test_the_papers_bound_decides_and_others_are_given_beside_it():
     assert (found.verdict, found.setting) == ("does not hold", "lr ≤ 0.01")
     assert [(other.verdict, other.setting) for other in found.others] == [("holds", "lr ≤ 0.1")]
     assert verdict("trains", wide).verdict == "holds"
+
+
+def test_the_same_cells_with_other_settings_do_not_enter_the_claims():
+    meant, other = (
+        Run(name, from_all_starts("analytic", (loss, loss))) for name, loss in (("mnist", 0.1), ("m2", 2.3))
+    )
+    (trains,) = (claim for claim in CLAIMS if claim.name == "trains")
+    assert judge_claim(trains, [meant, other]) == judge_claim(trains, [other, meant]) == judge_claim(trains, [meant])
+    assert judge_claim(trains, [other]).verdict == "no data"
 
 
 def test_small_batches_do_not_enter_the_claims():
