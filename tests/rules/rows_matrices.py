@@ -11,6 +11,8 @@ aten = torch.ops.aten
 rows = [
     Case(aten.inner.default, lambda: (normal(3, 4), normal(2, 4))),
     Case(aten.inner.default, lambda: (normal(4), weight(4)), label="vectors"),
+    Case(aten.inner.default, lambda: (normal(3, 4), weight(3, 3, 4)), label="more-axes"),
+    Case(aten.inner.default, lambda: (normal(3, 4), weight(4)), label="vector-behind"),
     Case(aten.kron.default, lambda: (normal(2, 3), normal(3, 2))),
     Case(aten.addr.default, lambda: (normal(3, 2), normal(3), weight(2)), {"beta": 0.5, "alpha": -2}),
     Case(aten.addbmm.default, lambda: (normal(3, 2), normal(2, 3, 4), normal(2, 4, 2)), {"beta": 0.5, "alpha": -2}),
