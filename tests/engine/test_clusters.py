@@ -59,6 +59,10 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
     ),
     "softsign module": (F.softsign, activations.softsign),
     "shifted relu": (lambda x: F.relu(2 * x - 1) * 3 + 1, lambda m, s: _affine(activations.relu(2 * m - 1, 2 * s))),
+    "clamped logit": (
+        lambda x: torch.logit(x, eps=0.2),
+        lambda m, s: quadrature.expectation(lambda x: torch.logit(x.clamp(0.2, 0.8)), m, s, breaks=(0.2, 0.8)),
+    ),
     "nested": (lambda x: F.relu(F.relu(x) - 0.5), lambda m, s: activations.relu(m - 0.5, s)),
     "band": (
         lambda x: x * ((x > -0.5) & (x < 1.5)) + x * ~((x > -0.5) & (x < 1.5)) * 0.0,

@@ -72,7 +72,8 @@ elementwise(aten.special_ndtr, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_N
 elementwise(aten.special_log_ndtr, knots=GAUSSIAN_STEP, monotone=True)
 elementwise(aten.asinh, knots=SLOW_STEP, monotone=True)
 elementwise(aten.atan, knots=SLOW_STEP, monotone=True)(activations.atan)
-elementwise(aten.acos, aten.asin, aten.erfinv, aten.logit)
+elementwise(aten.acos, aten.asin, aten.erfinv)
+elementwise(aten.logit, kinks=lambda eps=None: () if eps is None else (eps, 1 - eps))
 elementwise(aten.sinc, swings=True)
 elementwise(
     aten.tanh, knots=HALF_STEP, monotone=True, bend=Bend(-_LOGISTIC / 2, _LOGISTIC / 2), bounds=UNIT, kernel=("tanh",)
