@@ -40,4 +40,9 @@ rows = [
     Case(aten.remainder.Scalar, lambda: (normal(3, 4), -1.3), label="negative"),
     *rounded(aten.floor_divide.Scalar, 0.7),
     Case(aten.floor_divide.default, lambda: (normal(3, 4), weight(3, 4)), label="tensor", differentiable=False),
+    *(
+        Case(op, lambda divisor=divisor: (normal(3, 4), divisor()), {"rounding_mode": mode}, label=f"{mode}")
+        for op, divisor in ((aten.div.Scalar_mode, lambda: -0.7), (aten.div.Tensor_mode, lambda: 0.5 + weight(4).abs()))
+        for mode in ("floor", "trunc", None)
+    ),
 ]

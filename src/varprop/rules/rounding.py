@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian.normal import Pair, cdf, in_float64, pdf, ratio
-from .registry import elementwise
+from .registry import RANDOM, elementwise
 
 aten = torch.ops.aten
 _WIDE = 0.5  # std from which three harmonics describe the remainder to 1e-30
@@ -156,3 +156,18 @@ def floor_divide(mean: Tensor, std: Tensor, divisor: float | Tensor) -> Pair:
     """floor(x / d)."""
     size = divisor.abs() if isinstance(divisor, Tensor) else abs(divisor)
     return floor(mean / divisor, std / size)
+
+
+def _quotient_steps(divisor: float | Tensor, *, rounding_mode: str | None = None) -> list[Any]:
+    steps = {None: [], "floor": [0, *_FRACTIONS], "trunc": _FRACTIONS}[rounding_mode]
+    return [k * divisor for k in steps]
+
+
+elementwise(
+    aten.div.Tensor_mode,
+    aten.div.Scalar_mode,
+    jumps=_quotient_steps,
+    affine=lambda a, b, rounding_mode=None: a / b if rounding_mode is None else None,
+    handles=lambda _x, divisor, **_: divisor is not RANDOM,
+    approximate=lambda _x, _divisor, rounding_mode=None: STEPS if rounding_mode else None,
+)
