@@ -33,11 +33,14 @@ def zeros(x: Tensor) -> Tensor:
         lambda x: x.scatter_reduce(1, zeros(x), x, "prod"),
         lambda x: x.index_fill(1, (x > 0).long()[0], 1.0),
         lambda x: torch.diff(x, 2),
+        lambda x: (x > 0) + (torch.randn(4) > 0),
+        lambda x: F.celu(x, -1.0),
+        lambda x: torch.div(torch.ones(4), x, rounding_mode="floor"),
         lambda x: torch.cdist(x, 2 * x, 1.0),
         lambda x: F.kl_div(x, x.sigmoid()),
         lambda x: F.cross_entropy(x, (x > 0).long()[:, 0]),
     ],
-    ids=["norm", "bicubic", "scatter", "place", "diff", "distance", "divergence", "class"],
+    ids=["norm", "bicubic", "scatter", "place", "diff", "truth", "celu", "floor", "distance", "divergence", "class"],
 )
 def test_missing_before_anything_runs(function: Callable[[Tensor], Tensor]) -> None:
     assert vp.coverage(Expression(function), torch.zeros(1, 4)).missing

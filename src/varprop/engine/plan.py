@@ -120,12 +120,18 @@ def _visit(plan: Plan, node: Node) -> None:
     if node.target is operator.getitem:
         return
     several = rule is not None and rule.kind == "elementwise" and not clustered
-    if rule is None or (several and rule.independent is None) or not _handles(plan, node, rule):
+    if rule is None or (several and not _combines(node, rule)) or not _handles(plan, node, rule):
         plan.missing.append(node)
     else:
         plan.rules[node] = rule
         if clustered and (terms := _skip(plan, node)) is not None:
             plan.skips[node] = terms
+
+
+def _combines(node: Node, rule: Rule) -> bool:
+    """Whether a rule can combine independent values; two truth values add up to one, which is no sum."""
+    truth = isinstance(node.form, Form) and node.form.dtype is torch.bool
+    return rule.independent is not None and not (truth and rule.signs is not None)
 
 
 def _draws(node: Node) -> bool:

@@ -181,6 +181,7 @@ elementwise(
     kinks=(0.0,),
     knots=lambda alpha=1.0: (-36.0 * alpha,),
     monotone=True,
+    handles=lambda _x, alpha=1.0: alpha > 0,
     kernel=lambda alpha=1.0: ("elu", alpha, 1.0, 1.0 / alpha),
 )(activations.celu)
 
