@@ -288,7 +288,15 @@ def test_a_value_multiplied_by_itself_is_marked() -> None:
     assert "assumes independence" in entry.reasons[0]
 
 
-@pytest.mark.parametrize(("function", "marked"), [(lambda x: x.long(), True), (lambda x: (x > 0).long(), False)])
+@pytest.mark.parametrize(
+    ("function", "marked"),
+    [
+        (lambda x: x.long(), True),
+        (lambda x: torch.zeros(1, 4, dtype=torch.long).copy_(x), True),
+        (lambda x: torch.zeros(1, 4, dtype=DOUBLE).copy_(x), False),
+        (lambda x: (x > 0).long(), False),
+    ],
+)
 def test_a_cast_to_whole_numbers_is_marked(function: Callable[[Tensor], Tensor], marked: bool) -> None:
     class Cast(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -336,6 +344,9 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "zeros around, convolution": (lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1)), KERNEL), False),
     "parts of copies": (lambda x: torch.cat(x.repeat(1, 2, 1, 1).chunk(2, 1), 1).sum(1), True),
     "parts put together": (lambda x: torch.cat(x.chunk(3, 1), 1).sum(1), False),
+    "written over, mean": (lambda x: x.new_zeros(4, 3, 8, 8).copy_(x).mean(0), True),
+    "written over, no copies": (lambda x: torch.zeros_like(x).copy_(x).mean(1), False),
+    "filled, mean": (lambda x: torch.zeros_like(x).fill_(x.sum()).mean(1), True),
     "one channel twice": (lambda x: x[:, [0, 0, 2]].sum(1), True),
     "channels in another order": (lambda x: x[:, [2, 0, 1]].sum(1), False),
     "channels of a mask": (lambda x: x[:, torch.tensor([True, False, True])].sum(1), False),

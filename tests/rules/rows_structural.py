@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from varprop.moments import Moments
+
 from .case import Case, normal, weight
 
 aten = torch.ops.aten
@@ -61,6 +63,8 @@ rows = [
     Case(aten.select_scatter.default, lambda: (weight(2, 5), normal(2), 1, 3), draws=4_000),
     Case(aten.index_put.default, lambda: (normal(4, 3), [index(1)], normal(3)), draws=4_000),
     Case(aten.copy.default, lambda: (weight(2, 3), normal(2, 3)), draws=4_000),
+    Case(aten.copy.default, lambda: (weight(2, 3), normal(3)), draws=4_000, label="broadcast"),
+    Case(aten.fill.Tensor, lambda: (normal(2, 3), Moments(0.3, 0.5).to(torch.float64)), draws=4_000),
     on((1, 8, 2, 2), aten.pixel_shuffle.default, 2),
     on((1, 2, 4, 4), aten.pixel_unshuffle.default, 2),
     on((1, 4, 2, 2), aten.channel_shuffle.default, 2),

@@ -162,7 +162,8 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     if rule.repeats_elements:
         return _repeats_elements(plan.program, node)
     copies = rule.selects and _count(node) > sum(map(_count, node.reads))
-    broadcast = rule.kind != "structural" and any(_count(node) > _count(operand) for operand in random)
+    broadcasts = rule.kind != "structural" or rule.overwrites
+    broadcast = broadcasts and any(_count(node) > _count(operand) for operand in random)
     return copies or (broadcast and not plan.shares_ancestor(node))  # which is marked at once
 
 

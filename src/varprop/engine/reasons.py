@@ -25,7 +25,7 @@ SWINGING = (
     "a function that swings is integrated at many points: mean and std within 2 % of the std while it swings no more "
     "than 5 times in a standard deviation of its argument, 100 times for less than 2,000 elements"
 )
-CASTS = (torch.ops.aten._to_copy, torch.ops.aten.to)
+CASTS = {torch.ops.aten._to_copy: 0, torch.ops.aten.to: 0, torch.ops.aten.copy: 1}  # and which argument they cast
 
 
 def reasons_of(plan: Plan, node: Node, arguments: Callable[[], tuple[Any, Any]]) -> list[str]:
@@ -88,10 +88,9 @@ def _unmoved(plan: Plan, node: Node) -> tuple[list[Node], bool]:
 
 def _truncates(node: Node) -> bool:
     """Whether a node casts random floating point numbers to whole ones; truth values are whole already."""
-    packet = node.packet
-    if packet not in CASTS or not node.operands:
+    if node.packet not in CASTS:
         return False
-    before, after = node.operands[0].form, node.form
+    before, after = node.args[CASTS[node.packet]].form, node.form
     whole = isinstance(after, Form) and not (after.is_floating or after.dtype.is_complex or after.dtype is torch.bool)
     return whole and isinstance(before, Form) and before.is_floating
 

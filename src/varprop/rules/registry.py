@@ -56,6 +56,8 @@ class Rule:
         adds: Of a ``structural`` operation: several elements of its arguments go to one place and are added there.
         repeats_elements: Of a ``structural`` operation with one random argument, the first: it may give an element
             of it several times, which shows when it is run on numbers.
+        overwrites: Of a ``structural`` operation: all elements of its result are those of its second argument, which is
+            broadcast.
         entangles: Elements of its result follow from one another, as those of a softmax or of running sums do.
         outcomes: Of a ``source`` of whole numbers: those it may draw, in a vector, and the chance of each along a new
             first axis; a function of its moments and of its own arguments.
@@ -106,6 +108,7 @@ class Rule:
     drawn: Callable[..., Tensor] | None = None
     adds: bool = False
     repeats_elements: bool = False
+    overwrites: bool = False
     entangles: bool = False
     outcomes: Callable[..., tuple[Tensor, Tensor]] | None = None
     linear: bool = False

@@ -27,12 +27,19 @@ structural(aten.scatter_add, aten.trace, adds=True)
 structural(aten.index, aten.index_select, aten.gather, aten.take, aten.take_along_dim, repeats_elements=True)
 structural(aten.tril, aten.triu)
 structural(aten.slice_scatter, aten.select_scatter, aten.index_put, aten.index_copy)
-structural(aten.copy, evaluate=lambda x, source, *_: source.to(x).expand_as(x))  # torch's own has no derivative
+
+
+def _overwritten(x: Tensor, source: Tensor, *_: Any) -> Tensor:
+    """As torch's own copy, which has no derivative; what a cast to whole numbers would cut off stays, and is marked."""
+    return source.to(x if x.is_floating_point() else x.device).expand_as(x)
+
+
+structural(aten.copy, aten.fill.Tensor, evaluate=_overwritten, overwrites=True)
 structural(aten.pixel_shuffle, aten.pixel_unshuffle, selects=True)
 structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d, selects=True)
 structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d, selects=True)
 
-constant(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.fill)
+constant(aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.fill.Scalar)
 constant(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.sym_size)
 constant(aten.isnan, aten.isinf, aten.isfinite)  # a Gaussian value is finite
 
