@@ -359,6 +359,8 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "windows side by side": (lambda x: F.unfold(x, 2, stride=2).mean(1), False),
     "expected value": (lambda x: (x.softmax(1) * torch.arange(3.0).view(3, 1, 1)).sum(1), True),
     "running sums, added": (lambda x: x.cumsum(-1).sum(-1), True),
+    "differences, added": (lambda x: x.diff(dim=-1).sum(-1), True),
+    "outer product, added": (lambda x: torch.outer(x[0, 0, 0], torch.arange(3.0, dtype=DOUBLE)).sum(1), True),
     "sorted, added": (lambda x: x.sort(-1).values[..., 4:].mean(-1), True),
 }
 

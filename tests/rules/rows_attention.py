@@ -57,6 +57,7 @@ rows = [
     Case(aten.baddbmm.default, lambda: (weight(2, 3, 5), normal(2, 3, 4), normal(2, 4, 5)), {"alpha": 0.3}),
     Case(aten.addmv.default, lambda: (normal(3), normal(3, 4), normal(4))),
     Case(aten.outer.default, lambda: (normal(3), uniform((1,), (4,)))),
+    Case(aten.tensordot.default, lambda: (normal(2, 1), weight(3, 8), [1], [-1]), label="broadcast"),
     Case(aten.tensordot.default, lambda: (normal(2, 3, 4), normal(4, 5, 3), [2, 1], [0, 2])),
     Case(
         aten.scaled_dot_product_attention.default,

@@ -28,5 +28,6 @@ rows = [
         label="short",
     ),
     Case(aten.linalg_vecdot.default, lambda: (normal(3, 4), weight(3, 4))),
+    Case(aten.linalg_vecdot.default, lambda: (normal(3, 1), weight(3, 8)), label="broadcast"),
     Case(aten.linalg_vecdot.default, lambda: (normal(3, 4, 2), normal(3, 4, 2)), {"dim": 1}, label="both"),
 ]

@@ -21,6 +21,8 @@ rows = [
     Case(aten.einsum.default, lambda: ("bij,bkj->bik", [normal(2, 3, 4), normal(2, 5, 4)])),
     Case(aten.einsum.default, lambda: ("...hd, hde -> ...he", [normal(2, 3, 4), weight(3, 4, 2)]), label="constant"),
     Case(aten.einsum.default, lambda: ("bij,j", [uniform((2, 1, 1), (2, 3, 4)), normal(4)]), label="uniform"),
+    Case(aten.einsum.default, lambda: ("bi,bi->b", [normal(3, 1), weight(3, 8)]), label="broadcast"),
+    Case(aten.einsum.default, lambda: ("bi,...i->b...", [normal(3, 1), normal(2, 8)]), label="broadcast-random"),
     Case(aten.einsum.default, lambda: ("bii->b", [normal(2, 3, 3)]), label="one"),
     Case(aten.einsum.default, lambda: ("bij->jb", [normal(2, 3, 4)]), label="transposed"),
     Case(aten.einsum.default, lambda: ("bij,jk->b", [normal(2, 3, 4), weight(4, 2)]), label="summed-alone"),

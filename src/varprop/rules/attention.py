@@ -100,16 +100,10 @@ def add_matmul(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float
     return add_independent(base, matmul(a, b), alpha=alpha)
 
 
-@rule(aten.outer, multilinear=True, product=True)
+@rule(aten.outer, multilinear=True, product=True, entangles=True)
 def outer(a: Value, b: Value) -> Moments:
     """`product` of every entry of one vector with every entry of the other."""
     return product(torch.outer, dense(a), dense(b))
-
-
-@rule(aten.tensordot, multilinear=True, mixes_positions=True)
-def tensordot(a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequence[int]) -> Moments:
-    """`product` with the sum over the named axes."""
-    return product(lambda p, q: torch.tensordot(p, q, (list(dims_a), list(dims_b))), dense(a), dense(b))
 
 
 def _repeated(x: Moments, heads: int) -> Moments:

@@ -61,5 +61,8 @@ def cosine_similarity(x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Mo
 
 @rule(aten.linalg_vecdot)
 def vecdot(x: Value, y: Value, *, dim: int = -1) -> Moments:
-    """The sum of products of independent values, exact."""
-    return sum_dim(mul_independent(lift(x).dense(), lift(y).dense()), dim)
+    """The sum of products of independent values, exact; a single one that meets several has their sum for a factor."""
+    a, b = lift(x).dense(), lift(y).dense()
+    if a.shape[dim] != b.shape[dim]:
+        return mul_independent(sum_dim(a, dim), sum_dim(b, dim))
+    return sum_dim(mul_independent(a, b), dim)

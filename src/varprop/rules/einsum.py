@@ -93,6 +93,25 @@ def _powers(parts: Sequence[str], operands: Sequence[Value]) -> list[Term]:
     return terms
 
 
+def _extents(terms: Sequence[Term]) -> dict[str, int]:
+    """The extent of every index."""
+    found: dict[str, int] = {}
+    for letters, value in terms:
+        for i, extent in zip(letters, value.shape, strict=True):
+            found[i] = max(extent, found.get(i, 1))
+    return found
+
+
+def _not_broadcast(term: Term, extents: dict[str, int]) -> Term:
+    """An operand without the axes along which it is broadcast: its entry there is one value, not several."""
+    letters, value = term
+    axes = tuple(axis for axis, i in enumerate(letters) if value.shape[axis] < extents[i])
+    kept = "".join(i for axis, i in enumerate(letters) if axis not in axes)
+    if isinstance(value, Tensor):
+        return kept, value.squeeze(axes)
+    return kept, Moments(value.mean.squeeze(axes), value.var.squeeze(axes))
+
+
 def _is_chain(equation: str, operands: Sequence[Value], **_: Any) -> str | None:
     """An operand given twice, or three and more of which constants alone do not leave a single product."""
     parts = equation.replace(" ", "").partition("->")[0].split(",")
@@ -114,6 +133,8 @@ def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | No
     """
     parts, output = indices(equation, [x.ndim for x in operands])
     terms = _powers(parts, operands)
+    extents = _extents(terms)
+    terms = [_not_broadcast(term, extents) for term in terms]
     for i in range(len(terms)):
         terms[i] = _alone(terms[i], set(output).union(*(t[0] for k, t in enumerate(terms) if k != i)))
     while len(terms) > 1:
@@ -124,3 +145,14 @@ def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | No
     assert isinstance(value, Moments)
     order = [letters.index(i) for i in output]
     return Moments(value.mean.permute(order), value.var.permute(order))
+
+
+@rule(aten.tensordot, multilinear=True, mixes_positions=True)
+def tensordot(a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequence[int]) -> Moments:
+    """The einsum that sums over the named axes; exact for independent entries."""
+    first = list(string.ascii_lowercase[: a.ndim])
+    second = list(string.ascii_uppercase[: b.ndim])
+    for i, j in zip(dims_a, dims_b, strict=True):
+        second[j] = first[i]
+    left = [letter for letter in first + second if (first + second).count(letter) == 1]
+    return einsum(f"{''.join(first)},{''.join(second)}->{''.join(left)}", [a, b])

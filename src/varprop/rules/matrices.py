@@ -26,7 +26,7 @@ def inner(a: Value, b: Value) -> Moments:
     return product(torch.inner, dense(a), dense(b))
 
 
-@rule(aten.kron, multilinear=True, mixes_positions=True)
+@rule(aten.kron, multilinear=True, mixes_positions=True, entangles=True)
 def kron(a: Value, b: Value) -> Moments:
     """Products of every entry of one with every entry of the other; exact for independent entries."""
     return product(torch.kron, dense(a), dense(b))
@@ -80,7 +80,7 @@ def cumprod(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moment
     return Moments(torch.stack([s.mean for s in found], dim), torch.stack([s.var for s in found], dim))
 
 
-@rule(aten.diff, handles=lambda _x, n=1, *_: n == 1, multilinear=True, mixes_positions=True)
+@rule(aten.diff, handles=lambda _x, n=1, *_: n == 1, multilinear=True, mixes_positions=True, entangles=True)
 def diff(x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None) -> Moments:
     """Differences of neighbours: means subtract, variances add."""
     joined = cat([dense(part) for part in (prepend, x, append) if part is not None], dim)
