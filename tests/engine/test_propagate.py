@@ -342,6 +342,8 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "upsampling, dropout, convolution": (lambda x: F.conv2d(F.dropout(F.interpolate(x, scale_factor=2)), KERNEL), True),
     "downsampling, convolution": (lambda x: F.conv2d(F.interpolate(x, scale_factor=0.5), KERNEL), False),
     "zeros around, convolution": (lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1)), KERNEL), False),
+    "numbers around, maximum": (lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=-1e9), 3), False),
+    "fives around, convolution": (lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1), value=5.0), KERNEL), False),
     "parts of copies": (lambda x: torch.cat(x.repeat(1, 2, 1, 1).chunk(2, 1), 1).sum(1), True),
     "parts put together": (lambda x: torch.cat(x.chunk(3, 1), 1).sum(1), False),
     "written over, mean": (lambda x: x.new_zeros(4, 3, 8, 8).copy_(x).mean(0), True),

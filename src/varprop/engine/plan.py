@@ -182,8 +182,9 @@ def _repeats_elements(program: Program, node: Node) -> bool:
         args, kwargs = resolve((others, node.kwargs), lambda operand: _constant(operand, known))
     except KeyError:
         return True
-    times = node.target(numbers, *args, **kwargs).flatten().long().bincount()  # 0 is what a border is filled with
-    return bool((times[1:] > 1).any())
+    first, second = (node.target(x, *args, **kwargs).flatten() for x in (numbers, -numbers))
+    times = first[first != second].long().bincount()  # what a border is filled with stays the same
+    return bool((times > 1).any())
 
 
 def _constant(node: Node, known: dict[Node, Any]) -> Any:
