@@ -71,6 +71,16 @@ def test_clamp_bounds(width: float) -> None:
     assert ((m >= low) & (m <= high) & (v <= width**2 / 4 * (1 + 1e-12))).all()
 
 
+@pytest.mark.parametrize("far", [1e16, 1e38, 1.7e308])
+@pytest.mark.parametrize("ends", [(-1, 1), (-1, None), (None, 1), (-1, 0), (0, 1)])
+def test_a_bound_that_nothing_reaches_takes_no_digits(ends: tuple[int | None, int | None], far: float) -> None:
+    mean, std = torch.tensor([-2.0, 0.1, 3.0]).double(), torch.tensor([0.5, 1.0, 0.2]).double()
+    bounds = [end if end is None else float(end * far) for end in ends]
+    without = [None if bound is None or bound else bound for bound in bounds]
+    for found, expected in zip(rectifier.clamp(mean, std, *bounds), rectifier.clamp(mean, std, *without), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
 def test_clamp_joins_its_two_branches() -> None:
     """At a width of two std the rectifiers give way to the integrals: no step to be seen."""
     mean = torch.linspace(-9, 9, 37, dtype=torch.float64)

@@ -143,18 +143,22 @@ def two_slopes(mean: Tensor, std: Tensor, positive: Scalar, negative: Scalar) ->
 
 
 def _clamp_narrow(std: Tensor, to_low: Tensor, to_high: Tensor) -> Pair:
-    """Moments of clamp(X) - low if std is at most half the width: differences of rectifiers."""
+    """Moments of clamp(X) - clamp(E X) if std is at most half the width: differences of rectifiers.
+
+    Nothing is taken from a bound but distances: one of 1e30, as good as none, leaves the mean its digits.
+    """
     a1, a2 = ratio(to_low, std), ratio(to_high, std)
     above, none = to_low >= 0.0, torch.zeros_like(a1)
     g1, _, r1 = _tail(torch.where(above, a1, -a1))
     g2, h2, r2 = _tail(-a2)  # never above the upper end
-    over_low, over_high = torch.where(above, to_low, none) + std * g1, std * g2
+    over_low, over_high = std * g1, std * g2
     spread = r1 + torch.where(above, torch.erf(ROOT_HALF * a1), none) + r2 - 2.0 * h2
-    return over_low - over_high, std.square() * spread - 2.0 * over_high * (to_low - to_high - over_low)
+    room = torch.where(above, none, to_low) - to_high - over_low
+    return over_low - over_high, std.square() * spread - 2.0 * over_high * room
 
 
 def _clamp_wide(std: Tensor, to_low: Tensor, to_high: Tensor) -> Pair:
-    """The same if std is larger, where those differences cancel: integrals of P(X > t) over the width."""
+    """Moments of clamp(X) - low if std is larger, where those differences cancel: integrals of P(X > t)."""
     a, width = ratio(to_low, std), to_low - to_high
     w = ratio(width, std).clamp(max=2.0)
     first, second = torch.zeros_like(a), torch.zeros_like(a)
@@ -194,8 +198,10 @@ class _Clamp(torch.autograd.Function):
         narrow = high - low >= 2.0 * std
         m1, v1 = _clamp_narrow(std, to_low, to_high)
         m2, v2 = _clamp_wide(std, to_low, to_high)
+        end = torch.where(mirror, high, low)
+        start = torch.where(narrow & (to_low >= 0.0), mean, end)
         m, v = torch.where(narrow, m1, m2), torch.where(narrow, v1, v2)
-        return torch.where(mirror, high - m, low + m), v.clamp(min=0.0)
+        return torch.where(mirror, start - m, start + m), v.clamp(min=0.0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Pair) -> None:
@@ -255,11 +261,13 @@ def clamp(mean: Tensor, std: Tensor, low: Scalar | None, high: Scalar | None) ->
         result: Pair = applied(_Clamp, _ClampForward, *inputs)
         return result
     if bottom is not None:
-        m, v = two_slopes(mean - bottom, std, 1.0, 0.0)
-        return m + bottom, v
+        gap = mean - bottom
+        m, v = two_slopes(gap, std, 1.0, 0.0)
+        return torch.where(gap > 0.0, mean + (m - gap), m + bottom), v  # a bound of -1e30 takes no digits
     if top is not None:
-        m, v = two_slopes(mean - top, std, 0.0, 1.0)
-        return m + top, v
+        gap = mean - top
+        m, v = two_slopes(gap, std, 0.0, 1.0)
+        return torch.where(gap < 0.0, mean + (m - gap), m + top), v
     return mean, std.square()
 
 

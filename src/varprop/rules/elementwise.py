@@ -31,6 +31,7 @@ _LOGISTIC = 2 * math.acosh(math.sqrt(20.0))
 _ERROR = math.sqrt(math.log(20.0))
 _NORMAL = math.sqrt(2.0) * _ERROR
 _GELU, _SILU = 2.35, 4.1
+FAR = 1e3  # a bound that no value of a normalized unit comes near
 POSITIVE, SHARE, UNIT = (0.0, INFINITY), (0.0, 1.0), (-1.0, 1.0)
 
 
@@ -124,7 +125,9 @@ def _ends(low: Any, high: Any) -> list[Any]:
 
 
 def _clamp_kernel(low: Any, high: Any) -> tuple[Any, ...] | None:
-    return ("clamp", low, high) if isinstance(low, (int, float)) and isinstance(high, (int, float)) else None
+    """Kernels start from a bound, whose size takes digits off the mean: far ones are left to the closed form."""
+    near = all(isinstance(end, (int, float)) and (abs(end) <= FAR or math.isinf(end)) for end in (low, high))
+    return ("clamp", low, high) if near else None
 
 
 def _clamp(*clamps: Any, ends: Callable[..., tuple[Any, Any]]) -> None:
