@@ -84,6 +84,21 @@ def test_an_arctangent_keeps_its_digits_near_its_limits() -> None:
     assert found.var.item() == pytest.approx(1e-36, rel=1e-9, abs=0.0)
 
 
+@pytest.mark.parametrize("sharpness", [3.0, 10.0, 40.0])
+def test_a_bump_much_narrower_than_its_argument_is_found(sharpness: float) -> None:
+    """As a radial basis function is: E exp(-k (x - c)^2) is known in closed form."""
+    mean = torch.linspace(-2, 2, 9, dtype=torch.float64).view(1, -1)
+
+    def expected(k: float) -> Tensor:
+        return (-k * (mean - 0.2).square() / (1 + 2 * k)).exp() / math.sqrt(1 + 2 * k)
+
+    bump = Pointwise(lambda x: torch.exp(-(sharpness**2) * (x - 0.2).square()))
+    found = vp.propagate(bump, vp.Moments(mean, torch.ones_like(mean))).output
+    m, second = expected(sharpness**2), expected(2 * sharpness**2)
+    torch.testing.assert_close(found.mean, m, rtol=1e-4, atol=0)
+    torch.testing.assert_close(found.var, second - m.square(), rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("exponent", [0.5, -0.5, -1, 1.5])
 def test_a_power_inside_a_function_is_that_of_a_positive_variable(exponent: float) -> None:
     """sin(x ** 0.5) as sin(x.sqrt()): the base, not the whole expression, must be positive."""

@@ -88,7 +88,7 @@ elementwise(aten.erf, knots=GAUSSIAN_STEP, monotone=True, bend=Bend(-_ERROR, _ER
     activations.erf
 )
 elementwise(aten.erfc, knots=GAUSSIAN_STEP, bend=Bend(-_ERROR, _ERROR), bounds=(0.0, 2.0))
-elementwise(aten.exp, monotone=True, bounds=POSITIVE)(closed.exp)
+elementwise(aten.exp, knots=(-3.0, -30.0), monotone=True, bounds=POSITIVE)(closed.exp)
 elementwise(aten.expm1, monotone=True)(closed.expm1)
 elementwise(aten.exp2, monotone=True, bounds=POSITIVE)
 elementwise(aten.square, bounds=POSITIVE)(lambda mean, std: closed.power(mean, std, 2))
