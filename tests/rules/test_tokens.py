@@ -33,6 +33,13 @@ BAGS = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1])  # one of a token
 EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 3))
 
 
+class Shifted(Reshaped):
+    """An embedding of all tokens but the last, as a language model reads them in training."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table(tokens[:, :-1])
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -52,6 +59,7 @@ EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 3))
         ),
         (lambda: vp.propagate(nn.ReLU(), vp.Tokens.uniform(7), (1, 3)), "Only an embedding can read vp.Tokens.*relu"),
         (lambda: vp.propagate(nn.Linear(3, 2), vp.Tokens.uniform(7), (1, 3)), "Only an embedding .*linear"),
+        (lambda: vp.propagate(Shifted(), vp.Tokens.uniform(7), (1, 3)), "Only an embedding .*slice"),
         (lambda: vp.propagate(EMBEDDING, vp.Moments(0.0, 1.0), (1, 3)), r"give vp\.Tokens\(probabilities\)"),
     ],
 )

@@ -85,7 +85,7 @@ class Walk:
         """What takes tokens for numbers is named: only an embedding can read them."""
         try:
             yield
-        except (AttributeError, TypeError) as error:
+        except (AttributeError, RuntimeError, TypeError) as error:
             if "Tokens" not in str(error):
                 raise
             tokens = {node for node, value in self.env.items() if isinstance(value, Tokens)}
