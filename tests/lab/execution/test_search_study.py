@@ -39,8 +39,8 @@ def test_the_study_writes_its_numbers_and_a_table(tmp_path, monkeypatch):
     monkeypatch.setattr(search_study, "_compared", lambda experiment, *_: search_study.compared(BOUNDS, evaluate))
     page = search_study.study(tmp_path)
     stored = json.loads((tmp_path / "search.json").read_text())
-    assert set(stored["cells"]) == {"mnist", "digits"} and stored["versions"]["torch"]
-    rows = [line for line in page.read_text().splitlines() if line.startswith("| mnist")]
+    assert set(stored["cells"]) == set(search_study.STUDIED) and stored["versions"]["torch"]
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| digits, seed 0")]
     assert [row.split("|")[2].strip() for row in rows] == ["grid", "brent", "grid+brent"]
     assert rows[1].split("|")[6].strip() == "1 of 2"
 
