@@ -26,7 +26,7 @@ def power(mean: Tensor, std: Tensor, n: int) -> Pair:
         raw.append(mean * raw[-1] + (j - 1) * var * raw[-2])
     v = 0.0 * std
     for k in range(n, 0, -1):
-        v = v + math.comb(n, k) ** 2 * math.factorial(k) * (std**k * raw[n - k]).square()
+        v = v + float(math.comb(n, k) ** 2 * math.factorial(k)) * (std**k * raw[n - k]).square()
     return raw[n], v
 
 

@@ -59,7 +59,7 @@ def mul_independent(a: Any, b: Any) -> Moments:
     return moments(m1 * m2, v1 * v2 + m1 * m1 * v2 + m2 * m2 * v1)
 
 
-def div_independent(a: Any, b: Moments, *, rounding_mode: None = None) -> Moments:
+def div_independent(a: Any, b: Moments) -> Moments:
     """a times the reciprocal of b."""
     return mul_independent(a, Moments(*lognormal_power(b.mean, b.std, -1)))
 
@@ -176,10 +176,10 @@ elementwise(
 elementwise(
     aten.div,
     aten.true_divide,
-    affine=lambda a, b, rounding_mode=None: a / b if hasattr(a, "slope") else None,
+    affine=lambda a, b: a / b if hasattr(a, "slope") else None,
     independent=div_independent,
     positive=1,
-    approximate=lambda _a, b, **_: QUOTIENT if isinstance(b, Moments) else None,
+    approximate=lambda _a, b: QUOTIENT if isinstance(b, Moments) else None,
 )
 elementwise(aten.neg, affine=lambda a: -a)
 elementwise(aten.deg2rad, affine=lambda a: a * (math.pi / 180), monotone=True)
@@ -188,6 +188,7 @@ elementwise(aten.addcmul, independent=addcmul_independent, multilinear=True, mix
 elementwise(
     aten.lerp,
     affine=lambda a, b, w: a + (b - a) * w if not hasattr(w, "slope") else None,
+    evaluate=lambda a, b, w: a + (b - a) * w,  # torch's own wants one dtype
     independent=lambda a, b, w: add_independent(mul_independent(a, 1 - w), mul_independent(b, w)),
     multilinear=True,
     mixes_positions=True,

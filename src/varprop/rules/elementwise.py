@@ -18,7 +18,7 @@ from ..graph import ops
 from ..moments import Moments
 from .bend import INFINITY, SMOOTH_STEP, Bend, clamp_bend, clamp_bounds
 from .gelu import gelu as gelu_of_many
-from .registry import elementwise
+from .registry import elementwise, first_is_random
 
 aten = torch.ops.aten
 LOGNORMAL = "a variable that must be positive is matched by a log-normal one: good while its std is below its mean"
@@ -98,7 +98,9 @@ elementwise(aten.sinh, monotone=True)
 elementwise(aten.cosh)
 elementwise(ops.softsign, kinks=(0.0,), knots=SLOW_STEP[1:], monotone=True, bounds=UNIT)(activations.softsign)
 elementwise(aten.sign, aten.sgn, jumps=(0.0,), monotone=True, bounds=UNIT)(rectifier.sign)
-elementwise(aten.heaviside, jumps=(0.0,), monotone=True)(lambda mean, std, _values: rectifier.step(mean, std))
+elementwise(aten.heaviside, jumps=(0.0,), monotone=True, handles=first_is_random)(
+    lambda mean, std, _values: rectifier.step(mean, std)
+)
 elementwise(aten.leaky_relu, kinks=(0.0,), monotone=lambda slope=0.01: slope >= 0)(activations.leaky_relu)
 
 
@@ -108,16 +110,22 @@ def _channels(weight: Tensor, ndim: int) -> Tensor:
 
 
 @elementwise(
-    aten.prelu, kinks=(0.0,), evaluate=lambda x, w: torch.where(x > 0, x, _channels(w, x.ndim - 1) * x)
-)  # the evaluation has one axis more in front
+    aten.prelu,
+    kinks=(0.0,),
+    evaluate=lambda x, w: torch.where(x > 0, x, _channels(w, x.ndim - 1) * x),  # one axis more is in front
+    handles=first_is_random,
+)
 def prelu(mean: Tensor, std: Tensor, weight: Tensor) -> Pair:
     """Two slopes (mathematics.md, 2.6), the lower one learned."""
     return activations.leaky_relu(mean, std, _channels(weight, mean.ndim))
 
 
-elementwise(aten._prelu_kernel, kinks=(0.0,), evaluate=lambda x, w: torch.where(x > 0, x, w * x))(
-    activations.leaky_relu
-)
+elementwise(
+    aten._prelu_kernel,
+    kinks=(0.0,),
+    evaluate=lambda x, w: torch.where(x > 0, x, w * x),
+    handles=first_is_random,
+)(activations.leaky_relu)
 
 
 def _ends(low: Any, high: Any) -> list[Any]:
@@ -143,6 +151,7 @@ def _clamp(*clamps: Any, ends: Callable[..., tuple[Any, Any]]) -> None:
         bend=of_ends(clamp_bend),
         bounds=of_ends(clamp_bounds),
         kernel=of_ends(_clamp_kernel),
+        handles=first_is_random,
     )(lambda mean, std, *numbers: rectifier.clamp(mean, std, *ends(*numbers)))
 
 

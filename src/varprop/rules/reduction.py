@@ -36,7 +36,7 @@ def reduced_axes(x: Moments, dim: Dims) -> list[int]:
 
 def _copies(x: Moments, axes: Sequence[int]) -> int:
     """How many elements each stored one stands for along the axes."""
-    return product([x.full[axis] // x.shape[axis] for axis in axes])
+    return product([x.full[axis] // max(1, x.shape[axis]) for axis in axes])
 
 
 @rule(aten.sum.dim_IntList, aten.sum.default, aten.nansum, averages=True)

@@ -142,6 +142,11 @@ RANDOM = object()  # stands for a random tensor where only that matters
 _rules: dict[Key, Rule] = {}
 
 
+def first_is_random(first: Any, *_further: Any, **_named: Any) -> bool:
+    """Whether it is the first argument of an operation that is random: `handles` of one that bends where that does."""
+    return first is RANDOM
+
+
 def _require_operation(key: Key) -> None:
     """Refuse what no graph holds, under which a rule would never be found."""
     if isinstance(key, type) and issubclass(key, torch.nn.Module):

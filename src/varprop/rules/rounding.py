@@ -71,6 +71,10 @@ def floor(mean: Tensor, std: Tensor) -> Pair:
     return torch.where(wide, mean - first, count), torch.where(wide, whole, var)
 
 
+def _by_a_constant(x: Any, divisor: Any, **_: Any) -> bool:
+    return x is RANDOM and divisor is not RANDOM
+
+
 def _multiples(divisor: Any) -> list[Any]:
     return [k * divisor for k in _RESOLVED]
 
@@ -150,7 +154,12 @@ elementwise(
 
 
 @elementwise(
-    aten.floor_divide.Scalar, aten.floor_divide.default, jumps=_multiples, monotone=False, approximate=APPROXIMATE
+    aten.floor_divide.Scalar,
+    aten.floor_divide.default,
+    jumps=_multiples,
+    monotone=False,
+    approximate=APPROXIMATE,
+    handles=_by_a_constant,
 )
 def floor_divide(mean: Tensor, std: Tensor, divisor: float | Tensor) -> Pair:
     """floor(x / d)."""
@@ -168,6 +177,6 @@ elementwise(
     aten.div.Scalar_mode,
     jumps=_quotient_steps,
     affine=lambda a, b, rounding_mode=None: a / b if rounding_mode is None else None,
-    handles=lambda _x, divisor, **_: divisor is not RANDOM,
+    handles=_by_a_constant,
     approximate=lambda _x, _divisor, rounding_mode=None: STEPS if rounding_mode else None,
 )
