@@ -323,6 +323,12 @@ def test_shared_ancestors_are_marked() -> None:
     assert entry.op == "aten.add.Tensor" and "test_propagate.py" in entry.line
 
 
+def _with_rows(x: Tensor, places: list[int], rows: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, :, places] = rows
+    return x
+
+
 KERNEL = torch.ones(3, 3, 3, 3, dtype=DOUBLE)
 FIRST = torch.zeros(1, 6, 8, 8, dtype=torch.long)
 COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
@@ -348,6 +354,13 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "parts put together": (lambda x: torch.cat(x.chunk(3, 1), 1).sum(1), False),
     "written over, mean": (lambda x: x.new_zeros(4, 3, 8, 8).copy_(x).mean(0), True),
     "written over, no copies": (lambda x: torch.zeros_like(x).copy_(x).mean(1), False),
+    "one row written to several": (lambda x: _with_rows(x, [0, 1], x[:, :, 7:]).sum(2), True),
+    "as many rows written": (lambda x: _with_rows(torch.zeros_like(x), [0, 1], x[:, :, 6:]).sum(2), False),
+    "random bias": (
+        lambda x: F.linear(torch.randn(4, 3, dtype=DOUBLE), KERNEL[0, :, :, 0], x[0, :, 0, 0]).sum(0),
+        True,
+    ),
+    "random bias of one element each": (lambda x: torch.addmm(x[0, 0], x[0, 1], torch.eye(8).double()).sum(0), False),
     "filled, mean": (lambda x: torch.zeros_like(x).fill_(x.sum()).mean(1), True),
     "one channel twice": (lambda x: x[:, [0, 0, 2]].sum(1), True),
     "channels in another order": (lambda x: x[:, [2, 0, 1]].sum(1), False),

@@ -6,11 +6,12 @@ import functools
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import MissingRule
 from ..graph.capture import Program
@@ -153,14 +154,14 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
         return node.operands[0] in entangled
     rule = plan.rules.get(node)
     if rule is None or not keeps_elements(rule):
-        return rule is not None and rule.entangles
+        return rule is not None and (rule.entangles or _spreads_bias(plan, node, rule))
     if any(operand in entangled for operand in node.operands):
         return True
     random = [operand for operand in node.reads if plan.random(operand)]
     if rule.kind == "structural" and len({plan.root[operand] for operand in random}) < len(random):
         return True
-    if rule.repeats_elements:
-        return _repeats_elements(plan.program, node)
+    if rule.repeats_elements is not None and plan.random(node.args[rule.repeats_elements]):
+        return _repeats_elements(plan.program, node, node.args[rule.repeats_elements])
     copies = rule.selects and _count(node) > sum(map(_count, node.reads))
     broadcasts = rule.kind != "structural" or rule.overwrites
     broadcast = broadcasts and any(_count(node) > _count(operand) for operand in random)
@@ -173,25 +174,43 @@ def keeps_elements(rule: Rule) -> bool:
     return moves or rule.noise or rule.resizes or rule.batch_norm is not None
 
 
-def _repeats_elements(program: Program, node: Node) -> bool:
-    """Whether an operation gives an element of its first argument twice; taken to, unless constants alone decide it."""
-    x, *others = node.args
-    numbers = 1.0 + torch.arange(_count(x), dtype=torch.float64, device=x.form.device).view(x.form.shape)
+def _spreads_bias(plan: Plan, node: Node, rule: Rule) -> bool:
+    """Whether a random bias is added to more than one element."""
+    bias = node.args[rule.bias] if rule.bias is not None and len(node.args) > rule.bias else None
+    return isinstance(bias, Node) and plan.random(bias) and _count(bias) < _count(node)
+
+
+def _repeats_elements(program: Program, node: Node, x: Node) -> bool:
+    """Whether an operation gives an element of an argument twice; taken to, unless constants decide where they go."""
     known = dict(program.constants)
+    numbers = torch.arange(1, _count(x) + 1, dtype=torch.float64, device=x.form.device).view(x.form.shape)
+
+    def result(given: Tensor) -> Tensor:
+        def value(operand: Node) -> Any:
+            if operand is x:
+                return given
+            return given.new_zeros(operand.form.shape) if _is_floating(operand) else _constant(operand, known)
+
+        found: Tensor = _run(node, value)
+        return found.flatten()
+
     try:
-        args, kwargs = resolve((others, node.kwargs), lambda operand: _constant(operand, known))
+        first, second = result(numbers), result(-numbers)
     except KeyError:
         return True
-    first, second = (node.target(x, *args, **kwargs).flatten() for x in (numbers, -numbers))
-    times = first[first != second].long().bincount()  # what a border is filled with stays the same
+    times = first[first != second].long().bincount()  # what comes from elsewhere stays the same
     return bool((times > 1).any())
+
+
+def _run(node: Node, value: Callable[[Node], Any]) -> Any:
+    args, kwargs = resolve((node.args, node.kwargs), value)
+    return node.target(*args, **kwargs)
 
 
 def _constant(node: Node, known: dict[Node, Any]) -> Any:
     """The value of a node that the known constants decide; a KeyError where inputs, parameters or buffers do."""
     if node not in known and node.target is not None:
-        args, kwargs = resolve((node.args, node.kwargs), lambda operand: _constant(operand, known))
-        known[node] = node.target(*args, **kwargs)
+        known[node] = _run(node, lambda operand: _constant(operand, known))
     return known[node]
 
 

@@ -93,7 +93,7 @@ def matmul(a: Value, b: Value) -> Moments:
     return product(torch.matmul, a, b)
 
 
-@rule(aten.addmm, aten.baddbmm, aten.addmv, multilinear=True, product=True, weighted=True)
+@rule(aten.addmm, aten.baddbmm, aten.addmv, multilinear=True, product=True, weighted=True, bias=0)
 def add_matmul(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha (a b); exact for independent entries."""
     base = base * beta if isinstance(base, Tensor) else mul_independent(base, beta)  # a constant mask may be -infinity

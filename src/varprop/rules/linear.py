@@ -25,7 +25,7 @@ PHASES = (
 )
 LARGE = 1 << 22  # weights whose squares are not worth making part by part
 PART = 1 << 21  # weights whose squares stay in the cache of a processor
-_LAYER: dict[str, Any] = {"linear": True, "weighted": True, "channels": 1}
+_LAYER: dict[str, Any] = {"linear": True, "weighted": True, "channels": 1, "bias": 2}
 
 
 def _weighted(apply: Callable[..., Tensor], x: Value, weight: Value, bias: Value | None) -> Moments:
@@ -40,7 +40,7 @@ def _weighted(apply: Callable[..., Tensor], x: Value, weight: Value, bias: Value
     return Moments(apply(x.mean, weight.mean, fixed), var)
 
 
-@rule(aten.linear, linear=True, weighted=True, channels=-1)
+@rule(aten.linear, linear=True, weighted=True, channels=-1, bias=2)
 def linear(x: Value, weight: Value, bias: Value | None = None) -> Moments:
     """Uncorrelated inputs: E = W E[x] + b, Var = W^2 Var[x] (paper, eq. 3); random weights: product rule."""
     x = write_out(lift(x), -1)

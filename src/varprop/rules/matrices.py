@@ -38,7 +38,7 @@ def addr(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) 
     return add_independent(mul_independent(base, beta), product(torch.outer, dense(a), dense(b)), alpha=alpha)
 
 
-@rule(aten.addbmm, multilinear=True, mixes_positions=True)
+@rule(aten.addbmm, multilinear=True, mixes_positions=True, bias=0)
 def addbmm(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha sum_n a_n b_n; exact for independent entries."""
     total = product(lambda p, q: torch.einsum("nij,njk->ik", p, q), dense(a), dense(b))

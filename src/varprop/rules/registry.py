@@ -54,8 +54,9 @@ class Rule:
         drawn: Of a ``source`` that is not Gaussian: what it draws, as a function of a standard Gaussian variable and of
             its own arguments.
         adds: Of a ``structural`` operation: several elements of its arguments go to one place and are added there.
-        repeats_elements: Of a ``structural`` operation with one random argument, the first: it may give an element
-            of it several times, which shows when it is run on numbers.
+        repeats_elements: Of a ``structural`` operation: the index of an argument that it may give elements of several
+            times, which shows when it is run on numbers.
+        bias: Index of an argument that is added to all of the result.
         overwrites: Of a ``structural`` operation: all elements of its result are those of its second argument, which is
             broadcast.
         entangles: Elements of its result follow from one another, as those of a softmax or of running sums do.
@@ -107,7 +108,8 @@ class Rule:
     independent: Callable[..., Any] | None = None
     drawn: Callable[..., Tensor] | None = None
     adds: bool = False
-    repeats_elements: bool = False
+    repeats_elements: int | None = None
+    bias: int | None = None
     overwrites: bool = False
     entangles: bool = False
     outcomes: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -220,7 +222,7 @@ def _registrar(ops: tuple[Key, ...], made: Rule) -> Callable[[Function], Functio
     return decorate
 
 
-def structural(*ops: Key, evaluate: Callable[..., Any] | None = None, **facts: bool) -> Callable[[Function], Function]:
+def structural(*ops: Key, evaluate: Callable[..., Any] | None = None, **facts: Any) -> Callable[[Function], Function]:
     """Register operations that only move, select, copy or join elements: they act on mean and variance alike.
 
     Used as a decorator it replaces that default by a function of Moments (to keep uniform axes, say).
@@ -230,7 +232,7 @@ def structural(*ops: Key, evaluate: Callable[..., Any] | None = None, **facts: b
         evaluate: What to run on the means and on the variances; the operation itself if left out.
         facts: Further fields of `Rule`.
     """
-    made = Rule("structural", evaluate=evaluate, **facts)  # type: ignore[arg-type]
+    made = Rule("structural", evaluate=evaluate, **facts)
     _register(ops, made)
     return _completing(made)
 

@@ -18,15 +18,16 @@ structural(aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, se
 structural(aten.unsqueeze, aten.squeeze, aten.flip, aten.fliplr, aten.flipud, aten.rot90, selects=True)
 structural(aten.expand, aten.repeat, aten.tile, aten.repeat_interleave, selects=True)
 structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, selects=True)
-structural(aten.im2col, repeats_elements=True)
+structural(aten.im2col, repeats_elements=0)
 structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
 structural(aten.vstack, aten.hstack, aten.dstack, aten.column_stack, aten.broadcast_tensors, aten.meshgrid)
 structural(aten.diag, aten.diag_embed, aten.masked_select)
 # Sums of independent elements, each counted once, act on mean and variance alike too.
 structural(aten.scatter_add, aten.trace, adds=True)
-structural(aten.index, aten.index_select, aten.gather, aten.take, aten.take_along_dim, repeats_elements=True)
+structural(aten.index, aten.index_select, aten.gather, aten.take, aten.take_along_dim, repeats_elements=0)
 structural(aten.tril, aten.triu)
-structural(aten.slice_scatter, aten.select_scatter, aten.index_put, aten.index_copy)
+structural(aten.slice_scatter, aten.select_scatter, aten.index_copy)
+structural(aten.index_put, repeats_elements=2)
 
 
 def _overwritten(x: Tensor, source: Tensor, *_: Any) -> Tensor:
@@ -88,7 +89,7 @@ def constant_pad(x: Moments, pad: Sequence[int], value: float = 0.0) -> Moments:
     return Moments(aten.constant_pad_nd(x.mean, pad, value), aten.constant_pad_nd(x.var, pad, 0.0))
 
 
-@structural(aten.pad, repeats_elements=True)
+@structural(aten.pad, repeats_elements=0)
 def pad(x: Moments, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Moments:
     """A constant border, or one that repeats elements."""
     if mode == "constant":
