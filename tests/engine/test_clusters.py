@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.engine import clusters
 from varprop.gaussian import activations, closed, curves, quadrature, rectifier
 
 Pair = tuple[Tensor, Tensor]
@@ -97,6 +98,19 @@ def test_a_bump_much_narrower_than_its_argument_is_found(sharpness: float) -> No
     m, second = expected(sharpness**2), expected(2 * sharpness**2)
     torch.testing.assert_close(found.mean, m, rtol=1e-4, atol=0)
     torch.testing.assert_close(found.var, second - m.square(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(("sharpness", "many"), [(3.0, False), (10.0, False), (40.0, False), (10.0, True)])
+def test_a_peak_of_a_quotient_is_found(sharpness: float, many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "PANELS_OF_ALL", 0 if many else clusters.PANELS_OF_ALL)
+    mean = torch.linspace(-2, 2, 9, dtype=torch.float64)
+    peak = Pointwise(lambda x: 1 / (1 + (sharpness * (x - 0.2)).square()))
+    found = vp.propagate(peak, vp.Moments(mean, torch.ones_like(mean))).output
+    x = torch.linspace(-12, 12, 200_001, dtype=torch.float64).view(-1, 1)
+    weight = torch.exp(-0.5 * (x - mean).square()) * (x[1] - x[0]) / math.sqrt(2 * math.pi)
+    m = (weight * peak(x)).sum(0)
+    std = (weight * (peak(x) - m).square()).sum(0).sqrt()
+    assert ((found.mean - m) / std).abs().max() < 1e-3 and (found.std / std - 1).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("exponent", [0.5, -0.5, -1, 1.5])

@@ -22,6 +22,7 @@ NARROW = 1e-3  # std above which differences by its square keep ten digits
 CROSSINGS = 4  # of a kink by what is bent, at most: as many as a quartic has
 # of a function that swings: panels for each element, for all of them together, and crossings of a kink
 LEAST_PANELS, MOST_PANELS, PANELS_OF_ALL, SWINGS = 32, 512, 1 << 20, 32
+PEAK_PANELS = 128  # for each element, of a quotient by something that may have a smooth minimum
 # Quotients and roots approach their asymptotes slowly; these edges keep the panels short where such a function bends.
 LONG_TAILS = (0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0)
 
@@ -226,11 +227,26 @@ class Clusters:
     def panels(
         self, path: list[Node], root: Node, mean: Tensor, std: Tensor, drawn: Pointwise | None = None
     ) -> dict[str, Any]:
-        """On how many panels to integrate, and where to cut them: on more if the function swings."""
+        """On how many panels to integrate, and where to cut them: on more if the function swings or has a peak."""
+        affordable = max(LEAST_PANELS, PANELS_OF_ALL // max(1, mean.numel()))
         count = PANELS
         if any(self.plan.rules[node].swings for node in path):
-            count = min(MOST_PANELS, max(LEAST_PANELS, PANELS_OF_ALL // max(1, mean.numel())))
+            count = min(MOST_PANELS, affordable)
+        elif any(self._peaks(node, root) for node in path):
+            count = min(PEAK_PANELS, affordable)
         return {**self.points(path, root, mean, std, drawn), "panels": count}
+
+    def _peaks(self, node: Node, root: Node) -> bool:
+        """Whether a node is a quotient, root or logarithm of something that may have a smooth minimum."""
+        argument = self._positive_argument(node)
+        if argument is None or self._line_over(argument, root) is not None:
+            return False
+        return any(self._multiplies(other) for other in self.path(argument, root))
+
+    def _multiplies(self, node: Node) -> bool:
+        """Whether a node multiplies random values: a product, a square, another power."""
+        product = node.packet is torch.ops.aten.mul and all(map(self.plan.random, node.args))
+        return product or node.packet in (torch.ops.aten.square, torch.ops.aten.pow)
 
     def points(
         self, path: list[Node], root: Node, mean: Tensor, std: Tensor, drawn: Pointwise | None = None
