@@ -83,6 +83,11 @@ def test_a_sum_of_nothing_is_zero() -> None:
     assert output.mean.tolist() == output.var.tolist() == [0]
 
 
+def test_the_variance_of_a_power_too_high_for_any_number_is_infinite() -> None:
+    output = vp.propagate(Expression(lambda x: x**200), vp.Moments(torch.ones(1, dtype=torch.float64), 1.0)).output
+    assert output.mean.isfinite().all() and output.var.isinf().all()
+
+
 def test_high_powers() -> None:
     """E x^20 = 19!!, E x^40 = 39!!."""
     output = vp.propagate(Expression(lambda x: x**20), vp.Moments(torch.zeros(1, dtype=torch.float64), 1.0)).output

@@ -26,8 +26,12 @@ def power(mean: Tensor, std: Tensor, n: int) -> Pair:
         raw.append(mean * raw[-1] + (j - 1) * var * raw[-2])
     v = 0.0 * std
     for k in range(n, 0, -1):
-        v = v + float(math.comb(n, k) ** 2 * math.factorial(k)) * (std**k * raw[n - k]).square()
+        v = v + _as_float(math.comb(n, k) ** 2 * math.factorial(k)) * (std**k * raw[n - k]).square()
     return raw[n], v
+
+
+def _as_float(whole: int) -> float:
+    return float(whole) if whole.bit_length() <= 1023 else math.inf
 
 
 @in_float64
