@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.lab.environment import provenance
+from varprop_lab.environment import provenance
 
 SECONDS = 20.0  # of CPU, after which no further round is measured
 TIMM = ("nest_tiny", "maxxvit_rmlp_nano_rw_256", "mvitv2_tiny")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import varprop as vp
-from varprop.lab.environment import provenance
+from varprop_lab.environment import provenance
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.models import ResNet

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.lab.data.datasets import load
-from varprop.lab.environment import provenance
-from varprop.lab.protocol.experiments import EXPERIMENTS
-from varprop.lab.protocol.initialization import without_borders
-from varprop.lab.protocol.models import build
-from varprop.lab.training.task import Task
 from varprop.text_table import Table
+from varprop_lab.data.datasets import load
+from varprop_lab.environment import provenance
+from varprop_lab.protocol.experiments import EXPERIMENTS
+from varprop_lab.protocol.initialization import without_borders
+from varprop_lab.protocol.models import build
+from varprop_lab.training.task import Task
 
 IMAGES = 64
 

@@ -10,7 +10,7 @@ Names: `<layout>_<pass>_us` is the median of replays of a CUDA graph of one pass
 and rows; backward: rows, partial sums, moments), bf16 results, float32 weights; `_launches` its kernels. Layouts:
 resnet50_last (the named benchmark), resnet50_plain (contiguous weights), cifar_last, depthwise (7x7 and 3x3, 256
 groups, 24 layers), long_rows (linear 25088 -> 4096), resnet50_centred (the deep form). `cifar_eager_us` and
-`cifar_captured_us` are steps as `varprop.lab.bench` makes them. `tables_s` is the time to build the tables of
+`cifar_captured_us` are steps as `varprop_lab.bench` makes them. `tables_s` is the time to build the tables of
 resnet50_last.
 """
 
@@ -259,8 +259,8 @@ def fold_alone(label, layout, weights, device, warm):
 def steps(device, tiny, warm):
     import torch
 
-    from varprop.lab.bench import cases as bench_cases
-    from varprop.lab.bench import step
+    from varprop_lab.bench import cases as bench_cases
+    from varprop_lab.bench import step
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     case = bench_cases.cases(device, tiny)["cifar"]

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from varprop.lab.deep.runs import about
-from varprop.lab.deep.tables import METHODS
 from varprop.text_table import Table
+from varprop_lab.deep.runs import about
+from varprop_lab.deep.tables import METHODS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from train_cifar import Run, parser

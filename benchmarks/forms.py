@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.lab.data.datasets import load
-from varprop.lab.environment import provenance
+from varprop_lab.data.datasets import load
+from varprop_lab.environment import provenance
 
 ACTIVATIONS = {"logistic": nn.Sigmoid, "relu": nn.ReLU}
 RATES = (0.003, 0.01, 0.03)

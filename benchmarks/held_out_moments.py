@@ -9,8 +9,8 @@ import argparse
 
 import torch
 
-from varprop.lab.data import augmentation, datasets
-from varprop.lab.protocol.experiments import EXPERIMENTS
+from varprop_lab.data import augmentation, datasets
+from varprop_lab.protocol.experiments import EXPERIMENTS
 
 
 def main() -> None:

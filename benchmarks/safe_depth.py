@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.lab.environment import provenance
+from varprop_lab.environment import provenance
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,

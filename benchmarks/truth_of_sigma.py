@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from varprop.lab.report.plotting import draw
-from varprop.lab.report.series import Figure, Panel, PlottedSeries
-from varprop.lab.report.style import METHOD_COLOURS, OTHER_COLOUR
-from varprop.lab.training.deviations import ratios
 from varprop.text_table import Table
+from varprop_lab.report.plotting import draw
+from varprop_lab.report.series import Figure, Panel, PlottedSeries
+from varprop_lab.report.style import METHOD_COLOURS, OTHER_COLOUR
+from varprop_lab.training.deviations import ratios
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import train_cifar

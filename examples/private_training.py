@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import varprop as vp
-from varprop.lab.data import datasets
-from varprop.lab.environment import provenance
 from varprop.opacus import PrivacyEngine
+from varprop_lab.data import datasets
+from varprop_lab.environment import provenance
 
 METHODS = ("none", "group norm", "analytic", "analytic, plain head")
 MEAN, STD = 0.1307, 0.3081  # of MNIST's pixels, as published: public numbers, which the guarantee needs them to be

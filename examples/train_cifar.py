@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import varprop as vp
-from varprop.lab.data.datasets import load
-from varprop.lab.training.cuda_graph import captured_step
+from varprop_lab.data.datasets import load
+from varprop_lab.training.cuda_graph import captured_step
 
 BLOCKS = {  # in every stage; two layers a block, one before and one behind them
     "resnet18": (2, 2, 2, 2),

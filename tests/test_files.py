@@ -24,10 +24,10 @@ import varprop as vp
 from tests.lab.store.test_folder import outcome
 from varprop.cli.inspect.files import load_weights, saved_inputs
 from varprop.cli.inspect.inputs import _pictures
-from varprop.lab.data import datasets, download
-from varprop.lab.store.folder import Store
-from varprop.lab.store.runs import read_run
-from varprop.lab.verdicts.judge import judge
+from varprop_lab.data import datasets, download
+from varprop_lab.store.folder import Store
+from varprop_lab.store.runs import read_run
+from varprop_lab.verdicts.judge import judge
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 RAN = "ran"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "varprop"
+SOURCE = Path(__file__).parents[1] / "src"
+PACKAGES = ("varprop", "varprop_lab")
 
-# A part imports from itself and from those before it in this list (docs/architecture.md says why in this order).
+# A part of varprop imports from itself and from those before it in this list (docs/architecture.md says why).
 ORDER = [
     "version",
     "errors",
@@ -32,7 +33,7 @@ ORDER = [
 ]
 
 # These stand outside and see varprop as any user does; the command line uses the lab, never the other way round.
-OUTSIDE = ["callbacks", "lab", "cli"]
+OUTSIDE = ["callbacks", "varprop_lab", "cli"]
 
 # What the core and those outside both use, and users have no need of.
 SHARED = ["text_table", "pages"]
@@ -40,9 +41,10 @@ SHARED = ["text_table", "pages"]
 # What the core may import inside a function, with an error that names the extra; at the top only torch.
 OPTIONAL = {"jinja2", "matplotlib", "numpy", "pandas", "rich", "scipy", "triton"}
 # Kernels cannot be written without Triton; the package is imported inside functions only.
-KERNELS = Path("norm/backends/triton")
+KERNELS = Path("varprop/norm/backends/triton")
 # The extra of that name: a class of Opacus is what it extends, and nothing else imports it.
-OPACUS = Path("opacus.py")
+OPACUS = Path("varprop/opacus.py")
+FACADE = Path("varprop/__init__.py")
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,18 @@ class Import:
 
     @property
     def inside(self):
-        return self.module.split(".")[0] == "varprop"
+        return self.module.split(".")[0] in PACKAGES
 
     @property
     def part(self):
-        """The part of varprop imported, `moments` of `varprop.moments`; empty for the package itself."""
-        return [*self.module.split("."), ""][1]
+        """The part imported, `moments` of `varprop.moments`, or `varprop_lab`; empty for varprop itself."""
+        package, *path = self.module.split(".")
+        return package if package != "varprop" else [*path, ""][0]
 
 
 def part_of(file, root):
-    first = file.relative_to(root).parts[0]
-    return first.removesuffix(".py")
+    package, path = file.relative_to(root).parts[:2]
+    return package if package != "varprop" else path.removesuffix(".py")
 
 
 @functools.cache  # no test changes a file that is there
@@ -80,7 +83,7 @@ def parsed(file):
 
 @functools.cache
 def imports_of(file, root):
-    package = ("varprop", *file.relative_to(root).parent.parts)
+    package = file.relative_to(root).parent.parts
     return [
         Import(file.relative_to(root), node.lineno, module, names, at_top)
         for node, at_top in walk_imports(parsed(file), at_top=True)
@@ -114,13 +117,11 @@ def modules_of(node, package, root):
 
 
 def is_module(name, root):
-    top, *rest = name.split(".")
-    return top == "varprop" and bool(rest) and file_of(rest, root) is not None
+    return name.split(".")[0] in PACKAGES and "." in name and file_of(name, root) is not None
 
 
-def file_of(parts, root):
-    """The file of a module, given by the parts of its name after `varprop`."""
-    path = root.joinpath(*parts)
+def file_of(module, root):
+    path = root.joinpath(*module.split("."))
     found = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()]
     return found[0] if found else (path if path.is_dir() else None)
 
@@ -130,13 +131,13 @@ def files_of(root):
 
 
 def core_imports(root):
-    files = [f for f in files_of(root) if part_of(f, root) not in OUTSIDE and f != root / "__init__.py"]
+    files = [f for f in files_of(root) if part_of(f, root) not in OUTSIDE and f != root / FACADE]
     return [found for file in files for found in imports_of(file, root)]
 
 
 def third_party_violations(root):
     at_top = sys.stdlib_module_names | {"torch", "varprop"}
-    facade = imports_of(root / "__init__.py", root) if (root / "__init__.py").exists() else []
+    facade = imports_of(root / FACADE, root)
     for found in [*core_imports(root), *facade]:
         name = found.module.split(".")[0]
         if (name == "triton" and found.file.is_relative_to(KERNELS)) or (name == "opacus" and found.file == OPACUS):
@@ -147,7 +148,7 @@ def third_party_violations(root):
 
 
 def kernel_violations(root):
-    package = "varprop." + ".".join(KERNELS.parts)
+    package = ".".join(KERNELS.parts)
     for found in core_imports(root):
         if not found.file.is_relative_to(KERNELS) and found.at_top and found.module.startswith(package):
             yield f"{found} at the top; without Triton that fails"
@@ -161,7 +162,7 @@ def root_violations(root):
 
 def order_violations(root):
     rank = {name: place for place, name in enumerate([*ORDER, *OUTSIDE])}
-    files = [file for file in files_of(root) if file != root / "__init__.py"]
+    files = [file for file in files_of(root) if file != root / FACADE]
     for found in (found for file in files for found in imports_of(file, root)):
         importer = part_of(root / found.file, root)
         if found.inside and found.part and rank.get(found.part, 0) > rank.get(importer, 0):
@@ -177,7 +178,7 @@ def cycle(root):
     graph = defaultdict(set)
     for file in files_of(root):
         for found in imports_of(file, root):
-            target = file_of(found.module.split(".")[1:], root) if found.inside else None
+            target = file_of(found.module, root) if found.inside else None
             if target is not None and target != file:
                 graph[str(file.relative_to(root))].add(str(target.relative_to(root)))
     try:
@@ -188,7 +189,7 @@ def cycle(root):
 
 
 def public_names(root):
-    for node in parsed(root / "__init__.py").body:
+    for node in parsed(root / FACADE).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
             return set(ast.literal_eval(node.value))
@@ -250,39 +251,48 @@ def test_importing_varprop_imports_no_extra():
 # --- the checks themselves, on small trees ---
 
 BAD_TREES = {
-    "numpy at the top": (third_party_violations, {"engine/walk.py": "import numpy as np"}),
-    "unlisted package in a function": (third_party_violations, {"engine/walk.py": "def f():\n    import requests"}),
-    "extra at the top of a class": (third_party_violations, {"engine/walk.py": "class A:\n    import scipy.stats"}),
+    "numpy at the top": (third_party_violations, {"varprop/engine/walk.py": "import numpy as np"}),
+    "unlisted package in a function": (
+        third_party_violations,
+        {"varprop/engine/walk.py": "def f():\n    import requests"},
+    ),
+    "extra at the top of a class": (
+        third_party_violations,
+        {"varprop/engine/walk.py": "class A:\n    import scipy.stats"},
+    ),
     "extra behind try": (
         third_party_violations,
-        {"engine/walk.py": "try:\n    import rich\nexcept ImportError:\n    pass"},
+        {"varprop/engine/walk.py": "try:\n    import rich\nexcept ImportError:\n    pass"},
     ),
-    "extra in the facade": (third_party_violations, {"__init__.py": "import matplotlib"}),
+    "extra in the facade": (third_party_violations, {"varprop/__init__.py": "import matplotlib"}),
     "kernels at the top": (
         kernel_violations,
-        {"norm/dispatch.py": "from .backends import triton", "norm/backends/triton/__init__.py": ""},
+        {"varprop/norm/dispatch.py": "from .backends import triton", "varprop/norm/backends/triton/__init__.py": ""},
     ),
-    "opacus elsewhere": (third_party_violations, {"norm/api.py": "def f():\n    import opacus"}),
-    "triton outside the kernels": (third_party_violations, {"norm/layers.py": "import triton"}),
-    "root": (root_violations, {"engine/walk.py": "import varprop"}),
-    "name from root": (root_violations, {"rules/linear.py": "from varprop import propagate"}),
-    "relative name from root": (root_violations, {"rules/linear.py": "from .. import propagate"}),
-    "upwards": (order_violations, {"graph/node.py": "from ..rules import linear"}),
-    "upwards lazily": (order_violations, {"moments.py": "def f():\n    from varprop.engine.walk import walk"}),
+    "opacus elsewhere": (third_party_violations, {"varprop/norm/api.py": "def f():\n    import opacus"}),
+    "triton outside the kernels": (third_party_violations, {"varprop/norm/layers.py": "import triton"}),
+    "root": (root_violations, {"varprop/engine/walk.py": "import varprop"}),
+    "name from root": (root_violations, {"varprop/rules/linear.py": "from varprop import propagate"}),
+    "relative name from root": (root_violations, {"varprop/rules/linear.py": "from .. import propagate"}),
+    "upwards": (order_violations, {"varprop/graph/node.py": "from ..rules import linear"}),
+    "upwards lazily": (order_violations, {"varprop/moments.py": "def f():\n    from varprop.engine.walk import walk"}),
     "upwards for type checkers": (
         order_violations,
-        {"gaussian/normal.py": "if TYPE_CHECKING:\n    from ..moments import Moments"},
+        {"varprop/gaussian/normal.py": "if TYPE_CHECKING:\n    from ..moments import Moments"},
     ),
-    "upwards as a module": (order_violations, {"rules/registry.py": "from .. import engine", "engine/walk.py": ""}),
-    "the lab knows no command line": (order_violations, {"lab/run.py": "from varprop.cli import main"}),
-    "inside of the core": (outside_violations, {"lab/train.py": "from varprop.engine.walk import walk"}),
-    "hidden name": (outside_violations, {"lab/train.py": "from varprop import walk_nodes"}),
-    "hidden attribute": (outside_violations, {"cli/main.py": "import varprop as vp\nvp._secret()"}),
+    "upwards as a module": (
+        order_violations,
+        {"varprop/rules/registry.py": "from .. import engine", "varprop/engine/walk.py": ""},
+    ),
+    "the lab knows no command line": (order_violations, {"varprop_lab/run.py": "from varprop.cli import main"}),
+    "inside of the core": (outside_violations, {"varprop_lab/train.py": "from varprop.engine.walk import walk"}),
+    "hidden name": (outside_violations, {"varprop_lab/train.py": "from varprop import walk_nodes"}),
+    "hidden attribute": (outside_violations, {"varprop/cli/main.py": "import varprop as vp\nvp._secret()"}),
 }
 
 
 def grown(tree, root):
-    for name, text in {"__init__.py": "__all__ = ['propagate']", **tree}.items():
+    for name, text in {"varprop/__init__.py": "__all__ = ['propagate']", **tree}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
@@ -295,18 +305,18 @@ def test_each_check_catches_its_violation(check, tree, tmp_path):
 
 def test_what_is_allowed_passes(tmp_path):
     tree = {
-        "moments.py": "import torch\nimport math\nfrom .gaussian.normal import x",
-        "gaussian/normal.py": "from . import quadrature",
-        "gaussian/quadrature.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy",
-        "engine/walk.py": "from .. import moments\nfrom varprop.rules import linear\nfrom ..graph.capture import p",
-        "rules/linear.py": "from .registry import rule\nfrom ..moments import Moments",
-        "rules/registry.py": "from torch import Tensor",
-        "graph/capture.py": "",
-        "training/lr.py": "def f():\n    from scipy.optimize import minimize_scalar",
-        "lab/train.py": "import numpy\nimport varprop as vp\nfrom .data import x\nvp.propagate",
-        "cli/main.py": "import typer\nfrom varprop import propagate\nfrom varprop.lab import train",
-        "text_table.py": "",
-        "lab/tables.py": "from varprop.text_table import Table",
+        "varprop/moments.py": "import torch\nimport math\nfrom .gaussian.normal import x",
+        "varprop/gaussian/normal.py": "from . import quadrature",
+        "varprop/gaussian/quadrature.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy",
+        "varprop/engine/walk.py": "from .. import moments\nfrom varprop.rules import linear\nfrom ..graph.a import p",
+        "varprop/rules/linear.py": "from .registry import rule\nfrom ..moments import Moments",
+        "varprop/rules/registry.py": "from torch import Tensor",
+        "varprop/graph/a.py": "",
+        "varprop/training/lr.py": "def f():\n    from scipy.optimize import minimize_scalar",
+        "varprop_lab/train.py": "import numpy\nimport varprop as vp\nfrom .data import x\nvp.propagate",
+        "varprop/cli/main.py": "import typer\nfrom varprop import propagate\nfrom varprop_lab import train",
+        "varprop/text_table.py": "",
+        "varprop_lab/tables.py": "from varprop.text_table import Table",
     }
     root = grown(tree, tmp_path)
     assert [violation for check in CHECKS for violation in check(root)] == []
@@ -315,10 +325,16 @@ def test_what_is_allowed_passes(tmp_path):
 
 
 CIRCLES = {
-    "in the core": {"norm/a.py": "from .b import x", "norm/b.py": "from .a import y"},
-    "in the lab": {"lab/a.py": "from . import b", "lab/b.py": "from varprop.lab import a"},
-    "for type checkers": {"norm/a.py": "if TYPE_CHECKING:\n    from .b import x", "norm/b.py": "from .a import y"},
-    "inside a function": {"norm/a.py": "def f():\n    from .b import x", "norm/b.py": "from .a import y"},
+    "in the core": {"varprop/norm/a.py": "from .b import x", "varprop/norm/b.py": "from .a import y"},
+    "in the lab": {"varprop_lab/a.py": "from . import b", "varprop_lab/b.py": "from varprop_lab import a"},
+    "for type checkers": {
+        "varprop/norm/a.py": "if TYPE_CHECKING:\n    from .b import x",
+        "varprop/norm/b.py": "from .a import y",
+    },
+    "inside a function": {
+        "varprop/norm/a.py": "def f():\n    from .b import x",
+        "varprop/norm/b.py": "from .a import y",
+    },
 }
 
 
@@ -328,7 +344,7 @@ def test_circles_are_found(tree, tmp_path):
 
 
 def test_homeless_parts_are_found(tmp_path):
-    assert homeless_parts(grown({"new.py": ""}, tmp_path)) == ["new"]
+    assert homeless_parts(grown({"varprop/new.py": ""}, tmp_path)) == ["new"]
 
 
 def test_every_class_has_a_name_of_its_own() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import varprop as vp
+import varprop_lab
 from varprop.cli.main import main
 
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
@@ -89,7 +90,10 @@ PYTHON = {
         lambda: vp.training_objective(net(), torch.optim.SGD, iter([]), nn.functional.mse_loss),
         "pass a DataLoader or a list",
     ),
-    "model for compare": (lambda: vp.lab.compare(net(), (X, CLASSES, X, CLASSES)), "given as a function that makes it"),
+    "model for compare": (
+        lambda: varprop_lab.compare(net(), (X, CLASSES, X, CLASSES)),
+        "given as a function that makes it",
+    ),
     "summary of no shape": (lambda: vp.summary(net(), (5,)), "could not be run on the example"),
 }
 

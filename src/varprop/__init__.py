@@ -58,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    """`vp.lab` and `vp.callbacks`, imported when they are asked for: the core imports torch alone."""
-    if name in ("lab", "callbacks"):
-        return _import_module(f".{name}", __name__)
+    """`vp.callbacks` is imported when it is asked for."""
+    if name == "callbacks":
+        return _import_module(".callbacks", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,11 +19,11 @@ import varprop as vp
 from tests.lab.data.loopback import Site, serving
 from varprop.cli import compare, doctor
 from varprop.cli.main import main
-from varprop.lab.data import download
-from varprop.lab.data.augmentation import Augmentation
-from varprop.lab.protocol.experiments import EXPERIMENTS
-from varprop.lab.protocol.records import Cell, Outcome, Search, Start
-from varprop.lab.report import result_table  # noqa: F401  (before a stand-in takes the place of its package)
+from varprop_lab.data import download
+from varprop_lab.data.augmentation import Augmentation
+from varprop_lab.protocol.experiments import EXPERIMENTS
+from varprop_lab.protocol.records import Cell, Outcome, Search, Start
+from varprop_lab.report import result_table  # noqa: F401  (before a stand-in takes the place of its package)
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -76,7 +76,7 @@ def lab(monkeypatch, tmp_path):
                 raise result
             return result
 
-        module = ModuleType(f"varprop.lab.{name}")
+        module = ModuleType(f"varprop_lab.{name}")
         setattr(module, function, called)
         for other, value in others.items():
             setattr(module, other, value)

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.lab.data.augmentation import Augmentation
-from varprop.lab.given import CompareError
-from varprop.lab.progress import Progress
-from varprop.lab.protocol.records import ALL_METHODS, TRAIN_LOSS, VALID_ACCURACY
+import varprop_lab
+from varprop_lab.data.augmentation import Augmentation
+from varprop_lab.given import CompareError
+from varprop_lab.progress import Progress
+from varprop_lab.protocol.records import ALL_METHODS, TRAIN_LOSS, VALID_ACCURACY
 
 
 def quiet(total, title):
@@ -88,7 +89,7 @@ def one_number():
 @pytest.mark.slow
 def test_every_method_on_a_table_and_the_trained_networks_do_what_was_tested(tmp_path):
     data = halves(X, CLASSES)
-    found = vp.lab.compare(table_model, data, methods=ALL_METHODS, starts=("bn",), out=tmp_path, **QUICK)
+    found = varprop_lab.compare(table_model, data, methods=ALL_METHODS, starts=("bn",), out=tmp_path, **QUICK)
     assert {outcome.cell.method for outcome in found.outcomes} == set(ALL_METHODS)
     assert (tmp_path / "compare" / "manifest.json").is_file() and found.folder == tmp_path / "compare"
     for outcome in found.outcomes:
@@ -104,7 +105,9 @@ def test_every_method_on_a_table_and_the_trained_networks_do_what_was_tested(tmp
 @pytest.mark.slow
 def test_batch_norms_of_the_models_own_are_left_out(tmp_path):
     data = halves(X, CLASSES)
-    found = vp.lab.compare(with_batch_norms, data, methods=ALL_METHODS, starts=("none", "bn"), out=tmp_path, **QUICK)
+    found = varprop_lab.compare(
+        with_batch_norms, data, methods=ALL_METHODS, starts=("none", "bn"), out=tmp_path, **QUICK
+    )
     for outcome in found.outcomes:
         cell = outcome.cell
         model = found.model(cell.method, cell.start)
@@ -118,7 +121,7 @@ def test_batch_norms_of_the_models_own_are_left_out(tmp_path):
 def test_tokens(tmp_path):
     tokens = torch.randint(0, 11, (60, 5), generator=torch.Generator().manual_seed(1))
     data = halves(tokens.int(), (tokens[:, 0] > 5).long())
-    found = vp.lab.compare(TextModel, data, methods=("batch", "analytic"), starts=("ap2",), out=tmp_path, **QUICK)
+    found = varprop_lab.compare(TextModel, data, methods=("batch", "analytic"), starts=("ap2",), out=tmp_path, **QUICK)
     assert len(found.outcomes) == 2 and all(outcome.start_gap < 1e-4 for outcome in found.outcomes)
 
 
@@ -127,22 +130,22 @@ def test_tokens(tmp_path):
 def test_a_loss_and_an_optimizer_of_ones_own(tmp_path, optimizer):
     targets = 2 * X[:, :1] + 1  # with an axis that must not get lost
     options = {**QUICK, "loss": nn.functional.mse_loss, "optimizer": optimizer, "out": tmp_path}
-    found = vp.lab.compare(one_number, halves(X, targets), methods=("standard",), starts=("ap2",), **options)
+    found = varprop_lab.compare(one_number, halves(X, targets), methods=("standard",), starts=("ap2",), **options)
     (outcome,) = found.outcomes
     assert VALID_ACCURACY not in outcome.curves and len(outcome.curves[TRAIN_LOSS]) == 1
     expected = nn.functional.mse_loss(found.model("standard", "ap2")(X[40:]), targets[40:])
     assert float(expected.detach()) == pytest.approx(outcome.test_loss, rel=1e-4)
     options["loss"] = nn.functional.l1_loss
     with pytest.raises(vp.VarpropError, match=r"The loss of .* changed"):
-        vp.lab.compare(
+        varprop_lab.compare(
             one_number, halves(X, targets), methods=("standard",), starts=("ap2",), **{**options, "resume": True}
         )
 
 
 def test_the_lab_is_imported_when_it_is_asked_for():
-    assert vp.lab.compare.__module__ == "varprop.lab.comparison"
+    assert varprop_lab.compare.__module__ == "varprop_lab.comparison"
     with pytest.raises(AttributeError, match="no attribute 'labor'"):
-        vp.labor  # noqa: B018
+        varprop_lab.labor  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,9 @@ def test_the_lab_is_imported_when_it_is_asked_for():
 )
 def test_what_cannot_be_compared_is_refused(own, tmp_path, data, model, method, message):
     with pytest.raises(vp.VarpropError, match=message):
-        vp.lab.compare(f"{own}:{model}", f"{own}:{data}", methods=(method,), starts=("none",), out=tmp_path, **QUICK)
+        varprop_lab.compare(
+            f"{own}:{model}", f"{own}:{data}", methods=(method,), starts=("none",), out=tmp_path, **QUICK
+        )
     assert not (tmp_path / "compare").exists()
 
 
@@ -191,7 +196,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, changes, message):
     options = {"model": table_model, "data": halves(X, CLASSES), "methods": ("standard",), "starts": ("none",)}
     options = {**options, **QUICK, "out": tmp_path, **changes}
     with pytest.raises(vp.VarpropError, match=message):
-        vp.lab.compare(options.pop("model"), options.pop("data"), **options)
+        varprop_lab.compare(options.pop("model"), options.pop("data"), **options)
     assert not (tmp_path / "compare").exists()
 
 
@@ -205,4 +210,4 @@ def test_tokens_need_an_embedding_that_reads_them(tmp_path):
             return self.layer(tokens.float())
 
     with pytest.raises(vp.VarpropError, match=r"no nn\.Embedding of the model reads them"):
-        vp.lab.compare(Counts, TOKENS, methods=("analytic",), starts=("ap2",), out=tmp_path, **QUICK)
+        varprop_lab.compare(Counts, TOKENS, methods=("analytic",), starts=("ap2",), out=tmp_path, **QUICK)

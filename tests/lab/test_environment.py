@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from varprop.lab import environment
+from varprop_lab import environment
 
 COMMIT = "0123456789abcdef"
 

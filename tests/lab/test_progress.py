@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from varprop.lab import progress
+from varprop_lab import progress
 
 
 class Terminal(io.StringIO):

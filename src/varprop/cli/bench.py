@@ -34,10 +34,10 @@ def bench(
     tiny: Annotated[bool, typer.Option("--tiny", hidden=True)] = False,
 ) -> None:
     """Measure training steps with each normalization side by side: time, memory, kernels."""
-    from varprop.lab.bench.cases import CASES, MODES
-    from varprop.lab.bench.run import measure
-    from varprop.lab.bench.session import Options
-    from varprop.lab.bench.variants import VARIANTS
+    from varprop_lab.bench.cases import CASES, MODES
+    from varprop_lab.bench.run import measure
+    from varprop_lab.bench.session import Options
+    from varprop_lab.bench.variants import VARIANTS
 
     options = Options(
         device=device,

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
-from varprop.lab.protocol.records import ALL_METHODS, METHODS, STARTS
+from varprop_lab.protocol.records import ALL_METHODS, METHODS, STARTS
 
 from . import options
 from .errors import stoppable
@@ -61,8 +61,8 @@ def compare(
     ray: options.RayOption = None,
 ) -> None:
     """Compare normalizations of your own model: equal starts, and a learning rate found for each."""
-    from varprop.lab import comparison
-    from varprop.lab.data.augmentation import Augmentation
+    from varprop_lab import comparison
+    from varprop_lab.data.augmentation import Augmentation
 
     given: dict[str, Any] = {"seeds": seeds, "epochs": epochs, "lr_max": tuple(lr_max) if lr_max else None}
     with stoppable(CONTINUE):

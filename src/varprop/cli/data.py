@@ -28,7 +28,7 @@ def get(
 
     What is there already is left alone.
     """
-    from varprop.lab.data import download
+    from varprop_lab.data import download
 
     with stoppable("Run the command again: what is finished is kept."):
         for name in dict.fromkeys(names):

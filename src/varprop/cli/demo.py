@@ -17,8 +17,8 @@ def demo(
     resume: ResumeOption = False,
 ) -> None:
     """Compare the four parametrizations from the three starting points on scikit-learn's digits, in about a minute."""
-    from varprop.lab import report
-    from varprop.lab.execution import run as runner
+    from varprop_lab import report
+    from varprop_lab.execution import run as runner
 
     place = out if resume else unused(out)
     with stoppable(CONTINUE):

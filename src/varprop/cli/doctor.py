@@ -96,7 +96,7 @@ def _version(package: str) -> str | None:
 
 
 def _data() -> list[str]:
-    from varprop.lab.data import datasets
+    from varprop_lab.data import datasets
 
     looked = f"looked for in {', '.join(map(str, datasets.places()))}"
     digits = "there, with scikit-learn" if find_spec("sklearn") else "missing: pip install 'varprop[lab]'"

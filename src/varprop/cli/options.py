@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import varprop as vp
-from varprop.lab.names import did_you_mean
+from varprop_lab.names import did_you_mean
 
 from .parser import typer
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import varprop as vp
-from varprop.lab.names import unknown
+from varprop_lab.names import unknown
 
 from . import options
 from .errors import stoppable
@@ -35,7 +35,7 @@ Borders = StrEnum("Borders", ["pooled", "plain"])
 
 def known_names() -> list[str]:
     """Everything that can be asked for."""
-    from varprop.lab.protocol.experiments import EXPERIMENTS
+    from varprop_lab.protocol.experiments import EXPERIMENTS
 
     return [*EXPERIMENTS, *UNTRAINED, *STUDIES, "all"]
 
@@ -90,11 +90,11 @@ def reproduce(
     ] = None,
 ) -> None:
     """Run experiments of the paper and write their tables, figures, verdicts and an HTML report."""
-    from varprop.lab import report
-    from varprop.lab.execution import run as runner
-    from varprop.lab.execution import search_study
-    from varprop.lab.protocol.records import ALL_STARTS, METHODS
-    from varprop.lab.report.result_table import result_table
+    from varprop_lab import report
+    from varprop_lab.execution import run as runner
+    from varprop_lab.execution import search_study
+    from varprop_lab.protocol.records import ALL_STARTS, METHODS
+    from varprop_lab.report.result_table import result_table
 
     wanted = expanded(names)
     settings = {
@@ -148,7 +148,7 @@ def _echo_verdicts(file: Path) -> None:
 
 def _answer(out: Path, root: Path | None, only: str | None, seeds: int | None) -> None:
     """Make the runs of the open questions that are missing, and print what all of them show."""
-    from varprop.lab.questions.study import QUESTIONS, study
+    from varprop_lab.questions.study import QUESTIONS, study
 
     chosen = options.listed(only, tuple(QUESTIONS), "--only") if only else tuple(QUESTIONS)
     study(out, root, chosen, seeds or 3, say=typer.echo)
@@ -158,9 +158,9 @@ def _run_deep(
     out: Path, root: Path | None, tables: str | None, seeds: int | None, jobs: int, max_seconds: float, compiled: bool
 ) -> None:
     """Make the runs of the deep networks that are missing, and print the tables of all."""
-    from varprop.lab.deep.figure import draw_losses
-    from varprop.lab.deep.runs import HELD_OUT, TEST, Study
-    from varprop.lab.deep.tables import TABLES
+    from varprop_lab.deep.figure import draw_losses
+    from varprop_lab.deep.runs import HELD_OUT, TEST, Study
+    from varprop_lab.deep.tables import TABLES
 
     deadline = time.monotonic() + max_seconds
     chosen = options.listed(tables, tuple(TABLES), "--tables") if tables else tuple(TABLES)

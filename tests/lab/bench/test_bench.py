@@ -10,14 +10,14 @@ from torch import nn
 
 import varprop as vp
 from varprop.cli.main import main as command_line
-from varprop.lab.bench import cases, profiling, run, session, step, tables, timing, variants
-from varprop.lab.bench.models import Recipe
-from varprop.lab.bench.record import Measurement, Record
-from varprop.lab.bench.session import Options, Session
-from varprop.lab.environment import chosen_device
-from varprop.lab.names import first_line
-from varprop.lab.protocol.models import FACTORIES
-from varprop.lab.verdicts.judge import CLAIMS, judge_claim
+from varprop_lab.bench import cases, profiling, run, session, step, tables, timing, variants
+from varprop_lab.bench.models import Recipe
+from varprop_lab.bench.record import Measurement, Record
+from varprop_lab.bench.session import Options, Session
+from varprop_lab.environment import chosen_device
+from varprop_lab.names import first_line
+from varprop_lab.protocol.models import FACTORIES
+from varprop_lab.verdicts.judge import CLAIMS, judge_claim
 
 CPU = torch.device("cpu")
 TINY = cases.cases(CPU, tiny=True)

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 import varprop as vp
-from varprop.lab.data import datasets, download
-from varprop.lab.data.download import DownloadError
+from varprop_lab.data import datasets, download
+from varprop_lab.data.download import DownloadError
 
 from .loopback import Site, serving
 
@@ -139,7 +139,7 @@ def test_a_full_disk_says_which_file(tmp_path, fetched, monkeypatch):
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("varprop.lab.store.files._write_through", full)
+    monkeypatch.setattr("varprop_lab.store.files._write_through", full)
     with serving(good_site()) as site, pytest.raises(vp.VarpropError, match=f"no space left.*{NAME}.*run the command"):
         fetched(source(site))
     assert leftovers(tmp_path) == []

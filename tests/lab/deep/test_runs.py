@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.lab.data.test_datasets import write_cifar10
-from varprop.lab.deep.figure import draw_losses
-from varprop.lab.deep.runs import HELD_OUT, TEST, Study
-from varprop.lab.deep.tables import GPT, TABLES, VIT, Row
+from varprop_lab.deep.figure import draw_losses
+from varprop_lab.deep.runs import HELD_OUT, TEST, Study
+from varprop_lab.deep.tables import GPT, TABLES, VIT, Row
 
 ROOT = Path(__file__).parents[3]
 ACCURACIES = {0.2: 0.7, 0.1: 0.9, 0.4: 0.8}

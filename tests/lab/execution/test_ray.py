@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import varprop as vp
-from varprop.lab.execution import ray_cluster
-from varprop.lab.execution.run import RunError
-from varprop.lab.execution.run import run as run_experiment
-from varprop.lab.execution.workers import WorkerError
-from varprop.lab.store.folder import Store
+from varprop_lab.execution import ray_cluster
+from varprop_lab.execution.run import RunError
+from varprop_lab.execution.run import run as run_experiment
+from varprop_lab.execution.workers import WorkerError
+from varprop_lab.store.folder import Store
 
 from .. import tiny
 from .test_run import numbers, quiet

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.lab import progress
-from varprop.lab.environment import chosen_device
-from varprop.lab.execution.run import RunError, reproduce
-from varprop.lab.execution.run import run as run_experiment
-from varprop.lab.protocol.experiments import EXPERIMENTS, PAPER_LR_MAX, Protocol
-from varprop.lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_LOSS
-from varprop.lab.store.fingerprints import changed, fingerprints
-from varprop.lab.store.folder import Store
+from varprop_lab import progress
+from varprop_lab.environment import chosen_device
+from varprop_lab.execution.run import RunError, reproduce
+from varprop_lab.execution.run import run as run_experiment
+from varprop_lab.protocol.experiments import EXPERIMENTS, PAPER_LR_MAX, Protocol
+from varprop_lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_LOSS
+from varprop_lab.store.fingerprints import changed, fingerprints
+from varprop_lab.store.folder import Store
 
 from .. import tiny
 
@@ -162,7 +162,7 @@ def test_a_sitting_that_fails_keeps_its_time(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     first = run(tmp_path, methods=("standard",))
-    monkeypatch.setattr("varprop.lab.execution.run._run_all", out_of_memory)
+    monkeypatch.setattr("varprop_lab.execution.run._run_all", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         run(tmp_path, resume=True, methods=("standard",), seeds=(0, 1))
     manifest = Store(tmp_path / "tiny").manifest()

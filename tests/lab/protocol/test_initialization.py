@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.lab.protocol import initialization
-from varprop.lab.protocol.experiments import DOUBLE, UNIT_NORM
-from varprop.lab.protocol.models import RowByRow
-from varprop.lab.protocol.records import METHODS, Cell
+from varprop_lab.protocol import initialization
+from varprop_lab.protocol.experiments import DOUBLE, UNIT_NORM
+from varprop_lab.protocol.models import RowByRow
+from varprop_lab.protocol.records import METHODS, Cell
 
 from .. import tiny
 

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.lab.protocol import models
 from varprop.norm.layout import EPS
+from varprop_lab.protocol import models
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from varprop.lab.data import datasets
-from varprop.lab.protocol import sample_norms
-from varprop.lab.protocol.experiments import EXPERIMENTS
-from varprop.lab.protocol.initialization import StartData, plain_network
-from varprop.lab.protocol.sample_norms import add_sample_norms_, with_sample_norms
-from varprop.lab.training.task import Task
+from varprop_lab.data import datasets
+from varprop_lab.protocol import sample_norms
+from varprop_lab.protocol.experiments import EXPERIMENTS
+from varprop_lab.protocol.initialization import StartData, plain_network
+from varprop_lab.protocol.sample_norms import add_sample_norms_, with_sample_norms
+from varprop_lab.training.task import Task
 
 EXPLAINED = {"layer": 0.89, "group": 0.47}  # of the variance of the scores, on images that nothing was fitted to
 

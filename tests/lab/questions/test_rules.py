@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from varprop.lab.questions import averaging, correlations, dropout, norm, truth
-from varprop.lab.questions.records import Question, Records
-from varprop.lab.questions.study import QUESTIONS, recorded
-from varprop.lab.verdicts.evidence import FAILS, HOLDS, MISSING, NOISE
+from varprop_lab.questions import averaging, correlations, dropout, norm, truth
+from varprop_lab.questions.records import Question, Records
+from varprop_lab.questions.study import QUESTIONS, recorded
+from varprop_lab.verdicts.evidence import FAILS, HOLDS, MISSING, NOISE
 
 ROOT = Path(__file__).parents[3]
 CLEAR, CLOSE = (0.0, 0.01, 0.02), (0.0, 0.4, -0.3)  # how seeds differ: less, and more, than arms

@@ -12,17 +12,17 @@ from torch import nn
 
 import varprop as vp
 from tests.lab import tiny
-from varprop.lab.protocol.models import build
-from varprop.lab.questions import study
-from varprop.lab.questions.arms import Arm, experiment, trained
-from varprop.lab.questions.averaging import add_noise_of_batches
-from varprop.lab.questions.correlations import WithCovariances
-from varprop.lab.questions.dropout import drop_unseen, dropping
-from varprop.lab.questions.norm import lengthened
-from varprop.lab.questions.records import Question, is_lower
-from varprop.lab.questions.truth import itself
-from varprop.lab.report.series import Figure, Panel
-from varprop.lab.training.deviations import normalized_layers, ratios
+from varprop_lab.protocol.models import build
+from varprop_lab.questions import study
+from varprop_lab.questions.arms import Arm, experiment, trained
+from varprop_lab.questions.averaging import add_noise_of_batches
+from varprop_lab.questions.correlations import WithCovariances
+from varprop_lab.questions.dropout import drop_unseen, dropping
+from varprop_lab.questions.norm import lengthened
+from varprop_lab.questions.records import Question, is_lower
+from varprop_lab.questions.truth import itself
+from varprop_lab.report.series import Figure, Panel
+from varprop_lab.training.deviations import normalized_layers, ratios
 
 MEAN, VAR = torch.full((1, 1, 28, 28), 0.4), torch.full((1, 1, 28, 28), 0.1)
 SETTINGS = replace(experiment(epochs=2, images=64), batch_sizes=(16,))

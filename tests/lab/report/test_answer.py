@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from varprop.lab.protocol.records import TRAIN_LOSS, VALID_ACCURACY, Cell, Outcome, Search
-from varprop.lab.report.answer import answer
+from varprop_lab.protocol.records import TRAIN_LOSS, VALID_ACCURACY, Cell, Outcome, Search
+from varprop_lab.report.answer import answer
 
 
 def run(method, start, loss, accuracy=0.5, seed=0):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from varprop.lab import report
-from varprop.lab.protocol.records import ALL_METHODS
-from varprop.lab.report import plotting
+from varprop_lab import report
+from varprop_lab.protocol.records import ALL_METHODS
+from varprop_lab.report import plotting
 
 from ...chromium import SIZES, count, keep
 from .. import synthetic

@@ -13,11 +13,11 @@ from html.parser import HTMLParser
 import pytest
 
 import varprop as vp
-from varprop.lab import report
-from varprop.lab.protocol.records import METHODS, TRAIN_LOSS, Cell, Search
-from varprop.lab.report import html_page, plotting
-from varprop.lab.report.figures import figures_of
-from varprop.lab.store.runs import read_run, read_runs
+from varprop_lab import report
+from varprop_lab.protocol.records import METHODS, TRAIN_LOSS, Cell, Search
+from varprop_lab.report import html_page, plotting
+from varprop_lab.report.figures import figures_of
+from varprop_lab.store.runs import read_run, read_runs
 
 from .. import synthetic
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from varprop.lab.protocol.records import Cell, Outcome, Search
-from varprop.lab.report.result_table import result_table
+from varprop_lab.protocol.records import Cell, Outcome, Search
+from varprop_lab.report.result_table import result_table
 
 
 def outcome(method="analytic", start="ap2", seed=0, accuracy=0.5, **changes):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from varprop.lab import report
-from varprop.lab.protocol.records import Cell
-from varprop.lab.store.runs import read_run
-from varprop.lab.store.tables import read_tables, write_tables
+from varprop_lab import report
+from varprop_lab.protocol.records import Cell
+from varprop_lab.store.runs import read_run
+from varprop_lab.store.tables import read_tables, write_tables
 
 from .. import synthetic
 

@@ -9,10 +9,10 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from varprop.lab.protocol.records import Cell, Outcome, Search
-from varprop.lab.store import files
-from varprop.lab.store.files import StoreError, write_atomically
-from varprop.lab.store.folder import Store
+from varprop_lab.protocol.records import Cell, Outcome, Search
+from varprop_lab.store import files
+from varprop_lab.store.files import StoreError, write_atomically
+from varprop_lab.store.folder import Store
 
 
 def outcome(method="analytic", loss=0.5):
@@ -146,7 +146,7 @@ def test_a_folder_that_is_a_file_is_one_sentence(tmp_path):
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
-from varprop.lab.store.files import write_atomically
+from varprop_lab.store.files import write_atomically
 
 file = Path(sys.argv[1])
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from varprop.lab.protocol.records import (
+from varprop_lab.protocol.records import (
     METHODS,
     STARTS,
     TRAIN_EVAL_LOSS,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from varprop.lab.protocol.experiments import MOMENTUM
-from varprop.lab.protocol.records import METHODS, STARTS
+from varprop_lab.protocol.experiments import MOMENTUM
+from varprop_lab.protocol.records import METHODS, STARTS
 
 from .made_up import batch_norm, verdict
 

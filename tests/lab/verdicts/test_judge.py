@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from varprop.lab.protocol.experiments import PAPER_GRIDS
-from varprop.lab.store.runs import Run, read_runs
-from varprop.lab.verdicts.evidence import FAILS, HOLDS, NOISE, lower, within
-from varprop.lab.verdicts.judge import CLAIMS, judge, judge_claim, markdown, write
-from varprop.lab.verdicts.seed_statistics import Sample, difference
+from varprop_lab.protocol.experiments import PAPER_GRIDS
+from varprop_lab.store.runs import Run, read_runs
+from varprop_lab.verdicts.evidence import FAILS, HOLDS, NOISE, lower, within
+from varprop_lab.verdicts.judge import CLAIMS, judge, judge_claim, markdown, write
+from varprop_lab.verdicts.seed_statistics import Sample, difference
 
 from .made_up import from_all_starts, verdict
 

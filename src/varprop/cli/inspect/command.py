@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import varprop as vp
-from varprop.lab.progress import Progress, show
-from varprop.lab.store.files import write_atomically
+from varprop_lab.progress import Progress, show
+from varprop_lab.store.files import write_atomically
 
 from ..errors import stoppable
 from ..options import RootOption

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import varprop as vp
-from varprop.lab.protocol.models import embedding_rows
+from varprop_lab.protocol.models import embedding_rows
 
 from .files import MOST, SAVED, saved_inputs
 from .models import NamedModel, check_inputs, check_runs
@@ -157,7 +157,7 @@ def _data(name: str, shape: tuple[int, ...], root: Path | None) -> Any:
         if not place.is_file():
             raise vp.VarpropError(f"There is no file {place} with data.")
         return saved_inputs([place], shape)
-    from varprop.lab.data import augmentation, datasets
+    from varprop_lab.data import augmentation, datasets
 
     if name not in datasets.NAMES:
         raise vp.VarpropError(

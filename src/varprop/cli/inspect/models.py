@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import varprop as vp
-from varprop.lab.names import callable_named, did_you_mean, first_line
+from varprop_lab.names import callable_named, did_you_mean, first_line
 
 from .packages import needed
 

@@ -16,7 +16,10 @@ import varprop as vp
 from ..data.datasets import Dataset
 from ..protocol.models import FACTORIES, Factory, build
 
-_LIBRARIES = tuple(Path(module.__file__ or "").parent for module in (torch, vp))  # kept in the manifest by version
+_LIBRARIES = (
+    *(Path(module.__file__ or "").parent for module in (torch, vp)),
+    Path(__file__).parents[1],
+)  # kept by version
 
 
 def fingerprints(

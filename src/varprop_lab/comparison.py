@@ -1,4 +1,4 @@
-"""The same comparison for a model and data of one's own: `varprop.lab.compare`, and `varprop compare`."""
+"""The same comparison for a model and data of one's own: `varprop_lab.compare`, and `varprop compare`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 - `deep`: normalizations in ResNets, a GPT and a ViT.
 - `questions`: what the paper leaves open, by short trainings.
 - `bench`: what a training step costs with each normalization.
-- `comparison`: the same for a model of one's own, `varprop.lab.compare`.
+- `comparison`: the same for a model of one's own, `varprop_lab.compare`.
 """
 
 from __future__ import annotations

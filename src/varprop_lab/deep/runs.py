@@ -29,7 +29,7 @@ from ..store.files import write_atomically
 from .tables import CIFAR, FINETUNE, GPT, ONLY_HELD_OUT, START, TABLES, Row
 
 HELD_OUT, TEST = "held out", "test"
-PLACES = (Path(__file__).parents[4] / "examples", Path(__file__).parents[2] / "examples")  # of a checkout, of a wheel
+PLACES = (Path(__file__).parents[3] / "examples", Path(__file__).parents[1] / "examples")  # of a checkout, of a wheel
 
 
 def example(script: str) -> Path:
