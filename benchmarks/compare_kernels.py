@@ -143,7 +143,7 @@ class Net:
     def layout(self):
         import torch
 
-        from varprop.norm.layout import Lanes, Layout, Rows, Step
+        from varprop.norm.fold.layout import Lanes, Layout, Rows, Step
 
         base = {"source": 0, "data": self.rows, "computed": self.rows + len(self.data)}
 
@@ -167,7 +167,7 @@ class Net:
 
 
 def functions():
-    from varprop.norm.layout import Function
+    from varprop.norm.fold.layout import Function
 
     return Function("relu", None, ("two_slopes", 1.0, 0.0)), Function("add", None, ("add", 1.0), 2)
 

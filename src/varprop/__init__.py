@@ -10,7 +10,8 @@ from .errors import CaptureError, MissingRule, VarpropError, WrongMode
 from .graph.capture import Program
 from .inspection import Comparison, Report, Summary, inspect, summary
 from .moments import Moments, Tokens
-from .norm import FoldReport, PlainWarning, fold, fold_report, init_, normalize, unchanged
+from .norm import FoldReport, PlainWarning, fold_report, init_, normalize, unchanged
+from .norm.api import fold
 from .rules.registry import elementwise, rule, structural
 from .training.input_moments import input_moments
 from .training.learning_rate import LRSearch, find_lr

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import varprop as vp
 from tests.models import ResNet, UNet
 from tests.norm.networks import both_forms
-from varprop.norm.autograd import reference_parts
-from varprop.norm.cuda_replay import PATIENCE, SETS, Recording
+from varprop.norm.fold.autograd import reference_parts
+from varprop.norm.fold.cuda_replay import PATIENCE, SETS, Recording
 from varprop.norm.layers import Normalized
 from varprop.norm.network import Network
 from varprop_lab.training.cuda_graph import captured_step

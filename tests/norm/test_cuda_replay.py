@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 from tests.norm.networks import sites
-from varprop.norm import compiled as compiled_module
-from varprop.norm import cuda_replay, dispatch
 from varprop.norm.backends.torch import TorchBackend
+from varprop.norm.fold import compiled as compiled_module
+from varprop.norm.fold import cuda_replay, dispatch
 from varprop.norm.network import Network
 
 STEPS = cuda_replay.PATIENCE + 4

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.norm.layout import EPS
+from varprop.norm.fold.layout import EPS
 
 SIZE = 4
 

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 from tests.norm.networks import sites
-from varprop.norm.autograd import reference_parts
+from varprop.norm.fold.autograd import reference_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore::varprop.PlainWarning")
 

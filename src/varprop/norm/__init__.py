@@ -1,6 +1,6 @@
 """The analytic normalization: statistics of a layer from parameters alone, folded into its weights."""
 
-from .api import fold, normalize
+from .api import normalize
 from .checks import PlainWarning
 from .initialization import init_
 from .layers import Normalized
@@ -11,7 +11,6 @@ __all__ = [
     "FoldReport",
     "Normalized",
     "PlainWarning",
-    "fold",
     "fold_report",
     "init_",
     "normalize",

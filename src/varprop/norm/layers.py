@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..gaussian.normal import safe_sqrt
 from ..graph.node import Form
 from ..moments import Moments, trusted
-from .backends.reference import full_precision, rate_of
-from .layout import EPS
+from .fold.layout import EPS
+from .fold.reference import full_precision, rate_of
 from .linear_layers import (
     LinearLayer,
     along_outputs,

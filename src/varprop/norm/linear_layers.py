@@ -12,7 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ..graph.node import Node
 from ..rules.registry import lookup
-from .centring import minus_row_mean
+from .fold.centring import minus_row_mean
 
 LinearLayer = nn.Linear | _ConvNd
 Only = str | Iterable[str] | Callable[[str, nn.Module], bool]

@@ -25,7 +25,7 @@ from ..gaussian.rectifier import two_slopes
 from ..gaussian.skip import FALL, SKEW, SPLIT, relu_of_sum
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, trusted
-from .layout import Function
+from .fold.layout import Function
 from .numbering import NUMBER, Fixed, NotLanes, Numbering, lane_numbers, moving_lanes
 from .recognize import Kernel, composed, of_positions, piecewise_linear, recognized
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ..gaussian.normal import Pair
-from .autograd import fold_parts, own_saved_tensors, reference_parts
-from .backends import reference
-from .dispatch import Executor, computing_dtype, needs_reference, register
+from .fold import reference
+from .fold.autograd import fold_parts, own_saved_tensors, reference_parts
+from .fold.dispatch import Executor, computing_dtype, needs_reference, register
+from .fold.layout import Layout, restricted
 from .intact import Intact, Settings, settings_of
-from .layout import Layout, restricted
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
 from .sharded import REFUSED, is_sharded, refuse_sharded
@@ -315,6 +315,6 @@ def _site(graph: CapturedMode, path: str, layer: Any) -> Site | None:
 
 
 def _compiled(number: int, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
-    from .compiled import compiled_fold  # torch.library's operations are only made where somebody compiles
+    from .fold.compiled import compiled_fold  # torch.library's operations are only made where somebody compiles
 
     return compiled_fold(number, dtype, given, parameters)

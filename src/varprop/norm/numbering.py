@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..moments import Moments
-from .layout import Function, Step
+from .fold.layout import Function, Step
 
 NUMBER = 2**40  # lanes are numbered from here while they are moved, so that no constant looks like one
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .layout import Layout, Rows, Step, in_turn, restricted
+from .fold.layout import Layout, Rows, Step, in_turn, restricted
 
 LIMIT = 25 * 2**20  # bytes of weights in a part: as many as DistributedDataParallel puts in a bucket
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..gaussian.normal import Pair
 from .backends.derivatives import with_derivatives
-from .layout import Function
+from .fold.layout import Function
 
 Kernel = tuple[str | float, ...]
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..gaussian.normal import Pair
 from ..moments import Moments, trusted
 from ..rules.dropout import dropout as drop
-from .backends.reference import full_precision, rate_of
+from .fold.reference import full_precision, rate_of
 from .layers import SETTINGS, Normalized
 from .recurrent_state import CONVERGED, STATES, distance, fixed_point, gate_statistics, joined, parted
 from .recurrent_weights import WithWeights, gate_norms, list_weights, suffixes, with_centred_gates

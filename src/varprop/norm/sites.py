@@ -14,7 +14,7 @@ from ..gaussian.normal import Pair
 from ..graph.node import Form, Node
 from ..moments import Moments
 from ..rules.registry import lookup
-from .layout import Lanes, Layout, Rows, in_turn
+from .fold.layout import Lanes, Layout, Rows, in_turn
 from .lowering import Lowering
 from .numbering import Fixed, NotLanes
 from .statistics import Statistics

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..gaussian.normal import Pair, working_dtype
-from .backends import reference
-from .layout import Layout, restricted
+from .fold import reference
+from .fold.layout import Layout, restricted
 from .sharded import REFUSED, is_sharded
 
 NOT_LINEAR = (

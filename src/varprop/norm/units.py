@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from ..gaussian.normal import Pair
-from .dispatch import all_plain, owners_known_as
+from .fold.dispatch import all_plain, owners_known_as
 from .network import Folded, Network, Vectors
 from .sharded import REFUSED, is_sharded
 from .tensor_parallel import gathered_vectors

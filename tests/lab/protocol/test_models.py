@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.norm.layout import EPS
+from varprop.norm.fold.layout import EPS
 from varprop_lab.protocol import models
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...gaussian.derivatives import DOUBLE, KERNELS
 from ...gaussian.normal import Pair, Slopes
-from ..layout import Function
+from ..fold.layout import Function
 
 _AUTOGRAD_KEYS = (
     torch._C.DispatchKey.AutogradCPU,

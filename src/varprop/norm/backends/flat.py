@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..layout import Rows
+from ..fold.layout import Rows
 from .row_block import RowBackward
 
 SMALL = 2**14  # weights of a layer: beyond, looking up what every weight meets costs more than a few calls

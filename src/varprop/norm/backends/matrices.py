@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...gaussian.derivatives import DOUBLE, SINGLE
-from ..centring import minus_row_mean
-from ..layout import EPS, Function, Layout, Rows
-from ..memory_format import MemoryFormat, in_format, memory_format, memory_order
+from ..fold.centring import minus_row_mean
+from ..fold.layout import EPS, Function, Layout, Rows
+from ..fold.memory_format import MemoryFormat, in_format, memory_format, memory_order
 from .flat import flat_block, is_flat
 from .row_block import RowBackward, RowBlock
 

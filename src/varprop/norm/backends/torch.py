@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...gaussian.normal import Pair
-from ..layout import Layout
+from ..fold.layout import Layout
 from .derivatives import with_derivatives
 from .matrices import Index, TorchTables, make_tables
 from .row_block import RowBackward

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from varprop.gaussian import activations as act
 from varprop.gaussian.normal import safe_sqrt
 from varprop.gaussian.rectifier import clamp, two_slopes
-from varprop.norm.layout import Function
+from varprop.norm.fold.layout import Function
 from varprop.norm.lowering import AFTER_SKIP, LEARNED_SLOPE
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varprop.norm.layout import Function, Lanes, Layout, Rows, Step
+from varprop.norm.fold.layout import Function, Lanes, Layout, Rows, Step
 
 EPS = 1e-6
 NONE = torch.empty(0, dtype=torch.float64)

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install trito
 from varprop.gaussian.derivatives import DOUBLE, KERNELS
 from varprop.norm.backends import triton as kernels
 from varprop.norm.backends.triton.opcodes import BUILDERS
-from varprop.norm.layout import Function, Lanes, Layout, Step
+from varprop.norm.fold.layout import Function, Lanes, Layout, Step
 
 from .functions import ADD, MUL, RULES, SKIP, SLOPE, function
 from .reference import EPS, NONE

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install trito
 
 from varprop.norm.backends import triton as kernels
 from varprop.norm.backends.triton.components import labels, templates
-from varprop.norm.layout import Layout
+from varprop.norm.fold.layout import Layout
 
 from .functions import ADD, DROPOUT, MAX_RELU, MUL, RELU, SIGMOID, SKIP, SLOPE, SUBTRACT
 from .reference import chain, error, run_lanes

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install trito
 
 from varprop.norm.backends import triton as kernels
 from varprop.norm.backends.torch import TorchBackend
-from varprop.norm.layout import Layout, Rows
+from varprop.norm.fold.layout import Layout, Rows
 
 from .functions import ADD, RELU
 from .reference import Shape, chain, error, make_layout

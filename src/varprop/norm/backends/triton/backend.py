@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....gaussian.normal import Pair
-from ...layout import Layout
+from ...fold.layout import Layout
 from .bodies import order_of
 from .components import LONGEST, longest
 from .launch import SLOPES, STATS, moments_backward_onto, moments_forward, rows_backward, rows_forward

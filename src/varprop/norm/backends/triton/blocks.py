@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, replace
 import torch
 from torch import Tensor
 
-from ...layout import Rows
+from ...fold.layout import Rows
 from .bodies import Body, WeightOrder, partials_of, registers_of, rows_of_block, warps_of
 
 COLUMNS = 32  # channels whose partial sums a program adds

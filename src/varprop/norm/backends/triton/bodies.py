@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...layout import Rows
+from ...fold.layout import Rows
 
 WARPS, WARPS_LONG = 4, 16  # of a block: several blocks on a multiprocessor wait for memory in turns
 REGISTERS = 128  # of a thread forward, at most: four blocks of four warps then fit on a multiprocessor

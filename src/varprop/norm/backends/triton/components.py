@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...layout import Lanes
+from ...fold.layout import Lanes
 from .opcodes import FIRST_INTEGRATED, Instruction, encode
 
 # Components a program takes: few, since the pass waits for one operation after the other and multiprocessors are free;

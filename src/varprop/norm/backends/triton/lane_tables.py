@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ....gaussian.normal import gauss_legendre
-from ...layout import Lanes
+from ...fold.layout import Lanes
 from .components import BLOCK, BLOCK_INTEGRATED, ComponentBlock, Template, integrated, programs, templates
 from .opcodes import BENDS, OPERATIONS, PANELS
 

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ...layout import Lanes, Layout
+from ...fold.layout import Lanes, Layout
 from . import fold, moments, unfold
 from .blocks import COLUMNS, Launch
 from .tables import RowTables, TritonTables

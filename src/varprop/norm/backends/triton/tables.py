@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...layout import Layout, Rows
+from ...fold.layout import Layout, Rows
 from . import lane_tables
 from .blocks import Launch, columns, launches, places_of
 from .bodies import WeightOrder, bodies_of, order_in_memory

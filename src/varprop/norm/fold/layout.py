@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..gaussian.normal import Pair
+from ...gaussian.normal import Pair
 
 EPS = 1e-6  # goes with the variance of what enters, so that a row of any scale has the same normalization
 

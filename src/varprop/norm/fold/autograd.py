@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..gaussian.normal import Pair
-from .backends import reference
+from ...gaussian.normal import Pair
+from . import reference
 from .cuda_replay import Recording, handed_out
 from .dispatch import Executor
 from .layout import Layout

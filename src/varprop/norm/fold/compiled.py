@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gaussian.normal import Pair
+from ...gaussian.normal import Pair
 from .cuda_replay import handed_out
 from .dispatch import executor_known_as, kept_sizes, statistics_dtype
 from .memory_format import by_parameter, formats_of, parted

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...gaussian.normal import Pair, safe_sqrt, working_dtype
-from ..centring import minus_row_mean
-from ..layout import EPS, Lanes, Layout, Rows
+from .centring import minus_row_mean
+from .layout import EPS, Lanes, Layout, Rows
 
 
 class UnitRows(NamedTuple):

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ..gaussian.normal import Pair
-from ..version import __version__
-from .backends import torch as torch_backend
+from ...gaussian.normal import Pair
+from ...version import __version__
+from ..backends import torch as torch_backend
 from .cuda_replay import LARGEST, Recorder, Recording, Replay, Results, graph_trees_run, stream_to_record
 from .layout import Layout
 from .memory_format import by_parameter, formats_of, formats_with, joined, joined_grads, parted
@@ -257,7 +257,7 @@ def triton_works() -> bool:
 def _takes_kernels(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> bool:
     if weights[0].device.type != "cuda" or dtype != torch.float32 or not triton_works():
         return False
-    from .backends import triton
+    from ..backends import triton
 
     with unset_fake_temporarily():  # the layout is real also where only the form of results is asked for
         known = triton.supported(layout)
@@ -268,7 +268,7 @@ def _make_backend(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype)
     """The fastest backend that can do the layout; `dtype` is that of the statistics."""
     if not _takes_kernels(layout, weights, dtype):
         return torch_backend.TorchBackend(layout, weights, dtype)
-    from .backends import triton
+    from ..backends import triton
 
     return triton.TritonBackend(layout, weights)
 
@@ -276,7 +276,7 @@ def _make_backend(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype)
 def kept_sizes(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
     """Length and dtype of what `Backend.forward` keeps, known without running it."""
     if _takes_kernels(layout, weights, dtype):
-        from .backends import triton
+        from ..backends import triton
 
         return triton.kept_sizes(layout)
     return torch_backend.kept_sizes(layout, dtype)

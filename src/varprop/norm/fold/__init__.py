@@ -1,0 +1,1 @@
+"""The fold: the definition of the folded weights, and who computes them and their derivatives."""
