@@ -39,6 +39,8 @@ ROWS = {
     "and with `dynamo=False` refused",
     "torch.jit": "`vp.fold(model)`, then trace; a trace of the normalized model is refused",
     "quantization": "`vp.fold(model)`, then torch.ao.quantization; of the normalized model it is refused",
+    "tensor parallel": "`vp.fold(model)`, then `parallelize_module`; of the normalized model it is refused: train with "
+    "`fully_shard`",
     "DataParallel": "refused: use DistributedDataParallel",
     "packed sequences": "recurrent layers on packed sequences: each as if it were alone",
     "Lightning": "trained by its Trainer as by hand",

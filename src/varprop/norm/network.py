@@ -18,10 +18,9 @@ from .fold.layout import Layout, restricted
 from .intact import Intact, Settings, settings_of
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
-from .sharded import REFUSED, is_sharded, refuse_sharded
+from .sharded import refuse_sharded
 from .sites import Found, Site, Use, make_layout, walk_of
 from .statistics import CapturedMode, Statistics
-from .tensor_parallel import gathered_vectors, tensor_parallel_parts
 
 Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
@@ -180,7 +179,7 @@ class Network:
         first, compiling = parameters[0], torch.compiler.is_compiling()
         dtype = computing_dtype(first.device.type, first.dtype)
         with own_saved_tensors():
-            parts = self._folded(dtype, self._given(known), parameters, known)
+            parts = self._folded(dtype, self._given(known), parameters)
         once = (self.walk is not None or bool(self.outside)) and parts[0].requires_grad
         versions = [] if compiling else [p._version for p in parameters]
         inference = not compiling and torch.is_inference_mode_enabled()
@@ -190,8 +189,6 @@ class Network:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
         self._require_intact()
         parameters, count = self.parameters(), len(self.layers)
-        if is_sharded(parameters[place]):  # tensor parallel: sums over rows are exchanged for all layers at once
-            return self.fold(gathered_vectors(self.layers)).layer(place)
         refuse_sharded(parameters)
         if place not in self._alone:
             self._alone[place] = restricted(self.layout, [place])
@@ -217,24 +214,13 @@ class Network:
     # as torch.compiler.assume_constant_result would mark it, but for its import of Dynamo
     _complaint._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    def _folded(
-        self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor], known: Vectors | None
-    ) -> list[Tensor]:
+    def _folded(self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
         if needs_reference(parameters):
-            if any(map(is_sharded, parameters)):
-                return self._tensor_parallel(dtype, given, parameters, known)
+            refuse_sharded(parameters)
             return [part.to(dtype) for part in reference_parts(self.layout, given, parameters)]
         if torch.compiler.is_compiling():
             return _compiled(self.executor.number, dtype, given, parameters)
         return fold_parts(self.executor, dtype, given, parameters)
-
-    def _tensor_parallel(
-        self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor], known: Vectors | None
-    ) -> list[Tensor]:
-        if known is None or not all(layer in known for layer in self.layers):
-            raise RuntimeError(REFUSED)
-        found = tensor_parallel_parts(self.layout, given, parameters, [known[layer] for layer in self.layers])
-        return [part.to(dtype) for part in found]
 
     @torch.no_grad()
     def output_statistics(self, place: int) -> Pair:

@@ -9,7 +9,8 @@ from torch import Tensor
 REFUSED = (
     "Some parameters of the normalized model are sharded while a part of it runs that depends on them: call "
     "fully_shard on the whole model and, within it, on blocks that hold their own norms and whose layers are called "
-    "once, and call no block by itself; or train with DistributedDataParallel."
+    "once, and call no block by itself; or train with DistributedDataParallel; and call parallelize_module on the "
+    "plain model that vp.fold returns, not on the normalized one."
 )
 
 

@@ -19,7 +19,6 @@ from ..gaussian.normal import Pair
 from .fold.dispatch import all_plain, owners_known_as
 from .network import Folded, Network, Vectors
 from .sharded import REFUSED, is_sharded
-from .tensor_parallel import gathered_vectors
 
 
 def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -> tuple[Network, Folded]:
@@ -38,8 +37,8 @@ def fold_with_others(network: Network, place: int, met: dict[nn.Module, Pair]) -
     sharded = {n for n, layer in enumerate(network.layers) if _is_sharded(layer)}
     if sharded and place not in sharded:
         return _fold_gathered(network, place, sharded, met)
-    if sharded:  # tensor parallel: weights stay so while they are used
-        return network, network.fold(gathered_vectors(network.layers))
+    if sharded:
+        raise RuntimeError(REFUSED)
     return _fold_for_ddp(network, place)
 
 
