@@ -134,6 +134,66 @@ def test_accelerate() -> None:
     assert_trained_as_by_hand(accelerator.unwrap_model(prepared))
 
 
+class FirstOutput(nn.Module):
+    """A model of transformers as a function of one tensor."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        first: Tensor = self.body(x)[0]
+        return first
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "ViT": {"image_size": 8, "patch_size": 4, **SMALL},
+    "DeiT": {"image_size": 8, "patch_size": 4, **SMALL},
+    "Llama": {"vocab_size": 11, "num_key_value_heads": 2, "use_cache": False, **SMALL},
+    "Bert": {"vocab_size": 11, **SMALL},
+    "GPT2LMHead": {
+        "vocab_size": 11,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 16,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "T5Encoder": {"vocab_size": 11, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2},
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_models_of_transformers(name: str) -> None:
+    """Random ones are normalized, keep their function, are folded, and train."""
+    transformers = pytest.importorskip("transformers", reason="make test-frameworks installs it")
+    torch.manual_seed(0)
+    family = name.removesuffix("Encoder").removesuffix("LMHead")
+    config = getattr(transformers, f"{family}Config")(**TRANSFORMERS[name])
+    plain = FirstOutput(getattr(transformers, f"{name}Model")(config)).eval()
+    images = "image_size" in TRANSFORMERS[name]
+    x = torch.randn(2, 3, 8, 8) if images else torch.randint(11, (2, 6))
+    data = vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1)) if images else vp.Tokens.uniform(11)
+    with torch.no_grad():
+        same = vp.normalize(plain, data, example=x, init="preserve")
+        torch.testing.assert_close(same(x), plain(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(vp.fold(same)(x), plain(x), rtol=1e-4, atol=1e-4)
+        normalized = vp.normalize(plain, data, example=x)
+        assert not torch.allclose(normalized(x), plain(x), atol=1e-2)
+        torch.testing.assert_close(vp.fold(normalized)(x), normalized(x), rtol=1e-5, atol=1e-5)
+    target = torch.randn(normalized(x).shape)
+    optimizer = torch.optim.Adam(normalized.parameters(), 1e-3)
+    before = F.mse_loss(normalized(x), target)
+    before.backward()
+    used = [layer for layer in normalized.modules() if hasattr(layer, "scale") and layer.scale.grad is not None]
+    least = 1 if name == "GPT2LMHead" else 2 * 4  # all but its head are of a class of its own, and stay
+    assert len(used) >= least and all(bool(layer.weight.grad.any()) for layer in used)
+    optimizer.step()
+    assert F.mse_loss(normalized(x), target) < before
+
+
 MOMENTS = vp.Moments(torch.zeros(1, 5), torch.ones(1, 5))
 
 

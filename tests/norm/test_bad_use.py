@@ -144,3 +144,43 @@ def test_the_way_around_a_missing_rule_is_one_that_there_is() -> None:
         vp.normalize(WithSpectrum(), given)
     assert "on_missing" not in str(caught.value)
     vp.normalize(WithSpectrum(), given, only="first")
+
+
+class TransposedLinear(nn.Module):
+    """A linear layer that is none of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+class WithEmptyBranch(nn.Module):
+    """One of its two branches has no channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full, self.empty, self.head = nn.Linear(3, 4), nn.Linear(3, 0), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.cat([self.full(x), self.empty(x)], 1))
+
+
+UNIT = vp.Moments(torch.zeros(1, 3), torch.ones(1, 3))
+
+
+def test_a_model_of_other_layers_is_told_which_they_are() -> None:
+    with pytest.raises(ValueError, match=r"only layers of torch's own classes can be, not '0' \(TransposedLinear\)"):
+        vp.normalize(nn.Sequential(TransposedLinear()), UNIT)
+
+
+def test_layers_without_weights() -> None:
+    with pytest.raises(ValueError, match=r"weight of '0' has no entries, for its shape is \(0, 3\)"):
+        vp.normalize(nn.Sequential(nn.Linear(3, 0), nn.ReLU(), nn.Linear(0, 2)), UNIT)
+    with pytest.raises(ValueError, match=r"weight of 'empty' has no entries.*leave the layer out with `only`"):
+        vp.normalize(WithEmptyBranch(), UNIT)
+    model = vp.normalize(WithEmptyBranch(), UNIT, only=["full", "head"])
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(vp.fold(model)(x), model(x))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import varprop as vp
+from tests.norm.networks import alone_
 
 TOGETHER = "3 together, 0 walked, 0 alone"
 
@@ -106,3 +107,64 @@ def test_parts_of_a_copied_network_are_parts_of_the_whole(between):
     for place in range(3):
         for own, expected in zip(network.part([place]).fold().layer(0), whole.layer(place), strict=True):
             torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-12)
+
+
+class Between(nn.Module):
+    """Two layers, and between them a parameter and what is written."""
+
+    def __init__(self, written):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.parameter, self.positions, self.written = (
+            nn.Parameter(torch.randn(5)),
+            nn.Parameter(torch.randn(9)),
+            written,
+        )
+
+    def forward(self, x):
+        return self.last(self.written(self, self.first(x), self.parameter))
+
+
+def swished(value):
+    return value * torch.sigmoid(value)
+
+
+def residual(model, value):
+    return value + model.inner(value)
+
+
+BEHIND = {  # with how many layers are folded together, by functions of single channels
+    "a factor": (lambda m, h, p: (h + p) * 2, 2),
+    "an offset": (lambda m, h, p: h * p + 1, 2),
+    "the negative": (lambda m, h, p: -(h + p), 2),
+    "a quotient, then a residual": (lambda m, h, p: residual(m, (h + p) / 8), 3),
+    "itself": (lambda m, h, p: h * p + h, 1),
+    "a slice of parameters, scaled": (lambda m, h, p: (h + m.positions[:5]) * 0.5, 2),
+    "a bend of a factor": (lambda m, h, p: torch.relu((h + p) * 2), 2),
+    "two bends": (lambda m, h, p: torch.tanh(torch.relu(3 * (h + p)) - 1), 2),
+    "a function that reads it twice": (lambda m, h, p: swished(h + p), 2),
+    "a function of both sides": (lambda m, h, p: torch.sigmoid(h) * (h + p), 1),
+    "two parameters": (lambda m, h, p: torch.relu((h + p) * 2 + m.positions[:5]) * 3, 2),
+    "dropout": (lambda m, h, p: nn.functional.dropout(h + p, 0.1, m.training).double(), 2),
+}
+
+
+@pytest.mark.parametrize(("written", "together"), BEHIND.values(), ids=BEHIND)
+def test_what_is_written_behind_a_parameter(written, together):
+    """Each of its layers, folded with the others, is what it is by itself."""
+    torch.manual_seed(0)
+    data = vp.Moments(torch.zeros(1, 4).double(), torch.ones(1, 4).double())
+    model = vp.normalize(Between(written).double(), data, only=["first", "last"] if together < 3 else None).eval()
+    assert f"{together} together" in str(vp.fold_report(model))
+    x = torch.randn(3, 4).double()
+    (output, grads), (expected, expected_grads) = (results_of_used(m, x) for m in (model, alone_(copy.deepcopy(model))))
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(grads, expected_grads, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(vp.fold(model)(x), output, rtol=1e-12, atol=1e-12)
+
+
+def results_of_used(model, x):
+    """The output, and the gradients of those parameters that it depends on."""
+    output = model(x)
+    grads = torch.autograd.grad(output.square().mean(), list(model.parameters()), allow_unused=True)
+    return output, [grad for grad in grads if grad is not None]

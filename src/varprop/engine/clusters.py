@@ -93,8 +93,8 @@ class Clusters:
 
     def moments_from(self, node: Node, start: Node, moments: Moments) -> Moments:
         """Moments of a node as if an earlier node of its cluster were Gaussian with the given moments."""
-        base, line = self.line(node)
-        if base is start:
+        line = self._line_from(node, start, {})
+        if line is not None:
             return through_line(moments, line)
         if self.plan.rules[node].function is not None and self._only_argument(node) is start:
             return self._closed_form(node, moments)
@@ -102,6 +102,22 @@ class Clusters:
         extra = found.ndim - moments.ndim  # axes that the node has and a maximum over them has not
         mean, var = (part.reshape(part.shape[extra:]) for part in (found.mean, found.var))
         return Moments(mean, var)
+
+    def _line_from(self, node: Node, start: Node, lines: dict[Node, Line | None]) -> Line | None:
+        """A node's affine relation to an earlier node of its cluster, reading nothing before that; None if curved.
+
+        `lines` holds those of nodes visited before.
+        """
+        if node is start:
+            return IDENTITY
+        if node not in lines:
+            lines[node] = None
+            operands, affine = self.plan.random_operands(node), self.plan.rules[node].affine
+            if affine is not None and all(self._line_from(operand, start, lines) is not None for operand in operands):
+                args, kwargs = self._arguments(node, lambda operand: self._line_from(operand, start, lines))
+                result = affine(*args, **kwargs)
+                lines[node] = result if isinstance(result, Line) else None
+        return lines[node]
 
     def _only_argument(self, node: Node) -> Node | None:
         operands = self.plan.random_operands(node)

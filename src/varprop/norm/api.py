@@ -32,6 +32,8 @@ from .checks import (
     check_finite,
     check_model,
     check_weights,
+    linear_by_look,
+    listed,
     refuse_reading_by_hand,
     warn_of_constants,
     warn_of_plain,
@@ -197,8 +199,10 @@ def normalized_(
     model, programs, silent = _without_batch_norms(model, captured, chosen)
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
-        hidden = "; torch.autocast or vmap inside its forward hides those that are called there" if chosen else ""
-        raise ValueError(f"The model has no linear layer to normalize{hidden}.")
+        reason = "; torch.autocast or vmap inside its forward hides those that are called there" if chosen else ""
+        if not chosen and (unknown := linear_by_look(model, captured.constant)):
+            reason = f": only layers of torch's own classes can be, not {listed(unknown)}"
+        raise ValueError(f"The model has no linear layer to normalize{reason}.")
     graph = with_calls(programs[False], layers, captured.given)
     long = form is None and layers_in_a_row(graph) > SHALLOW
     shifts = first_shifts(graph) if form == "deep" or long or shifted else {}

@@ -44,6 +44,12 @@ def check_weights(layers: dict[str, Any], centred: bool = False) -> None:
     """Raise if a weight cannot be normalized, its rows centred or not."""
     for path, layer in layers.items():
         require_weight_of_its_own(path, layer)
+        for name, parameter in layer.named_parameters(recurse=False):
+            if name.startswith("weight") and not parameter.numel():
+                raise ValueError(
+                    f"The {name} of '{path}' has no entries, for its shape is {tuple(parameter.shape)}: "
+                    f"leave the layer out with `only`."
+                )
         if isinstance(layer, nn.RNNBase):
             check_gates(path, layer, centred)
             continue
@@ -115,11 +121,17 @@ def warn_of_constants(paths: Collection[str]) -> None:
         )
 
 
+def linear_by_look(model: nn.Module, told: Container[str] = ()) -> list[str]:
+    """The modules that are not normalized but have a weight matrix, but for those it was told of already."""
+    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
+    return [f"'{path}' ({type(m).__name__})" for path, m in named if _looks_linear(m)]
+
+
 def warn_of_plain(model: nn.Module, told: Container[str] = ()) -> None:
     """Say which modules stay as they are that one could expect to change, but for those it was told of already."""
     named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
     norms = [path for path, m in named if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    layers = [f"'{path}' ({type(m).__name__})" for path, m in named if _looks_linear(m)]
+    layers = linear_by_look(model, told)
     if norms:
         warnings.warn(
             f"Batch norms that do not directly follow a linear layer stay, and with them the dependence on the batch: "

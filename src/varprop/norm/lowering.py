@@ -126,8 +126,7 @@ class Lowering:
         if any(not self.plan.random(operand) for operand in node.operands):
             return self._with_parameter(node)
         if self._reads_parameters(node, root):  # a function of what is Gaussian like the root
-            argument = node.operands[0]
-            self._require_affine(argument)
+            argument = self._behind_parameters(node, root)
             return self._applied(self._function_from(node, argument), node, argument)
         moments = _of_lanes(functools.partial(self._cluster_moments, node, root))
         function = recognized(self._expression(node, root), moments, self._pointwise_kernel(node, root))
@@ -149,6 +148,15 @@ class Lowering:
         path = self.walk.clusters.path(node, root)
         return any(not self.plan.random(operand) for other in path for operand in other.operands)
 
+    def _behind_parameters(self, node: Node, root: Node) -> Node:
+        """The last node that is Gaussian like the root and of which alone, without parameters, a node is a function."""
+        for start in reversed(self.walk.clusters.path(node, root)[:-1]):
+            path = self.walk.clusters.path(node, start)
+            read = {operand for other in path for operand in other.operands}
+            if root not in read and read <= {start, *path} and self._is_affine(start):
+                return start
+        raise NotLanes
+
     def _with_parameter(self, node: Node) -> Moments:
         """A function of a random value and a parameter, which is a random value of variance 0."""
         (argument, *more), rule = self.plan.random_operands(node), self.plan.rules[node]
@@ -158,7 +166,8 @@ class Lowering:
             return self._combined(node, list(node.args[:2]))
         if node.packet not in (aten.prelu, aten._prelu_kernel):
             raise NotLanes
-        self._require_affine(argument)
+        if not self._is_affine(argument):
+            raise NotLanes
         weight = node.args[1]
         shape = list(weight.form.shape)
         if node.packet is aten.prelu and weight.form.shape.numel() > 1:  # along the channels
@@ -167,12 +176,13 @@ class Lowering:
             LEARNED_SLOPE, [self._value(argument), self._fixed(weight, argument, shape)], node.form.shape
         )
 
-    def _require_affine(self, node: Node) -> None:
-        """What follows from a Gaussian by factors and sums with constants is Gaussian as well."""
+    def _is_affine(self, node: Node) -> bool:
+        """Whether a node follows from its root by factors and sums with constants, and so is Gaussian as well."""
         root = self.plan.root[node]
-        for other in self.walk.clusters.path(node, root) if node is not root else ():
-            if self.plan.rules[other].affine is None or sum(map(self.plan.random, other.reads)) != 1:
-                raise NotLanes
+        path = self.walk.clusters.path(node, root) if node is not root else []
+        return all(
+            self.plan.rules[other].affine is not None and sum(map(self.plan.random, other.reads)) == 1 for other in path
+        )
 
     def _fixed(self, node: Node, like: Node, shape: Sequence[int]) -> Moments:
         """Lanes for a node that is not random, seen in some shape: one for every lane of the node it is combined with.
