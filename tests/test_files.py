@@ -22,8 +22,8 @@ from torch import nn
 
 import varprop as vp
 from tests.lab.store.test_folder import outcome
-from varprop.cli.inspect.files import load_weights, saved_inputs
-from varprop.cli.inspect.inputs import _pictures
+from varprop.cli.inputs import _pictures, saved_inputs
+from varprop.cli.models import load_weights
 from varprop_lab.data import datasets, download
 from varprop_lab.store.folder import Store
 from varprop_lab.store.runs import read_run

@@ -83,7 +83,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
 def command_line() -> str:
     """What was called, without the folder of the interpreter or script; the module if one was run."""
     program = Path(sys.argv[0]).name
-    called = ["python", "-m", "varprop.cli"] if program == "__main__.py" else [program]
+    called = ["python", "-m", "varprop"] if program == "__main__.py" else [program]
     return shlex.join([*called, *sys.argv[1:]])
 
 

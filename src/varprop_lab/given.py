@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import varprop as vp
+from varprop.cli.names import callable_named, did_you_mean
 
 from .data import datasets
 from .data.augmentation import Augmentation, is_tokens, scaled
 from .data.datasets import Dataset
-from .names import callable_named, did_you_mean
 from .protocol.initialization import without_own_batch_norms
 from .protocol.models import FACTORIES, Factory
 from .training.task import Loss, MakeOptimizer

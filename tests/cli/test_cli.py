@@ -17,8 +17,9 @@ import torch
 
 import varprop as vp
 from tests.lab.data.loopback import Site, serving
-from varprop.cli import compare, doctor
+from varprop.cli import doctor
 from varprop.cli.main import main
+from varprop_lab import commands
 from varprop_lab.data import download
 from varprop_lab.data.augmentation import Augmentation
 from varprop_lab.protocol.experiments import EXPERIMENTS
@@ -120,7 +121,7 @@ def test_doctor(varprop_command, monkeypatch, tmp_path):
     assert code == 0 and f"torch {torch.__version__}" in out and str(tmp_path / "data") in out
     assert "mnist: missing: varprop data get mnist" in out
     monkeypatch.setattr(doctor, "_version", lambda package: None if package == "scipy" else "1.0")
-    assert "lab: scipy missing: pip install 'varprop[lab]'" in varprop_command("doctor")[1]
+    assert "lab: scipy missing: pip install '.[lab]'" in varprop_command("doctor")[1]
 
 
 DOCTORED = """
@@ -239,7 +240,7 @@ def test_questions_are_answered_from_the_records_that_are_there(varprop_command,
 def test_compare_hands_everything_on(varprop_command, lab, tmp_path):
     calls = lab()
     given = shlex.split(
-        "--dataset digits --model net.py:make --methods analytic,batch,layer --inits none,orthogonal --shift 1 --flip "
+        "--dataset digits --model net.py:make --methods analytic,batch,layer --starts none,orthogonal --shift 1 --flip "
         "--loss net.py:loss --optimizer SGD "
         "--noise 0.1 --batch-size 32 --one-at-a-time --epochs 3 --device cpu --out"
     )
@@ -253,7 +254,7 @@ def test_compare_hands_everything_on(varprop_command, lab, tmp_path):
     assert "seeds" not in handed and "lr_max" not in handed
 
 
-@pytest.mark.parametrize(("option", "value"), [("--methods", "instance"), ("--methods", ","), ("--inits", "ap2,x")])
+@pytest.mark.parametrize(("option", "value"), [("--methods", "instance"), ("--methods", ","), ("--starts", "ap2,x")])
 def test_compare_names_what_it_knows(varprop_command, lab, option, value):
     calls = lab()
     code, _, err = varprop_command("compare", "--dataset", "digits", "--model", "net.py:make", option, value)
@@ -271,8 +272,11 @@ def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, 
     assert calls["execution.run.reproduce"][0][1] == tmp_path / "demo"
 
 
-def test_inits_are_those_of_the_lab():
-    assert (*compare.INITS, "wn") == get_args(Start)
+def test_the_starts_of_a_comparison_are_those_of_the_lab(varprop_command, lab):
+    assert (*commands.COMPARED_STARTS, "wn") == get_args(Start)
+    calls = lab()
+    assert varprop_command("compare", "--dataset", "digits", "--model", "net.py:make", "--inits", "bn")[0] == 0
+    assert calls["comparison.compare"][1]["starts"] == ("bn",)  # the option's old name
 
 
 # --- with the real lab ---
@@ -289,7 +293,7 @@ def make():
 def test_compare_for_real_and_resume(varprop_command, tmp_path):
     (tmp_path / "net.py").write_text(MODEL)
     asked = ["compare", "--dataset", "digits", "--model", f"{tmp_path / 'net.py'}:make", "--methods", "analytic,batch"]
-    asked += ["--inits", "ap2", "--epochs", "1", "--device", "cpu", "--out", tmp_path / "out"]
+    asked += ["--starts", "ap2", "--epochs", "1", "--device", "cpu", "--out", tmp_path / "out"]
     code, out, err = varprop_command(*asked)
     assert code == 0, err
     assert "has the lowest training loss from 1 of 1 start" in out.splitlines()[0]
@@ -335,7 +339,10 @@ def test_an_error_of_the_system_names_the_file(varprop_command, lab):
 
 def test_a_missing_package_names_the_extra(varprop_command, lab):
     lab(ModuleNotFoundError("No module named 'scipy'", name="scipy"))
-    assert varprop_command("reproduce", "mnist")[2] == "varprop: scipy is missing: pip install 'varprop[lab]'.\n"
+    assert (
+        varprop_command("reproduce", "mnist")[2]
+        == "varprop: scipy is missing: pip install '.[lab]' in a checkout of varprop.\n"
+    )
 
 
 def test_control_c_says_how_to_go_on(varprop_command, lab):
@@ -365,7 +372,7 @@ def test_no_gpu_is_one_sentence(varprop_command, tmp_path):
 def test_wrong_use_exits_with_two(varprop_command, lab, arguments):
     calls = lab()
     code, _, err = varprop_command(*arguments)
-    assert code == 2 and "Usage" in err and not calls
+    assert code == 2 and "--help` lists" in err and err.count("\n") == 1 and not calls
 
 
 BARE = """
@@ -402,15 +409,66 @@ def test_with_torch_alone_the_command_line_works_in_plain_text():
     assert "ReLU" in relu and "1.17" in relu and relu.endswith("status 0\n")  # sqrt(1/2 - 1/(2 pi)) times 2
     assert "has no function or class 'ReLu'. Did you mean ReLU" in misspelt and misspelt.endswith("status 2\n")
     assert "--samples: 3 must be at least 16" in few and few.endswith("status 2\n")
-    assert "pip install 'varprop[lab]'" in demo and demo.endswith("status 2\n")
+    assert "pip install '.[lab]'" in demo and demo.endswith("status 2\n")
     assert "usage: varprop" in nothing and "inspect" in nothing and nothing.endswith("status 2\n")
 
 
-def test_the_shell_completes_names(varprop_command, monkeypatch):
-    words = {"_VARPROP_COMPLETE": "complete_bash", "COMP_WORDS": "varprop reproduce noisy", "COMP_CWORD": "2"}
-    for name, value in words.items():
-        monkeypatch.setenv(name, value)
-    assert varprop_command()[1].split() == ["noisy-mnist", "noisy-cifar10"]
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["ins"], ["inspect"]),
+        (["inspect", "--quan"], ["--quantization"]),
+        (["inspect", "torch.nn:ReLU", "--pos"], ["--positions"]),
+        (["data", ""], ["-h", "--help", "get"]),
+        (["reproduce", "naive", "noisy"], ["noisy-mnist", "noisy-cifar10"]),
+        (["compare", "--in"], []),  # the old name of an option
+    ],
+)
+def test_the_shell_completes_commands_options_and_names(varprop_command, monkeypatch, words, expected):
+    monkeypatch.setenv("_VARPROP_COMPLETE", "1")
+    assert varprop_command(*words)[1].split() == expected
+
+
+def test_the_shell_is_told_how_to_complete(varprop_command, tmp_path):
+    (tmp_path / "varprop").write_text(f'#!/bin/sh\nexec {sys.executable} -m varprop "$@"\n')
+    (tmp_path / "varprop").chmod(0o755)
+    ask = "COMP_WORDS=(varprop doc); COMP_CWORD=1; _varprop; echo ${COMPREPLY[@]}"
+    script = f"{varprop_command('--show-completion')[1]}\nPATH={tmp_path}:$PATH\n{ask}"
+    run = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout == "doctor\n"
+
+
+WITHOUT_LAB = """
+import sys
+sys.modules["varprop_lab"] = None  # as if it were not installed
+from varprop.cli.main import main
+
+try:
+    main(sys.argv[1:])
+finally:
+    assert not [name for name in sys.modules if name.startswith("varprop_lab.")]
+"""
+
+
+@pytest.mark.parametrize("command", ["demo --out x", "reproduce mnist", "compare -h", "bench", "data get mnist"])
+def test_without_the_lab_its_commands_say_what_to_install(command):
+    run = subprocess.run([sys.executable, "-c", WITHOUT_LAB, *command.split()], capture_output=True, text=True)
+    name = command.split()[0]
+    assert run.returncode == 2 and run.stdout == ""
+    assert run.stderr == f"varprop: {name} needs the lab: pip install '.[lab]' in a checkout of varprop.\n"
+
+
+def test_without_the_lab_models_are_inspected():
+    words = ["inspect", "torch.nn:ReLU", "--input-shape", "4"]
+    run = subprocess.run([sys.executable, "-c", WITHOUT_LAB, *words], capture_output=True, text=True)
+    assert run.returncode == 0 and "ReLU" in run.stdout
+    run = subprocess.run([sys.executable, "-c", WITHOUT_LAB, *words, "--data", "mnist"], capture_output=True, text=True)
+    assert run.returncode == 2 and "or, with the lab, mnist, cifar10 or digits" in run.stderr
+
+
+def test_python_runs_the_package(capfd):
+    assert subprocess.run([sys.executable, "-m", "varprop", "--version"], check=True).returncode == 0
+    assert capfd.readouterr().out == f"varprop {vp.__version__}\n"
 
 
 # --- data get ---

@@ -7,9 +7,9 @@ from torch import nn
 
 import varprop as vp
 import varprop_lab
+from varprop.cli.progress import Progress
 from varprop_lab.data.augmentation import Augmentation
 from varprop_lab.given import CompareError
-from varprop_lab.progress import Progress
 from varprop_lab.protocol.records import ALL_METHODS, TRAIN_LOSS, VALID_ACCURACY
 
 

@@ -26,7 +26,7 @@ def test_the_state_of_the_sources_is_a_commit_or_the_hash_of_what_differs(monkey
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"), [("/usr/bin/varprop", "varprop demo"), ("cli/__main__.py", "python -m varprop.cli demo")]
+    ("program", "expected"), [("/usr/bin/varprop", "varprop demo"), ("varprop/__main__.py", "python -m varprop demo")]
 )
 def test_the_command_is_what_was_typed_without_folders(monkeypatch, program, expected):
     monkeypatch.setattr("sys.argv", [program, "demo"])

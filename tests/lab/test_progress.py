@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from varprop_lab import progress
+from varprop.cli import progress
 
 
 class Terminal(io.StringIO):

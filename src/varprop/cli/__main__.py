@@ -1,4 +1,4 @@
-"""``python -m varprop.cli``: the command line without its being installed."""
+"""``python -m varprop.cli``: the command line, as `python -m varprop`."""
 
 from .main import main
 

@@ -2,66 +2,72 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import warnings
 from importlib import metadata
-from importlib.util import find_spec
-from typing import Annotated
+from typing import Any
 
 import torch
 
 import varprop as vp
 
-from .inspect.command import SHAPE, TARGET
-from .parser import typer
+from .extensions import extensions
+from .inputs import InputOptions, make_inputs
+from .inspect import TARGET, add_shape
+from .models import load
+from .options import add_command
 
 EXTRAS = {
-    "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy", "typer"),
+    "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy"),
     "report": ("jinja2", "matplotlib", "rich"),
     "tracking": ("tensorboard",),
 }
 FOR_MODELS = ("torchvision", "timm", "transformers", "safetensors", "pillow", "pandas")  # `inspect` may ask for them
 
 
-def doctor(
-    target: Annotated[str | None, typer.Argument(help=f"A model to look at: {TARGET}")] = None,
-    input_shape: Annotated[list[str] | None, typer.Option(help=SHAPE)] = None,
-) -> None:
-    """Show versions, devices, extras and data: what to look at first when something does not work.
+TEXT = """Show versions, devices, extras and data: what to look at first when something does not work.
 
-    With TARGET also how vp.normalize would treat its layers: which are folded together, which need a walk, and why.
-    """
+With TARGET also how vp.normalize would treat its layers: which are folded together, which need a walk, and why."""
+
+
+def add_to(commands: Any) -> None:
+    """Add ``doctor`` to the commands."""
+    parser = add_command(commands, "doctor", doctor, TEXT)
+    parser.add_argument("target", metavar="TARGET", nargs="?", help=f"A model to look at: {TARGET}")
+    add_shape(parser)
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """Print what is installed and can be used, and how a model would be normalized if one is named."""
     python = f"Python {platform.python_version()} on {platform.platform()}"
     _print("versions", [own_version(), f"torch {torch.__version__}", python])
     _print("devices", _devices())
     _print("extras", [_extra(name, packages) for name, packages in EXTRAS.items()])
     _print("models", [", ".join(f"{package} {_version(package) or '(not installed)'}" for package in FOR_MODELS)])
-    _print("data", _data())
-    if target is not None:
-        _print("layers", _folded_layers(target, input_shape or []))
+    _print("data", [line for extension in extensions() for line in extension.data_lines()])
+    if options.target is not None:
+        _print("layers", _folded_layers(options.target, options.input_shape))
 
 
 def _print(title: str, lines: list[str]) -> None:
     for line in lines:
-        typer.echo(f"{title:<10}{line}")
+        print(f"{title:<10}{line}")
         title = ""
 
 
 def _folded_layers(target: str, shapes: list[str]) -> list[str]:
     """How the layers of a model are folded once it is normalized, and what `vp.normalize` warns of."""
-    from .inspect.inputs import InputOptions, make_inputs
-    from .inspect.models import load
-
-    found = load(target)
-    inputs = make_inputs(found, target, InputOptions(shapes))
+    named = load(target)
+    inputs = make_inputs(named, target, InputOptions(shapes))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            normalized = vp.normalize(found.model, inputs.moments, example=inputs.example)
+            normalized = vp.normalize(named.model, inputs.moments, example=inputs.example)
         except ValueError as error:
             raise vp.VarpropError(f"{target} cannot be normalized: {error}") from error
-    return [*str(vp.fold_report(normalized)).splitlines(), *(f"warning: {one.message}" for one in warned)]
+    return [*str(vp.fold_report(normalized)).splitlines(), *(f"warning: {warning.message}" for warning in warned)]
 
 
 def own_version() -> str:
@@ -84,7 +90,7 @@ def _gpu(index: int) -> str:
 def _extra(name: str, packages: tuple[str, ...]) -> str:
     missing = [package for package in packages if _version(package) is None]
     if missing:
-        return f"{name}: {', '.join(missing)} missing: pip install 'varprop[{name}]'"
+        return f"{name}: {', '.join(missing)} missing: pip install '.[{name}]'"
     return f"{name}: {', '.join(f'{package} {_version(package)}' for package in packages)}"
 
 
@@ -93,14 +99,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _data() -> list[str]:
-    from varprop_lab.data import datasets
-
-    looked = f"looked for in {', '.join(map(str, datasets.places()))}"
-    digits = "there, with scikit-learn" if find_spec("sklearn") else "missing: pip install 'varprop[lab]'"
-    found = [
-        f"{name}: {datasets.find_folder(name) or f'missing: varprop data get {name}'}" for name in ("mnist", "cifar10")
-    ]
-    return [looked, *found, f"digits: {digits}"]

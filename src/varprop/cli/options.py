@@ -1,75 +1,124 @@
-"""Options that several commands share, each declared once."""
+"""What commands share: how they are added, their common options, the values options take, and stopping by Ctrl-C."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import argparse
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Any, NoReturn
 
 import varprop as vp
-from varprop_lab.names import did_you_mean
 
-from .parser import typer
+from .names import did_you_mean
 
-
-class Device(StrEnum):
-    """Where to compute."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+DEVICES = ("auto", "cpu", "cuda")
+Command = Callable[[argparse.Namespace], int | None]  # the exit status, 0 for None
 
 
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute; auto takes a GPU if there is one.")]
-SeedsOption = Annotated[
-    int | None, typer.Option("--seeds", min=1, help="Runs of each cell, with seeds 0, 1, ...; one by default.")
-]
-EpochsOption = Annotated[
-    int | None, typer.Option("--epochs", min=1, help="Epochs of training, instead of the experiment's own.")
-]
-RateOption = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--lr-max",
-        min=1e-5,
-        max=10.0,
-        help="Upper bound of the learning rate search, instead of 1e-2; several times for several bounds.",
-    ),
-]
-RootOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--root", file_okay=False, help="Folder of the data; otherwise $VARPROP_DATA or the user's cache directory."
-    ),
-]
-OutOption = Annotated[Path, typer.Option("--out", file_okay=False, help="Folder of the results.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue what was begun in the folder of the results.")]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Delete the run that is in the folder of the results, and start anew.")
-]
-TensorboardOption = Annotated[
-    bool, typer.Option("--tensorboard", help="Write event files to OUT/tensorboard as well (extra `tracking`).")
-]
-TimeOption = Annotated[
-    float,
-    typer.Option("--max-seconds", min=0.0, help="Stop at the next piece after this time; --resume goes on from there."),
-]
-RayOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="ADDRESS",
-        help="Run on Ray: the address of a cluster, `auto` for the one this machine is in, or `local` (extra `ray`). "
-        "Networks that are trained together are one task.",
-    ),
-]
+class Stopped(vp.VarpropError):
+    """The user stopped it by Ctrl-C."""
+
+
+@contextmanager
+def stoppable(advice: str) -> Iterator[None]:
+    """Within, Ctrl-C ends the command with a word on how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"Stopped. {advice}") from None
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows the default of every option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = (action.help or "").replace("%", "%%")
+        unset = action.default is None or isinstance(action.default, bool) or action.default in (math.inf, [])
+        shown = action.option_strings and not unset and action.default != argparse.SUPPRESS
+        return f"{text} [default: %(default)s]" if shown else text
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of whole option names, whose errors are one sentence with the command that lists all options."""
+
+    def __init__(self, prog: str | None = None, **settings: Any) -> None:
+        super().__init__(prog, **{"formatter_class": HelpFormatter, "allow_abbrev": False, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        """Print the sentence and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` lists what it takes.\n")
+
+    def refuse_unknown(self, words: list[str]) -> None:
+        """Exit if there are words that the parser did not take."""
+        if words:
+            known = [name for action in self._actions for name in action.option_strings]
+            near = difflib.get_close_matches(words[0], known, n=3, cutoff=0.5)
+            self.error(f"there is no {words[0]}" + f", did you mean {' or '.join(near)}" * bool(near))
+
+
+def add_command(commands: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
+    """Add a command to what `argparse.ArgumentParser.add_subparsers` returned.
+
+    Args:
+        commands: What `add_subparsers` returned.
+        name: Of the command.
+        run: Called with the parsed options; returns the exit status, None for 0.
+        text: Its description; the first line is the summary in the list of commands.
+    """
+    parser: Parser = commands.add_parser(name, help=text.splitlines()[0], description=text)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def number(kind: type[Any], least: float = -math.inf, most: float = math.inf) -> Callable[[str], Any]:
+    """A type for argparse: whole or other numbers between two bounds, which are allowed themselves."""
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not least <= value <= most:
+            bounds = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (most < math.inf)
+            raise argparse.ArgumentTypeError(f"{text} must be {' and '.join(bounds)}")
+        return value
+
+    read.__name__ = "whole number" if kind is int else "number"  # in argparse's messages
+    return read
 
 
 def listed(text: str, known: tuple[str, ...], option: str) -> tuple[str, ...]:
-    """Names separated by commas, in the order given; one that is not known is refused."""
+    """Names separated by commas, each once, in the order given.
+
+    Raises:
+        VarpropError: If a name is not among those known, or there is none.
+    """
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         near = did_you_mean(unknown[0], known) if unknown else ""
         raise vp.VarpropError(f"{option} takes names out of {','.join(known)}, not {text!r}.{near}")
     return tuple(dict.fromkeys(names))
+
+
+def add_root(parser: argparse.ArgumentParser) -> None:
+    """Add ``--root``, the folder of the data."""
+    text = "Folder of the data; otherwise $VARPROP_DATA or the user's cache directory."
+    parser.add_argument("--root", type=Path, metavar="FOLDER", help=text)
+
+
+def add_device(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+    """Add ``--device``."""
+    text = "Where to compute; auto takes a GPU if there is one."
+    parser.add_argument("--device", choices=DEVICES, metavar="|".join(DEVICES), default=default, help=text)
+
+
+def add_out(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add ``--out``, the folder of the results."""
+    parser.add_argument("--out", type=Path, metavar="FOLDER", default=Path(default), help="Folder of the results.")
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add ``--resume``."""
+    text = "Continue what was begun in the folder of the results."
+    parser.add_argument("--resume", action="store_true", help=text)

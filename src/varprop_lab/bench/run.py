@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 
 import varprop as vp
+from varprop.cli.names import first_line
 
 from ..environment import chosen_device
-from ..names import first_line
 from . import tables
 from .cases import STEP, Case, cases, default_cases, default_modes, variants_of
 from .profiling import clean, kernels

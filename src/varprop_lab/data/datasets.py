@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 import varprop as vp
-
-from ..names import unknown
+from varprop.cli.names import unknown
 
 NAMES = ("mnist", "cifar10", "digits")
 DATA_VARIABLE = "VARPROP_DATA"

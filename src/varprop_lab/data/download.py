@@ -18,9 +18,9 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import varprop as vp
+from varprop.cli import progress
+from varprop.cli.names import unknown
 
-from .. import progress
-from ..names import unknown
 from ..store.files import write_atomically
 from . import datasets
 

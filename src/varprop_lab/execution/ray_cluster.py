@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from varprop.cli.names import first_line
+
 from ..environment import require
-from ..names import first_line
 from ..store.files import Files
 from .job import Context, missing_jobs
 from .workers import Setup, WorkerError, work

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 import varprop as vp
+from varprop.cli import progress
+from varprop.cli.names import unknown
 
-from .. import progress
 from ..data import datasets
 from ..data.datasets import Dataset
 from ..environment import chosen_device, reproducible
-from ..names import unknown
 from ..protocol.experiments import EXPERIMENTS, Experiment
 from ..protocol.models import Factory
 from ..protocol.records import Cell, Outcome

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from varprop.cli import progress
 from varprop.text_table import Table
 
-from .. import progress
 from ..data import datasets
 from ..environment import provenance, reproducible
 from ..protocol.experiments import EXPERIMENTS, SEARCHES, Experiment

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-import varprop as vp
 
 Factory = Callable[[], nn.Module]
 Layers = Callable[..., list[nn.Module]]
@@ -91,28 +88,6 @@ FACTORIES: dict[str, Factory] = {
     "rows": RowByRow,
     "cifar10": convolutional,
 }
-
-
-def embedding_rows(model: nn.Module, tokens: Tensor) -> int:
-    """How many tokens the embedding knows that reads a model's input.
-
-    Raises:
-        VarpropError: If there is none, or it does not know all tokens.
-    """
-    readers: list[int] = []
-
-    def note(embedding: nn.Embedding | nn.EmbeddingBag, inputs: tuple[Tensor, ...]) -> None:
-        if inputs[0].shape == tokens.shape and torch.equal(inputs[0], tokens):
-            readers.append(embedding.num_embeddings)
-
-    with torch.no_grad(), contextlib.ExitStack() as hooks:
-        for module in model.modules():
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-                hooks.enter_context(module.register_forward_pre_hook(note))
-        model.eval()(tokens)
-    if not readers:
-        raise vp.VarpropError("The data are tokens (integers), but no nn.Embedding of the model reads them.")
-    return readers[0]
 
 
 def build(factory: str | Factory, seed: int, **placed: Any) -> nn.Module:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 import varprop as vp
+from varprop.cli.models import embedding_rows
 
 from ..data import augmentation, datasets
 from ..data.batches import Batches, evaluation_images
 from ..data.datasets import Dataset
 from ..protocol.experiments import Experiment
 from ..protocol.initialization import StartData, StartingPoint, starting_points
-from ..protocol.models import Factory, build, embedding_rows
+from ..protocol.models import Factory, build
 from ..protocol.records import Cell
 
 Loss = Callable[[Tensor, Tensor], Tensor]

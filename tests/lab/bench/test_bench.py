@@ -10,12 +10,12 @@ from torch import nn
 
 import varprop as vp
 from varprop.cli.main import main as command_line
+from varprop.cli.names import first_line
 from varprop_lab.bench import cases, profiling, run, session, step, tables, timing, variants
 from varprop_lab.bench.models import Recipe
 from varprop_lab.bench.record import Measurement, Record
 from varprop_lab.bench.session import Options, Session
 from varprop_lab.environment import chosen_device
-from varprop_lab.names import first_line
 from varprop_lab.protocol.models import FACTORIES
 from varprop_lab.verdicts.judge import CLAIMS, judge_claim
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop_lab import progress
+from varprop.cli import progress
 from varprop_lab.environment import chosen_device
 from varprop_lab.execution.run import RunError, reproduce
 from varprop_lab.execution.run import run as run_experiment

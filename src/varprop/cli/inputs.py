@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 import varprop as vp
-from varprop_lab.protocol.models import embedding_rows
 
-from .files import MOST, SAVED, saved_inputs
-from .models import NamedModel, check_inputs, check_runs
-from .packages import needed
+from .extensions import extensions
+from .models import NamedModel, check_inputs, check_runs, embedding_rows, needed, read_file
 
+SAVED = {".pt", ".pth", ".npy"}
+MOST = 1024  # inputs taken from files
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 BATCH = 16  # inputs that --check runs at a time, at most
 RUNS = 8  # and how often at least: standard errors come from the differences
@@ -157,14 +157,13 @@ def _data(name: str, shape: tuple[int, ...], root: Path | None) -> Any:
         if not place.is_file():
             raise vp.VarpropError(f"There is no file {place} with data.")
         return saved_inputs([place], shape)
-    from varprop_lab.data import augmentation, datasets
-
-    if name not in datasets.NAMES:
+    extension = next((extension for extension in extensions() if name in extension.DATASETS), None)
+    if extension is None:
         raise vp.VarpropError(
-            f"--data is a folder of pictures or tensors, a .pt or .npy file, or mnist, cifar10 or digits; there is no "
-            f"{name!r}."
+            f"--data is a folder of pictures or tensors, a .pt or .npy file, or, with the lab, mnist, cifar10 or "
+            f"digits; there is no {name!r}."
         )
-    images = augmentation.scaled(datasets.load(name, root).train_x[:MOST])
+    images = extension.load_inputs(name, root)[:MOST]
     if images[0].numel() != math.prod(shape):
         raise vp.VarpropError(f"{name} has images of {tuple(images.shape[1:])}, but the model takes {shape}.")
     return images.reshape(len(images), *shape)
@@ -196,3 +195,25 @@ def _pictures(folder: Path, files: list[Path], shape: tuple[int, ...]) -> Any:
         return values.permute(2, 0, 1).float() / 255
 
     return torch.stack([one(file) for file in files])
+
+
+def saved_inputs(files: list[Path], shape: tuple[int, ...]) -> Any:
+    """Inputs out of files, each with one of them or with a stack."""
+    found: list[Any] = []
+    for file in files:
+        found += list(_stack(file, shape))
+        if len(found) >= MOST:
+            break
+    if len(found) < 2:
+        raise vp.VarpropError(f"{files[0]} holds {len(found)} input(s); two are needed at least.")
+    return torch.stack(found[:MOST])
+
+
+def _stack(file: Path, shape: tuple[int, ...]) -> Any:
+    values = read_file(file, "as a tensor")
+    if not isinstance(values, torch.Tensor):
+        raise vp.VarpropError(f"{file} holds no tensor but {type(values).__name__}.")
+    for candidate in (values, values[None]):
+        if tuple(candidate.shape[1:]) == shape:
+            return candidate if candidate.is_floating_point() else candidate.float()
+    raise vp.VarpropError(f"{file} holds a tensor of shape {tuple(values.shape)}, but the model takes {shape}.")

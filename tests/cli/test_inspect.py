@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 import torch.nn as nn
 
-from varprop.cli.inspect import command
-from varprop.cli.inspect.packages import needed
+from varprop.cli import inspect as command
 from varprop.cli.main import main
+from varprop.cli.models import needed
 
 MODELS = """
 import torch
@@ -241,28 +241,6 @@ def test_the_home_folder_may_be_written_as_a_tilde(run, models, tmp_path, monkey
     options = ["--weights=~/weights.pt", "--json=~/out.json", "--html=~/out.html", "--quantization=~/ranges.json"]
     assert run(f"{models}:good", "--input-shape", "8", *options)[0] == 0
     assert all((tmp_path / name).is_file() for name in ("out.json", "out.html", "ranges.json"))
-
-
-def completed(capfd, monkeypatch, arguments, **environment):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return ended.value.code or 0, capfd.readouterr().out
-
-
-def test_the_shell_completes_commands_and_options(capfd, monkeypatch):
-    asked = {"_VARPROP_COMPLETE": "complete_bash", "COMP_CWORD": "1", "COMP_WORDS": "varprop ins"}
-    assert completed(capfd, monkeypatch, [], **asked)[1].split() == ["inspect"]
-    asked |= {"COMP_CWORD": "2", "COMP_WORDS": "varprop inspect --quan"}
-    assert completed(capfd, monkeypatch, [], **asked)[1].split() == ["--quantization"]
-
-
-def test_the_shell_is_told_how_to_complete(capfd, monkeypatch):
-    code, out = completed(
-        capfd, monkeypatch, ["--show-completion", "bash"], _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"
-    )
-    assert code == 0 and "_VARPROP_COMPLETE=complete_bash" in out
 
 
 def in_a_process(*arguments):

@@ -1,0 +1,5 @@
+"""``python -m varprop``: the command line without its being installed."""
+
+from .cli.main import main
+
+main()

@@ -1,1 +1,0 @@
-"""``varprop inspect``: models and data by name, the inspection, and what it writes."""

@@ -1,0 +1,209 @@
+"""Models that the command line can name: made by the user's code or another package, with weights from a file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect as signatures
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import varprop as vp
+
+from .names import callable_named, did_you_mean, first_line
+
+INSTALLED_AS = {"PIL": "pillow"}
+OPERATORS = ("nms", "qnms")
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model, the shape of its input if known, and how many tokens there are if that is what it takes."""
+
+    model: Any
+    shape: tuple[int, ...] | None = None
+    tokens: int | None = None
+
+
+def load(text: str, seed: int = 0) -> NamedModel:
+    """The model that a target names, in evaluation mode, with the random weights of a seed."""
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise vp.VarpropError(
+            f"TARGET is package.module:callable, file.py:factory, torchvision:NAME, timm:NAME or hf:NAME, not {text!r}."
+        )
+    known: dict[str, Callable[[str], NamedModel]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
+    torch.manual_seed(seed)
+    try:
+        found = known[place](name) if place in known else _own(place, name)
+    except vp.VarpropError:
+        raise
+    except Exception as error:  # of somebody else's code
+        raise vp.VarpropError(f"{text} failed with {first_line(error)}") from error
+    if not isinstance(found.model, nn.Module):
+        raise vp.VarpropError(f"{text} must return an nn.Module, not {type(found.model).__name__}.")
+    found.model.eval()
+    return found
+
+
+def _own(place: str, name: str) -> NamedModel:
+    """What a function or a class of the user's makes; or a model, if that is what the name stands for."""
+    named = callable_named(place, name)
+    return NamedModel(named if isinstance(named, nn.Module) else named())
+
+
+def _torchvision(name: str) -> NamedModel:
+    models = needed("torchvision.models")
+    if name not in models.list_models():
+        raise _no_such_model("torchvision", name, models.list_models())
+    return NamedModel(models.get_model(name, weights=None), (3, 224, 224))
+
+
+def _timm(name: str) -> NamedModel:
+    timm = needed("timm")
+    if not timm.is_model(name):
+        raise _no_such_model("timm", name, timm.list_models())
+    model = timm.create_model(name, pretrained=False)
+    return NamedModel(model, tuple(getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))))
+
+
+def _hugging_face(name: str) -> NamedModel:
+    transformers = needed("transformers")
+    automatic = transformers.AutoConfig
+    config = (
+        automatic.from_pretrained(name, local_files_only=True) if Path(name).exists() else automatic.for_model(name)
+    )
+    config.return_dict = False
+    config.use_cache = False
+    model = transformers.AutoModel.from_config(config)
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        size = config.image_size
+        sides = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+        return NamedModel(model, (config.num_channels, *sides))
+    return NamedModel(model, (32,), config.vocab_size)
+
+
+def _no_such_model(package: str, name: str, known: Iterable[str]) -> vp.VarpropError:
+    return vp.VarpropError(f"{package} has no model {name!r}.{did_you_mean(name, known)}")
+
+
+def check_inputs(model: Any, target: str, given: int) -> None:
+    """Refuse a model that cannot do without more inputs than shapes were given."""
+    parameters = signatures.signature(model.forward).parameters.values()
+    usual = (signatures.Parameter.POSITIONAL_ONLY, signatures.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind in usual]
+    if len(required) > given:
+        raise vp.VarpropError(
+            f"{target} takes {len(required)} inputs ({', '.join(required)}): give --input-shape once for each, in this "
+            f"order, or name a factory that wraps it."
+        )
+
+
+def check_runs(model: Any, examples: Sequence[Any], target: str) -> None:
+    """Refuse a model that does not take the examples."""
+    try:
+        with torch.no_grad():
+            model(*examples)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        shapes = " and ".join(str(tuple(example.shape[1:])) for example in examples)
+        raise vp.VarpropError(f"{target} does not take inputs of shape {shapes}: {reason}") from error
+
+
+def embedding_rows(model: nn.Module, tokens: Tensor) -> int:
+    """How many tokens the embedding knows that reads a model's input.
+
+    Raises:
+        VarpropError: If there is none, or it does not know all tokens.
+    """
+    readers: list[int] = []
+
+    def note(embedding: nn.Embedding | nn.EmbeddingBag, inputs: tuple[Tensor, ...]) -> None:
+        if inputs[0].shape == tokens.shape and torch.equal(inputs[0], tokens):
+            readers.append(embedding.num_embeddings)
+
+    with torch.no_grad(), contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                hooks.enter_context(module.register_forward_pre_hook(note))
+        model.eval()(tokens)
+    if not readers:
+        raise vp.VarpropError("The data are tokens (integers), but no nn.Embedding of the model reads them.")
+    return readers[0]
+
+
+def load_weights(model: Any, file: Path) -> None:
+    """Load a checkpoint that has to fit."""
+    file = file.expanduser()
+    if not file.is_file():
+        raise vp.VarpropError(f"There is no file {file} with weights.")
+    own, given = model.state_dict(), _state(file)
+    missing, unknown = [n for n in own if n not in given], [n for n in given if n not in own]
+    differing = [n for n in own if n in given and own[n].shape != given[n].shape]
+    for what, names in (("lacks", missing), ("has no place for", unknown), ("has another shape for", differing)):
+        if names:
+            subject = "The model" if what == "has no place for" else str(file)
+            raise vp.VarpropError(f"{file} does not fit: {subject} {what} {len(names)} tensor(s), such as {names[0]}.")
+    model.load_state_dict(given)
+
+
+def _state(file: Path) -> dict[str, Any]:
+    loaded = read_file(file, "as weights", ": give a safetensors file, or a state_dict saved by torch.save")
+    for key in ("state_dict", "model"):
+        loaded = loaded[key] if isinstance(loaded, dict) and isinstance(loaded.get(key), dict) else loaded
+    if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
+        raise vp.VarpropError(f"{file} holds no state_dict, a dict of tensors by name.")
+    return loaded
+
+
+def read_file(file: Path, purpose: str, advice: str = "") -> Any:
+    """What a file holds; a file that cannot be read gets a sentence with its purpose, and what to give instead."""
+    try:
+        if file.suffix == ".safetensors":
+            return needed("safetensors.torch").load_file(str(file))
+        if file.suffix == ".npy":
+            return torch.from_numpy(needed("numpy").load(file, allow_pickle=False))
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except vp.VarpropError:
+        raise
+    except Exception as error:
+        if "Unsupported global" in str(error) or "Unsupported class" in str(error):
+            raise vp.VarpropError(
+                f"{file} holds Python objects besides tensors, and reading those could run code: save "
+                f"model.state_dict() instead, or a safetensors file."
+            ) from error
+        raise vp.VarpropError(f"{file} cannot be read {purpose} ({type(error).__name__}){advice}.") from error
+
+
+def needed(package: str) -> Any:
+    """An optional package, or one sentence on how to get it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        name = (error.name or package).partition(".")[0]
+        raise vp.VarpropError(f"This needs {name}: pip install {INSTALLED_AS.get(name, name)}.") from error
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        _declare_operators()
+        _forget(package.partition(".")[0], "torchvision")
+        return importlib.import_module(package)
+
+
+def _declare_operators() -> None:
+    """Beside a CPU build of torch torchvision's own operators do not load; declared they do not stop its import."""
+    for name in OPERATORS:
+        with contextlib.suppress(RuntimeError):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _forget(*packages: str) -> None:
+    """Half imported modules would be taken for whole ones."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[name]

@@ -1,0 +1,379 @@
+"""The lab's commands of ``varprop``: demo, reproduce, compare, bench, data get; all of it can be called from Python.
+
+`varprop.cli.extensions` finds this module by its name. What a command needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import varprop as vp
+from varprop.cli.names import unknown
+from varprop.cli.options import add_command, add_device, add_out, add_resume, add_root, listed, number, stoppable
+
+from .protocol.records import ALL_METHODS, ALL_STARTS, METHODS, STARTS
+
+DATASETS = ("mnist", "cifar10", "digits")
+CONTINUE = "What is finished is kept: run the command again with --resume."
+UNTRAINED = ("relu", "claims")  # made by the report from nothing, and from what lies in the folder
+STUDIES = ("search", "deep", "questions")  # no experiments of the paper
+DEMO = "digits"  # has a command of its own
+COMPARED_STARTS = (*STARTS, "orthogonal")  # weight norm's own start is for the paper's naive comparison
+
+
+def add_commands(commands: Any) -> None:
+    """Add all commands of the lab."""
+    _add_demo(commands)
+    _add_reproduce(commands)
+    _add_compare(commands)
+    _add_bench(commands)
+    _add_data(commands)
+
+
+def load_inputs(name: str, root: Path | None) -> Any:
+    """The training images of a data set as a network takes them."""
+    from .data import augmentation, datasets
+
+    return augmentation.scaled(datasets.load(name, root).train_x)
+
+
+def data_lines() -> list[str]:
+    """Where data sets are looked for, and which are there."""
+    from .data import datasets
+
+    looked = f"looked for in {', '.join(map(str, datasets.places()))}"
+    digits = "there, with scikit-learn" if find_spec("sklearn") else "missing: pip install '.[lab]'"
+    fetched = (
+        f"{name}: {datasets.find_folder(name) or f'missing: varprop data get {name}'}" for name in ("mnist", "cifar10")
+    )
+    return [looked, *fetched, f"digits: {digits}"]
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Options of all that trains cells of an experiment."""
+    add_device(parser)
+    text = "Runs of each cell, with seeds 0, 1, ...; one by default."
+    parser.add_argument("--seeds", type=number(int, 1), help=text)
+    parser.add_argument("--epochs", type=number(int, 1), help="Epochs of training, instead of the experiment's own.")
+    text = "Upper bound of the learning rate search, instead of 1e-2; several times for several bounds."
+    parser.add_argument("--lr-max", type=number(float, 1e-5, 10.0), action="append", metavar="RATE", help=text)
+    add_root(parser)
+    add_out(parser, "runs")
+    add_resume(parser)
+    text = "Delete the run that is in the folder of the results, and start anew."
+    parser.add_argument("--overwrite", action="store_true", help=text)
+    text = "Write event files to OUT/tensorboard as well (extra `tracking`)."
+    parser.add_argument("--tensorboard", action="store_true", help=text)
+    text = "Stop at the next piece after this time; --resume goes on from there."
+    parser.add_argument("--max-seconds", type=number(float, 0.0), default=math.inf, metavar="SECONDS", help=text)
+    text = (
+        "Run on Ray: the address of a cluster, `auto` for the one this machine is in, or `local` (extra `ray`). "
+        "Networks that are trained together are one task."
+    )
+    parser.add_argument("--ray", metavar="ADDRESS", help=text)
+
+
+def _run_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Of `_add_run_options`, what says how to run and not what."""
+    names = ("device", "root", "resume", "overwrite", "max_seconds", "ray")
+    tensorboard = options.out / "tensorboard" if options.tensorboard else None
+    return {**{name: getattr(options, name) for name in names}, "tensorboard": tensorboard}
+
+
+# --- demo ---
+
+
+def _add_demo(commands: Any) -> None:
+    text = (
+        "Compare the four parametrizations from the three starting points on scikit-learn's digits, in about a minute."
+    )
+    parser = add_command(commands, "demo", demo, text)
+    add_device(parser, "cpu")
+    add_out(parser, "runs/demo")
+    add_resume(parser)
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Run the comparison on the digits, in a new folder unless an earlier one is to be resumed, and report it."""
+    from . import report
+    from .execution import run as runner
+
+    folder = options.out if options.resume else unused(options.out)
+    with stoppable(CONTINUE):
+        outcomes = runner.reproduce([DEMO], folder, device=options.device, resume=options.resume)[DEMO]
+        print(report.answer_and_table(outcomes))
+        print(f"Report: {report.write_one(folder, DEMO).resolve()}")
+
+
+def unused(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, ... that does not exist: an earlier demo is not overwritten."""
+    numbered = (folder.with_name(f"{folder.name}-{index}") for index in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([folder], numbered) if not candidate.exists())
+
+
+# --- reproduce ---
+
+NAMES = (
+    "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay, momentum; relu (a figure, "
+    "nothing is trained); claims (the verdicts on what lies in the folder of the results); search (what each search "
+    "for the learning rate loses, on a CPU); deep (ResNets and transformers by normalization, on a GPU); questions "
+    "(what the paper leaves open, on a CPU); all."
+)
+
+
+def _add_reproduce(commands: Any) -> None:
+    text = "Run experiments of the paper and write their tables, figures, verdicts and an HTML report."
+    parser = add_command(commands, "reproduce", reproduce, text)
+    parser.add_argument("names", nargs="+", metavar="NAMES", help=NAMES).known = known_names  # type: ignore[attr-defined]
+    _add_run_options(parser)
+    text = "Train so many networks at once, each in a process of its own."
+    parser.add_argument("--jobs", type=number(int, 1), default=1, help=text)
+    parser.add_argument("--methods", metavar="NAMES", help=f"Only these of {','.join(METHODS)}.")
+    _add_starts(parser, None, f"Only these of {','.join(ALL_STARTS)}.")
+    text = "For the learning rate: brent is the paper's; grid+brent, the default, looks around first."
+    parser.add_argument("--search", choices=("brent", "grid+brent"), help=text)
+    text = "Of BN from bn and AP2 from ap2: original, as in the paper, or those all others get there."
+    parser.add_argument("--own-weights", choices=("original", "converted"), help=text)
+    text = "How AP2 counts zeros around images: pooled over positions, or plain as the paper's sums."
+    parser.add_argument("--borders", choices=("pooled", "plain"), help=text)
+    parser.add_argument("--tables", metavar="NAMES", help="Of deep: only these, such as resnet18,gpt.")
+    parser.add_argument("--only", metavar="NAMES", help="Of questions: only these, such as truth,dropout.")
+    text = "Bring the results into DOCS/results too, and write its pages again."
+    parser.add_argument("--docs", type=Path, metavar="FOLDER", help=text)
+    text = "Compile networks on a GPU (noisy-cifar10, deep)."
+    parser.add_argument("--compile", action="store_const", const=True, dest="compiled", help=text)
+
+
+def _add_starts(parser: argparse.ArgumentParser, default: str | None, text: str) -> None:
+    parser.add_argument("--starts", metavar="NAMES", default=default, help=text)
+    parser.add_argument("--inits", dest="starts", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its old name
+
+
+def known_names() -> list[str]:
+    """Everything that `reproduce` can be asked for."""
+    from .protocol.experiments import EXPERIMENTS
+
+    return [*EXPERIMENTS, *UNTRAINED, *STUDIES, "all"]
+
+
+def expanded(names: Sequence[str]) -> list[str]:
+    """The names, each once, with `all` written out.
+
+    Raises:
+        VarpropError: If one of them does not exist.
+    """
+    known = known_names()
+    for name in names:
+        if name not in known:
+            raise vp.VarpropError(unknown("experiment", name, known))
+    everything = [name for name in known if name not in (DEMO, *STUDIES, "all")]
+    return list(dict.fromkeys(entry for name in names for entry in (everything if name == "all" else [name])))
+
+
+def reproduce(options: argparse.Namespace) -> None:
+    """Run what was asked for, and write the report on all that lies in the folder of the results."""
+    from . import report
+    from .execution import run as runner
+    from .execution import search_study
+    from .report.result_table import result_table
+
+    wanted, out = expanded(options.names), options.out
+    settings = {
+        "seeds": options.seeds,
+        "epochs": options.epochs,
+        "lr_max": tuple(options.lr_max) if options.lr_max else None,
+        "methods": listed(options.methods, METHODS, "--methods") if options.methods else None,
+        "starts": listed(options.starts, ALL_STARTS, "--starts") if options.starts else None,
+        "compiled": options.compiled,
+        "search": options.search,
+        "own_weights": options.own_weights,
+        "borders": options.borders,
+    }
+    with stoppable(CONTINUE):
+        trained = [name for name in wanted if name not in (*UNTRAINED, *STUDIES)]
+        results = runner.reproduce(trained, out, settings, jobs=options.jobs, **_run_options(options))
+        if "search" in wanted:
+            print(f"Searches: {search_study.study(out, options.root).resolve()}")
+        if "deep" in wanted:
+            _run_deep(options)
+        if "questions" in wanted:
+            _answer_questions(options)
+        if set(wanted) <= set(STUDIES):
+            return
+        if outcomes := [outcome for of_experiment in results.values() for outcome in of_experiment]:
+            print(result_table(outcomes))
+        page = report.write(out, wanted)
+        if "claims" in wanted:  # the numbers are in the report
+            for claim in json.loads((out / "claims.json").read_text("utf-8"))["claims"]:
+                print(f"{claim['verdict']:<14}  {claim['claim']}")
+        print(f"Report: {page.resolve()}")
+        if options.docs is not None:
+            print(f"Documentation: {report.write_docs(out, options.docs).resolve()}")
+
+
+def _answer_questions(options: argparse.Namespace) -> None:
+    """Make the runs of the open questions that are missing, and print what all of them show."""
+    from .questions.study import QUESTIONS, study
+
+    chosen = listed(options.only, tuple(QUESTIONS), "--only") if options.only else tuple(QUESTIONS)
+    study(options.out, options.root, chosen, options.seeds or 3, say=print)
+
+
+def _run_deep(options: argparse.Namespace) -> None:
+    """Make the runs of the deep networks that are missing, and print the tables of all."""
+    from .deep.figure import draw_losses
+    from .deep.runs import HELD_OUT, TEST, Study
+    from .deep.tables import TABLES
+
+    deadline = time.monotonic() + options.max_seconds
+    file, seeds = options.out / "deep.json", options.seeds or 4
+    chosen = listed(options.tables, tuple(TABLES), "--tables") if options.tables else tuple(TABLES)
+    for table in chosen:
+        study = Study(table, file, seeds, options.jobs, deadline, options.root, bool(options.compiled), say=print)
+        study.make()
+        for judged in (HELD_OUT, TEST):
+            if study.has(judged):
+                print(f"\n{table}, {judged}\n{study.shown(judged)}")
+    resnets = [Study(table, file, seeds) for table in chosen if table.startswith(("resnet", "plain"))]
+    if find_spec("matplotlib") and draw_losses(resnets, options.out / "deep"):  # a bare machine only makes runs
+        print(f"\nFigure: {(options.out / 'deep.png').resolve()}")
+
+
+# --- compare ---
+
+
+def _add_compare(commands: Any) -> None:
+    text = "Compare normalizations of your own model: equal starts, and a learning rate found for each."
+    parser = add_command(commands, "compare", compare, text)
+    text = (
+        "mnist, cifar10, digits, or path.py:function, which returns training inputs, training targets, test inputs and "
+        "test targets: images (N, C, H, W), other floats (N, ...) or tokens (integers), and classes."
+    )
+    parser.add_argument("--dataset", required=True, help=text)
+    text = "path.py:function, which returns the plain model, an nn.Module; its batch norms are left out."
+    parser.add_argument("--model", required=True, help=text)
+    text = "Separated by commas; also layer, group."
+    parser.add_argument("--methods", metavar="NAMES", default=",".join(METHODS), help=text)
+    _add_starts(parser, ",".join(STARTS), "Starting points, separated by commas; also orthogonal.")
+    text = "path.py:function of outputs and targets, instead of cross-entropy."
+    parser.add_argument("--loss", metavar="FUNCTION", help=text)
+    text = "A class of torch.optim, or path.py:function of parameter groups and lr, instead of Adam."
+    parser.add_argument("--optimizer", help=text)
+    text = "Random offsets of the images, in pixels."
+    parser.add_argument("--shift", type=number(int, 0), default=0, help=text)
+    parser.add_argument("--flip", action="store_true", help="Mirror half of the images.")
+    text = "Variance of the noise on pixels in [0, 1]."
+    parser.add_argument("--noise", type=number(float, 0.0), default=0.0, metavar="VARIANCE", help=text)
+    parser.add_argument("--batch-size", type=number(int, 2), default=128, help="Samples in a step.")
+    text = "Train cell by cell: for models too large for an ensemble."
+    parser.add_argument("--one-at-a-time", action="store_true", help=text)
+    _add_run_options(parser)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Compare the normalizations, print the answer and write the page."""
+    from . import comparison
+    from .data.augmentation import Augmentation
+
+    methods = listed(options.methods, ALL_METHODS, "--methods")
+    starts = listed(options.starts, COMPARED_STARTS, "--starts")
+    sizes = {
+        "seeds": options.seeds,
+        "epochs": options.epochs,
+        "lr_max": tuple(options.lr_max) if options.lr_max else None,
+    }
+    with stoppable(CONTINUE):
+        result = comparison.compare(
+            options.model,
+            options.dataset,
+            methods=methods,
+            starts=starts,
+            loss=options.loss,
+            optimizer=options.optimizer,
+            out=options.out,
+            augmentation=Augmentation(options.shift, options.flip, options.noise),
+            batch_size=options.batch_size,
+            together=not options.one_at_a_time,
+            **{name: value for name, value in sizes.items() if value is not None},
+            **_run_options(options),
+        )
+        print(result)
+        print(f"Report: {result.report().resolve()}")
+
+
+# --- bench ---
+
+
+def _add_bench(commands: Any) -> None:
+    text = "Measure training steps with each normalization side by side: time, memory, kernels."
+    parser = add_command(commands, "bench", bench, text)
+    text = "cifar, mlp, resnet50, unet; separated by commas. On a CPU the first two."
+    parser.add_argument("--cases", metavar="NAMES", help=text)
+    text = "eager, compiled, captured; separated by commas. On a CPU the first."
+    parser.add_argument("--modes", metavar="NAMES", help=text)
+    text = (
+        "none, none-no-bias, weight, batch, group, layer, analytic; separated by commas. By default all, except where "
+        "compiling them would take too long."
+    )
+    parser.add_argument("--variants", metavar="NAMES", help=text)
+    parser.add_argument("--rounds", type=number(int, 1), help="Turns of every variant.")
+    parser.add_argument("--seconds", type=number(float, 1e-3), default=0.5, help="For all turns of one cell.")
+    parser.add_argument(
+        "--max-seconds", type=number(float, 1.0), metavar="SECONDS", help="Begin nothing new after that."
+    )
+    add_device(parser)
+    add_out(parser, "runs/bench")
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
+
+
+def bench(options: argparse.Namespace) -> None:
+    """Run the benchmark and print its tables."""
+    from .bench.cases import CASES, MODES
+    from .bench.run import measure
+    from .bench.session import Options
+    from .bench.variants import VARIANTS
+
+    chosen = Options(
+        device=options.device,
+        cases=listed(options.cases, CASES, "--cases") if options.cases else None,
+        modes=listed(options.modes, MODES, "--modes") if options.modes else None,
+        variants=listed(options.variants, tuple(VARIANTS), "--variants") if options.variants else None,
+        rounds=options.rounds,
+        seconds=options.seconds,
+        max_seconds=options.max_seconds,
+        out=options.out,
+        tiny=options.tiny,
+    )
+    with stoppable("What was measured is kept in the folder of the results."):
+        measure(chosen)
+
+
+# --- data ---
+
+
+def _add_data(commands: Any) -> None:
+    group = commands.add_parser("data", help="Data sets.", description="Data sets.")
+    group.set_defaults(run=None, parser=group)
+    text = """Fetch data sets from their official sources, check them, and lay them down in their official layout.
+
+What is there already is left alone."""
+    parser = add_command(group.add_subparsers(metavar="COMMAND"), "get", get_data, text)
+    parser.add_argument("names", nargs="+", metavar="NAMES", help="mnist, cifar10")
+    add_root(parser)
+
+
+def get_data(options: argparse.Namespace) -> None:
+    """Fetch the data sets named."""
+    from .data import download
+
+    with stoppable("Run the command again: what is finished is kept."):
+        for name in dict.fromkeys(options.names):
+            print(f"{name} is in {download.get(name, options.root, say=print)}")
