@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.engine import clusters
-from varprop.gaussian import activations, closed, curves, quadrature, rectifier
+from varprop.gaussian import activations, closed, quadrature, rectifier
 
 Pair = tuple[Tensor, Tensor]
 
@@ -56,7 +56,7 @@ BY_HAND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], 
     "hardswish": (lambda x: x * F.relu6(x + 3) / 6, activations.hardswish),
     "tanhshrink": (
         F.tanhshrink,
-        lambda m, s: quadrature.expectation(F.tanhshrink, m, s, knots=curves.KNOTS["tanh"]),
+        lambda m, s: quadrature.expectation(F.tanhshrink, m, s, knots=activations.KNOTS["tanh"]),
     ),
     "softsign module": (F.softsign, activations.softsign),
     "shifted relu": (lambda x: F.relu(2 * x - 1) * 3 + 1, lambda m, s: _affine(activations.relu(2 * m - 1, 2 * s))),

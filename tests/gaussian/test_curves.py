@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from varprop.gaussian.curves import CURVES
+from varprop.gaussian.activations import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS
 from varprop.gaussian.rectifier import clamp
 

@@ -8,7 +8,7 @@ import torch
 from scipy import integrate, special
 from torch import Tensor
 
-from varprop.gaussian import alike_maximum, maximum
+from varprop.gaussian import maximum
 
 TABLE = {  # mathematics.md, section 7
     2: (0.5641895835, 0.6816901138),
@@ -146,7 +146,7 @@ def test_entries_of_similar_scales_need_few_nodes(count: int, spread: float) -> 
     std = 1 + spread / 6 * torch.rand(40, count, generator=generator, dtype=torch.float64)
     mean[:10, count // 2 + 1 :] = -1e100
     std[:5, count // 2 + 1 :] = 0.0
-    few = alike_maximum.independent(mean, std)
+    few = maximum.of_similar_scales(mean, std)
     many = maximum._of_any_scale(mean, std)
     assert few is not None
     assert ((few[0] - many[0]).abs() < 2e-8 * many[1].sqrt()).all()
@@ -156,22 +156,22 @@ def test_entries_of_similar_scales_need_few_nodes(count: int, spread: float) -> 
 def test_entries_of_equal_scales_to_nine_digits() -> None:
     for count in (2, 5, 9, 16, 49, 256):
         e, v = maximum.order_statistic(count)
-        m, w = alike_maximum.independent(torch.zeros(1, count).double(), torch.ones(1, count).double()) or (None, None)
+        m, w = maximum.of_similar_scales(torch.zeros(1, count).double(), torch.ones(1, count).double()) or (None, None)
         assert m is not None and abs(m - e) < 1e-9 and abs(w / v - 1) < 1e-8
 
 
 def test_scales_that_differ_too_much_are_left_to_the_general_rule() -> None:
     mean = torch.zeros(3, 4).double()
     std = torch.tensor([1.0, 1.0, 1.0, 0.01]).double().expand(3, 4)
-    assert alike_maximum.independent(mean, std) is None
-    assert alike_maximum.independent(mean, torch.zeros_like(mean)) is None
-    assert alike_maximum.independent(mean[:, :1], std[:, :1]) is None
+    assert maximum.of_similar_scales(mean, std) is None
+    assert maximum.of_similar_scales(mean, torch.zeros_like(mean)) is None
+    assert maximum.of_similar_scales(mean[:, :1], std[:, :1]) is None
 
 
 def test_gradients_of_similar_scales() -> None:
     generator = torch.Generator().manual_seed(1)
     mean = torch.randn(2, 3, generator=generator, dtype=torch.float64, requires_grad=True)
     std = (torch.rand(2, 3, generator=generator).double() + 0.7).requires_grad_()
-    assert alike_maximum.independent(mean, std) is not None
+    assert maximum.of_similar_scales(mean, std) is not None
     assert torch.autograd.gradcheck(lambda *x: maximum.independent(*x, -1), (mean, std))
     assert torch.autograd.gradgradcheck(lambda *x: maximum.independent(*x, -1), (mean, std))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.gaussian.activations import relu
-from varprop.gaussian.skip import FALL, SKEW, mixture, positive_sum, relu_of_sum
+from varprop.gaussian.rectifier import FALL, SKEW, mixture, positive_sum, relu_of_sum
 
 RATIOS = torch.linspace(-2, 3, 21, dtype=torch.float64)  # mean over std of a Gaussian before it is rectified
 

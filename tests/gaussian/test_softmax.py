@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from varprop.gaussian import alike, softmax
+from varprop.gaussian import softmax
 
 FUNCTIONS = [softmax.softmax, softmax.log_softmax, softmax.logsumexp]
 
@@ -130,7 +130,7 @@ def test_many_logits_share_their_integrals(name: str) -> None:
     """What is promised of them, against the integrals one by one."""
     mean, std = _rows(name)
     assert mean.numel() > softmax.FEW
-    assert alike.integrals(mean - mean.amax(-1, keepdim=True), std) is not None
+    assert softmax.shared_integrals(mean - mean.amax(-1, keepdim=True), std) is not None
     for f in FUNCTIONS:
         (m, v), (n, w) = (f(mean, std.square(), -1, fine=fine) for fine in (None, True))
         assert (m - n).abs().max() < 1e-7
@@ -156,7 +156,7 @@ def test_logits_too_different_to_share_fall_back() -> None:
     generator = torch.Generator().manual_seed(0)
     mean = 2.0 * torch.randn(800, 2, generator=generator, dtype=torch.float64)
     var = (0.1 + 2.9 * torch.rand(800, 2, generator=generator, dtype=torch.float64)).square()
-    assert alike.integrals(mean - mean.amax(-1, keepdim=True), var.sqrt()) is None
+    assert softmax.shared_integrals(mean - mean.amax(-1, keepdim=True), var.sqrt()) is None
     torch.testing.assert_close(softmax.softmax(mean, var, -1), softmax.softmax(mean, var, -1, fine=True))
 
 
@@ -166,8 +166,8 @@ def test_derivatives_of_shared_integrals() -> None:
     mean, std = (x[:2, :4] for x in _rows("later"))
     mean = mean - mean.amax(-1, keepdim=True) - torch.tensor([0.3, 0.1, 0.0, 0.2], dtype=torch.float64)
     inputs = (mean.clone().requires_grad_(), std.clone().requires_grad_())
-    assert torch.autograd.gradcheck(alike.integrals, inputs, rtol=1e-4, atol=1e-6, fast_mode=True)
-    assert torch.autograd.gradgradcheck(alike.integrals, inputs, rtol=1e-3, atol=1e-5, fast_mode=True)
+    assert torch.autograd.gradcheck(softmax.shared_integrals, inputs, rtol=1e-4, atol=1e-6, fast_mode=True)
+    assert torch.autograd.gradgradcheck(softmax.shared_integrals, inputs, rtol=1e-3, atol=1e-5, fast_mode=True)
     mean, std = _rows("trained")
     for f in FUNCTIONS:
         found = []

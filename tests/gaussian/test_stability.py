@@ -5,7 +5,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from varprop.gaussian.curves import CURVES
+from varprop.gaussian.activations import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS
 from varprop.gaussian.stability import DAMPING, LARGEST, response, stable_shift
 

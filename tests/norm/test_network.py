@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 from tests.norm.networks import NETWORKS, Case, alone_, both_forms, case, kept, sites, train_a_little
-from varprop.gaussian.curves import CURVES
+from varprop.gaussian.activations import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from varprop.norm import network as network_module
 from varprop.norm.backends.derivatives import with_derivatives

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ..gaussian import chebyshev
-from ..gaussian.crossings import crossings
 from ..gaussian.normal import differentiated, readable, working_dtype
-from ..gaussian.quadrature import PANELS, Pointwise, expectation
-from ..gaussian.skip import relu_of_sum
+from ..gaussian.quadrature import PANELS, Pointwise, crossings, expectation
+from ..gaussian.rectifier import relu_of_sum
 from ..graph.node import Node, resolve
 from ..moments import Moments
 from ..rules.registry import Rule

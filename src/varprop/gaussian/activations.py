@@ -1,19 +1,20 @@
-"""Mean and variance after the activation functions of PyTorch, for a Gaussian input.
+"""The activation functions of PyTorch: values, slopes, where each bends, and mean and variance for a Gaussian input.
 
 Piecewise linear ones are exact; the others are integrated by `quadrature.expectation` to about 1e-12, which
-needs to know where each function bends (`curves.KNOTS`) and where it has kinks. Formulas: mathematics.md, sections 2-4.
+needs to know where each function bends (`KNOTS`) and where it has kinks. Formulas: mathematics.md, sections 2-4.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import curves
-from .curves import KNOTS
-from .normal import Pair, Scalar, as_tensor, in_float64
+from .normal import Pair, Scalar, as_tensor, cdf, in_float64, pdf
 from .quadrature import Points, Pointwise, expectation, shifted
 from .rectifier import clamp, two_slopes
 
@@ -21,6 +22,117 @@ SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
 
 Activation = Callable[[Tensor, Tensor], Pair]
+ValueAndSlope = tuple[Tensor, Tensor]
+
+# Where each function turns from one asymptote to the other, to double precision.
+KNOTS = {
+    "sigmoid": (-45.0, -9.0, 0.0, 9.0, 45.0),
+    "tanh": (-22.0, -4.5, 0.0, 4.5, 22.0),
+    "gelu": (-9.0, -3.0, 0.0, 3.0, 9.0),
+    "erf": (-6.5, -2.2, 0.0, 2.2, 6.5),
+    "mish": (-45.0, -9.0, 0.0, 9.0, 24.0),
+    "elu": (-45.0, -9.0, 0.0),
+    "hardswish": (-3.0, 3.0),
+    "softsign": (-60.0, -12.0, -2.5, 2.5, 12.0, 60.0),
+    "atan": (-60.0, -12.0, -2.5, 0.0, 2.5, 12.0, 60.0),
+}
+_TANH_RATE = 2.0 * math.sqrt(2.0 / math.pi)
+
+
+def _softplus_curve(x: Tensor, beta: float = 1.0) -> Tensor:
+    """log(1 + e^{beta x}) / beta."""
+    return F.softplus(beta * x, threshold=40.0) / beta
+
+
+def _hardswish_curve(x: Tensor) -> Tensor:
+    """x relu6(x + 3) / 6."""
+    return x * (x + 3.0).clamp(0.0, 6.0) / 6.0
+
+
+def _sigmoid_and_slope(x: Tensor) -> ValueAndSlope:
+    f = torch.sigmoid(x)
+    return f, f * (1.0 - f)
+
+
+def _tanh_and_slope(x: Tensor) -> ValueAndSlope:
+    f = torch.tanh(x)
+    return f, 1.0 - f * f
+
+
+def _silu_and_slope(x: Tensor) -> ValueAndSlope:
+    s = torch.sigmoid(x)
+    return x * s, s * (1.0 + x * (1.0 - s))
+
+
+def _gelu_and_slope(x: Tensor) -> ValueAndSlope:
+    below = cdf(x)
+    return x * below, below + x * pdf(x)
+
+
+def _tanh_argument(x: Tensor) -> Tensor:
+    """2u in the tanh form of GELU, x S(2u): u = sqrt(2/pi) (x + 0.044715 x^3)."""
+    return _TANH_RATE * (x + 0.044715 * x * x * x)
+
+
+def _gelu_tanh_and_slope(x: Tensor) -> ValueAndSlope:
+    s = torch.sigmoid(_tanh_argument(x))
+    return x * s, s + x * s * (1.0 - s) * _TANH_RATE * (1.0 + 3 * 0.044715 * x * x)
+
+
+def _softplus_and_slope(x: Tensor, beta: float) -> ValueAndSlope:
+    return _softplus_curve(x, beta), torch.sigmoid(beta * x)
+
+
+def _elu_and_slope(x: Tensor, alpha: float, scale: float, rate: float) -> ValueAndSlope:
+    below = rate * x.clamp(max=0.0)
+    value = torch.where(x > 0, x, alpha * torch.expm1(below))
+    return scale * value, scale * torch.where(x > 0, torch.ones_like(x), alpha * rate * torch.exp(below))
+
+
+def _mish_and_slope(x: Tensor) -> ValueAndSlope:
+    t, s = torch.tanh(_softplus_curve(x)), torch.sigmoid(x)
+    return x * t, t + x * (1.0 - t * t) * s
+
+
+def _erf_and_slope(x: Tensor) -> ValueAndSlope:
+    return torch.erf(x), 2.0 / math.sqrt(math.pi) * torch.exp(-x * x)
+
+
+def _hardswish_and_slope(x: Tensor) -> ValueAndSlope:
+    return _hardswish_curve(x), torch.where(x.abs() < 3.0, x / 3.0 + 0.5, (x > 0).to(x.dtype))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A function of one variable and some numbers.
+
+    Attributes:
+        with_slope: Its values and slopes.
+        knots: Where it bends, for its numbers.
+        narrow: The standard deviation up to which 64 equidistant nodes integrate it (0: never, for it has a kink).
+    """
+
+    with_slope: Callable[..., ValueAndSlope]
+    knots: Callable[..., Sequence[float]]
+    narrow: float
+
+
+def _scaled(name: str, rate: float) -> list[float]:
+    return [knot / rate for knot in KNOTS[name]]
+
+
+CURVES = {
+    "sigmoid": Curve(_sigmoid_and_slope, lambda: KNOTS["sigmoid"], 2.5),
+    "tanh": Curve(_tanh_and_slope, lambda: KNOTS["tanh"], 1.2),
+    "silu": Curve(_silu_and_slope, lambda: KNOTS["sigmoid"], 2.5),
+    "gelu": Curve(_gelu_and_slope, lambda: KNOTS["gelu"], 2.2),
+    "gelu_tanh": Curve(_gelu_tanh_and_slope, lambda: KNOTS["gelu"], 2.0),
+    "softplus": Curve(_softplus_and_slope, lambda beta: _scaled("sigmoid", beta), 2.5),
+    "elu": Curve(_elu_and_slope, lambda _alpha, _scale, rate: _scaled("elu", rate), 0.0),
+    "mish": Curve(_mish_and_slope, lambda: KNOTS["mish"], 1.8),
+    "erf": Curve(_erf_and_slope, lambda: KNOTS["erf"], 1.5),
+    "hardswish": Curve(_hardswish_and_slope, lambda: KNOTS["hardswish"], 0.0),
+}
 
 
 def relu(mean: Tensor, std: Tensor) -> Pair:
@@ -56,7 +168,7 @@ def _smooth(curve: Pointwise, knots: Points = (), breaks: Points = ()) -> Activa
 
 
 def _step(curve: Pointwise, tail: Pointwise, low: float, high: float, knots: Points, breaks: Points = ()) -> Activation:
-    """The same for a curve f that rises from low to high with f(-x) = low + high - f(x); tail = f - low for x < 0.
+    """Moments after a curve f that rises from low to high, f(-x) = low + high - f(x); tail = f - low for x < 0.
 
     It is integrated on the side of its lower limit, `shifted` by that; points are those of that side's variable.
     """
@@ -71,11 +183,11 @@ def _step(curve: Pointwise, tail: Pointwise, low: float, high: float, knots: Poi
     return moments
 
 
-silu = _smooth(curves.silu, KNOTS["sigmoid"])
-gelu = _smooth(curves.gelu, KNOTS["gelu"])
-gelu_tanh = _smooth(curves.gelu_tanh, KNOTS["gelu"])
-mish = _smooth(curves.mish, KNOTS["mish"])
-hardswish = _smooth(curves.hardswish, breaks=KNOTS["hardswish"])
+silu = _smooth(lambda x: x * torch.sigmoid(x), KNOTS["sigmoid"])
+gelu = _smooth(lambda x: x * cdf(x), KNOTS["gelu"])
+gelu_tanh = _smooth(lambda x: x * torch.sigmoid(_tanh_argument(x)), KNOTS["gelu"])
+mish = _smooth(lambda x: x * torch.tanh(_softplus_curve(x)), KNOTS["mish"])
+hardswish = _smooth(_hardswish_curve, breaks=KNOTS["hardswish"])
 sigmoid = _step(torch.sigmoid, torch.sigmoid, 0.0, 1.0, KNOTS["sigmoid"])
 tanh = _step(torch.tanh, lambda x: 2.0 * torch.sigmoid(2.0 * x), -1.0, 1.0, KNOTS["tanh"])
 erf = _step(torch.erf, lambda x: torch.erfc(-x), -1.0, 1.0, KNOTS["erf"])
@@ -134,7 +246,7 @@ def softplus(mean: Tensor, std: Tensor, beta: Scalar = 1.0, threshold: float = 2
     jumps = () if threshold >= 20.0 else (threshold,)
 
     def f(x: Tensor) -> Tensor:
-        smooth = curves.softplus(x)
+        smooth = _softplus_curve(x)
         return smooth if not jumps else torch.where(x > threshold, x, smooth)
 
     m, v = expectation(f, beta * mean, size * std, jumps=jumps, knots=KNOTS["sigmoid"])

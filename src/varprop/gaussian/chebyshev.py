@@ -30,10 +30,10 @@ class Range(NamedTuple):
     def polynomials(self, x: Tensor, count: int) -> Tensor:
         """Chebyshev polynomials of x on the interval, along a new last axis."""
         y = (x - self.middle) / self.half
-        found = [torch.ones_like(y), y]
+        values = [torch.ones_like(y), y]
         for _ in range(2, count):
-            found.append(2.0 * y * found[-1] - found[-2])
-        return torch.stack(found[:count], -1)
+            values.append(2.0 * y * values[-1] - values[-2])
+        return torch.stack(values[:count], -1)
 
 
 def transform(count: int, like: Tensor) -> Tensor:
@@ -47,7 +47,8 @@ def transform(count: int, like: Tensor) -> Tensor:
 def at_many(function: Function, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor] | None:
     """Two smooth functions of mean and std at every place, float64; None where polynomials do not converge.
 
-    Each is within some 1e-8 of its largest value; the second, which is positive, within 1e-3 of itself.
+    Each is within some 1e-8 of its largest value; the second, which is positive, within 1e-3 of itself. None also where
+    the second is often too small for that.
 
     Args:
         function: Computes both, element by element.
@@ -59,38 +60,28 @@ def at_many(function: Function, mean: Tensor, std: Tensor) -> tuple[Tensor, Tens
     intervals = _interval(mean), _interval(std)
     for size in SIZES:
         m, s = torch.meshgrid(*(r.nodes(n, mean) for r, n in zip(intervals, size, strict=True)), indexing="ij")
-        values = torch.stack([part.view(size) for part in function(m.flatten(), s.flatten().clamp_min(0.0))])
-        found = torch.einsum("am,bs,kms->kab", *(transform(n, mean) for n in size), values)
-        largest = found.abs().amax((1, 2))
-        last = torch.maximum(found[:, -2:].abs().amax((1, 2)), found[:, :, -2:].abs().amax((1, 2)))
-        if bool((last <= CLOSE * largest).all()):
-            return _with_small_ones(function, mean, std, _evaluated(found, intervals, mean, std))
-    return None
-
-
-def _interval(x: Tensor) -> Range:
-    low, high = float(x.amin()), float(x.amax())
-    return Range(0.5 * (low + high), max(0.5 * (high - low), 1e-6 * (1.0 + abs(low))))
-
-
-def _evaluated(found: Tensor, intervals: tuple[Range, Range], mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-    parts, (count, rows, columns) = [], found.shape
-    joined = found.movedim(0, -1).reshape(rows, columns * count)
+        values = torch.stack([value.view(size) for value in function(m.flatten(), s.flatten().clamp_min(0.0))])
+        coefficients = torch.einsum("am,bs,kms->kab", *(transform(n, mean) for n in size), values)
+        sizes = coefficients.abs()
+        last = torch.maximum(sizes[:, -2:].amax((1, 2)), sizes[:, :, -2:].amax((1, 2)))
+        if bool((last <= CLOSE * sizes.amax((1, 2))).all()):
+            break
+    else:
+        return None
+    count, rows, columns = coefficients.shape
+    matrix, blocks = coefficients.movedim(0, -1).reshape(rows, columns * count), []
     for m, s in zip(mean.reshape(-1).split(BLOCK), std.reshape(-1).split(BLOCK), strict=True):
-        by_mean = (intervals[0].polynomials(m, rows) @ joined).view(-1, columns, count)
-        parts.append((by_mean * intervals[1].polynomials(s, columns).unsqueeze(-1)).sum(1))
-    first, second = torch.cat(parts).view(*mean.shape, count).unbind(-1)
-    return first, second
-
-
-def _with_small_ones(
-    function: Function, mean: Tensor, std: Tensor, found: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor] | None:
-    """Where the second is so small that the error of polynomials shows, both are computed; None if too often."""
-    first, second = found
-    small = second < SMALL * second.amax()
+        by_mean = (intervals[0].polynomials(m, rows) @ matrix).view(-1, columns, count)
+        blocks.append((by_mean * intervals[1].polynomials(s, columns).unsqueeze(-1)).sum(1))
+    first, second = torch.cat(blocks).view(*mean.shape, count).unbind(-1)
+    small = second < SMALL * second.amax()  # there the error of polynomials shows
     if int(small.sum()) > SOME * small.numel():
         return None
     if bool(small.any()):
         first[small], second[small] = function(mean[small], std[small])
     return first, second
+
+
+def _interval(x: Tensor) -> Range:
+    low, high = float(x.amin()), float(x.amax())
+    return Range(0.5 * (low + high), max(0.5 * (high - low), 1e-6 * (1.0 + abs(low))))

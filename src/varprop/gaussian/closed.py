@@ -26,12 +26,10 @@ def power(mean: Tensor, std: Tensor, n: int) -> Pair:
         raw.append(mean * raw[-1] + (j - 1) * var * raw[-2])
     v = 0.0 * std
     for k in range(n, 0, -1):
-        v = v + _as_float(math.comb(n, k) ** 2 * math.factorial(k)) * (std**k * raw[n - k]).square()
+        weight = math.comb(n, k) ** 2 * math.factorial(k)
+        factor = float(weight) if weight.bit_length() <= 1023 else math.inf
+        v = v + factor * (std**k * raw[n - k]).square()
     return raw[n], v
-
-
-def _as_float(whole: int) -> float:
-    return float(whole) if whole.bit_length() <= 1023 else math.inf
 
 
 @in_float64
@@ -49,9 +47,10 @@ def expm1(mean: Tensor, std: Tensor) -> Pair:
     return torch.expm1((mean + 0.5 * var).clamp(max=limit)), _exp(2.0 * (mean + var)) * -torch.expm1(-var)
 
 
-def _wave(damped: Tensor, other: Tensor, var: Tensor) -> Pair:
+def _wave(value: Tensor, slope: Tensor, var: Tensor) -> Pair:
+    """Moments of a sine wave from its value and slope at the mean."""
     q, e = torch.exp(-var), -torch.expm1(-var)
-    return torch.exp(-0.5 * var) * damped, 0.5 * e * (e + 2.0 * q * other.square())
+    return torch.exp(-0.5 * var) * value, 0.5 * e * (e + 2.0 * q * slope.square())
 
 
 @in_float64

@@ -14,18 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .curves import CURVES, Curve
+from .activations import CURVES, Curve
 from .normal import LEAST_STD, ROOT_TWO_PI, Pair, Slopes, constant, gauss_legendre, readable
-from .rectifier import by_variance, clamp_and_derivatives, learned_slope, square, two_slopes_and_derivatives
-from .skip import relu_of_sum_and_derivatives
+from .rectifier import (
+    by_variance,
+    clamp_and_derivatives,
+    learned_slope,
+    relu_of_sum_and_derivatives,
+    square,
+    two_slopes_and_derivatives,
+)
 
 WINDOW = 8.5  # standard deviations; what lies beyond weighs 2e-17
 SINGLE, DOUBLE = 16, 20  # nodes for each half of a panel: relative error of the variance 4e-9 and 5e-11
 _LEGENDRE = {nodes: gauss_legendre(nodes) for nodes in (SINGLE, DOUBLE)}
-
-
-def _affine(x: Pair, slope: float, offset: float) -> Slopes:
-    return _linear(x, slope, slope * slope, offset)
 
 
 def _linear(x: Pair, gain: float, var_gain: float, offset: float = 0.0) -> Slopes:
@@ -36,18 +38,18 @@ def _linear(x: Pair, gain: float, var_gain: float, offset: float = 0.0) -> Slope
 
 def _dropout(x: Pair, p: float) -> Slopes:
     mean, var = x
-    one, none = torch.ones_like(mean), torch.zeros_like(mean)
+    unit, none = torch.ones_like(mean), torch.zeros_like(mean)
     moments = torch.stack([mean, (var + p * mean.square()) / (1 - p)])
-    return moments, [square(one, none, 2 * p / (1 - p) * mean, one / (1 - p))]
+    return moments, [square(unit, none, 2 * p / (1 - p) * mean, unit / (1 - p))]
 
 
 def _maximum(x: Pair, lift: float, share: float) -> Slopes:
     """The largest of k independent equal Gaussians: m + e std, d v."""
     mean, var = x
     std = var.sqrt()
-    one, none = torch.ones_like(mean), torch.zeros_like(mean)
+    unit, none = torch.ones_like(mean), torch.zeros_like(mean)
     moments = torch.stack([mean + lift * std, share * var])
-    return moments, [square(one, 0.5 * lift / std.clamp(min=LEAST_STD), none, share * one)]
+    return moments, [square(unit, 0.5 * lift / std.clamp(min=LEAST_STD), none, share * unit)]
 
 
 def _clamp(x: Pair, low: float, high: float) -> Slopes:
@@ -61,10 +63,10 @@ def _hardsigmoid(x: Pair) -> Slopes:
 
 
 def _add(x: Pair, y: Pair, alpha: float) -> Slopes:
-    one, none = torch.ones_like(x[0]), torch.zeros_like(x[0])
+    unit, none = torch.ones_like(x[0]), torch.zeros_like(x[0])
     power = alpha * alpha
     moments = torch.stack([x[0] + alpha * y[0], x[1] + power * y[1]])
-    return moments, [square(one, none, none, one), square(alpha * one, none, none, power * one)]
+    return moments, [square(unit, none, none, unit), square(alpha * unit, none, none, power * unit)]
 
 
 def _mul(x: Pair, y: Pair) -> Slopes:
@@ -105,7 +107,7 @@ def _quadrature(curve: Curve, nodes: int) -> Callable[..., Slopes]:
         f = f - m
         leaning = weight * slope
         risen = leaning * f
-        by_std = [0.5 / std * (part * z).sum(0) for part in (leaning, risen)]
+        by_std = [0.5 / std * (weighted * z).sum(0) for weighted in (leaning, risen)]
         derivatives = square(leaning.sum(0), by_std[0], 2.0 * risen.sum(0), 2.0 * by_std[1])
         return torch.stack([m, (weight * f * f).sum(0)]), [derivatives]
 
@@ -158,7 +160,7 @@ def _nodes(mean: Tensor, std: Tensor, knots: Sequence[float], nodes: int) -> Pai
 
 def _kernels(nodes: int) -> dict[str, Callable[..., Slopes]]:
     return {
-        "affine": _affine,
+        "affine": lambda x, slope, offset: _linear(x, slope, slope * slope, offset),
         "gain": _linear,
         "dropout": _dropout,
         "maximum": _maximum,

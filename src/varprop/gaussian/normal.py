@@ -59,8 +59,8 @@ def in_float64(
             m, v = function(mean, std, *args, **kwargs)
         else:
             blocks = zip(mean.reshape(-1).split(BLOCK), std.reshape(-1).split(BLOCK), strict=True)
-            parts = [function(m, s, *args, **kwargs) for m, s in blocks]
-            m, v = (torch.cat(part).reshape(mean.shape) for part in zip(*parts, strict=True))
+            pairs = [function(m, s, *args, **kwargs) for m, s in blocks]
+            m, v = (torch.cat(results).reshape(mean.shape) for results in zip(*pairs, strict=True))
         return m.to(dtype), v.to(dtype)
 
     return wrapped
@@ -85,11 +85,11 @@ def rowwise(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tup
         return function(*inputs)
     blocks = zip(*(x.reshape(-1, width).split(rows) for x in inputs), strict=True)
     results = zip(*(function(*block) for block in blocks), strict=True)
-    return tuple(torch.cat(part).reshape(*lead, *part[0].shape[1:]) for part in results)
+    return tuple(torch.cat(result).reshape(*lead, *result[0].shape[1:]) for result in results)
 
 
 def readable(x: Tensor) -> bool:
-    """Whether values may decide what is computed: they are there without waiting, and nobody records it for others."""
+    """True if values may decide what is computed: they are at hand without waiting, and nothing is being traced."""
     recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack()
     transformed = torch._C._are_functorch_transforms_active()
     return x.is_cpu and type(x) in (Tensor, torch.nn.Parameter) and not recorded and not transformed
@@ -123,9 +123,9 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     low, high = x.clamp(max=4.0), x.clamp(min=4.0)
     # 24 steps: the start's error shrinks by about exp(-2 x sqrt(24)), below rounding from x = 4 on. Each step is one
     # operation on y = x + r.
-    one, y = torch.ones_like(high), 0.5 * (torch.sqrt(high * high + 100.0) + high)
+    unit, y = torch.ones_like(high), 0.5 * (torch.sqrt(high * high + 100.0) + high)
     for n in range(24, 2, -1):
-        y = torch.addcdiv(high, one, y, value=n)
+        y = torch.addcdiv(high, unit, y, value=n)
     r = 2.0 / y
     c = 1.0 / (high + r)
     h = 1.0 / (high + c)
@@ -162,26 +162,21 @@ class _SafeSqrtForward(_SafeSqrt):
     jvp = _SafeSqrt.backward  # of one variable: the tangent is multiplied by the same slope
 
 
-def _held_sqrt(var: Tensor) -> Tensor:
-    """The same in operations with derivatives of every order, forward ones too."""
-    root = _SafeSqrt.forward(var).detach()
-    floor = max(LEAST_STD, torch.finfo(root.dtype).tiny)
-    held = root < floor
-    return torch.where(held, root + (var - var.detach()) / (2.0 * floor), torch.where(held, 1.0, var).sqrt())
-
-
 def safe_sqrt(var: Tensor) -> Tensor:
     """sqrt(max(var, 0)) whose derivative 1 / (2 max(sqrt var, 1e-12)) stays finite at zero."""
     if not torch.is_grad_enabled():
         return _SafeSqrt.forward(var)
-    if not var.requires_grad:
-        return _held_sqrt(var)
-    root: Tensor = applied(_SafeSqrt, _SafeSqrtForward, var)
-    return root
+    if not var.requires_grad:  # in operations that have derivatives of every order, forward ones too
+        root = _SafeSqrt.forward(var).detach()
+        floor = max(LEAST_STD, torch.finfo(root.dtype).tiny)
+        held = root < floor
+        return torch.where(held, root + (var - var.detach()) / (2.0 * floor), torch.where(held, 1.0, var).sqrt())
+    result: Tensor = applied(_SafeSqrt, _SafeSqrtForward, var)
+    return result
 
 
 def differentiated(*tensors: Tensor) -> bool:
-    """Whether a gradient may be asked for."""
+    """True if a gradient by one of the tensors may be asked for."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
@@ -212,14 +207,14 @@ def gauss_legendre(n: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _cached_constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
 
 def constant(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """A 1-d tensor of constants, kept per CUDA device: a CUDA graph cannot copy them from the host."""
+    """A 1-d tensor of constants, cached per CUDA device: a CUDA graph cannot copy them from the host."""
     plain = not torch.compiler.is_compiling() and type(like) in (Tensor, torch.nn.Parameter)
     if plain and like.is_cuda:
-        return _kept(values, like.dtype, like.device)
+        return _cached_constant(values, like.dtype, like.device)
     return torch.tensor(values, dtype=like.dtype, device=like.device)

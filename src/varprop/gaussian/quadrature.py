@@ -1,4 +1,4 @@
-"""Mean and variance of any pointwise function of a Gaussian variable, by panels of Gauss-Legendre nodes."""
+"""Mean and variance of any pointwise function of a Gaussian variable, by panels of Gauss-Legendre nodes; its zeros."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -58,8 +58,7 @@ def _merge(total: tuple[Tensor, Tensor, Tensor], f: Tensor, w: Tensor) -> tuple[
     weight, mean, squares = total
     tiny = torch.finfo(w.dtype).tiny
     new = w.sum(0)
-    part = w / new.clamp(min=tiny)
-    centre = (part * f).sum(0)
+    centre = (w / new.clamp(min=tiny) * f).sum(0)
     inner = (w * (f - centre).square()).sum(0)
     delta = centre - mean
     share = new / (weight + new).clamp(min=tiny)
@@ -79,7 +78,7 @@ def _integrate(f: Pointwise, mean: Tensor, std: Tensor, edges: Tensor) -> Pair:
 
 
 def _at_kink(f: Pointwise, at: Tensor, mean: Tensor, std: Tensor, m0: Tensor, jump: bool) -> Pair:
-    """What a kink adds to the derivatives of the expectations of f and (f - m0)^2, whose constant nodes miss it.
+    """Zeros with the derivatives that a kink adds to the expectations of f and (f - m0)^2: constant nodes miss it.
 
     By Leibniz' rule, from values and slopes of f below and above it; `mass` and `lift` are zero, with the derivatives
     of P(X < at) and the higher ones of E(X - at)_+.
@@ -176,3 +175,26 @@ def shifted(
     """
     m, v = expectation(lambda x: torch.where(far, tail(x), f(x)), mean, std, breaks=breaks, knots=knots)
     return m + torch.where(far, as_tensor(limit, m), 0.0), v
+
+
+def crossings(g: Pointwise, mean: Tensor, std: Tensor, most: int) -> list[Tensor]:
+    """Up to `most` zeros of g within 9 standard deviations, by sign changes on a grid and bisection."""
+    with torch.no_grad():
+        z = torch.linspace(-9, 9, 145, dtype=torch.float64, device=mean.device).view(-1, *[1] * mean.ndim)
+        grid = mean.double() + std.double() * z
+        signs = _sign(g(grid))
+        change = (signs[1:] * signs[:-1] < 0).double()
+        order = change.topk(most, dim=0).indices
+        is_change = change.gather(0, order) > 0
+        shape = (len(z), *change.shape[1:])
+        low, high = (grid.expand(shape).gather(0, order + k) for k in (0, 1))
+        low_sign = signs.gather(0, order)
+        for _ in range(60):
+            middle = (low + high) / 2
+            left = _sign(g(middle)) == low_sign
+            low, high = torch.where(left, middle, low), torch.where(left, high, middle)
+        return list(torch.where(is_change, (low + high) / 2, mean.double()))
+
+
+def _sign(values: Tensor) -> Tensor:
+    return torch.where(values >= 0, 1.0, -1.0)  # never zero, so that a zero on the grid is a change of sign too

@@ -32,8 +32,8 @@ def stable_shift(moments: MomentsAfter) -> float:
             may have further axes (channels with parameters of their own), over which the squares are averaged.
     """
     choices = ((damping, sign) for damping in (DAMPING, 1.0) for sign in (1.0, -1.0))
-    found = (_nearest(moments, damping, sign * LARGEST) for damping, sign in choices)
-    return next((shift for shift in found if shift is not None), 0.0)
+    shifts = (_nearest(moments, damping, sign * LARGEST) for damping, sign in choices)
+    return next((shift for shift in shifts if shift is not None), 0.0)
 
 
 def _nearest(moments: MomentsAfter, damping: float, largest: float) -> float | None:
@@ -56,7 +56,7 @@ def response(moments: MomentsAfter, shifts: Tensor) -> tuple[Tensor, Tensor]:
     """For every shift, what is left of a small error of scale, and for every large r the squared error over r^2."""
     scales = torch.exp2(torch.tensor((-_NEAR, 0.0, *_FAR), dtype=torch.float64))
     before = torch.cartesian_prod(shifts, scales)
-    mean, var = (part.double().reshape(len(shifts), len(scales), -1) for part in moments(before[:, 0], before[:, 1]))
+    mean, var = (x.double().reshape(len(shifts), len(scales), -1) for x in moments(before[:, 0], before[:, 1]))
     below, above = var[:, 0].mean(1), var[:, 2].mean(1)
     rate = (above / below).log() / (4 * _NEAR * math.log(2))  # d log variance / d log scale^2
     squares = (var + (mean - mean[:, 1:2]).square()).mean(2)

@@ -21,8 +21,7 @@ from torch import Tensor
 from ..engine.plan import Plan
 from ..engine.walk import Walk, apply
 from ..gaussian.normal import Pair, safe_sqrt
-from ..gaussian.rectifier import two_slopes
-from ..gaussian.skip import FALL, SKEW, SPLIT, relu_of_sum
+from ..gaussian.rectifier import FALL, SKEW, SPLIT, relu_of_sum, two_slopes
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, trusted
 from .fold.layout import Function

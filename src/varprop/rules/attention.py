@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gaussian import series
 from ..gaussian import softmax as exact
+from ..gaussian import softmax_series
 from ..gaussian.normal import differentiated, readable
 from ..graph import ops
 from ..moments import Moments
@@ -245,7 +245,7 @@ def _many(*given: Moments) -> bool:
 def _heads_at_a_time(attend: Callable[..., Moments], *given: Moments) -> Moments:
     """As many heads, or samples, as have scores that stay in the cache of a processor."""
     heads = torch.broadcast_shapes(*(x.mean.shape[:-2] for x in given))
-    count = max(1, series.BLOCK // (given[0].shape[-2] * given[1].shape[-2]))
+    count = max(1, softmax_series.BLOCK // (given[0].shape[-2] * given[1].shape[-2]))
     means, variances = (
         zip(*(t.expand(*heads, *t.shape[-2:]).flatten(0, -3).split(count) for t in tensors), strict=True)
         for tensors in ([x.mean for x in given], [x.var for x in given])

@@ -11,7 +11,7 @@ from ...engine.clusters import Clusters
 from ...gaussian.chebyshev import at_many
 from ...gaussian.normal import cdf, ratio, working_dtype
 from ...gaussian.quadrature import expectation
-from ...gaussian.skip import positive_sum
+from ...gaussian.rectifier import positive_sum
 from ...graph.node import Node
 from ...moments import Moments
 

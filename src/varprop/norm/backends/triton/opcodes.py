@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ....gaussian.curves import KNOTS
+from ....gaussian.activations import KNOTS
 
 LINEAR, TWO_SLOPES, CLAMP, ADD, MUL, SKIP, SLOPE = range(7)
 SIGMOID, NORMAL_CDF, SILU, GELU, GELU_TANH, SOFTPLUS, ELU, MISH, HARDSWISH = range(7, 16)

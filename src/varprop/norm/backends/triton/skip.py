@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Device function: the rectifier behind a skip connection, as `gaussian.skip` computes it."""
+"""Device function: the rectifier behind a skip connection, as `gaussian.rectifier` computes it."""
 
 import triton
 import triton.language as tl
 
 from ....gaussian.normal import LEAST_STD
-from ....gaussian.skip import LEAST_RATIO, MOST_RATIO
+from ....gaussian.rectifier import LEAST_RATIO, MOST_RATIO
 from .gauss import two_slopes
 
 _LEAST_RATIO = tl.constexpr(LEAST_RATIO)

@@ -52,11 +52,6 @@ def _exponentials(mean: Tensor, var: Tensor) -> Exponentials:
     return Exponentials(p, d, pd, eps, most, torch.expm1(var.detach().amax(-1, keepdim=True)))
 
 
-def _kappa(x: Exponentials) -> Tensor:
-    """Cumulants of exp(X), with w = exp(var), are mu^2 (w - 1), mu^3 (w - 1)^2 (w + 2) and so on."""
-    return (x.product * x.product * x.share * (x.spread + 3.0)).sum(-1, keepdim=True)
-
-
 def _left_out(x: Exponentials, kappa: Tensor) -> Tensor:
     """The size of the terms of third order; k_4 = mu^4 (w - 1)^2 (w^4 + 2 w^3 + 3 w^2 - 6) from its ratio to k_3."""
     w, eps = x.widest + 1.0, x.eps.detach()
@@ -64,30 +59,30 @@ def _left_out(x: Exponentials, kappa: Tensor) -> Tensor:
     return kappa * (fourth + 10.0 * eps + 9.0 * x.most * x.widest) + 15.0 * eps * eps * eps
 
 
-def _moments(x: Exponentials, kappa: Tensor) -> Pair:
+def _second_order(x: Exponentials, kappa: Tensor) -> Pair:
     """E s and Var s; written without differences of nearly equal numbers.
 
     E s^2 / (E s)^2 - 1 = A + B + A B, A without the terms of the series and B with them alone. The rise of one logit
     counts in M and eps; in kappa it is of third order.
     """
     p, d, pd = x.share, x.spread, x.product
-    own, above = pd * p, d + 2.0
-    rise = own * d * above  # of eps, with w^2 - 1 = d (d + 2)
+    square, above = pd * p, d + 2.0
+    rise = square * d * above  # of eps, with w^2 - 1 = d (d + 2)
     once, twice = 1.0 / (pd + 1.0), 1.0 / torch.addcmul(pd.new_ones(()), pd, above)
     eps1 = (rise + x.eps) * once * once
     eps2 = torch.addcmul(x.eps, rise, torch.addcmul(above, d, above)) * twice * twice  # w^4 - 1 = (w^2 - 1) (w^2 + 1)
     g1 = torch.addcmul(-kappa, eps1, 1.0 + 3.0 * eps1)
     g2 = torch.addcmul(-4.0 * kappa, eps2, 3.0 + 15.0 * eps2)
-    a = d * (1.0 - 2.0 * p - own * (3.0 + d * (d + 3.0))) * twice * twice
+    a = d * (1.0 - 2.0 * p - square * (3.0 + d * (d + 3.0))) * twice * twice
     b = (g2 - g1 * (2.0 + g1)) / torch.square(1.0 + g1)
     m = p * once * (1.0 + g1)
     return m, m * m * torch.addcmul(a + b, a, b).clamp_min(0.0)
 
 
 def _is_small(x: Exponentials) -> bool:
-    """Whether terms of second order are as small everywhere as those of third order have to be.
+    """True if terms of second order are as small everywhere as those of third order have to be.
 
-    Of E s / p - 1 = eps - pd they are 3 eps^2 + (d + 3) (pd)^2 - kappa - 3 eps pd, and kappa <= (d + 3) pd eps.
+    In E s / p - 1 = eps - pd they are 3 eps^2 + (d + 3) (pd)^2 - kappa - 3 eps pd, and kappa <= (d + 3) pd eps.
     """
     eps, product, factor = x.eps, x.most * x.widest, x.widest + 3.0
     above, below = 3.0 * eps * eps + factor * product * product, (factor + 3.0) * product * eps
@@ -95,7 +90,7 @@ def _is_small(x: Exponentials) -> bool:
 
 
 def _first_order(x: Exponentials) -> Pair:
-    """`_moments` to first order in eps and pd."""
+    """`_second_order` to first order in eps and pd."""
     p, d, pd, eps = x.share, x.spread, x.product, x.eps
     m = torch.addcmul(p, p, eps - pd)
     a = torch.addcmul(d, d, torch.addcmul(p, pd, d + 2.0), value=-2.0)
@@ -112,18 +107,20 @@ def _block(mean: Tensor, var: Tensor) -> SoftmaxSeries:
     x = _exponentials(mean, var)
     if not differentiated(mean, var) and _is_small(x):
         return SoftmaxSeries(*_first_order(x), torch.ones_like(x.most, dtype=torch.bool))
-    kappa, alone = _kappa(x), x.most == 1.0  # as in the first row under a causal mask
-    first, second = _moments(x, kappa)
+    # cumulants of exp(X), with w = exp(var), are mu^2 (w - 1), mu^3 (w - 1)^2 (w + 2) and so on
+    kappa = (x.product * x.product * x.share * (x.spread + 3.0)).sum(-1, keepdim=True)
+    alone = x.most == 1.0  # as in the first row under a causal mask
+    first, second = _second_order(x, kappa)
     first, second = torch.where(alone, x.share, first), second.masked_fill(alone, 0.0)
     return SoftmaxSeries(first, second, _is_close(_left_out(x, kappa.detach()), x))
 
 
-def softmax(mean: Tensor, var: Tensor) -> SoftmaxSeries:
-    """Along the last axis; E softmax within 1e-6 and sd within 0.2 % in the rows that are `close`."""
+def softmax_series(mean: Tensor, var: Tensor) -> SoftmaxSeries:
+    """Softmax along the last axis; E softmax within 1e-6 and sd within 0.2 % in the rows that are `close`."""
     shape = mean.shape
     mean, var = mean.reshape(-1, shape[-1]), var.reshape(-1, shape[-1])
     rows = max(1, BLOCK // shape[-1])
     pairs = zip(mean.split(rows), var.split(rows), strict=True)
-    parts = [_block(m, v.clamp_max(WIDEST + 1.0)) for m, v in pairs]
-    first, second, close = (torch.cat(part) for part in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
+    blocks = [_block(m, v.clamp_max(WIDEST + 1.0)) for m, v in pairs]
+    first, second, close = (torch.cat(x) for x in zip(*blocks, strict=True)) if len(blocks) > 1 else blocks[0]
     return SoftmaxSeries(first.view(shape), second.view(shape), close.view(shape[:-1]))
