@@ -47,8 +47,9 @@ fuzz: $(READY) ## the tests that draw their examples, with new ones each time; a
 test-zoo: $(ZOO_READY) ## the tests on torchvision's models (installs torchvision)
 	@$(PYTEST) -m zoo $(NONE_IS_FINE)
 
-zoo: $(ZOO_VENV_READY) ## the sweep over 254 public models, for docs/zoo.md (2 GB in .venv-zoo, an hour or two; resumes)
+zoo: $(ZOO_VENV_READY) ## 254 public models propagated, normalized, folded, trained, for docs/zoo.md (2 GB, some hours; resumes)
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo sweep
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo normalize --memory 14
 	@PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo table
 
 zoo-findings: $(ZOO_VENV_READY) ## what vp.inspect says of the same models, sound and damaged, for docs/inspector.md (resumes)

@@ -1,7 +1,8 @@
 """Sweep over public models with random weights.
 
 python -m benchmarks.zoo sweep [MODEL ...] [--samples 24] [--limit 300] [--again]   (all models if none is named)
-python -m benchmarks.zoo table                                                     (docs/zoo.md, docs/results/zoo.json)
+python -m benchmarks.zoo normalize [MODEL ...]   vp.normalize, vp.fold and a step of training against the original
+python -m benchmarks.zoo table                   docs/zoo.md, docs/results/zoo.json, zoo_normalize.json
 python -m benchmarks.zoo alarms [MODEL ...]      what vp.inspect says of each as it is
 python -m benchmarks.zoo damage [MODEL ...]      and of some of them damaged in ways it has to notice
 python -m benchmarks.zoo findings                the tables of both for docs/inspector.md, docs/results/findings.json
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from . import alarms, damage, measure, table
+from . import alarms, damage, measure, normalized, table
 from .models import all_names
 from .sweep import Settings, journal, sweep
 
@@ -37,7 +38,7 @@ RUNS = Path("runs/zoo")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["sweep", "table", "alarms", "damage", "findings"])
+    parser.add_argument("command", choices=["sweep", "normalize", "table", "alarms", "damage", "findings"])
     parser.add_argument("models", nargs="*", default=[])
     parser.add_argument("--samples", type=int, default=24)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a model")
@@ -47,11 +48,13 @@ def main() -> None:
     torch.set_num_threads(1)
     studies = {
         "sweep": (RUNS / "zoo.jsonl", partial(measure.study, samples=options.samples), measure.said),
+        "normalize": (RUNS / "normalize.jsonl", normalized.study, normalized.said),
         "alarms": (RUNS / "alarms.jsonl", alarms.study, alarms.said),
         "damage": (RUNS / "damage.jsonl", damage.study, damage.said),
     }
     if options.command == "table":
-        table.write(all_names(), journal(RUNS / "zoo.jsonl"), options.samples)
+        checked = normalized.write(all_names(), journal(RUNS / "normalize.jsonl"))
+        table.write(all_names(), journal(RUNS / "zoo.jsonl"), checked, options.samples)
     elif options.command == "findings":
         sound, damaged = alarms.committed()
         sound = alarms.newest(sound, journal(RUNS / "alarms.jsonl"))
@@ -59,7 +62,7 @@ def main() -> None:
         alarms.write([sound[name] for name in all_names() if name in sound], list(damaged.values()))
     else:
         names = damage.models() if options.command == "damage" else _smallest_first()
-        stamp = {} if options.command == "sweep" else alarms.stamp()
+        stamp = alarms.stamp() if options.command in ("alarms", "damage") else {}
         settings = Settings(*studies[options.command], options.limit, options.memory, options.again, stamp)
         sweep(options.models or names, settings)
 

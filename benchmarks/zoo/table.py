@@ -43,6 +43,15 @@ seconds are those of capture, of propagation, and of propagation with positions 
 """
 
 
+NORMALIZED = """## Normalized, folded and trained
+The same models through `vp.normalize`, after parameters that are all 0 or 1 and the statistics of batch norms have got
+random values: with `init="preserve"` the function is the one it was, `vp.fold` gives the function of the normalized
+model, before and after a step of training, the loss is finite, and no parameter that had a gradient is without one.
+Differences are the largest of any output, relative to its standard deviation, in double precision (in single precision
+for models above 150 million parameters, and where it is written into their code). *Refused*: with one sentence, below.
+"""
+
+
 def golden(records: Iterable[Record]) -> list[Record]:
     """What has to be the same each time, a short record a model."""
     return [_kept(record) for record in records]
@@ -68,8 +77,11 @@ def _error(record: Record) -> float:
     return found
 
 
-def write(names: list[str], measured: dict[str, Record], samples: int) -> None:
-    """The golden file, the times, and the page; models that were not measured keep what the files say of them."""
+def write(names: list[str], measured: dict[str, Record], normalized: list[Record], samples: int) -> None:
+    """The golden file, the times, and the page; models that were not measured keep what the files say of them.
+
+    `normalized` are the records of the normalization, as `normalized.write` returns them.
+    """
     known = {record["model"]: record for record in json.loads(GOLDEN.read_text())}
     known |= {record["model"]: record for record in golden(measured.values())}
     short = [known.get(name, {"model": name, "status": "not measured"}) for name in names]
@@ -79,7 +91,7 @@ def write(names: list[str], measured: dict[str, Record], samples: int) -> None:
     TIMES.write_text(
         "{\n" + ",\n".join(f'"{name}": {json.dumps(times[name])}' for name in names if name in times) + "\n}\n"
     )
-    PAGE.write_text(page(short, times, samples))
+    PAGE.write_text(page(short, times, normalized, samples))
 
 
 def _times(record: Record) -> list[float]:
@@ -89,12 +101,13 @@ def _times(record: Record) -> list[float]:
     ]
 
 
-def page(records: list[Record], times: dict[str, list[float]], samples: int) -> str:
+def page(records: list[Record], times: dict[str, list[float]], normalized: list[Record], samples: int) -> str:
     """The page in markdown."""
     head = INTRODUCTION.format(total=len(records), machine=_machine(), versions=_versions(), samples=samples)
-    parts = [head, _groups(records, times), "## Not end to end", _failures(records), "## Error above 10 %"]
-    parts += [_large(records), "## What keeping positions apart brings", _apart(records)]
-    return "\n".join([*parts, "## All models", _models(records, times)])
+    sections = [head, _groups(records, times), NORMALIZED, _normalized(normalized), _not_normalized(normalized)]
+    sections += ["## Not end to end", _failures(records), "## Error above 10 %", _large(records)]
+    sections += ["## What keeping positions apart brings", _apart(records), "## All models", _models(records, times)]
+    return "\n".join(sections)
 
 
 def _machine() -> str:
@@ -135,6 +148,32 @@ def _group(name: str, records: list[Record], times: dict[str, list[float]]) -> l
 
 def _share(part: int, whole: int) -> str:
     return f"{part} ({part / whole:.0%})"
+
+
+def _normalized(records: list[Record]) -> str:
+    head = ["group", "models", "right", "refused", "wrong or crashed", "preserve, largest difference", "fold", "dtype"]
+    rows = []
+    for dtype in ("float64", "float32", ""):
+        of_dtype = [record for record in records if record.get("dtype", "") == dtype]
+        for group in dict.fromkeys(map(kind, of_dtype)):
+            members = [record for record in of_dtype if kind(record) == group]
+            done = [record for record in members if record["status"] == "done"]
+            wrong = [record for record in members if record["status"] in ("differs", "crash", "too long")]
+            largest = [f"{max(record[key] for record in done):.0e}" if done else "" for key in ("preserve", "fold")]
+            counts = [len(members), len(done), len(members) - len(done) - len(wrong), len(wrong)]
+            rows.append([group, *map(str, counts), *largest, dtype])
+    return _table(head, rows)
+
+
+def _not_normalized(records: list[Record]) -> str:
+    failed = [record for record in records if record["status"] != "done"]
+    rows = [[r["model"], r["status"], r.get("error") or r.get("step") or _distances(r)] for r in failed]
+    return _table(["model", "what", "why"], rows) if rows else "All of them are.\n"
+
+
+def _distances(record: Record) -> str:
+    keys = ("preserve", "preserve, fold", "fold", "step, fold")
+    return ", ".join(f"{key} {record[key]:.0e}" for key in keys if record[key] > record["tolerance"])
 
 
 def _failures(records: list[Record]) -> str:

@@ -52,7 +52,7 @@ def test_the_page_counts_and_names_failures() -> None:
         "approximate": 0,
         "missing": {"aten.foo.default": 2},
     }
-    text = page(golden([record(), bad]), {"basic/net": [1.2, 0.5]}, 8)
+    text = page(golden([record(), bad]), {"basic/net": [1.2, 0.5]}, [], 8)
     assert "| basic | 2 | 1 (50%) | 0 (0%) | 0 (0%) | 35.1% | 0.5 |" in text
     assert "| basic/other | missing | aten.foo.default x2 |" in text
     assert "| basic/net | 35% | average over values that are correlated (from pool on) |" in text
@@ -63,7 +63,7 @@ def test_positions_apart_count_where_they_were_measured() -> None:
     both = record(apart={"propagate_s": 2.0, "median_error": 0.02, "good_layers": 4, "cause": None})
     (kept,) = golden([both])
     assert kept["median_error"] == 0.351 and kept["apart_error"] == 0.02 and "why" not in kept
-    text = page([kept], {"basic/net": [1.2, 0.5, 2.0]}, 8)
+    text = page([kept], {"basic/net": [1.2, 0.5, 2.0]}, [], 8)
     assert "| basic | 1 | 1 (100%) | 0 (0%) | 1 (100%) | 2.0% | 0.5 |" in text
     assert "| basic/net | 35.1% | 2.0% |" in text and "| 1.2, 0.5, 2.0 | 4 | 2.0% |" in text
 
@@ -71,3 +71,16 @@ def test_positions_apart_count_where_they_were_measured() -> None:
 def test_positions_apart_that_failed_are_said() -> None:
     (kept,) = golden([record(apart={"error": "not finished within 5 s"})])
     assert kept["why"].endswith("(from pool on); positions apart: not finished within 5 s")
+
+
+def test_the_page_tells_what_the_normalization_changed() -> None:
+    done = {"model": "basic/a", "status": "done", "dtype": "float64", "tolerance": 1e-8, "preserve": 2e-15, "fold": 0.0}
+    distances = {"preserve": 12.0, "preserve, fold": 1e-15, "fold": 1e-3, "step, fold": 0.0}
+    wrong = done | {"model": "basic/b", "status": "differs"} | distances
+    refused = {"model": "basic/c", "status": "ValueError", "dtype": "float64", "error": "There is no layer."}
+    crashed = {"model": "basic/d", "status": "crash", "error": "KeyError: p"}
+    text = page([], {}, [done, wrong, refused, crashed], 8)
+    assert "| basic | 3 | 1 | 1 | 1 | 2e-15 | 0e+00 | float64 |" in text
+    assert "| basic | 1 | 0 | 0 | 1 |  |  |  |" in text
+    assert "| basic/b | differs | preserve 1e+01, fold 1e-03 |" in text
+    assert "| basic/c | ValueError | There is no layer. |" in text and "| basic/d | crash | KeyError: p |" in text
