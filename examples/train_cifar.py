@@ -26,6 +26,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import varprop as vp
 from varprop_lab.data.datasets import load
+from varprop_lab.deep.normalizations import BatchRenorm2d, StandardizedConv2d, renorm_limits
 from varprop_lab.training.cuda_graph import captured_step
 
 BLOCKS = {  # in every stage; two layers a block, one before and one behind them
@@ -38,7 +39,11 @@ BLOCKS = {  # in every stage; two layers a block, one before and one behind them
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
     "analytic": nn.BatchNorm2d,  # whose place it takes
+    "renorm": BatchRenorm2d,
     "group": lambda channels: nn.GroupNorm(min(32, channels // 2), channels),
+    "group16": lambda channels: nn.GroupNorm(max(1, channels // 16), channels),  # 16 channels in each
+    "group-ws": lambda channels: nn.GroupNorm(min(32, channels // 2), channels),  # and weight standardization
+    "group16-ws": lambda channels: nn.GroupNorm(max(1, channels // 16), channels),
     "layer": lambda channels: nn.GroupNorm(1, channels),
     "weight": lambda channels: nn.Identity(),  # is inside the convolutions
     "none": lambda channels: nn.Identity(),
@@ -65,7 +70,8 @@ def resnet(name: str, norm: str, width: int, classes: int = 10) -> nn.Sequential
     """The form for images of 32 x 32: a stem of 3 x 3 without pooling."""
 
     def layer(before: int, after: int, size: int, stride: int) -> list[nn.Module]:
-        conv = nn.Conv2d(before, after, size, stride, size // 2, bias=norm in ("weight", "none"))
+        kind = StandardizedConv2d if norm.endswith("-ws") else nn.Conv2d
+        conv = kind(before, after, size, stride, size // 2, bias=norm in ("weight", "none"))
         return [weight_norm(conv) if norm == "weight" else conv, NORMS[norm](after)]
 
     layers: list[nn.Module] = [*layer(3, width, 3, 1), nn.ReLU()]
@@ -107,13 +113,19 @@ def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
     return padded.permute(0, 2, 3, 1)[first, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def batches(images: Tensor, labels: Tensor, size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """All images once, in an order that depends on seed and epoch alone; the rest that fills no batch is left out."""
+def epoch_of(images: Tensor, labels: Tensor, size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """All images once, many at a time, in an order that seed and epoch decide; without those that fill no batch."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
     order = torch.randperm(len(images), generator=generator).to(images.device)
     for chosen in order[: len(order) // size * size].split(size * max(1, AUGMENTED_TOGETHER // size)):
         many = augmented(images[chosen], generator).contiguous(memory_format=torch.channels_last)
-        yield from zip(many.split(size), labels[chosen].split(size), strict=True)
+        yield many, labels[chosen]
+
+
+def batches(images: Tensor, labels: Tensor, size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The images of an epoch in batches."""
+    for many, their in epoch_of(images, labels, size, seed, epoch):
+        yield from zip(many.split(size), their.split(size), strict=True)
 
 
 class Data(NamedTuple):
@@ -162,6 +174,7 @@ class Run:
         self.steps = len(self.data.train[0]) // options.batch
         model = make(options, vp.input_moments(self.data.train[0].cpu()))
         self.model = model.to(self.device, memory_format=torch.channels_last)
+        self.renorms = [layer for layer in self.model.modules() if isinstance(layer, BatchRenorm2d)]
         self.optimizer = self.make_optimizer()
         peaks, steps = [group["lr"] for group in self.optimizer.param_groups], self.steps * options.epochs
         self.rate = torch.optim.lr_scheduler.OneCycleLR(
@@ -207,6 +220,10 @@ class Run:
         for x, y in batches(*self.data.train, self.options.batch, self.options.seed, number):
             if self.options.graph and self.gradients == self._gradients:
                 self.gradients = self._graphed(x, y)
+            for layer in self.renorms:
+                layer.limits.copy_(
+                    torch.tensor(renorm_limits(self.rate.last_epoch / (self.steps * self.options.epochs)))
+                )
             total += self.gradients(x, y)
             self.optimizer.step()
             self.rate.step()

@@ -19,7 +19,7 @@ def losses(run: Run) -> list[float]:
     return [epoch["loss"] for epoch in run.history]
 
 
-@pytest.mark.parametrize("norm", ["batch", "analytic", "group", "layer", "weight", "none"])
+@pytest.mark.parametrize("norm", ["batch", "analytic", "renorm", "group", "group16-ws", "layer", "weight", "none"])
 def test_every_normalization(data: str, norm: str) -> None:
     result = run(data, "--norm", norm).train()
     assert torch.tensor([epoch["loss"] for epoch in result["history"]]).isfinite().all()
