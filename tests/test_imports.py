@@ -26,6 +26,7 @@ ORDER = [
     "rules",
     "engine",
     "training",
+    "predict",
     "norm",
     "convert",
     "inspection",

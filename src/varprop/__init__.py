@@ -12,6 +12,7 @@ from .inspection import Comparison, Report, Summary, inspect, summary
 from .moments import Moments, Tokens
 from .norm import FoldReport, PlainWarning, fold_report, init_, normalize, unchanged
 from .norm.api import fold
+from .predict import Prediction, predict
 from .rules.registry import elementwise, rule, structural
 from .training.input_moments import input_moments
 from .training.learning_rate import LRSearch, find_lr
@@ -28,6 +29,7 @@ __all__ = [
     "MissingRule",
     "Moments",
     "PlainWarning",
+    "Prediction",
     "Program",
     "Report",
     "Result",
@@ -47,6 +49,7 @@ __all__ = [
     "inspect",
     "normalize",
     "param_groups",
+    "predict",
     "propagate",
     "reparametrize",
     "rule",

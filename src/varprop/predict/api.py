@@ -1,0 +1,296 @@
+"""`vp.predict`: the outputs of a trained network with their uncertainty, in one pass and without sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..engine.api import capture
+from ..engine.plan import Plan, make_plan, require_complete
+from ..graph.capture import Program
+from ..graph.node import Node
+from ..moments import Moments
+from ..training.restore import preserved_modes
+from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source
+from .draws import combine_with_draws
+from .prediction import CURVED, Prediction, SourceShare
+
+Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
+MOST_OUTPUTS = 256  # more have to be chosen: every output costs a backward pass
+MEMORY = 4 << 30  # bytes for derivatives of all outputs by all sources of one batch
+
+
+def predict(
+    model: nn.Module | Program,
+    x: Tensor,
+    *,
+    input_var: Tensor | float | None = None,
+    parameter_var: Mapping[str, Tensor | float] | None = None,
+    outputs: int | Sequence[int] | Tensor | None = None,
+    random: Random | None = None,
+    draws: int = 0,
+) -> Prediction:
+    """Mean and covariance of a network's outputs under dropout, noisy inputs and uncertain weights.
+
+    One forward pass of the rules, and one backward pass for every output, take the place of many runs of the network
+    with drawn noise. Correlations between units are followed to first order through the whole graph; what is left out
+    is how the curvature of one layer correlates units of the next (`Prediction.reliable` says where that matters).
+
+    Dropout and other noise layers are at work, everything else is in evaluation mode: batch norms use their stored
+    statistics. The model itself is not changed.
+
+    Args:
+        model: Any model `torch.export` can trace, or the result of `capture`, which keeps the modes it was captured in.
+        x: A batch of inputs; the first axis runs over samples.
+        input_var: Variance of the input's elements, a number or a tensor that broadcasts to `x`.
+        parameter_var: Variances of parameters by name, as a mean-field posterior has them; tensors of the parameters'
+            shapes, or numbers.
+        outputs: Which outputs, as flat indices of one sample's output, or directions as a tensor (k, *output shape),
+            such as the difference of two logits; all of them if left out.
+        random: The modules whose noise counts: a path or several, or a predicate called as ``random(path, module)``;
+            all dropout and drop-path modules if left out.
+        draws: How many real draws to add. The analytic result serves as a control variate: it makes a few draws
+            as good as many where it is right, and they correct it where it is not.
+
+    Returns:
+        The prediction for every sample.
+
+    Raises:
+        ValueError: If nothing is random, a variance is negative or of a wrong shape, or there are too many outputs.
+        MissingRule: If operations on the random path have no rule.
+
+    Example:
+        >>> import torch, varprop as vp
+        >>> nn = torch.nn
+        >>> model = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3))
+        >>> prediction = vp.predict(model, torch.randn(8, 4))
+        >>> prediction.mean.shape, prediction.std.shape, prediction.covariance.shape
+        (torch.Size([8, 3]), torch.Size([8, 3]), torch.Size([8, 3, 3]))
+    """
+    if not isinstance(x, Tensor) or x.ndim < 1 or len(x) == 0:
+        raise ValueError("predict takes a batch of inputs as a tensor whose first axis runs over samples.")
+    program = model if isinstance(model, Program) else _captured(model, x, random)
+    if len(program.inputs) != 1 or len(program.outputs) != 1:
+        raise ValueError(
+            f"predict takes models with one tensor input and one output, not {len(program.inputs)} and "
+            f"{len(program.outputs)}: wrap the model in one that fixes the other inputs and returns one output."
+        )
+    size = program.inputs[0].form.shape[0]
+    if tuple(program.inputs[0].form.shape[1:]) != tuple(x.shape[1:]):
+        raise ValueError(
+            f"The model was captured with samples of shape {tuple(program.inputs[0].form.shape[1:])}, but x has "
+            f"{tuple(x.shape[1:])}."
+        )
+    var = None if input_var is None else _checked_variance("input_var", input_var, x)
+    pieces = []
+    for start in range(0, len(x), size):
+        part = x[start : start + size]
+        missing = size - len(part)
+        padded = torch.cat([part, part[-1:].expand(missing, *part.shape[1:])]) if missing else part
+        part_var = (
+            None if var is None else torch.cat([var[start : start + size], var[-1:].expand(missing, *x.shape[1:])])
+        )
+        pieces.append(_predict_batch(program, padded, part_var, parameter_var or {}, outputs, draws, len(part)))
+    return pieces[0] if len(pieces) == 1 else _joined(pieces)
+
+
+def _captured(model: nn.Module, x: Tensor, random: Random | None) -> Program:
+    """The model with its noise layers at work and everything else in evaluation mode."""
+    with preserved_modes(model):
+        model.eval()
+        for path, module in model.named_modules():
+            if _is_random(path, module, random):
+                module.train()
+        return capture(model, x)
+
+
+def _is_random(path: str, module: nn.Module, random: Random | None) -> bool:
+    if random is None:
+        name = type(module).__name__.lower()
+        return not list(module.children()) and ("dropout" in name or "droppath" in name or "stochasticdepth" in name)
+    if callable(random):
+        return random(path, module)
+    return path in ([random] if isinstance(random, str) else list(random))
+
+
+def _checked_variance(name: str, value: Tensor | float, like: Tensor) -> Tensor:
+    var = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    try:
+        var = var.expand(like.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{name} has shape {tuple(var.shape)}, which does not broadcast to {tuple(like.shape)}."
+        ) from None
+    if not bool((var >= 0).all() & var.isfinite().all()):
+        raise ValueError(f"{name} must be finite and not negative: its smallest value is {float(var.min())}.")
+    return var
+
+
+def _random_parameters(program: Program, given: Mapping[str, Tensor | float]) -> dict[Node, ParameterNoise]:
+    names = {name: node for node, name in program.state.items()}
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise ValueError(
+            f"parameter_var names '{unknown[0]}', which the model does not use: it has "
+            f"{', '.join(list(names)[:6])}, ..."
+        )
+    tensors = program.tensors()
+    return {
+        names[name]: ParameterNoise(
+            name, _checked_variance(f"parameter_var['{name}']", var, tensors[names[name]].detach())
+        )
+        for name, var in given.items()
+    }
+
+
+def _predict_batch(
+    program: Program,
+    x: Tensor,
+    input_var: Tensor | None,
+    parameter_var: Mapping[str, Tensor | float],
+    outputs: Any,
+    draws: int,
+    count: int,
+) -> Prediction:
+    """The prediction for the first `count` samples of a batch of the captured size."""
+    (entry,) = program.inputs
+    parameters = _random_parameters(program, parameter_var)
+    plan = make_plan(program, [*([entry] if input_var is not None else []), *parameters])
+    require_complete(plan, "leave out what makes them random")
+    _require_random(plan, program)
+    with torch.enable_grad():
+        evaluation, mean, sources = _evaluate(program, plan, x, input_var, parameters)
+        directions = _directions(mean, outputs)
+        chosen = mean.flatten(1) @ directions.T
+        _require_memory(chosen, sources)
+        gradients = _gradients(chosen, sources)
+    with torch.no_grad():
+        factors = [source.factors(gradient) for source, gradient in zip(sources, gradients, strict=True)]
+        covariance = sum((factor @ factor.mT for factor in factors), torch.zeros((), dtype=x.dtype, device=x.device))
+        assert isinstance(covariance, Tensor)
+        shares = tuple(
+            SourceShare(source.name, source.kind, factor.square().sum(-1)[:count])
+            for source, factor in zip(sources, factors, strict=True)
+        )
+        by_input = None
+        if input_var is not None:
+            by_input = factors[0].square().view(len(x), -1, *x.shape[1:])[:count]
+        diagonal = evaluation.value(program.outputs[0]).dense().var.flatten(1) @ directions.square().T
+        prediction = Prediction(
+            chosen.detach()[:count],
+            covariance[:count],
+            shares,
+            by_input,
+            _reliable(covariance, diagonal, shares, count),
+            dict(evaluation.linearized),
+        )
+        if draws:
+            prediction = combine_with_draws(
+                prediction, program, evaluation, sources, x, directions, gradients, draws, count
+            )
+    return prediction
+
+
+def _require_random(plan: Plan, program: Program) -> None:
+    output = program.outputs[0]
+    if not (isinstance(output, Node) and plan.random(output)):
+        raise ValueError(
+            "Nothing that reaches the output is random: the model has no dropout at work. Give input_var or "
+            "parameter_var, or name the modules with noise by random=."
+        )
+
+
+def _evaluate(
+    program: Program, plan: Plan, x: Tensor, input_var: Tensor | None, parameters: dict[Node, ParameterNoise]
+) -> tuple[MeanEvaluation, Tensor, list[Source]]:
+    env: dict[Node, Any] = {
+        node: value.detach() if isinstance(value, Tensor) else value for node, value in program.tensors().items()
+    }
+    for node, parameter in parameters.items():
+        env[node] = Moments(env[node], parameter.var)
+    (entry,) = program.inputs
+    sources: list[Source] = []
+    env[entry] = x.detach()
+    if input_var is not None:
+        leaf = torch.zeros_like(x, requires_grad=True)
+        env[entry] = Moments(x.detach() + leaf, input_var)
+        sources.append(ElementNoise(program.names[0], "input", leaf, input_var, entry))
+    evaluation = MeanEvaluation(plan, env, parameters)
+    evaluation.run()
+    mean = evaluation.value(program.outputs[0]).dense().mean
+    sources += [*evaluation.sources, *(parameter for parameter in parameters.values() if parameter.uses)]
+    return evaluation, mean, sources
+
+
+def _directions(mean: Tensor, outputs: Any) -> Tensor:
+    """The output directions as rows, (k, elements of one sample's output)."""
+    elements = mean[0].numel()
+    if isinstance(outputs, Tensor) and outputs.is_floating_point():
+        if tuple(outputs.shape[1:]) != tuple(mean.shape[1:]):
+            raise ValueError(
+                f"Directions must have shape (k, {', '.join(map(str, mean.shape[1:]))}), not {tuple(outputs.shape)}."
+            )
+        return outputs.reshape(len(outputs), -1).to(mean)
+    if outputs is None:
+        if elements > MOST_OUTPUTS:
+            raise ValueError(
+                f"The model has {elements} outputs a sample, and every one costs a backward pass: choose some by "
+                f"outputs=, as flat indices or directions."
+            )
+        return torch.eye(elements, dtype=mean.dtype, device=mean.device)
+    index = torch.as_tensor([outputs] if isinstance(outputs, int) else outputs, device=mean.device)
+    if bool((index < -elements).any() | (index >= elements).any()):
+        raise ValueError(f"outputs names index {int(index.abs().max())}, but a sample has {elements} outputs.")
+    rows = mean.new_zeros(len(index), elements)
+    rows[torch.arange(len(index)), index % elements] = 1
+    return rows
+
+
+def _require_memory(chosen: Tensor, sources: list[Source]) -> None:
+    each = sum(leaf.numel() for source in sources for leaf in source.leaves) * chosen.element_size()
+    if 2 * each * chosen.shape[1] > MEMORY and chosen.shape[1] > 1:
+        fits = max(1, MEMORY // (2 * each))
+        raise ValueError(
+            f"{chosen.shape[1]} outputs for {len(chosen)} samples at a time need "
+            f"{2 * each * chosen.shape[1] / 2**30:.1f} GiB of derivatives: {fits} outputs fit, or "
+            f"{max(1, len(chosen) * fits // chosen.shape[1])} samples at a time."
+        )
+
+
+def _gradients(chosen: Tensor, sources: list[Source]) -> list[list[Tensor]]:
+    """For every source, derivatives of all outputs by its leaves, (outputs, batch, ...)."""
+    leaves = [leaf for source in sources for leaf in source.leaves]
+    found: list[list[Tensor]] = [[] for _ in leaves]
+    for output in range(chosen.shape[1]):
+        last = output == chosen.shape[1] - 1
+        by_leaf = torch.autograd.grad(chosen[:, output].sum(), leaves, retain_graph=not last, allow_unused=True)
+        for column, leaf, gradient in zip(found, leaves, by_leaf, strict=True):
+            column.append(torch.zeros_like(leaf) if gradient is None else gradient)
+    stacked = iter([torch.stack(column) for column in found])
+    return [[next(stacked) for _ in source.leaves] for source in sources]
+
+
+def _reliable(covariance: Tensor, diagonal: Tensor, shares: tuple[SourceShare, ...], count: int) -> Tensor:
+    total = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[:count]
+    first_order = ("input", "parameter", "dropout", "draw")
+    curved = sum((s.variance.sum(1) for s in shares if s.kind not in first_order), torch.zeros_like(total))
+    shortfall = (diagonal.sum(1)[:count] / total.clamp_min(torch.finfo(total.dtype).tiny)).clamp_max(1)
+    return curved <= CURVED * shortfall * total
+
+
+def _joined(pieces: list[Prediction]) -> Prediction:
+    shares = tuple(
+        SourceShare(same[0].name, same[0].kind, torch.cat([share.variance for share in same]))
+        for same in zip(*(piece.shares for piece in pieces), strict=True)
+    )
+
+    def joined(name: str, axis: int = 0) -> Tensor | None:
+        values = [getattr(piece, name) for piece in pieces]
+        return None if values[0] is None else torch.cat(values, axis)
+
+    mean, covariance = torch.cat([p.mean for p in pieces]), torch.cat([p.covariance for p in pieces])
+    by_input, reliable, draws = joined("input_variance"), joined("reliable"), joined("draws", 1)
+    return Prediction(mean, covariance, shares, by_input, reliable, pieces[0].linearized, draws)

@@ -1,0 +1,99 @@
+"""Softmax and attention to first order around their means: cheap, and with the derivatives of the plain operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..graph.node import Node
+from ..moments import Moments
+
+aten = torch.ops.aten
+
+
+def mean_of(value: Any) -> Any:
+    """The mean of a random value with every axis written out; a constant itself."""
+    return value.dense().mean if isinstance(value, Moments) else value
+
+
+def var_of(value: Any) -> Tensor:
+    """The variance of a random value with every axis written out; zeros for a constant."""
+    return value.dense().var if isinstance(value, Moments) else torch.zeros_like(value)
+
+
+def softmax(node: Node, x: Moments, dim: int, *_: Any, **__: Any) -> Moments:
+    """d p_j = p_j (d x_j - sum_k p_k d x_k) for independent logits."""
+    plain = node.target(x.dense().mean, dim, *node.args[2:])
+    var, p = var_of(x), plain.detach()
+    return Moments(plain, p.square() * ((1 - 2 * p) * var + (p.square() * var).sum(dim, keepdim=True)).clamp_min(0))
+
+
+def log_softmax(node: Node, x: Moments, dim: int, *_: Any, **__: Any) -> Moments:
+    """d log p_j = d x_j - sum_k p_k d x_k for independent logits."""
+    plain = node.target(x.dense().mean, dim, *node.args[2:])
+    var, p = var_of(x), plain.detach().exp()
+    return Moments(plain, ((1 - 2 * p) * var + (p.square() * var).sum(dim, keepdim=True)).clamp_min(0))
+
+
+def attention(
+    node: Node,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Moments:
+    """Var = sum_j p_j² (Var v_j + (v_j - out)² Var s_j) for scores s independent of one another.
+
+    Dropout of the weights multiplies p_j² E[v_j²] by d / (1 - d) more.
+    """
+    q, k, v, mask = (mean_of(argument) for argument in (query, key, value, attn_mask))
+    plain = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    with torch.no_grad():
+        vq, vk, vv = (var_of(argument) for argument in (query, key, value))
+        if enable_gqa:
+            times = q.shape[-3] // k.shape[-3]
+            k, v, vk, vv = (t.repeat_interleave(times, -3) for t in (k, v, vk, vv))
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        scores = factor * q @ k.mT
+        if is_causal:
+            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(future, -torch.inf)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+        p = torch.softmax(scores, -1)
+        score_var = factor**2 * (q.square() @ vk.mT + vq @ (k.square() + vk).mT)
+        if isinstance(attn_mask, Moments):
+            score_var = score_var + attn_mask.dense().var
+        by_score, squares = p.square() * score_var, p.square()
+        out = p @ v
+        between = by_score @ v.square() - 2 * out * (by_score @ v) + out.square() * by_score.sum(-1, keepdim=True)
+        dropped = dropout_p / (1 - dropout_p) * (squares @ (v.square() + vv))
+        return Moments(plain, squares @ vv + between.clamp_min(0) + dropped)
+
+
+FIRST_ORDER: dict[Any, Callable[..., Moments]] = {
+    aten.scaled_dot_product_attention: attention,
+    aten.softmax: softmax,
+    aten._softmax: softmax,
+    aten.log_softmax: log_softmax,
+    aten._log_softmax: log_softmax,
+}
+
+
+def dropped_variance(node: Node, query: Any, key: Any, value: Any, *settings: Any, **named: Any) -> Tensor | None:
+    """The variance that dropout of attention weights adds; None if there is none."""
+    dropout_p = settings[1] if len(settings) > 1 else named.get("dropout_p", 0.0)
+    if not dropout_p:
+        return None
+    noisy = attention(node, query, key, value, *settings, **named).var
+    settings, named = (*settings[:1], 0.0, *settings[2:]), {**named, **({} if settings else {"dropout_p": 0.0})}
+    return noisy - attention(node, query, key, value, *settings, **named).var

@@ -1,0 +1,286 @@
+"""Error bars in one pass against exact covariances where they are known, and against real draws elsewhere."""
+
+import doctest
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import varprop as vp
+from varprop.predict import api, prediction
+
+DRAWS = 3000
+
+
+@torch.no_grad()
+def drawn(model, x):
+    """Outputs under dropout, the rest in evaluation mode: (draws, batch, ...)."""
+    model.eval()
+    for module in model.modules():
+        module.train(isinstance(module, nn.modules.dropout._DropoutNd))
+    return model(x.repeat(DRAWS, *[1] * (x.ndim - 1))).unflatten(0, (DRAWS, len(x)))
+
+
+@torch.no_grad()
+def with_drawn_parameters(model, x, parameter_var):
+    """Outputs of a model in evaluation mode with parameters drawn anew for every draw."""
+    model.eval()
+    parameters = dict(model.named_parameters())
+    many = {
+        name: parameters[name] + var**0.5 * torch.randn(DRAWS, *parameters[name].shape)
+        for name, var in parameter_var.items()
+    }
+    return torch.vmap(lambda drawn: torch.func.functional_call(model, {**parameters, **drawn}, (x,)))(many)
+
+
+def assert_like_draws(prediction, draws, std=0.05, mean=0.1):
+    """Std within `std` in the median and twice that for 80 % of outputs, means within `mean` of a std."""
+    ratio = (prediction.std / draws.std(0)).flatten()
+    off = ((prediction.mean - draws.mean(0)) / draws.std(0)).abs()
+    assert abs(ratio.median() - 1) < std, ratio.median()
+    assert ((ratio - 1).abs() < 2 * std).float().mean() >= 0.8
+    assert off.median() < mean
+
+
+def mlp(p=0.3, width=64, outputs=5, act=nn.ReLU):
+    torch.manual_seed(0)
+    hidden = [nn.Linear(width, width), act(), nn.Dropout(p)]
+    return nn.Sequential(nn.Linear(8, width), act(), nn.Dropout(p), *hidden, nn.Linear(width, outputs))
+
+
+def test_a_linear_network_is_exact():
+    """Var[W D x] = W diag(p/(1-p) x²) Wᵀ, and input noise goes through W."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Dropout(0.25), nn.Linear(6, 4)).double(), torch.randn(3, 6, dtype=torch.float64)
+    weight = model[1].weight.detach()
+    expected = torch.einsum("oi,bi,pi->bop", weight, x.square() / 3, weight)
+    found = vp.predict(model, x)
+    torch.testing.assert_close(found.covariance, expected)
+    torch.testing.assert_close(found.mean, model.eval()(x).detach())
+    noise = torch.rand(6, dtype=torch.float64)
+    found = vp.predict(model[1], x, input_var=noise)
+    torch.testing.assert_close(found.covariance, (weight * noise @ weight.T).expand(3, -1, -1))
+    torch.testing.assert_close(found.input_variance.sum(-1), found.var)
+
+
+def test_noise_that_a_skip_shares_is_counted_once():
+    """x + x is 2x: the variance is four times that of x, not twice as for independent terms."""
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            x = F.dropout(x, 0.5, training=self.training)
+            return x + x
+
+    x = torch.ones(2, 3, dtype=torch.float64)
+    found = vp.predict(Twice(), x, random=lambda path, module: True)
+    torch.testing.assert_close(found.var, torch.full_like(x, 4.0))
+
+
+def test_covariances_between_outputs_are_those_of_draws():
+    model, x = mlp(), torch.randn(4, 8)
+    found, draws = vp.predict(model, x), drawn(model, x)
+    centred = draws - draws.mean(0)
+    expected = torch.einsum("rbi,rbj->bij", centred, centred) / (DRAWS - 1)
+    scale = draws.std(0).unsqueeze(-1) * draws.std(0).unsqueeze(-2)
+    assert ((found.covariance - expected) / scale).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.GELU, nn.Tanh, nn.Hardswish])
+def test_dropout_in_an_mlp(act):
+    model, x = mlp(act=act), torch.randn(16, 8)
+    assert_like_draws(vp.predict(model, x), drawn(model, x))
+
+
+def convolutional(last_pool):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2), nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(), nn.MaxPool2d(2), nn.Dropout2d(0.2), nn.Conv2d(16, 16, 3), nn.ReLU(), last_pool,
+        nn.Flatten(), nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+def test_dropout_in_a_convolutional_network_with_pooling():
+    model, x = convolutional(nn.AvgPool2d(2)), torch.randn(6, 1, 8, 8)
+    found = vp.predict(model, x)
+    assert_like_draws(found, drawn(model, x))
+    assert found.reliable.all()
+
+
+def test_a_maximum_of_noise_makes_a_prediction_doubtful():
+    """Which position is the largest is then left to chance, and no line describes that."""
+    found = vp.predict(convolutional(nn.MaxPool2d(3, 2, 1)), torch.randn(6, 1, 8, 8))
+    assert not found.reliable.any()
+
+
+class Attention(nn.Module):
+    def __init__(self, width=16, p=0.1):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 32), nn.GELU(), nn.Dropout(p), nn.Linear(32, width)
+        )
+        self.dropout = nn.Dropout(p)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(self.dropout(x))).unflatten(-1, (3, 2, -1)).movedim(-3, 0).transpose(-2, -3)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2)
+        x = x + self.dropout(self.out(mixed))
+        return x + self.mlp(x)
+
+
+def test_dropout_in_a_transformer():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Attention(), Attention(), nn.Flatten(), nn.Linear(96, 3)), torch.randn(8, 6, 16)
+    found = vp.predict(model, x)
+    assert_like_draws(found, drawn(model, x))
+    assert "aten.scaled_dot_product_attention" in found.linearized.values()
+
+
+def test_dropout_of_attention_weights_is_counted():
+    """With equal keys the weights are 1/n, and dropout of them is that of an average."""
+
+    class Averages(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(
+                torch.zeros_like(x), torch.zeros_like(x), x, dropout_p=0.5 if self.training else 0.0
+            )[..., 0, :]
+
+    x = torch.randn(2, 1, 4, 3, dtype=torch.float64)
+    found = vp.predict(Averages(), x, random=lambda path, module: True, input_var=0.0)
+    torch.testing.assert_close(found.var, x[:, 0].square().sum(1) / 16)
+
+
+@pytest.mark.parametrize("bias_only", [False, True])
+def test_random_weights_of_a_convolutional_network(bias_only):
+    """A convolution's weights are shared by all positions: their noise is common to them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, groups=2),
+        nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Linear(72, 3),
+    )  # fmt: skip
+    names = [name for name, _ in model.named_parameters() if not bias_only or name.endswith("bias")]
+    parameter_var, x = {name: 0.03**2 for name in names}, torch.randn(8, 2, 8, 8)
+    found = vp.predict(model, x, parameter_var=parameter_var)
+    assert_like_draws(found, with_drawn_parameters(model, x, parameter_var))
+    assert {name for name, kind, _ in found.sources() if kind == "parameter"} == set(names)
+
+
+def test_random_weights_of_embeddings_norms_and_tied_layers():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.norm, self.layer = nn.Embedding(6, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+            self.gain = nn.Parameter(torch.ones(8))
+
+        def forward(self, tokens):
+            x = self.layer(torch.tanh(self.layer(self.norm(self.table(tokens)) * self.gain)))
+            return x.mean(1)
+
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randint(6, (8, 5))
+    parameter_var = {name: 0.05**2 for name, _ in model.named_parameters()}
+    assert_like_draws(vp.predict(model, x, parameter_var=parameter_var), with_drawn_parameters(model, x, parameter_var))
+
+
+@pytest.mark.parametrize(("noise", "share"), [(0.5, 0.6), (1.5, 0.9)])
+def test_draws_mend_what_is_not_linear(noise, share):
+    """Input noise bends the network; draws with the analytic control variate are unbiased and tighter than alone."""
+    model, x = mlp(p=0.0), torch.randn(64, 8)
+    truth = model.eval()(x + noise * torch.randn(DRAWS, *x.shape)).detach()
+    torch.manual_seed(1)
+    found = vp.predict(model, x, input_var=noise**2, draws=16)
+    with_control = (found.std / truth.std(0)).log().square().mean().sqrt()
+    alone = (found.draws.std(0) / truth.std(0)).log().square().mean().sqrt()
+    assert with_control < share * alone
+    assert abs((found.var / truth.var(0)).mean() - 1) < 0.05
+    assert bool(found.reliable.all()) is (noise < 1)
+
+
+def test_draws_of_dropout_and_weights_agree_with_the_analytic_result():
+    model, x = mlp(), torch.randn(16, 8)
+    parameter_var = {name: 0.02**2 for name, _ in model.named_parameters()}
+    analytic = vp.predict(model, x, parameter_var=parameter_var)
+    found = vp.predict(model, x, parameter_var=parameter_var, draws=64)
+    assert found.draws.shape == (64, 16, 5)
+    assert (found.std / analytic.std).log().abs().median() < 0.05
+
+
+def test_batches_of_a_captured_program_and_chosen_directions():
+    model, x = mlp(), torch.randn(10, 8)
+    model.eval()
+    for module in model:
+        module.train(isinstance(module, nn.Dropout))
+    program = vp.capture(model, x[:4])
+    whole, parts = vp.predict(model, x), vp.predict(program, x)
+    torch.testing.assert_close(parts.covariance, whole.covariance)
+    margin = torch.tensor([[1.0, -1.0, 0.0, 0.0, 0.0]])
+    found, cov = vp.predict(model, x, outputs=margin), whole.covariance
+    torch.testing.assert_close(found.var[:, 0], cov[:, 0, 0] + cov[:, 1, 1] - 2 * cov[:, 0, 1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(vp.predict(model, x, outputs=[3, -1]).mean, whole.mean[:, [3, 4]])
+
+
+def test_the_model_is_left_as_it_was():
+    model, x = mlp().train(), torch.randn(4, 8)
+    before, modes = {k: v.clone() for k, v in model.state_dict().items()}, [m.training for m in model.modules()]
+    state = torch.get_rng_state()
+    vp.predict(model, x)
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_shares_add_up_and_intervals_and_probabilities_fit():
+    model, x = mlp(outputs=3), torch.randn(6, 8)
+    found = vp.predict(model, x, input_var=0.01)
+    assert sum(share for _, _, share in found.sources()) == pytest.approx(1, abs=1e-5)
+    assert {kind for _, kind, _ in found.sources()} == {"input", "dropout", "relu"}
+    torch.testing.assert_close(sum(share.variance for share in found.shares), found.var)
+    low, high = found.interval(0.6827)
+    torch.testing.assert_close((high - low) / 2, found.std, rtol=1e-3, atol=0)
+    normal = torch.distributions.MultivariateNormal(found.mean, found.covariance)
+    expected = torch.softmax(normal.sample((200_000,)), -1).mean(0)
+    assert (found.probabilities() - expected).abs().max() < 0.005
+    assert "share of the variance" in repr(found)
+
+
+def test_only_named_modules_are_random():
+    model, x = mlp(), torch.randn(4, 8)
+    found = vp.predict(model, x, random="2")
+    assert [name for name, kind, _ in found.sources() if kind == "dropout"] == ["2"]
+
+
+BAD = {
+    "nothing": (lambda m, x: vp.predict(nn.Linear(8, 2), x), "Nothing that reaches the output is random"),
+    "negative": (lambda m, x: vp.predict(m, x, input_var=-1.0), "input_var must be finite and not negative"),
+    "shape": (lambda m, x: vp.predict(m, x, input_var=torch.ones(3)), "does not broadcast"),
+    "name": (lambda m, x: vp.predict(m, x, parameter_var={"0.w": 1.0}), "'0.w', which the model does not use"),
+    "weight": (lambda m, x: vp.predict(m, x, parameter_var={"0.bias": torch.ones(3)}), r"parameter_var\['0.bias'\]"),
+    "index": (lambda m, x: vp.predict(m, x, outputs=[7]), "a sample has 5 outputs"),
+    "direction": (lambda m, x: vp.predict(m, x, outputs=torch.ones(1, 4)), "Directions must have shape"),
+    "many": (lambda m, x: vp.predict(nn.Sequential(nn.Dropout(), nn.Linear(8, 300)), x), "choose some by outputs="),
+    "draws": (lambda m, x: vp.predict(m, x, draws=2), "too few"),
+    "probability": (lambda m, x: vp.predict(m, x).interval(90), "between 0 and 1"),
+    "empty": (lambda m, x: vp.predict(m, x[:0]), "a batch of inputs"),
+    "wrong sample": (lambda m, x: vp.predict(vp.capture(m, x), x[:, :4]), "captured with samples of shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_sentence(case):
+    call, sentence = BAD[case]
+    with pytest.raises(ValueError, match=sentence):
+        call(mlp(), torch.randn(4, 8))
+
+
+def test_too_many_outputs_for_memory_names_what_fits(monkeypatch):
+    monkeypatch.setattr(api, "MEMORY", 2000)
+    with pytest.raises(ValueError, match=r"outputs fit, or \d+ samples at a time"):
+        vp.predict(mlp(), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize("module", [api, prediction])
+def test_the_examples_in_docstrings_run(module):
+    assert doctest.testmod(module).failed == 0
