@@ -15,8 +15,7 @@ from .norm.api import fold
 from .predict import Prediction, predict
 from .rules.registry import elementwise, rule, structural
 from .training.input_moments import input_moments
-from .training.learning_rate import LRSearch, find_lr
-from .training.objective import training_objective
+from .training.learning_rate import LRSearch, find_lr, training_objective
 from .version import __version__ as __version__
 
 __all__ = [

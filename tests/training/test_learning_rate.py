@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from varprop.training.learning_rate import LRSearch, find_lr
-from varprop.training.objective import supervised_step, training_objective
+from varprop.training.learning_rate import LRSearch, find_lr, supervised_step, training_objective
 
 
 def quadratic(optimum, floor=0.3):

@@ -37,14 +37,18 @@ def input_moments(
     Raises:
         ValueError: On empty data, items whose statistics differ in shape, NaN or infinity (with its place).
         TypeError: On data without a floating tensor, images of bytes among it.
+
+    Example:
+        >>> vp.input_moments(torch.tensor([[1.0, 2.0], [3.0, 2.0]])).mean
+        tensor([[2., 2.]])
     """
     if per not in ("channel", "element"):
         raise ValueError(f'per must be "channel" or "element", got {per!r}.')
     total: _RunningStatistics | None = None
     with torch.no_grad():
         for chunk in _split(_chunks(data)):
-            part = _statistics(chunk, per)
-            total = part if total is None else total.merged(part, chunk)
+            statistics = _statistics(chunk, per)
+            total = statistics if total is None else total.merged(statistics, chunk)
     if total is None:
         raise ValueError("The data is empty: input_moments needs at least one item.")
     return total.moments()
@@ -59,9 +63,10 @@ class _Chunk:
     index: int
     row: int = 0
 
-    def place(self, row: int = 0) -> str:
-        position = self.row + row
-        return f"item {self.index + position}" if self.unit == "item" else f"batch {self.index} (row {position})"
+    def position(self, row: int = 0) -> str:
+        """The item, or the batch and its row, that a row of the values is."""
+        row += self.row
+        return f"item {self.index + row}" if self.unit == "item" else f"batch {self.index} (row {row})"
 
 
 @dataclass(frozen=True)
@@ -75,20 +80,20 @@ class _RunningStatistics:
     device: torch.device
     extents: tuple[int, ...]  # of the data, 1 along an axis where items differ
 
-    def merged(self, other: _RunningStatistics, chunk: _Chunk) -> _RunningStatistics:
-        if self.mean.shape != other.mean.shape:
-            seen, new = tuple(self.mean.shape[1:]), tuple(other.mean.shape[1:])
+    def merged(self, new: _RunningStatistics, chunk: _Chunk) -> _RunningStatistics:
+        """The statistics of all values so far and those of one more chunk."""
+        if self.mean.shape != new.mean.shape:
             raise ValueError(
-                f"All items must have one shape to be averaged, but {chunk.place()} gives statistics of "
-                f"shape {new} where those before gave {seen}."
+                f"All items must have one shape to be averaged, but {chunk.position()} gives statistics of "
+                f"shape {tuple(new.mean.shape[1:])} where those before gave {tuple(self.mean.shape[1:])}."
             )
-        count = self.count + other.count
-        shift = other.mean.to(self.mean.device) - self.mean
-        mean = self.mean + shift * (other.count / count)
-        between = shift.square() * (self.count * (other.count / count))
-        deviations = self.deviations + other.deviations.to(self.mean.device) + between
-        dtype = torch.promote_types(self.dtype, other.dtype)
-        extents = tuple(own if own == new else 1 for own, new in zip(self.extents, other.extents, strict=True))
+        count = self.count + new.count
+        shift = new.mean.to(self.mean.device) - self.mean
+        mean = self.mean + shift * (new.count / count)
+        between = shift.square() * (self.count * (new.count / count))
+        deviations = self.deviations + new.deviations.to(self.mean.device) + between
+        dtype = torch.promote_types(self.dtype, new.dtype)
+        extents = tuple(a if a == b else 1 for a, b in zip(self.extents, new.extents, strict=True))
         return _RunningStatistics(count, mean, deviations, dtype, self.device, extents)
 
     def moments(self) -> Moments:
@@ -104,16 +109,12 @@ def _statistics(chunk: _Chunk, per: str) -> _RunningStatistics:
     mean = values.mean(axes, keepdim=True)
     # The mean is finite exactly if every value is: one look at it spares a pass over the data.
     if not mean.isfinite().all():
-        raise ValueError(f"The data holds NaN or infinity in {chunk.place(_first_bad_row(values))}.")
+        bad_rows = ~values.flatten(1).isfinite().all(1) if values.dim() > 1 else ~values.isfinite()
+        raise ValueError(f"The data holds NaN or infinity in {chunk.position(int(bad_rows.nonzero()[0, 0]))}.")
     deviations = (values - mean).square().sum(axes, keepdim=True)
     count = math.prod(values.shape[axis] for axis in axes)
     dtype = torch.float64 if chunk.values.dtype == torch.float64 else torch.float32
     return _RunningStatistics(count, mean, deviations, dtype, chunk.values.device, (1, *values.shape[1:]))
-
-
-def _first_bad_row(values: Tensor) -> int:
-    bad_rows = ~values.flatten(1).isfinite().all(1) if values.dim() > 1 else ~values.isfinite()
-    return int(bad_rows.nonzero()[0, 0])
 
 
 def _chunks(data: Tensor | Dataset[Any] | Iterable[Any]) -> Iterator[_Chunk]:
@@ -166,25 +167,28 @@ def _split(chunks: Iterable[_Chunk]) -> Iterator[_Chunk]:
             yield _Chunk(chunk.values[row : row + rows], chunk.unit, chunk.index, row)
 
 
-def _floating_tensor(item: Any, place: str, *, batched: bool) -> Tensor:
+def _floating_tensor(item: Any, position: str, *, batched: bool) -> Tensor:
+    """The first floating tensor in an item or a batch; `position` names it in errors."""
     for tensor in _tensors(item):
         if tensor.is_nested or tensor.layout is not torch.strided:
             kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
             raise TypeError(
-                f"Moments are taken of dense tensors, but {place} holds a {kind} one: give it by its parts."
+                f"Moments are taken of dense tensors, but {position} holds a {kind} one: give it by its parts."
             )
         if tensor.is_floating_point():
             if batched and tensor.dim() == 0:
-                raise ValueError(f"A batch needs a batch axis, but {place} is a single number.")
+                raise ValueError(f"A batch needs a batch axis, but {position} is a single number.")
             return tensor.detach()
         # Taking the float label that may follow an image of whole numbers would be a silent mistake.
         if tensor.dtype in _OF_IMAGES and tensor.dim() > int(batched):
             break
-    found = next((str(tensor.dtype) for tensor in _tensors(item)), type(item).__name__)
-    if found == "ndarray":
-        raise TypeError(f"No tensor to take moments of in {place} (found ndarray): give torch.from_numpy(x).float().")
+    kind = next((str(tensor.dtype) for tensor in _tensors(item)), type(item).__name__)
+    if kind == "ndarray":
+        raise TypeError(
+            f"No tensor to take moments of in {position} (found ndarray): give torch.from_numpy(x).float()."
+        )
     raise TypeError(
-        f"No floating tensor to take moments of in {place} (found {found}): convert the input to float "
+        f"No floating tensor to take moments of in {position} (found {kind}): convert the input to float "
         "first, for instance by ToTensor() or x.float() / 255, exactly as the model will see it."
     )
 
@@ -193,5 +197,5 @@ def _tensors(item: Any) -> Iterator[Tensor]:
     if isinstance(item, Tensor):
         yield item
     elif isinstance(item, (Mapping, tuple, list)):
-        for part in item.values() if isinstance(item, Mapping) else item:
-            yield from _tensors(part)
+        for value in item.values() if isinstance(item, Mapping) else item:
+            yield from _tensors(value)

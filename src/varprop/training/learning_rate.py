@@ -1,20 +1,25 @@
-"""The learning rate as the paper finds it: bounded Brent on its logarithm, over a short training run.
+"""The learning rate as the paper finds it: bounded Brent on its logarithm, over the loss of a short training run.
 
-Shekhovtsov & Flach 2018: bounds [-6, -2] on log10(lr), at most 10 iterations. The objective is in `objective`.
+Shekhovtsov & Flach 2018: bounds [-6, -2] on log10(lr), at most 10 iterations. The objective is the running mean of the
+stochastic loss after five epochs, with exponential weights that vanish to 0.1 in one epoch.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .objective import Objective, as_loss, rate_setter
-from .restore import preserved_rng
+from .restore import preserved_rng, preserved_training
 
+Objective = Callable[[float], float]
+StepFunction = Callable[[nn.Module, Optimizer, Any], "Tensor | float"]
 _DIVERGENCE_ERRORS = (FloatingPointError, OverflowError)
 _NEAR_BOUND = 0.1  # of the search interval: beyond it, ten evaluations cannot tell an optimum from the bound
 _WIDEN_BY = 100.0
@@ -23,7 +28,11 @@ _PENALTY_BEFORE_ANY_FINITE_LOSS = 1e6
 
 @dataclass(frozen=True, repr=False)
 class LRSearch:
-    """What `find_lr` found, with everything it saw on the way.
+    """The result of `find_lr`, with every evaluation on the way to it.
+
+    Example:
+        >>> vp.find_lr(lambda lr: (math.log10(lr) + 3) ** 2).lr
+        0.001
 
     Attributes:
         lr: The rate with the least finite loss; the smallest rate tried if every evaluation diverged.
@@ -43,7 +52,7 @@ class LRSearch:
 
     @property
     def diverged(self) -> bool:
-        """Whether at least one evaluation diverged (NaN, infinity, or a floating-point exception)."""
+        """True if at least one evaluation diverged (NaN, infinity, or a floating-point exception)."""
         return any(not math.isfinite(loss) for _, loss in self.trace)
 
     @property
@@ -63,7 +72,7 @@ class LRSearch:
 
     @property
     def failed(self) -> bool:
-        """Whether no evaluation gave a finite loss."""
+        """True if no evaluation gave a finite loss."""
         return not math.isfinite(self.loss)
 
     def widen(self) -> tuple[float, float]:
@@ -151,19 +160,30 @@ def find_lr(
 
     Returns:
         The search: rate, loss, every evaluation, and the flags `at_bound`, `flat` and `diverged`.
+
+    Example:
+        >>> objective = vp.training_objective(model, torch.optim.Adam, loader, nn.CrossEntropyLoss())
+        >>> search = vp.find_lr(objective)
+        >>> optimizer = search.apply(torch.optim.Adam(model.parameters()))
     """
     try:
         from scipy.optimize import minimize_scalar
     except ImportError as error:
         raise ImportError("find_lr needs scipy: pip install 'varprop[lab]'.") from error
-    low, high = _checked_bounds(bounds)
+    low, high = (float(bound) for bound in bounds)
+    if not (0 < low < high < math.inf):
+        raise ValueError(f"bounds must be two finite rates with 0 < low < high, got ({low:g}, {high:g}).")
     if maxiter - sum(grids) < 1 or min(grids, default=1) < 1:
         raise ValueError(f"maxiter must be at least 1 above the evaluations on grids, got {maxiter} and {list(grids)}.")
     trace: list[tuple[float, float]] = []
 
     def penalised(exponent: float) -> float:
         lr = 10.0 ** float(exponent)
-        trace.append((lr, _evaluate(objective, lr)))
+        try:
+            loss = as_loss(objective(lr), "objective")
+        except _DIVERGENCE_ERRORS:
+            loss = math.inf
+        trace.append((lr, loss if math.isfinite(loss) else math.inf))
         return _finite_loss(trace, (low, high))
 
     inner = math.log10(low), math.log10(high)
@@ -183,21 +203,12 @@ def _drawn_in(loss: Callable[[float], float], bounds: tuple[float, float], count
     return (points[best - 1] if best else low), (points[best + 1] if best + 1 < count else high)
 
 
-def _evaluate(objective: Objective, lr: float) -> float:
-    try:
-        value = objective(lr)
-    except _DIVERGENCE_ERRORS:
-        return math.inf
-    loss = as_loss(value, "objective")
-    return loss if math.isfinite(loss) else math.inf
-
-
 def _finite_loss(trace: list[tuple[float, float]], bounds: tuple[float, float]) -> float:
     """The last loss, or for it a penalty that grows with the rate, so that ties never lead Brent upwards."""
     lr, loss = trace[-1]
     if math.isfinite(loss):
         return loss
-    finite = [known for _, known in trace if math.isfinite(known)]
+    finite = [value for _, value in trace if math.isfinite(value)]
     if not finite:
         return _PENALTY_BEFORE_ANY_FINITE_LOSS * (1 + _position(lr, bounds))
     spread = max(finite) - min(finite)
@@ -205,27 +216,178 @@ def _finite_loss(trace: list[tuple[float, float]], bounds: tuple[float, float]) 
 
 
 def _position(lr: float, bounds: tuple[float, float]) -> float:
+    """Where a rate lies between the bounds on a logarithmic scale, from 0 to 1."""
     low, high = bounds
     return math.log(lr / low) / math.log(high / low)
 
 
 def _summary(trace: tuple[tuple[float, float], ...], bounds: tuple[float, float], flat_tolerance: float) -> LRSearch:
     lr, loss = min(trace, key=lambda evaluation: (evaluation[1], evaluation[0]))
-    finite = [known for _, known in trace if math.isfinite(known)]
+    finite = [value for _, value in trace if math.isfinite(value)]
     flat = len(finite) > 1 and max(finite) - min(finite) <= flat_tolerance * max(map(abs, finite))
-    at_bound = bool(finite) and not flat and _is_at_bound(lr, trace, bounds)
-    return LRSearch(lr, loss, trace, bounds, at_bound, flat)
+    position, rates = _position(lr, bounds), [rate for rate, _ in trace]
+    at_high = position > 1 - _NEAR_BOUND and lr == max(rates)
+    at_low = position < _NEAR_BOUND and lr == min(rates)
+    return LRSearch(lr, loss, trace, bounds, bool(finite) and not flat and (at_high or at_low), flat)
 
 
-def _is_at_bound(lr: float, trace: tuple[tuple[float, float], ...], bounds: tuple[float, float]) -> bool:
-    position = _position(lr, bounds)
-    near_high = position > 1 - _NEAR_BOUND and lr == max(tried for tried, _ in trace)
-    near_low = position < _NEAR_BOUND and lr == min(tried for tried, _ in trace)
-    return near_high or near_low
+def supervised_step(loss_fn: Callable[[Any, Any], Tensor]) -> StepFunction:
+    """The ordinary training step for batches `(input, target)`, as `training_objective` takes it."""
+
+    def step(model: nn.Module, optimizer: Optimizer, batch: Any) -> Tensor:
+        if not (isinstance(batch, (tuple, list)) and [hasattr(item, "to") for item in batch] == [True, True]):
+            raise TypeError(
+                f"loss_fn is for batches (input, target) of two tensors, not for a {type(batch).__name__}: pass "
+                f"`step`, a function of model, optimizer and batch, for any other."
+            )
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        inputs, target = (item.to(device) for item in batch)
+        optimizer.zero_grad()
+        loss = loss_fn(model(inputs), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
 
 
-def _checked_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
-    low, high = (float(bound) for bound in bounds)
-    if not (0 < low < high < math.inf):
-        raise ValueError(f"bounds must be two finite rates with 0 < low < high, got ({low:g}, {high:g}).")
-    return low, high
+def training_objective(
+    model: nn.Module | Callable[[], nn.Module],
+    optimizer: Optimizer | type[Optimizer] | Callable[[nn.Module], Optimizer],
+    data: Iterable[Any],
+    loss_fn: Callable[[Any, Any], Tensor] | None = None,
+    epochs: int = 5,
+    *,
+    step: StepFunction | None = None,
+    steps_per_epoch: int | None = None,
+    schedule: Callable[[int], float] | None = None,
+    loss_limit: float = math.inf,
+) -> Objective:
+    """The paper's objective: the running mean of the stochastic loss after `epochs` epochs, by learning rate.
+
+    Every evaluation starts from the same model, optimizer state and random numbers. Afterwards, also after an
+    exception, a model and optimizer that were passed in are as before to the last bit (parameters, buffers,
+    gradients, modes, optimizer state and rates), and so are the generators of Python, torch, CUDA, numpy and
+    the DataLoader. State that a module keeps elsewhere is not seen: pass a factory for such a model.
+
+    Args:
+        model: A module, or a function that builds one.
+        optimizer: An optimizer of that module, or an optimizer class, or a function from model to optimizer.
+            Its largest group's rate becomes the rate tried; the other groups keep their ratio to it.
+        data: Batches that can be iterated once an epoch: a DataLoader or a list.
+        loss_fn: Called as `loss_fn(model(input), target)` for batches `(input, target)`.
+        epochs: The horizon.
+        step: Instead of `loss_fn`, for any other batch structure, mixed precision or accumulation: makes one
+            training step, called as `step(model, optimizer, batch)`, and returns the loss.
+        steps_per_epoch: The number of batches an epoch, where `len(data)` does not tell.
+        schedule: The rate's factor in each epoch counted from 0; the paper's is `lambda epoch: 0.96**epoch`.
+        loss_limit: A running mean above it counts as divergence.
+
+    Returns:
+        A function from learning rate to loss, infinite as soon as training diverges.
+
+    Example:
+        >>> objective = vp.training_objective(model, torch.optim.Adam, loader, nn.CrossEntropyLoss())
+        >>> objective(1e-3)
+    """
+    if (loss_fn is None) == (step is None):
+        raise TypeError("Pass either loss_fn, for batches (input, target), or step, for anything else.")
+    take_step = step if step is not None else supervised_step(loss_fn)  # type: ignore[arg-type]
+    if isinstance(data, Iterator):
+        raise TypeError("data must be iterable once an epoch: pass a DataLoader or a list in place of an iterator.")
+    try:
+        length = len(data) if steps_per_epoch is None else steps_per_epoch  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError("data has no length: say how many batches make an epoch by steps_per_epoch.") from None
+    if length < 1:
+        raise ValueError("data is empty: the objective needs at least one batch an epoch.")
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, got {epochs}.")
+    if isinstance(optimizer, Optimizer) and not isinstance(model, nn.Module):
+        raise TypeError(
+            "A model factory needs an optimizer factory: pass an optimizer class or a function of the model."
+        )
+
+    def objective(lr: float) -> float:
+        with preserved_rng(data):
+            network = model if isinstance(model, nn.Module) else model()
+            with preserved_training(network, optimizer if isinstance(optimizer, Optimizer) else None):
+                active = _built_optimizer(optimizer, network)
+                rates = [lr * (schedule(epoch) if schedule else 1.0) for epoch in range(epochs)]
+                losses = _training_losses(network, active, data, take_step, rates)
+                return _mean_until_divergence(losses, length, loss_limit)
+
+    return objective
+
+
+def _training_losses(
+    model: nn.Module, optimizer: Optimizer, data: Iterable[Any], step: StepFunction, rates: list[float]
+) -> Iterator[float]:
+    """Train for an epoch at each rate, and yield the loss of every step."""
+    set_rate = rate_setter(optimizer)
+    model.train()
+    for rate in rates:
+        set_rate(rate)
+        for batch in data:
+            yield as_loss(step(model, optimizer, batch), "step")
+
+
+def as_loss(value: Any, source: str) -> float:
+    """The number that a user's function returned; `source` names the function in the error if it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        raise TypeError(
+            f"The {source} must return the loss, one number, not a {type(value).__name__}{shape}."
+        ) from None
+
+
+def _mean_until_divergence(losses: Iterator[float], steps_per_epoch: int, loss_limit: float) -> float:
+    """sum q^(n-i) l_i / sum q^(n-i) of the losses l_1 ... l_n, with q = 0.1^(1 / steps_per_epoch)."""
+    decay, total, weight, mean = 0.1 ** (1.0 / steps_per_epoch), 0.0, 0.0, math.nan
+    for loss in losses:
+        total, weight = decay * total + loss, decay * weight + 1.0
+        mean = total / weight
+        # Written so that NaN fails it too.
+        if not mean <= loss_limit or not math.isfinite(mean):
+            return math.inf
+    return mean
+
+
+def _built_optimizer(
+    optimizer: Optimizer | type[Optimizer] | Callable[[nn.Module], Optimizer], model: nn.Module
+) -> Optimizer:
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    built: Callable[..., Optimizer] = optimizer
+    origin = built.func if isinstance(built, functools.partial) else built
+    if isinstance(origin, type) and issubclass(origin, Optimizer):
+        return built(model.parameters())
+    return built(model)
+
+
+def rate_setter(optimizer: Optimizer) -> Callable[[float], None]:
+    """Scales all groups from their present rates, so that a rate of 0 on the way loses no ratio."""
+    groups = optimizer.param_groups
+    rates = [float(group["lr"]) for group in groups]
+    initial = [float(group["initial_lr"]) if "initial_lr" in group else None for group in groups]
+    largest = max(rates)
+    if not largest > 0:
+        raise ValueError("Every parameter group has learning rate 0, so their ratios are unknown: set them first.")
+
+    def set_rate(lr: float) -> None:
+        for group, rate, start in zip(groups, rates, initial, strict=True):
+            _assign(group, "lr", rate * (lr / largest))
+            if start is not None:
+                _assign(group, "initial_lr", start * (lr / largest))
+
+    return set_rate
+
+
+def _assign(group: dict[str, Any], key: str, rate: float) -> None:
+    # A rate held in a tensor is what a captured CUDA graph reads, so the tensor has to stay the same.
+    if isinstance(group[key], Tensor):
+        group[key].fill_(rate)
+    else:
+        group[key] = rate

@@ -1,4 +1,4 @@
-"""Puts back what a trial run changes: model, optimizer, modes and random number generators, to the last bit."""
+"""Contexts that restore what a trial run changes: model, optimizer, modes and random number generators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 
 @contextmanager
 def preserved_training(model: nn.Module, optimizer: Optimizer | None) -> Iterator[None]:
-    """Puts model and optimizer back bit by bit; a model from a factory loses nothing by it."""
+    """Restore a model and its optimizer, if there is one, bit by bit."""
     tensors = [*model.parameters(), *model.buffers()]
     with ExitStack() as stack:
         stack.enter_context(preserved_modes(model))
@@ -29,7 +28,7 @@ def preserved_training(model: nn.Module, optimizer: Optimizer | None) -> Iterato
 
 @contextmanager
 def preserved_modes(model: nn.Module) -> Iterator[None]:
-    """Puts back which modules are in training mode."""
+    """Restore which modules are in training mode."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -40,7 +39,7 @@ def preserved_modes(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserved_rng(data: object = None) -> Iterator[None]:
-    """Puts back the generators of Python, torch, CUDA and numpy, and those a DataLoader holds itself."""
+    """Restore the generators of Python, torch, CUDA and numpy, and those that `data`, a DataLoader, holds itself."""
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(torch.set_rng_state, torch.get_rng_state())
@@ -56,7 +55,7 @@ def preserved_rng(data: object = None) -> Iterator[None]:
 
 @contextmanager
 def preserved_tensors(tensors: list[Tensor]) -> Iterator[None]:
-    """Puts back values and gradients."""
+    """Restore the values and gradients of tensors."""
     saved = [
         (tensor, tensor.detach().clone(), tensor.grad, None if tensor.grad is None else tensor.grad.detach().clone())
         for tensor in dict.fromkeys(tensors)
@@ -86,22 +85,18 @@ def _preserved_optimizer(optimizer: Optimizer) -> Iterator[None]:
         optimizer.state.clear()
         optimizer.state.update(state)
         for group, saved in zip(optimizer.param_groups, settings, strict=True):
-            _restore_settings(group, saved)
-
-
-def _restore_settings(group: dict[str, Any], saved: dict[str, Any]) -> None:
-    for key in group.keys() - saved.keys() - {"params"}:
-        del group[key]
-    for key, value in saved.items():
-        if isinstance(group.get(key), Tensor) and isinstance(value, Tensor):
-            group[key].copy_(value)
-        else:
-            group[key] = value
+            for key in group.keys() - saved.keys() - {"params"}:
+                del group[key]
+            for key, value in saved.items():
+                if isinstance(group.get(key), Tensor) and isinstance(value, Tensor):
+                    group[key].copy_(value)
+                else:
+                    group[key] = value
 
 
 def _generators_of(data: object) -> list[torch.Generator]:
-    """A DataLoader with a generator of its own does not draw from the global one."""
+    """The generators that a DataLoader holds: it does not draw from the global one then."""
     batch_sampler = getattr(data, "batch_sampler", None)
     owners = (data, getattr(data, "sampler", None), getattr(batch_sampler, "sampler", None))
-    found = (getattr(owner, "generator", None) for owner in owners)
-    return list(dict.fromkeys(generator for generator in found if isinstance(generator, torch.Generator)))
+    generators = (getattr(owner, "generator", None) for owner in owners)
+    return list(dict.fromkeys(x for x in generators if isinstance(x, torch.Generator)))
