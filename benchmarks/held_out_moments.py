@@ -10,7 +10,7 @@ import argparse
 import torch
 
 from varprop_lab.data import augmentation, datasets
-from varprop_lab.protocol.experiments import EXPERIMENTS
+from varprop_lab.paper.experiments import EXPERIMENTS
 
 
 def main() -> None:

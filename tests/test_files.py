@@ -25,9 +25,9 @@ from tests.lab.store.test_folder import outcome
 from varprop.cli.inputs import _pictures, saved_inputs
 from varprop.cli.models import load_weights
 from varprop_lab.data import datasets, download
+from varprop_lab.paper.verdicts.judge import judge
 from varprop_lab.store.folder import Store
 from varprop_lab.store.runs import read_run
-from varprop_lab.verdicts.judge import judge
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 RAN = "ran"

@@ -104,11 +104,11 @@ def _add_demo(commands: Any) -> None:
 def demo(options: argparse.Namespace) -> None:
     """Run the comparison on the digits, in a new folder unless an earlier one is to be resumed, and report it."""
     from . import report
-    from .execution import run as runner
+    from .paper import experiments
 
     folder = options.out if options.resume else unused(options.out)
     with stoppable(CONTINUE):
-        outcomes = runner.reproduce([DEMO], folder, device=options.device, resume=options.resume)[DEMO]
+        outcomes = experiments.reproduce([DEMO], folder, device=options.device, resume=options.resume)[DEMO]
         print(report.answer_and_table(outcomes))
         print(f"Report: {report.write_one(folder, DEMO).resolve()}")
 
@@ -159,7 +159,7 @@ def _add_starts(parser: argparse.ArgumentParser, default: str | None, text: str)
 
 def known_names() -> list[str]:
     """Everything that `reproduce` can be asked for."""
-    from .protocol.experiments import EXPERIMENTS
+    from .paper.experiments import EXPERIMENTS
 
     return [*EXPERIMENTS, *UNTRAINED, *STUDIES, "all"]
 
@@ -180,9 +180,7 @@ def expanded(names: Sequence[str]) -> list[str]:
 
 def reproduce(options: argparse.Namespace) -> None:
     """Run what was asked for, and write the report on all that lies in the folder of the results."""
-    from . import report
-    from .execution import run as runner
-    from .execution import search_study
+    from .paper import experiments, report, search_study
     from .report.result_table import result_table
 
     wanted, out = expanded(options.names), options.out
@@ -199,7 +197,7 @@ def reproduce(options: argparse.Namespace) -> None:
     }
     with stoppable(CONTINUE):
         trained = [name for name in wanted if name not in (*UNTRAINED, *STUDIES)]
-        results = runner.reproduce(trained, out, settings, jobs=options.jobs, **_run_options(options))
+        results = experiments.reproduce(trained, out, settings, jobs=options.jobs, **_run_options(options))
         if "search" in wanted:
             print(f"Searches: {search_study.study(out, options.root).resolve()}")
         if "deep" in wanted:
@@ -221,7 +219,7 @@ def reproduce(options: argparse.Namespace) -> None:
 
 def _answer_questions(options: argparse.Namespace) -> None:
     """Make the runs of the open questions that are missing, and print what all of them show."""
-    from .questions.study import QUESTIONS, study
+    from .paper.questions.study import QUESTIONS, study
 
     chosen = listed(options.only, tuple(QUESTIONS), "--only") if options.only else tuple(QUESTIONS)
     study(options.out, options.root, chosen, options.seeds or 3, say=print)

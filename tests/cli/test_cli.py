@@ -9,7 +9,6 @@ import tomllib
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import get_args
 
 import pytest
@@ -22,9 +21,8 @@ from varprop.cli.main import main
 from varprop_lab import commands
 from varprop_lab.data import download
 from varprop_lab.data.augmentation import Augmentation
-from varprop_lab.protocol.experiments import EXPERIMENTS
+from varprop_lab.paper.experiments import EXPERIMENTS
 from varprop_lab.protocol.records import Cell, Outcome, Search, Start
-from varprop_lab.report import result_table  # noqa: F401  (before a stand-in takes the place of its package)
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -70,33 +68,23 @@ def lab(monkeypatch, tmp_path):
     """Stands in for the parts that train and report; keeps what they were called with."""
     calls = {}
 
-    def stand_in(name, function, result, **others):
+    def stand_in(name, result):
         def called(*args, **kwargs):
-            calls[f"{name}.{function}"] = (args, kwargs)
+            calls[name] = (args, kwargs)
             if isinstance(result, BaseException):
                 raise result
             return result
 
-        module = ModuleType(f"varprop_lab.{name}")
-        setattr(module, function, called)
-        for other, value in others.items():
-            setattr(module, other, value)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        package, _, last = module.__name__.rpartition(".")
-        monkeypatch.setattr(import_module(package), last, module, raising=False)
+        monkeypatch.setattr(f"varprop_lab.{name}", called)
 
     def install(error=None):
-        stand_in("execution.run", "reproduce", error or {"digits": [outcome()]})
-        stand_in("comparison", "compare", error or StandInComparison(tmp_path / "report.html"))
         page = tmp_path / "report.html"
-        stand_in(
-            "report",
-            "write",
-            page,
-            write_one=lambda *_: page,
-            answer_and_table=lambda _: "AP2 wins.",
-            write_docs=docs_page,
-        )
+        stand_in("paper.experiments.reproduce", error or {"digits": [outcome()]})
+        stand_in("comparison.compare", error or StandInComparison(page))
+        stand_in("paper.report.write", page)
+        monkeypatch.setattr("varprop_lab.paper.report.write_docs", docs_page)
+        monkeypatch.setattr("varprop_lab.report.write_one", lambda *_: page)
+        monkeypatch.setattr("varprop_lab.report.answer_and_table", lambda _: "AP2 wins.")
         return calls
 
     return install
@@ -164,7 +152,7 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
     )
     code, out, err = varprop_command("reproduce", "mnist", "naive", *options, tmp_path)
     assert (code, err) == (0, "")
-    args, given = calls["execution.run.reproduce"]
+    args, given = calls["paper.experiments.reproduce"]
     assert args[:2] == (["mnist", "naive"], tmp_path)
     assert given == {
         "device": "cpu",
@@ -187,14 +175,14 @@ def test_reproduce_hands_everything_on(varprop_command, lab, tmp_path):
         "own_weights": "converted",
         "borders": "plain",
     }
-    assert calls["report.write"][0] == (tmp_path, ["mnist", "naive"])
+    assert calls["paper.report.write"][0] == (tmp_path, ["mnist", "naive"])
     assert "AP2" in out and out.endswith(f"Report: {tmp_path / 'report.html'}\n")
 
 
 def test_reproduce_leaves_the_protocol_alone_by_default(varprop_command, lab):
     calls = lab()
     assert varprop_command("reproduce", "mnist")[0] == 0
-    (_, _, settings), given = calls["execution.run.reproduce"]
+    (_, _, settings), given = calls["paper.experiments.reproduce"]
     assert (
         len(settings) == 9
         and set(settings.values()) == {None}
@@ -207,7 +195,7 @@ def test_all_is_written_out_and_what_needs_no_training_is_left_to_the_report(var
     calls = lab()
     (tmp_path / "claims.json").write_text('{"claims": [{"verdict": "holds", "claim": "Water is wet"}]}')
     code, out, _ = varprop_command("reproduce", "mnist", "all", "--out", tmp_path)
-    trained, reported = calls["execution.run.reproduce"][0][0], calls["report.write"][0][1]
+    trained, reported = calls["paper.experiments.reproduce"][0][0], calls["paper.report.write"][0][1]
     assert code == 0 and trained[0] == "mnist"
     assert set(trained) == EXPERIMENTS.keys() - {"digits"} and len(trained) == len(set(trained))
     assert set(reported) == {*trained, "relu", "claims"}
@@ -266,10 +254,10 @@ def test_demo_compares_on_digits_and_overwrites_no_earlier_one(varprop_command, 
     for expected in ("demo", "demo-2", "demo-3"):
         code, out, _ = varprop_command("demo", "--out", tmp_path / "demo")
         assert code == 0 and out.startswith("AP2 wins.\n") and "Report:" in out
-        assert calls["execution.run.reproduce"][0] == (["digits"], tmp_path / expected)
+        assert calls["paper.experiments.reproduce"][0] == (["digits"], tmp_path / expected)
         (tmp_path / expected).mkdir()
     assert varprop_command("demo", "--out", tmp_path / "demo", "--resume")[0] == 0
-    assert calls["execution.run.reproduce"][0][1] == tmp_path / "demo"
+    assert calls["paper.experiments.reproduce"][0][1] == tmp_path / "demo"
 
 
 def test_the_starts_of_a_comparison_are_those_of_the_lab(varprop_command, lab):

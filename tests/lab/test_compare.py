@@ -1,5 +1,7 @@
 import contextlib
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -211,3 +213,22 @@ def test_tokens_need_an_embedding_that_reads_them(tmp_path):
 
     with pytest.raises(vp.VarpropError, match=r"no nn\.Embedding of the model reads them"):
         varprop_lab.compare(Counts, TOKENS, methods=("analytic",), starts=("ap2",), out=tmp_path, **QUICK)
+
+
+OF_THE_PAPER = """
+import sys, torch, varprop_lab
+from torch import nn
+
+x, y = torch.randn(40, 6), torch.randint(2, (40,))
+result = varprop_lab.compare(
+    lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)), (x, y, x, y),
+    methods=("standard", "batch"), starts=("none",), epochs=1, batch_size=20, device="cpu",
+)
+assert result.answer and result.report().is_file()
+print(*(name for name in sys.modules if name.startswith("varprop_lab.paper")))
+"""
+
+
+def test_a_comparison_imports_nothing_of_the_paper():
+    done = subprocess.run([sys.executable, "-c", OF_THE_PAPER], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr

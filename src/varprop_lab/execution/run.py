@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,11 @@ import torch
 
 import varprop as vp
 from varprop.cli import progress
-from varprop.cli.names import unknown
 
 from ..data import datasets
 from ..data.datasets import Dataset
 from ..environment import chosen_device, reproducible
-from ..protocol.experiments import EXPERIMENTS, Experiment
+from ..protocol.experiments import Experiment
 from ..protocol.models import Factory
 from ..protocol.records import Cell, Outcome
 from ..store import manifest
@@ -37,24 +36,6 @@ Show = Callable[[int, str], contextlib.AbstractContextManager[progress.Progress]
 
 class RunError(vp.VarpropError):
     """An experiment cannot be run as asked; the message says why and what to do."""
-
-
-def reproduce(
-    names: Sequence[str], out: Path, settings: Mapping[str, Any] | None = None, **options: Any
-) -> dict[str, list[Outcome]]:
-    """Run experiments of the table one after another.
-
-    Args:
-        names: Of the experiments.
-        out: The folder that gets one folder for each.
-        settings: For `Experiment.adapted`.
-        options: For `run`.
-    """
-    for name in names:
-        if name not in EXPERIMENTS:
-            raise RunError(unknown("experiment", name, EXPERIMENTS))
-    adapted = {name: EXPERIMENTS[name].adapted(**settings or {}) for name in names}
-    return {name: run(experiment, out, **options) for name, experiment in adapted.items()}
 
 
 def run(

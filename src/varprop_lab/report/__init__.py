@@ -1,6 +1,6 @@
-"""Tables, figures, an HTML page and documentation, from a folder of results."""
+"""Tables, figures and an HTML page of results."""
 
 from .answer import answer, answer_and_table
-from .output import write, write_docs, write_one
+from .output import write_one
 
-__all__ = ["answer", "answer_and_table", "write", "write_docs", "write_one"]
+__all__ = ["answer", "answer_and_table", "write_one"]

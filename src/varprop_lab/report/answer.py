@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from ..protocol.labels import method_label, method_rank
 from ..protocol.records import TRAIN_LOSS, VALID_ACCURACY, Outcome, grouped
-from ..verdicts.evidence import HOLDS, lower
-from ..verdicts.seed_statistics import Metric, Sample, final, final_error
+from ..seed_statistics import HOLDS, Metric, Sample, final, final_error, lower
 from .result_table import result_table
 
 Method = tuple[str, str]  # and its variant

@@ -23,7 +23,6 @@ from ..protocol.labels import (
 )
 from ..protocol.records import SAMPLE_NORMS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Method, Outcome
 from ..store.runs import Run
-from ..verdicts.judge import RULE, Verdict
 from .answer import answer
 from .facts import facts
 from .figures import figures_of
@@ -57,8 +56,15 @@ class _Value:
     flags: tuple[str, ...] = ()
 
 
-def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | None = None) -> str:
-    """The page as text, with figures that lie in folders of `pictures`; without verdicts it is not about the paper."""
+def render(runs: Sequence[Run], pictures: Path | None = None, verdicts: Sequence[Any] = (), rule: str = "") -> str:
+    """The page as text.
+
+    Args:
+        runs: What it is about.
+        pictures: A folder that has, in a folder for each run, the figures as files to put into the page.
+        verdicts: Claims of the paper, each a `paper.verdicts.judge.Verdict`; without, the page is not about the paper.
+        rule: How verdicts come about.
+    """
     sections = [_section(run, pictures) for run in runs]
     methods = {outcome.cell.method for run in runs for outcome in run.outcomes}
     figures = [figure for one in sections for figure in one["figures"]]
@@ -70,7 +76,7 @@ def render(runs: Sequence[Run], verdicts: Sequence[Verdict], pictures: Path | No
             verdicts=verdicts,
             judged=any(verdict.setting and verdict.verdict != "no data" for verdict in verdicts),  # on runs
             places={f"{figure['folder']}/{figure['name']}": figure["id"] for figure in figures},
-            rule=RULE,
+            rule=rule,
             headline=_headline(figures) if len(sections) > 1 else None,
             starts=_starts(methods),
             legend=_legend(methods),

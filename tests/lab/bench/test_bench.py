@@ -16,8 +16,8 @@ from varprop_lab.bench.models import Recipe
 from varprop_lab.bench.record import Measurement, Record
 from varprop_lab.bench.session import Options, Session
 from varprop_lab.environment import chosen_device
+from varprop_lab.paper.verdicts.judge import CLAIMS, judge_claim
 from varprop_lab.protocol.models import FACTORIES
-from varprop_lab.verdicts.judge import CLAIMS, judge_claim
 
 CPU = torch.device("cpu")
 TINY = cases.cases(CPU, tiny=True)

@@ -17,9 +17,10 @@ from torch import nn
 import varprop as vp
 from varprop.cli import progress
 from varprop_lab.environment import chosen_device
-from varprop_lab.execution.run import RunError, reproduce
+from varprop_lab.execution.run import RunError
 from varprop_lab.execution.run import run as run_experiment
-from varprop_lab.protocol.experiments import EXPERIMENTS, PAPER_LR_MAX, Protocol
+from varprop_lab.paper.experiments import EXPERIMENTS, reproduce
+from varprop_lab.protocol.experiments import PAPER_LR_MAX, Protocol
 from varprop_lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_LOSS
 from varprop_lab.store.fingerprints import changed, fingerprints
 from varprop_lab.store.folder import Store

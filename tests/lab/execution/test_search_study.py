@@ -6,7 +6,7 @@ import math
 import pytest
 
 import varprop as vp
-from varprop_lab.execution import search_study
+from varprop_lab.paper import search_study
 
 BOUNDS = {"smooth": (1e-6, 1e-2), "valleys": (1e-6, 1e-2)}
 
@@ -46,7 +46,8 @@ def test_the_study_writes_its_numbers_and_a_table(tmp_path, monkeypatch):
 
 
 def test_the_default_search_is_one_of_those_compared():
-    from varprop_lab.protocol.experiments import EXPERIMENTS, SEARCHES
+    from varprop_lab.paper.experiments import EXPERIMENTS
+    from varprop_lab.protocol.experiments import SEARCHES
 
     protocol = EXPERIMENTS["mnist"].protocol
     assert (protocol.evaluations, protocol.grids) == SEARCHES["grid+brent"]

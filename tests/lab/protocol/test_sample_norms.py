@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from varprop_lab.data import datasets
+from varprop_lab.paper.experiments import EXPERIMENTS
 from varprop_lab.protocol import sample_norms
-from varprop_lab.protocol.experiments import EXPERIMENTS
 from varprop_lab.protocol.initialization import StartData, plain_network
 from varprop_lab.protocol.sample_norms import add_sample_norms_, with_sample_norms
 from varprop_lab.training.task import Task

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from varprop_lab.questions import averaging, correlations, dropout, norm, truth
-from varprop_lab.questions.records import Question, Records
-from varprop_lab.questions.study import QUESTIONS, recorded
-from varprop_lab.verdicts.evidence import FAILS, HOLDS, MISSING, NOISE
+from varprop_lab.paper.questions import averaging, correlations, dropout, norm, truth
+from varprop_lab.paper.questions.records import Question, Records
+from varprop_lab.paper.questions.study import QUESTIONS, recorded
+from varprop_lab.paper.verdicts.evidence import MISSING
+from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE
 
 ROOT = Path(__file__).parents[3]
 CLEAR, CLOSE = (0.0, 0.01, 0.02), (0.0, 0.4, -0.3)  # how seeds differ: less, and more, than arms

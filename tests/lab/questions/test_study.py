@@ -12,15 +12,15 @@ from torch import nn
 
 import varprop as vp
 from tests.lab import tiny
+from varprop_lab.paper.questions import study
+from varprop_lab.paper.questions.arms import Arm, experiment, trained
+from varprop_lab.paper.questions.averaging import add_noise_of_batches
+from varprop_lab.paper.questions.correlations import WithCovariances
+from varprop_lab.paper.questions.dropout import drop_unseen, dropping
+from varprop_lab.paper.questions.norm import lengthened
+from varprop_lab.paper.questions.records import Question, is_lower
+from varprop_lab.paper.questions.truth import itself
 from varprop_lab.protocol.models import build
-from varprop_lab.questions import study
-from varprop_lab.questions.arms import Arm, experiment, trained
-from varprop_lab.questions.averaging import add_noise_of_batches
-from varprop_lab.questions.correlations import WithCovariances
-from varprop_lab.questions.dropout import drop_unseen, dropping
-from varprop_lab.questions.norm import lengthened
-from varprop_lab.questions.records import Question, is_lower
-from varprop_lab.questions.truth import itself
 from varprop_lab.report.series import Figure, Panel
 from varprop_lab.training.deviations import normalized_layers, ratios
 

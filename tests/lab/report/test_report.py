@@ -13,9 +13,9 @@ from html.parser import HTMLParser
 import pytest
 
 import varprop as vp
-from varprop_lab import report
+from varprop_lab.paper import report
 from varprop_lab.protocol.records import METHODS, TRAIN_LOSS, Cell, Search
-from varprop_lab.report import html_page, plotting
+from varprop_lab.report import answer, html_page, plotting, write_one
 from varprop_lab.report.figures import figures_of
 from varprop_lab.store.runs import read_run, read_runs
 
@@ -98,9 +98,9 @@ def test_the_page_asks_for_nothing_outside_itself(tmp_path, drawn):
 def test_one_comparison_has_a_page_of_its_own_with_the_answer_first_and_no_claims(tmp_path, drawn):
     outcomes = synthetic.grid("compare", seeds=(0,))
     synthetic.write(tmp_path, [*outcomes, *synthetic.grid("mnist")])
-    page = report.write_one(tmp_path, "compare").read_text("utf-8")
+    page = write_one(tmp_path, "compare").read_text("utf-8")
     text = " ".join(text_of(page).split())
-    found = report.answer(outcomes)
+    found = answer(outcomes)
     assert found.startswith("AP2 has the lowest training loss from 3 of 3 starts") and found in text
     assert text.index(found) < text.index("Training loss (")
     assert "claim" not in text.lower() and "MNIST" not in text and not (tmp_path / "claims.json").exists()
@@ -118,21 +118,21 @@ def test_one_comparison_has_a_page_of_its_own_with_the_answer_first_and_no_claim
 )
 def test_the_page_says_which_methods_start_from_another_function(tmp_path, drawn, methods, sentence):
     synthetic.write(tmp_path, synthetic.grid("compare", seeds=(0,), methods=methods))
-    assert sentence in " ".join(text_of(report.write_one(tmp_path, "compare").read_text("utf-8")).split())
+    assert sentence in " ".join(text_of(write_one(tmp_path, "compare").read_text("utf-8")).split())
 
 
 def test_a_comparison_is_called_by_its_model_and_data_where_they_are_known(tmp_path, drawn):
     synthetic.write(tmp_path, synthetic.grid("compare", seeds=(0,)))
-    assert "Comparison: normalizations" in report.write_one(tmp_path, "compare").read_text("utf-8")
+    assert "Comparison: normalizations" in write_one(tmp_path, "compare").read_text("utf-8")
     known = {**synthetic.manifest("compare"), "configuration": {"model": "a/mine.py:make", "dataset": "digits"}}
     (tmp_path / "compare" / "manifest.json").write_text(json.dumps(known))
-    assert "mine.py:make on digits: normalizations" in report.write_one(tmp_path, "compare").read_text("utf-8")
+    assert "mine.py:make on digits: normalizations" in write_one(tmp_path, "compare").read_text("utf-8")
 
 
 def test_the_page_carries_its_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(plotting, "draw", lambda figure, stem, heading="": written_bytes(stem.with_suffix(".png")))
     synthetic.write(tmp_path, synthetic.grid("compare", seeds=(0,)))
-    page = Page(report.write_one(tmp_path, "compare").read_text("utf-8"))
+    page = Page(write_one(tmp_path, "compare").read_text("utf-8"))
     pictures = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
     assert pictures == ["data:image/png;base64,UE5H"] * len(page.data) and outside(page) == []
 

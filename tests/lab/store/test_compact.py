@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from varprop_lab import report
+from varprop_lab.paper import report
 from varprop_lab.protocol.records import Cell
 from varprop_lab.store.runs import read_run
 from varprop_lab.store.tables import read_tables, write_tables

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from varprop_lab.paper.verdicts.judge import CLAIMS, judge_claim
 from varprop_lab.protocol.records import STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
 from varprop_lab.store.runs import Run
-from varprop_lab.verdicts.judge import CLAIMS, judge_claim
 
 from .. import synthetic
 

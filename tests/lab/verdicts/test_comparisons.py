@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from varprop_lab.paper.step_factor import step_factor
+from varprop_lab.paper.verdicts.comparisons import four_times
 from varprop_lab.protocol.records import METHODS, STARTS, TRAIN_LOSS, Cell
-from varprop_lab.protocol.step_factor import step_factor
-from varprop_lab.verdicts.comparisons import four_times
 
 from .made_up import ended, seeds, verdict
 

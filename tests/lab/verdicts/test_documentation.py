@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from varprop_lab.paper.verdicts.evidence import Evidence
+from varprop_lab.paper.verdicts.judge import as_in_the_paper
 from varprop_lab.protocol.experiments import PAPER_LR_MAX
 from varprop_lab.protocol.records import STARTS, TRAIN_LOSS, VALID_LOSS, grouped
+from varprop_lab.seed_statistics import HOLDS, Sample, final, final_error, lower
 from varprop_lab.store.runs import read_runs
-from varprop_lab.verdicts.evidence import HOLDS, Evidence, lower
-from varprop_lab.verdicts.judge import as_in_the_paper
-from varprop_lab.verdicts.seed_statistics import Sample, final, final_error
 
 DOCS = Path(__file__).parents[3] / "docs"
 HEADINGS = {

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from varprop_lab.paper.verdicts.judge import CLAIMS, judge, judge_claim, markdown, write
 from varprop_lab.protocol.experiments import PAPER_GRIDS
+from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE, Sample, difference, lower, within
 from varprop_lab.store.runs import Run, read_runs
-from varprop_lab.verdicts.evidence import FAILS, HOLDS, NOISE, lower, within
-from varprop_lab.verdicts.judge import CLAIMS, judge, judge_claim, markdown, write
-from varprop_lab.verdicts.seed_statistics import Sample, difference
 
 from .made_up import from_all_starts, verdict
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..protocol.experiments import DECAY, PAPER_BATCH, UNIT_NORM
-from ..protocol.labels import method_label
-from ..protocol.records import METHODS, TRAIN_LOSS
+from ...protocol.experiments import DECAY, PAPER_BATCH, UNIT_NORM
+from ...protocol.labels import method_label
+from ...protocol.records import METHODS, TRAIN_LOSS
+from ...seed_statistics import FAILS, Metric, Sample, at_most, final, final_error, lower
 from .batch_norm import ACCURACY_TOLERANCE, POINT
 from .claims import claim
 from .curves import ROUGH, roughness
-from .evidence import FAILS, Evidence, Judgement, at_most, lower
-from .seed_statistics import Metric, Sample, final, final_error
+from .evidence import Evidence, Judgement
 
 AS_GOOD = 0.02  # of the training loss
 SMALL_BATCHES = (4, 16)

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from ..report.series import Figure, Panel, PlottedSeries, over_seeds
-from ..report.style import DOUBLE_COLOUR, METHOD_COLOURS, OTHER_COLOUR
+from ...report.series import Figure, Panel, PlottedSeries, over_seeds
+from ...report.style import DOUBLE_COLOUR, METHOD_COLOURS, OTHER_COLOUR
 from .records import Records
 
 _METHODS = ("standard", "batch", "weight", "analytic", "layer")

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.batches import MEASURE
-from ..data.datasets import Dataset
-from ..protocol.experiments import EXPERIMENTS, Experiment
-from ..protocol.initialization import StartingPoint
-from ..protocol.models import Factory
-from ..protocol.records import Cell, Method, Start
-from ..report.series import rounded
-from ..training.deviations import ratios
-from ..training.metrics import in_parts
-from ..training.single import SingleTrainer
-from ..training.task import Task
+from ...data.batches import MEASURE
+from ...data.datasets import Dataset
+from ...protocol.experiments import Experiment
+from ...protocol.initialization import StartingPoint
+from ...protocol.models import Factory
+from ...protocol.records import Cell, Method, Start
+from ...report.series import rounded
+from ...training.deviations import ratios
+from ...training.metrics import in_parts
+from ...training.single import SingleTrainer
+from ...training.task import Task
+from ..experiments import EXPERIMENTS
 
 IMAGES = 10_000  # training images of a run; validation has 6000
 MEASURED = 2048  # of the training images, for standard deviations

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..protocol.experiments import MOMENTUM
-from ..protocol.labels import method_label, start_label
-from ..protocol.records import METHODS, STARTS, TRAIN_LOSS
+from ...protocol.experiments import MOMENTUM
+from ...protocol.labels import method_label, start_label
+from ...protocol.records import METHODS, STARTS, TRAIN_LOSS
+from ...seed_statistics import Sample, final, lower, within
 from .claims import claim
 from .curves import EARLY, LATE, ROUGH, Span, evaluation_distance, evaluation_gap, rougher_in_evaluation
-from .evidence import Evidence, Judgement, all_of, each, in_every_seed, lower, within
-from .seed_statistics import Sample, final
+from .evidence import Evidence, Judgement, all_of, each, in_every_seed
 
 EVALUATION_GAP = 0.10
 ROUGHER = 2.0

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from ..report.series import Figure, Panel
-from ..training.deviations import normalized_layers
-from ..training.task import Task
+from ...report.series import Figure, Panel
+from ...seed_statistics import Sample
+from ...training.deviations import normalized_layers
+from ...training.task import Task
 from ..verdicts.evidence import Judgement, in_every_seed
-from ..verdicts.seed_statistics import Sample
 from .arms import Arm, experiment
 from .lines import BANDS, line
 from .records import TRAINED, Question, Records, Rule

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from varprop.text_table import Table
 
-from ..protocol.experiments import Experiment
-from ..report.series import Figure
-from ..verdicts.evidence import Judgement, NotRun, all_of, judged, lower
-from ..verdicts.seed_statistics import Sample
+from ...protocol.experiments import Experiment
+from ...report.series import Figure
+from ...seed_statistics import Sample, lower
+from ..verdicts.evidence import Judgement, NotRun, all_of, judged
 from .arms import Arm, Run
 
 TRAINED = "train_eval_loss"  # at the end, in evaluation mode

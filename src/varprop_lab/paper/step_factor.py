@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .initialization import doubled
-from .models import build
+from ..protocol.initialization import doubled
+from ..protocol.models import build
 
 _RATE = 1e-4
 _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}

@@ -8,9 +8,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..protocol.models import FACTORIES
-from ..report.series import Figure, Panel
-from ..training.task import Task
+from ...protocol.models import FACTORIES
+from ...report.series import Figure, Panel
+from ...training.task import Task
 from .arms import Arm, experiment
 from .lines import BANDS, curve
 from .records import TRAINED, Claims, Question, Records, is_lower

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from ...seed_statistics import Sample, at_most, number
 from .claims import claim
-from .evidence import MISSING, Evidence, Judgement, at_most, each, opposite
-from .seed_statistics import Sample, number
+from .evidence import MISSING, Evidence, Judgement, each, opposite
 
 LITTLE = 0.05  # of the step without normalization
 SIMILAR = 0.10

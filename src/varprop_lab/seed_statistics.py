@@ -13,9 +13,10 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..environment import require
-from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
+from .environment import require
+from .protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
 
+HOLDS, FAILS, NOISE = "holds", "does not hold", "within noise"  # of the statement that one side is lower
 Metric = Callable[[Outcome], float]  # infinite where training diverged, NaN where there is nothing to measure
 
 
@@ -131,3 +132,34 @@ def difference(a: Sample, b: Sample) -> tuple[float, float]:
         return math.nan, math.nan
     quantile = float(require("scipy.stats", "A verdict").t.ppf(0.975, len(differences) - 1))
     return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+def lower(a: Sample, b: Sample) -> str:
+    """Whether `a` is lower than `b` beyond the noise."""
+    return _lost(a, b) or _decided(*difference(a, b), 0.0, strictly=True)
+
+
+def at_most(a: Sample, b: Sample, limit: float) -> str:
+    """Whether the mean of a - b is at most a limit, with the noise to spare on either side."""
+    return _lost(a, b) or _decided(*difference(a, b), limit)
+
+
+def within(a: Sample, b: Sample, tolerance: float) -> str:
+    """Whether the means differ by at most the tolerance, with the noise to spare on either side."""
+    if lost := _lost(a, b):
+        return FAILS if lost == HOLDS else lost  # whichever side diverged
+    mean, margin = difference(a, b)
+    return _decided(abs(mean), margin, tolerance)
+
+
+def _lost(a: Sample, b: Sample) -> str:
+    """The verdict on which is lower where runs diverged; empty where none did."""
+    if a.all_finite and b.all_finite:
+        return ""
+    return HOLDS if a.all_finite and b.none_finite else FAILS if a.none_finite and b.all_finite else NOISE
+
+
+def _decided(mean: float, margin: float, limit: float, strictly: bool = False) -> str:
+    """Whether a mean is below a limit; NaN, where the noise is not known, decides nothing."""
+    below = mean + margin < limit if strictly else mean + margin <= limit
+    return HOLDS if below else FAILS if mean - margin > limit else NOISE

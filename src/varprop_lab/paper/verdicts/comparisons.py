@@ -6,14 +6,26 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from ..protocol.experiments import PAPER_LR_MAX
-from ..protocol.labels import method_label, start_label
-from ..protocol.records import METHODS, STARTS, TRAIN_LOSS
-from ..protocol.step_factor import step_factor
+from ...protocol.experiments import PAPER_LR_MAX
+from ...protocol.labels import method_label, start_label
+from ...protocol.records import METHODS, STARTS, TRAIN_LOSS
+from ...seed_statistics import (
+    FAILS,
+    HOLDS,
+    Metric,
+    Sample,
+    at_most,
+    average_loss,
+    final,
+    final_error,
+    lower,
+    number,
+    within,
+)
+from ..step_factor import step_factor
 from .batch_norm import ACCURACY_TOLERANCE, LOSS_TOLERANCE, POINT
 from .claims import claim
-from .evidence import FAILS, HOLDS, Evidence, Judgement, NotRun, all_of, at_most, lower, within
-from .seed_statistics import Metric, Sample, average_loss, final, final_error, number
+from .evidence import Evidence, Judgement, NotRun, all_of
 
 SMALL_RATIO = 1.25
 MUCH_CLOSER = 0.5  # of the logarithm of the ratio

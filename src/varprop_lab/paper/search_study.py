@@ -16,11 +16,12 @@ from varprop.text_table import Table
 
 from ..data import datasets
 from ..environment import provenance, reproducible
-from ..protocol.experiments import EXPERIMENTS, SEARCHES, Experiment
+from ..execution.lr_search import Evaluate, Trace, find_lrs, losses_at
+from ..protocol.experiments import SEARCHES, Experiment
 from ..store.files import write_atomically
 from ..training.ensemble import EnsembleTrainer
 from ..training.task import Task
-from .lr_search import Evaluate, Trace, find_lrs, losses_at
+from .experiments import EXPERIMENTS
 
 # MNIST from random weights is where losses are noisiest; less data, for a CPU. The grids were chosen on the last.
 STUDIED = {

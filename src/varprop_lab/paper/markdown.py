@@ -14,16 +14,16 @@ from varprop.text_table import Table
 
 from ..protocol.labels import experiment_label, method_label, start_label
 from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell, Outcome, grouped
+from ..report import plotting
+from ..report.facts import duration, facts, git_text
+from ..report.figures import figures_of, setting_of, setting_text
+from ..report.series import Figure
+from ..seed_statistics import Metric, Sample, final, final_error, final_test_error
 from ..store.files import write_atomically
 from ..store.runs import Run
 from ..store.tables import write_tables
-from ..verdicts import judge
-from ..verdicts.judge import Verdict, escaped
-from ..verdicts.seed_statistics import Metric, Sample, final, final_error, final_test_error
-from . import plotting
-from .facts import duration, facts, git_text
-from .figures import figures_of, setting_of, setting_text
-from .series import Figure
+from .verdicts import judge
+from .verdicts.judge import Verdict, escaped
 
 _HEADER = """# Experiments
 

@@ -7,9 +7,9 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from ..protocol.experiments import Protocol
-from ..protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS, Outcome
-from .seed_statistics import Metric
+from ...protocol.experiments import Protocol
+from ...protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS, Outcome
+from ...seed_statistics import Metric
 
 Span = tuple[int, int | None]
 EARLY: Span = (0, 10)  # epochs 1 to 10: where the paper's figures differ most

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..protocol.labels import start_label
-from ..protocol.records import STARTS
+from ...protocol.labels import start_label
+from ...protocol.records import STARTS
 from .claims import claim
 from .curves import LATE, evaluation_gap
 from .evaluation_mode import EVALUATION_GAP, matches

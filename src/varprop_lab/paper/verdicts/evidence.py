@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..protocol.experiments import PAPER_BATCH
-from ..protocol.labels import method_label, start_label
-from ..protocol.records import TRAIN_LOSS, Outcome
-from .seed_statistics import Metric, Sample, difference, final
+from ...protocol.experiments import PAPER_BATCH
+from ...protocol.labels import method_label, start_label
+from ...protocol.records import TRAIN_LOSS, Outcome
+from ...seed_statistics import FAILS, HOLDS, NOISE, Metric, Sample, final
 
-HOLDS, FAILS, NOISE, MISSING = "holds", "does not hold", "within noise", "no data"
+MISSING = "no data"
 Case = TypeVar("Case")
 _KIND = operator.attrgetter("experiment", "method", "start", "variant", "batch_size", "lr_max")  # all but the seed
 
@@ -124,34 +124,3 @@ def opposite(verdict: str) -> str:
 def in_every_seed(passed: Sequence[bool]) -> str:
     """A threshold that all seeds must pass; some seeds alone decide nothing."""
     return HOLDS if all(passed) else FAILS if not any(passed) else NOISE
-
-
-def lower(a: Sample, b: Sample) -> str:
-    """Whether `a` is lower than `b` beyond the noise."""
-    return _lost(a, b) or _decided(*difference(a, b), 0.0, strictly=True)
-
-
-def at_most(a: Sample, b: Sample, limit: float) -> str:
-    """Whether the mean of a - b is at most a limit, with the noise to spare on either side."""
-    return _lost(a, b) or _decided(*difference(a, b), limit)
-
-
-def within(a: Sample, b: Sample, tolerance: float) -> str:
-    """Whether the means differ by at most the tolerance, with the noise to spare on either side."""
-    if lost := _lost(a, b):
-        return FAILS if lost == HOLDS else lost  # whichever side diverged
-    mean, margin = difference(a, b)
-    return _decided(abs(mean), margin, tolerance)
-
-
-def _lost(a: Sample, b: Sample) -> str:
-    """The verdict on which is lower where runs diverged; empty where none did."""
-    if a.all_finite and b.all_finite:
-        return ""
-    return HOLDS if a.all_finite and b.none_finite else FAILS if a.none_finite and b.all_finite else NOISE
-
-
-def _decided(mean: float, margin: float, limit: float, strictly: bool = False) -> str:
-    """Whether a mean is below a limit; NaN, where the noise is not known, decides nothing."""
-    below = mean + margin < limit if strictly else mean + margin <= limit
-    return HOLDS if below else FAILS if mean - margin > limit else NOISE

@@ -8,9 +8,10 @@ from torch import nn
 
 import varprop as vp
 
-from ..protocol.records import Start
-from ..training.task import Task
-from ..verdicts.evidence import Judgement, in_every_seed, lower
+from ...protocol.records import Start
+from ...seed_statistics import lower
+from ...training.task import Task
+from ..verdicts.evidence import Judgement, in_every_seed
 from .arms import Arm, Run, experiment
 from .lines import ratio_figure
 from .records import Claims, Question, Records, Rule, Value

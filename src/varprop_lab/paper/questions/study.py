@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ..data import datasets
-from ..environment import provenance, reproducible
-from ..report.plotting import draw
-from ..store.files import write_atomically
+from ...data import datasets
+from ...environment import provenance, reproducible
+from ...report.plotting import draw
+from ...store.files import write_atomically
 from . import averaging, correlations, dropout, norm, truth
 from .arms import trained
 from .records import Question, Records

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from ..protocol.experiments import PAPER_GRIDS
-from ..protocol.labels import experiment_label, method_label, start_label
-from ..protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_ACCURACY, VALID_LOSS
+from ...protocol.experiments import PAPER_GRIDS
+from ...protocol.labels import experiment_label, method_label, start_label
+from ...protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_ACCURACY, VALID_LOSS
+from ...seed_statistics import Metric, Sample, at_most, final, final_error, generalization_gap, log_rate, lower, within
 from .claims import claim
 from .curves import ROUGH, roughness
-from .evidence import MISSING, Evidence, Judgement, all_of, at_most, each, judged, lower, most_of, within
-from .seed_statistics import Metric, Sample, final, final_error, generalization_gap, log_rate
+from .evidence import MISSING, Evidence, Judgement, all_of, each, judged, most_of
 
 OTHERS = [method for method in METHODS if method != "batch"]
 TEN_TIMES = -0.5  # of the decimal logarithm: nearer to a tenth than to the same rate

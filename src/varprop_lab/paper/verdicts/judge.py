@@ -16,10 +16,10 @@ from pathlib import Path
 
 from varprop.text_table import Table
 
-from ..protocol.experiments import PAPER_LR_MAX
-from ..protocol.records import Outcome
-from ..store.files import write_atomically
-from ..store.runs import Run
+from ...protocol.experiments import PAPER_LR_MAX
+from ...protocol.records import Outcome
+from ...store.files import write_atomically
+from ...store.runs import Run
 from . import batch_norm, beyond, comparisons, evaluation_mode, overhead, recurrent, training  # noqa: F401  (register)
 from .claims import REGISTERED, Claim
 from .evidence import Evidence, judged

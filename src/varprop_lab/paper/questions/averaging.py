@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..report.series import Figure, Panel
-from ..training.deviations import normalized_layers
-from ..training.task import Task
+from ...report.series import Figure, Panel
+from ...training.deviations import normalized_layers
+from ...training.task import Task
 from .arms import Arm, experiment
 from .lines import BANDS, curve
 from .records import Place, Question, Records, Rule, is_lower

@@ -5,27 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..protocol.experiments import PAPER_GRIDS
-from ..protocol.labels import experiment_label, method_label, start_label
-from ..protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS
+from ...protocol.experiments import PAPER_GRIDS
+from ...protocol.labels import experiment_label, method_label, start_label
+from ...protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS
+from ...seed_statistics import FAILS, HOLDS, NOISE, Metric, final, lower, number
 from .claims import claim
 from .curves import risen
-from .evidence import (
-    FAILS,
-    HOLDS,
-    MISSING,
-    NOISE,
-    Evidence,
-    Judgement,
-    NotRun,
-    all_of,
-    each,
-    in_every_seed,
-    lower,
-    most_of,
-    opposite,
-)
-from .seed_statistics import Metric, final, number
+from .evidence import MISSING, Evidence, Judgement, NotRun, all_of, each, in_every_seed, most_of, opposite
 
 GUESSING = math.log(10)  # the loss of ten equal probabilities; all data sets here have ten classes
 TRAINED = 0.9  # of the way from guessing to the lowest mean loss of the experiment

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.batches import MEASURE
-from ..environment import require
-from ..training.deviations import normalized_layers
-from ..training.task import Task
+from ...data.batches import MEASURE
+from ...environment import require
+from ...training.deviations import normalized_layers
+from ...training.task import Task
 from .arms import Arm, experiment
 from .lines import ratio_figure
 from .records import TRAINED, Question, is_lower
