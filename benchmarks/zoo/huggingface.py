@@ -46,9 +46,6 @@ def from_transformers(name: str) -> tuple[nn.Module, Inputs]:
     config = transformers.AutoConfig.for_model(kind, **SIZES.get(kind, SMALL))
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    for option in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):  # whole layers skipped at random in training
-        if hasattr(config, option):
-            setattr(config, option, 0.0)
     model = transformers.AutoModel.from_config(config)
     return Placed(model, config.pad_token_id + 1) if kind == "roberta" else model, _inputs(kind, config)
 

@@ -38,14 +38,14 @@ def exact_convolutions() -> Iterator[None]:
 
 
 class PaperNet(nn.Sequential):
-    """The paper's CIFAR network, its activation written by hand."""
+    """The paper's CIFAR network, its activation written by hand unless another is asked for."""
 
-    def __init__(self, width: int = 24) -> None:
+    def __init__(self, width: int = 24, activation: Callable[[], nn.Module] | None = None) -> None:
         plan = [(3, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 2), (3, 1, 2), (3, 2, 2), (1, 1, 2)]
         layers: list[nn.Module] = []
         before = 3
         for kernel, stride, times in plan:
-            layers += [nn.Conv2d(before, width * times, kernel, stride, kernel // 2), Leaky()]
+            layers += [nn.Conv2d(before, width * times, kernel, stride, kernel // 2), (activation or Leaky)()]
             before = width * times
         super().__init__(*layers, nn.Conv2d(before, 10, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LogSoftmax(1))
 
@@ -67,6 +67,7 @@ class Chain(nn.Sequential):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "paper": PaperNet,
+    "smooth": lambda: PaperNet(activation=nn.SiLU),
     "resnet": ResNet,
     "unet": UNet,
     "sigmoid": Chain,
@@ -335,7 +336,9 @@ def test_models_that_ran_leave_no_memory_behind() -> None:
 @pytest.mark.compatibility("torch.compile, reduce-overhead")
 @pytest.mark.parametrize("mode", ("reduce-overhead", "max-autotune-no-cudagraphs"))
 def test_other_modes_of_the_compiler(mode: str) -> None:
-    model, x = normalized("paper")
+    # Without kinks: kernels that the tuner chooses round otherwise, and a single value that so crosses zero before a
+    # rectifier changes a gradient by 3e-3.
+    model, x = normalized("smooth")
     other = copy.deepcopy(model)
     compiled = torch.compile(model, fullgraph=True, mode=mode)
     for step in range(PATIENCE + 4):
@@ -344,7 +347,7 @@ def test_other_modes_of_the_compiler(mode: str) -> None:
             torch.compiler.cudagraph_mark_step_begin()
             call(x + step).float().square().mean().backward()
         for (path, p), q in zip(model.named_parameters(), other.parameters(), strict=True):
-            assert close(p.grad, q.grad, 2e-3), path
+            assert close(p.grad, q.grad, 1e-4), path
 
 
 def test_folded_weights_come_in_the_compute_dtype() -> None:
