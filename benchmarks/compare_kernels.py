@@ -232,9 +232,12 @@ def fold_alone(label, layout, weights, device, warm):
     import torch
 
     from varprop.norm.backends import triton as kernels
+    from varprop.norm.fold.dispatch import Backend
 
     begun = time.perf_counter()
-    backend = kernels.TritonBackend(layout, weights)
+    moments, rows = kernels.TritonMoments(layout.lanes, device), kernels.TritonRows(layout, device)
+    rows.tables(weights)
+    backend = Backend(moments, rows, len(kernels.moments_saved(layout)))
     result = {"tables_s": time.perf_counter() - begun} if label == "resnet50_last" else {}
     vectors = torch.stack([torch.randn(layout.row_count), torch.rand(layout.row_count) + 0.5]).to(device)
     dtype = torch.bfloat16

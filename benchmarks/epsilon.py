@@ -20,7 +20,7 @@ import varprop as vp
 from .forms import ACTIVATIONS, RATES, images, network, options_of, train, write
 
 EPSILONS = (1e-6, 1e-18)
-READERS = ("layers", "fold.reference", "backends.matrices")  # of `varprop.norm`, who import the constant
+READERS = ("layers", "fold.reference", "backends.torch")  # of `varprop.norm`, who import the constant
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 import varprop as vp
 from tests.norm.networks import alone_, apart, case, kept, sites
-from varprop.norm.fold.centring import minus_row_mean
+from varprop.norm.fold.reference import minus_row_mean
 
 KINDS: dict[str, tuple[nn.Module, ...]] = {
     "linear": (nn.Linear(3, 2), nn.Linear(2, 3)),

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 from tests.norm.networks import sites
-from varprop.norm.backends.torch import TorchBackend
 from varprop.norm.fold import compiled as compiled_module
 from varprop.norm.fold import cuda_replay, dispatch
 from varprop.norm.network import Network
@@ -40,12 +39,14 @@ class Graph:
             buffer.copy_(new)
 
 
-class Kernels:
-    """The passes in torch under another name: those of `TorchBackend` are never recorded."""
+_make_backend = dispatch._make_backend
 
-    def __init__(self, *arguments: Any) -> None:
-        passes = TorchBackend(*arguments)
-        self.forward, self.backward = passes.forward, passes.backward
+
+def like_kernels(*arguments: Any) -> dispatch.Backend:
+    """The passes in torch as if they could be recorded."""
+    backend: Any = _make_backend(*arguments)
+    backend.moments.replayable = backend.rows.replayable = True
+    return backend
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def _like_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph, graph.results
 
     monkeypatch.setattr(cuda_replay, "_recorded", recorded)
-    monkeypatch.setattr(dispatch, "_make_backend", Kernels)
+    monkeypatch.setattr(dispatch, "_make_backend", like_kernels)
     monkeypatch.setattr(dispatch, "stream_to_record", lambda parameter: 0)
 
 
@@ -332,3 +333,29 @@ def test_what_a_compiled_fold_keeps_for_its_backward_stays() -> None:
     others = fold()[2:]
     assert len(recordings(model, compiled=True)) == 2
     assert same(kept, before) and not same(others, before)
+
+
+@pytest.mark.parametrize("rows", (False, True))
+@pytest.mark.parametrize("alone", (False, True))
+def test_functions_evaluated_by_torch_are_recorded_if_they_run_on_the_device_alone(
+    alone: bool, rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def partly(*arguments: Any) -> dispatch.Backend:
+        backend: Any = _make_backend(*arguments)
+        backend.rows.replayable = rows
+        return backend
+
+    def trial(work: Callable[[], Any]) -> bool:
+        tried.append(work())
+        return alone
+
+    monkeypatch.setattr(dispatch, "_make_backend", partly)
+    monkeypatch.setattr(dispatch, "runs_on_device_alone", trial)
+    model, x = network()
+    other = launched(model)
+    for ours, theirs in zip(trained(model, x, model), trained(other, x, other), strict=True):
+        assert same(ours, theirs)
+    assert bool(recordings(model)) == (alone and rows)
+    assert len(tried) == rows  # once, not in every pass

@@ -18,7 +18,7 @@ from tests.norm.networks import NETWORKS, Case, alone_, both_forms, case, kept, 
 from varprop.gaussian.activations import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from varprop.norm import network as network_module
-from varprop.norm.backends.derivatives import with_derivatives
+from varprop.norm.backends.torch import with_derivatives
 from varprop.norm.fold import dispatch
 from varprop.norm.fold.layout import Function
 from varprop.norm.layers import Normalized

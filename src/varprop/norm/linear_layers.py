@@ -12,7 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ..graph.node import Node
 from ..rules.registry import lookup
-from .fold.centring import minus_row_mean
+from .fold.reference import minus_row_mean, powers_of_two
 
 LinearLayer = nn.Linear | _ConvNd
 Only = str | Iterable[str] | Callable[[str, nn.Module], bool]
@@ -127,8 +127,7 @@ def largest_weights(weight: Tensor, layer: nn.Module) -> Tensor:
 
 def row_sizes(weight: Tensor, layer: nn.Module) -> Tensor:
     """A power of two near the largest weight of every output channel, as a vector; 1 where there are only zeros."""
-    peak = largest_weights(weight, layer)
-    return torch.where(peak > 0, torch.exp2(peak.log2().floor()), torch.ones_like(peak))
+    return powers_of_two(largest_weights(weight, layer))
 
 
 def fan_in(weight: Tensor, layer: nn.Module) -> int:

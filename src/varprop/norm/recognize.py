@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian.normal import Pair
-from .backends.derivatives import with_derivatives
+from .backends.torch import with_derivatives
 from .fold.layout import Function
 
 Kernel = tuple[str | float, ...]

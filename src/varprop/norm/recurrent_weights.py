@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .fold.centring import minus_row_mean
+from .fold.reference import minus_row_mean
 from .recurrent_state import joined
 
 

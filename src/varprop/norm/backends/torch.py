@@ -1,93 +1,291 @@
-"""The two passes that fold a whole network, in plain torch: moments of all lanes, then all weight rows.
+"""The fold in torch operations, on any device and for any function: channel moments, then weight rows.
 
-Each has its backward derived by hand (mathematics.md, section 10), so that nothing but parameters and a few vectors
-is kept. What a pass needs to know is laid down in `TorchTables`, for in a small network the looking up would cost more
-than the arithmetic. The Triton kernels compute the same on CUDA.
+Both passes have a backward that is derived by hand (mathematics.md, section 10), so that parameters and a few vectors
+are all that is saved. What a pass reads besides parameters is prepared once for a layout: in a small network finding it
+would cost more than the arithmetic. `fold.reference` is the definition, which they agree with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ...gaussian.normal import Pair
-from ..fold.layout import Layout
-from .derivatives import with_derivatives
-from .matrices import Index, TorchTables, make_tables
-from .row_block import RowBackward
+from ...gaussian.derivatives import DOUBLE, KERNELS, SINGLE
+from ...gaussian.normal import Pair, Slopes
+from ..fold.layout import EPS, Function, Lanes, Layout, Rows
+from ..fold.memory_format import MemoryFormat, in_format, memory_format, memory_order
+from ..fold.reference import minus_row_mean, powers_of_two
+
+Index = Tensor | slice
+SavedSizes = list[tuple[int, torch.dtype]]  # length and dtype of every tensor that a pass saves for its backward
+
+# --- channel moments ---
+
+
+class TorchMoments:
+    """The moment pass: mean and variance of all channels that enter the layers, from shifts and scales.
+
+    Args:
+        lanes: The channels and the functions between them.
+        device: The device to compute on.
+        dtype: The dtype of the results; the moments themselves are computed in float64.
+    """
+
+    replayable = False  # a function without a kernel may copy from the host, which a CUDA graph cannot
+
+    def __init__(self, lanes: Lanes, device: torch.device, dtype: torch.dtype) -> None:
+        first = lanes.sources + len(lanes.constant_mean)
+        self.sources, self.external = lanes.sources, slice(first, first + lanes.given)
+        self.initial = torch.zeros(2, lanes.total, dtype=torch.float64, device=device)  # constants are never written
+        self.initial[:, lanes.sources : first] = torch.stack([lanes.constant_mean, lanes.constant_var])
+        self.steps = [
+            (step.function, [_index(i, device) for i in step.inputs], slice(step.start, step.start + step.count))
+            for step in lanes.steps
+        ]
+        self.entering = _index(lanes.entering, device)
+        self.epsilon = torch.tensor([[0.0], [EPS]], dtype=torch.float64, device=device)
+        self.nodes = DOUBLE if dtype == torch.float64 else SINGLE
+
+    def forward(self, shift_scale: Tensor, external: Pair | None, backward: bool) -> tuple[Tensor, list[Tensor]]:
+        """Mean and variance (with epsilon) of the entering channels, as two rows, and what the backward needs.
+
+        Args:
+            shift_scale: Shifts and scales of all layers, as two rows.
+            external: Mean and variance of the channels that are passed in, if there are any.
+            backward: Whether a backward follows; without one derivatives are left out.
+        """
+        state = self.initial.clone()
+        sources = state[:, : self.sources]
+        sources.copy_(shift_scale)
+        sources[1].square_()
+        if external is not None:
+            state[:, self.external] = torch.stack(external)
+        saved: list[Tensor] = []
+        for function, inputs, results in self.steps:
+            arguments = [(read[0], read[1]) for read in (state[:, index] for index in inputs)]
+            if backward or function.kernel is not None:
+                state[:, results], derivatives = with_derivatives(function, arguments, self.nodes)
+                saved += derivatives
+            else:
+                state[:, results] = torch.stack(function.moments(*arguments))
+        return (state[:, self.entering] + self.epsilon).to(shift_scale.dtype), saved
+
+    def backward(
+        self, shift_scale: Tensor, saved: Sequence[Tensor], by_entering: Tensor, direct: Pair
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Derivatives by shifts and scales, as two rows, by external means and by external variances.
+
+        Args:
+            shift_scale: As in `forward`.
+            saved: What `forward` returned; flat or not.
+            by_entering: Derivatives by mean and variance of the entering channels, as two rows.
+            direct: Derivatives by shifts and by scales that do not come through the entering channels; added.
+        """
+        by_channel = torch.zeros_like(self.initial)
+        _add_at(by_channel, self.entering, by_entering)
+        derivatives = iter(reversed(saved))
+        for _, inputs, results in reversed(self.steps):
+            by_result = by_channel[:, results].unsqueeze(1)
+            for index in reversed(inputs):
+                _add_at(by_channel, index, (by_result * next(derivatives).view(2, 2, -1)).sum(0))
+        by_source = by_channel[:, : self.sources].to(shift_scale.dtype, copy=True).contiguous()
+        by_source[1] *= 2.0 * shift_scale[1]
+        by_source[0] += direct[0]
+        by_source[1] += direct[1]
+        by_mean, by_var = by_channel[:, self.external]
+        return by_source, by_mean, by_var
+
+
+def moments_saved(layout: Layout) -> SavedSizes:
+    """Length and dtype of what `TorchMoments.forward` saves, known without running it."""
+    steps = layout.lanes.steps
+    return [(4 * step.count, torch.float64) for step in steps for _ in range(step.function.arity)]
+
+
+def _index(numbers: Tensor, device: torch.device) -> Index:
+    """A slice where numbers follow each other, which reads and adds without looking up; else the numbers."""
+    if len(numbers) and bool((numbers.diff() == 1).all()):
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers.to(device)
+
+
+def _add_at(total: Tensor, index: Index, values: Tensor) -> None:
+    if isinstance(index, slice):
+        total[:, index] += values
+    else:
+        total.index_add_(1, index, values.to(total.dtype))
+
+
+_AUTOGRAD_KEYS = (
+    torch._C.DispatchKey.AutogradCPU,
+    torch._C.DispatchKey.AutogradCUDA,
+    torch._C.DispatchKey.ADInplaceOrView,
+)
+
+
+def with_derivatives(function: Function, arguments: Sequence[Pair], nodes: int = DOUBLE) -> Slopes:
+    """Mean and variance after a function, and their derivatives by mean and variance of every argument.
+
+    By the formulas of `gaussian.derivatives` where there are some for the function, else by autograd.
+    """
+    if function.kernel is None or function.kernel[0] not in KERNELS[nodes]:
+        return _by_autograd(function.moments, arguments)
+    name, *numbers = function.kernel
+    return KERNELS[nodes][str(name)](*arguments, *numbers)
+
+
+def _by_autograd(moments: Callable[..., Pair], arguments: Sequence[Pair]) -> Slopes:
+    """Derivatives by autograd, which has to be called back first: inside of an operation it is switched off."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for key in _AUTOGRAD_KEYS:
+            stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
+        leaves = [tuple(t.detach().clone().requires_grad_() for t in pair) for pair in arguments]
+        results = moments(*leaves)
+        flat = [leaf for pair in leaves for leaf in pair]
+        derivatives = torch.stack([torch.stack(_derivatives(result, flat)) for result in results])
+    return torch.stack([r.detach() for r in results]), list(derivatives.detach().split(2, dim=1))
+
+
+def _derivatives(result: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    if not result.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    grads = torch.autograd.grad(result.sum(), leaves, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)]
+
+
+# --- weight rows ---
 
 LEAST, LARGEST = 1e-30, 1e36  # variances between which no sum of squares has left the range of floats
 
 
-def moments_forward(
-    tables: TorchTables, shift_scale: Tensor, given: Pair | None, backward: bool
-) -> tuple[Tensor, list[Tensor]]:
-    """Mean and variance (with epsilon) of what enters every site, as two rows, and what the backward needs."""
-    state = tables.lanes.clone()
-    sources = state[:, : tables.sources]
-    sources.copy_(shift_scale)
-    sources[1].square_()
-    if given is not None:
-        state[:, tables.given] = torch.stack(given)
-    saved: list[Tensor] = []
-    for run in tables.runs:
-        arguments = [(own[0], own[1]) for own in (state[:, index] for index in run.inputs)]
-        if backward or run.function.kernel is not None:
-            state[:, run.where], derivatives = with_derivatives(run.function, arguments, tables.nodes)
-            saved += derivatives
-        else:
-            state[:, run.where] = torch.stack(run.function.moments(*arguments))
-    return (state[:, tables.entering] + tables.offset).to(shift_scale.dtype), saved
+class TorchRows:
+    """The row pass: mean and variance of every row's output, and the folded weights and biases.
 
-
-def moments_backward(
-    tables: TorchTables, saved: Sequence[Tensor], scale: Tensor, by_entering: Tensor
-) -> tuple[Tensor, Pair]:
-    """Derivatives by the shifts and scales of the sources, as two rows, and by the moments of the given lanes."""
-    by_lane = torch.zeros_like(tables.lanes)
-    _add_at(by_lane, tables.entering, by_entering)
-    kept = iter(reversed(saved))
-    for run in reversed(tables.runs):
-        by_result = by_lane[:, run.where].unsqueeze(1)
-        for index in reversed(run.inputs):
-            _add_at(by_lane, index, (by_result * next(kept)).sum(0))
-    by_source = by_lane[:, : tables.sources].to(scale.dtype, copy=True).contiguous()
-    by_source[1] *= 2.0 * scale
-    mean, var = by_lane[:, tables.given]
-    return by_source, (mean, var)
-
-
-def _add_at(total: Tensor, index: Index, part: Tensor) -> None:
-    if isinstance(index, slice):
-        total[:, index] += part
-    else:
-        total.index_add_(1, index, part.to(total.dtype))
-
-
-def rows_forward(
-    tables: TorchTables, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Folded weights and biases, flat, and what the backward needs.
-
-    Where the square of a weight leaves the range of floats, all rows are divided by their sizes first.
+    Args:
+        layout: The network.
+        weights: Its weights, of any values: their memory layouts count.
+        dtype: The dtype to compute in.
     """
-    shift, scale = shift_scale
-    size = torch.ones_like(shift)
-    units = _units(tables, weights, [None] * len(tables.blocks))
-    rows, spread = _row_statistics(tables, units, entering)
-    if not rows.is_cpu or not _in_range(rows[1]):
-        size = _sizes(tables, weights)
-        units = _units(tables, weights, _by_block(size, tables.rows))
-        rows, spread = _row_statistics(tables, units, entering)
-    rate = scale * _inverse_std(rows[1])
-    flat = torch.empty(sum(tables.weights), dtype=dtype, device=scale.device)
-    pieces, rates = _by_block(flat, tables.weights), _by_block(rate, tables.rows)
-    for block, unit, own, piece in zip(tables.blocks, units, rates, pieces, strict=True):
-        block.fold(unit, own, piece)
-    bias = torch.addcmul(shift, rows[0], rate, value=-1).to(dtype)
-    return flat, bias, [rows, rate, size, *(levers for levers in spread if levers is not None)]
+
+    replayable = False  # it launches some ten kernels for every layer, which a graph does not make fewer
+
+    def __init__(self, layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.blocks = _blocks(layout.rows, weights, dtype)
+        sizes = zip(*(block.sizes for block in self.blocks), strict=True)
+        self.rows, self.channels, self.weights = (list(of_blocks) for of_blocks in sizes)
+
+    def forward(
+        self, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Folded weights and biases, flat, and what the backward needs.
+
+        Where the square of a weight leaves the range of floats, all rows are divided by powers of two first.
+
+        Args:
+            weights: The weights of all layers.
+            shift_scale: Shifts and scales of all layers, as two rows.
+            entering: Mean and variance of the entering channels, as two rows.
+            dtype: The dtype of the results.
+        """
+        weights, (shift, scale) = self._cast(weights), shift_scale
+        size = torch.ones_like(shift)
+        units = self._units(weights, [None] * len(self.blocks))
+        statistics, levers = self._statistics(units, entering)
+        if not statistics.is_cpu or not _in_range(statistics[1]):
+            size = powers_of_two(torch.cat([block.peak(weights) for block in self.blocks]))
+            units = self._units(weights, _by_block(size, self.rows))
+            statistics, levers = self._statistics(units, entering)
+        rate = scale * _inverse_std(statistics[1])
+        folded = torch.empty(sum(self.weights), dtype=dtype, device=scale.device)
+        pieces, rates = _by_block(folded, self.weights), _by_block(rate, self.rows)
+        for block, unit, block_rate, piece in zip(self.blocks, units, rates, pieces, strict=True):
+            block.fold(unit, block_rate, piece)
+        bias = torch.addcmul(shift, statistics[0], rate, value=-1).to(dtype)
+        return folded, bias, [statistics, rate, size, *(lever for lever in levers if lever is not None)]
+
+    def backward(
+        self,
+        weights: Sequence[Tensor],
+        shift_scale: Tensor,
+        saved: Sequence[Tensor],
+        entering: Tensor,
+        grad_weight: Tensor,
+        grad_bias: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Derivatives by weights (flat, in their dtype), by scales, and by the entering channels (two rows).
+
+        Args:
+            weights: As in `forward`, and so are `shift_scale` and `entering`.
+            shift_scale: Not needed.
+            saved: What `forward` returned; flat or not.
+            entering: As in `forward`.
+            grad_weight: Derivatives by the folded weights, flat.
+            grad_bias: Derivatives by the biases.
+        """
+        statistics, rate, size, *levers = saved
+        statistics, grad_bias, dtype = statistics.view(2, -1), grad_bias.to(self.dtype), weights[0].dtype
+        scratch, sizes = self._scratch(rate), self._divisors(size)
+        units = self._units(self._cast(weights), sizes)
+        pieces = _by_block(grad_weight.to(rate.dtype), self.weights)
+        gradients = [block.gradient(piece) for block, piece in zip(self.blocks, pieces, strict=True)]
+        by_rate = torch.empty_like(rate)
+        for block, unit, gradient, result in zip(
+            self.blocks, units, gradients, _by_block(by_rate, self.rows), strict=True
+        ):
+            block.by_rate(unit, gradient, result, scratch)
+        by_rate.addcmul_(grad_bias, statistics[0], value=-1)
+        inverse = _inverse_std(statistics[1])
+        by_scale = by_rate * inverse
+        by_mean, by_var = -grad_bias * rate, (by_scale * inverse * rate).mul_(-0.5)
+        rates, by_means, by_vars = (_by_block(vector, self.rows) for vector in (rate, by_mean, by_var))
+        moments, remaining = _by_block(entering, self.channels), iter(levers)
+        saved_levers = [next(remaining) if block.spreads else None for block in self.blocks]
+        inputs = map(_BlockBackward, units, gradients, rates, sizes, by_means, by_vars, moments, saved_levers)
+        by_weight, by_entering = torch.empty_like(grad_weight, dtype=rate.dtype), torch.empty_like(entering)
+        results = _by_block(by_weight, self.weights), _by_block(by_entering, self.channels)
+        for block, block_inputs, piece, result in zip(self.blocks, inputs, *results, strict=True):
+            block.backward(block_inputs, piece, result, scratch)
+        return by_weight.to(dtype), by_scale, by_entering
+
+    def _cast(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        return weights if weights[0].dtype == self.dtype else [weight.to(self.dtype) for weight in weights]
+
+    def _units(self, weights: Sequence[Tensor], sizes: Sequence[Tensor | None]) -> list[Tensor]:
+        return [block.unit(weights, size) for block, size in zip(self.blocks, sizes, strict=True)]
+
+    def _statistics(self, units: Sequence[Tensor], entering: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """Mean and variance of every row, as two rows; and for every block the means by position, if they differ."""
+        result, scratch = entering.new_empty(2, sum(self.rows)), self._scratch(entering)
+        means, variances = _by_block(result[0], self.rows), _by_block(result[1], self.rows)
+        inputs = zip(self.blocks, units, _by_block(entering, self.channels), means, variances, strict=True)
+        return result, [
+            block.statistics(unit, moments, mean, var, scratch) for block, unit, moments, mean, var in inputs
+        ]
+
+    def _scratch(self, like: Tensor) -> Tensor:
+        """A buffer for any of the blocks: one for all of them stays in the cache of a processor."""
+        return torch.empty(max(self.weights), dtype=like.dtype, device=like.device)
+
+    def _divisors(self, size: Tensor) -> Sequence[Tensor | None]:
+        """What rows of every block are divided by; None where that is 1, as far as that is known without waiting."""
+        if size.is_cpu and bool((size == 1).all()):
+            return [None] * len(self.blocks)
+        return _by_block(size, self.rows)
+
+
+def rows_saved(layout: Layout, dtype: torch.dtype) -> SavedSizes:
+    """Length and dtype of what `TorchRows.forward` saves, known without running it."""
+    vectors = [(2 * layout.row_count, dtype), (layout.row_count, dtype), (layout.row_count, dtype)]
+    return vectors + [(rows.outputs * rows.taps.shape[1], dtype) for rows in layout.rows if rows.taps.shape[1] > 1]
 
 
 def _in_range(var: Tensor) -> bool:
@@ -95,126 +293,338 @@ def _in_range(var: Tensor) -> bool:
     return least > LEAST and largest < LARGEST  # not so for NaN
 
 
-def _row_statistics(
-    tables: TorchTables, units: Sequence[Tensor], entering: Tensor
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Mean and variance of every row, as two rows; and for every block their spread over positions, if any."""
-    rows, scratch = entering.new_empty(2, sum(tables.rows)), _scratch(tables, entering)
-    means, variances = _by_block(rows[0], tables.rows), _by_block(rows[1], tables.rows)
-    parts = zip(tables.blocks, units, _by_block(entering, tables.channels), means, variances, strict=True)
-    return rows, [block.statistics(unit, own, mean, var, scratch) for block, unit, own, mean, var in parts]
-
-
-def _by_block(vectors: Tensor, sizes: list[int]) -> Sequence[Tensor]:
-    """What belongs to every block."""
-    return [vectors] if len(sizes) == 1 else vectors.split_with_sizes(sizes, -1)
-
-
-def _scratch(tables: TorchTables, like: Tensor) -> Tensor:
-    """Room for any of the blocks: one for all of them stays in the cache of a processor."""
-    return torch.empty(max(tables.weights), dtype=like.dtype, device=like.device)
-
-
-def _sizes(tables: TorchTables, weights: Sequence[Tensor]) -> Tensor:
-    """A power of two near the largest weight of every row, as a vector; 1 for a row of zeros."""
-    peak = torch.cat([block.peak(weights) for block in tables.blocks])
-    return torch.where(peak > 0, torch.exp2(peak.log2().floor()), torch.ones_like(peak))
-
-
-def _units(tables: TorchTables, weights: Sequence[Tensor], sizes: Sequence[Tensor | None]) -> list[Tensor]:
-    """The weights of every block as they are folded, for sizes of their rows, if any."""
-    return [block.unit(weights, size) for block, size in zip(tables.blocks, sizes, strict=True)]
-
-
-def _divisors(tables: TorchTables, size: Tensor) -> Sequence[Tensor | None]:
-    """What the rows of every block are divided by; None where that is 1, as far as it can be known without waiting."""
-    if size.is_cpu and bool((size == 1).all()):
-        return [None] * len(tables.blocks)
-    return _by_block(size, tables.rows)
-
-
 def _inverse_std(var: Tensor) -> Tensor:
     """1 / sigma; 0 for a row of zeros (or of equal weights, centred): its output is its shift, without gradient."""
     return torch.where(var > 0, var.rsqrt(), torch.zeros_like(var))
 
 
-def rows_backward(
-    tables: TorchTables,
-    weights: Sequence[Tensor],
-    saved: Sequence[Tensor],
-    entering: Tensor,
-    grad_weight: Tensor,
-    grad_bias: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Derivatives by weights (flat), by scale, and by what enters (two rows)."""
-    rows, rate, size, *levers = saved
-    blocks, scratch, sizes = tables.blocks, _scratch(tables, rate), _divisors(tables, size)
-    units, pieces = _units(tables, weights, sizes), _by_block(grad_weight.to(rate.dtype), tables.weights)
-    gradients = [block.gradient(piece) for block, piece in zip(blocks, pieces, strict=True)]
-    by_rate = torch.empty_like(rate)
-    found = _by_block(by_rate, tables.rows)
-    for block, unit, gradient, own_by_rate in zip(blocks, units, gradients, found, strict=True):
-        block.by_rate(unit, gradient, own_by_rate, scratch)
-    by_rate.addcmul_(grad_bias, rows[0], value=-1)
-    inverse = _inverse_std(rows[1])
-    by_scale = by_rate * inverse
-    by_mean, by_var = -grad_bias * rate, (by_scale * inverse * rate).mul_(-0.5)
-    rates, by_means, by_vars = (_by_block(part, tables.rows) for part in (rate, by_mean, by_var))
-    met, spread = _by_block(entering, tables.channels), iter(levers)
-    kept = [next(spread) if block.spreads else None for block in blocks]
-    given = map(RowBackward, units, gradients, rates, sizes, by_means, by_vars, met, kept)
-    by_weight, by_entering = torch.empty_like(grad_weight, dtype=rate.dtype), torch.empty_like(entering)
-    results = _by_block(by_weight, tables.weights), _by_block(by_entering, tables.channels)
-    for block, own, piece, result in zip(blocks, given, *results, strict=True):
-        block.backward(own, piece, result, scratch)
-    return by_weight, by_scale, by_entering
+def _by_block(vectors: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+    return [vectors] if len(sizes) == 1 else vectors.split_with_sizes(sizes, -1)
 
 
-class TorchBackend:
-    """The two passes as a backend: any device, any function."""
+class _BlockBackward(NamedTuple):
+    """What the backward of a block reads."""
 
-    def __init__(self, layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.tables = make_tables(layout, weights, dtype)
-        self.lanes_kept = sum(len(run.inputs) for run in self.tables.runs)
-
-    def forward(
-        self, weights: Sequence[Tensor], shift_scale: Tensor, given: Pair | None, dtype: torch.dtype, backward: bool
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """As `Backend.forward`."""
-        entering, lanes_kept = moments_forward(self.tables, shift_scale, given, backward)
-        folded, bias, rows_kept = rows_forward(self.tables, self._working(weights), shift_scale, entering, dtype)
-        return folded, bias, [entering, *lanes_kept, *rows_kept]
-
-    def backward(
-        self,
-        weights: Sequence[Tensor],
-        shift_scale: Tensor,
-        kept: Sequence[Tensor],
-        grad_weight: Tensor,
-        grad_bias: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `Backend.backward`."""
-        tables, by_bias, entering = self.tables, grad_bias.to(self.dtype), kept[0].view(2, -1)
-        lanes_kept = [part.view(2, 2, -1) for part in kept[1 : 1 + self.lanes_kept]]
-        rows, *rows_kept = kept[1 + self.lanes_kept :]
-        by_rows = rows_backward(
-            tables, self._working(weights), [rows.view(2, -1), *rows_kept], entering, grad_weight, by_bias
-        )
-        d_weight, d_scale, by_entering = by_rows
-        by_source, given = moments_backward(tables, lanes_kept, shift_scale[1], by_entering)
-        by_source[0] += by_bias
-        by_source[1] += d_scale
-        return d_weight.to(weights[0].dtype), by_source, *given
-
-    def _working(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        return weights if weights[0].dtype == self.dtype else [weight.to(self.dtype) for weight in weights]
+    unit: Tensor
+    gradient: Tensor  # by the folded weights, in the shape of `unit`
+    rate: Tensor  # of every row: scale / sigma
+    size: Tensor | None  # the powers of two that the rows were divided by, if they were
+    by_mean: Tensor  # derivative by the mean of every row
+    by_var: Tensor
+    entering: Tensor  # mean and variance of the entering channels, as two rows
+    levers: Tensor | None  # what `statistics` returned
 
 
-def kept_sizes(layout: Layout, dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
-    """Length and dtype of what `TorchBackend.forward` keeps."""
-    lanes = layout.lanes
-    steps = [(4 * step.count, torch.float64) for step in lanes.steps for _ in range(step.function.arity)]
-    vectors = [(2 * layout.row_count, dtype), (layout.row_count, dtype), (layout.row_count, dtype)]
-    spread = [(rows.outputs * rows.taps.shape[1], dtype) for rows in layout.rows if rows.taps.shape[1] > 1]
-    return [(2 * len(lanes.entering), dtype), *steps, *vectors, *spread]
+class _Block(Protocol):
+    """Layers whose rows are folded together; `unit` is what is folded: their weights, divided and centred if asked."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Numbers of rows, of entering channels, and of weights."""
+        ...
+
+    @property
+    def spreads(self) -> bool:
+        """True if the means of its rows differ by position."""
+        ...
+
+    def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
+        """The weights of its layers, rows divided by `size`, and centred if they are to be."""
+        ...
+
+    def peak(self, weights: Sequence[Tensor]) -> Tensor:
+        """The largest absolute weight of every row."""
+        ...
+
+    def statistics(self, unit: Tensor, entering: Tensor, mean: Tensor, var: Tensor, scratch: Tensor) -> Tensor | None:
+        """Write mean and variance of every row; return the means by position where they differ."""
+        ...
+
+    def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
+        """Write the folded weights to a flat buffer, in the order of the weights in memory."""
+        ...
+
+    def gradient(self, piece: Tensor) -> Tensor:
+        """Such a flat buffer in the shape of `unit`."""
+        ...
+
+    def by_rate(self, unit: Tensor, gradient: Tensor, result: Tensor, scratch: Tensor) -> None:
+        """Write the derivative by the rate of every row that comes from the folded weights."""
+        ...
+
+    def backward(self, inputs: _BlockBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
+        """Write the derivatives by the weights, in their order in memory, and by the entering channels."""
+        ...
+
+
+def _blocks(rows: Sequence[Rows], weights: Sequence[Tensor], dtype: torch.dtype) -> list[_Block]:
+    """Small layers that follow each other in one block, every other layer in one of its own."""
+    blocks: list[_Block] = []
+    kinds = [(_is_flat(layer, weight), layer.centred) for layer, weight in zip(rows, weights, strict=True)]
+    for (flat, _), group in itertools.groupby(range(len(rows)), kinds.__getitem__):
+        numbers = list(group)
+        if flat:
+            blocks.append(_flat_block(rows, slice(numbers[0], numbers[-1] + 1)))
+        else:
+            blocks += [_matrix_block(rows[n], n, weights[n], dtype) for n in numbers]
+    return blocks
+
+
+@dataclass(frozen=True)
+class MatrixBlock:
+    """One layer as a matrix (groups, rows, entries); see `_Block`.
+
+    Attributes:
+        layer: The number of the layer.
+        shape: The shape of the matrix.
+        taps: E of `layout.Rows`, on the device.
+        transposed: Whether it is a transposed convolution.
+        inner: Whether the channels of a tap lie side by side in memory (channels_last), and so in the matrix.
+        centred: Whether the mean of every row is subtracted from it.
+        form: The memory layout of the weight.
+    """
+
+    layer: int
+    shape: tuple[int, int, int]
+    taps: Tensor
+    transposed: bool
+    inner: bool
+    centred: bool
+    form: MemoryFormat
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Numbers of rows, of entering channels, and of weights."""
+        groups, rows, entries = self.shape
+        return groups * rows, groups * entries // len(self.taps), groups * rows * entries
+
+    @property
+    def spreads(self) -> bool:
+        """True if the means of its rows differ by position."""
+        return self.taps.shape[1] > 1
+
+    def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
+        """See `_Block.unit`."""
+        matrix = self._as_matrix(weights[self.layer])
+        matrix = matrix if size is None else matrix / self._column(size)
+        return minus_row_mean(matrix, (2,)) if self.centred else matrix
+
+    def peak(self, weights: Sequence[Tensor]) -> Tensor:
+        """See `_Block.peak`."""
+        peak: Tensor = torch.linalg.vector_norm(self._as_matrix(weights[self.layer]), torch.inf, -1)
+        return peak.view(-1)
+
+    def statistics(self, unit: Tensor, entering: Tensor, mean: Tensor, var: Tensor, scratch: Tensor) -> Tensor | None:
+        """See `_Block.statistics`."""
+        square = torch.mul(unit, unit, out=self._view_of(scratch))
+        torch.bmm(square, self._expanded(entering[1], SHARE), out=self._column(var))
+        if not self.spreads:
+            torch.bmm(unit, self._expanded(entering[0], ALL), out=self._column(mean))
+            return None
+        levers = torch.bmm(unit, self._expanded(entering[0], ALL))
+        mean.copy_(levers[..., 0].reshape(-1))
+        var += levers[..., 1:].square().sum(-1).view(-1)
+        return levers
+
+    def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
+        """See `_Block.fold`."""
+        target = self._in_order(piece)
+        if target is None:
+            self._write(unit * self._column(rate), piece)
+        else:
+            torch.mul(unit, self._column(rate), out=target)
+
+    def gradient(self, piece: Tensor) -> Tensor:
+        """See `_Block.gradient`."""
+        matrix = self._in_order(piece)
+        return self._as_matrix(in_format(piece, self.form)) if matrix is None else matrix
+
+    def by_rate(self, unit: Tensor, gradient: Tensor, result: Tensor, scratch: Tensor) -> None:
+        """See `_Block.by_rate`."""
+        product = torch.mul(gradient, unit, out=self._view_of(scratch))
+        torch.sum(product, -1, keepdim=True, out=self._column(result))
+
+    def backward(self, inputs: _BlockBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
+        """See `_Block.backward`."""
+        unit, (mean, var) = inputs.unit, inputs.entering
+        by_lever, by_var = self._column(inputs.by_mean), self._column(inputs.by_var)
+        if inputs.levers is not None:
+            spread = inputs.levers.view(*self.shape[:2], -1)[..., 1:]
+            by_lever = torch.cat([by_lever, 2.0 * by_var * spread], -1)
+        target = self._in_order(piece)
+        by_weight = torch.mul(inputs.gradient, self._column(inputs.rate), out=target)
+        outer = torch.bmm(by_var, self._expanded(var, SHARE).mT, out=self._view_of(scratch))
+        by_weight.addcmul_(unit, outer, value=2.0)
+        by_weight.baddbmm_(by_lever, self._expanded(mean, ALL).mT)
+        if inputs.size is not None:
+            by_weight.div_(self._column(inputs.size))
+        if self.centred:
+            by_weight.sub_(by_weight.mean(-1, keepdim=True))
+        if target is None:
+            self._write(by_weight, piece)
+        by_entering[0] = self._summed(torch.bmm(unit.mT, by_lever), ALL)
+        square = torch.mul(unit, unit, out=self._view_of(scratch))
+        by_entering[1] = self._summed(torch.bmm(square.mT, by_var), SHARE)
+
+    def _as_matrix(self, weight: Tensor) -> Tensor:
+        if self.inner:
+            return weight.movedim(1, -1).reshape(self.shape)
+        if not self.transposed:
+            return weight.reshape(self.shape)
+        groups, rows, _ = self.shape
+        return weight.reshape(groups, -1, rows, len(self.taps)).transpose(1, 2).reshape(self.shape)
+
+    def _in_order(self, piece: Tensor) -> Tensor | None:
+        """A view of a flat buffer as the matrix; None if the weight is in another order in memory."""
+        _, permuted = self.form
+        return piece.view(self.shape) if self.inner or not (self.transposed or permuted) else None
+
+    def _write(self, matrix: Tensor, piece: Tensor) -> None:
+        """Write a matrix to a flat buffer, in the order of the weight in memory."""
+        if self.transposed:
+            groups, rows, _ = self.shape
+            matrix = matrix.reshape(groups, rows, -1, len(self.taps)).transpose(1, 2)
+        weight = in_format(piece, self.form)
+        weight.copy_(matrix.reshape(weight.shape))
+
+    def _expanded(self, vector: Tensor, columns: slice) -> Tensor:
+        """A vector over channels times columns of the taps, for every entry of a row: (groups, entries, columns)."""
+        if self.taps.numel() == 1:
+            return vector.view(self.shape[0], self.shape[2], 1)
+        if self.inner:
+            product = vector.view(self.shape[0], 1, -1, 1) * self.taps[:, columns].unsqueeze(1)
+            return product.view(self.shape[0], self.shape[2], -1)
+        return (vector.view(-1, 1, 1) * self.taps[:, columns]).view(self.shape[0], self.shape[2], -1)
+
+    def _summed(self, by_expanded: Tensor, columns: slice) -> Tensor:
+        """The derivative by a vector over channels from that by what `_expanded` makes of it."""
+        if self.taps.numel() == 1:
+            return by_expanded.view(-1)
+        taps = self.taps[:, columns]
+        if self.inner:
+            by_entry = by_expanded.reshape(self.shape[0], len(taps), -1, taps.shape[1])
+            return (by_entry * taps.unsqueeze(1)).sum((1, 3)).view(-1)
+        return (by_expanded.reshape(-1, *taps.shape) * taps).sum((1, 2))
+
+    def _view_of(self, scratch: Tensor) -> Tensor:
+        return scratch[: self.shape[0] * self.shape[1] * self.shape[2]].view(self.shape)
+
+    def _column(self, vector: Tensor) -> Tensor:
+        """A vector over rows in the shape that multiplies the matrix."""
+        return vector.view(self.shape[0], self.shape[1], 1)
+
+
+ALL, SHARE = slice(None), slice(0, 1)  # columns of the taps: all, and the share of positions inside the image
+
+
+def _matrix_block(rows: Rows, layer: int, weight: Tensor, dtype: torch.dtype) -> MatrixBlock:
+    shape = (rows.groups, rows.outputs // rows.groups, rows.channels * rows.tap_count)
+    channels_last = [0, *range(2, weight.ndim), 1]
+    inner = not rows.transposed and not weight.is_contiguous() and memory_order(weight) == channels_last
+    taps = rows.taps.to(weight.device, dtype)
+    return MatrixBlock(layer, shape, taps, rows.transposed, inner, rows.centred, memory_format(weight))
+
+
+SMALL = 2**14  # weights of a layer: beyond, looking up the channel of every weight costs more than a few calls
+
+
+@dataclass(frozen=True)
+class FlatBlock:
+    """Small layers that follow each other, all weights in one vector, a few operations for all of them; see `_Block`.
+
+    An operation on a small matrix costs the time of its call: for the small MLP of the benchmark on a CPU, a step takes
+    2.07 times as long as the plain one with flat blocks, and 2.44 times with a matrix for each layer.
+
+    Attributes:
+        layers: The numbers of the layers.
+        sizes: Numbers of rows, of entering channels, and of weights.
+        row: The row of every weight.
+        first: The first weight of that row.
+        channel: The entering channel that every weight multiplies.
+        lengths: The number of weights of every row.
+        centred: Whether the mean of every row is subtracted from it.
+        spreads: False: there is one tap.
+    """
+
+    layers: slice
+    sizes: tuple[int, int, int]
+    row: Tensor
+    first: Tensor
+    channel: Tensor
+    lengths: Tensor
+    centred: bool
+    spreads: bool = False
+
+    def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
+        """See `_Block.unit`."""
+        flat = self._joined(weights)
+        flat = flat if size is None else flat / size.index_select(0, self.row)
+        if not self.centred:
+            return flat
+        return self._minus_row_mean(flat - flat.index_select(0, self.first))  # as `minus_row_mean`, for its reason
+
+    def peak(self, weights: Sequence[Tensor]) -> Tensor:
+        """See `_Block.peak`."""
+        return torch.segment_reduce(self._joined(weights).abs(), "max", lengths=self.lengths, unsafe=True)
+
+    def statistics(self, unit: Tensor, entering: Tensor, mean: Tensor, var: Tensor, scratch: Tensor) -> None:
+        """See `_Block.statistics`."""
+        channel_mean, channel_var = entering.index_select(1, self.channel)
+        mean.copy_(self._row_sums(unit * channel_mean))
+        var.copy_(self._row_sums(channel_var.mul_(unit).mul_(unit)))
+
+    def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
+        """See `_Block.fold`."""
+        torch.mul(unit, rate.index_select(0, self.row), out=piece)
+
+    def gradient(self, piece: Tensor) -> Tensor:
+        """See `_Block.gradient`."""
+        return piece
+
+    def by_rate(self, unit: Tensor, gradient: Tensor, result: Tensor, scratch: Tensor) -> None:
+        """See `_Block.by_rate`."""
+        result.copy_(self._row_sums(unit * gradient))
+
+    def backward(self, inputs: _BlockBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
+        """See `_Block.backward`."""
+        unit = inputs.unit
+        rate, by_mean, by_var = torch.stack([inputs.rate, inputs.by_mean, inputs.by_var]).index_select(1, self.row)
+        mean, var = inputs.entering.index_select(1, self.channel)
+        by_square = by_var.mul_(unit)  # half the derivative by a weight, without the variance it multiplies
+        by_weight = torch.mul(inputs.gradient, rate).addcmul_(by_square, var, value=2.0).addcmul_(by_mean, mean)
+        by_weight = by_weight if inputs.size is None else by_weight.div_(inputs.size.index_select(0, self.row))
+        piece.copy_(self._minus_row_mean(by_weight) if self.centred else by_weight)
+        by_entering.zero_()
+        by_entering[0].index_add_(0, self.channel, by_mean.mul_(unit))
+        by_entering[1].index_add_(0, self.channel, by_square.mul_(unit))
+
+    def _joined(self, weights: Sequence[Tensor]) -> Tensor:
+        return torch.cat([weight.view(-1) for weight in weights[self.layers]])
+
+    def _row_sums(self, values: Tensor) -> Tensor:
+        return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
+
+    def _minus_row_mean(self, values: Tensor) -> Tensor:
+        mean = torch.segment_reduce(values, "mean", lengths=self.lengths, unsafe=True)
+        return values - mean.index_select(0, self.row)
+
+
+def _is_flat(rows: Rows, weight: Tensor) -> bool:
+    """Whether a layer is small and has one tap, and its weights follow each other row by row."""
+    plain = weight.is_cpu and weight.is_contiguous() and not rows.transposed
+    return plain and rows.taps.numel() == 1 and rows.weights <= SMALL
+
+
+def _flat_block(rows: Sequence[Rows], layers: slice) -> FlatBlock:
+    """The block of some layers, all centred or none."""
+    chosen = rows[layers]
+    lengths = torch.cat([torch.full((r.outputs,), r.channels) for r in chosen])
+    row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    first = (lengths.cumsum(0) - lengths)[row]
+    channels = []
+    for r in chosen:
+        grouped = torch.arange(r.groups * r.channels).view(r.groups, 1, r.channels)
+        by_weight = grouped.expand(-1, r.outputs // r.groups, -1).reshape(-1)
+        channels.append(by_weight + (r.first_channel - chosen[0].first_channel))
+    sizes = (len(lengths), sum(r.groups * r.channels for r in chosen), len(row))
+    return FlatBlock(layers, sizes, row, first, torch.cat(channels), lengths, chosen[0].centred)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...gaussian.normal import Pair
 from .cuda_replay import handed_out
-from .dispatch import executor_known_as, kept_sizes, statistics_dtype
+from .dispatch import executor_known_as, saved_sizes, statistics_dtype
 from .memory_format import by_parameter, formats_of, parted
 
 # not `custom_op`, which at each call compares every result with every input
@@ -96,7 +96,7 @@ def _fold_form(
     parameters: list[Tensor], _anchors: list[Tensor], _given: list[Tensor], number: int, dtype: torch.dtype
 ) -> list[Tensor]:
     layout, like = executor_known_as(number).layout, parameters[0]
-    kept = kept_sizes(layout, parameters[: len(parameters) // 3], statistics_dtype(like))
+    kept = saved_sizes(layout, parameters[: len(parameters) // 3], statistics_dtype(like))
     vectors = 2 * layout.row_count, statistics_dtype(like)
     results = [(layout.weight_count, dtype), (layout.row_count, dtype), vectors, *kept]
     return [like.new_empty(size, dtype=kind) for size, kind in results]

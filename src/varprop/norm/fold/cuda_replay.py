@@ -165,6 +165,19 @@ def stream_to_record(parameter: Tensor) -> int | None:
     return int(torch._C._cuda_getCurrentRawStream(device))  # a `Stream` made to be asked costs several launches
 
 
+def runs_on_device_alone(work: Callable[[], Any]) -> bool:
+    """Whether work neither waits for the device nor copies from memory of the host, which a CUDA graph cannot hold."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+    except RuntimeError:
+        return False
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return True
+
+
 def graph_trees_run(parameter: Tensor) -> bool:
     """Whether torch.compile's own CUDA graphs are in use: they take the memory of all that is computed for theirs."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")

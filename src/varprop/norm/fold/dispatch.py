@@ -14,6 +14,7 @@ import importlib.util
 import os
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -23,34 +24,119 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from ...gaussian.normal import Pair
 from ...version import __version__
 from ..backends import torch as torch_backend
-from .cuda_replay import LARGEST, Recorder, Recording, Replay, Results, graph_trees_run, stream_to_record
+from ..backends.torch import SavedSizes
+from .cuda_replay import (
+    LARGEST,
+    Recorder,
+    Recording,
+    Replay,
+    Results,
+    graph_trees_run,
+    runs_on_device_alone,
+    stream_to_record,
+)
 from .layout import Layout
 from .memory_format import by_parameter, formats_of, formats_with, joined, joined_grads, parted
 
 Result = tuple[Tensor, Tensor, list[Tensor]]  # folded weights and biases, flat, and what the backward needs
-# by weights (flat), by shifts and scales (two rows), by given means and by given variances
+# by weights (flat), by shifts and scales (two rows), by external means and by external variances
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class Backend(Protocol):
-    """Folds all layers of a layout on one device; `shift_scale` are the shifts and scales of all rows, as two rows."""
+class MomentPass(Protocol):
+    """Computes mean and variance of all channels that enter the layers, from shifts and scales."""
+
+    @property
+    def replayable(self) -> bool:
+        """True if it can be recorded as a CUDA graph; False if it may copy from the host, which a graph cannot."""
+        ...
+
+    def forward(self, shift_scale: Tensor, external: Pair | None, backward: bool) -> tuple[Tensor, list[Tensor]]:
+        """Mean and variance (with epsilon) of the entering channels, as two rows, and what the backward needs."""
+        ...
+
+    def backward(
+        self, shift_scale: Tensor, saved: Sequence[Tensor], by_entering: Tensor, direct: Pair
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Derivatives by shifts and scales, as two rows, with `direct` added, and by the external moments."""
+        ...
+
+
+class RowPass(Protocol):
+    """Computes folded weights and biases from the moments of the entering channels."""
+
+    @property
+    def replayable(self) -> bool:
+        """True if it can be recorded as a CUDA graph."""
+        ...
 
     def forward(
-        self, weights: Sequence[Tensor], shift_scale: Tensor, given: Pair | None, dtype: torch.dtype, backward: bool
-    ) -> Result:
-        """Folded weights and biases; `backward` tells whether one will follow."""
+        self, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Folded weights and biases, flat, and what the backward needs."""
         ...
 
     def backward(
         self,
         weights: Sequence[Tensor],
         shift_scale: Tensor,
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
+        entering: Tensor,
+        grad_weight: Tensor,
+        grad_bias: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Derivatives by weights (flat), by scales, and by the entering channels (two rows)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """Folds all layers of a layout on one device: a moment pass and a row pass, each by kernels or by torch.
+
+    Attributes:
+        moments: The moment pass.
+        rows: The row pass.
+        moments_saved: How many tensors the moment pass saves for its backward.
+    """
+
+    moments: MomentPass
+    rows: RowPass
+    moments_saved: int
+
+    def forward(
+        self, weights: Sequence[Tensor], shift_scale: Tensor, external: Pair | None, dtype: torch.dtype, backward: bool
+    ) -> Result:
+        """Folded weights and biases, and what the backward needs.
+
+        Args:
+            weights: The weights of all layers.
+            shift_scale: Shifts and scales of all layers, as two rows.
+            external: Mean and variance of the channels that are passed in, if there are any.
+            dtype: The dtype of the results.
+            backward: Whether a backward follows.
+        """
+        entering, moments_saved = self.moments.forward(shift_scale, external, backward)
+        folded, bias, rows_saved = self.rows.forward(weights, shift_scale, entering, dtype)
+        return folded, bias, [entering, *moments_saved, *rows_saved]
+
+    def backward(
+        self,
+        weights: Sequence[Tensor],
+        shift_scale: Tensor,
+        saved: Sequence[Tensor],
         grad_weight: Tensor,
         grad_bias: Tensor,
     ) -> Gradients:
-        """Derivatives by everything that `forward` was given."""
-        ...
+        """Derivatives by everything that `forward` takes, from those by its results and from what it saved."""
+        entering, moments_saved, rows_saved = (
+            saved[0].view(2, -1),
+            saved[1 : 1 + self.moments_saved],
+            saved[1 + self.moments_saved :],
+        )
+        by_weight, by_scale, by_entering = self.rows.backward(
+            weights, shift_scale, rows_saved, entering, grad_weight, grad_bias
+        )
+        return by_weight, *self.moments.backward(shift_scale, moments_saved, by_entering, (grad_bias, by_scale))
 
 
 def needs_reference(parameters: Sequence[Tensor]) -> bool:
@@ -104,6 +190,7 @@ class Executor:
         self.layout, self.count = layout, len(layout.rows)
         self.number = fingerprint(layout)
         self.backends: dict[Any, Backend] = {}
+        self.tried: dict[Backend, bool] = {}  # whether a graph can hold them
         self.recorders = {compiled: Recorder() for compiled in (False, True)}
         self.recordable = layout.weight_count <= LARGEST
 
@@ -169,9 +256,18 @@ class Executor:
         return dtype, parameters[0].dtype, stream, *strides, *addresses
 
     def _record(self, key: Any, parameters: Any) -> Recording | None:
-        if isinstance(self.backend(parameters[: self.count]), torch_backend.TorchBackend):
-            return None  # functions without a kernel may copy from the host, which a graph cannot
+        if not self._can_be_recorded(self.backend(parameters[: self.count]), key[0], parameters):
+            return None
         return Recording(key, functools.partial(self._forward_to_record, key[0], parameters))
+
+    def _can_be_recorded(self, backend: Backend, dtype: torch.dtype, parameters: Any) -> bool:
+        """Whether a graph can hold the fold: tried once where functions are evaluated by torch."""
+        if not backend.rows.replayable or backend.moments.replayable:
+            return backend.rows.replayable
+        if backend not in self.tried:
+            with torch.inference_mode(False), torch.no_grad():
+                self.tried[backend] = runs_on_device_alone(lambda: self.forward_flat(dtype, None, parameters))
+        return self.tried[backend]
 
     def _forward_to_record(self, dtype: torch.dtype, parameters: Any) -> Results:
         """The fold in flat buffers and in parts."""
@@ -254,29 +350,53 @@ def triton_works() -> bool:
     return os.environ.get("VARPROP_KERNELS", "1") != "0" and importlib.util.find_spec("triton") is not None
 
 
-def _takes_kernels(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> bool:
+def _takes_kernels(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[bool, bool]:
+    """Whether kernels compute the moment pass and the row pass; `dtype` is that of the statistics.
+
+    The moment pass by torch can feed rows by kernels, not the other way round.
+    """
     if weights[0].device.type != "cuda" or dtype != torch.float32 or not triton_works():
-        return False
+        return False, False
     from ..backends import triton
 
-    with unset_fake_temporarily():  # the layout is real also where only the form of results is asked for
-        known = triton.supported(layout)
-    return known and triton.fits(layout, weights)
+    with unset_fake_temporarily():  # the layout is real also where only the shapes of results are asked for
+        moments = triton.supports(layout)
+    rows = triton.fits(layout, weights)
+    return moments and rows, rows
 
 
 def _make_backend(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> Backend:
-    """The fastest backend that can do the layout; `dtype` is that of the statistics."""
-    if not _takes_kernels(layout, weights, dtype):
-        return torch_backend.TorchBackend(layout, weights, dtype)
-    from ..backends import triton
-
-    return triton.TritonBackend(layout, weights)
-
-
-def kept_sizes(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> list[tuple[int, torch.dtype]]:
-    """Length and dtype of what `Backend.forward` keeps, known without running it."""
-    if _takes_kernels(layout, weights, dtype):
+    """The fastest passes that can fold a layout; `dtype` is that of the statistics."""
+    by_kernels, device = _takes_kernels(layout, weights, dtype), weights[0].device
+    moments: MomentPass
+    rows: RowPass
+    if any(by_kernels):
         from ..backends import triton
 
-        return triton.kept_sizes(layout)
-    return torch_backend.kept_sizes(layout, dtype)
+        rows = triton.TritonRows(layout, device)
+        rows.tables(weights)
+    else:
+        rows = torch_backend.TorchRows(layout, weights, dtype)
+    if by_kernels[0]:
+        moments = triton.TritonMoments(layout.lanes, device)
+    else:
+        moments = torch_backend.TorchMoments(layout.lanes, device, dtype)
+    return Backend(moments, rows, len(_sizes_saved_by_passes(layout, by_kernels, dtype)[0]))
+
+
+def saved_sizes(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> SavedSizes:
+    """Length and dtype of what `Backend.forward` saves, known without running it."""
+    moments, rows = _sizes_saved_by_passes(layout, _takes_kernels(layout, weights, dtype), dtype)
+    return [(2 * len(layout.lanes.entering), dtype), *moments, *rows]
+
+
+def _sizes_saved_by_passes(
+    layout: Layout, by_kernels: tuple[bool, bool], dtype: torch.dtype
+) -> tuple[SavedSizes, SavedSizes]:
+    moments, rows = torch_backend.moments_saved(layout), torch_backend.rows_saved(layout, dtype)
+    if any(by_kernels):
+        from ..backends import triton
+
+        rows = triton.rows_saved(layout)
+        moments = triton.moments_saved(layout) if by_kernels[0] else moments
+    return moments, rows

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ...gaussian.normal import Pair, safe_sqrt, working_dtype
-from .centring import minus_row_mean
 from .layout import EPS, Lanes, Layout, Rows
 
 
@@ -46,6 +45,24 @@ def fold(
         folded.append(_from_matrix(unit.matrix * rate[..., None, None], rows, weight).to(weight.dtype))
         biases.append((own_shift - unit.mean * rate).flatten().to(weight.dtype))
     return folded, biases
+
+
+def powers_of_two(peak: Tensor) -> Tensor:
+    """The largest power of two that is at most each number; 1 for zeros."""
+    return torch.where(peak > 0, torch.exp2(peak.log2().floor()), torch.ones_like(peak))
+
+
+def minus_row_mean(rows: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """A tensor minus its mean over `axes`, which make up a row: centred rows, as the deep form has them.
+
+    The mean is taken of what is left when the first entry of the row is subtracted. So equal weights leave exactly
+    zero, and a row far from zero keeps the digits of its spread: the difference of close numbers is exact.
+    """
+    first = rows.detach()  # cancels out, and so does its derivative
+    for axis in axes:
+        first = first.narrow(axis, 0, 1)
+    distances = rows - first
+    return distances.sub_(distances.mean(axes, keepdim=True))
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -107,8 +124,7 @@ def _unit_rows(rows: Rows, weight: Tensor, mean: Tensor, var: Tensor) -> UnitRow
     """The formula of `layout.Rows`."""
     weight = weight if weight.dtype == torch.float64 else weight.float()
     matrix = _as_matrix(weight, rows)
-    size = torch.exp2(matrix.detach().abs().amax((2, 3)).log2().floor())
-    size = torch.where(size > 0, size, torch.ones_like(size))
+    size = powers_of_two(matrix.detach().abs().amax((2, 3)))
     matrix, taps = matrix / size[..., None, None], rows.taps.to(weight)
     matrix = minus_row_mean(matrix, (2, 3)) if rows.centred else matrix
     mean, var = (part.to(weight).view(rows.groups, 1, -1, 1) for part in (mean, var))

@@ -19,13 +19,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from varprop.norm.backends.triton import fold, moments, unfold
-from varprop.norm.backends.triton.blocks import COLUMNS, Launch
-from varprop.norm.backends.triton.bodies import LONGEST
-from varprop.norm.backends.triton.components import BLOCK, BLOCK_INTEGRATED
-from varprop.norm.backends.triton.lane_tables import _gathered
-from varprop.norm.backends.triton.launch import _ENTRIES, _PARTIALS, row_constants
-from varprop.norm.backends.triton.opcodes import (
+from varprop.norm.backends.triton import moment_kernels, row_kernels
+from varprop.norm.backends.triton.functions import (
     CLAMP,
     FIRST_INTEGRATED,
     GELU,
@@ -35,7 +30,8 @@ from varprop.norm.backends.triton.opcodes import (
     SIGMOID,
     TWO_SLOPES,
 )
-from varprop.norm.backends.triton.tables import TritonTables
+from varprop.norm.backends.triton.moments import BLOCK, BLOCK_INTEGRATED, ENTRIES, gathered_at_once
+from varprop.norm.backends.triton.rows import COLUMNS, LONGEST, PARTIALS, Launch, TritonRows
 
 from .reference import Shape, make_layout
 
@@ -46,13 +42,13 @@ INT32 = [
     "second",
     "output",
     "entry",
-    "entry_lane",
-    "owned",
-    "owned_span",
+    "entry_channel",
+    "summed",
+    "summed_span",
 ]
 INT64 = ["records", "columns"]
 DOUBLE = ["share", "covariance", "numbers", "nodes", "knots", "constant_mean", "constant_var", "slopes"]
-SIZES = ["sources", "constants", "given", "computed"]
+SIZES = ["sources", "constants", "external", "computed"]
 SPILLED = 96  # bytes of a thread, at most, where its registers are limited: one more block makes up for them
 HALF = ["folded", "bias", "grad_folded", "grad_bias"]
 
@@ -97,7 +93,7 @@ def compile_kernel(
 
 def partial_sums_are_read_in_lines() -> bool:
     """Whether the threads of a warp read neighbours; the compiler does not see to it unless it shows in the code."""
-    made = compiled(unfold.add_partials, {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}, 4)
+    made = compiled(row_kernels.add_partials, {"ROWS": PARTIALS, "COLUMNS": COLUMNS}, 4)
     return f"threadsPerWarp = [1, {COLUMNS}]" in made.asm["ttgir"]
 
 
@@ -133,7 +129,7 @@ def row_launches(every: bool) -> Iterator[tuple[str, Launch, bool]]:
     """
     for name, shapes in shapes_of(every).items():
         layout, weights = make_layout(shapes)
-        tables = TritonTables(layout, "cpu").rows(weights)
+        tables = TritonRows(layout, torch.device("cpu")).tables(weights)
         for launch in tables.forward:
             yield from ((name, replace(launch, bodies=(body,)), False) for body in launch.bodies)
         yield from ((name, launch, True) for launch in tables.backward)
@@ -143,15 +139,15 @@ def main() -> int:
     """Compiles everything; returns whether a kernel of float32 weights spills or reads badly."""
     every, spilled = "--all" in sys.argv, 0
     for name, launch, backward in row_launches(every):
-        constants = row_constants(launch)
+        constants = dict(launch.constants)
         warps, registers = constants.pop("num_warps"), constants.pop("maxnreg", None)
         label = f"{'backward' if backward else 'forward'}, {name}, {launch.shapes[0][1:]}, {warps} warps"
-        kernel = unfold.backward if backward else fold.forward
+        kernel = row_kernels.backward if backward else row_kernels.forward
         bytes_spilled = compile_kernel(label, kernel, constants, warps, registers=registers)
         allowed = 0 if registers is None else SPILLED
         spilled += bytes_spilled if launch.dtype != torch.float64 and bytes_spilled > allowed else 0
-    sums = {"ROWS": _PARTIALS, "COLUMNS": COLUMNS}
-    spilled += compile_kernel("sums of blocks", unfold.add_partials, sums, 4)
+    sums = {"ROWS": PARTIALS, "COLUMNS": COLUMNS}
+    spilled += compile_kernel("sums of blocks", row_kernels.add_partials, sums, 4)
     pairs = sum(1 << code for code in PAIRS)
     groups = {
         "rectifiers": 1 << TWO_SLOPES | 1 << LINEAR | pairs,
@@ -161,15 +157,15 @@ def main() -> int:
     }
     for name, codes in groups.items():
         block = BLOCK_INTEGRATED if codes >> FIRST_INTEGRATED else BLOCK
-        constants = {"OPS": codes, "BLOCK": block, "ENTRIES": _ENTRIES}
-        spilled += compile_kernel(f"moments, {name}", moments.forward, constants, 4, True)
+        constants = {"OPS": codes, "BLOCK": block, "ENTRIES": ENTRIES}
+        spilled += compile_kernel(f"moments, {name}", moment_kernels.forward, constants, 4, True)
     if every:
-        constants = {"OPS": (1 << OPERATIONS) - 1, "BLOCK": BLOCK_INTEGRATED, "ENTRIES": _ENTRIES}
-        compile_kernel("moments, all functions", moments.forward, constants, 4, True)
+        constants = {"OPS": (1 << OPERATIONS) - 1, "BLOCK": BLOCK_INTEGRATED, "ENTRIES": ENTRIES}
+        compile_kernel("moments, all functions", moment_kernels.forward, constants, 4, True)
     for most in (1, 2, 8):
-        lanes, entries = _gathered(most)
-        back = {"OPS": pairs, "BLOCK": BLOCK, "LANES": lanes, "ENTRIES": entries, "ONTO": True}
-        spilled += compile_kernel(f"moments backward, {entries} entries", moments.backward, back, 4, True)
+        channels, entries = gathered_at_once(most)
+        back = {"OPS": pairs, "BLOCK": BLOCK, "CHANNELS": channels, "ENTRIES": entries}
+        spilled += compile_kernel(f"moments backward, {entries} entries", moment_kernels.backward, back, 4, True)
     in_lines = partial_sums_are_read_in_lines()
     print(f"partial sums are read {'in lines' if in_lines else 'with gaps'}")
     return int(spilled > 0 or not in_lines)

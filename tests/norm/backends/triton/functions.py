@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from varprop.gaussian import activations as act
 from varprop.gaussian.normal import safe_sqrt
 from varprop.gaussian.rectifier import clamp, two_slopes
@@ -22,6 +24,11 @@ def maximum(e: float, d: float) -> Callable:
 
 def after_maximum(e: float, d: float, rule: Callable) -> Callable:
     return lambda x: rule(maximum(e, d)(x))
+
+
+def coupled(x, y):
+    """Some differentiable function of the moments of two arguments."""
+    return torch.sin(x[0]) * y[0] + 0.2 * x[1] * y[0], x[1] + 0.5 * y[1] * x[0].square()
 
 
 RULES: dict[tuple, Callable] = {
@@ -75,5 +82,8 @@ MUL = Function(
     ("mul",),
     2,
 )
+# These have no kernel.
+SOFTSIGN = Function("softsign", of_std(act.softsign))
+COUPLED = Function("coupled", coupled, None, 2)
 SKIP = AFTER_SKIP
 SLOPE = LEARNED_SLOPE

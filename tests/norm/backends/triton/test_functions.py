@@ -7,8 +7,8 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install trito
 
 from varprop.gaussian.derivatives import DOUBLE, KERNELS
 from varprop.norm.backends import triton as kernels
-from varprop.norm.backends.triton.opcodes import BUILDERS
-from varprop.norm.fold.layout import Function, Lanes, Layout, Step
+from varprop.norm.backends.triton.functions import BUILDERS, encode
+from varprop.norm.fold.layout import Function, Lanes, Step
 
 from .functions import ADD, MUL, RULES, SKIP, SLOPE, function
 from .reference import EPS, NONE
@@ -27,14 +27,13 @@ def lanes_of(made: Function) -> Lanes:
 
 def by_kernels(made, device):
     """Mean and variance, and the derivatives of each by mean and std."""
-    lanes = lanes_of(made)
-    tables = kernels.TritonTables(Layout(lanes, ()), device)
-    shift, scale, none = GRID[:, 0].to(device), GRID[:, 1].to(device), NONE.float().to(device)
-    mean, var, saved = kernels.moments_forward(lanes, tables, shift, scale, none, none)
-    one, zero = torch.ones_like(mean), torch.zeros_like(mean)
-    of_mean = kernels.moments_backward(lanes, tables, saved, scale, one, zero)[:2]
-    of_var = kernels.moments_backward(lanes, tables, saved, scale, zero, one)[:2]
-    return [x.cpu().double() for x in (mean, var, *of_mean, *of_var)]
+    moments, shift_scale = kernels.TritonMoments(lanes_of(made), device), GRID.t().contiguous().to(device)
+    entering, saved = moments.forward(shift_scale, None, True)
+    one, zero = torch.ones_like(entering[0]), torch.zeros_like(entering[0])
+    direct = torch.zeros_like(shift_scale)
+    by_mean, *_ = moments.backward(shift_scale, saved, torch.stack([one, zero]), direct)
+    by_var, *_ = moments.backward(shift_scale, saved, torch.stack([zero, one]), direct)
+    return [x.cpu().double() for x in (*entering, *by_mean, *by_var)]
 
 
 def by_rule(made):
@@ -48,7 +47,7 @@ def by_rule(made):
 @pytest.mark.parametrize("kernel", RULES, ids=lambda kernel: "-".join(map(str, kernel)))
 def test_function_and_its_derivatives_agree_with_the_rule(kernel, device):
     made = function(*kernel)
-    assert kernels.supported(Layout(lanes_of(made), ()))
+    assert not encode(made).by_torch
     found, expected = by_kernels(made, device), by_rule(made)
     size = expected[0].abs() + expected[1].sqrt()
     assert ((found[0] - expected[0]).abs() <= 1e-6 * size).all()
@@ -67,17 +66,16 @@ def test_scale_of_zero_and_of_either_sign(device):
     """Moments are even in the scale, its gradient is odd, and nothing is NaN where the scale is zero."""
     made = function("two_slopes", 1.0, 0.0)
     lanes = Lanes(4, NONE, NONE, 0, (Step(made, (torch.arange(4),), 4, 4),), 4 + torch.arange(4))
-    tables, none = kernels.TritonTables(Layout(lanes, ()), device), NONE.float().to(device)
-    shift, scale = torch.tensor([0.5, 0.5, 0.5, 0.0], device=device), torch.tensor([0.7, -0.7, 0.0, 0.0], device=device)
-    mean, var, saved = kernels.moments_forward(lanes, tables, shift, scale, none, none)
+    moments = kernels.TritonMoments(lanes, device)
+    shift_scale = torch.tensor([[0.5, 0.5, 0.5, 0.0], [0.7, -0.7, 0.0, 0.0]], device=device)
+    (mean, var), saved = moments.forward(shift_scale, None, True)
     assert mean[0] == mean[1] and var[0] == var[1] and mean[2] == 0.5 and mean[3] == 0.0
-    d_shift, d_scale, *_ = kernels.moments_backward(lanes, tables, saved, scale, torch.ones_like(mean), var)
+    by_entering = torch.stack([torch.ones_like(mean), var])
+    (d_shift, d_scale), *_ = moments.backward(shift_scale, saved, by_entering, torch.zeros_like(shift_scale))
     assert d_scale[0] == -d_scale[1] != 0.0
     assert d_shift.isfinite().all() and d_scale.isfinite().all()
 
 
-def test_unknown_functions_are_not_supported():
-    index = torch.arange(3)
+def test_functions_without_a_kernel_are_left_to_torch():
     for kernel in (None, ("gumbel",), ("compose", "maximum", 1.0, 1.0, "mul"), ("compose", "affine", 1.0, 0.0, "tanh")):
-        lanes = Lanes(3, NONE, NONE, 0, (Step(Function("f", lambda x: x, kernel), (index,), 3, 3),), index)
-        assert not kernels.supported(Layout(lanes, ()))
+        assert encode(Function("f", lambda x: x, kernel)).by_torch

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the kernels need triton: pip install triton")
 
 from varprop.norm.backends import triton as kernels
-from varprop.norm.backends.triton.components import labels, templates
-from varprop.norm.fold.layout import Layout
+from varprop.norm.backends.triton.moments import component_labels, templates_of
 
-from .functions import ADD, DROPOUT, MAX_RELU, MUL, RELU, SIGMOID, SKIP, SLOPE, SUBTRACT
+from .functions import ADD, COUPLED, DROPOUT, MAX_RELU, MUL, RELU, SIGMOID, SKIP, SLOPE, SOFTSIGN, SUBTRACT
 from .reference import chain, error, run_lanes
 
 pytestmark = pytest.mark.kernels
@@ -27,9 +26,10 @@ def inputs_of(lanes, seed=0):
 
 def by_kernels(lanes, device, seed=0):
     inputs, grads = ([x.to(device) for x in part] for part in inputs_of(lanes, seed))
-    tables = kernels.TritonTables(Layout(lanes, ()), device)
-    mean, var, saved = kernels.moments_forward(lanes, tables, *inputs)
-    return [mean, var, *kernels.moments_backward(lanes, tables, saved, inputs[1], *grads)]
+    moments, shift_scale = kernels.TritonMoments(lanes, device), torch.stack(inputs[:2])
+    entering, saved = moments.forward(shift_scale, tuple(inputs[2:]) if lanes.given else None, True)
+    by_source, *by_external = moments.backward(shift_scale, saved, torch.stack(grads), torch.zeros_like(shift_scale))
+    return [*entering, *by_source, *by_external]
 
 
 def by_autograd(lanes, seed=0):
@@ -95,7 +95,7 @@ def test_constants_and_given_lanes(device):
     # sources 0..3, constants 4, 5, given 6..8
     links = [(ADD, [[0, 1, 2, 3], [4, 4, 4, 5]]), (MUL, [[9, 10], [6, 7]]), (SIGMOID, [[4, 6]])]
     lanes = chain(4, links, [4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16], constants=(0.3, -1.2), given=3)
-    assert len(set(labels(lanes)[:4])) == 4
+    assert len(set(component_labels(lanes)[:4])) == 4
     check(lanes, device)
 
 
@@ -109,7 +109,7 @@ def test_one_lane_read_by_many_of_its_component(device):
     """A gate of one lane multiplies all channels, which joins them into one component."""
     links = [(SIGMOID, [[0]]), (MUL, [numbers(1, 20), [21] * 20]), (RELU, [numbers(22, 20)])]
     lanes = chain(21, links, numbers(22, 40))
-    assert len(set(labels(lanes))) == 1
+    assert len(set(component_labels(lanes))) == 1
     check(lanes, device)
 
 
@@ -117,10 +117,48 @@ def test_more_components_than_a_program_takes(device):
     """Three hundred equal chains beside a thousand idle lanes."""
     links = [(RELU, [numbers(0, 300)]), (ADD, [numbers(1300, 300), numbers(300, 300)])]
     lanes = chain(1300, links, [*numbers(1600, 300), *numbers(700, 600)])
-    parts = templates(lanes)
+    parts = templates_of(lanes)
     assert [len(part.instructions) for part in parts] == [2, 0]
     assert [len(part.members) for part in parts] == [300, 700]
     check(lanes, device)
+
+
+def launches_and_steps_by_torch(lanes, device):
+    tables = kernels.TritonMoments(lanes, device).tables
+    return len(tables.phases), [[step.function.name for step in steps] for steps in tables.by_torch]
+
+
+def test_a_function_without_a_kernel_is_evaluated_between_two_launches(device):
+    """As `test_skip_connections`, with a softsign in the first branch and beside all of them."""
+    links = [
+        (RELU, [numbers(0, 10)]),  # 30
+        (SOFTSIGN, [numbers(10, 20)]),  # 40: of both branches
+        (SKIP, [numbers(30, 10), numbers(40, 10)]),  # 60
+        (SKIP, [numbers(60, 10), numbers(20, 10)]),  # 70
+    ]
+    lanes = chain(30, links, [*numbers(70, 10), *numbers(30, 30), *numbers(60, 10)])
+    assert launches_and_steps_by_torch(lanes, device) == (2, [["softsign"]])
+    check(lanes, device)
+
+
+def test_functions_without_a_kernel_that_follow_from_each_other(device):
+    """softsign(relu(softsign(x))), then a function of it and of x, and a chain beside that needs none of them."""
+    links = [
+        (SOFTSIGN, [numbers(0, 7)]),  # 14
+        (RELU, [numbers(14, 7)]),  # 21
+        (SOFTSIGN, [numbers(21, 7)]),  # 28
+        (COUPLED, [numbers(28, 7), numbers(0, 7)]),  # 35
+        (SIGMOID, [numbers(7, 7)]),  # 42
+        (ADD, [numbers(42, 7), numbers(35, 7)]),  # 49
+    ]
+    lanes = chain(14, links, [*numbers(49, 7), *numbers(14, 14), *numbers(42, 3)])
+    assert launches_and_steps_by_torch(lanes, device) == (4, [["softsign"], ["softsign"], ["coupled"]])
+    check(lanes, device)
+
+
+def test_nothing_but_functions_without_a_kernel(device):
+    check(chain(5, [(SOFTSIGN, [numbers(0, 5)])], numbers(5, 5)), device)
+    check(chain(4, [(COUPLED, [[0, 4, 6], [1, 5, 6]])], [7, 8, 9, 9], constants=(0.5, -0.4), given=1), device)
 
 
 def test_no_steps_and_nothing_that_enters(device):
@@ -141,7 +179,9 @@ def graphs(draw):
     """Any functions of any earlier lanes."""
     sources, constants, given_lanes = draw(st.integers(1, 8)), draw(st.integers(0, 2)), draw(st.integers(0, 2))
     known, links = sources + constants + given_lanes, []
-    for function in draw(st.lists(st.sampled_from([RELU, MAX_RELU, DROPOUT, ADD, SUBTRACT, MUL]), max_size=5)):
+    for function in draw(
+        st.lists(st.sampled_from([RELU, MAX_RELU, DROPOUT, ADD, SUBTRACT, MUL, SOFTSIGN, COUPLED]), max_size=5)
+    ):
         count = draw(st.integers(1, 6))
         pick = st.lists(st.integers(0, known - 1), min_size=count, max_size=count)
         links.append((function, [draw(pick) for _ in range(function.arity)]))

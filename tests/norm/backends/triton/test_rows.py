@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the kernels need triton: pip install triton")
 
 from varprop.norm.backends import triton as kernels
-from varprop.norm.backends.triton import bodies
+from varprop.norm.backends.triton import rows as row_tables
 
 from .conftest import INTERPRETED
 from .reference import Shape, error, fold, like_memory, make_layout
@@ -43,11 +43,15 @@ def by_kernels(layout, weights, dtype, device):
     """Folded weights and biases, then the gradients of weights, scale, mean and var."""
     scale, shift, mean, var = (x.to(device) for x in vectors_of(layout))
     weights = [weight.to(device) for weight in weights]
-    tables = kernels.TritonTables(layout, device)
-    folded, bias, saved = kernels.rows_forward(layout, tables, weights, scale, shift, mean, var, dtype)
+    rows, shift_scale, entering = (
+        kernels.TritonRows(layout, device),
+        torch.stack([shift, scale]),
+        torch.stack([mean, var]),
+    )
+    folded, bias, saved = rows.forward(weights, shift_scale, entering, dtype)
     grads = [x.to(device) for x in grads_of(layout, dtype)]
-    found = kernels.rows_backward(layout, tables, weights, saved, scale, mean, var, *grads)
-    return [x.cpu() for x in (folded, bias, *found)]
+    by_weight, by_scale, by_entering = rows.backward(weights, shift_scale, saved, entering, *grads)
+    return [x.cpu() for x in (folded, bias, by_weight, by_scale, *by_entering)]
 
 
 def by_autograd(layout, weights, dtype):
@@ -181,11 +185,11 @@ def test_equal_weights_of_a_centred_row_give_its_shift(name, device):
 
 @pytest.mark.parametrize("at_once", (1, 10))
 def test_blocks_that_take_several_tiles_in_turn(at_once, device, monkeypatch):
-    monkeypatch.setattr(bodies, "AT_ONCE", at_once)
+    monkeypatch.setattr(row_tables, "AT_ONCE", at_once)
     sites = [Shape(40, 500, (1, 1), channels_last=True), Shape(7, 300, (3, 3), padded=True, channels_last=True)]
     sites += [Shape(30, 100, groups=2), Shape(40, 20, (3, 3), padded=True, channels_last=True)]
     layout, weights = make_layout(sites)
-    tables = kernels.TritonTables(layout, "cpu").rows(weights)
+    tables = kernels.TritonRows(layout, torch.device("cpu")).tables(weights)
     for launches in (tables.forward, tables.backward):
         assert max(body.rounds for launch in launches for body in launch.bodies) > 1
     check(sites, device)

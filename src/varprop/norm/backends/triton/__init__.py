@@ -1,22 +1,12 @@
 """Triton kernels that fold a whole normalized network in a handful of launches.
 
-Forward: one launch for the moments of all lanes, whatever the depth, and one for all rows; few more where some rows are
-very long, or have many taps. Backward: the same and one that adds partial sums. No host synchronisation, no atomics:
-results are bitwise reproducible and everything can be captured in a CUDA graph once the tables exist.
+Forward: one launch for the moments of all channels, whatever the depth, and one for all rows; few more where some rows
+are very long, or have many taps, or where a function has no kernel and is evaluated by torch between two launches.
+Backward: one launch for each pass and one that adds partial sums. No host synchronization, no atomics: results are
+bitwise reproducible and everything can be captured in a CUDA graph once the tables exist.
 """
 
-from .backend import TritonBackend, fits, kept_sizes, supported
-from .launch import moments_backward, moments_forward, rows_backward, rows_forward
-from .tables import TritonTables
+from .moments import TritonMoments, moments_saved, supports
+from .rows import TritonRows, fits, rows_saved
 
-__all__ = [
-    "TritonBackend",
-    "TritonTables",
-    "fits",
-    "kept_sizes",
-    "moments_backward",
-    "moments_forward",
-    "rows_backward",
-    "rows_forward",
-    "supported",
-]
+__all__ = ["TritonMoments", "TritonRows", "fits", "moments_saved", "rows_saved", "supports"]

@@ -1,243 +1,432 @@
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-# ruff: noqa: SIM102 - the outer condition is decided when compiling, the inner one when running
-"""The moment pass in one launch forward and one backward, whatever the depth.
+"""The moment pass by kernels: channels cut into independent programs, their tables on the device, and the launches.
 
-A program owns a block of components (see `components`) and runs its list of operations; what an operation writes, the
-next reads from global memory behind a barrier of the block, which is enough because no other program touches it. All
-lanes are float64: there are some 10^4 of them, and the pass is bound by latency. The forward saves the derivatives of
-every computed lane by its arguments, so that the backward knows no functions: it is a sparse product. Lanes enter the
-sites through a table of entries sorted by program and lane, which the backward sums in the same order: no atomics.
+Channels that no function connects can be computed side by side. A *component* is a set of connected channels (one
+channel through a residual stage, say); components with the same sequence of operations form a *template* and differ
+only in their channels. A program runs one template's instructions one after the other on a block of its components, so
+that nothing a program reads was written by another, and a single launch does for any depth. Constants connect nothing:
+they are only read.
+
+A function that the kernel does not compute is evaluated by torch, between two launches: what it reads is computed by
+the launch before, what follows from it by the launch after. Its derivatives are saved like all others, so that the
+backward, which evaluates no function, is one launch for any network.
 """
 
-import triton
-import triton.language as tl
+from __future__ import annotations
 
-from .opcodes import PAIRS
-from .operations import one_argument, two_arguments
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-EPS = tl.constexpr(1e-6)
-PROGRAM_FIELDS = tl.constexpr(9)
-_FIRST_PAIR = tl.constexpr(PAIRS[0])
-_LAST_PAIR = tl.constexpr(PAIRS[-1])
-_HAS_PAIRS = tl.constexpr(sum(1 << code for code in PAIRS))
+import torch
+from torch import Tensor
 
+from ....gaussian.derivatives import SINGLE
+from ....gaussian.normal import Pair, gauss_legendre
+from ...fold.layout import Function, Lanes, Layout
+from ..torch import SavedSizes, with_derivatives
+from . import moment_kernels
+from .device import allocated_to_stay, flat, on_device, refuse_capture
+from .functions import BENDS, FIRST_INTEGRATED, OPERATIONS, PANELS, Instruction, encode
 
-@triton.jit
-def _read(a, b, c, d, lane, mask, sources, constants, given):
-    """A number of lanes from wherever each lies: source, constant, given or computed."""
-    x = tl.load(a + lane, mask & (lane < sources), 0.0).to(tl.float64)
-    lane -= sources
-    x += tl.load(b + lane, mask & (lane >= 0) & (lane < constants), 0.0)
-    lane -= constants
-    x += tl.load(c + lane, mask & (lane >= 0) & (lane < given), 0.0).to(tl.float64)
-    lane -= given
-    return x + tl.load(d + lane, mask & (lane >= 0), 0.0)
-
-
-@triton.jit
-def _read_var(scale, b, c, d, lane, mask, sources, constants, given):
-    """The variance of lanes; of a source, its squared scale."""
-    root = tl.load(scale + lane, mask & (lane < sources), 0.0).to(tl.float64)
-    return root * root + _read(scale, b, c, d, lane, mask & (lane >= sources), sources, constants, given)
+# Components a program takes: few, since the pass waits for one operation after the other and multiprocessors are free;
+# fewer still where each is a row of 32 nodes.
+BLOCK, BLOCK_INTEGRATED = 64, 16
+IDLE = 512  # channels without any operation that a program takes: it only copies them
+LONGEST = 4096  # operations of one component, which run one after the other
+SLOPES = 8  # derivatives saved of every computed channel: of mean and variance, by those of two arguments
+ENTRIES = 1024  # entering channels a program writes at a time
+_FAR = 1e30  # beyond any window of the quadrature
+# Entries that a program adds at a time, in all and of one channel at most; channels at least.
+_GATHERED, _MOST_ENTRIES, _LEAST_CHANNELS = 512, 8, 128
 
 
-@triton.jit
-def _operands(operations, first, second, output, n, there, component, mask):
-    """Code of operation n, and the lanes it reads and writes."""
-    code = tl.load(operations + 2 * n, there, 0)
-    place = tl.load(operations + 2 * n + 1, there, 0) + component
-    known = mask & there
-    return (
-        code,
-        tl.load(first + place, known, 0),
-        tl.load(second + place, known, 0),
-        tl.load(output + place, known, 0),
+class TritonMoments:
+    """Mean and variance of all channels that enter the layers, from shifts and scales.
+
+    Args:
+        lanes: The channels and the functions between them.
+        device: The device to compute on.
+    """
+
+    def __init__(self, lanes: Lanes, device: torch.device) -> None:
+        refuse_capture("built")
+        self.lanes, self.device = lanes, device
+        self.tables: MomentTables = allocated_to_stay(device, lambda: build_tables(lanes, device))
+        self.replayable = not any(self.tables.by_torch)  # torch may copy from the host, which a CUDA graph cannot
+        self._no_external = (torch.empty(0, device=device),) * 2
+
+    def forward(self, shift_scale: Tensor, external: Pair | None, backward: bool) -> tuple[Tensor, list[Tensor]]:
+        """Mean and variance (with epsilon) of the entering channels, float32, as two rows; what the backward needs.
+
+        Args:
+            shift_scale: Shifts and scales of all layers, as two rows.
+            external: Mean and variance of the channels that are passed in, if there are any.
+            backward: Not needed: derivatives cost the kernel nothing.
+        """
+        t, lanes = self.tables, self.lanes
+        work = torch.empty(2, t.computed, dtype=torch.float64, device=self.device)
+        slopes = torch.empty(SLOPES * t.computed, dtype=torch.float64, device=self.device)
+        entering = torch.empty(2, len(lanes.entering), dtype=torch.float32, device=self.device)
+        shift, scale, *more = (flat(x) for x in (*shift_scale.unbind(0), *(external or self._no_external)))
+        for phase, programs in enumerate(t.phases):
+            if phase:
+                self._evaluate(t.by_torch[phase - 1], [shift, scale, *more], work, slopes.view(SLOPES, -1))
+            if len(programs) == 0:
+                continue
+            with on_device(self.device):
+                moment_kernels.forward[(len(programs),)](
+                    programs, t.operations, t.numbers, t.first, t.second, t.output, t.entry, t.entry_channel,
+                    t.nodes, t.knots, shift, scale, t.constant_mean, t.constant_var, *more, work[0], work[1], slopes,
+                    entering[0], entering[1], lanes.sources, len(t.constant_mean), lanes.given, t.computed,
+                    OPS=t.forward_codes, BLOCK=t.block, ENTRIES=ENTRIES, num_warps=4,
+                )  # fmt: skip
+        return entering, [slopes]
+
+    def _evaluate(self, steps: Sequence[TorchStep], vectors: list[Tensor], work: Tensor, slopes: Tensor) -> None:
+        """Write moments and derivatives of some computed channels by torch, from those that are computed already."""
+        shift, scale, external_mean, external_var = (vector.double() for vector in vectors)
+        mean = torch.cat([shift, self.tables.constant_mean, external_mean, work[0]])
+        var = torch.cat([scale.square(), self.tables.constant_var, external_var, work[1]])
+        for step in steps:
+            arguments = [(mean[index], var[index]) for index in step.inputs]
+            work[:, step.results], derivatives = with_derivatives(step.function, arguments, SINGLE)
+            for n, by_argument in enumerate(derivatives):
+                slopes[4 * n : 4 * n + 4, step.results] = by_argument.reshape(4, -1)
+
+    def backward(
+        self, shift_scale: Tensor, saved: Sequence[Tensor], by_entering: Tensor, direct: Pair
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Derivatives by shifts and scales, as two rows, by external means and by external variances.
+
+        Args:
+            shift_scale: As in `forward`.
+            saved: What `forward` returned.
+            by_entering: Derivatives by mean and variance of the entering channels, as two rows.
+            direct: Derivatives by shifts and by scales that do not come through the entering channels; added.
+        """
+        t, lanes = self.tables, self.lanes
+        grads = torch.empty(2, lanes.total, dtype=torch.float64, device=self.device)
+        by_source = torch.empty(2, lanes.sources, dtype=torch.float32, device=self.device)
+        by_external = torch.empty(2, lanes.given, dtype=torch.float32, device=self.device)
+        with on_device(self.device):
+            moment_kernels.backward[(len(t.programs),)](
+                t.programs, t.operations, t.first, t.second, t.output, t.entry, t.summed, t.summed_span,
+                saved[0], flat(shift_scale[1]), flat(by_entering[0]), flat(by_entering[1]), flat(direct[0]),
+                flat(direct[1]), grads[0], grads[1], by_source[0], by_source[1], by_external[0], by_external[1],
+                lanes.sources, len(t.constant_mean), lanes.given, t.computed,
+                OPS=t.codes, BLOCK=t.block, CHANNELS=t.gathered[0], ENTRIES=t.gathered[1], num_warps=4,
+            )  # fmt: skip
+        by_mean, by_var = by_external.double()  # the dtype of external moments
+        return by_source, by_mean, by_var
+
+
+def moments_saved(layout: Layout) -> SavedSizes:
+    """Length and dtype of what `TritonMoments.forward` saves, known without running it."""
+    return [(SLOPES * sum(step.count for step in layout.lanes.steps), torch.float64)]
+
+
+def supports(layout: Layout) -> bool:
+    """Whether no component of a layout is too long for operations that run one after the other."""
+    computed = sum(step.count for step in layout.lanes.steps)
+    return computed <= LONGEST or longest_component(layout.lanes) <= LONGEST
+
+
+# --- components and templates ---
+
+
+@dataclass(frozen=True)
+class Template:
+    """Components that run the same operations: entry [n, c] is the channel that operation n of component c touches."""
+
+    instructions: tuple[Instruction, ...]
+    phases: tuple[int, ...]  # in which launch each of them runs, or after which launch, if torch evaluates it
+    first: Tensor  # int64 [operations, components], as `second` and `output`
+    second: Tensor
+    output: Tensor
+    members: tuple[Tensor, ...]  # the channels of every component
+
+
+class ComponentBlock(NamedTuple):
+    """A block of components of one template."""
+
+    template: int
+    first_component: int
+    components: int
+    channels: Tensor
+
+
+def component_labels(lanes: Lanes) -> list[int]:
+    """For every channel one channel of its component, the same for all channels of the component."""
+    parent = list(range(lanes.total))
+    constants = range(lanes.sources, lanes.sources + len(lanes.constant_mean))
+    for step in lanes.steps:
+        for index in step.inputs:
+            for output, channel in enumerate(index.tolist(), step.start):
+                if channel not in constants:
+                    parent[_root(parent, channel)] = _root(parent, output)
+    return [_root(parent, channel) for channel in range(lanes.total)]
+
+
+def _root(parent: list[int], channel: int) -> int:
+    while parent[channel] != channel:
+        parent[channel] = parent[parent[channel]]
+        channel = parent[channel]
+    return channel
+
+
+def longest_component(lanes: Lanes) -> int:
+    """The largest number of operations in one component."""
+    first_computed = lanes.total - sum(step.count for step in lanes.steps)
+    return max(Counter(component_labels(lanes)[first_computed:]).values(), default=0)
+
+
+def phases_of(lanes: Lanes) -> Tensor:
+    """For every computed channel the launch that computes it, or after which torch does, counted from 0.
+
+    A step that torch evaluates waits for all that it reads, and what follows from it is computed by a later launch.
+    """
+    ready = torch.zeros(lanes.total, dtype=torch.int64)  # the first launch that can read a channel
+    phases = torch.zeros(lanes.total, dtype=torch.int64)
+    for step in lanes.steps:
+        phase = torch.stack([ready[index.cpu()] for index in step.inputs]).amax(0)
+        by_torch, results = encode(step.function).by_torch, slice(step.start, step.start + step.count)
+        phases[results] = phase.amax() if by_torch else phase
+        ready[results] = phases[results] + by_torch
+    return phases[lanes.total - sum(step.count for step in lanes.steps) :]
+
+
+def templates_of(lanes: Lanes) -> list[Template]:
+    """All components by their sequence of operations; those without any come last, as one template."""
+    instructions = [code for step in lanes.steps for code in [encode(step.function)] * step.count]
+    phases, first_computed = phases_of(lanes).tolist(), lanes.total - len(instructions)
+    members: dict[int, list[int]] = defaultdict(list)
+    for channel, root in enumerate(component_labels(lanes)):
+        members[root].append(channel)
+    alike: dict[tuple[tuple[int, Instruction], ...], list[tuple[list[int], list[int]]]] = defaultdict(list)
+    for component in members.values():
+        computed = [channel for channel in component if channel >= first_computed]
+        # by launch, those evaluated by torch after it; each operation still comes after all that it reads
+        computed.sort(key=lambda c: (phases[c - first_computed], instructions[c - first_computed].by_torch, c))
+        key = tuple((phases[c - first_computed], instructions[c - first_computed]) for c in computed)
+        alike[key].append((component, computed))
+    none = torch.empty(0, dtype=torch.int64)
+    first, second = (torch.cat([none, *(step.inputs[n].cpu() for step in lanes.steps)]) for n in (0, -1))
+    templates = []
+    for key in sorted(alike, key=len, reverse=True):
+        outputs = [computed for _, computed in alike[key]]
+        output = torch.tensor(outputs, dtype=torch.int64).reshape(len(outputs), len(key)).t()
+        arguments = first[output - first_computed], second[output - first_computed]
+        components = tuple(torch.tensor(component) for component, _ in alike[key])
+        codes, launches = tuple(code for _, code in key), tuple(phase for phase, _ in key)
+        templates.append(Template(codes, launches, *arguments, output, components))
+    return templates
+
+
+def component_blocks(templates: list[Template], block: int) -> list[ComponentBlock]:
+    """Blocks of at most `block` components, the longest lists of operations first."""
+    blocks = []
+    for index, template in enumerate(templates):
+        size = block if template.instructions else IDLE
+        for start in range(0, len(template.members), size):
+            members = template.members[start : start + size]
+            blocks.append(ComponentBlock(index, start, len(members), torch.cat(members)))
+    return blocks
+
+
+# --- tables ---
+
+
+class TorchStep(NamedTuple):
+    """A function that torch evaluates: the channels it reads, and which of the computed ones it writes."""
+
+    function: Function
+    inputs: tuple[Tensor, ...]
+    results: slice
+
+
+@dataclass(frozen=True)
+class MomentTables:
+    """What the kernels `moment_kernels.forward` and `moment_kernels.backward` read; indices are int32.
+
+    Attributes:
+        programs: Per program begin and end of its operations, first component and end of its components, begin and
+            end of its entries, begin and end of the channels whose gradients it sums, most entries of one of them.
+        phases: For every forward launch its programs, with the operations that it runs; entries in the last alone.
+        by_torch: For every launch but the last the functions that torch evaluates after it.
+        operations: Per operation its code and the position of its row in `first`, `second` and `output`.
+        numbers: Per operation its eight numbers.
+        first: Per operation and component the channel of the first argument; `second` and `output` likewise.
+        entry: Positions among the entering channels, sorted by program and channel.
+        entry_channel: The channel that enters there.
+        summed: Channels that receive a gradient, by program.
+        summed_span: Begin and end of the entries of each.
+        nodes: Nodes and weights of two halves of [-1, 1].
+        knots: Per operation code the ends of its panels.
+        constant_mean: Of the constants; `constant_var` likewise.
+        codes: A bit for every operation code that occurs; `forward_codes` without those that torch evaluates.
+        block: Components of a program.
+        gathered: How many channels, and entries of each, a program adds the gradients of at a time.
+        computed: Number of computed channels.
+    """
+
+    programs: Tensor
+    phases: tuple[Tensor, ...]
+    by_torch: tuple[tuple[TorchStep, ...], ...]
+    operations: Tensor
+    numbers: Tensor
+    first: Tensor
+    second: Tensor
+    output: Tensor
+    entry: Tensor
+    entry_channel: Tensor
+    summed: Tensor
+    summed_span: Tensor
+    nodes: Tensor
+    knots: Tensor
+    constant_mean: Tensor
+    constant_var: Tensor
+    codes: int
+    forward_codes: int
+    block: int
+    gathered: tuple[int, int]
+    computed: int
+
+
+def build_tables(lanes: Lanes, device: torch.device) -> MomentTables:
+    """The tables of a moment pass."""
+    codes = {encode(step.function) for step in lanes.steps}
+    block = BLOCK_INTEGRATED if any(code.code >= FIRST_INTEGRATED for code in codes) else BLOCK
+    templates = templates_of(lanes)
+    blocks = component_blocks(templates, block)
+    by_torch = _torch_steps(lanes, device)
+    operations, begins = _operation_tables(templates)
+    programs, entry, entry_channel, summed, summed_span = _channel_tables(lanes, templates, blocks, begins)
+    launches = [_programs_of_launch(n, len(by_torch), programs, blocks, templates) for n in range(len(by_torch) + 1)]
+
+    def index(values: Tensor | Sequence[object]) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.int32).to(device)
+
+    code_table, numbers, first, second, output = operations
+    return MomentTables(
+        programs=index(programs),
+        phases=tuple(map(index, launches)),
+        by_torch=by_torch,
+        operations=index(code_table),
+        numbers=numbers.to(device),
+        first=index(first),
+        second=index(second),
+        output=index(output),
+        entry=index(entry),
+        entry_channel=index(entry_channel),
+        summed=index(summed),
+        summed_span=index(summed_span),
+        nodes=_nodes().to(device),
+        knots=_knots().to(device),
+        constant_mean=lanes.constant_mean.to(device, torch.float64),
+        constant_var=lanes.constant_var.to(device, torch.float64),
+        codes=sum(1 << code for code in {code.code for code in codes}),
+        forward_codes=sum(1 << code for code in {code.code for code in codes if not code.by_torch}),
+        block=block,
+        gathered=gathered_at_once(max((program[-1] for program in programs), default=1)),
+        computed=sum(step.count for step in lanes.steps),
     )
 
 
-@triton.jit
-def _write(mean, var, slopes, found, computed, mask, SLOPES: tl.constexpr):
-    """Mean, variance and their derivatives to where they belong."""
-    tl.store(mean, found[0], mask)
-    tl.store(var, found[1], mask)
-    for n in tl.static_range(SLOPES):
-        tl.store(slopes + n * computed, found[2 + n], mask)
+def gathered_at_once(most: int) -> tuple[int, int]:
+    """Channels and entries of each, where one has at most `most`: every round of a program waits for memory."""
+    entries = min(_MOST_ENTRIES, 1 << max(0, most - 1).bit_length())
+    return max(_LEAST_CHANNELS, _GATHERED // entries), entries
 
 
-_SIZES = ["sources", "constants", "given", "computed"]
+def _torch_steps(lanes: Lanes, device: torch.device) -> tuple[tuple[TorchStep, ...], ...]:
+    """The functions that torch evaluates after every launch but the last."""
+    phases, first_computed = phases_of(lanes), lanes.total - sum(step.count for step in lanes.steps)
+    by_phase: dict[int, list[TorchStep]] = defaultdict(list)
+    for step in lanes.steps:
+        if encode(step.function).by_torch:
+            start = step.start - first_computed
+            inputs = tuple(index.to(device) for index in step.inputs)
+            by_phase[int(phases[start])].append(TorchStep(step.function, inputs, slice(start, start + step.count)))
+    return tuple(tuple(by_phase[n]) for n in range(max(by_phase, default=-1) + 1))
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def forward(
-    programs,
-    operations,
-    numbers,
-    first,
-    second,
-    output,
-    entry,
-    entry_lane,
-    nodes,
-    knots,
-    shift,
-    scale,
-    constant_mean,
-    constant_var,
-    given_mean,
-    given_var,
-    mean,
-    var,
-    slopes,
-    entering_mean,
-    entering_var,
-    sources,
-    constants,
-    given,
-    computed,
-    OPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ENTRIES: tl.constexpr,
-):
-    """Computes the lanes of one program and hands out those that enter a site."""
-    here = programs + tl.program_id(0) * PROGRAM_FIELDS
-    begin = tl.load(here)
-    end = tl.load(here + 1)
-    component = tl.load(here + 2) + tl.arange(0, BLOCK)
-    mask = component < tl.load(here + 3)
-    if OPS:
-        after = _operands(operations, first, second, output, begin, begin < end, component, mask)
-        for n in range(begin, end):
-            code, lane, other, target = after
-            # before this one is computed, so that nobody has to wait for it
-            after = _operands(operations, first, second, output, n + 1, n + 1 < end, component, mask)
-            m1 = _read(shift, constant_mean, given_mean, mean, lane, mask, sources, constants, given)
-            v1 = _read_var(scale, constant_var, given_var, var, lane, mask, sources, constants, given)
-            target -= sources + constants + given
-            if _HAS_PAIRS & OPS:
-                if (code >= _FIRST_PAIR) & (code <= _LAST_PAIR):
-                    m2 = _read(shift, constant_mean, given_mean, mean, other, mask, sources, constants, given)
-                    v2 = _read_var(scale, constant_var, given_var, var, other, mask, sources, constants, given)
-                    found = two_arguments(code, numbers + 8 * n, m1, v1, m2, v2, OPS)
-                    _write(mean + target, var + target, slopes + target, found, computed, mask, 8)
-            if ~_HAS_PAIRS & OPS:
-                if (code < _FIRST_PAIR) | (code > _LAST_PAIR):
-                    found = one_argument(code, numbers + 8 * n, nodes, knots, m1, v1, OPS)
-                    _write(mean + target, var + target, slopes + target, found, computed, mask, 4)
-            tl.debug_barrier()
-    last = tl.load(here + 5)
-    for start in range(tl.load(here + 4), last, ENTRIES):
-        row = start + tl.arange(0, ENTRIES)
-        inside = row < last
-        place = tl.load(entry + row, inside, 0)
-        lane = tl.load(entry_lane + row, inside, 0)
-        m = _read(shift, constant_mean, given_mean, mean, lane, inside, sources, constants, given)
-        v = _read_var(scale, constant_var, given_var, var, lane, inside, sources, constants, given)
-        tl.store(entering_mean + place, m.to(tl.float32), inside)
-        tl.store(entering_var + place, (v + EPS).to(tl.float32), inside)
+def _operation_tables(templates: list[Template]) -> tuple[list[Tensor], list[int]]:
+    """Operations, numbers and the three tables of channels, all templates together; where each template begins."""
+    operations: list[tuple[int, int]] = []
+    numbers, begins, position = [], [], 0
+    for template in templates:
+        begins.append(len(operations))
+        for instruction in template.instructions:
+            operations.append((instruction.code, position))
+            numbers.append(instruction.numbers)
+            position += len(template.members)
+    channels = [torch.cat([getattr(t, name).reshape(-1) for t in templates]) for name in ("first", "second", "output")]
+    return [
+        torch.tensor(operations, dtype=torch.int64).reshape(-1, 2),
+        torch.tensor(numbers, dtype=torch.float64).reshape(-1, 8),
+        *channels,
+    ], begins
 
 
-@triton.jit
-def _take_back(grad_mean, grad_var, lane, dm, dv, saved, computed, mask, sources, constants):
-    """Adds to the gradients of the lanes of an argument, but to no constant's, those of the result times its slopes."""
-    mm = tl.load(saved, mask, 0.0)
-    mv = tl.load(saved + computed, mask, 0.0)
-    vm = tl.load(saved + 2 * computed, mask, 0.0)
-    vv = tl.load(saved + 3 * computed, mask, 0.0)
-    mask = mask & ((lane < sources) | (lane >= sources + constants))
-    tl.store(grad_mean + lane, tl.load(grad_mean + lane, mask, 0.0) + (dm * mm + dv * vm), mask)
-    tl.store(grad_var + lane, tl.load(grad_var + lane, mask, 0.0) + (dm * mv + dv * vv), mask)
+def _channel_tables(
+    lanes: Lanes, templates: list[Template], blocks: list[ComponentBlock], begins: list[int]
+) -> tuple[list[tuple[int, ...]], Tensor, Tensor, Tensor, Tensor]:
+    """Programs, entries in the order of programs and channels, and channels that get gradients with their entries."""
+    order = torch.cat([block.channels for block in blocks])  # every channel once
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    entering = lanes.entering.cpu()
+    entry = torch.argsort(rank[entering], stable=True)
+    ends = torch.bincount(rank[entering], minlength=len(order)).cumsum(0)
+    constant = (order >= lanes.sources) & (order < lanes.sources + len(lanes.constant_mean))
+    begin_of = torch.cat([ends.new_zeros(1), ends])
+    programs: list[tuple[int, ...]] = []
+    slot, summed = 0, 0
+    for block in blocks:
+        span = slice(slot, slot + len(block.channels))
+        counts = (begin_of[1:] - begin_of[:-1])[span][~constant[span]]
+        begin, length = begins[block.template], len(templates[block.template].instructions)
+        end = block.first_component + block.components
+        entries = int(begin_of[span.start]), int(begin_of[span.stop])
+        most = int(counts.max()) if len(counts) else 0
+        programs.append(
+            (begin, begin + length, block.first_component, end, *entries, summed, summed + len(counts), most)
+        )
+        slot, summed = span.stop, summed + len(counts)
+    # Constants lie between the summed channels of programs without operations: a channel's entries need both bounds.
+    spans = torch.stack([begin_of[:-1][~constant], begin_of[1:][~constant]], 1)
+    return programs, entry, entering[entry], order[~constant], spans
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def backward(
-    programs,
-    operations,
-    first,
-    second,
-    output,
-    entry,
-    owned,
-    owned_span,
-    slopes,
-    scale,
-    entering_grad_mean,
-    entering_grad_var,
-    onto_shift,
-    onto_scale,
-    grad_mean,
-    grad_var,
-    grad_shift,
-    grad_scale,
-    grad_given_mean,
-    grad_given_var,
-    sources,
-    constants,
-    given,
-    computed,
-    OPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
-    ENTRIES: tl.constexpr,
-    ONTO: tl.constexpr,
-):
-    """Gathers the gradients of one program's lanes and takes them back through its operations."""
-    here = programs + tl.program_id(0) * PROGRAM_FIELDS
-    begin = tl.load(here)
-    end = tl.load(here + 1)
-    component = tl.load(here + 2) + tl.arange(0, BLOCK)
-    mask = component < tl.load(here + 3)
-    own_begin = tl.load(here + 6)
-    own_end = tl.load(here + 7)
-    most = tl.load(here + 8)
-    for start in range(own_begin, own_end, LANES):
-        row = start + tl.arange(0, LANES)
-        inside = row < own_end
-        lane = tl.load(owned + row, inside, 0)
-        low = tl.load(owned_span + 2 * row, inside, 0)
-        high = tl.load(owned_span + 2 * row + 1, inside, 0)
-        m = tl.zeros([LANES], tl.float64)
-        v = tl.zeros([LANES], tl.float64)
-        for step in range(0, most, ENTRIES):
-            at = tl.expand_dims(low, 1) + step + tl.expand_dims(tl.arange(0, ENTRIES), 0)
-            there = at < tl.expand_dims(high, 1)
-            place = tl.load(entry + at, there, 0)
-            m += tl.sum(tl.load(entering_grad_mean + place, there, 0.0).to(tl.float64), 1)
-            v += tl.sum(tl.load(entering_grad_var + place, there, 0.0).to(tl.float64), 1)
-        tl.store(grad_mean + lane, m, inside)
-        tl.store(grad_var + lane, v, inside)
-    tl.debug_barrier()
-    if OPS:
-        after = _operands(operations, first, second, output, end - 1, begin < end, component, mask)
-        for back in range(begin, end):
-            n = begin + end - 1 - back
-            code, lane, other, target = after
-            after = _operands(operations, first, second, output, n - 1, n > begin, component, mask)
-            dm = tl.load(grad_mean + target, mask, 0.0)
-            dv = tl.load(grad_var + target, mask, 0.0)
-            saved = slopes + target - sources - constants - given
-            _take_back(grad_mean, grad_var, lane, dm, dv, saved, computed, mask, sources, constants)
-            if _HAS_PAIRS & OPS:
-                if (code >= _FIRST_PAIR) & (code <= _LAST_PAIR):
-                    tl.debug_barrier()  # both arguments may be one lane
-                    second_saved = saved + 4 * computed
-                    _take_back(grad_mean, grad_var, other, dm, dv, second_saved, computed, mask, sources, constants)
-            tl.debug_barrier()
-    for start in range(own_begin, own_end, LANES):
-        row = start + tl.arange(0, LANES)
-        inside = row < own_end
-        lane = tl.load(owned + row, inside, 0)
-        m = tl.load(grad_mean + lane, inside, 0.0)
-        v = tl.load(grad_var + lane, inside, 0.0)
-        source = inside & (lane < sources)
-        root = tl.load(scale + lane, source, 0.0).to(tl.float64)
-        by_shift = m
-        by_scale = 2.0 * root * v
-        if ONTO:
-            by_shift += tl.load(onto_shift + lane, source, 0.0).to(tl.float64)
-            by_scale += tl.load(onto_scale + lane, source, 0.0).to(tl.float64)
-        tl.store(grad_shift + lane, by_shift.to(tl.float32), source)
-        tl.store(grad_scale + lane, by_scale.to(tl.float32), source)
-        lane -= sources + constants
-        outside = inside & (lane >= 0) & (lane < given)
-        tl.store(grad_given_mean + lane, m.to(tl.float32), outside)
-        tl.store(grad_given_var + lane, v.to(tl.float32), outside)
+def _programs_of_launch(
+    phase: int, last: int, programs: list[tuple[int, ...]], blocks: list[ComponentBlock], templates: list[Template]
+) -> list[tuple[int, ...]]:
+    """The programs that have something to do in a forward launch, with its operations; entries in the last alone."""
+    chosen = []
+    for program, block in zip(programs, blocks, strict=True):
+        template = templates[block.template]
+        runs = [
+            n
+            for n, (code, launch) in enumerate(zip(template.instructions, template.phases, strict=True))
+            if launch == phase and not code.by_torch
+        ]
+        begin, end = (program[0] + runs[0], program[0] + runs[-1] + 1) if runs else (program[0], program[0])
+        entries = program[4:6] if phase == last else (0, 0)
+        if runs or entries[0] < entries[1]:
+            chosen.append((begin, end, *program[2:4], *entries, *program[6:]))
+    return chosen
+
+
+def _nodes() -> Tensor:
+    """Nodes and weights of the two halves of [-1, 1]."""
+    x, w = (torch.tensor(values, dtype=torch.float64) for values in gauss_legendre(16))
+    return torch.cat([0.5 * x - 0.5, 0.5 * x + 0.5, 0.5 * w, 0.5 * w])
+
+
+def _knots() -> Tensor:
+    table = torch.full((OPERATIONS, PANELS + 1), _FAR, dtype=torch.float64)
+    table[:, 0] = -_FAR
+    for code, knots in BENDS.items():
+        table[code, 1 : len(knots) + 1] = torch.tensor(knots, dtype=torch.float64)
+    return table

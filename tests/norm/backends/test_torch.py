@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.norm.backends import flat
-from varprop.norm.backends.flat import FlatBlock
-from varprop.norm.backends.matrices import MatrixBlock, make_tables
+from varprop.norm.backends import torch as by_torch
+from varprop.norm.backends.torch import FlatBlock, MatrixBlock, TorchRows
 from varprop.norm.layers import Normalized
 
 
@@ -40,7 +39,7 @@ def _network(model: nn.Module):
 def _blocks(model: nn.Module) -> list[type]:
     network = _network(model)
     weights = [layer.weight for layer in network.layers]
-    return [type(block) for block in make_tables(network.layout, weights, torch.float64).blocks]
+    return [type(block) for block in TorchRows(network.layout, weights, torch.float64).blocks]
 
 
 @pytest.mark.parametrize("form", ["paper", "deep"])
@@ -50,8 +49,8 @@ def test_weight_by_weight_is_as_by_matrices(form, scale, monkeypatch):
     with_matrices = copy.deepcopy(flat_model)
     assert _blocks(flat_model) == [FlatBlock]
     results = []
-    for model, limit in ((flat_model, flat.SMALL), (with_matrices, 0)):
-        monkeypatch.setattr(flat, "SMALL", limit)
+    for model, limit in ((flat_model, by_torch.SMALL), (with_matrices, 0)):
+        monkeypatch.setattr(by_torch, "SMALL", limit)
         output = model(x)
         output.square().mean().backward()
         results.append([output, *(parameter.grad for parameter in model.parameters())])
