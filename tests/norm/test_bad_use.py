@@ -184,3 +184,63 @@ def test_layers_without_weights() -> None:
     model = vp.normalize(WithEmptyBranch(), UNIT, only=["full", "head"])
     x = torch.randn(5, 3)
     torch.testing.assert_close(vp.fold(model)(x), model(x))
+
+
+class ReadsItsNorm(nn.Module):
+    """Multiplies by the factors of its batch norm once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.norm(self.first(x))) * self.norm.weight)
+
+
+def test_a_batch_norm_that_something_else_reads_stays() -> None:
+    with pytest.warns(vp.PlainWarning, match=r"whose parameters something else reads, stay.*'norm'"):
+        model = vp.normalize(ReadsItsNorm().eval(), UNIT)
+    x = torch.randn(5, 3)
+    assert type(model.norm) is nn.BatchNorm1d
+    torch.testing.assert_close(vp.fold(model)(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_part_is_folded_in_a_copy_alone() -> None:
+    model = vp.normalize(nn.Sequential(nn.Sequential(nn.Linear(3, 5), nn.ReLU()), nn.Linear(5, 2)), UNIT)
+    x = torch.randn(4, 3)
+    with untouched(model), pytest.raises(ValueError, match=r"part of a normalized model, whose layers '1' are"):
+        vp.fold(model[0], inplace=True)
+    torch.testing.assert_close(vp.fold(model[0])(x), model[0](x))
+    expected = model(x)
+    wrapped = nn.ModuleDict({"model": model})
+    torch.testing.assert_close(vp.fold(wrapped, inplace=True)["model"](x), expected)
+
+
+def test_frozen_weights_with_trained_biases() -> None:
+    """The shifts train in the place of the biases; where nothing is left that does, it is said."""
+    plain = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    for name, parameter in plain.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    model = vp.normalize(plain, UNIT)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {"0.shift", "2.shift"}
+    model(torch.randn(4, 3)).square().sum().backward()
+    assert all(bool(layer.shift.grad.any()) for layer in (model[0], model[2]))
+    recurrent = Recurrent()
+    for name, parameter in recurrent.named_parameters():
+        parameter.requires_grad_("bias" in name)
+    with pytest.warns(vp.PlainWarning, match=r"Nothing trains in the normalized model.*'cells.bias_ih_l0'"):
+        vp.normalize(recurrent, vp.Moments(torch.zeros(1, 1, 3), torch.ones(1, 1, 3)), example=(2, 4, 3))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, of which the outputs count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.cells(x)[0]
+        return outputs

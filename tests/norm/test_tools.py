@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, multiprocessing, nn
 from torch.ao import quantization
-from torch.nn.utils import fusion, prune
+from torch.nn.utils import fusion, parametrize, prune
 
 import varprop as vp
 
@@ -144,3 +146,64 @@ def test_a_spawned_process_trains_the_shared_parameters() -> None:
     expected: Tensor = alone(X)
     assert torch.allclose(told, expected, rtol=1e-4, atol=1e-5)
     assert torch.allclose(shared(X), expected, rtol=1e-4, atol=1e-5)
+
+
+class Exponential(nn.Module):
+    """A parametrization that keeps a tensor positive."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+    def right_inverse(self, x: Tensor) -> Tensor:
+        return x.log()
+
+
+@pytest.mark.parametrize("name", ("scale", "weight"))
+def test_a_parametrized_scale(name: str) -> None:
+    plain = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    with torch.no_grad():
+        plain[0].weight.abs_()
+    model = vp.normalize(plain, vp.Moments(torch.zeros(1, 3), torch.ones(1, 3)), init="preserve")
+    with torch.no_grad():
+        model[0].scale.abs_()
+    x = torch.randn(4, 3)
+    expected = model(x)
+    parametrize.register_parametrization(model[0], name, Exponential())
+    torch.testing.assert_close(model(x), expected)
+    model(x).square().sum().backward()
+    assert bool(model[0].parametrizations[name].original.grad.any())
+    folded = vp.fold(model)
+    torch.testing.assert_close(folded(x), expected)
+    assert type(folded[0]) is nn.Linear and list(dict(folded[0].named_parameters())) == ["weight", "bias"]
+    torch.testing.assert_close(model(x), expected)  # whose class the copy shared
+
+
+def test_a_forward_that_is_bound_like_a_function() -> None:
+    """As accelerate does it when it takes mixed precision off a model."""
+    data = vp.Moments(torch.zeros(1, 3), torch.ones(1, 3))
+    model = vp.normalize(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), data)
+    x = torch.randn(4, 3)
+    expected = model(x)
+
+    def bound(model: nn.Module) -> nn.Module:
+        model.forward = MethodType(model.forward, model)
+        return model
+
+    twin = copy.deepcopy(bound(model))
+    with torch.no_grad():
+        twin[0].shift.add_(1.0)
+    folded = vp.fold(twin)
+    assert "forward" not in folded.__dict__
+    torch.testing.assert_close(model(x), expected)
+    assert not torch.allclose(twin(x), expected)
+    torch.testing.assert_close(folded(x), twin(x))
+    torch.testing.assert_close(pickle.loads(pickle.dumps(twin))(x), twin(x))
+
+
+def test_compiled_where_warnings_are_errors() -> None:
+    data = vp.Moments(torch.zeros(1, 3), torch.ones(1, 3))
+    model, x = vp.normalize(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)), data), torch.randn(4, 3)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))

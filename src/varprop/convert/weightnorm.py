@@ -15,7 +15,7 @@ from ..norm.linear_layers import (
     is_linear_layer,
     output_axis,
     owners,
-    remove_parametrization_,
+    remove_parametrizations_,
 )
 
 
@@ -43,7 +43,7 @@ def from_weight_norm_(model: nn.Module) -> nn.Module:
     plain: dict[Tensor, nn.Parameter] = {}
     for layer in [m for m in model.modules() if has_weight_norm(m)]:
         direction = parts_of(layer).get_parameter("original1")
-        remove_parametrization_(layer)
+        remove_parametrizations_(layer)
         layer.weight = plain.setdefault(direction, cast(nn.Parameter, layer.weight))  # twins share one
         _drop_compatibility_hook(layer)
     return model

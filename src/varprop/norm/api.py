@@ -34,8 +34,10 @@ from .checks import (
     check_weights,
     linear_by_look,
     listed,
+    refuse_part,
     refuse_reading_by_hand,
     warn_of_constants,
+    warn_of_frozen,
     warn_of_plain,
 )
 from .first_shift import first_shifts, layers_in_a_row
@@ -48,7 +50,7 @@ from .layers import (
     become_plain_,
     computes_as_torch,
     normalized_layers,
-    remove_parametrization_of_weight_,
+    remove_parametrizations_of_,
 )
 from .linear_layers import Only, find_layers, is_linear_layer, replace
 from .loading import check_when_loading_, stop_checking_
@@ -121,6 +123,7 @@ def normalize(
     if only is None:
         warn_of_plain(result, captured.constant)
     warn_of_fold(result)
+    warn_of_frozen(model, result)
     if inplace:  # the trial on a copy has shown that nothing fails midway
         return normalized_(model, captured, init, form, only)
     return result
@@ -262,17 +265,16 @@ def _by_distinct(values: dict[bool, T], make: Callable[[T], Made]) -> dict[bool,
 
 def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str, Any]) -> None:
     """Let all layers that are called once be folded together, and the others know what they read by themselves."""
-    joined: list[nn.Module] = []
     for mode, network in _by_distinct(graphs, lambda graph: make_network(graph, layers)).items():
         for place, layer in enumerate(network.layers if network else ()):
             layer.networks[mode] = (network, place)
-            joined.append(layer)
     for path, layer in layers.items():
         alone = {mode: graph for mode, graph in graphs.items() if mode not in layer.networks}
         calls = {mode: [node for node, owner in g.calls.items() if owner == path] for mode, g in alone.items()}
         layer.uses = {mode: [Use.of(node) for node in nodes] for mode, nodes in calls.items()}
-        layer.statistics = {mode: Statistics(g, [node.args[0] for node in calls[mode]]) for mode, g in alone.items()}
-    open_scopes_(model, joined)
+        read = {mode: [node.args[0] for node in nodes] for mode, nodes in calls.items()}
+        layer.statistics = {mode: Statistics(g, read[mode], layer.uses[mode]) for mode, g in alone.items()}
+    open_scopes_(model, list(layers.values()))
     forbid_fusing_(model)
     check_when_loading_(model)
 
@@ -294,8 +296,10 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
         The plain model.
 
     Raises:
-        ValueError: If the model is not normalized.
+        ValueError: If the model is not normalized, or is a part of one and to be folded in place.
     """
+    if inplace:
+        refuse_part(model)
     model = model if inplace else copy.deepcopy(model)
     sites = normalized_layers(model)
     if not sites:
@@ -312,8 +316,8 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
             site.become_plain_(folded[path])
             continue
         weight, bias = folded[path]
-        if parametrize.is_parametrized(site, "weight"):
-            remove_parametrization_of_weight_(site)
+        if parametrize.is_parametrized(site):
+            remove_parametrizations_of_(site)
         if path in notes:
             weight, norm = return_batch_norm(notes[path], weight, bias, site.scale, site.shift)
             model, left = replace(model, notes[path], norm), torch.zeros_like(bias)

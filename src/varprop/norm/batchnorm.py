@@ -83,6 +83,9 @@ def _direct_reader(program: Program, call: Node) -> Node | None:
         return None
     if layer is None or not is_linear_layer(layer) or not _channels_agree(call, layer):
         return None
+    tensors = [node for node in reader.args[1:5] if isinstance(node, Node)]
+    if any(user.packet is not _BATCH_NORM for node in tensors for user in node.users):
+        return None  # the model reads a weight or a statistic of the batch norm elsewhere, which would be gone
     return reader if _read_by_layers_alone(program, call.args[1]) else None
 
 

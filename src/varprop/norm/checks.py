@@ -100,6 +100,21 @@ def refuse_reading_by_hand(program: Program, layers: dict[str, Any]) -> None:
             )
 
 
+def refuse_part(model: nn.Module) -> None:
+    """Raise if layers outside of a module go on to read the scales and shifts of its normalized layers."""
+    inside = set(model.modules())
+    for layer in normalized_layers(model).values():
+        networks = [network.joint for network, _ in layer.networks.values()]
+        for statistics in (*networks, *getattr(layer, "statistics", {}).values()):
+            whole = normalized_layers(statistics.graph.program.model)
+            outside = [repr(path) for path, module in whole.items() if module not in inside]
+            if outside:
+                raise ValueError(
+                    f"This is a part of a normalized model, whose layers {listed(outside)} are normalized by means "
+                    f"of its scales and shifts: fold the model, or a copy of the part (inplace=False)."
+                )
+
+
 def _holders(model: nn.Module) -> dict[str, set[str]]:
     """By the name of a parameter, the paths of all modules that hold it."""
     named = list(model.named_parameters(remove_duplicate=False))
@@ -121,6 +136,19 @@ def warn_of_constants(paths: Collection[str]) -> None:
         )
 
 
+def warn_of_frozen(plain: nn.Module, normalized: nn.Module) -> None:
+    """Say so if nothing trains any more in a model of which something did."""
+    trained = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
+    if trained and not any(parameter.requires_grad for parameter in normalized.parameters()):
+        warnings.warn(
+            f"Nothing trains in the normalized model: what did is absorbed ({listed([repr(n) for n in trained])}), and "
+            f"scales and shifts are frozen like the weights of their layers. Call requires_grad_() on those that are "
+            f"to train.",
+            PlainWarning,
+            stacklevel=3,
+        )
+
+
 def linear_by_look(model: nn.Module, told: Container[str] = ()) -> list[str]:
     """The modules that are not normalized but have a weight matrix, but for those it was told of already."""
     named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
@@ -134,7 +162,8 @@ def warn_of_plain(model: nn.Module, told: Container[str] = ()) -> None:
     layers = linear_by_look(model, told)
     if norms:
         warnings.warn(
-            f"Batch norms that do not directly follow a linear layer stay, and with them the dependence on the batch: "
+            f"Batch norms that do not directly follow a linear layer, or whose parameters something else reads, stay, "
+            f"and with them the dependence on the batch: "
             f"{listed([repr(path) for path in norms])}.",
             PlainWarning,
             stacklevel=3,

@@ -16,7 +16,7 @@ from ..engine.plan import Plan, make_plan
 from ..engine.walk import Walk
 from ..gaussian.normal import Pair
 from ..gaussian.stability import stable_shift
-from ..graph.node import Node
+from ..graph.node import Form, Node
 from ..moments import Moments
 from .statistics import CapturedMode, Statistics
 
@@ -82,6 +82,11 @@ def _known_shift(graph: CapturedMode, root: Node, end: Node, known: dict[str, fl
         for node, value in graph.inputs.items()
     }
     statistics = Statistics(CapturedMode(graph.program, {root: ""}, fixed), [end])
+    constants = [
+        n for n in statistics.graph.program.nodes if not statistics.plan.random(n) and isinstance(n.form, Form)
+    ]
+    if any(node.ndim == root.ndim and node.form.shape[0] > 1 for node in constants):
+        return 0.0  # they differ from sample to sample, and with them the activation
     key = statistics.key()
     if key not in known:
         known[key] = stable_shift(functools.partial(_activated, statistics))

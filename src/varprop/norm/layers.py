@@ -24,12 +24,12 @@ from .linear_layers import (
     fan_in,
     is_linear_layer,
     output_size,
-    remove_parametrization_,
+    remove_parametrizations_,
     row_sizes,
     with_centred_rows,
 )
 from .loading import ChecksCheckpoints
-from .scope import folded_layer
+from .scope import folded_alone, folded_layer
 from .sharded import refuse_sharded
 from .sites import Use
 from .statistics import Statistics
@@ -61,6 +61,9 @@ class Normalized(ChecksCheckpoints):
         """Weight and bias of the plain layer that does the same, as they follow from the present parameters."""
         if self.training in self.networks:
             return folded_layer(*self.networks[self.training])
+        return folded_alone(cast(nn.Module, self), self._folded_alone)
+
+    def _folded_alone(self) -> tuple[Tensor, Tensor]:
         unit, _, mean, var = self._unit_statistics()
         rate = rate_of(_at_least_float32(self.scale), var)
         weight = unit * along_outputs(rate, unit, self)
@@ -85,9 +88,12 @@ class Normalized(ChecksCheckpoints):
             unit = weight / along_outputs(size, weight, self)
             unit = with_centred_rows(unit, self) if self.centred_rows else unit
             self._require_calls()
-            calls = zip(self.uses[self.training], self.statistics[self.training](), strict=True)
-            found = [use.outputs(self._entering(x, unit), unit) for use, x in calls]
-            pooled = [self._per_channel(moments) for moments in found]
+            statistics, pooled = self.statistics[self.training], []
+            known: dict[int, tuple[Tensor, Tensor]] = {}
+            for use, number, x in zip(self.uses[self.training], statistics.numbers, statistics(), strict=True):
+                if number not in known:  # equal numbers: the same use of inputs with the same moments
+                    known[number] = self._per_channel(use.outputs(self._entering(x, unit), unit))
+                pooled.append(known[number])
             means, variances = (torch.stack([part.flatten() for part in parts]) for parts in zip(*pooled, strict=True))
             mean = means.mean(0)
             return unit, size, mean, (variances + (means - mean).square()).mean(0)
@@ -293,18 +299,21 @@ def become_normalized_(layer: LinearLayer, center: bool = True, centred_rows: bo
     normalized.centred_rows = centred_rows and fan_in(layer.weight, layer) > 1
     normalized.__dict__["plain_bias"] = layer.bias  # kept for `become_plain_`, but no parameter of the normalized model
     normalized.register_parameter("bias", None)
-    for name, value in (("scale", 1.0), ("shift", 0.0)):
+    bias: Tensor | None = normalized.__dict__["plain_bias"]
+    trains = layer.weight.requires_grad
+    shift_trains = trains or (bias is not None and bias.requires_grad)  # it stands in the bias's place
+    for name, value, needs in (("scale", 1.0, trains), ("shift", 0.0, shift_trains)):
         first = torch.full((output_size(layer),), value, device=layer.weight.device, dtype=layer.weight.dtype)
-        normalized.register_parameter(name, nn.Parameter(first, requires_grad=layer.weight.requires_grad))
+        normalized.register_parameter(name, nn.Parameter(first, requires_grad=needs))
     return normalized
 
 
-def remove_parametrization_of_weight_(layer: Normalized) -> None:
-    """Take a parametrization away, whether the layer had it before it was normalized or got it after."""
+def remove_parametrizations_of_(layer: Normalized) -> None:
+    """Take parametrizations away, whether the layer had them before it was normalized or got them after."""
     plain: Any = layer.plain_class
     if isinstance(getattr(plain, "weight", None), property):
         plain = layer.plain_class = plain.__bases__[0]
-    remove_parametrization_(layer)
+    remove_parametrizations_(layer)
     cast(Any, layer).__class__ = _subclass(plain)
 
 

@@ -151,18 +151,17 @@ def require_weight_of_its_own(path: str, layer: nn.Module) -> None:
 
 
 @torch.no_grad()
-def remove_parametrization_(layer: Any) -> None:
-    """Give a layer the weight that its parametrizations compute, as a plain parameter.
+def remove_parametrizations_(layer: Any) -> None:
+    """Give a layer all that its parametrizations compute, as plain parameters.
 
     torch's own function takes the property away from the layer's class, which copies of the layer share.
     """
-    value, parts = layer.weight.detach().clone(), layer.parametrizations
-    trainable = any(parameter.requires_grad for parameter in parts["weight"].parameters())
-    if len(parts) > 1:
-        raise ValueError("A layer with several parametrized tensors cannot become plain: remove those first.")
+    computed = {name: getattr(layer, name).detach().clone() for name in layer.parametrizations}
+    trainable = {name: any(p.requires_grad for p in maps.parameters()) for name, maps in layer.parametrizations.items()}
     layer.__class__ = type(layer).__bases__[0]
     del layer.parametrizations
-    layer.register_parameter("weight", nn.Parameter(value, requires_grad=trainable))
+    for name, value in computed.items():
+        layer.register_parameter(name, nn.Parameter(value, requires_grad=trainable[name]))
     if "bias" in layer._parameters:  # weight before bias again, as optimizers and `state_dict` list them
         layer._parameters["bias"] = layer._parameters.pop("bias")
 

@@ -10,20 +10,45 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..gaussian.normal import Pair
-from .network import Folded, Network
+from .fold.autograd import own_saved_tensors
+from .network import PARAMETERS, Folded, Network
 from .units import fold_with_others
+
+
+class FoldedAlone(NamedTuple):
+    """Folded weight and bias of a layer that is part of no network, and what they were computed from and in."""
+
+    pair: Pair
+    parameters: list[Tensor]
+    versions: list[int]
+    inference: bool
+
+    def serves(self, layer: nn.Module) -> bool:
+        """Whether it is what would be computed now for the layer, as far as autograd can tell."""
+        parameters = [getattr(layer, name) for name in PARAMETERS]
+        if torch.is_grad_enabled() and not self.pair[0].requires_grad and any(p.requires_grad for p in parameters):
+            return False
+        if torch.compiler.is_compiling():
+            return True
+        same = all(own is known for own, known in zip(parameters, self.parameters, strict=True))
+        return (
+            same
+            and [p._version for p in parameters] == self.versions
+            and self.inference == torch.is_inference_mode_enabled()
+        )
 
 
 class _Current(threading.local):
     folded: list[tuple[Network, Folded]] | None = None  # while a model is called in this thread
     known: dict[nn.Module, Pair] = {}  # noqa: RUF012  shifts and scales met in this call, where some are sharded
+    alone: dict[nn.Module, FoldedAlone] = {}  # noqa: RUF012  layers of no network that were called in this call
     level = (0, 0)  # of the transforms within which it is called
     promised: tuple[Network, ...] = ()  # not to change, by `unchanged`
     kept: list[tuple[Network, Folded]] = []  # noqa: RUF012  of those, over calls; replaced, never changed in place
@@ -53,6 +78,26 @@ def folded_layer(network: Network, place: int) -> Pair:
     return found.layer(unit.places[place])
 
 
+def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
+    """The folded weight and bias of a layer that is part of no network: computed by `fold` once in a call of its model.
+
+    A layer that the model calls n times has statistics of n inputs: computed at each of them they would cost n² walks.
+    """
+    within = _current.folded is not None and _current.level == _level()
+    found = _current.alone.get(layer) if within else None
+    if found is None or not found.serves(layer):
+        with own_saved_tensors():  # one that is computed within a gradient checkpoint serves calls outside of it
+            pair = fold()
+        if not within:
+            return pair
+        parameters = [getattr(layer, name) for name in PARAMETERS]
+        compiling = torch.compiler.is_compiling()
+        versions = [] if compiling else [p._version for p in parameters]
+        found = FoldedAlone(pair, parameters, versions, not compiling and torch.is_inference_mode_enabled())
+        _current.alone[layer] = found
+    return found.pair
+
+
 def _shared_with(
     shared: Sequence[tuple[Network, Folded]], network: Network, place: int
 ) -> tuple[Network, Folded | None]:
@@ -76,9 +121,13 @@ def _level() -> tuple[int, int]:
 
 def _open(level: tuple[int, int]) -> Any:
     """Begin a scope; what is to be put back at its end."""
-    before = _current.folded, _current.known, _current.level
-    _current.folded, _current.known, _current.level = [], {}, level
+    before = _current.folded, _current.known, _current.alone, _current.level
+    _current.folded, _current.known, _current.alone, _current.level = [], {}, {}, level
     return before
+
+
+def _close(before: Any) -> None:
+    _current.folded, _current.known, _current.alone, _current.level = before
 
 
 class ScopedForward:
@@ -87,12 +136,16 @@ class ScopedForward:
     It stands in the module's `__dict__` and calls the forward that it hides.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.hidden = module.__dict__.get("forward")
+    def __init__(self, module: nn.Module, hidden: Any) -> None:
+        self.module, self.hidden = module, hidden
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The hidden forward, in a scope of its own unless it is called within one."""
+        bound = args[0] if args else None
+        if isinstance(bound, nn.Module) and getattr(bound.__dict__.get("forward"), "__func__", None) is self:
+            # bound to its module as a function would be (accelerate's `unwrap_model`), or to a copy of that
+            bound.__dict__["forward"] = self if bound is self.module else ScopedForward(bound, None)
+            return bound.forward(*args[1:], **kwargs)
         level = _level()
         if _current.folded is not None and _current.level == level:
             return self._call(*args, **kwargs)
@@ -100,7 +153,7 @@ class ScopedForward:
         try:
             return self._call(*args, **kwargs)
         finally:
-            _current.folded, _current.known, _current.level = before
+            _close(before)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         if self.hidden is not None:
@@ -124,13 +177,14 @@ def open_scopes_(model: nn.Module, layers: list[nn.Module]) -> None:
     inside = {id(layer) for layer in layers}
     for module in model.modules():
         if id(module) not in inside and any(id(inner) in inside for inner in module.modules()):
-            module.__dict__["forward"] = ScopedForward(module)
+            module.__dict__["forward"] = ScopedForward(module, module.__dict__.get("forward"))
 
 
 def close_scopes_(model: nn.Module) -> None:
     """Take away what `open_scopes_` put on the model."""
     for module in model.modules():
         scoped = module.__dict__.get("forward")
+        scoped = getattr(scoped, "__func__", scoped)  # if it was bound like a function
         if isinstance(scoped, ScopedForward):
             del module.__dict__["forward"]
             if scoped.hidden is not None:
@@ -168,4 +222,4 @@ def shared_fold() -> Iterator[None]:
     try:
         yield
     finally:
-        _current.folded, _current.known, _current.level = before
+        _close(before)

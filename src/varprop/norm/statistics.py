@@ -7,7 +7,7 @@ reads from and on the operations between, and on no data (paper, section 2.1).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +37,23 @@ class Statistics:
     Args:
         graph: The captured model; earlier layers and other parameters are looked up in it at every use.
         targets: The nodes whose moments are wanted: what the layer reads, one for each of its calls.
+        labels: One for each target: those with equal labels that follow by the same operations from the same layers
+            are computed once. By default each is computed for itself.
 
     Attributes:
         graph: What of it leads from earlier layers to the targets, as nodes that refer to no others.
+        targets: The nodes in it that are computed.
+        numbers: For every target that was asked for, its place among those that are computed.
     """
 
-    def __init__(self, graph: CapturedMode, targets: list[Node]) -> None:
-        self.graph, self.targets = _leading_to(targets, graph)
+    def __init__(self, graph: CapturedMode, targets: list[Node], labels: Sequence[Any] | None = None) -> None:
+        keys: list[Any] = list(range(len(targets)))
+        if labels is not None:
+            keys = [(_derivation(target, graph), label) for target, label in zip(targets, labels, strict=True)]
+        places: dict[Any, int] = {}
+        self.numbers = [places.setdefault(key, len(places)) for key in keys]
+        distinct = [targets[self.numbers.index(number)] for number in range(len(places))]
+        self.graph, self.targets = _leading_to(distinct, graph)
         self._plan()
 
     def _plan(self) -> None:
@@ -67,7 +77,8 @@ class Statistics:
         env.update({node: source.output_moments(node.form, known.get(source)) for node, source in sources.items()})
         walk = Walk(self.plan, env, annotate=False)
         walk.run()
-        return [_as_moments(walk.value(target)) for target in self.targets]
+        values = [_as_moments(walk.value(target)) for target in self.targets]
+        return [values[number] for number in self.numbers]
 
     def given_values(self) -> dict[Node, Any]:
         """All that is known beforehand: parameters, buffers, constants and the model's inputs."""
@@ -98,6 +109,26 @@ class Statistics:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._plan()
+
+
+def _derivation(target: Node, graph: CapturedMode) -> str:
+    """How a node follows from earlier layers, equal for nodes that have equal moments.
+
+    Each call of a layer has the same mean and variance. Which of its calls two values share still counts, for it
+    decides whether they are independent: so calls are numbered like all other nodes.
+    """
+    program, needed = graph.program, _needed([target], set(graph.calls))
+    numbers: dict[Node, str] = {}
+    lines: list[Any] = []
+    for node in program.nodes:
+        if node in needed:
+            if node in graph.calls:
+                lines.append((graph.calls[node], node.form))
+            else:
+                arguments = resolve((node.args, node.kwargs), lambda read: f"%{numbers.get(read, read.name)}")
+                lines.append((str(node.target), id(node.target), arguments, node.form))
+            numbers[node] = str(len(numbers))
+    return repr((lines, numbers.get(target, target.name)))
 
 
 def _leading_to(targets: list[Node], graph: CapturedMode) -> tuple[CapturedMode, list[Node]]:

@@ -7,6 +7,7 @@ another format comes with an anchor, a view of its first element, which is used 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,8 +25,22 @@ _library = torch.library.Library("varprop", "FRAGMENT")
 
 def compiled_fold(number: int, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
     """Folded weights by the executor known by a number, then biases."""
+    _allow_instance_of_function()
     apply: Any = _CompiledFold.apply
     return list(apply(number, dtype, *(given or (None, None)), *_each_its_own(parameters)))
+
+
+def _allow_instance_of_function() -> None:
+    """Let Dynamo do, at each graph that it makes of an autograd function, what torch itself has deprecated.
+
+    Where warnings are errors (``python -W error``), nothing with an autograd function could be compiled.
+    """
+    message = r"<class 'torch\.autograd\.function\.Function'> should not be instantiated"
+    warnings.filterwarnings("ignore", message, DeprecationWarning)
+
+
+# as torch.compiler.assume_constant_result: it runs while a graph is made, and leaves no trace in it
+_allow_instance_of_function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _each_its_own(parameters: list[Tensor]) -> list[Tensor]:
