@@ -38,7 +38,6 @@ from varprop.text_table import Table
 from ..environment import git_state, versions
 from ..report.plotting import draw
 from ..report.series import Figure, Panel, PlottedSeries
-from ..store.files import write_atomically
 from .runs import example
 from .side_by_side import Member, SideBySide, joined
 
@@ -162,7 +161,7 @@ class Worker:
         if state and state.exists():
             trainer.load(state)
         trainer.prepare()
-        write_atomically(self.ways_file, json.dumps({**self._ways(), **trainer.ways}).encode())
+        self._keep_ways(trainer.ways)
         prepared = round(time.time() - start, 1)
         if probe:
             return {"ms": round(trainer.milliseconds(probe), 3), "prepared": prepared}
@@ -193,6 +192,12 @@ class Worker:
         """How convolutions are fastest, as far as any process has found out."""
         ways: dict[str, str] = json.loads(self.ways_file.read_text()) if self.ways_file.exists() else {}
         return ways
+
+    def _keep_ways(self, ways: dict[str, str]) -> None:
+        """Write them by way of a file of this process alone: others write at the same time."""
+        written = self.ways_file.with_suffix(f".{os.getpid()}")
+        written.write_text(json.dumps({**self._ways(), **ways}))
+        written.replace(self.ways_file)
 
     def _about(self, cell: GridCell) -> dict[str, Any]:
         settings = {name: getattr(self.options, name) for name in ("model", "width", "epochs", "images", "jobs")}
