@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -170,3 +171,23 @@ def test_compiled_as_one_graph() -> None:
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for own, expected in zip(results(compiled, x), results(model, x), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("plain", "shape"), [CASES["flow"], CASES["unrolled"]], ids=("flow", "unrolled"))
+def test_what_takes_long_is_said_with_the_reason(plain: type[nn.Module], shape: tuple[int, ...]) -> None:
+    message = r"operation by operation in every call: .*called 6 times.*adds about \d+ ms.*with `only`"
+    with pytest.warns(UserWarning, match=message):
+        normalized(plain(), shape)
+
+
+@pytest.mark.parametrize("width", (6, 2048), ids=("small", "large"))
+def test_nothing_is_said_of_time_where_it_does_not_count(width: int) -> None:
+    between: nn.Module = nn.LayerNorm(width) if width > 6 else nn.ReLU()  # which is walked
+    with torch.device("meta" if width > 6 else "cpu"):
+        plain = nn.Sequential(nn.Linear(3, width), between, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+    plain = plain.to_empty(device="cpu") if width > 6 else plain
+    for parameter in plain.parameters():
+        nn.init.normal_(parameter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vp.normalize(plain, vp.Moments(torch.zeros(1, 3), torch.ones(1, 3)))

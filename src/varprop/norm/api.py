@@ -42,7 +42,7 @@ from .checks import (
 )
 from .first_shift import first_shifts, layers_in_a_row
 from .first_values import preserve_, set_first_scales_, set_first_shifts_
-from .fold_notice import warn_of_fold
+from .fold_notice import warn_of_fold, warn_of_time
 from .fused_encoders import allow_fusing_, forbid_fusing_
 from .layers import (
     Normalized,
@@ -124,6 +124,7 @@ def normalize(
         warn_of_plain(result, captured.constant)
     warn_of_fold(result)
     warn_of_frozen(model, result)
+    warn_of_time(result, captured.programs[result.training])
     if inplace:  # the trial on a copy has shown that nothing fails midway
         return normalized_(model, captured, init, form, only)
     return result
