@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from ..norm.batchnorm import Absorbed, absorb_, batch_norms_after, find_notes, note_of, noted
+from ..norm.batchnorm import (
+    Absorbed,
+    absorb_,
+    batch_norms_after,
+    find_notes,
+    is_batch_norm,
+    note_of,
+    put_back_,
+    take_out_,
+)
 from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, replace
 from .batched import Batched
 from .statistics import ChannelStatistics, measured_outputs, pooled, run, set_statistics
@@ -21,8 +30,9 @@ from .statistics import ChannelStatistics, measured_outputs, pooled, run, set_st
 def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
     """Let the linear layers do the work of the batch norms directly after them, as in evaluation mode.
 
-    A batch norm put in by `to_batch_norm_` goes with its wrapper; one of the model's own becomes an `nn.Identity`. A
-    layer without bias gains one where it is needed. A batch norm elsewhere (before a layer, after a sum) stays.
+    A batch norm put in by `to_batch_norm_` goes with its wrapper; one of the model's own becomes an `nn.Identity`, or
+    where its class does more than normalize, runs its forward without the batch norm in it. A layer without bias gains
+    one where it is needed. A batch norm elsewhere (before a layer, after a sum) stays.
 
     Args:
         model: Changed in place, weights included; a weight tied to others is untied first, with a warning.
@@ -42,7 +52,7 @@ def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
         assert is_linear_layer(layer) and isinstance(norm, _BatchNorm)
         note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
         absorb_(model, layer_path, layer, norm, keep_bias=True)
-        model = replace(model, norm, noted(note))
+        model = take_out_(model, note)
     for path, module in list(model.named_modules()):
         if isinstance(module, Batched):
             absorb_(model, path, module.layer, module.norm, keep_bias=module.had_bias)
@@ -54,7 +64,7 @@ def own_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """The batch norms of a model that are not in a `Batched`."""
     wrapped = {module.norm for module in model.modules() if isinstance(module, Batched)}
     named = model.named_modules()
-    return {path: m for path, m in named if isinstance(m, _BatchNorm) and m not in wrapped}
+    return {path: m for path, m in named if is_batch_norm(m) and m not in wrapped}
 
 
 def _check_free_weights(model: nn.Module, pairs: Mapping[str, str]) -> None:
@@ -85,30 +95,30 @@ def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
     with measured_outputs(layers) as measured, _directly_read(layers, notes) as direct:
         run(model, batch)
     for path, found in pooled(measured).items():
-        identity = notes.get(path)
-        if identity is not None and path in direct and note_of(identity)["norm"].affine:
-            model = _returned(model, layers[path], identity, found)
+        module = notes.get(path)
+        if module is not None and path in direct and note_of(module)["norm"].affine:
+            model = _returned(model, layers[path], module, found)
         else:
             model = _wrapped(model, layers[path], found)
     return model
 
 
 @contextlib.contextmanager
-def _directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Identity]) -> Iterator[set[str]]:
+def _directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Module]) -> Iterator[set[str]]:
     """Within, tells which notes read their layer's output: the paths noted may be out of date."""
     latest, direct, wrong = dict[str, Tensor](), set[str](), set[str]()
 
     def note(path: str, _layer: nn.Module, _args: Any, output: Tensor) -> None:
         latest[path] = output
 
-    def compare(path: str, _identity: nn.Module, args: Any) -> None:
+    def compare(path: str, _module: nn.Module, args: Any) -> None:
         (direct if args[0] is latest.get(path) else wrong).add(path)
 
     with contextlib.ExitStack() as hooks:
         hooks.callback(direct.difference_update, wrong)
-        for path, identity in notes.items():
+        for path, module in notes.items():
             hooks.enter_context(layers[path].register_forward_hook(partial(note, path), prepend=True))
-            hooks.enter_context(identity.register_forward_pre_hook(partial(compare, path)))
+            hooks.enter_context(module.register_forward_pre_hook(partial(compare, path)))
         yield direct
 
 
@@ -131,8 +141,8 @@ def _wrapped(model: nn.Module, layer: LinearLayer, found: ChannelStatistics) -> 
     return replace(model, layer, batched)
 
 
-def _returned(model: nn.Module, layer: LinearLayer, identity: nn.Identity, found: ChannelStatistics) -> nn.Module:
-    note = note_of(identity)
+def _returned(model: nn.Module, layer: LinearLayer, module: nn.Module, found: ChannelStatistics) -> nn.Module:
+    note = note_of(module)
     norm = note["norm"].to(device=layer.weight.device, dtype=layer.weight.dtype)
     _fill(norm, layer, found, move_bias=not note["bias"])
-    return replace(model, identity, norm)
+    return put_back_(model, module, norm)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 
-from ..norm.batchnorm import batch_norms_after
+from ..norm.batchnorm import batch_norms_after, computes_as_torch_batch_norm
 from ..norm.layers import normalized_layers
 from ..norm.linear_layers import along_outputs, is_linear_layer, output_axis, owners, weight_norms, with_centred_rows
 from ..norm.recurrent import NormalizedRecurrent, unit_gates_
@@ -156,4 +156,4 @@ def _neighbours(module: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return []
     pairs = itertools.pairwise(module)
-    return [(layer, norm) for layer, norm in pairs if is_linear_layer(layer) and isinstance(norm, _BatchNorm)]
+    return [(layer, norm) for layer, norm in pairs if is_linear_layer(layer) and computes_as_torch_batch_norm(norm)]

@@ -23,6 +23,7 @@ from torch.distributions import Distribution
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
@@ -40,6 +41,7 @@ aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__)
 _LOGS = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.proxy_tensor")
 _ASSERTIONS = {aten._assert_tensor_metadata, aten._assert_scalar, aten._assert_async}
+_BATCH_NORM = inspect.signature(functional.batch_norm)
 _ONE_AT_A_TIME = threading.RLock()  # captures swap a function of torch's, and each must put back the one it found
 Fact = TypeVar("Fact")
 Kinds = tuple[type, ...]
@@ -142,7 +144,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
         generators,
         _said_in_one_sentence(model),
         whole_modules,
-        _any_batch(),
+        _AnyBatch(),
         _unchecked_distributions(),
         recurrences_not_run(),
         _use_lazy_graph_module(True),  # most graphs on the way are never run: no code is made for them
@@ -305,33 +307,21 @@ def _devices(model: nn.Module) -> list[int]:
     return sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
 
 
-@contextlib.contextmanager
-def _any_batch() -> Iterator[None]:
+class _AnyBatch(TorchFunctionMode):
     """Within, batch norms of this thread in training mode take a batch of one, and leave alone what they have stored.
 
     Torch refuses that, or divides by zero: for data it makes no sense, but moments stand for any number of samples.
+    Torch's function itself stays as it is: Dynamo remembers the one that it meets first.
     """
-    original, capturing = functional.batch_norm, threading.get_ident()
 
-    def batch_norm(
-        input: Tensor,
-        running_mean: Any,
-        running_var: Any,
-        weight: Any = None,
-        bias: Any = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        if not training or threading.get_ident() != capturing:
-            return original(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        return torch.batch_norm(input, weight, bias, None, None, True, momentum, eps, False)
-
-    functional.batch_norm = batch_norm
-    try:
-        yield
-    finally:
-        functional.batch_norm = original
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.batch_norm:
+            given = _BATCH_NORM.bind(*args, **(kwargs or {})).arguments
+            if given.get("training"):
+                weight, bias = given.get("weight"), given.get("bias")
+                momentum, eps = given.get("momentum", 0.1), given.get("eps", 1e-5)
+                return torch.batch_norm(given["input"], weight, bias, None, None, True, momentum, eps, False)
+        return function(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

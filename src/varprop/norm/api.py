@@ -22,10 +22,12 @@ from .batchnorm import (
     assign_weight_,
     batch_norms_in,
     bypassed,
+    computes_as_torch_batch_norm,
     find_notes,
     note_of,
-    noted,
+    put_back_,
     return_batch_norm,
+    take_out_,
 )
 from .checks import (
     check_copyable,
@@ -52,7 +54,7 @@ from .layers import (
     normalized_layers,
     remove_parametrizations_of_,
 )
-from .linear_layers import Only, find_layers, is_linear_layer, replace
+from .linear_layers import Only, find_layers, is_linear_layer
 from .loading import check_when_loading_, stop_checking_
 from .modes import calls_of, capture_modes, reading_constants, with_calls
 from .network import make_network
@@ -155,12 +157,14 @@ class Captured(NamedTuple):
         given: The moments of the inputs.
         example: The inputs it was captured with.
         constant: The paths of layers whose inputs are the same for all data: there is nothing to normalize by.
+        by_batch: The paths of batch norms that stay and count as normalizing by the batch.
     """
 
     programs: dict[bool, Program]
     given: Any
     example: Any
     constant: frozenset[str]
+    by_batch: frozenset[str] = frozenset()
 
 
 def captured_for(
@@ -180,9 +184,10 @@ def captured_for(
     programs = capture_modes(model, example)
     pairs = batch_norms_in(programs[False])
     absorbed = {model.get_submodule(norm) for path, norm in pairs.items() if path in layers}
-    staying = [module for module in model.modules() if by_batch(module) and module not in absorbed]
-    programs = capture_modes(model, example, staying) if staying else programs
-    return Captured(programs, given, example, reading_constants(programs.values(), layers, given))
+    staying = {path: m for path, m in model.named_modules() if by_batch(m) and m not in absorbed}
+    programs = capture_modes(model, example, staying.values()) if staying else programs
+    constant = reading_constants(programs.values(), layers, given)
+    return Captured(programs, given, example, constant, frozenset(staying))
 
 
 def normalized_(
@@ -252,9 +257,12 @@ def _without_batch_norms(
         layer, norm = layers[path], cast(Any, model.get_submodule(norm_path))
         note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
         silent[path] = absorb_direction_(model, path, layer, norm)
-        model = replace(model, norm, noted(note))
-    if any(layers[path].weight is not weight for path, weight in weights.items()):  # no longer tied to others
-        return model, capture_modes(model, captured.example), silent
+        model = take_out_(model, note)
+    untied = any(layers[path].weight is not weight for path, weight in weights.items())
+    # A batch norm that does more, such as dropout, was captured in evaluation mode alone.
+    if untied or not all(computes_as_torch_batch_norm(norm) for norm in norms):
+        by_batch = [model.get_submodule(path) for path in captured.by_batch]
+        return model, capture_modes(model, captured.example, by_batch), silent
     return model, programs, silent
 
 
@@ -321,8 +329,8 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
             remove_parametrizations_of_(site)
         if path in notes:
             weight, norm = return_batch_norm(notes[path], weight, bias, site.scale, site.shift)
-            model, left = replace(model, notes[path], norm), torch.zeros_like(bias)
-            keeps_bias = note_of(notes[path])["bias"]
+            left, keeps_bias = torch.zeros_like(bias), note_of(notes[path])["bias"]
+            model = put_back_(model, notes[path], norm)
         else:
             left, gains = bias, site.plain_bias is None and not _is_rounding(bias, site)
             gained += [path] if gains else []

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Container, Iterator, Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeGuard
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.utils import parametrize
 
-from ..graph.capture import Program, capture
+from ..graph.capture import Program, capture, tensor_at
 from ..graph.node import Node
 from ..rules.registry import module_classes
 from ..training.restore import preserved_modes
-from .linear_layers import LinearLayer, along_outputs, is_call_of_linear_layer, is_linear_layer, owners
+from .linear_layers import LinearLayer, along_outputs, is_call_of_linear_layer, is_linear_layer, owners, replace
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training
+_TENSORS = ("weight", "bias", "running_mean", "running_var")  # of a batch norm, in the order of the operation
 
 
 def has_seen_nothing(module: nn.Module) -> bool:
     """Whether it is a batch norm whose statistics are those it was made with: mean 0 and variance 1."""
-    if not isinstance(module, _BatchNorm) or module.running_mean is None or module.running_var is None:
+    if not is_batch_norm(module) or module.running_mean is None or module.running_var is None:
         return False
     return bool((module.running_mean == 0).all() & (module.running_var == 1).all())
 
@@ -38,7 +41,7 @@ def batch_norms_after(model: nn.Module, example: Any) -> dict[str, str]:
     Returns:
         Path of the layer -> path of the batch norm.
     """
-    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if not any(is_batch_norm(module) for module in model.modules()):
         return {}
     with preserved_modes(model):
         return batch_norms_in(capture(model.eval(), example, module_classes()))
@@ -78,15 +81,35 @@ def _direct_reader(program: Program, call: Node) -> Node | None:
     if len(call.users) != 1 or call in program.outputs:
         return None
     (reader,) = call.users
-    layer = program.module_of(call)
-    if reader.packet is not _BATCH_NORM or not isinstance(program.module_of(reader), _BatchNorm):
+    layer, norm = program.module_of(call), program.module_of(reader)
+    if reader.packet is not _BATCH_NORM or not isinstance(norm, _BatchNorm) or not _is_its_own(program, reader, norm):
         return None
     if layer is None or not is_linear_layer(layer) or not _channels_agree(call, layer):
         return None
-    tensors = [node for node in reader.args[1:5] if isinstance(node, Node)]
-    if any(user.packet is not _BATCH_NORM for node in tensors for user in node.users):
-        return None  # the model reads a weight or a statistic of the batch norm elsewhere, which would be gone
+    if not parametrize.is_parametrized(layer, "weight") and not _holds(program, call.args[1], layer.weight):
+        return None  # a class of its own that computes its weight: it would not take a factor as another weight
     return reader if _read_by_layers_alone(program, call.args[1]) else None
+
+
+def _is_its_own(program: Program, call: Node, norm: _BatchNorm) -> bool:
+    """Whether a batch norm operation is that of a module's own tensors, which no other operation reads.
+
+    A module may do more than that (activate, scale), before it or after it: that is for the graph to say.
+    """
+    tensors = [getattr(norm, name) for name in _TENSORS]
+    if (tensors[0] is None) != (tensors[1] is None) or call.args[6] != norm.eps:
+        return False
+    for operand, tensor in zip(call.args[1:5], tensors, strict=True):
+        if operand is None and tensor is None:
+            continue
+        if not _holds(program, operand, tensor) or any(reader.packet is not _BATCH_NORM for reader in operand.users):
+            return False
+    return True
+
+
+def _holds(program: Program, operand: Any, tensor: Any) -> bool:
+    """Whether an operand is a parameter or buffer of the model: a certain tensor."""
+    return operand in program.state and tensor_at(program.model, program.state[operand]) is tensor
 
 
 def _channels_agree(output: Node, layer: LinearLayer) -> bool:
@@ -105,9 +128,9 @@ def _only_pair(calls: list[LayerAndNorm], layer: nn.Module, norm: nn.Module) -> 
 
 
 class Absorbed(TypedDict):
-    """What is noted at the identity in a batch norm's place, so that it can be put back there."""
+    """What is noted where a batch norm was taken out, so that it can be put back there."""
 
-    layer: LinearLayer  # itself, wherever it and the identity may be put together
+    layer: LinearLayer  # itself, wherever it and the batch norm's module may be put together
     bias: bool  # whether the layer had one
     norm: _BatchNorm  # no submodule here: not in the state_dict, and not called
 
@@ -116,23 +139,83 @@ class Absorbed(TypedDict):
 _NOTE = "absorbed_batch_norm"
 
 
-def noted(note: Absorbed) -> nn.Identity:
-    """An identity that says which batch norm stood in its place."""
-    identity = nn.Identity()
-    setattr(identity, _NOTE, note)
-    return identity
+class AbsorbedTensor:
+    """In the place of a batch norm's weight, bias or statistics: torch's batch norm then returns its input.
+
+    So the forward of a class of its own (one that activates too, such as timm's BatchNormAct2d) runs as it is written,
+    but for the batch norm in it.
+    """
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch for each of its functions that is given one."""
+        if function is F.batch_norm or function is torch.batch_norm:
+            return args[0] if args else kwargs["input"]
+        raise RuntimeError("The layer before this batch norm does its work, and its tensors have no values: vp.fold.")
 
 
-def note_of(identity: nn.Identity) -> Absorbed:
-    """The note at an identity that `find_notes` found."""
-    note: Absorbed = getattr(identity, _NOTE)
+def computes_as_torch_batch_norm(module: nn.Module) -> bool:
+    """Whether a module is a batch norm that does nothing else, by the forward of torch's own classes."""
+    forward, call = getattr(type(module), "forward", None), getattr(type(module), "__call__", None)
+    inherited = forward in (_BatchNorm.forward, SyncBatchNorm.forward) and call is nn.Module.__call__
+    return isinstance(module, _BatchNorm) and inherited and "forward" not in module.__dict__
+
+
+def is_batch_norm(module: nn.Module) -> TypeGuard[_BatchNorm]:
+    """Whether a module is a batch norm of any class that has not been absorbed."""
+    return isinstance(module, _BatchNorm) and _NOTE not in module.__dict__
+
+
+def take_out_(model: nn.Module, note: Absorbed) -> nn.Module:
+    """Take a batch norm out of a model, and note there how to put it back.
+
+    One of torch's leaves an identity behind. A module that has a forward of its own stays, and runs it without the
+    batch norm.
+
+    Returns:
+        The model, which is another module only where it was itself the batch norm.
+    """
+    norm = note["norm"]
+    if computes_as_torch_batch_norm(norm):
+        identity = nn.Identity()
+        setattr(identity, _NOTE, note)
+        return replace(model, norm, identity)
+    removed = nn.BatchNorm1d(norm.num_features, norm.eps, norm.momentum, norm.affine)
+    for name in (*_TENSORS, "num_batches_tracked"):
+        store = norm._parameters if name in norm._parameters else norm._buffers
+        to = removed._parameters if name in removed._parameters else removed._buffers
+        to[name], store[name] = store.get(name), None
+        norm.__dict__[name] = None if name == "num_batches_tracked" else AbsorbedTensor()
+    norm.__dict__[_NOTE] = Absorbed(layer=note["layer"], bias=note["bias"], norm=removed)
+    return model
+
+
+def put_back_(model: nn.Module, module: nn.Module, norm: _BatchNorm) -> nn.Module:
+    """Put a batch norm back into a model, where `take_out_` has noted it at a module.
+
+    Returns:
+        The model, which is another module only where it was itself the identity.
+    """
+    if not isinstance(module, _BatchNorm):
+        return replace(model, module, norm)
+    for name in (*_TENSORS, "num_batches_tracked"):
+        store = module._parameters if name in module._parameters else module._buffers
+        del module.__dict__[name]
+        store[name] = norm._parameters[name] if name in norm._parameters else norm._buffers[name]  # type: ignore[assignment]
+    del module.__dict__[_NOTE]
+    return model
+
+
+def note_of(module: nn.Module) -> Absorbed:
+    """The note at a module that `find_notes` found."""
+    note: Absorbed = getattr(module, _NOTE)
     return note
 
 
-def find_notes(model: nn.Module, layers: Mapping[str, LinearLayer]) -> dict[str, nn.Identity]:
-    """The identities that batch norms of the model's own left behind, by the path of the layer before."""
+def find_notes(model: nn.Module, layers: Mapping[str, LinearLayer]) -> dict[str, nn.Module]:
+    """The modules at which batch norms of the model's own were taken out, by the path of the layer before."""
     paths = {layer: path for path, layer in layers.items()}
-    noted = [(m, getattr(m, _NOTE, None)) for m in model.modules() if isinstance(m, nn.Identity)]
+    noted = [(m, m.__dict__.get(_NOTE)) for m in model.modules()]
     return {paths[note["layer"]]: module for module, note in noted if note and note["layer"] in paths}
 
 
@@ -205,9 +288,9 @@ def assign_weight_(model: nn.Module, layer: LinearLayer, weight: Tensor) -> bool
 
 @torch.no_grad()
 def return_batch_norm(
-    identity: nn.Identity, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor
+    module: nn.Module, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, _BatchNorm]:
-    """A folded layer as one whose outputs have variance 1, and the batch norm that stood in the identity's place.
+    """A folded layer as one whose outputs have variance 1, and the batch norm that was taken out at a module.
 
     With scale and shift in the batch norm both do the same in training mode too, but for what batches differ by from
     the statistics. Channels of scale 0 keep the weights they had. A batch norm without parameters only adds the bias.
@@ -215,7 +298,7 @@ def return_batch_norm(
     Returns:
         The weight, and the batch norm.
     """
-    layer, norm = note_of(identity)["layer"], note_of(identity)["norm"].to(device=bias.device, dtype=bias.dtype)
+    layer, norm = note_of(module)["layer"], note_of(module)["norm"].to(device=bias.device, dtype=bias.dtype)
     assert norm.running_mean is not None and norm.running_var is not None
     norm.running_var.fill_(1 - norm.eps)
     if not norm.affine:

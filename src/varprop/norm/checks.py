@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..graph.capture import Program
 from ..moments import Moments
+from .batchnorm import is_batch_norm
 from .layers import Normalized, normalized_layers
 from .linear_layers import fan_in, is_linear_layer, largest_weights, require_weight_of_its_own, with_centred_rows
 from .modes import calls_of
@@ -158,7 +159,7 @@ def linear_by_look(model: nn.Module, told: Container[str] = ()) -> list[str]:
 def warn_of_plain(model: nn.Module, told: Container[str] = ()) -> None:
     """Say which modules stay as they are that one could expect to change, but for those it was told of already."""
     named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
-    norms = [path for path, m in named if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [path for path, m in named if is_batch_norm(m)]
     layers = linear_by_look(model, told)
     if norms:
         warnings.warn(

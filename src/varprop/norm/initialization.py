@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from .api import captured_for, fold, normalized_
-from .batchnorm import has_seen_nothing
+from .batchnorm import has_seen_nothing, is_batch_norm
 from .checks import check_copyable
 from .linear_layers import Only
 
@@ -53,4 +53,4 @@ def init_(
 
 def _normalizes_by_batch(module: nn.Module) -> bool:
     """Whether a batch norm is in training mode or will be: what it has stored says nothing."""
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or has_seen_nothing(module))
+    return is_batch_norm(module) and (module.training or has_seen_nothing(module))

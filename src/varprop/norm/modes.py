@@ -17,6 +17,7 @@ from ..graph.trace import traced_operations
 from ..moments import Moments
 from ..training.restore import preserved_modes
 from .attention import with_attention_of_like_tokens
+from .batchnorm import is_batch_norm
 from .draws import drawn_elsewhere, warn_of_draws
 from .global_average import with_averages_of_like_positions
 from .linear_layers import is_call_of_linear_layer
@@ -48,8 +49,8 @@ def _in_mode(model: nn.Module, training: bool, by_batch: Collection[nn.Module]) 
     """
     model.train(training)
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.train(module in by_batch)
+        if is_batch_norm(module):
+            module.training = module in by_batch  # not what it may hold: the dropout of a class of its own
         elif type(module) in (nn.RNN, nn.LSTM, nn.GRU) and not module.dropout:
             module.eval()
     return model
