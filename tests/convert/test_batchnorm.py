@@ -134,3 +134,91 @@ def test_a_transposed_output_size_is_passed_on() -> None:
     up, x = nn.ConvTranspose2d(3, 2, 3, stride=2).double().eval(), numbers(4, 3, 5, 5)
     batch = reparametrize(up, "batch", batch=x)
     assert close(batch(x, output_size=[12, 12]), up(x, output_size=[12, 12]))
+
+
+class Shared(nn.Module):
+    """A layer and its batch norm, called several times."""
+
+    def __init__(self, times: int = 2) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 1)
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = F.relu(self.norm(self.conv(x)))
+        return self.out(x)
+
+
+class Branch(nn.Module):
+    """A batch norm that no layer can do the work of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return self.out(F.relu(self.norm(y) + y))
+
+
+@pytest.mark.parametrize("to", ("standard", "weight"))
+def test_calls_with_statistics_of_their_own_are_refused(to: str) -> None:
+    model, x = Shared().double().train(), 1 + 3 * numbers(8, 3, 6, 6)
+    with pytest.raises(ValueError, match=r"'norm' is called 2 times .* leave `batch` out"):
+        reparametrize(model, to, batch=x)
+    assert close(reparametrize(model, to, example=x).eval()(x), model.eval()(x))
+    once = Shared(1).double().train()
+    assert close(reparametrize(once, to, batch=x).eval()(x), once(x), 1e-10)
+
+
+def test_calls_on_the_same_values_are_one() -> None:
+    class Siamese(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.conv(x)) * self.norm(self.conv(x))
+
+    model, x = Siamese().double().train(), 1 + 3 * numbers(8, 3, 6, 6)
+    assert close(reparametrize(model, "standard", batch=x).eval()(x), model(x), 1e-10)
+
+
+def test_a_batch_norm_elsewhere_computes_the_same_in_training_mode() -> None:
+    model, x = Branch().double(), 1 + 3 * numbers(8, 3, 6, 6)
+    model(numbers(8, 3, 6, 6))
+    model.eval()
+    converted = reparametrize(model, "batch", batch=x)
+    assert close(converted.eval()(numbers(2, 3, 6, 6)), model(numbers(2, 3, 6, 6)), 1e-10)
+    assert close(converted.train()(x), model(x), 1e-10)
+
+
+def test_what_training_mode_computes_otherwise_is_named() -> None:
+    x = 1 + 3 * numbers(8, 3, 6, 6)
+    with pytest.warns(UserWarning, match="called several times.*'conv'"):
+        converted = reparametrize(Shared().double().eval(), "batch", batch=x)
+    assert isinstance(converted.conv, Batched)
+    model = Branch().double().eval()
+    model.norm = nn.BatchNorm2d(4, affine=False).double().eval()
+    with pytest.warns(UserWarning, match="'norm' has no parameters"):
+        reparametrize(model, "batch", batch=x)
+
+
+@pytest.mark.parametrize("affine", (True, False))
+def test_a_batch_norm_without_running_statistics_takes_those_of_the_batch(affine: bool) -> None:
+    norm = nn.BatchNorm2d(4, affine=affine, track_running_stats=False)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU()).double().train(), numbers(8, 3, 6, 6)
+    plain = reparametrize(model, "standard", batch=x)
+    assert isinstance(plain[1], nn.Identity) and close(plain(x), model(x), 1e-10)
+    staying = reparametrize(model, "standard", example=x)
+    assert close(staying(x), model(x), 1e-10)
+
+
+def test_statistics_are_those_of_what_the_operation_reads() -> None:
+    class Squashed(nn.BatchNorm2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(torch.tanh(input))
+
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), Squashed(4)).double().train(), numbers(8, 3, 6, 6)
+    assert close(reparametrize(model, "standard", batch=x).eval()(x), model(x), 1e-10)

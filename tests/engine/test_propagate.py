@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.rules.registry import unregister
+from varprop.rules import registry
+from varprop.rules.registry import registered, unregister
 
 DOUBLE = torch.float64
 
@@ -515,6 +516,26 @@ def test_a_module_class_is_kept_as_a_leaf() -> None:
         assert result.by_op()["Gate"][0].reasons == ("takes the first branch",)
     finally:
         unregister(Gate)
+
+
+def test_a_rule_that_is_registered_anew_counts_for_a_captured_program() -> None:
+    program, given = vp.capture(nn.ReLU(), torch.zeros(1, 3)), standard(1, 3, dtype=torch.float32)
+    first = vp.propagate(program, given).output
+    removed = registered()[torch.ops.aten.relu]
+    unregister(torch.ops.aten.relu)
+    try:
+        with pytest.raises(vp.MissingRule):
+            vp.propagate(program, given)
+
+        @vp.rule(torch.ops.aten.relu)
+        def seven(x: vp.Moments) -> vp.Moments:
+            return vp.Moments(torch.full_like(x.mean, 7.0), x.var)
+
+        assert (vp.propagate(program, given).output.mean == 7).all()
+    finally:
+        unregister(torch.ops.aten.relu)
+        registry._register((torch.ops.aten.relu,), removed)
+    torch.testing.assert_close(vp.propagate(program, given).output.mean, first.mean)
 
 
 @pytest.mark.parametrize(

@@ -234,4 +234,6 @@ def test_weights_under_a_class_of_its_own_are_spared_by_what_the_graph_says() ->
         decaying = vp.param_groups(model, 0.1)[0]["params"]
     assert model[0].weight in set(decaying)
     assert model[0].weight not in set(vp.param_groups(model, 0.1, example=numbers(*EXAMPLE))[0]["params"])
-    assert model[2].weight in set(vp.param_groups(network(Squashed), 0.1, example=numbers(*EXAMPLE))[0]["params"]) or True
+    assert (
+        model[2].weight in set(vp.param_groups(network(Squashed), 0.1, example=numbers(*EXAMPLE))[0]["params"]) or True
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -16,15 +17,17 @@ from ..norm.batchnorm import (
     Absorbed,
     absorb_,
     batch_norms_after,
+    computes_as_torch_batch_norm,
     find_notes,
     is_batch_norm,
     note_of,
     put_back_,
     take_out_,
 )
+from ..norm.checks import listed
 from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, replace
 from .batched import Batched
-from .statistics import ChannelStatistics, measured_outputs, pooled, run, set_statistics
+from .statistics import ChannelStatistics, measured_inputs, measured_outputs, pooled, run, set_statistics
 
 
 def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
@@ -80,8 +83,9 @@ def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
     gamma = sqrt(var + eps) and beta = mean + the layer's bias, with the mean and variance of the given batch. The
     running variance is set to the biased one, where torch would store the unbiased one, so that the function is the
     same in evaluation mode on every input and in training mode on this batch. (In training mode a layer called several
-    times normalizes each call by itself: for such a layer only evaluation mode is exact.) Statistics are taken in
-    evaluation mode, so without dropout. A layer the batch does not reach stays as it is.
+    times normalizes each call by itself: for such a layer only evaluation mode is exact, which is warned of.)
+    Statistics are taken in evaluation mode, so without dropout. A layer the batch does not reach stays as it is. The
+    model's own batch norms elsewhere take the statistics of this batch as well, and parameters that undo the change.
 
     Args:
         model: Changed in place; weights are not.
@@ -91,9 +95,22 @@ def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
         The model, which is another module only where the model was itself a linear layer.
     """
     layers = find_linear_layers(model)
-    notes = find_notes(model, layers)
-    with measured_outputs(layers) as measured, _directly_read(layers, notes) as direct:
+    notes, staying = find_notes(model, layers), own_batch_norms(model)
+    with (
+        measured_outputs(layers) as measured,
+        measured_inputs(staying) as entering,
+        _directly_read(layers, notes) as direct,
+    ):
         run(model, batch)
+    several = [path for path, calls in {**measured, **entering}.items() if len(calls) > 1]
+    if several:
+        warnings.warn(
+            f"These are called several times, and in training mode a batch norm normalizes each call by itself, so "
+            f"that only evaluation mode computes the same: {listed([repr(path) for path in several])}.",
+            stacklevel=4,
+        )
+    for path, found in pooled(entering).items():
+        _move_to(staying[path], path, found)
     for path, found in pooled(measured).items():
         module = notes.get(path)
         if module is not None and path in direct and note_of(module)["norm"].affine:
@@ -120,6 +137,24 @@ def _directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Mod
             hooks.enter_context(layers[path].register_forward_hook(partial(note, path), prepend=True))
             hooks.enter_context(module.register_forward_pre_hook(partial(compare, path)))
         yield direct
+
+
+@torch.no_grad()
+def _move_to(norm: _BatchNorm, path: str, found: ChannelStatistics) -> None:
+    """Give a batch norm that stays other statistics, and parameters with which it computes the same."""
+    if norm.running_mean is None or norm.running_var is None:
+        return  # which normalizes by the batch in both modes
+    if norm.weight is None or norm.bias is None or not computes_as_torch_batch_norm(norm):
+        warnings.warn(
+            f"Batch norm '{path}' has no parameters to undo other statistics, or a class of its own that may read them "
+            f"otherwise: in training mode it computes something else than in evaluation mode.",
+            stacklevel=5,
+        )
+        return
+    rate = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+    norm.bias.add_((found.mean - norm.running_mean) * rate)
+    norm.weight.copy_(rate * torch.sqrt(found.var + norm.eps))
+    set_statistics(norm, found)
 
 
 @torch.no_grad()

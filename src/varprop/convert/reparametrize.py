@@ -34,11 +34,12 @@ def reparametrize(
     Whatever form the model is in, in part or in whole, it becomes the plain one first:
 
     - ``"standard"``: plain layers. Batch norms directly after a layer are absorbed into it; the model's own leave an
-      `nn.Identity` behind, to which ``"batch"`` returns. Batch norms elsewhere stay.
+      `nn.Identity` behind, to which ``"batch"`` returns, and those whose class does more (an activation, say) do that
+      alone from then on. Batch norms elsewhere stay.
     - ``"weight"``: torch's `weight_norm`, w = g v / |v|, on every layer.
     - ``"batch"``: torch's batch norm after every layer, in a `Batched` at the layer's path (``fc.layer.weight``,
       ``fc.norm.weight``), with the statistics of `batch`: the same function in evaluation mode on every input, and in
-      training mode on that batch.
+      training mode on that batch, unless a layer is called several times, which is warned of.
     - ``"analytic"``: the paper's normalization, by `normalize` with ``init="preserve"``, so in the form ``"paper"``
       also where the model was in the form ``"deep"``.
 
@@ -59,7 +60,8 @@ def reparametrize(
         The model in the new form.
 
     Raises:
-        ValueError: If statistics are missing, or a layer cannot take the form; the message names it.
+        ValueError: If statistics are missing, a layer cannot take the form, or the training mode is that of no plain
+            layer, since a batch norm is called several times; the message names it.
     """
     _check_arguments(to, input, batch)
     trial = copy.deepcopy(model)

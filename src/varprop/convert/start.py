@@ -37,7 +37,7 @@ def batch_norm_start(model: nn.Module, batch: Any, generator: torch.Generator | 
         plain = replace(plain, layer, wrappers[path])
         _draw_scale(wrappers[path].norm.weight, generator)
     norms = {path: wrapper.norm for path, wrapper in wrappers.items()}
-    reached = calibrate_(plain, {**own, **norms}, batch)
+    reached = calibrate_(plain, {**own, **norms}, batch, pool=True)
     for path in wrappers.keys() - reached:
         plain = replace(plain, wrappers[path], wrappers[path].layer)
     return from_batch_norm_(plain, example=batch)

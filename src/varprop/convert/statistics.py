@@ -9,8 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from ..graph.capture import as_arguments
 from ..norm.linear_layers import LinearLayer
@@ -86,35 +88,90 @@ def pooled(measured: Mapping[str, list[ChannelStatistics]]) -> dict[str, Channel
 
 @torch.no_grad()
 def set_statistics(norm: _BatchNorm, found: ChannelStatistics) -> None:
-    """Make these the running statistics; the variance is the biased one, so that both modes agree on the batch."""
-    assert norm.running_mean is not None and norm.running_var is not None
-    norm.running_mean.copy_(found.mean)
-    norm.running_var.copy_(found.var)
-    if norm.num_batches_tracked is not None:
+    """Make these the running statistics; the variance is the biased one, so that both modes agree on the batch.
+
+    A batch norm that had none has them from now on.
+    """
+    for name, value in (("running_mean", found.mean), ("running_var", found.var)):
+        stored = getattr(norm, name)
+        if stored is None:
+            norm.register_buffer(name, value.clone())
+        else:
+            stored.copy_(value)
+    norm.track_running_stats = True
+    if norm.num_batches_tracked is None:
+        norm.register_buffer("num_batches_tracked", torch.tensor(1, device=found.mean.device))
+    else:
         norm.num_batches_tracked.fill_(1)
 
 
-def calibrate_(model: nn.Module, norms: Mapping[str, _BatchNorm], batch: Any) -> set[str]:
+class _BatchNormInputs(TorchFunctionMode):
+    """Within, every batch norm operation adds the statistics of what it reads to the module that is called.
+
+    What a module of a class of its own is called with need not be what its batch norm reads.
+    """
+
+    def __init__(self, norms: Mapping[str, _BatchNorm]) -> None:
+        super().__init__()
+        self.measured: dict[str, list[ChannelStatistics]] = {path: [] for path in norms}
+        self.called: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.called and function is F.batch_norm:
+            values = args[0] if args else kwargs["input"]
+            self.measured[self.called[-1]].append(ChannelStatistics.of(values))
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def measured_inputs(norms: Mapping[str, _BatchNorm]) -> Iterator[dict[str, list[ChannelStatistics]]]:
+    """Within, every batch norm operation of these modules adds the statistics of what it reads."""
+    with _BatchNormInputs(norms) as mode, contextlib.ExitStack() as hooks:
+        for path, norm in norms.items():
+            enter = norm.register_forward_pre_hook(lambda *_, path=path: mode.called.append(path))
+            hooks.enter_context(enter)
+            hooks.enter_context(norm.register_forward_hook(lambda *_: mode.called.pop() and None, always_call=True))
+        yield mode.measured
+
+
+def calibrate_(model: nn.Module, norms: Mapping[str, _BatchNorm], batch: Any, pool: bool = False) -> set[str]:
     """Give batch norms the statistics of one batch, each measured with all those before it already normalizing by it.
 
-    Afterwards the model does in evaluation mode, on any input, what it did in training mode on this batch. A batch norm
-    called several times gets the statistics of all its calls together.
+    Afterwards the model does in evaluation mode, on any input, what it did in training mode on this batch.
+
+    Args:
+        model: Changed in place.
+        norms: Batch norms of it, by path.
+        batch: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        pool: Whether a batch norm that is called several times gets the statistics of all its calls together, though
+            in training mode each of them has its own.
 
     Returns:
         The paths of the batch norms that the batch reached; the others are not changed.
+
+    Raises:
+        ValueError: If the calls of a batch norm have statistics of their own, and they are not to be pooled.
     """
-    measured: dict[str, list[ChannelStatistics]] = {path: [] for path in norms}
-
-    def measure(path: str, _norm: nn.Module, args: tuple[Tensor]) -> None:
-        measured[path].append(ChannelStatistics.of(args[0]))
-
     # training mode writes to the running statistics
     buffers = [buffer for norm in norms.values() for buffer in norm.buffers()]
-    with preserved_tensors(buffers), contextlib.ExitStack() as hooks:
-        for path, norm in norms.items():
-            hooks.enter_context(norm.register_forward_pre_hook(partial(measure, path)))
+    with preserved_tensors(buffers), measured_inputs(norms) as measured:
         run(model, batch, training=tuple(norms.values()))
+    for path, calls in measured.items():
+        if not pool and any(not _agree(calls[0], call, norms[path].eps) for call in calls[1:]):
+            raise ValueError(
+                f"Batch norm '{path}' is called {len(calls)} times and in training mode normalizes each call by "
+                f"itself, which no plain layer does: leave `batch` out to take its evaluation mode, or give every call "
+                f"a batch norm of its own."
+            )
     found = pooled(measured)
     for path, statistics in found.items():
         set_statistics(norms[path], statistics)
     return set(found)
+
+
+def _agree(a: ChannelStatistics, b: ChannelStatistics, eps: float) -> bool:
+    """Whether two calls of a batch norm are normalized alike, but for rounding."""
+    size = torch.sqrt(a.var + eps)
+    near = 64 * torch.finfo(a.var.dtype).eps
+    same_mean = ((a.mean - b.mean).abs() <= near * (size + a.mean.abs())).all()
+    return bool(same_mean & ((a.var - b.var).abs() <= near * size.square()).all())

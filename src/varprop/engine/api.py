@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from ..graph.capture import capture as capture_graph
 from ..graph.node import Form, Node, resolve
 from ..graph.outputs import module_outputs
 from ..moments import Moments, trusted
-from ..rules.registry import module_classes
+from ..rules.registry import module_classes, rules_revision
 from .inputs import example_for, fitted_inputs
 from .plan import Plan, make_plan, require_complete
 from .reasons import reasons_of
@@ -94,10 +94,12 @@ def coverage(model: nn.Module | Program, example: Any) -> Coverage:
 
 
 def _plan(program: Program, random: tuple[Node, ...]) -> Plan:
-    plan = program.once(("plan", random), lambda: make_plan(program, random))
-    if plan.missing:  # a rule may be written before the next try
-        del program.facts["plan", random]
-    return plan
+    """The plan of a program by the rules of now: a later one counts from the next propagation on."""
+    revision, plan = program.facts.get(("plan", random), (None, None))
+    if revision != rules_revision():
+        plan = make_plan(program, random)
+        program.facts["plan", random] = rules_revision(), plan
+    return cast(Plan, plan)
 
 
 def _counts(plan: Plan, node: Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
@@ -46,6 +46,7 @@ from .first_shift import first_shifts, layers_in_a_row
 from .first_values import preserve_, set_first_scales_, set_first_shifts_
 from .fold_notice import warn_of_fold, warn_of_time
 from .fused_encoders import allow_fusing_, forbid_fusing_
+from .intact import Intact
 from .layers import (
     Normalized,
     become_normalized_,
@@ -274,7 +275,8 @@ def _by_distinct(values: dict[bool, T], make: Callable[[T], Made]) -> dict[bool,
 
 def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str, Any]) -> None:
     """Let all layers that are called once be folded together, and the others know what they read by themselves."""
-    for mode, network in _by_distinct(graphs, lambda graph: make_network(graph, layers)).items():
+    intact = Intact(model, {*layers, *_modules_before(graphs.values())})
+    for mode, network in _by_distinct(graphs, lambda graph: make_network(graph, layers, intact)).items():
         for place, layer in enumerate(network.layers if network else ()):
             layer.networks[mode] = (network, place)
     for path, layer in layers.items():
@@ -282,10 +284,16 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
         calls = {mode: [node for node, owner in g.calls.items() if owner == path] for mode, g in alone.items()}
         layer.uses = {mode: [Use.of(node) for node in nodes] for mode, nodes in calls.items()}
         read = {mode: [node.args[0] for node in nodes] for mode, nodes in calls.items()}
-        layer.statistics = {mode: Statistics(g, read[mode], layer.uses[mode]) for mode, g in alone.items()}
+        layer.statistics = {mode: Statistics(g, read[mode], layer.uses[mode], intact) for mode, g in alone.items()}
     open_scopes_(model, list(layers.values()))
     forbid_fusing_(model)
     check_when_loading_(model)
+
+
+def _modules_before(graphs: Iterable[CapturedMode]) -> set[str]:
+    """The paths of the modules that compute something of what layers read."""
+    found = (Statistics(graph, [call.args[0] for call in graph.calls]) for graph in graphs)
+    return {node.module for statistics in found for node in statistics.graph.program.nodes}
 
 
 def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True) -> nn.Module:
@@ -314,7 +322,7 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
     if not sites:
         raise ValueError("The model is not normalized: there is nothing to fold.")
     require_values(model)
-    with preserved_modes(model), torch.no_grad(), shared_fold():
+    with preserved_modes(model), torch.no_grad(), shared_fold(model):
         model.eval()
         folded: dict[str, Any] = {path: site.folded() for path, site in sites.items()}
     notes = find_notes(model, sites) if keep_batchnorm else {}  # type: ignore[arg-type]

@@ -156,8 +156,8 @@ class AbsorbedTensor:
 
 def computes_as_torch_batch_norm(module: nn.Module) -> bool:
     """Whether a module is a batch norm that does nothing else, by the forward of torch's own classes."""
-    forward, call = getattr(type(module), "forward", None), getattr(type(module), "__call__", None)
-    inherited = forward in (_BatchNorm.forward, SyncBatchNorm.forward) and call is nn.Module.__call__
+    kind: Any = type(module)
+    inherited = kind.forward in (_BatchNorm.forward, SyncBatchNorm.forward) and kind.__call__ is nn.Module.__call__
     return isinstance(module, _BatchNorm) and inherited and "forward" not in module.__dict__
 
 
@@ -182,8 +182,8 @@ def take_out_(model: nn.Module, note: Absorbed) -> nn.Module:
         return replace(model, norm, identity)
     removed = nn.BatchNorm1d(norm.num_features, norm.eps, norm.momentum, norm.affine)
     for name in (*_TENSORS, "num_batches_tracked"):
-        store = norm._parameters if name in norm._parameters else norm._buffers
-        to = removed._parameters if name in removed._parameters else removed._buffers
+        store: Any = norm._parameters if name in norm._parameters else norm._buffers
+        to: Any = removed._parameters if name in removed._parameters else removed._buffers
         to[name], store[name] = store.get(name), None
         norm.__dict__[name] = None if name == "num_batches_tracked" else AbsorbedTensor()
     norm.__dict__[_NOTE] = Absorbed(layer=note["layer"], bias=note["bias"], norm=removed)
@@ -199,9 +199,9 @@ def put_back_(model: nn.Module, module: nn.Module, norm: _BatchNorm) -> nn.Modul
     if not isinstance(module, _BatchNorm):
         return replace(model, module, norm)
     for name in (*_TENSORS, "num_batches_tracked"):
-        store = module._parameters if name in module._parameters else module._buffers
+        store: Any = module._parameters if name in module._parameters else module._buffers
         del module.__dict__[name]
-        store[name] = norm._parameters[name] if name in norm._parameters else norm._buffers[name]  # type: ignore[assignment]
+        store[name] = norm._parameters[name] if name in norm._parameters else norm._buffers[name]
     del module.__dict__[_NOTE]
     return model
 

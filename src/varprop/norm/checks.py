@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..graph.capture import Program
-from ..moments import Moments
+from ..graph.capture import Program, leaves_of
+from ..moments import Moments, Tokens
 from .batchnorm import is_batch_norm
 from .layers import Normalized, normalized_layers
 from .linear_layers import fan_in, is_linear_layer, largest_weights, require_weight_of_its_own, with_centred_rows
@@ -35,9 +35,14 @@ def check_model(model: nn.Module, given: Any) -> None:
     done = next(iter(normalized_layers(model)), None)
     if done is not None:
         raise ValueError(f"The model is normalized already (layer '{done}'); fold it first.")
-    values = given if isinstance(given, (tuple, list)) else given.values() if isinstance(given, dict) else [given]
+    values = leaves_of(given, (Moments, Tokens))
     moments = [value for value in values if isinstance(value, Moments)]
-    if moments and len(moments) == len(list(values)) and all(not bool(value.var.any()) for value in moments):
+    if any(not bool(value.mean.isfinite().all() & value.var.isfinite().all()) for value in moments):
+        raise ValueError(
+            "The moments of the input are not finite: give those of data that have a mean and a variance (see "
+            "vp.input_moments), or clip the data first."
+        )
+    if moments and len(moments) == len(values) and all(not bool(value.var.any()) for value in moments):
         raise ValueError("The input's variance is zero everywhere: there is nothing to normalize by.")
 
 

@@ -1,14 +1,17 @@
 """That a model is still the one that was normalized: its modules in their places, with the settings they had.
 
 Statistics follow from the graph that was captured. Another module in the place of one, or another slope of a rectifier
-or probability of dropout, would leave them as they were without a word.
+or probability of dropout, would leave them as they were without a word. So would a copy of some of the modules, whose
+statistics follow from layers that are not among them.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -26,8 +29,11 @@ CHANGED = (
     "'{}' of module '{}' was {!r} when the model was normalized and is {!r} now, which its statistics do not know: "
     "set it back, take vp.fold(model), change that, and normalize again."
 )
+APART = (
+    "This is a copy of modules of a normalized model without '{}', from which their statistics follow: copy the whole "
+    "model and call these modules of the copy, or copy modules of vp.fold(model), which need no others."
+)
 PLAIN = (bool, int, float, str, tuple, type(None))
-Settings = dict[str, dict[str, Any]]  # of modules, by path
 
 
 class Link(NamedTuple):
@@ -38,62 +44,114 @@ class Link(NamedTuple):
     child: nn.Module
 
 
-def settings_of(root: nn.Module, paths: Iterable[str]) -> Settings:
-    """What torch lists as the constants of modules, but for whether they write in place.
+class Setting(NamedTuple):
+    """A module, its path, and the value that an attribute of it has to have."""
+
+    module: nn.Module
+    path: str
+    name: str
+    value: Any
+
+
+class Intact:
+    """A model as it is when it is normalized: copies and pickles of it hold the same of themselves.
+
+    Args:
+        root: The model.
+        paths: Of its normalized layers, and of the modules between them.
+
+    Attributes:
+        apart: Whether it is of a copy of some modules alone, made without the model. It then holds a copy of all of it,
+            which nobody else knows and which does not follow the model.
+    """
+
+    def __init__(self, root: nn.Module, paths: Iterable[str]) -> None:
+        links: dict[tuple[int, str], Link] = {}
+        self.root, self.apart = root, False
+        self.settings: list[Setting] = []
+        for path in sorted(paths):
+            way = list(_way(root, path))
+            links |= {(id(link.parent), link.name): link for link in way}
+            module = way[-1].child if way else root
+            self.settings += [Setting(module, path, name, value) for name, value in _settings(module).items()]
+        self.links = list(links.values())
+        self._in_use: set[str] = set()  # where it is apart: the paths of modules that were copied or called
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Intact:
+        made = object.__new__(Intact)
+        memo[id(self)] = made
+        made.apart = id(self.root) not in memo  # which has the model first, where that is copied
+        named = self.root.named_modules(remove_duplicate=False) if made.apart else ()
+        made._in_use = {path for path, module in named if id(module) in memo}
+        made.root, made.links, made.settings = copy.deepcopy((self.root, self.links, self.settings), memo)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"root": self.root, "links": self.links, "settings": self.settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # A pickle of the model comes to its modules, and so to this, before the model's own attributes are set.
+        self.apart, self._in_use = "_modules" in vars(self.root), set()
+
+    def require(self) -> None:
+        """Raise if the model has become another one.
+
+        Raises:
+            ValueError: That says what has changed.
+        """
+        if complaint := self._complaint():
+            raise ValueError(complaint)
+        # For Dynamo to read and to guard: a number of a module of which it has seen two values is a variable to it.
+        if torch.compiler.is_compiling() and not all(
+            [vars(module)[name] == value for module, _, name, value in self.settings if isinstance(value, float)]
+        ):
+            raise ValueError(self._complaint())
+
+    def _complaint(self) -> str:
+        """What has changed in the model. Compiled graphs ask when they are made: they are anew if modules change."""
+        for parent, name, child in self.links:
+            module = parent._modules.get(name)
+            if module is not child and _unwrapped(module) is not child:
+                return _about(name, module)
+        for module, path, name, value in self.settings:
+            if module.__dict__.get(name) != value:
+                return CHANGED.format(name, path, value, module.__dict__.get(name))
+        return ""
+
+    # as torch.compiler.assume_constant_result would mark it, but for its import of Dynamo
+    _complaint._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def require_in_use(self, paths: Iterable[str], called: Iterable[nn.Module | None]) -> None:
+        """Raise if some modules that a layer's statistics follow from are not in use, but a copy that nobody knows.
+
+        Args:
+            paths: Those modules.
+            called: Modules that are called now, and so are in use with all that they hold.
+
+        Raises:
+            ValueError: That names one of them.
+        """
+        if not self.apart:
+            return
+        if not torch.compiler.is_compiling():
+            present = [module for module in called if module is not None]
+            self._in_use |= {path for path, module in self.root.named_modules() if any(module is m for m in present)}
+        for path in paths:
+            if not any(path == used or not used or path.startswith(used + ".") for used in self._in_use):
+                raise ValueError(APART.format(path))
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """What torch lists as the constants of a module, but for whether it writes in place.
 
     Of batch norms there is nothing: those that stay normalize by data, and the others are gone. Nor is there of linear
     layers, whose borders may be made to count otherwise than they are computed.
     """
-    return {path: _settings([root, *(link.child for link in _way(root, path))][-1]) for path in sorted(paths)}
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
     left_out = isinstance(module, _NormBase) or is_linear_layer(module)
     listed = () if left_out else getattr(module, "__constants__", ())
-    own = {name: vars(module)[name] for name in listed if name != "inplace" and name in vars(module)}
-    return {name: value for name, value in own.items() if isinstance(value, PLAIN)}
-
-
-class Intact:
-    """What is to be found in a model.
-
-    Args:
-        root: The model.
-        layers: Its normalized layers, by path.
-        settings: What the modules between them had when the model was normalized.
-
-    Raises:
-        ValueError: If a layer is in its place no more.
-    """
-
-    def __init__(self, root: nn.Module, layers: dict[str, nn.Module], settings: Settings) -> None:
-        links: dict[tuple[int, str], Link] = {}
-        self.settings: list[tuple[dict[str, Any], str, str, Any]] = []
-        for path in (*layers, *settings):
-            way = list(_way(root, path))
-            links |= {(id(link.parent), link.name): link for link in way}
-            module = way[-1].child if way else root
-            if path in layers and module is not layers[path]:
-                raise ValueError(_about(path, module))
-            own = settings.get(path, {}).items()
-            self.settings += [(vars(module), name, path, value) for name, value in own if name in vars(module)]
-        self.links = list(links.values())
-        self._floats = [(own, name, value) for own, name, _, value in self.settings if isinstance(value, float)]
-
-    def complaint(self) -> str:
-        """What is wrong with a model that has become another one; empty if nothing is."""
-        for parent, name, child in self.links:
-            found = parent._modules.get(name)
-            if found is not child and _unwrapped(found) is not child:
-                return _about(name, found)
-        for own, name, path, value in self.settings:
-            if own[name] != value:
-                return CHANGED.format(name, path, value, own[name])
-        return ""
-
-    def floats_are_what_they_were(self) -> bool:
-        """For Dynamo to read and to guard: a number of a module of which it has seen two values is a variable to it."""
-        return all([own[name] == value for own, name, value in self._floats])
+    values = {name: vars(module)[name] for name in listed if name != "inplace" and name in vars(module)}
+    return {name: value for name, value in values.items() if isinstance(value, PLAIN)}
 
 
 def _about(name: str, found: nn.Module | None) -> str:

@@ -29,7 +29,7 @@ from .linear_layers import (
     with_centred_rows,
 )
 from .loading import ChecksCheckpoints
-from .scope import folded_alone, folded_layer
+from .scope import called_module, folded_alone, folded_layer
 from .sharded import refuse_sharded
 from .sites import Use
 from .statistics import Statistics
@@ -106,6 +106,7 @@ class Normalized(ChecksCheckpoints):
                 f"The model did not call this layer in {mode} mode when it was normalized, so that nothing is known of "
                 "what enters it: call vp.normalize on a model that calls all of its layers."
             )
+        self.statistics[self.training].require_intact(self, called_module())
 
     def _entering(self, x: Moments, weight: Tensor) -> Moments:
         """What enters, per channel; epsilon goes with its variance."""

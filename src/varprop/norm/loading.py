@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..moments import Moments, Tokens
 from .network import Network
+from .statistics import Statistics
 
 ANOTHER_FUNCTION = (
     "The checkpoint belongs to a model that was normalized with other input moments, in another form or for inputs of "
@@ -20,16 +22,27 @@ class ChecksCheckpoints(nn.Module):
 
     centred_rows: bool = False
     networks: dict[bool, tuple[Network, int]]  # by mode: which it is part of, and its place there
-
-    def _tells_facts(self) -> bool:
-        """Whether it has facts in its state: about its network, as the first layer of that; or that it is centred."""
-        return self.networks[False][1] == 0 if False in self.networks else self.centred_rows
+    statistics: dict[bool, Statistics]  # by mode, where it is part of none: what enters it
 
     def get_extra_state(self) -> Tensor:
-        """What besides parameters defines the function of the layer's network, or of the layer by itself."""
-        if not self._tells_facts():
-            return torch.empty(0)
-        return self.networks[False][0].facts() if False in self.networks else torch.ones(1)
+        """What besides parameters defines the function of the layer's network, or of the layer by itself.
+
+        The first layer of a network speaks for all of it, the others have nothing to say. A layer by itself tells
+        whether its rows are centred, and the moments of the inputs that it reads.
+        """
+        if False in self.networks:
+            network, place = self.networks[False]
+            return torch.empty(0) if place else network.facts()
+        inputs = self.statistics[False].facts(Moments, Tokens)
+        told = self.centred_rows or len(inputs)
+        return torch.cat([torch.tensor([float(self.centred_rows)]).double(), inputs]) if told else torch.empty(0)
+
+    def _is_told_by_older_versions(self, state: Tensor) -> bool:
+        """Whether facts are those of a checkpoint from before the moments of all inputs were among them."""
+        if False not in self.networks:
+            return self.centred_rows and len(state) == 1
+        network, _ = self.networks[False]
+        return 0 < len(state) == len(self.get_extra_state()) - len(network.joint.facts(Tokens))
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare what a checkpoint was made for with what this model was made for.
@@ -37,16 +50,16 @@ class ChecksCheckpoints(nn.Module):
         Raises:
             ValueError: If they differ: the parameters would mean another function here.
         """
-        own = self.get_extra_state()
         if not isinstance(state, Tensor):
             raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")
-        own = own.to(state.device)
-        if own.shape != state.shape or not torch.allclose(own, state.to(own.dtype), rtol=1e-4, atol=1e-6):
+        facts = self.get_extra_state().to(state.device)
+        facts = facts[: len(state)] if self._is_told_by_older_versions(state) else facts
+        if facts.shape != state.shape or not torch.allclose(facts, state.to(facts.dtype), rtol=1e-4, atol=1e-6):
             raise ValueError(ANOTHER_FUNCTION)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not self._tells_facts():
+        if not len(destination[f"{prefix}_extra_state"]):
             del destination[f"{prefix}_extra_state"]
 
     def check_state(self, state_dict: Any, prefix: str) -> None:
@@ -67,7 +80,9 @@ class ChecksCheckpoints(nn.Module):
     ) -> None:
         self.check_state(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
-        if not self._tells_facts() and f"{prefix}_extra_state" in missing:
+        # Older versions told nothing of a layer by itself with rows as they are.
+        silent = not len(self.get_extra_state()) or (False not in self.networks and not self.centred_rows)
+        if silent and f"{prefix}_extra_state" in missing:
             missing.remove(f"{prefix}_extra_state")
 
 

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..gaussian.normal import Pair
+from ..moments import Tokens
 from .fold import reference
 from .fold.autograd import fold_parts, own_saved_tensors, reference_parts
 from .fold.dispatch import Executor, computing_dtype, needs_reference, register
 from .fold.layout import Layout, restricted
-from .intact import Intact, Settings, settings_of
+from .intact import Intact
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
 from .sharded import refuse_sharded
@@ -35,32 +37,64 @@ class Folded(NamedTuple):
     dtypes: tuple[torch.dtype, torch.dtype]  # of the parameters, and of the parts
     inference: bool  # computed in inference mode
     serves_one_backward: bool
+    originals: dict[
+        int, list[tuple[Tensor, int]]
+    ]  # by place: what a parametrized weight is computed from, with versions
+    between: list[tuple[Tensor, int]]  # what a walk has read besides, with versions
 
     def layer(self, place: int) -> Pair:
         """Weight and bias of a layer."""
         return self.parts[place], self.parts[place + len(self.parts) // 2]
 
-    def serves(self, layer: Any, place: int) -> bool:
-        """Whether it is what would be computed now for a layer, as far as autograd can tell."""
+    def serves(self, layer: Any, place: int, compiling: bool) -> bool:
+        """Whether it is what would be computed now for a layer, as far as autograd can tell.
+
+        `compiling` is whether its caller is being compiled: Dynamo may compile this function alone as well.
+        """
         own, used = self.dtypes
         if used != computing_dtype(self.parts[place].device.type, own):
             return False
         if torch.is_grad_enabled() and not self.parts[place].requires_grad and _wants_gradient(self.parameters):
             return False
-        if torch.compiler.is_compiling():
+        if compiling:
             return True
         return self.inference == torch.is_inference_mode_enabled() and not self.changed(layer, place)
 
     def changed(self, layer: Any, place: int) -> bool:
         """Whether a layer has other parameters than it was computed from, or they were written to."""
+        if not self.versions:  # computed in a graph
+            return True
         own = layer._parameters  # found faster than attributes
         for name in PARAMETERS:
             parameter = self.parameters[place]
-            found = own[name] if name in own else getattr(layer, name)
-            if found is not parameter or parameter._version != self.versions[place]:
+            if place in self.originals:  # computed anew at every access, and so never the same tensor
+                if not _same(self.originals[place], _originals(layer)):
+                    return True
+            elif (own[name] if name in own else getattr(layer, name)) is not parameter:
+                return True
+            if parameter._version != self.versions[place]:
                 return True
             place += len(self.parts) // 2
         return False
+
+
+def _originals(layer: Any) -> list[Tensor]:
+    """What the weight of a parametrized layer is computed from; empty if it is a parameter."""
+    if "weight" in layer._parameters or not is_parametrized(layer, "weight"):
+        return []
+    steps = layer.parametrizations["weight"]
+    return [*steps.parameters(), *steps.buffers()]
+
+
+def _same(versions: list[tuple[Tensor, int]], tensors: list[Tensor]) -> bool:
+    """Whether tensors are those that were recorded, and were not written to since, as far as autograd can tell."""
+    if len(versions) != len(tensors):
+        return False
+    return all(a is b and b._version == version for (a, version), b in zip(versions, tensors, strict=True))
+
+
+def _with_versions(tensors: list[Tensor]) -> list[tuple[Tensor, int]]:
+    return [(tensor, tensor._version) for tensor in tensors]
 
 
 def _wants_gradient(parameters: list[Tensor]) -> bool:
@@ -74,7 +108,7 @@ class Network:
         joint: The graph between all of them.
         sites: What is known of each.
         layers: The modules, in the same order.
-        settings: Of the modules between them; by default as they are now.
+        intact: The model as it was when it was normalized.
         found: Their layout, and what its given lanes stand for; found if it is not given.
 
     Attributes:
@@ -89,19 +123,15 @@ class Network:
         joint: Statistics,
         sites: list[Site],
         layers: list[Any],
-        settings: Settings | None = None,
+        intact: Intact,
         found: Found | None = None,
     ) -> None:
-        self.joint, self.sites, self.layers = joint, sites, layers
+        self.joint, self.sites, self.layers, self.intact = joint, sites, layers, intact
         self.layout, self.given, self.fixed = found or make_layout(joint, sites)
         self.walk = walk_of(joint, sites, self.given, self.fixed)
-        program = joint.graph.program
-        between = {node.module for node in program.nodes}
-        self.settings = settings_of(program.model, between) if settings is None else settings
         self.executor = Executor(self.layout)
         register(self)
         self._alone: dict[int, Layout] = {}
-        self._intact: Intact | None = None  # worked out at the first fold, when modules have their final places
         self.outside: list[Any] = []
         self.whole, self.places = self, {place: place for place in range(len(self.layers))}
         self.latest: Vectors = {}
@@ -141,7 +171,7 @@ class Network:
         given = {n: self.given[place] for n, place in enumerate(places) if place in self.given}
         found = Found(layout, given, [self.fixed[n] for n in fixed])
         sites, layers = ([of[place] for place in places] for of in (self.sites, self.layers))
-        made = Network(self.joint, sites, layers, self.settings, found)
+        made = Network(self.joint, sites, layers, self.intact, found)
         made.outside = [self.layers[place] for place in outside]
         made.whole, made.places = self, {place: n for n, place in enumerate(places)}
         return made
@@ -174,7 +204,7 @@ class Network:
         Raises:
             ValueError: If a layer was replaced since the model was normalized.
         """
-        self._require_intact()
+        self.intact.require()
         parameters = self.parameters()
         first, compiling = parameters[0], torch.compiler.is_compiling()
         dtype = computing_dtype(first.device.type, first.dtype)
@@ -183,11 +213,24 @@ class Network:
         once = (self.walk is not None or bool(self.outside)) and parts[0].requires_grad
         versions = [] if compiling else [p._version for p in parameters]
         inference = not compiling and torch.is_inference_mode_enabled()
-        return Folded(parts, parameters, versions, (first.dtype, dtype), inference, once)
+        originals, between = {}, []
+        if not compiling:
+            computed = {n: _originals(layer) for n, layer in enumerate(self.layers)}
+            originals = {n: _with_versions(tensors) for n, tensors in computed.items() if tensors}
+            between = _with_versions(self._read_between())
+        return Folded(parts, parameters, versions, (first.dtype, dtype), inference, once, originals, between)
+
+    def _read_between(self) -> list[Tensor]:
+        """The parameters and buffers besides those of its layers that a fold reads."""
+        return self.walk.tensors_read() if self.walk is not None else []
+
+    def changed_between(self, folded: Folded) -> bool:
+        """Whether others of the parameters and buffers that a fold has read were replaced or written to."""
+        return not _same(folded.between, self._read_between())
 
     def fold_one(self, place: int) -> Pair:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
-        self._require_intact()
+        self.intact.require()
         parameters, count = self.parameters(), len(self.layers)
         refuse_sharded(parameters)
         if place not in self._alone:
@@ -197,22 +240,17 @@ class Network:
             weight, bias = reference_parts(self._alone[place], self._given(), [parameters[place], *parameters[count:]])
         return weight.to(dtype), bias.to(dtype)
 
-    def _require_intact(self) -> None:
-        """What was put in a layer's place is not normalized, and those behind it would take it for what it was."""
-        if complaint := self._complaint():
-            raise ValueError(complaint)
-        if torch.compiler.is_compiling() and self._intact and not self._intact.floats_are_what_they_were():
-            raise ValueError(self._complaint())
+    def require_in_use(self, place: int, called: nn.Module | None) -> None:
+        """Raise if what a layer's statistics follow from is not in use: it was copied without that.
 
-    def _complaint(self) -> str:
-        """What is wrong with the model. Compiled graphs ask when they are made: they are anew if modules change."""
-        if self._intact is None:
-            layers = {site.path: layer for site, layer in zip(self.sites, self.layers, strict=True)}
-            self._intact = Intact(self.joint.graph.program.model, layers, self.settings)
-        return self._intact.complaint()
-
-    # as torch.compiler.assume_constant_result would mark it, but for its import of Dynamo
-    _complaint._dynamo_marked_constant = True  # type: ignore[attr-defined]
+        Args:
+            place: The layer.
+            called: The module whose call asks for the layer; None if it is called by itself.
+        """
+        if self.intact.apart:
+            target = self.joint.nodes_by_name()[self.sites[place].target]
+            reads = Statistics(self.joint.graph, [target]).modules_read()
+            self.intact.require_in_use(reads, (called, self.layers[place]))
 
     def _folded(self, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
         if needs_reference(parameters):
@@ -239,7 +277,7 @@ class Network:
         lanes, centred = self.layout.lanes, [site.centred for site in self.sites]
         form = torch.tensor(centred if any(centred) else []).double()
         sizes_told = torch.tensor([len(sizes), *sizes]).double()
-        return torch.cat([sizes_told, lanes.constant_mean, lanes.constant_var, form])
+        return torch.cat([sizes_told, lanes.constant_mean, lanes.constant_var, form, self.joint.facts(Tokens)])
 
     def _given(self, known: Vectors | None = None) -> Pair | None:
         """Moments of outputs of layers outside, then what only the walk can tell, then parameters between layers."""
@@ -257,7 +295,7 @@ class Network:
         return mean, var
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"joint": self.joint, "sites": self.sites, "layers": self.layers, "settings": self.settings}
+        return {"intact": self.intact, "joint": self.joint, "sites": self.sites, "layers": self.layers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -266,8 +304,9 @@ class Network:
         """A copy for copied layers; the layout never changes and is shared."""
         made = object.__new__(Network)
         memo[id(self)] = made
+        intact = copy.deepcopy(self.intact, memo)  # before anything that leads to the model
         joint, layers = copy.deepcopy(self.joint, memo), copy.deepcopy(self.layers, memo)
-        made.__init__(joint, self.sites, layers, self.settings, Found(self.layout, self.given, self.fixed))  # type: ignore[misc]
+        made.__init__(joint, self.sites, layers, intact, Found(self.layout, self.given, self.fixed))  # type: ignore[misc]
         return made
 
 
@@ -277,7 +316,7 @@ def _output_moments(layer: Any, known: Vectors | None) -> Pair:
     return shift, scale.double().square()
 
 
-def make_network(graph: CapturedMode, layers: dict[str, Any]) -> Network | None:
+def make_network(graph: CapturedMode, layers: dict[str, Any], intact: Intact) -> Network | None:
     """The network of all layers that are called once and whose statistics have the form of a layout."""
     sites = [site for path, layer in layers.items() if (site := _site(graph, path, layer)) is not None]
     fitting = (site for site in sites if site.taps() is not None)
@@ -286,7 +325,7 @@ def make_network(graph: CapturedMode, layers: dict[str, Any]) -> Network | None:
         return None
     reads = {path: call.args[0] for call, path in graph.calls.items()}
     joint = Statistics(graph, [reads[site.path] for site in sites])
-    return Network(joint, sites, [layers[site.path] for site in sites])
+    return Network(joint, sites, [layers[site.path] for site in sites], intact)
 
 
 def _site(graph: CapturedMode, path: str, layer: Any) -> Site | None:

@@ -15,11 +15,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..gaussian.normal import Pair
 from .fold.autograd import own_saved_tensors
 from .network import PARAMETERS, Folded, Network
 from .units import fold_with_others
+
+CHANGED = (
+    "What '{}' is folded from was changed within `vp.unchanged`, which promises that it is not: leave it before the "
+    "optimizer's step."
+)
 
 
 class FoldedAlone(NamedTuple):
@@ -47,12 +53,14 @@ class FoldedAlone(NamedTuple):
 
 class _Current(threading.local):
     folded: list[tuple[Network, Folded]] | None = None  # while a model is called in this thread
-    known: dict[nn.Module, Pair] = {}  # noqa: RUF012  shifts and scales met in this call, where some are sharded
-    alone: dict[nn.Module, FoldedAlone] = {}  # noqa: RUF012  layers of no network that were called in this call
+    known: dict[nn.Module, Pair] | None = None  # shifts and scales met in this call, where some are sharded
+    alone: dict[nn.Module, FoldedAlone] | None = None  # layers of no network that were called in this call
+    module: nn.Module | None = None  # whose call it is
     level = (0, 0)  # of the transforms within which it is called
     promised: tuple[Network, ...] = ()  # not to change, by `unchanged`
     kept: list[tuple[Network, Folded]] = []  # noqa: RUF012  of those, over calls; replaced, never changed in place
     promise_level = (0, 0)
+    stepped: frozenset[Network] | set[Network] = frozenset()  # of those: an optimizer has changed their parameters
 
 
 _current = _Current()
@@ -60,20 +68,23 @@ _current = _Current()
 
 def folded_layer(network: Network, place: int) -> Pair:
     """The folded weight and bias of one layer of a network."""
-    promised = network in _current.promised
+    network.require_in_use(place, _current.module)
+    # A compiled graph cannot see whether a parameter was written to: it folds in every call.
+    compiling = torch.compiler.is_compiling()
+    promised = network in _current.promised and not compiling
     shared = _current.kept if promised else _current.folded
     shared = shared if (_current.promise_level if promised else _current.level) == _level() else None
-    if shared is None and not torch.compiler.is_compiling():
+    if shared is None and not compiling:
         return network.fold_one(place)
     unit, found = _shared_with(shared or (), network, place)
-    if found is None or not found.serves(network.layers[place], unit.places[place]):
-        if found is not None and promised and found.changed(network.layers[place], unit.places[place]):
-            raise RuntimeError(
-                f"The parameters of '{network.sites[place].path}' were changed within `vp.unchanged`, which promises "
-                f"that they are not: leave it before the optimizer's step."
-            )
-        unit, found = fold_with_others(network, place, _current.known)
-        if shared is not None and not (promised and found.serves_one_backward):
+    layer = network.layers[place]
+    if found is not None and promised and (network in _current.stepped or unit.changed_between(found)):
+        raise RuntimeError(CHANGED.format(network.sites[place].path))
+    if found is None or not found.serves(layer, unit.places[place], compiling):
+        if found is not None and promised and found.changed(layer, unit.places[place]):
+            raise RuntimeError(CHANGED.format(network.sites[place].path))
+        unit, found = fold_with_others(network, place, {} if _current.known is None else _current.known)
+        if shared is not None and not (promised and (found.serves_one_backward or not found.versions)):
             shared[:] = [pair for pair in shared if pair[0] is not unit] + [(unit, found)]
     return found.layer(unit.places[place])
 
@@ -84,7 +95,8 @@ def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
     A layer that the model calls n times has statistics of n inputs: computed at each of them they would cost n² walks.
     """
     within = _current.folded is not None and _current.level == _level()
-    found = _current.alone.get(layer) if within else None
+    calls = _current.alone if within and _current.alone is not None else {}
+    found = calls.get(layer)
     if found is None or not found.serves(layer):
         with own_saved_tensors():  # one that is computed within a gradient checkpoint serves calls outside of it
             pair = fold()
@@ -94,7 +106,7 @@ def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
         compiling = torch.compiler.is_compiling()
         versions = [] if compiling else [p._version for p in parameters]
         found = FoldedAlone(pair, parameters, versions, not compiling and torch.is_inference_mode_enabled())
-        _current.alone[layer] = found
+        calls[layer] = found
     return found.pair
 
 
@@ -119,15 +131,20 @@ def _level() -> tuple[int, int]:
     return 0 if interpreter is None else interpreter.level(), torch.autograd.forward_ad._current_level + 1
 
 
-def _open(level: tuple[int, int]) -> Any:
+def called_module() -> nn.Module | None:
+    """The outermost module of a normalized model that is being called; None where a layer is called by itself."""
+    return _current.module
+
+
+def _open(level: tuple[int, int], module: nn.Module | None) -> Any:
     """Begin a scope; what is to be put back at its end."""
-    before = _current.folded, _current.known, _current.alone, _current.level
-    _current.folded, _current.known, _current.alone, _current.level = [], {}, {}, level
+    before = _current.folded, _current.known, _current.alone, _current.level, _current.module
+    _current.folded, _current.known, _current.alone, _current.level, _current.module = [], {}, {}, level, module
     return before
 
 
 def _close(before: Any) -> None:
-    _current.folded, _current.known, _current.alone, _current.level = before
+    _current.folded, _current.known, _current.alone, _current.level, _current.module = before
 
 
 class ScopedForward:
@@ -149,7 +166,7 @@ class ScopedForward:
         level = _level()
         if _current.folded is not None and _current.level == level:
             return self._call(*args, **kwargs)
-        before = _open(level)
+        before = _open(level, self.module)
         try:
             return self._call(*args, **kwargs)
         finally:
@@ -195,30 +212,49 @@ def close_scopes_(model: nn.Module) -> None:
 def unchanged(model: nn.Module) -> Iterator[nn.Module]:
     """A promise that the parameters stay as they are within: the normalization is computed once for all passes.
 
-    For the passes of a gradient accumulation or of an evaluation, in the thread that enters. A change that autograd
-    notices (an optimizer's step, `load_state_dict`, another tensor in a parameter's place) is refused; one that it does
-    not notice (a write through `.data`) must not be made.
+    For the passes of a gradient accumulation or of an evaluation, in the thread that enters. An optimizer's step, and
+    any other change that autograd notices (`load_state_dict`, another tensor in a parameter's place), is refused; one
+    that it does not notice (a write through `.data`) must not be made. A compiled model is folded in every call all the
+    same: its graph cannot see a change.
 
     Args:
         model: A normalized model.
 
     Raises:
         RuntimeError: At the next call after a change.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> import varprop as vp
+        >>> moments = vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))
+        >>> model = vp.normalize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), moments)
+        >>> with vp.unchanged(model), torch.no_grad():
+        ...     outputs = [model(torch.randn(16, 4)) for _ in range(10)]
     """
     networks = [network for m in model.modules() for network, _ in m.__dict__.get("networks", {}).values()]
-    before = _current.promised, _current.kept, _current.promise_level
+    tensors = {id(parameter) for parameter in model.parameters()}
+    stepped = set(_current.stepped)
+
+    def note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:  # fused ones leave versions as they are
+        if any(id(parameter) in tensors for group in optimizer.param_groups for parameter in group["params"]):
+            stepped.update(networks)
+
+    hook = register_optimizer_step_post_hook(note_step)
+    before = _current.promised, _current.kept, _current.promise_level, _current.stepped
     _current.promised, _current.kept = (*_current.promised, *networks), list(_current.kept)
-    _current.promise_level = _level()
+    _current.promise_level, _current.stepped = _level(), stepped
     try:
         yield model
     finally:
-        _current.promised, _current.kept, _current.promise_level = before
+        hook.remove()
+        _current.promised, _current.kept, _current.promise_level, _current.stepped = before
 
 
 @contextlib.contextmanager
-def shared_fold() -> Iterator[None]:
+def shared_fold(model: nn.Module | None = None) -> Iterator[None]:
     """Within it, layers that are asked one after the other share a fold, as in a call of their model."""
-    before = _open(_level())
+    before = _open(_level(), model)
     try:
         yield
     finally:

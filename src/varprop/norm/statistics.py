@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from ..engine.plan import make_plan, require_complete
 from ..engine.walk import Walk
-from ..graph.capture import Program
+from ..graph.capture import Program, tensor_at
 from ..graph.node import Node, resolve
 from ..moments import Moments, Tokens, trusted
+from .intact import Intact
 from .sharded import refuse_sharded
 
 
@@ -39,6 +40,7 @@ class Statistics:
         targets: The nodes whose moments are wanted: what the layer reads, one for each of its calls.
         labels: One for each target: those with equal labels that follow by the same operations from the same layers
             are computed once. By default each is computed for itself.
+        intact: For a layer by itself, the model as it was when it was normalized.
 
     Attributes:
         graph: What of it leads from earlier layers to the targets, as nodes that refer to no others.
@@ -46,7 +48,14 @@ class Statistics:
         numbers: For every target that was asked for, its place among those that are computed.
     """
 
-    def __init__(self, graph: CapturedMode, targets: list[Node], labels: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self,
+        graph: CapturedMode,
+        targets: list[Node],
+        labels: Sequence[Any] | None = None,
+        intact: Intact | None = None,
+    ) -> None:
+        self.intact = intact  # first, for copies: it has to see whether the model is copied, to which the graph leads
         keys: list[Any] = list(range(len(targets)))
         if labels is not None:
             keys = [(_derivation(target, graph), label) for target, label in zip(targets, labels, strict=True)]
@@ -79,6 +88,35 @@ class Statistics:
         walk.run()
         values = [_as_moments(walk.value(target)) for target in self.targets]
         return [values[number] for number in self.numbers]
+
+    def require_intact(self, layer: nn.Module, called: nn.Module | None) -> None:
+        """Raise if the model has become another one, or the layer is a copy without what it reads from.
+
+        Args:
+            layer: Whose statistics these are.
+            called: The module whose call asks for them; None if the layer is called by itself.
+        """
+        if self.intact is not None:
+            self.intact.require()
+            self.intact.require_in_use(self.modules_read() if self.intact.apart else (), (called, layer))
+
+    def tensors_read(self) -> list[Tensor]:
+        """The parameters and buffers that the moments follow from: of earlier layers, and between them."""
+        model = self.graph.program.model
+        layers = [_module(model, path) for path in dict.fromkeys(self.graph.calls.values())]
+        of_layers = [tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers())]
+        return [*of_layers, *(tensor_at(model, name) for name in self.graph.program.state.values())]
+
+    def facts(self, *kinds: type) -> Tensor:
+        """The moments or probabilities of the model's inputs of some kinds that these statistics follow from."""
+        given: list[Any] = [value for value in self.graph.inputs.values() if isinstance(value, kinds)]
+        parts = [(x.mean, x.var) if isinstance(x, Moments) else (x.probabilities,) for x in given]
+        flat = [part.detach().cpu().double().flatten() for pair in parts for part in pair]
+        return torch.cat([torch.zeros(0).double(), *flat])
+
+    def modules_read(self) -> set[str]:
+        """The paths of the modules whose parameters and buffers the moments follow from."""
+        return {*self.graph.calls.values(), *(name.rpartition(".")[0] for name in self.graph.program.state.values())}
 
     def given_values(self) -> dict[Node, Any]:
         """All that is known beforehand: parameters, buffers, constants and the model's inputs."""

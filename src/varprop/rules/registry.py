@@ -142,6 +142,7 @@ class Rule:
 
 RANDOM = object()  # stands for a random tensor where only that matters
 _rules: dict[Key, Rule] = {}
+_changes: list[Key] = []  # of the table, in their order
 
 
 def first_is_random(first: Any, *_further: Any, **_named: Any) -> bool:
@@ -170,6 +171,7 @@ def _register(keys: tuple[Key, ...], rule: Rule) -> None:
             name = key.__qualname__ if isinstance(key, type) else key
             raise ValueError(f"{name} already has a rule; remove one of the two.")
         _rules[key] = rule
+        _changes.append(key)
 
 
 def rule(
@@ -320,3 +322,9 @@ def unregister(*ops: Key) -> None:
     """Remove rules again (for tests and notebooks that register twice)."""
     for op in ops:
         _rules.pop(op, None)
+        _changes.append(op)
+
+
+def rules_revision() -> int:
+    """A number that grows with every rule that is registered or removed."""
+    return len(_changes)
