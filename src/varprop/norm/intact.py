@@ -44,7 +44,7 @@ class Link(NamedTuple):
     child: nn.Module
 
 
-class Setting(NamedTuple):
+class RecordedSetting(NamedTuple):
     """A module, its path, and the value that an attribute of it has to have."""
 
     module: nn.Module
@@ -68,12 +68,12 @@ class Intact:
     def __init__(self, root: nn.Module, paths: Iterable[str]) -> None:
         links: dict[tuple[int, str], Link] = {}
         self.root, self.apart = root, False
-        self.settings: list[Setting] = []
+        self.settings: list[RecordedSetting] = []
         for path in sorted(paths):
             way = list(_way(root, path))
             links |= {(id(link.parent), link.name): link for link in way}
             module = way[-1].child if way else root
-            self.settings += [Setting(module, path, name, value) for name, value in _settings(module).items()]
+            self.settings += [RecordedSetting(module, path, name, value) for name, value in _settings(module).items()]
         self.links = list(links.values())
         self._in_use: set[str] = set()  # where it is apart: the paths of modules that were copied or called
 
