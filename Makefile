@@ -44,8 +44,8 @@ test-slow: $(READY) ## the slow tests
 fuzz: $(READY) ## the tests that draw their examples, with new ones each time; a failure prints how to repeat it
 	@HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=1000 $(PYTEST) --timeout 3600 -m "hypothesis and not kernels"
 
-test-zoo: $(ZOO_READY) ## the tests on torchvision's models (installs torchvision)
-	@$(PYTEST) -m zoo $(NONE_IS_FINE)
+test-zoo: $(ZOO_READY) ## the tests on public models (installs torchvision, timm and transformers)
+	@HF_HUB_OFFLINE=1 $(PYTEST) -m zoo $(NONE_IS_FINE)
 
 zoo: $(ZOO_VENV_READY) ## 254 public models propagated, normalized, folded, trained, for docs/zoo.md (2 GB, some hours; resumes)
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=src $(ZOO_VENV)/bin/python -m benchmarks.zoo sweep
@@ -147,9 +147,10 @@ $(OLDEST_READY): pyproject.toml constraints.txt
 		torch==2.11.0 -e '.[dev]'
 	@touch $@
 
-# torchvision comes without its dependencies, so that it can never replace the torch already chosen.
-$(ZOO_READY): $(READY)
+# torchvision comes first and without its dependencies, so that it can never replace the torch already chosen.
+$(ZOO_READY): $(READY) constraints-zoo.txt
 	@$(PIP) install -c constraints.txt --no-deps torchvision pillow numpy
+	@$(PIP) install -c constraints.txt -c constraints-zoo.txt timm transformers
 	@touch $@
 
 # torch by name and version, so that no collection can bring another.

@@ -1,6 +1,6 @@
 """Predicted against measured standard deviations while a model trains, and the learning rate before it does.
 
-For loops of one's own, Lightning and the Trainer of transformers; neither is imported before its callback is asked for.
+For hand-written loops, Lightning and the Trainer of transformers; neither is imported before its callback is asked for.
 Numbers go to whatever has ``add_scalar(name, value, step)`` (TensorBoard) or ``log(values, step=...)`` (W&B), or is a
 function of values and step.
 """
@@ -8,6 +8,7 @@ function of values and step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,13 @@ class LayerWatcher:
         example: An input or its shape, as for `vp.propagate`.
         to: A writer, or several.
         every: Steps from one measurement to the next.
+
+    Example:
+        >>> watcher = LayerWatcher(model, moments, to=writer)
+        >>> for number, (x, y) in enumerate(loader):
+        ...     with watcher.step(number):
+        ...         loss = loss_fn(model(x), y)
+        ...     loss.backward(), optimizer.step(), optimizer.zero_grad()
     """
 
     def __init__(self, model: nn.Module, moments: Any, example: Any = None, to: Any = (), every: int = 100) -> None:
@@ -50,7 +58,7 @@ class LayerWatcher:
         self.layers = {path: layer for path, layer in model.named_modules() if path and not any(layer.children())}
 
     def due(self, step: int) -> bool:
-        """Whether this step, counted from 0, is one to measure."""
+        """True if this step, counted from 0, is one to measure."""
         return step % self.every == 0
 
     def predicted(self) -> dict[str, float]:
@@ -59,8 +67,8 @@ class LayerWatcher:
 
     def _propagated(self) -> dict[str, vp.Moments]:
         with torch.no_grad():
-            found = vp.propagate(self.program, self.moments)
-        return {path: found[path] for path in self.layers if path in found}
+            result = vp.propagate(self.program, self.moments)
+        return {path: result[path] for path in self.layers if path in result}
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -79,7 +87,9 @@ class LayerWatcher:
         """Measure from now on; the first call of every layer counts."""
         self._measured: dict[str, float] = {}
         self._expected = self._propagated()  # of the parameters that the batch meets, before the step changes them
-        self._handles = [layer.register_forward_hook(self._hook(path)) for path, layer in self.layers.items()]
+        self._handles = [
+            layer.register_forward_hook(functools.partial(self._measure, path)) for path, layer in self.layers.items()
+        ]
 
     def stop(self) -> dict[str, float]:
         """Measure no more; what was measured."""
@@ -95,46 +105,43 @@ class LayerWatcher:
         for writer in self.writers:
             writer(values, number)
 
-    def _hook(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
-        def measure(_: nn.Module, __: Any, output: Any) -> None:
-            several = isinstance(output, Tensor) and output.is_floating_point() and output.ndim > 0 and len(output) > 1
-            if several and path in self._expected and path not in self._measured:
-                axes = _pooled_axes(self._expected[path], output)
-                self._measured[path] = _std(output.detach().double().var(axes, correction=0))
-
-        return measure
+    def _measure(self, path: str, _: nn.Module, __: Any, output: Any) -> None:
+        """Forward hook: the standard deviation of a layer's first output."""
+        several = isinstance(output, Tensor) and output.is_floating_point() and output.ndim > 0 and len(output) > 1
+        if several and path in self._expected and path not in self._measured:
+            # one variance is predicted for the batch, and for positions taken as alike
+            expected = self._expected[path]
+            axes = range(1, output.ndim if output.ndim == expected.ndim else 1)
+            pooled = [0, *(axis for axis in axes if expected.is_uniform(axis))]
+            self._measured[path] = _std(output.detach().double().var(pooled, correction=0))
 
 
 def _std(variances: Tensor) -> float:
+    """The root mean square of the standard deviations."""
     return float(variances.double().mean().sqrt())
 
 
-def _pooled_axes(expected: vp.Moments, output: Tensor) -> list[int]:
-    """The axes along which one variance is predicted for all: the batch's, and those of positions taken as alike."""
-    axes = range(1, output.ndim if output.ndim == expected.ndim else 1)
-    return [0, *(axis for axis in axes if expected.is_uniform(axis))]
-
-
 def _writers(to: Any) -> list[Callable[[Mapping[str, float], int], None]]:
-    many = to if isinstance(to, (list, tuple)) else [to]
-    if not many:
+    """A function of values and step for every writer."""
+    writers = to if isinstance(to, (list, tuple)) else [to]
+    if not writers:
         raise CallbackError("There is nothing to write to: give a writer with add_scalar or log, or a function.")
-    return [_writer(one) for one in many]
+    return [_writer(writer) for writer in writers]
 
 
 def _writer(to: Any) -> Callable[[Mapping[str, float], int], None]:
     if hasattr(to, "add_scalar"):
-        return lambda values, step: _add_scalars(to, values, step)
+
+        def add_scalars(values: Mapping[str, float], step: int) -> None:
+            for name, value in values.items():
+                to.add_scalar(name, value, step)
+
+        return add_scalars
     if hasattr(to, "log"):
         return lambda values, step: to.log(dict(values), step=step)
     if callable(to):
         return lambda values, step: to(values, step)
     raise CallbackError(f"{type(to).__name__} has neither add_scalar nor log, and is no function of values and step.")
-
-
-def _add_scalars(to: Any, values: Mapping[str, float], step: int) -> None:
-    for name, value in values.items():
-        to.add_scalar(name, value, step)
 
 
 def _itself(model: nn.Module) -> nn.Module:
@@ -169,7 +176,7 @@ class _Watching:
 
 
 def _callback(base: type, **hooks: Callable[..., None]) -> Any:
-    """A callback of a framework that does this at these of its hooks."""
+    """A callback of a framework with the given functions as its hooks."""
     return type("Callback", (base,), {name: staticmethod(hook) for name, hook in hooks.items()})()
 
 
@@ -179,11 +186,15 @@ def lightning_watcher(
     """A callback for Lightning's Trainer that does what `LayerWatcher` does.
 
     Args:
-        moments: As for `LayerWatcher`, as are the next three.
-        example: See there.
-        to: See there.
-        every: See there.
-        select: The network to watch, of the LightningModule: ``lambda module: module.model``.
+        moments: The moments of the input, as for `vp.propagate`.
+        example: An input or its shape, as for `vp.propagate`.
+        to: A writer, or several.
+        every: Steps from one measurement to the next.
+        select: A function from the LightningModule to the network to watch; the module itself if left out.
+
+    Example:
+        >>> watcher = lightning_watcher(moments, to=writer, select=lambda module: module.model)
+        >>> lightning.Trainer(callbacks=[watcher]).fit(module, loader)
     """
     watching = _Watching(moments, example, to, every, select)
     return _callback(
@@ -197,7 +208,12 @@ def lightning_watcher(
 def transformers_watcher(
     moments: Any, example: Any = None, to: Any = (), every: int = 100, select: Select = _itself
 ) -> Any:
-    """The same for the Trainer of transformers; arguments as for `lightning_watcher`."""
+    """A callback for the Trainer of transformers that does what `LayerWatcher` does; arguments as for Lightning's.
+
+    Example:
+        >>> watcher = transformers_watcher(vp.Tokens.uniform(vocabulary), to=writer)
+        >>> transformers.Trainer(model, arguments, train_dataset=data, callbacks=[watcher]).train()
+    """
     watching = _Watching(moments, example, to, every, select)
     return _callback(
         _transformers().TrainerCallback,
@@ -224,6 +240,11 @@ def lightning_lr_finder(
         bounds: Of the search.
         maxiter: At most so many evaluations.
         plot: A file for the picture of the search.
+
+    Example:
+        >>> finder = lightning_lr_finder(steps=100)
+        >>> lightning.Trainer(callbacks=[finder]).fit(module, loader)
+        >>> finder.found.message
     """
 
     def find(trainer: Any, module: Any) -> None:
@@ -252,18 +273,25 @@ def transformers_lr_finder(
     maxiter: int = 10,
     plot: Path | str | None = None,
 ) -> Any:
-    """The same for the Trainer of transformers, whose models return their loss; arguments as for Lightning's."""
+    """A callback that finds the learning rate when training by the Trainer of transformers begins, and sets it.
+
+    The models must return their loss, as those of transformers do; arguments as for `lightning_lr_finder`.
+
+    Example:
+        >>> finder = transformers_lr_finder(steps=100)
+        >>> transformers.Trainer(model, arguments, train_dataset=data, callbacks=[finder]).train()
+    """
 
     def loss_of(model: nn.Module, batch: Any) -> Tensor:
         device = next(model.parameters()).device
         loss: Tensor = model(**{name: value.to(device) for name, value in batch.items()})["loss"]
         return loss
 
-    def find(args: Any, state: Any, control: Any, **given: Any) -> None:
-        batches = list(itertools.islice(given["train_dataloader"], steps))
-        schedule = given.get("lr_scheduler")
+    def find(args: Any, state: Any, control: Any, **trainer: Any) -> None:
+        batches = list(itertools.islice(trainer["train_dataloader"], steps))
+        schedule = trainer.get("lr_scheduler")
         schedules = [] if schedule is None else [getattr(schedule, "scheduler", schedule)]
-        trained = given["model"], given["optimizer"], batches, loss_of
+        trained = trainer["model"], trainer["optimizer"], batches, loss_of
         callback.found = _found_rate(*trained, schedules, epochs, bounds, maxiter, plot)
 
     callback = _callback(_transformers().TrainerCallback, on_train_begin=find)
@@ -293,14 +321,14 @@ def _found_rate(
 
     optimizer = getattr(optimizer, "optimizer", optimizer)  # frameworks wrap it
     objective = vp.training_objective(model, optimizer, batches, epochs=epochs, step=step)
-    found = vp.find_lr(objective, bounds, maxiter)
+    search = vp.find_lr(objective, bounds, maxiter)
     if plot is not None:
-        found.plot().figure.savefig(Path(plot))
-    found.apply(optimizer)
+        search.plot().figure.savefig(Path(plot))
+    search.apply(optimizer)
     for schedule in schedules:  # made before, they would bring their own rates back
         rates = zip(optimizer.param_groups, schedule.get_last_lr(), schedule.base_lrs, strict=True)
         schedule.base_lrs = [base * (group["lr"] / now) if now else group["lr"] for group, now, base in rates]
-    return found
+    return search
 
 
 @contextlib.contextmanager

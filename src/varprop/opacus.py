@@ -47,7 +47,7 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
     """
 
     def make_private(self, *, module: nn.Module, optimizer: Optimizer, **settings: Any) -> Any:
-        """As in Opacus; a normalized model is trained through its plain twin.
+        """Make model, optimizer and loader private as Opacus does, a normalized model through its plain twin.
 
         Raises:
             ValueError: If the optimizer has parameters that are not the model's, or the model cannot have a twin.
@@ -59,22 +59,28 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         return super().make_private(module=twin.plain, optimizer=PullBack(twin, optimizer), **settings)
 
     def save_checkpoint(self, *, module: nn.Module, **settings: Any) -> None:
-        """As in Opacus; of a normalized model its own parameters are saved."""
+        """Save a checkpoint as Opacus does; for a normalized model its parameters, not those of the twin."""
         super().save_checkpoint(module=_trained_model(module), **settings)
 
     def load_checkpoint(self, *, path: Any, module: nn.Module, **settings: Any) -> Any:
-        """As in Opacus, which would run code that the file contains: such a file is refused first.
+        """Load a checkpoint as Opacus does, but refuse a file that contains code, which Opacus would run.
 
         Raises:
             ValueError: If the file contains more than tensors, numbers and lists of them, or is no checkpoint.
         """
-        _refuse_code(path)
+        start = path.tell() if hasattr(path, "tell") else None
+        try:
+            torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises whatever the damage in the file happens to cause
+            raise ValueError(f"{path} is no checkpoint of tensors and numbers alone, or is damaged.") from error
+        if start is not None:
+            path.seek(start)
         return super().load_checkpoint(path=path, module=_trained_model(module), **settings)
 
 
 def _check(model: nn.Module, optimizer: Optimizer, settings: dict[str, Any]) -> None:
-    own = {id(parameter) for parameter in model.parameters()}
-    if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+    parameters = {id(parameter) for parameter in model.parameters()}
+    if any(id(p) not in parameters for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("The optimizer has parameters that are not the model's: make it of model.parameters().")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise ValueError("Private training of a normalized model runs in one process: pass the model, not its DDP.")
@@ -86,16 +92,6 @@ def _trained_model(module: nn.Module) -> nn.Module:
     """The normalized model behind what `make_private` returned; any other module itself."""
     twin = getattr(getattr(module, "_module", None), TWIN, None)
     return module if twin is None else twin.model
-
-
-def _refuse_code(path: Any) -> None:
-    start = path.tell() if hasattr(path, "tell") else None
-    try:
-        torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises what the broken part of the file happens to cause
-        raise ValueError(f"{path} is no checkpoint of tensors and numbers alone, or is damaged.") from error
-    if start is not None:
-        path.seek(start)
 
 
 TWIN = "varprop_twin"  # an attribute of the plain model
@@ -154,13 +150,14 @@ class Twin:
             values = self.values()
         pairs = [(v, p.grad) for v, p in zip(values, self.parameters.values(), strict=True) if v.requires_grad]
         outputs, grads = zip(*((value, grad) for value, grad in pairs if grad is not None), strict=True)
-        wanted = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        found = torch.autograd.grad(outputs, wanted, grads, allow_unused=True)
-        for parameter, grad in zip(wanted, found, strict=True):
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(outputs, trained, grads, allow_unused=True)
+        for parameter, grad in zip(trained, gradients, strict=True):
             parameter.grad = grad
 
 
 def _folded(site: Normalized) -> dict[str, Tensor]:
+    """The folded parameters of a layer by name."""
     if isinstance(site, NormalizedRecurrent):
         return site.folded()
     return dict(zip(("weight", "bias"), site.folded(), strict=True))
@@ -184,13 +181,13 @@ def _with_visible_gates(path: str, layer: nn.RNNBase) -> nn.Module:
         raise ValueError(f"Opacus has no LSTM with a projection: '{path}' cannot be trained privately.")
     settings = {"nonlinearity": layer.mode[4:].lower()} if layer.mode.startswith("RNN") else {}
     names = ("input_size", "hidden_size", "num_layers", "batch_first", "dropout", "bidirectional")
-    made: nn.Module = kinds[layer.mode](**{name: getattr(layer, name) for name in names}, **settings)
-    made.to(next(layer.parameters())).load_state_dict(layer.state_dict())
-    return made.train(layer.training)
+    recurrent: nn.Module = kinds[layer.mode](**{name: getattr(layer, name) for name in names}, **settings)
+    recurrent.to(next(layer.parameters())).load_state_dict(layer.state_dict())
+    return recurrent.train(layer.training)
 
 
 class PullBack(Optimizer):
-    """What Opacus steps: it takes the plain twin's noisy gradients back to the model and lets the optimizer step.
+    """The optimizer for Opacus: takes the plain twin's noisy gradients back to the model and lets its optimizer step.
 
     Args:
         twin: The plain model.
@@ -212,14 +209,14 @@ class PullBack(Optimizer):
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the model's optimizer."""
+        """The state of the model's optimizer."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the model's optimizer."""
+        """Load a state into the model's optimizer."""
         self.optimizer.load_state_dict(state_dict)
-        for own, theirs in zip(self.param_groups, self.optimizer.param_groups, strict=True):
-            own.settings = theirs  # type: ignore[attr-defined]  # torch has put others in their place
+        for group, settings in zip(self.param_groups, self.optimizer.param_groups, strict=True):
+            group.settings = settings  # type: ignore[attr-defined]  # torch has replaced the old ones
 
 
 class Group(MutableMapping[str, Any]):

@@ -8,12 +8,21 @@ import pytest
 import torch
 from benchmarks.zoo import normalized
 from benchmarks.zoo.inputs import Normal
-from benchmarks.zoo.normalized import DIFFERENCES, compare, default_dtype, study, unlike_new_
+from benchmarks.zoo.normalized import DIFFERENCES, compare, default_dtype, said, study, unlike_new_
 from torch import nn
 
 import varprop as vp
 
 INPUTS = (Normal((1, 3, 8, 8)),)
+# One of each family that is small enough; `make zoo` takes all.
+PUBLIC = {
+    "basic": "nn_lstm nn_gru nn_transformer_encoder nn_transformer paper_mnist_mlp paper_cifar_cnn",
+    "torchvision": "squeezenet1_1 mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 resnet18 regnet_y_400mf",
+    "timm": "mobilenetv3_small_050 lcnetv2_small resnetv2_18 deit_tiny_patch16_224 efficientvit_m0 ghostnet_050 "
+    "repghostnet_050 fasternet_t0 mambaout_femto starnet_s1 pit_ti_224 eva02_tiny_patch14_224 gmlp_ti16_224 "
+    "repvit_m1 selecsls42",
+    "hf": "bert roberta distilbert albert electra deberta_v2 modernbert llama mistral qwen2 gemma2 t5 vit",
+}
 
 
 def network() -> nn.Sequential:
@@ -28,6 +37,13 @@ def test_a_network_is_the_same_in_all_forms(dtype: torch.dtype) -> None:
         record = compare(network(), INPUTS)
     assert record["status"] == "done" and record["dtype"] == str(dtype).removeprefix("torch.")
     assert all(0 <= record[key] <= record["tolerance"] for key in DIFFERENCES) and record["step"] == ""
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", [f"{group}/{name}" for group, names in PUBLIC.items() for name in names.split()])
+def test_public_models_are_the_same_in_all_forms(name: str) -> None:
+    (record,) = study(name)
+    assert record["status"] == "done", said(record) + record.get("error", "")
 
 
 def test_parameters_and_statistics_are_unlike_new_ones() -> None:
