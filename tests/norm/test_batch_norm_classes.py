@@ -224,7 +224,7 @@ def test_an_initialized_model_has_its_batch_norms_back() -> None:
     model, x = network(NormDropAct).train(), numbers(*EXAMPLE)
     keys = list(model.state_dict())
     vp.init_(model, MOMENTS, example=EXAMPLE)
-    assert list(model.state_dict()) == keys or set(keys) <= set(model.state_dict())
+    assert list(model.state_dict()) == keys
     assert torch.isfinite(model(x)).all()
 
 
@@ -234,6 +234,5 @@ def test_weights_under_a_class_of_its_own_are_spared_by_what_the_graph_says() ->
         decaying = vp.param_groups(model, 0.1)[0]["params"]
     assert model[0].weight in set(decaying)
     assert model[0].weight not in set(vp.param_groups(model, 0.1, example=numbers(*EXAMPLE))[0]["params"])
-    assert (
-        model[2].weight in set(vp.param_groups(network(Squashed), 0.1, example=numbers(*EXAMPLE))[0]["params"]) or True
-    )
+    squashed = network(Squashed)
+    assert squashed[2].weight in set(vp.param_groups(squashed, 0.1, example=numbers(*EXAMPLE))[0]["params"])
