@@ -134,6 +134,19 @@ def test_accelerate() -> None:
     assert_trained_as_by_hand(accelerator.unwrap_model(prepared))
 
 
+def test_accelerate_takes_mixed_precision_off_again() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="make test-frameworks installs it")
+    plain, expected = model().body, model().body(X)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of tests before, which it would keep
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    prepared = accelerator.prepare(plain)
+    assert not torch.equal(prepared(X), expected)
+    unwrapped = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
+    torch.testing.assert_close(unwrapped(X), expected)
+    torch.testing.assert_close(vp.fold(unwrapped).eval()(X), expected)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
 class FirstOutput(nn.Module):
     """A model of transformers as a function of one tensor."""
 
