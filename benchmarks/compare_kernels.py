@@ -143,7 +143,7 @@ class Net:
     def layout(self):
         import torch
 
-        from varprop.norm.fold.layout import Lanes, Layout, Rows, Step
+        from varprop.norm.fold.layout import Channels, Layout, Rows, Step
 
         base = {"source": 0, "data": self.rows, "computed": self.rows + len(self.data)}
 
@@ -163,7 +163,7 @@ class Net:
             rows.append(Rows(outputs, groups, channels, taps, row, channel, place))
             row, channel, place = row + outputs, channel + groups * channels, place + rows[-1].weights
         entering = torch.cat([index(lanes) for lanes in self.entering])
-        return Layout(Lanes(self.rows, zeros, zeros + 1.0, 0, tuple(steps), entering), tuple(rows))
+        return Layout(Channels(self.rows, zeros, zeros + 1.0, 0, tuple(steps), entering), tuple(rows))
 
 
 def functions():
@@ -235,7 +235,7 @@ def fold_alone(label, layout, weights, device, warm):
     from varprop.norm.fold.dispatch import Backend
 
     begun = time.perf_counter()
-    moments, rows = kernels.TritonMoments(layout.lanes, device), kernels.TritonRows(layout, device)
+    moments, rows = kernels.TritonMoments(layout.channels, device), kernels.TritonRows(layout, device)
     rows.tables(weights)
     backend = Backend(moments, rows, len(kernels.moments_saved(layout)))
     result = {"tables_s": time.perf_counter() - begun} if label == "resnet50_last" else {}

@@ -63,7 +63,7 @@ def test_a_part_reads_what_its_layers_read() -> None:
     assert network.read_by(places["body.2"]) == {places["body.0"]}
     assert network.read_by(places["head"]) == {places["stem"], places["body.2"]}
     part = network.part([places["head"]])
-    assert part.layout.lanes.sources == 4 and part.layout.lanes.given == 12
+    assert part.layout.channels.sources == 4 and part.layout.channels.external == 12
 
 
 def test_cut_by_bytes_from_the_end() -> None:

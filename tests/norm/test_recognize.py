@@ -46,5 +46,5 @@ def test_every_function_has_its_kernel():
     model(torch.zeros(1, 3))  # the last layers learn how many inputs they have
     normalized = vp.normalize(model, vp.Moments(torch.zeros(1, 3), torch.ones(1, 3)), form="paper")
     network, _ = normalized.first[0].networks[True]
-    found = [step.function.kernel for step in network.layout.lanes.steps]
+    found = [step.function.kernel for step in network.layout.channels.steps]
     assert sorted(found, key=repr) == sorted(KERNELS, key=repr)

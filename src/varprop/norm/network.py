@@ -274,7 +274,7 @@ class Network:
         The form is left out where all rows are free, as it was before there was another one.
         """
         sizes = [size for site in self.sites for size in site.form.shape[1:]]
-        lanes, centred = self.layout.lanes, [site.centred for site in self.sites]
+        lanes, centred = self.layout.channels, [site.centred for site in self.sites]
         form = torch.tensor(centred if any(centred) else []).double()
         sizes_told = torch.tensor([len(sizes), *sizes]).double()
         return torch.cat([sizes_told, lanes.constant_mean, lanes.constant_var, form, self.joint.facts(Tokens)])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .fold.layout import Layout, Rows, Step, in_turn, restricted
+from .fold.layout import Layout, Rows, Step, consecutive, restricted
 
 LIMIT = 25 * 2**20  # bytes of weights in a part: as many as DistributedDataParallel puts in a bucket
 
@@ -65,23 +65,23 @@ def layout_of_part(layout: Layout, places: Sequence[int], fixed: Sequence[int]) 
     read = _lanes_read(found)
     others = [n for n, rows in enumerate(layout.rows) if n not in set(places) and bool(read[_outputs(rows)].any())]
     own, outside = (_joined([_outputs(layout.rows[n]) for n in numbers]) for numbers in (places, others))
-    lanes = found.lanes
+    lanes = found.channels
     constants, given, computed = torch.arange(lanes.sources, lanes.total).split(
-        [len(lanes.constant_mean), lanes.given, sum(step.count for step in lanes.steps)]
+        [len(lanes.constant_mean), lanes.external, sum(step.count for step in lanes.steps)]
     )
     walked, *parameters = given.split([len(given) - sum(fixed), *fixed])
     used = {n: own for n, own in enumerate(parameters) if bool(read[own].any())}
     given = _joined([outside, walked[read[walked]], *used.values()])
     number = _numbers(_joined([own, constants, given, computed]), lanes.total)
     steps = tuple(_renumbered(step, number) for step in lanes.steps)
-    kept = replace(lanes, sources=len(own), given=len(given), steps=steps, entering=number[lanes.entering])
-    return Part(Layout(kept, in_turn(found.rows)), others, list(used))
+    kept = replace(lanes, sources=len(own), external=len(given), steps=steps, entering=number[lanes.entering])
+    return Part(Layout(kept, consecutive(found.rows)), others, list(used))
 
 
 def _lanes_read(layout: Layout) -> Tensor:
-    read = torch.zeros(layout.lanes.total, dtype=torch.bool)
-    read[layout.lanes.entering] = True
-    for step in layout.lanes.steps:
+    read = torch.zeros(layout.channels.total, dtype=torch.bool)
+    read[layout.channels.entering] = True
+    for step in layout.channels.steps:
         for lanes in step.inputs:
             read[lanes] = True
     return read

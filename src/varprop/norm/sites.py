@@ -14,7 +14,7 @@ from ..gaussian.normal import Pair
 from ..graph.node import Form, Node
 from ..moments import Moments
 from ..rules.registry import lookup
-from .fold.layout import Lanes, Layout, Rows, in_turn
+from .fold.layout import Channels, Layout, Rows, consecutive
 from .lowering import Lowering
 from .numbering import Fixed, NotLanes
 from .statistics import Statistics
@@ -124,7 +124,7 @@ def make_layout(joint: Statistics, sites: list[Site]) -> Found:
     mean, var = (torch.cat([pair[k] for pair in (data, *pooled)]) for k in (0, 1))
     found = [number[lanes] for lanes in entering if lanes is not None]
     count = sum(len(found[place]) for place in given) + sum(len(lanes) for _, lanes in numbering.fixed)
-    layout = Layout(Lanes(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites))
+    layout = Layout(Channels(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites))
     return Found(layout, given, [fixed for fixed, _ in numbering.fixed])
 
 
@@ -178,7 +178,7 @@ def _rows(sites: list[Site]) -> tuple[Rows, ...]:
         taps: Any = site.taps()
         taps = known.setdefault((taps.shape, *taps.flatten().tolist()), taps)  # equal ones are one, to be told by `is`
         rows.append(Rows(site.outputs, site.groups, site.channels, taps, 0, 0, 0, site.transposed, site.centred))
-    return in_turn(rows)
+    return consecutive(rows)
 
 
 def walk_of(joint: Statistics, sites: list[Site], walked: Iterable[int], fixed: Iterable[Fixed]) -> Statistics | None:

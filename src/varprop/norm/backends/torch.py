@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ...gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from ...gaussian.normal import Pair, Slopes
-from ..fold.layout import EPS, Function, Lanes, Layout, Rows
-from ..fold.memory_format import MemoryFormat, in_format, memory_format, memory_order
+from ..fold.layout import EPS, Channels, Function, Layout, MemoryLayout, Rows, as_weight, memory_layout, memory_order
 from ..fold.reference import minus_row_mean, powers_of_two
 
 Index = Tensor | slice
@@ -32,23 +31,23 @@ class TorchMoments:
     """The moment pass: mean and variance of all channels that enter the layers, from shifts and scales.
 
     Args:
-        lanes: The channels and the functions between them.
+        channels: The channels and the functions between them.
         device: The device to compute on.
         dtype: The dtype of the results; the moments themselves are computed in float64.
     """
 
     replayable = False  # a function without a kernel may copy from the host, which a CUDA graph cannot
 
-    def __init__(self, lanes: Lanes, device: torch.device, dtype: torch.dtype) -> None:
-        first = lanes.sources + len(lanes.constant_mean)
-        self.sources, self.external = lanes.sources, slice(first, first + lanes.given)
-        self.initial = torch.zeros(2, lanes.total, dtype=torch.float64, device=device)  # constants are never written
-        self.initial[:, lanes.sources : first] = torch.stack([lanes.constant_mean, lanes.constant_var])
+    def __init__(self, channels: Channels, device: torch.device, dtype: torch.dtype) -> None:
+        first = channels.sources + len(channels.constant_mean)
+        self.sources, self.external = channels.sources, slice(first, first + channels.external)
+        self.initial = torch.zeros(2, channels.total, dtype=torch.float64, device=device)  # constants are never written
+        self.initial[:, channels.sources : first] = torch.stack([channels.constant_mean, channels.constant_var])
         self.steps = [
             (step.function, [_index(i, device) for i in step.inputs], slice(step.start, step.start + step.count))
-            for step in lanes.steps
+            for step in channels.steps
         ]
-        self.entering = _index(lanes.entering, device)
+        self.entering = _index(channels.entering, device)
         self.epsilon = torch.tensor([[0.0], [EPS]], dtype=torch.float64, device=device)
         self.nodes = DOUBLE if dtype == torch.float64 else SINGLE
 
@@ -104,7 +103,7 @@ class TorchMoments:
 
 def moments_saved(layout: Layout) -> SavedSizes:
     """Length and dtype of what `TorchMoments.forward` saves, known without running it."""
-    steps = layout.lanes.steps
+    steps = layout.channels.steps
     return [(4 * step.count, torch.float64) for step in steps for _ in range(step.function.arity)]
 
 
@@ -390,7 +389,7 @@ class MatrixBlock:
     transposed: bool
     inner: bool
     centred: bool
-    form: MemoryFormat
+    form: MemoryLayout
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -437,7 +436,7 @@ class MatrixBlock:
     def gradient(self, piece: Tensor) -> Tensor:
         """See `_Block.gradient`."""
         matrix = self._in_order(piece)
-        return self._as_matrix(in_format(piece, self.form)) if matrix is None else matrix
+        return self._as_matrix(as_weight(piece, self.form)) if matrix is None else matrix
 
     def by_rate(self, unit: Tensor, gradient: Tensor, result: Tensor, scratch: Tensor) -> None:
         """See `_Block.by_rate`."""
@@ -484,7 +483,7 @@ class MatrixBlock:
         if self.transposed:
             groups, rows, _ = self.shape
             matrix = matrix.reshape(groups, rows, -1, len(self.taps)).transpose(1, 2)
-        weight = in_format(piece, self.form)
+        weight = as_weight(piece, self.form)
         weight.copy_(matrix.reshape(weight.shape))
 
     def _expanded(self, vector: Tensor, columns: slice) -> Tensor:
@@ -522,7 +521,7 @@ def _matrix_block(rows: Rows, layer: int, weight: Tensor, dtype: torch.dtype) ->
     channels_last = [0, *range(2, weight.ndim), 1]
     inner = not rows.transposed and not weight.is_contiguous() and memory_order(weight) == channels_last
     taps = rows.taps.to(weight.device, dtype)
-    return MatrixBlock(layer, shape, taps, rows.transposed, inner, rows.centred, memory_format(weight))
+    return MatrixBlock(layer, shape, taps, rows.transposed, inner, rows.centred, memory_layout(weight))
 
 
 SMALL = 2**14  # weights of a layer: beyond, looking up the channel of every weight costs more than a few calls

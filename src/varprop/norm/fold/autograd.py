@@ -14,8 +14,7 @@ from ...gaussian.normal import Pair
 from . import reference
 from .cuda_replay import Recording, handed_out
 from .dispatch import Executor
-from .layout import Layout
-from .memory_format import by_parameter, formats_of, parted
+from .layout import Layout, layouts_of, split_folded, split_gradients
 
 STALE = (
     "A parameter of a normalized layer was changed in place between the forward and the backward pass; "
@@ -28,16 +27,17 @@ FREED = (
 )
 
 
-def fold_parts(executor: Executor, dtype: torch.dtype, given: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
+def fold_parts(executor: Executor, dtype: torch.dtype, external: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
     """Folded weights of all layers, then their biases."""
-    recording = None if given else executor.recording(dtype, parameters)
-    return list(_apply(executor, dtype, recording, *(given or (None, None)), *parameters))
+    recording = None if external else executor.recording(dtype, parameters)
+    return list(_apply(executor, dtype, recording, *(external or (None, None)), *parameters))
 
 
 class Fold(torch.autograd.Function):
-    """Keeps nothing by `save_for_backward`: what it keeps are the parameters, whose versions it checks itself.
+    """The fold as one node of autograd.
 
-    So it can be run backwards again, and looks the same to a gradient checkpoint whether it ran there or before.
+    It saves nothing by `save_for_backward`, but holds the parameters and checks their versions itself. So it can be run
+    backwards again, and looks the same to a gradient checkpoint whether it ran within it or before.
     """
 
     @staticmethod
@@ -48,24 +48,24 @@ class Fold(torch.autograd.Function):
         ctx.versions = _versions(parameters)
         if recording is not None:
             return tuple(recording.folded())
-        given = None if mean is None else (mean, var)
-        weight, bias, ctx.kept = executor.forward(dtype, given, parameters, any(ctx.needs_input_grad))
-        return tuple(parted(weight, bias, formats_of(parameters)))
+        external = None if mean is None else (mean, var)
+        weight, bias, ctx.saved = executor.forward(dtype, external, parameters, any(ctx.needs_input_grad))
+        return tuple(split_folded(weight, bias, layouts_of(parameters)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Derivatives by the given moments and the parameters."""
+        """Derivatives by the external moments and by the parameters."""
         parameters = ctx.inputs[2:]
         if _versions(parameters) != ctx.versions:
             raise RuntimeError(STALE)
         if torch.is_grad_enabled() or any(map(_is_batched, grads)):
             return None, None, None, *_backward_by_reference(ctx.executor.layout, ctx.inputs, grads)
-        found = zip(_derivatives(ctx, grads, parameters), ctx.needs_input_grad[3:], strict=True)
-        return None, None, None, *[result if needed else None for result, needed in found]
+        results = zip(_derivatives(ctx, grads, parameters), ctx.needs_input_grad[3:], strict=True)
+        return None, None, None, *[result if needed else None for result, needed in results]
 
 
 def _versions(parameters: Sequence[Tensor]) -> list[int]:
-    """The versions of parameters that can be read: torch itself would read freed memory."""
+    """The versions of parameters; raises if the memory of one was freed, which torch itself would read."""
     if not all(map(Tensor.data_ptr, parameters)) and any(p.numel() and not p.data_ptr() for p in parameters):
         raise RuntimeError(FREED)
     return [p._version for p in parameters]
@@ -80,40 +80,46 @@ def _derivatives(ctx: Any, grads: Sequence[Tensor], parameters: Sequence[Tensor]
     weights = parameters[: executor.count]
     replayed = executor.replayed_backward(recording, grads, weights)
     if replayed is not None:
-        return handed_out(replayed.parts)
-    kept = ctx.kept if recording is None else recording.kept
-    return by_parameter(executor.backward_flat(kept, grads, weights), formats_of(parameters))
+        return handed_out(replayed.views)
+    saved = ctx.saved if recording is None else recording.saved
+    return split_gradients(executor.backward_flat(saved, grads, weights), layouts_of(parameters))
 
 
 def _is_batched(grad: Tensor) -> bool:
-    """Whether it stands for many, as in `torch.autograd.grad(..., is_grads_batched=True)`."""
+    """Whether a tensor stands for a batch of them, as in `torch.autograd.grad(..., is_grads_batched=True)`."""
     return torch._C._functorch.is_legacy_batchedtensor(grad) or torch._C._functorch.is_batchedtensor(grad)
 
 
 def _backward_by_reference(layout: Layout, inputs: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor | None]:
-    """The same by autograd through the reference, which can be differentiated again and takes any tensors."""
+    """Derivatives by autograd through the reference, which can be differentiated again and takes any tensors."""
     again = torch.is_grad_enabled()  # a derivative of this derivative will be wanted
     with torch.enable_grad():
-        # views, so that what is given counts as a value of its own, however it depends on the parameters
+        # views, so that external moments count as inputs, however they depend on the parameters
         inputs = [t if t is None else t.view_as(t) for t in inputs]
         outputs = reference_parts(layout, None if inputs[0] is None else (inputs[0], inputs[1]), inputs[2:])
     matching = [grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)]
     wanted = [t for t in inputs if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=again, allow_unused=True))
-    return [next(found) if t is not None and t.requires_grad else None for t in inputs]
+    results = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=again, allow_unused=True))
+    return [next(results) if t is not None and t.requires_grad else None for t in inputs]
 
 
-def reference_parts(layout: Layout, given: Pair | None, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """As `fold_parts`, by plain operations."""
-    own = len(layout.rows)  # also where these are not all, there are shifts and scales of all
-    shifts_end = (own + len(parameters)) // 2
-    vectors = parameters[own:shifts_end], parameters[shifts_end:]
-    folded, biases = reference.fold(layout, parameters[:own], *vectors, given)
+def reference_parts(layout: Layout, external: Pair | None, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Folded weights of all layers, then their biases, by the reference.
+
+    Args:
+        layout: The network, or a layout restricted to some of its layers.
+        external: Mean and variance of the external channels, if there are any.
+        parameters: The weights of these layers, then the shifts and then the scales of all layers of the network.
+    """
+    weights = len(layout.rows)
+    shifts_end = (weights + len(parameters)) // 2
+    vectors = parameters[weights:shifts_end], parameters[shifts_end:]
+    folded, biases = reference.fold(layout, parameters[:weights], *vectors, external)
     return [*folded, *biases]
 
 
 def own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
-    """Within it, what autograd saves is not shown to hooks from outside.
+    """A context within which tensors that autograd saves are hidden from hooks of callers.
 
     A gradient checkpoint counts what is saved within it, and must find the same number when it computes again. A fold
     may run before it the first time and within it the second.

@@ -1,14 +1,14 @@
-"""The fold on CUDA recorded once and replayed: starting its kernels one by one takes longer than running them.
+"""The fold on CUDA recorded once and replayed: launching its kernels one by one takes longer than running them.
 
-Recorded as CUDA graphs, the forward and the backward are one launch each. A graph writes to buffers of its own, and
-these are handed out as they are. They are written again only when nobody holds them any more, which the number of users
-of their memory tells: a copy for every pass would cost as much as the launches that are saved. While somebody does (an
-earlier pass that waits for its backward, gradients that are being accumulated), a second set of buffers serves; while
+Recorded as CUDA graphs, the forward and the backward are one launch each. A graph writes to buffers of its own, which
+are returned without a copy: a copy for every pass would cost as much as the launches that are saved. They are written
+again only when nobody holds them any more, which the reference counts of their storages tell. While somebody does (an
+earlier pass that waits for its backward, gradients that are being accumulated), a second set of buffers is used; while
 both are held, the kernels are launched as if nothing had been recorded.
 
-One stream serves all passes of a recording, so that what it does in its order needs no care. Another stream that reads
-results has to be waited for before they are let go of, as with any CUDA graph: `record_stream` keeps memory from being
-freed, not from being written again.
+All passes of a recording run on one stream, in its order. A caller that reads results on another stream has to wait for
+it before releasing them, as with any CUDA graph: `record_stream` keeps memory from being freed, not from being written
+again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-# how many hold the storage at an address; where torch does not tell, nothing is recorded
+# the reference count of the storage at an address; where torch has no such function, nothing is recorded
 _users: Any = getattr(torch._C, "_storage_Use_Count", None)
 
-LARGEST = 2**26  # weights: beyond, buffers that stay are too much memory, and launches too little of the time
-PATIENCE = 3  # passes before anything is recorded: a trial, or what comes before a capture by the user, needs no graph
+LARGEST = 2**26  # weights: beyond, the buffers take too much memory, and launches too little of the time
+PATIENCE = 3  # passes before anything is recorded: a trial, or the warm-up of a capture by the user, needs no graph
 SETS = 2  # of buffers
-ADDRESSES = 4  # models of one layout that take turns (a teacher beside its student) each keep their recordings
+ADDRESSES = 4  # sets of parameters that take turns (a teacher and its student), each with its own recordings
 
-Results = tuple[list[Tensor], list[Tensor]]  # in flat buffers, and their pieces by layer or by parameter
+Results = tuple[list[Tensor], list[Tensor]]  # flat buffers, and views of them by layer or by parameter
 Backward = Callable[[list[Tensor], Tensor, Tensor], Results]
 
 
@@ -38,23 +38,23 @@ class Replay:
     """Work recorded as a graph.
 
     Args:
-        work: Computes its results from what lies at the same addresses each time.
+        work: Computes its results from memory at the same addresses each time.
 
     Attributes:
         flat: The buffers that it writes.
-        parts: Pieces of them.
+        views: Views of them by layer or by parameter.
     """
 
     def __init__(self, work: Callable[[], Results]) -> None:
         with torch.inference_mode(False), torch.no_grad():  # buffers may later be part of an autograd graph
-            self.graph, (self.flat, self.parts) = _recorded(work)
-        storages = (tensor.untyped_storage() for tensor in (*self.flat, *self.parts))
-        self.storages = {storage._cdata: storage for storage in storages}  # held, so that their addresses stay good
-        self.own = {address: _users(address) for address in self.storages}
+            self.graph, (self.flat, self.views) = _recorded(work)
+        storages = (tensor.untyped_storage() for tensor in (*self.flat, *self.views))
+        self.storages = {storage._cdata: storage for storage in storages}  # held, so that their addresses stay valid
+        self.counts = {address: _users(address) for address in self.storages}  # while nobody else holds them
 
     def is_free(self) -> bool:
         """Whether nobody holds a result of an earlier run."""
-        return all([_users(address) == count for address, count in self.own.items()])
+        return all([_users(address) == count for address, count in self.counts.items()])
 
     def run(self) -> None:
         """Write the results anew."""
@@ -65,26 +65,26 @@ class Recording:
     """A fold and its backward, with one set of buffers for what is folded.
 
     Args:
-        key: What it holds for: addresses, strides, dtypes, a stream.
-        fold: Folded weights, biases, and what is kept for the backward, flat; the folded parts of all layers.
+        key: The addresses, strides, dtypes and stream that it was recorded with.
+        fold: Returns folded weights, biases and what is saved for the backward, flat; and views of them by layer.
     """
 
     def __init__(self, key: Any, fold: Callable[[], Results]) -> None:
         self.key, self.forward = key, Replay(fold)
-        self.weight, self.bias, *self.kept = self.forward.flat
+        self.weight, self.bias, *self.saved = self.forward.flat
         self.grads: Results | None = None  # by folded weights and biases
         self.backwards: list[Replay] = []
-        self.claimed = False  # by a thread that is about to hand the buffers out
+        self.claimed = False  # by a thread that is about to return the buffers
 
     def is_free(self) -> bool:
         """Whether nobody holds what was folded."""
         return not self.claimed and self.forward.is_free()
 
     def folded(self, flat: bool = False) -> list[Tensor]:
-        """The fold of the parameters as they are now, in parts or in flat buffers."""
+        """The fold of the present parameters, by layer or in flat buffers."""
         try:
             self.forward.run()
-            return handed_out(self.forward.flat if flat else self.forward.parts)
+            return handed_out(self.forward.flat if flat else self.forward.views)
         finally:
             self.claimed = False
 
@@ -92,30 +92,30 @@ class Recording:
         """Derivatives by the parameters; None if all buffers for them are held.
 
         Args:
-            grads: By the folded parts.
-            backward: From what was kept and the flat derivatives.
+            grads: Derivatives by the folded weights and biases of all layers.
+            backward: Returns the derivatives for what was saved and flat derivatives.
         """
-        found = next((replay for replay in self.backwards if replay.is_free()), None)
-        if found is None and len(self.backwards) == SETS:
+        replay = next((replay for replay in self.backwards if replay.is_free()), None)
+        if replay is None and len(self.backwards) == SETS:
             return None
         self.grads = self.grads or self._buffers_for_grads()
         torch._foreach_copy_(self.grads[1], list(grads))
-        if found is None:
+        if replay is None:
             by_weight, by_bias = self.grads[0]
-            found = Replay(lambda: backward(self.kept, by_weight, by_bias))
-            self.backwards.append(found)
-        found.run()
-        return found
+            replay = Replay(lambda: backward(self.saved, by_weight, by_bias))
+            self.backwards.append(replay)
+        replay.run()
+        return replay
 
     def _buffers_for_grads(self) -> Results:
-        flat, parts = [torch.empty_like(self.weight), torch.empty_like(self.bias)], self.forward.parts
-        count = len(parts) // 2
-        by_weight = [_at_the_same_place(part, self.weight, flat[0]) for part in parts[:count]]
-        return flat, by_weight + [_at_the_same_place(part, self.bias, flat[1]) for part in parts[count:]]
+        flat, views = [torch.empty_like(self.weight), torch.empty_like(self.bias)], self.forward.views
+        count = len(views) // 2
+        by_weight = [_same_view(view, self.weight, flat[0]) for view in views[:count]]
+        return flat, by_weight + [_same_view(view, self.bias, flat[1]) for view in views[count:]]
 
 
 class Recorder:
-    """The recordings of a fold, at the addresses where it ran last."""
+    """The recordings of a fold, for the parameters with which it ran last."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -123,40 +123,40 @@ class Recorder:
         self.recordings: dict[Any, list[Recording]] = {}
 
     def recording(self, key: Any, make: Callable[[], Recording | None]) -> Recording | None:
-        """One whose buffers nobody holds, to be replayed next; None where the kernels are to be launched."""
+        """A recording whose buffers nobody holds, to be replayed next; None where the kernels are to be launched."""
         with self.lock:
             self.passes[key] = self.passes.pop(key, 0) + 1
             for old in list(self.passes)[:-ADDRESSES]:
                 del self.passes[old]
                 self.recordings.pop(old, None)
-            known = self.recordings.setdefault(key, [])
-            found = next((recording for recording in known if recording.is_free()), None)
-            if found is None and self.passes[key] > PATIENCE and len(known) < SETS:
-                found = make()
-                known += [] if found is None else [found]
-            if found is not None:
-                found.claimed = True
-            return found
+            recordings = self.recordings.setdefault(key, [])
+            free = next((recording for recording in recordings if recording.is_free()), None)
+            if free is None and self.passes[key] > PATIENCE and len(recordings) < SETS:
+                free = make()
+                recordings += [] if free is None else [free]
+            if free is not None:
+                free.claimed = True
+            return free
 
-    def recording_with(self, kept: Sequence[Tensor]) -> Recording | None:
-        """The one that wrote what was kept; None if none did."""
-        first = kept[0].data_ptr()
-        known = [recording for recordings in self.recordings.values() for recording in recordings]
-        return next((recording for recording in known if recording.kept[0].data_ptr() == first), None)
+    def recording_with(self, saved: Sequence[Tensor]) -> Recording | None:
+        """The recording that wrote what was saved; None if none did."""
+        first = saved[0].data_ptr()
+        every = [recording for recordings in self.recordings.values() for recording in recordings]
+        return next((recording for recording in every if recording.saved[0].data_ptr() == first), None)
 
 
-def _at_the_same_place(part: Tensor, home: Tensor, other: Tensor) -> Tensor:
-    """What lies in another buffer where a part lies in its own."""
-    return other.as_strided(part.shape, part.stride(), part.storage_offset() - home.storage_offset())
+def _same_view(view: Tensor, base: Tensor, buffer: Tensor) -> Tensor:
+    """A view of `buffer` with the shape, strides and offset that `view` has in `base`."""
+    return buffer.as_strided(view.shape, view.stride(), view.storage_offset() - base.storage_offset())
 
 
 def handed_out(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same memory as tensors of their own, which count as its users."""
+    """New tensors on the memory of others, which its reference count includes."""
     return [tensor.detach() for tensor in tensors]
 
 
 def stream_to_record(parameter: Tensor) -> int | None:
-    """The current stream; None where work cannot be recorded: it would have to run on the current device."""
+    """The current stream; None where work cannot be recorded, as on a device that is not the current one."""
     if _users is None or not parameter.is_cuda or torch.cuda.is_current_stream_capturing():
         return None
     device = parameter.get_device()
@@ -179,7 +179,7 @@ def runs_on_device_alone(work: Callable[[], Any]) -> bool:
 
 
 def graph_trees_run(parameter: Tensor) -> bool:
-    """Whether torch.compile's own CUDA graphs are in use: they take the memory of all that is computed for theirs."""
+    """Whether CUDA graphs of torch.compile are in use: they take all memory allocated within them for their own."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None:
         return False

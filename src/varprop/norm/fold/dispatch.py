@@ -1,8 +1,8 @@
-"""Who computes a fold and its backward: Triton kernels, torch, or what was recorded of the kernels; and when none may.
+"""The choice of what computes a fold and its backward: kernels, torch, a recorded graph, or the reference.
 
-An autograd graph holds the executor of its fold, so that it can be run backwards when the model is gone. For the same
-reason an executor knows nothing of modules and of results with a history: they hold graphs, and whatever is held by
-what it holds is never freed, since Python does not see through the nodes of autograd.
+The moment pass and the row pass are chosen separately. An autograd graph holds the executor of its fold, so that it can
+be run backwards when the model is gone. For the same reason an executor refers to no modules and to no results with a
+history: they hold graphs, and a cycle through nodes of autograd, which Python does not see, is never freed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from .cuda_replay import (
     runs_on_device_alone,
     stream_to_record,
 )
-from .layout import Layout
-from .memory_format import by_parameter, formats_of, formats_with, joined, joined_grads, parted
+from .layout import Layout, join, join_gradients, layouts_of, layouts_with, split_folded, split_gradients
 
 Result = tuple[Tensor, Tensor, list[Tensor]]  # folded weights and biases, flat, and what the backward needs
 # by weights (flat), by shifts and scales (two rows), by external means and by external variances
@@ -140,10 +139,10 @@ class Backend:
 
 
 def needs_reference(parameters: Sequence[Tensor]) -> bool:
-    """Whether every operation has to be seen, or parameters are not what a backend takes.
+    """Whether the fold has to be made of plain operations, or a backend cannot take the parameters.
 
-    So it is under torch.func's transforms, forward-mode derivatives and export, and for tensors of several dtypes or
-    devices or of classes of their own.
+    True under torch.func's transforms, forward-mode derivatives and export, and for tensors of several dtypes or
+    devices or of subclasses.
     """
     if torch.compiler.is_dynamo_compiling():  # which in some versions of torch calls itself exporting as well
         return not _alike(parameters)
@@ -153,7 +152,7 @@ def needs_reference(parameters: Sequence[Tensor]) -> bool:
 
 
 def _alike(parameters: Sequence[Tensor]) -> bool:
-    """Plain tensors of one dtype on one device."""
+    """Whether parameters are plain tensors of one dtype on one device."""
     first = parameters[0]
     if not all_plain(parameters):
         return False
@@ -164,18 +163,18 @@ def _alike(parameters: Sequence[Tensor]) -> bool:
 
 
 def all_plain(parameters: Sequence[Tensor]) -> bool:
-    """Whether no tensor is of a class of its own."""
+    """Whether no tensor is of a subclass."""
     return _PLAIN.issuperset(map(type, parameters))
 
 
 _PLAIN = {Tensor, nn.Parameter}
 
 
-def computing_dtype(device: str, own: torch.dtype) -> torch.dtype:
-    """What a layer on a type of device computes in: autocast's dtype, or its own."""
-    if own is not torch.float64 and device != "meta" and torch.is_autocast_enabled(device):  # which refuses "meta"
+def computing_dtype(device: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a layer with parameters of `dtype` computes on a type of device: autocast's, or `dtype`."""
+    if dtype is not torch.float64 and device != "meta" and torch.is_autocast_enabled(device):  # which refuses "meta"
         return torch.get_autocast_dtype(device)
-    return own
+    return dtype
 
 
 def statistics_dtype(weight: Tensor) -> torch.dtype:
@@ -195,40 +194,39 @@ class Executor:
         self.recordable = layout.weight_count <= LARGEST
 
     def backend(self, weights: Sequence[Tensor]) -> Backend:
-        """Who computes, for weights of a memory format on their device."""
+        """The backend for weights of their memory layouts on their device; made when first asked for."""
         key = (weights[0].device, weights[0].dtype, *[w.stride() for w in weights])
-        found = self.backends.get(key)
-        if found is None:
-            found = self.backends[key] = _make_backend(self.layout, weights, statistics_dtype(weights[0]))
-        return found
+        if key not in self.backends:
+            self.backends[key] = _make_backend(self.layout, weights, statistics_dtype(weights[0]))
+        return self.backends[key]
 
-    def forward(self, dtype: torch.dtype, given: Pair | None, parameters: Any, backward: bool = True) -> Any:
+    def forward(self, dtype: torch.dtype, external: Pair | None, parameters: Any, backward: bool = True) -> Result:
         """Folded weights and biases, flat, and what the backward needs: first shifts and scales of all layers."""
         weights = list(parameters[: self.count])
-        shift_scale = joined(parameters[self.count :]).to(statistics_dtype(weights[0])).view(2, -1)
-        weight, bias, kept = self.backend(weights).forward(weights, shift_scale, given, dtype, backward)
-        return weight, bias, [shift_scale, *kept]
+        shift_scale = join(parameters[self.count :]).to(statistics_dtype(weights[0])).view(2, -1)
+        weight, bias, saved = self.backend(weights).forward(weights, shift_scale, external, dtype, backward)
+        return weight, bias, [shift_scale, *saved]
 
     @torch.no_grad()
-    def backward(self, kept: Any, grad_weight: Tensor, grad_bias: Tensor, weights: Any) -> Gradients:
-        """Derivatives by weights, by scales and shifts (flat), and by given moments."""
+    def backward(self, saved: Any, grad_weight: Tensor, grad_bias: Tensor, weights: Any) -> Gradients:
+        """Derivatives by weights (flat), by shifts and scales (two rows), and by external moments."""
         weights = list(weights)
-        shift_scale, *others = kept
-        return self.backend(weights).backward(weights, shift_scale.view(2, -1), others, grad_weight, grad_bias)
+        shift_scale, *by_passes = saved
+        return self.backend(weights).backward(weights, shift_scale.view(2, -1), by_passes, grad_weight, grad_bias)
 
-    def forward_flat(self, dtype: torch.dtype, given: Pair | None, parameters: Any) -> list[Tensor]:
-        """Folded weights and biases and all that is kept, each in a flat buffer of its own."""
-        weight, bias, kept = self.forward(dtype, given, parameters)
-        return _apart([weight, bias, *(part.flatten() for part in kept)])
+    def forward_flat(self, dtype: torch.dtype, external: Pair | None, parameters: Any) -> list[Tensor]:
+        """Folded weights, biases and all that is saved, each in a flat buffer of its own."""
+        weight, bias, saved = self.forward(dtype, external, parameters)
+        return _without_shared_memory([weight, bias, *(tensor.flatten() for tensor in saved)])
 
-    def backward_flat(self, kept: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
-        """Derivatives by weights, by scales and shifts, and by given moments, each in a flat buffer of its own."""
+    def backward_flat(self, saved: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
+        """Derivatives by weights, by shifts and scales, and by external moments, each in a buffer of its own."""
         sizes = self.layout.weight_count, self.layout.row_count
-        grad_weight, grad_bias = joined_grads(grads, weights).split_with_sizes(sizes)
-        return _apart(list(self.backward(kept, grad_weight, grad_bias, weights)))
+        grad_weight, grad_bias = join_gradients(grads, weights).split_with_sizes(sizes)
+        return _without_shared_memory(list(self.backward(saved, grad_weight, grad_bias, weights)))
 
     def recording(self, dtype: torch.dtype, parameters: Any, compiled: bool = False) -> Recording | None:
-        """The fold as a graph to replay, where it can be recorded and has run before; None else."""
+        """The fold as a CUDA graph to replay; None where it cannot be recorded or has not run often enough."""
         key = self._recording_key(dtype, parameters, compiled)
         if key is None:
             return None
@@ -237,18 +235,18 @@ class Executor:
     def replayed_backward(
         self, recording: Recording | None, grads: Sequence[Tensor], weights: Any, compiled: bool = False
     ) -> Replay | None:
-        """The backward replayed, from derivatives by the folded parameters; None if it cannot be."""
+        """The backward, replayed from derivatives by the folded parameters; None if it cannot be."""
         if recording is None or not self._was_recorded_with(recording.key, weights, compiled):
             return None
         return recording.derivatives(grads, functools.partial(self._backward_to_record, weights))
 
     def _was_recorded_with(self, key: Any, weights: Any, compiled: bool) -> bool:
-        """Whether the weights, which alone of all parameters are read again, are where they were."""
-        own = self._recording_key(key[0], weights, compiled)
-        return own is not None and own == key[: len(own)]
+        """Whether the weights, the only parameters that the backward reads, are at the same addresses."""
+        present = self._recording_key(key[0], weights, compiled)
+        return present is not None and present == key[: len(present)]
 
     def _recording_key(self, dtype: torch.dtype, parameters: Any, compiled: bool) -> Any:
-        """What a recording depends on; None where nothing can be recorded."""
+        """Dtypes, stream, strides and addresses of a recording; None where nothing can be recorded."""
         stream = stream_to_record(parameters[0]) if self.recordable else None
         if stream is None or (compiled and graph_trees_run(parameters[0])):
             return None
@@ -270,29 +268,29 @@ class Executor:
         return self.tried[backend]
 
     def _forward_to_record(self, dtype: torch.dtype, parameters: Any) -> Results:
-        """The fold in flat buffers and in parts."""
+        """The fold in flat buffers, and as folded weights and biases of every layer."""
         flat = self.forward_flat(dtype, None, parameters)
-        return flat, parted(flat[0], flat[1], formats_of(parameters))
+        return flat, split_folded(flat[0], flat[1], layouts_of(parameters))
 
-    def _backward_to_record(self, weights: Any, kept: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
+    def _backward_to_record(self, weights: Any, saved: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
         """The backward in flat buffers and by parameter."""
-        flat = _apart(list(self.backward(kept, grad_weight, grad_bias, weights)))
-        return flat, by_parameter(flat, formats_with(weights, 2 * [rows.outputs for rows in self.layout.rows]))
+        flat = _without_shared_memory(list(self.backward(saved, grad_weight, grad_bias, weights)))
+        return flat, split_gradients(flat, layouts_with(weights, 2 * [rows.outputs for rows in self.layout.rows]))
 
 
-def _apart(results: list[Tensor]) -> list[Tensor]:
-    """Copies of those results that share memory with an earlier one."""
-    seen: set[int] = set()
-    found = []
-    for result in results:
-        place = result.untyped_storage().data_ptr()
-        found.append(result.clone() if place in seen else result)
-        seen.add(place)
-    return found
+def _without_shared_memory(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, those copied that share memory with an earlier one."""
+    addresses: set[int] = set()
+    result = []
+    for tensor in tensors:
+        address = tensor.untyped_storage().data_ptr()
+        result.append(tensor.clone() if address in addresses else tensor)
+        addresses.add(address)
+    return result
 
 
 class Owner(Protocol):
-    """A network: it has an executor of its own, for tables of the kernels hold the addresses of its weights."""
+    """A network. Each has an executor of its own, since tables of the kernels hold the addresses of its weights."""
 
     executor: Executor
 
@@ -305,48 +303,48 @@ _owners: dict[int, weakref.WeakSet[Any]] = {}  # by the number of the layout
 
 
 def register(owner: Owner) -> None:
-    """Make a network known to compiled graphs: those of equal layouts are known by one number, and share the graphs."""
+    """Let compiled graphs find a network by the number of its layout; networks of equal layouts share the graphs."""
     _owners.setdefault(owner.executor.number, weakref.WeakSet()).add(owner)
 
 
 def owners_known_as(number: int) -> list[Any]:
-    """The networks that have the layout with a number."""
+    """The registered networks whose layout has a number."""
     return list(_owners[number])
 
 
 def executor_known_as(number: int, weight: Tensor | None = None) -> Executor:
-    """An executor of the layout with a number; that of the network with a weight, if one has it."""
-    owners = owners_known_as(number)
+    """An executor of the layout with a number: that of the network whose first weight this is, if there is one."""
+    networks = owners_known_as(number)
     address = None if weight is None else weight.data_ptr()
-    found = next((owner for owner in owners if address and owner.first_weight().data_ptr() == address), owners[0])
-    executor: Executor = found.executor
+    same = (network for network in networks if address and network.first_weight().data_ptr() == address)
+    executor: Executor = next(same, networks[0]).executor
     return executor
 
 
 def fingerprint(layout: Layout) -> int:
-    """A number that is the same for layouts that compute the same.
+    """A number that is equal for layouts that compute the same.
 
-    torch keeps compiled graphs on disk, where a later process finds them by what they hold. What a graph holds of a
-    fold is this number and the sizes of its results, which depend on who computes: so the number depends on it too.
+    torch caches compiled graphs on disk, where a later process finds them by their contents. A graph contains this
+    number and the sizes of the results of a fold, which depend on the backend: so the number depends on it too.
     """
-    lanes = layout.lanes
-    digest = hashlib.sha256(repr((__version__, triton_works(), lanes.sources, lanes.given)).encode())
-    for step in lanes.steps:
+    channels = layout.channels
+    digest = hashlib.sha256(repr((__version__, triton_works(), channels.sources, channels.external)).encode())
+    for step in channels.steps:
         digest.update(repr((step.function.name, step.function.kernel, step.start, step.count)).encode())
     for rows in layout.rows:
-        form = (rows.outputs, rows.groups, rows.channels, rows.transposed, rows.centred, rows.taps.shape)
-        digest.update(repr(form).encode())
-    tensors = [lanes.constant_mean, lanes.constant_var, lanes.entering]
-    tensors += [lane for step in lanes.steps for lane in step.inputs] + [rows.taps for rows in layout.rows]
+        shape = (rows.outputs, rows.groups, rows.channels, rows.transposed, rows.centred, rows.taps.shape)
+        digest.update(repr(shape).encode())
+    tensors = [channels.constant_mean, channels.constant_var, channels.entering]
+    tensors += [index for step in channels.steps for index in step.inputs] + [rows.taps for rows in layout.rows]
     for tensor in tensors:
-        own = tensor.contiguous()
-        digest.update(ctypes.string_at(own.data_ptr(), own.nbytes))  # numpy, which could tell them too, may be missing
+        dense = tensor.contiguous()
+        digest.update(ctypes.string_at(dense.data_ptr(), dense.nbytes))  # numpy may be missing
     return int.from_bytes(digest.digest()[:7], "big")
 
 
 @functools.cache
 def triton_works() -> bool:
-    """Whether Triton is there and not switched off by ``VARPROP_KERNELS=0``."""
+    """Whether Triton is installed and not switched off by ``VARPROP_KERNELS=0``."""
     return os.environ.get("VARPROP_KERNELS", "1") != "0" and importlib.util.find_spec("triton") is not None
 
 
@@ -378,16 +376,16 @@ def _make_backend(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype)
     else:
         rows = torch_backend.TorchRows(layout, weights, dtype)
     if by_kernels[0]:
-        moments = triton.TritonMoments(layout.lanes, device)
+        moments = triton.TritonMoments(layout.channels, device)
     else:
-        moments = torch_backend.TorchMoments(layout.lanes, device, dtype)
+        moments = torch_backend.TorchMoments(layout.channels, device, dtype)
     return Backend(moments, rows, len(_sizes_saved_by_passes(layout, by_kernels, dtype)[0]))
 
 
 def saved_sizes(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> SavedSizes:
     """Length and dtype of what `Backend.forward` saves, known without running it."""
     moments, rows = _sizes_saved_by_passes(layout, _takes_kernels(layout, weights, dtype), dtype)
-    return [(2 * len(layout.lanes.entering), dtype), *moments, *rows]
+    return [(2 * len(layout.channels.entering), dtype), *moments, *rows]
 
 
 def _sizes_saved_by_passes(

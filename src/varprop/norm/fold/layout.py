@@ -1,15 +1,18 @@
-"""Where everything of a normalized network lies, so that all of it can be computed together.
+"""The layout of a normalized network: channels, weight rows, and the buffers that hold those of all layers.
 
-A *lane* is one random number known by mean and variance: a channel of a layer's output or of what follows from it.
+A *channel* is one random number known by mean and variance: a channel of a layer's output or of what follows from it.
 Sources (the outputs of normalized layers, mean `shift`, variance `scale`²) come first, then constants (the data), then
-lanes given from outside, then computed ones, each computed by one element of one `Step`. A *site* is a normalized
-layer: its weight is a matrix of rows (output channels), each meeting channels times taps.
+external channels, whose moments are passed to every call, then computed ones, each computed by one element of one
+`Step`. The weight of a layer is a matrix of rows (output channels), each multiplying channels times taps.
+
+A flat buffer has the numbers of every weight in the order of the weight in memory, so that nothing has to be moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +29,7 @@ class Function:
     Attributes:
         name: Equal for functions that compute the same.
         moments: Maps (mean, var) of every argument to (mean, var); differentiable by autograd.
-        kernel: How a kernel computes it: a name known to `gaussian.derivatives` and numbers, as ("two_slopes", 1.0,
+        kernel: How a kernel computes it: a key of `gaussian.derivatives.KERNELS` and numbers, as ("two_slopes", 1.0,
             0.0); None if only `moments` can.
         arity: Number of random arguments.
     """
@@ -39,7 +42,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Step:
-    """One function on many lanes: lane `start + j` is the function of lanes `inputs[0][j]`, `inputs[1][j]`, ..."""
+    """One function of many channels: channel `start + j` follows from channels `inputs[0][j]`, `inputs[1][j]`, ..."""
 
     function: Function
     inputs: tuple[Tensor, ...]  # int64
@@ -48,28 +51,46 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """The moment pass: which lanes there are and how they follow from each other; steps in order of computation."""
+class Channels:
+    """The moment pass: all channels and how they follow from each other.
+
+    Attributes:
+        sources: Number of output channels of all layers.
+        constant_mean: Means of the constants, float64; `constant_var` likewise.
+        external: Number of channels whose moments are passed to every call.
+        steps: The functions, in the order of computation.
+        entering: The channels that enter the layers, layer after layer, int64.
+    """
 
     sources: int
-    constant_mean: Tensor  # float64
+    constant_mean: Tensor
     constant_var: Tensor
-    given: int
+    external: int
     steps: tuple[Step, ...]
-    entering: Tensor  # int64: the lanes that enter the sites, site after site, channel after channel
+    entering: Tensor
 
     @property
     def total(self) -> int:
-        """Number of lanes."""
-        return self.sources + len(self.constant_mean) + self.given + sum(step.count for step in self.steps)
+        """Number of channels."""
+        return self.first_computed + self.computed
+
+    @property
+    def first_computed(self) -> int:
+        """Number of the first channel that a step computes; all before are sources, constants or external."""
+        return self.sources + len(self.constant_mean) + self.external
+
+    @property
+    def computed(self) -> int:
+        """Number of channels that steps compute."""
+        return sum(step.count for step in self.steps)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The weight of one site as rows, and what they meet.
+    """The weight of one layer as rows, and the channels and taps that they multiply.
 
-    Row o of group g meets channel i of its group at tap j with weight W[o, i, j]. With m and v the mean and variance
-    (epsilon included) of the entering channels and E the `taps` matrix (taps x columns):
+    Row o of group g multiplies channel i of its group at tap j by the weight W[o, i, j]. With m and v the mean and
+    variance (epsilon included) of the entering channels and E the `taps` matrix (taps x columns):
     A[o, p] = sum_ij W[o,i,j] m_i E[j,p];  mu_o = A[o,0];  var_o = sum_ij W² v_i E[j,0] + sum_{p>0} A[o,p]².
     Column 0 of E is the share of positions at which a tap lies inside the image; the others, the spread of the means
     over positions, are missing where all positions are alike. Where rows are centred, W stands for the weight minus the
@@ -78,15 +99,15 @@ class Rows:
     Attributes:
         outputs: Number of rows, all groups together.
         groups: Number of groups.
-        channels: Entering channels of one group.
-        taps: E, float64; one object for all sites that have the same.
-        first_row: Place of its rows among the sources, which are the rows of all sites of the network.
-        first_channel: Place of its entering channels (all groups) in `Lanes.entering`.
-        first_weight: Place of its folded weight in the flat buffer, which has the weight's own order in memory.
-        transposed: The weight is (groups * channels, outputs / groups, taps...) instead of
+        channels: Number of entering channels of one group.
+        taps: E, float64; one object for all layers that have the same.
+        first_row: Number of its first row among the sources, which are the rows of all layers of the network.
+        first_channel: Position of its first entering channel (of all groups) in `Channels.entering`.
+        first_weight: Position of its first folded weight in the flat buffer.
+        transposed: True if the weight is (groups * channels, outputs / groups, taps...) instead of
             (outputs, channels, taps...).
-        centred: The mean of every row is subtracted from it first. A row of one weight would leave nothing: a layer
-            with such rows is not centred in any form.
+        centred: True if the mean of every row is subtracted from it first. A row of one weight would leave nothing: a
+            layer with such rows is not centred in any form.
     """
 
     outputs: int
@@ -112,54 +133,154 @@ class Rows:
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole network."""
+    """A network: its channels, and the rows of all its layers."""
 
-    lanes: Lanes
+    channels: Channels
     rows: tuple[Rows, ...]
 
     @property
     def row_count(self) -> int:
-        """Rows of all sites."""
+        """Number of rows of all layers."""
         return sum(rows.outputs for rows in self.rows)
 
     @property
     def weight_count(self) -> int:
-        """Weights of all sites."""
+        """Number of weights of all layers."""
         return sum(rows.weights for rows in self.rows)
 
 
-def restricted(layout: Layout, places: Sequence[int]) -> Layout:
-    """The layout of some of the sites: what leads to the others is left out, the sources are the same."""
-    lanes, needed = layout.lanes, torch.zeros(layout.lanes.total, dtype=torch.bool)
-    chosen = [layout.rows[place] for place in places]
-    spans = [slice(r.first_channel, r.first_channel + r.groups * r.channels) for r in chosen]
-    entering = torch.cat([lanes.entering[span] for span in spans])
+def restricted(layout: Layout, layers: Sequence[int]) -> Layout:
+    """The layout of some of the layers, by their numbers: steps that lead to other layers alone are left out.
+
+    Sources, constants and external channels stay, with their numbers.
+    """
+    channels, needed = layout.channels, torch.zeros(layout.channels.total, dtype=torch.bool)
+    chosen = [layout.rows[layer] for layer in layers]
+    spans = [slice(rows.first_channel, rows.first_channel + rows.groups * rows.channels) for rows in chosen]
+    entering = torch.cat([channels.entering[span] for span in spans])
     needed[entering] = True
-    for step in reversed(lanes.steps):
+    for step in reversed(channels.steps):
         used = needed[step.start : step.start + step.count]
         for inputs in step.inputs:
             needed[inputs[used]] = True
-    first = lanes.total - sum(step.count for step in lanes.steps)  # those that no step makes all stay
-    needed[:first] = True
+    needed[: channels.first_computed] = True
     number = torch.cumsum(needed, 0) - 1
-    steps = [_restricted_step(step, needed, number) for step in lanes.steps]
-    kept = replace(lanes, steps=tuple(step for step in steps if step.count), entering=number[entering])
-    return Layout(kept, in_turn(chosen, sources_stay=True))
+    steps = []
+    for step in channels.steps:
+        used = needed[step.start : step.start + step.count]
+        if bool(used.any()):
+            arguments = tuple(number[argument[used]] for argument in step.inputs)
+            start = int(number[step.start : step.start + step.count][used][0])
+            steps.append(Step(step.function, arguments, start, len(arguments[0])))
+    return Layout(replace(channels, steps=tuple(steps), entering=number[entering]), consecutive(chosen, True))
 
 
-def _restricted_step(step: Step, needed: Tensor, number: Tensor) -> Step:
-    used = needed[step.start : step.start + step.count]
-    inputs = tuple(number[lane[used]] for lane in step.inputs)
-    return Step(
-        step.function, inputs, int(number[step.start : step.start + step.count][used][:1].sum()), len(inputs[0])
-    )
+def consecutive(chosen: Iterable[Rows], sources_stay: bool = False) -> tuple[Rows, ...]:
+    """Rows of some layers, renumbered so that channels and weights of each follow those of the one before.
 
-
-def in_turn(chosen: Iterable[Rows], sources_stay: bool = False) -> tuple[Rows, ...]:
-    """Rows with their channels, weights and, unless these stay as they are, sources right after those of the last."""
-    made, row, channel, weight = [], 0, 0, 0
+    Args:
+        chosen: The rows of the layers, in order.
+        sources_stay: Leave `first_row` as it is; by default sources are renumbered like channels and weights.
+    """
+    renumbered, row, channel, weight = [], 0, 0, 0
     for rows in chosen:
         first_row = rows.first_row if sources_stay else row
-        made.append(replace(rows, first_row=first_row, first_channel=channel, first_weight=weight))
+        renumbered.append(replace(rows, first_row=first_row, first_channel=channel, first_weight=weight))
         row, channel, weight = row + rows.outputs, channel + rows.groups * rows.channels, weight + rows.weights
-    return tuple(made)
+    return tuple(renumbered)
+
+
+# --- memory layouts of weights, and the flat buffers of all layers ---
+
+
+class MemoryLayout(NamedTuple):
+    """The order of a weight in memory: its sizes in that order, and how to permute them back; None if contiguous."""
+
+    sizes: list[int]
+    permutation: list[int] | None
+
+
+class ParameterLayouts(NamedTuple):
+    """The memory layouts of all weights, the sizes of weights, shifts and scales, and their dtype."""
+
+    weights: list[MemoryLayout]
+    sizes: list[int]
+    dtype: torch.dtype
+
+
+def layouts_of(parameters: Any) -> ParameterLayouts:
+    """The layouts of parameters: all weights, then all shifts, then all scales."""
+    count = len(parameters) // 3
+    return layouts_with(parameters[:count], [vector.numel() for vector in parameters[count:]])
+
+
+def layouts_with(weights: Any, sizes: list[int]) -> ParameterLayouts:
+    """The layouts of weights, and of shifts and scales of these sizes."""
+    layouts = [memory_layout(weight) for weight in weights]
+    return ParameterLayouts(layouts, [weight.numel() for weight in weights] + sizes, weights[0].dtype)
+
+
+def split_folded(weight: Tensor, bias: Tensor, layouts: ParameterLayouts) -> list[Tensor]:
+    """The folded weights of all layers and then their biases, as views of the flat buffers."""
+    count = len(layouts.weights)
+    return _split_weights(weight, layouts) + list(bias.split_with_sizes(layouts.sizes[count : 2 * count]))
+
+
+def split_gradients(gradients: Sequence[Tensor], layouts: ParameterLayouts) -> list[Tensor]:
+    """Derivatives by external means and variances, and then by every parameter, from the flat buffers."""
+    by_weight, by_source, by_mean, by_var = gradients
+    vectors = by_source.to(layouts.dtype).view(-1).split_with_sizes(layouts.sizes[len(layouts.weights) :])
+    return [by_mean, by_var, *_split_weights(by_weight, layouts), *vectors]
+
+
+def _split_weights(flat: Tensor, layouts: ParameterLayouts) -> list[Tensor]:
+    pieces = flat.split_with_sizes(layouts.sizes[: len(layouts.weights)])
+    return [as_weight(piece, layout) for piece, layout in zip(pieces, layouts.weights, strict=True)]
+
+
+def join_gradients(grads: Sequence[Tensor], weights: Any) -> Tensor:
+    """Derivatives by folded weights and then by biases in one flat buffer."""
+    count = len(weights)
+    return join([*(in_memory_order(g, w) for g, w in zip(grads[:count], weights, strict=True)), *grads[count:]])
+
+
+@torch.no_grad()
+def join(tensors: Sequence[Tensor]) -> Tensor:
+    """Vectors of one dtype, one after the other in a new one."""
+    if not tensors[0].is_cuda:
+        return torch.cat(list(tensors))
+    sizes = [tensor.numel() for tensor in tensors]
+    flat = tensors[0].new_empty(sum(sizes))
+    torch._foreach_copy_(flat.split_with_sizes(sizes), list(tensors))  # `cat` is slow where sizes differ much
+    return flat
+
+
+def memory_layout(weight: Tensor) -> MemoryLayout:
+    """The memory layout of a weight."""
+    if weight.is_contiguous():
+        return MemoryLayout(list(weight.shape), None)
+    order = memory_order(weight)
+    return MemoryLayout([weight.shape[axis] for axis in order], sorted(range(weight.ndim), key=order.__getitem__))
+
+
+def as_weight(piece: Tensor, layout: MemoryLayout) -> Tensor:
+    """A piece of a flat buffer as a weight of a memory layout."""
+    sizes, permutation = layout
+    return piece.view(sizes) if permutation is None else piece.view(sizes).permute(permutation)
+
+
+def in_memory_order(value: Tensor, weight: Tensor) -> Tensor:
+    """A value with the shape of a weight, flat, in the order of the weight in memory."""
+    return value.reshape(-1) if weight.is_contiguous() else value.permute(memory_order(weight)).reshape(-1)
+
+
+def memory_order(weight: Tensor) -> list[int]:
+    """The axes from the slowest to the fastest in memory; the plain order where the weight has gaps."""
+    strides = weight.stride()
+    order = sorted(range(weight.ndim), key=lambda axis: (-strides[axis], axis))
+    expected = 1
+    for axis in reversed(order):
+        if weight.shape[axis] > 1 and strides[axis] != expected:
+            return list(range(weight.ndim))
+        expected *= weight.shape[axis]
+    return order

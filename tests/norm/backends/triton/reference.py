@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varprop.norm.fold.layout import Function, Lanes, Layout, Rows, Step
+from varprop.norm.fold.layout import Channels, Function, Layout, Rows, Step
 
 EPS = 1e-6
 NONE = torch.empty(0, dtype=torch.float64)
@@ -57,7 +57,7 @@ def make_layout(shapes: list[Shape], seed: int = 0) -> tuple[Layout, list[Tensor
         rows.append(site)
         weights.append(make_weight(shape, generator))
         row, channel, place = row + outputs, channel + shape.groups * shape.channels, place + site.weights
-    lanes = Lanes(0, NONE, NONE, channel, (), torch.arange(channel))
+    lanes = Channels(0, NONE, NONE, channel, (), torch.arange(channel))
     return Layout(lanes, tuple(rows)), weights
 
 
@@ -90,7 +90,7 @@ def fold(layout: Layout, weights: list[Tensor], *vectors: Tensor) -> tuple[list[
     return [weight for weight, _ in pairs], torch.cat([bias for _, bias in pairs])
 
 
-def run_lanes(lanes: Lanes, shift: Tensor, scale: Tensor, given_mean: Tensor, given_var: Tensor):
+def run_lanes(lanes: Channels, shift: Tensor, scale: Tensor, given_mean: Tensor, given_var: Tensor):
     """Entering means and variances, epsilon included, by the functions' own rules; differentiable."""
     mean = torch.cat([shift, lanes.constant_mean, given_mean])
     var = torch.cat([scale.square(), lanes.constant_var, given_var])
@@ -108,7 +108,7 @@ def chain(sources: int, links: list[tuple[Function, list[list[int]]]], entering:
         steps.append(Step(function, tuple(torch.tensor(lane) for lane in inputs), start, len(inputs[0])))
         start += len(inputs[0])
     mean = torch.tensor(constants, dtype=torch.float64)
-    return Lanes(
+    return Channels(
         sources, mean, torch.full_like(mean, 0.3), given, tuple(steps), torch.tensor(entering, dtype=torch.int64)
     )
 

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="the kernels need triton: pip install trito
 from varprop.gaussian.derivatives import DOUBLE, KERNELS
 from varprop.norm.backends import triton as kernels
 from varprop.norm.backends.triton.functions import BUILDERS, encode
-from varprop.norm.fold.layout import Function, Lanes, Step
+from varprop.norm.fold.layout import Channels, Function, Step
 
 from .functions import ADD, MUL, RULES, SKIP, SLOPE, function
 from .reference import EPS, NONE
@@ -20,9 +20,11 @@ STDS = (1e-6, 1e-3, 0.1, 1.0, 3.0, 10.0)
 GRID = torch.cartesian_prod(torch.tensor(MEANS), torch.tensor(STDS))
 
 
-def lanes_of(made: Function) -> Lanes:
+def lanes_of(made: Function) -> Channels:
     count = len(GRID)
-    return Lanes(count, NONE, NONE, 0, (Step(made, (torch.arange(count),), count, count),), count + torch.arange(count))
+    return Channels(
+        count, NONE, NONE, 0, (Step(made, (torch.arange(count),), count, count),), count + torch.arange(count)
+    )
 
 
 def by_kernels(made, device):
@@ -65,7 +67,7 @@ def test_kernels_name_the_functions_of_gaussian_and_all_are_compared():
 def test_scale_of_zero_and_of_either_sign(device):
     """Moments are even in the scale, its gradient is odd, and nothing is NaN where the scale is zero."""
     made = function("two_slopes", 1.0, 0.0)
-    lanes = Lanes(4, NONE, NONE, 0, (Step(made, (torch.arange(4),), 4, 4),), 4 + torch.arange(4))
+    lanes = Channels(4, NONE, NONE, 0, (Step(made, (torch.arange(4),), 4, 4),), 4 + torch.arange(4))
     moments = kernels.TritonMoments(lanes, device)
     shift_scale = torch.tensor([[0.5, 0.5, 0.5, 0.0], [0.7, -0.7, 0.0, 0.0]], device=device)
     (mean, var), saved = moments.forward(shift_scale, None, True)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kernels
 def inputs_of(lanes, seed=0):
     """Shift, scale, given means and variances, and gradients of the entering means and variances."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = (lanes.sources, lanes.sources, lanes.given, lanes.given, len(lanes.entering), len(lanes.entering))
+    sizes = (lanes.sources, lanes.sources, lanes.external, lanes.external, len(lanes.entering), len(lanes.entering))
     shift, scale, mean, var, d_mean, d_var = (torch.randn(size, generator=generator) for size in sizes)
     return [shift, 0.5 + scale.abs(), mean, 0.1 + var.abs()], [d_mean, d_var]
 
@@ -27,7 +27,7 @@ def inputs_of(lanes, seed=0):
 def by_kernels(lanes, device, seed=0):
     inputs, grads = ([x.to(device) for x in part] for part in inputs_of(lanes, seed))
     moments, shift_scale = kernels.TritonMoments(lanes, device), torch.stack(inputs[:2])
-    entering, saved = moments.forward(shift_scale, tuple(inputs[2:]) if lanes.given else None, True)
+    entering, saved = moments.forward(shift_scale, tuple(inputs[2:]) if lanes.external else None, True)
     by_source, *by_external = moments.backward(shift_scale, saved, torch.stack(grads), torch.zeros_like(shift_scale))
     return [*entering, *by_source, *by_external]
 

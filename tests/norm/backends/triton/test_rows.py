@@ -29,7 +29,7 @@ ROUNDING = {
 def vectors_of(layout, seed=0):
     """Scale, shift, mean and var."""
     generator = torch.Generator().manual_seed(seed)
-    rows, entering = layout.row_count, len(layout.lanes.entering)
+    rows, entering = layout.row_count, len(layout.channels.entering)
     scale, shift = torch.rand(rows, generator=generator) + 0.5, torch.randn(rows, generator=generator)
     return [scale, shift, torch.randn(entering, generator=generator), torch.rand(entering, generator=generator) + 0.1]
 

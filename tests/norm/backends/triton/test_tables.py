@@ -20,7 +20,7 @@ pytestmark = pytest.mark.kernels
 
 
 def vectors(layout, device):
-    return [torch.rand(2, size, device=device) + 0.5 for size in (layout.row_count, len(layout.lanes.entering))]
+    return [torch.rand(2, size, device=device) + 0.5 for size in (layout.row_count, len(layout.channels.entering))]
 
 
 def test_tables_follow_weights_that_move(device):
@@ -61,7 +61,7 @@ def test_tables_are_not_built_while_capturing(monkeypatch, device):
     with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
         kernels.TritonRows(layout, device)
     with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
-        kernels.TritonMoments(layout.lanes, device)
+        kernels.TritonMoments(layout.channels, device)
 
 
 def test_weights_that_do_not_fit_are_named(device):
@@ -109,16 +109,16 @@ def with_kernels(layout, weights, moments_by_kernels=True):
     """Rows by kernels, moments by kernels or by torch; and the sizes of what is saved."""
     device = weights[0].device
     if moments_by_kernels:
-        moments, saved = kernels.TritonMoments(layout.lanes, device), kernels.moments_saved(layout)
+        moments, saved = kernels.TritonMoments(layout.channels, device), kernels.moments_saved(layout)
     else:
-        moments, saved = by_torch.TorchMoments(layout.lanes, device, torch.float32), by_torch.moments_saved(layout)
-    sizes = [(2 * len(layout.lanes.entering), torch.float32), *saved, *kernels.rows_saved(layout)]
+        moments, saved = by_torch.TorchMoments(layout.channels, device, torch.float32), by_torch.moments_saved(layout)
+    sizes = [(2 * len(layout.channels.entering), torch.float32), *saved, *kernels.rows_saved(layout)]
     return Backend(moments, kernels.TritonRows(layout, device), len(saved)), sizes
 
 
 def plain(layout, weights):
     """Both passes by torch in float64."""
-    moments = by_torch.TorchMoments(layout.lanes, weights[0].device, torch.float64)
+    moments = by_torch.TorchMoments(layout.channels, weights[0].device, torch.float64)
     return Backend(moments, by_torch.TorchRows(layout, weights, torch.float64), len(by_torch.moments_saved(layout)))
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ....gaussian.derivatives import SINGLE
 from ....gaussian.normal import Pair, gauss_legendre
-from ...fold.layout import Function, Lanes, Layout
+from ...fold.layout import Channels, Function, Layout
 from ..torch import SavedSizes, with_derivatives
 from . import moment_kernels
 from .device import allocated_to_stay, flat, on_device, refuse_capture
@@ -45,14 +45,14 @@ class TritonMoments:
     """Mean and variance of all channels that enter the layers, from shifts and scales.
 
     Args:
-        lanes: The channels and the functions between them.
+        channels: The channels and the functions between them.
         device: The device to compute on.
     """
 
-    def __init__(self, lanes: Lanes, device: torch.device) -> None:
+    def __init__(self, channels: Channels, device: torch.device) -> None:
         refuse_capture("built")
-        self.lanes, self.device = lanes, device
-        self.tables: MomentTables = allocated_to_stay(device, lambda: build_tables(lanes, device))
+        self.channels, self.device = channels, device
+        self.tables: MomentTables = allocated_to_stay(device, lambda: build_tables(channels, device))
         self.replayable = not any(self.tables.by_torch)  # torch may copy from the host, which a CUDA graph cannot
         self._no_external = (torch.empty(0, device=device),) * 2
 
@@ -64,10 +64,10 @@ class TritonMoments:
             external: Mean and variance of the channels that are passed in, if there are any.
             backward: Not needed: derivatives cost the kernel nothing.
         """
-        t, lanes = self.tables, self.lanes
+        t, channels = self.tables, self.channels
         work = torch.empty(2, t.computed, dtype=torch.float64, device=self.device)
         slopes = torch.empty(SLOPES * t.computed, dtype=torch.float64, device=self.device)
-        entering = torch.empty(2, len(lanes.entering), dtype=torch.float32, device=self.device)
+        entering = torch.empty(2, len(channels.entering), dtype=torch.float32, device=self.device)
         shift, scale, *more = (flat(x) for x in (*shift_scale.unbind(0), *(external or self._no_external)))
         for phase, programs in enumerate(t.phases):
             if phase:
@@ -78,7 +78,7 @@ class TritonMoments:
                 moment_kernels.forward[(len(programs),)](
                     programs, t.operations, t.numbers, t.first, t.second, t.output, t.entry, t.entry_channel,
                     t.nodes, t.knots, shift, scale, t.constant_mean, t.constant_var, *more, work[0], work[1], slopes,
-                    entering[0], entering[1], lanes.sources, len(t.constant_mean), lanes.given, t.computed,
+                    entering[0], entering[1], channels.sources, len(t.constant_mean), channels.external, t.computed,
                     OPS=t.forward_codes, BLOCK=t.block, ENTRIES=ENTRIES, num_warps=4,
                 )  # fmt: skip
         return entering, [slopes]
@@ -105,16 +105,16 @@ class TritonMoments:
             by_entering: Derivatives by mean and variance of the entering channels, as two rows.
             direct: Derivatives by shifts and by scales that do not come through the entering channels; added.
         """
-        t, lanes = self.tables, self.lanes
-        grads = torch.empty(2, lanes.total, dtype=torch.float64, device=self.device)
-        by_source = torch.empty(2, lanes.sources, dtype=torch.float32, device=self.device)
-        by_external = torch.empty(2, lanes.given, dtype=torch.float32, device=self.device)
+        t, channels = self.tables, self.channels
+        grads = torch.empty(2, channels.total, dtype=torch.float64, device=self.device)
+        by_source = torch.empty(2, channels.sources, dtype=torch.float32, device=self.device)
+        by_external = torch.empty(2, channels.external, dtype=torch.float32, device=self.device)
         with on_device(self.device):
             moment_kernels.backward[(len(t.programs),)](
                 t.programs, t.operations, t.first, t.second, t.output, t.entry, t.summed, t.summed_span,
                 saved[0], flat(shift_scale[1]), flat(by_entering[0]), flat(by_entering[1]), flat(direct[0]),
                 flat(direct[1]), grads[0], grads[1], by_source[0], by_source[1], by_external[0], by_external[1],
-                lanes.sources, len(t.constant_mean), lanes.given, t.computed,
+                channels.sources, len(t.constant_mean), channels.external, t.computed,
                 OPS=t.codes, BLOCK=t.block, CHANNELS=t.gathered[0], ENTRIES=t.gathered[1], num_warps=4,
             )  # fmt: skip
         by_mean, by_var = by_external.double()  # the dtype of external moments
@@ -123,13 +123,13 @@ class TritonMoments:
 
 def moments_saved(layout: Layout) -> SavedSizes:
     """Length and dtype of what `TritonMoments.forward` saves, known without running it."""
-    return [(SLOPES * sum(step.count for step in layout.lanes.steps), torch.float64)]
+    return [(SLOPES * sum(step.count for step in layout.channels.steps), torch.float64)]
 
 
 def supports(layout: Layout) -> bool:
     """Whether no component of a layout is too long for operations that run one after the other."""
-    computed = sum(step.count for step in layout.lanes.steps)
-    return computed <= LONGEST or longest_component(layout.lanes) <= LONGEST
+    computed = sum(step.count for step in layout.channels.steps)
+    return computed <= LONGEST or longest_component(layout.channels) <= LONGEST
 
 
 # --- components and templates ---
@@ -156,16 +156,16 @@ class ComponentBlock(NamedTuple):
     channels: Tensor
 
 
-def component_labels(lanes: Lanes) -> list[int]:
+def component_labels(channels: Channels) -> list[int]:
     """For every channel one channel of its component, the same for all channels of the component."""
-    parent = list(range(lanes.total))
-    constants = range(lanes.sources, lanes.sources + len(lanes.constant_mean))
-    for step in lanes.steps:
+    parent = list(range(channels.total))
+    constants = range(channels.sources, channels.sources + len(channels.constant_mean))
+    for step in channels.steps:
         for index in step.inputs:
             for output, channel in enumerate(index.tolist(), step.start):
                 if channel not in constants:
                     parent[_root(parent, channel)] = _root(parent, output)
-    return [_root(parent, channel) for channel in range(lanes.total)]
+    return [_root(parent, channel) for channel in range(channels.total)]
 
 
 def _root(parent: list[int], channel: int) -> int:
@@ -175,33 +175,33 @@ def _root(parent: list[int], channel: int) -> int:
     return channel
 
 
-def longest_component(lanes: Lanes) -> int:
+def longest_component(channels: Channels) -> int:
     """The largest number of operations in one component."""
-    first_computed = lanes.total - sum(step.count for step in lanes.steps)
-    return max(Counter(component_labels(lanes)[first_computed:]).values(), default=0)
+    first_computed = channels.total - sum(step.count for step in channels.steps)
+    return max(Counter(component_labels(channels)[first_computed:]).values(), default=0)
 
 
-def phases_of(lanes: Lanes) -> Tensor:
+def phases_of(channels: Channels) -> Tensor:
     """For every computed channel the launch that computes it, or after which torch does, counted from 0.
 
     A step that torch evaluates waits for all that it reads, and what follows from it is computed by a later launch.
     """
-    ready = torch.zeros(lanes.total, dtype=torch.int64)  # the first launch that can read a channel
-    phases = torch.zeros(lanes.total, dtype=torch.int64)
-    for step in lanes.steps:
+    ready = torch.zeros(channels.total, dtype=torch.int64)  # the first launch that can read a channel
+    phases = torch.zeros(channels.total, dtype=torch.int64)
+    for step in channels.steps:
         phase = torch.stack([ready[index.cpu()] for index in step.inputs]).amax(0)
         by_torch, results = encode(step.function).by_torch, slice(step.start, step.start + step.count)
         phases[results] = phase.amax() if by_torch else phase
         ready[results] = phases[results] + by_torch
-    return phases[lanes.total - sum(step.count for step in lanes.steps) :]
+    return phases[channels.total - sum(step.count for step in channels.steps) :]
 
 
-def templates_of(lanes: Lanes) -> list[Template]:
+def templates_of(channels: Channels) -> list[Template]:
     """All components by their sequence of operations; those without any come last, as one template."""
-    instructions = [code for step in lanes.steps for code in [encode(step.function)] * step.count]
-    phases, first_computed = phases_of(lanes).tolist(), lanes.total - len(instructions)
+    instructions = [code for step in channels.steps for code in [encode(step.function)] * step.count]
+    phases, first_computed = phases_of(channels).tolist(), channels.total - len(instructions)
     members: dict[int, list[int]] = defaultdict(list)
-    for channel, root in enumerate(component_labels(lanes)):
+    for channel, root in enumerate(component_labels(channels)):
         members[root].append(channel)
     alike: dict[tuple[tuple[int, Instruction], ...], list[tuple[list[int], list[int]]]] = defaultdict(list)
     for component in members.values():
@@ -211,7 +211,7 @@ def templates_of(lanes: Lanes) -> list[Template]:
         key = tuple((phases[c - first_computed], instructions[c - first_computed]) for c in computed)
         alike[key].append((component, computed))
     none = torch.empty(0, dtype=torch.int64)
-    first, second = (torch.cat([none, *(step.inputs[n].cpu() for step in lanes.steps)]) for n in (0, -1))
+    first, second = (torch.cat([none, *(step.inputs[n].cpu() for step in channels.steps)]) for n in (0, -1))
     templates = []
     for key in sorted(alike, key=len, reverse=True):
         outputs = [computed for _, computed in alike[key]]
@@ -293,15 +293,15 @@ class MomentTables:
     computed: int
 
 
-def build_tables(lanes: Lanes, device: torch.device) -> MomentTables:
+def build_tables(channels: Channels, device: torch.device) -> MomentTables:
     """The tables of a moment pass."""
-    codes = {encode(step.function) for step in lanes.steps}
+    codes = {encode(step.function) for step in channels.steps}
     block = BLOCK_INTEGRATED if any(code.code >= FIRST_INTEGRATED for code in codes) else BLOCK
-    templates = templates_of(lanes)
+    templates = templates_of(channels)
     blocks = component_blocks(templates, block)
-    by_torch = _torch_steps(lanes, device)
+    by_torch = _torch_steps(channels, device)
     operations, begins = _operation_tables(templates)
-    programs, entry, entry_channel, summed, summed_span = _channel_tables(lanes, templates, blocks, begins)
+    programs, entry, entry_channel, summed, summed_span = _channel_tables(channels, templates, blocks, begins)
     launches = [_programs_of_launch(n, len(by_torch), programs, blocks, templates) for n in range(len(by_torch) + 1)]
 
     def index(values: Tensor | Sequence[object]) -> Tensor:
@@ -323,13 +323,13 @@ def build_tables(lanes: Lanes, device: torch.device) -> MomentTables:
         summed_span=index(summed_span),
         nodes=_nodes().to(device),
         knots=_knots().to(device),
-        constant_mean=lanes.constant_mean.to(device, torch.float64),
-        constant_var=lanes.constant_var.to(device, torch.float64),
+        constant_mean=channels.constant_mean.to(device, torch.float64),
+        constant_var=channels.constant_var.to(device, torch.float64),
         codes=sum(1 << code for code in {code.code for code in codes}),
         forward_codes=sum(1 << code for code in {code.code for code in codes if not code.by_torch}),
         block=block,
         gathered=gathered_at_once(max((program[-1] for program in programs), default=1)),
-        computed=sum(step.count for step in lanes.steps),
+        computed=sum(step.count for step in channels.steps),
     )
 
 
@@ -339,11 +339,11 @@ def gathered_at_once(most: int) -> tuple[int, int]:
     return max(_LEAST_CHANNELS, _GATHERED // entries), entries
 
 
-def _torch_steps(lanes: Lanes, device: torch.device) -> tuple[tuple[TorchStep, ...], ...]:
+def _torch_steps(channels: Channels, device: torch.device) -> tuple[tuple[TorchStep, ...], ...]:
     """The functions that torch evaluates after every launch but the last."""
-    phases, first_computed = phases_of(lanes), lanes.total - sum(step.count for step in lanes.steps)
+    phases, first_computed = phases_of(channels), channels.total - sum(step.count for step in channels.steps)
     by_phase: dict[int, list[TorchStep]] = defaultdict(list)
-    for step in lanes.steps:
+    for step in channels.steps:
         if encode(step.function).by_torch:
             start = step.start - first_computed
             inputs = tuple(index.to(device) for index in step.inputs)
@@ -370,16 +370,16 @@ def _operation_tables(templates: list[Template]) -> tuple[list[Tensor], list[int
 
 
 def _channel_tables(
-    lanes: Lanes, templates: list[Template], blocks: list[ComponentBlock], begins: list[int]
+    channels: Channels, templates: list[Template], blocks: list[ComponentBlock], begins: list[int]
 ) -> tuple[list[tuple[int, ...]], Tensor, Tensor, Tensor, Tensor]:
     """Programs, entries in the order of programs and channels, and channels that get gradients with their entries."""
     order = torch.cat([block.channels for block in blocks])  # every channel once
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order))
-    entering = lanes.entering.cpu()
+    entering = channels.entering.cpu()
     entry = torch.argsort(rank[entering], stable=True)
     ends = torch.bincount(rank[entering], minlength=len(order)).cumsum(0)
-    constant = (order >= lanes.sources) & (order < lanes.sources + len(lanes.constant_mean))
+    constant = (order >= channels.sources) & (order < channels.sources + len(channels.constant_mean))
     begin_of = torch.cat([ends.new_zeros(1), ends])
     programs: list[tuple[int, ...]] = []
     slot, summed = 0, 0

@@ -140,7 +140,7 @@ class TritonRows:
         common = functools.reduce(torch.promote_types, (weight.dtype for weight in weights))
         by_weight = torch.empty(layout.weight_count, dtype=common, device=self.device)
         by_scale = torch.empty(layout.row_count, dtype=torch.float32, device=self.device)
-        by_entering = torch.empty(2, len(layout.lanes.entering), dtype=torch.float32, device=self.device)
+        by_entering = torch.empty(2, len(layout.channels.entering), dtype=torch.float32, device=self.device)
         partial = torch.empty(2, t.partials, dtype=t.work, device=self.device)
         statistics, spread = saved
         arguments = (
