@@ -124,5 +124,5 @@ def test_other_sums_are_said_to_assume_independence(name: str) -> None:
 
 def test_parameters_get_gradients() -> None:
     model = built(JOINED["training-time branches"])
-    vp.propagate(model, given()).output.var.sum().backward()
+    vp.propagate(model, given(), gradients=True).output.var.sum().backward()
     assert all(p.grad is not None for name, p in model.named_parameters() if not name.endswith("bias"))

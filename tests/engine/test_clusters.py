@@ -232,7 +232,8 @@ def test_parameters_inside_a_cluster_get_gradients() -> None:
             return x * torch.sigmoid(self.beta * x)
 
     model = Swish()
-    output = vp.propagate(model, vp.Moments(*(torch.ones(1, 2, 3, dtype=torch.float64) for _ in range(2)))).output
+    moments = vp.Moments(*(torch.ones(1, 2, 3, dtype=torch.float64) for _ in range(2)))
+    output = vp.propagate(model, moments, gradients=True).output
     output.var.sum().backward()
     assert model.beta.grad is not None and (model.beta.grad != 0).all()
 

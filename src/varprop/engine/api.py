@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Literal, cast
 
 import torch
@@ -10,12 +11,10 @@ from torch.utils import _pytree as pytree
 
 from .. import rules  # noqa: F401  (importing the rules fills the registry)
 from ..graph.capture import Program
-from ..graph.capture import capture as capture_graph
 from ..graph.node import Form, Node, resolve
-from ..graph.outputs import module_outputs
 from ..moments import Moments, trusted
-from ..rules.registry import module_classes, rules_revision
-from .inputs import example_for, fitted_inputs
+from ..rules.registry import rules_revision
+from .inputs import capture_for_rules, example_for, fitted_inputs
 from .plan import Plan, make_plan, require_complete
 from .reasons import reasons_of
 from .report import Coverage, Entry, Result, Status
@@ -36,7 +35,7 @@ def capture(model: nn.Module, example: Any, *, input: Any = None) -> Program:
     """
     if input is not None:
         example = example_for(model, input, example)
-    return capture_graph(model, example, module_classes())
+    return capture_for_rules(model, example)
 
 
 def propagate(
@@ -45,6 +44,7 @@ def propagate(
     example: Any = None,
     *,
     on_missing: Literal["raise", "sample"] = "raise",
+    gradients: bool | None = None,
 ) -> Result:
     """Mean and variance of every unit of a model, computed from its parameters and the input's moments.
 
@@ -59,6 +59,9 @@ def propagate(
             where `input` knows it, as that of `input_moments` does.
         on_missing: ``"raise"`` lists operations without a rule; ``"sample"`` estimates those by sampling and marks
             them.
+        gradients: Whether to record the computation for derivatives by the parameters and the moments, which takes
+            memory for every operation. Left out, it is recorded if `input` requires gradients; never under
+            ``torch.no_grad()``.
 
     Returns:
         Statistics of the output and of every module and operation.
@@ -75,9 +78,19 @@ def propagate(
     plan = _plan(program, tuple(node for node, value in given.items() if not isinstance(value, Tensor)))
     if on_missing == "raise":
         require_complete(plan)
-    walk = Walk(plan, {**program.tensors(), **given})
-    walk.run()
-    return _result(walk)
+    with _recording(given, gradients):
+        walk = Walk(plan, {**program.tensors(), **given})
+        walk.run()
+        return _result(walk)
+
+
+def _recording(inputs: dict[Node, Any], gradients: bool | None) -> contextlib.AbstractContextManager[Any]:
+    """Within, autograd records what was asked for; torch.func differentiates without being asked."""
+    if gradients is None:
+        values = [t for v in inputs.values() for t in ((v.mean, v.var) if isinstance(v, Moments) else (v,))]
+        gradients = any(isinstance(value, Tensor) and value.requires_grad for value in values)
+    transformed = torch._C._are_functorch_transforms_active()
+    return contextlib.nullcontext() if gradients or transformed else torch.no_grad()
 
 
 def coverage(model: nn.Module | Program, example: Any) -> Coverage:
@@ -114,7 +127,7 @@ def _static_entry(plan: Plan, node: Node) -> Entry:
 
 
 def _forms(plan: Plan, node: Node) -> Any:
-    """A node's arguments as shapes alone."""
+    """A node's arguments as shapes alone; one that is read twice is one object, by which rules know it."""
 
     def form(operand: Node) -> Any:
         if not isinstance(operand.form, Form):
@@ -122,7 +135,8 @@ def _forms(plan: Plan, node: Node) -> Any:
         empty = operand.form.empty()
         return Moments(empty, empty) if plan.random(operand) else empty
 
-    return resolve((node.args, node.kwargs), form)
+    forms = {operand: form(operand) for operand in node.operands}
+    return resolve((node.args, node.kwargs), forms.__getitem__)
 
 
 def _entry(node: Node, status: Status, reasons: tuple[str, ...], moments: Moments | None = None) -> Entry:
@@ -136,7 +150,7 @@ def _op_name(node: Node) -> str:
 
 def _result(walk: Walk) -> Result:
     program = walk.plan.program
-    calls = program.once("module outputs", lambda: module_outputs(program))
+    calls = program.module_outputs(walk.plan.random)
     wanted = [node for nodes in calls.values() for node in nodes.outputs if walk.plan.random(node)]
     wanted += [out for out in program.outputs if walk.plan.random(out)]
     walk.finish(wanted)

@@ -14,7 +14,7 @@ from ..graph.capture import Program, as_arguments, capture, leaves_of, named_lea
 from ..graph.examples import as_example, require_module, require_values
 from ..graph.node import Node
 from ..moments import Moments, Tokens
-from ..rules.registry import module_classes
+from ..rules.registry import lookup, module_classes
 from .plan import make_plan
 from .walk import Walk
 
@@ -22,6 +22,11 @@ Input = Moments | Tokens | Tensor
 RANDOM = (Moments, Tokens)
 INPUTS = (Moments, Tokens, Tensor)
 LONGER = 2  # the extent that an axis of extent 1 is tried with
+
+
+def capture_for_rules(model: nn.Module, example: Any) -> Program:
+    """The graph of a model in operations and modules that have rules, as far as it can be written in such."""
+    return capture(model, example, module_classes(), lambda target: lookup(target) is not None)
 
 
 def example_for(model: nn.Module, given: Any, example: Any) -> Any:
@@ -71,7 +76,7 @@ def _refuse_unknown_extents(model: nn.Module, given: Any) -> None:
     program = _captured(model, example, unknown[0][0])
     for one, axis in unknown:
         try:
-            longer = capture(model, _with_extents(given, one, axis), module_classes())
+            longer = capture_for_rules(model, _with_extents(given, one, axis))
         except CaptureError:
             continue
         node = next(_differing(program, longer, given), None)
@@ -84,7 +89,7 @@ def _refuse_unknown_extents(model: nn.Module, given: Any) -> None:
 
 def _captured(model: nn.Module, example: Any, moments: Moments) -> Program:
     try:
-        return capture(model, example, module_classes())
+        return capture_for_rules(model, example)
     except CaptureError as error:
         raise CaptureError(
             f"{error} If an axis of extent 1 stands for a longer one, say how long it is, {_hint(moments)}."

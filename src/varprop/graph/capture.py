@@ -31,10 +31,11 @@ from . import patterns
 from .attributes import attributes_kept
 from .examples import as_example, of_fixed_sizes
 from .extents import fill_open_extents, form_of
-from .functional import in_functional_form
+from .functional import in_functional_form, take_apart
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Node, resolve
 from .observers import observers_named
+from .outputs import ModuleCalls, module_outputs, outputs_marked
 from .recurrences import recurrences_not_run
 
 aten = torch.ops.aten
@@ -62,6 +63,7 @@ class Program:
         outputs: What the model returns, flattened: nodes or plain values.
         output_spec: The structure of what it returns.
         names: What the inputs are called, in their order: an argument, or a place inside one.
+        several: The outputs, in their order, of every call of a module that returned several, by the key of the call.
     """
 
     model: nn.Module
@@ -73,6 +75,11 @@ class Program:
     output_spec: Any
     facts: dict[Any, Any] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
+    several: dict[str, list[Node]] = field(default_factory=dict)
+
+    def module_outputs(self, random: Callable[[Node], bool]) -> dict[str, ModuleCalls]:
+        """The output of every call of every module, by path; of several outputs the first that is random."""
+        return module_outputs(self.nodes, self.outputs, self.several, random)
 
     def once(self, key: Any, make: Callable[[], Fact]) -> Fact:
         """A fact that follows from the graph alone, worked out at the first asking."""
@@ -121,13 +128,19 @@ def named_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     return found
 
 
-def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] = ()) -> Program:
+def capture(
+    model: nn.Module,
+    example: Any,
+    whole: tuple[type[nn.Module], ...] = (),
+    has_rule: Callable[[Any], bool] = lambda _: True,
+) -> Program:
     """Capture what `model` does with inputs of the example's shape.
 
     Args:
         model: Any module `torch.export` can trace; its mode (training or evaluation) is respected, nothing is changed.
         example: A tensor, a tuple of positional arguments, or a dict of keyword arguments, or shapes of these.
         whole: Module classes to keep as one operation.
+        has_rule: Tells whether an operation has a rule; those that have none are written as the ones they consist of.
 
     Raises:
         CaptureError: If the model cannot be exported, with the reason in one sentence.
@@ -144,6 +157,7 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
         generators,
         _said_in_one_sentence(model),
         whole_modules,
+        outputs_marked(model) as marked,
         _AnyBatch(),
         _unchecked_distributions(),
         recurrences_not_run(),
@@ -152,23 +166,28 @@ def capture(model: nn.Module, example: Any, whole: tuple[type[nn.Module], ...] =
         exported = in_functional_form(torch.export.export(model, args, kwargs, strict=False))
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
+    take_apart(graph, has_rule)
     patterns.fold(graph)
-    return _program(model, exported)
+    return _program(model, exported, marked)
 
 
-def _program(model: nn.Module, exported: torch.export.ExportedProgram) -> Program:
+def _program(model: nn.Module, exported: torch.export.ExportedProgram, marked: set[str]) -> Program:
     made: dict[str, Node] = {}
+    several: dict[str, list[Node]] = {}
     outputs: list[Any] = []
     for node in exported.graph_module.graph.nodes:
         if getattr(node.target, "overloadpacket", None) in _ASSERTIONS:
             continue  # they hold for the shapes captured, and return nothing
-        if node.op == "output":
+        call = _stack(node)[-1:]
+        if node.target is aten.alias.default and call and call[0].path in marked:
+            made[node.name] = made[node.args[0].name]
+            several.setdefault(call[0].key, []).append(made[node.name])
+        elif node.op == "output":
             outputs = [made[out.name] if isinstance(out, fx.Node) else out for out in node.args[0]]
         else:
             made[node.name] = _node(node, made)
-    program = Program(
-        model, [node for node in made.values() if node.target], [], {}, {}, [], exported.call_spec.out_spec
-    )
+    nodes = [node for node in dict.fromkeys(made.values()) if node.target]
+    program = Program(model, nodes, [], {}, {}, [], exported.call_spec.out_spec, several=several)
     for spec in exported.graph_signature.input_specs:
         _sort_input(program, made[spec.arg.name], spec, exported)
     fill_open_extents(program.nodes, program.tensors())

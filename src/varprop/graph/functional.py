@@ -35,6 +35,34 @@ def in_functional_form(exported: ExportedProgram) -> ExportedProgram:
     return exported
 
 
+def take_apart(graph: fx.Graph, has_rule: Callable[[Any], bool]) -> None:
+    """Write operations without a rule as those they consist of, where each of these has one.
+
+    So ``multiply``, ``concat``, ``special_expit`` and all other aliases of torch become the operations that they are.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not _is_composite_of_one(node.target) or has_rule(node.target):
+            continue
+        transcript = _Transcript(node)
+        try:
+            new = _taken_apart(node, *node.args, transcript=transcript, **node.kwargs)
+        except Exception:  # it asks for values, say: then it stays whole, and is named if it is on the random path
+            new = None
+        if new is not None and all(has_rule(inner.target) for inner in transcript.nodes):
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+        else:
+            for inner in reversed(transcript.nodes):
+                graph.erase_node(inner)
+
+
+def _is_composite_of_one(target: Any) -> bool:
+    """Whether an operation is written in terms of others, and returns one tensor."""
+    if not isinstance(target, OpOverload) or not _is_composite(target):
+        return False
+    return [type(result.type) for result in target._schema.returns] == [torch.TensorType]
+
+
 def _unwrap(graph: fx.Graph) -> None:
     """Put the operations under `torch.no_grad`, or where autocast is off, where they are called.
 
@@ -181,6 +209,13 @@ def _batch_norm(node: fx.Node, *args: Any) -> fx.Node:
     return _insert(node, operator.getitem, (whole, 0), {})
 
 
+def _only_in_training(node: fx.Node, x: fx.Node, share: float, training: bool) -> fx.Node:
+    """A dropout of whole features or towards another value; a copy in evaluation."""
+    if not training or share == 0:
+        return _insert(node, aten.clone.default, (x,), {})
+    return _insert(node, node.target, (x, share, training), {})
+
+
 def _dropout(node: fx.Node, x: fx.Node, share: float, training: bool) -> fx.Node:
     if not training or share == 0:
         return _insert(node, aten.clone.default, (x,), {})
@@ -199,6 +234,9 @@ def _converted(node: fx.Node, x: fx.Node, dtype: torch.dtype, *_: Any, **__: Any
 _REWRITES: dict[Any, Callable[..., fx.Node]] = {
     aten.batch_norm.default: _batch_norm,
     aten.chunk.default: _chunk,
+    aten.alpha_dropout.default: _only_in_training,
+    aten.feature_alpha_dropout.default: _only_in_training,
+    aten.feature_dropout.default: _only_in_training,
     aten.detach_.default: lambda node, x: x,
     aten.dropout.default: _dropout,
     aten.dropout_.default: lambda node, x, *_: x,
@@ -207,9 +245,9 @@ _REWRITES: dict[Any, Callable[..., fx.Node]] = {
 }
 
 
-def _taken_apart(node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
-    """The operations of which a view consists; whether it has to copy depends on how its argument lies in memory."""
-    transcript, view = _Transcript(node), cast(Callable[..., Tensor], node.target)
+def _taken_apart(node: fx.Node, *args: Any, transcript: _Transcript | None = None, **kwargs: Any) -> fx.Node:
+    """The operations of which one consists; whether a view has to copy depends on the layout of its argument."""
+    transcript, view = transcript or _Transcript(node), cast(Callable[..., Tensor], node.target)
     values, named = pytree.tree_map_only(fx.Node, transcript.value, (args, kwargs))
     with _fake_mode(node), transcript:
         return transcript.written[id(view(*values, **named))]
@@ -222,6 +260,7 @@ class _Transcript(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.place = place
         self.written: dict[int, fx.Node] = {}  # by the identity of their values, which they keep alive
+        self.nodes: list[fx.Node] = []  # those that were written, in order
 
     def value(self, node: fx.Node) -> Any:
         """What a node stands for in the operations to come."""
@@ -232,5 +271,6 @@ class _Transcript(TorchDispatchMode):
         kwargs = kwargs or {}
         result = target(*args, **kwargs)
         nodes, named = pytree.tree_map_only(Tensor, lambda value: self.written[id(value)], (args, kwargs))
-        self.written[id(result)] = _write(self.place, target, nodes, named, result)
+        self.nodes.append(_write(self.place, target, nodes, named, result))
+        self.written[id(result)] = self.nodes[-1]
         return result

@@ -39,6 +39,7 @@ def transferred(
         state={made[node]: name for node, name in program.state.items() if made[node].users},
         constants={made[node]: value for node, value in program.constants.items()},
         outputs=resolve(program.outputs, made.__getitem__),
+        several=resolve(program.several, made.__getitem__),
         facts={},
     )
 

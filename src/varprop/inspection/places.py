@@ -9,7 +9,6 @@ from typing import Literal
 
 from ..engine.walk import Walk
 from ..graph.node import Node
-from ..graph.outputs import module_outputs
 from ..moments import Moments
 from ..rules.bend import Bend
 
@@ -74,7 +73,7 @@ def _counts(walk: Walk, node: Node) -> bool:
 
 def _calls(walk: Walk) -> dict[str, tuple[int, Node]]:
     """Which call of its module each key is, and its output, where that is random."""
-    outputs = module_outputs(walk.plan.program)
+    outputs = walk.plan.program.module_outputs(walk.plan.random)
     path_of = {call.key: call.path for node in walk.plan.program.nodes for call in node.stack}
     made: Counter[str] = Counter()
     calls: dict[str, tuple[int, Node]] = {}
