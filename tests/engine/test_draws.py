@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
@@ -99,11 +100,122 @@ def test_dropout_of_a_constant_is_random(dropout: nn.Module) -> None:
     torch.testing.assert_close(vp.propagate(model.eval(), moments).output.var, found["first"].var @ weights.T)
 
 
+class Pipeline(nn.Module):
+    """A dropout, and a function of what it leaves."""
+
+    def __init__(self, dropout: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.dropout, self.function = dropout, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.dropout(x))
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu, "square": torch.square, "sigmoid of a line": lambda x: torch.sigmoid(2 * x - 1),
+    "by hand": lambda x: x * torch.tanh(x + 0.3), "rectifier with kink": lambda x: (x + 0.5).clamp(0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "dropout", [nn.Dropout(0.4), nn.Dropout2d(0.2), nn.AlphaDropout(0.3), nn.Dropout(1.0)], ids=str
+)
+def test_functions_of_what_a_dropout_leaves_are_exact(dropout: nn.Module, name: str) -> None:
+    """Its law is known: one line of the value or another, with their chances."""
+    torch.manual_seed(0)
+    model = Pipeline(dropout, FUNCTIONS[name]).train()
+    mean = torch.tensor([[-1.0, 0.2, 1.5, 0.0]], dtype=torch.float64).view(1, 4, 1, 1)
+    result = vp.propagate(model, vp.Moments(mean, torch.full_like(mean, 0.25)), example=(1, 4, 1, 1))
+    drawn = model(mean + 0.5 * torch.randn(100_000, 4, 1, 1, dtype=torch.float64))
+    error = drawn.var(0) / len(drawn)
+    assert not result.approximations
+    assert ((result.output.mean[0] - drawn.mean(0)).abs() <= 5 * error.sqrt() + 1e-9).all()
+    torch.testing.assert_close(result.output.var[0], drawn.var(0), rtol=0.05, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.amax(1), lambda x: torch.maximum(x[:, :2], x[:, 2:].detach() * 2), lambda x: x.softmax(1)],
+    ids=["maximum", "of two", "softmax"],
+)
+def test_what_takes_dropped_values_as_gaussian_says_so(function: Callable[[Tensor], Tensor]) -> None:
+    x = vp.Moments(torch.full((1, 4), -1.0), torch.full((1, 4), 0.25))
+    for training in (True, False):
+        result = vp.propagate(Pipeline(nn.Dropout(0.4), function).train(training), x)
+        assert any("dropout" in reason for e in result.approximations for reason in e.reasons) == training
+
+
+def test_a_function_of_a_moved_function_is_marked() -> None:
+    x = vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))
+    for function, marked in {
+        (lambda x: x.relu().flip(1).exp(), True),
+        (lambda x: F.dropout(x.relu(), 0.5).exp(), True),
+        (lambda x: F.dropout(x.relu(), 0.5, training=False).exp(), False),
+        (lambda x: F.alpha_dropout(x.relu(), 0.5, training=False).exp(), False),
+        (lambda x: (2 * x).flip(1).exp(), False),
+        (lambda x: x.relu().exp(), False),
+    }:
+        result = vp.propagate(Pipeline(nn.Identity(), function), x)
+        assert any("no longer Gaussian" in reason for e in result.approximations for reason in e.reasons) == marked
+
+
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "shuffled": lambda x: x[:, torch.randperm(x.shape[1])],
+    "masked as by MAE": lambda x: x.gather(1, torch.rand(x.shape).argsort(1)[:, :2]),
+    "restored": lambda x: x.gather(1, torch.rand(x.shape).argsort(1).argsort(1)),
+    "highest of noise": lambda x: x.gather(1, torch.rand(x.shape).topk(2, 1).indices),
+    "numbers": lambda x: x * torch.randperm(4),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_drawn_at_random_are_marked(name: str) -> None:
+    model = Pipeline(nn.Identity(), PLACES[name])
+    x = vp.Moments(torch.tensor([[0.0, 0.0, 0.0, 9.0]]), torch.ones(1, 4))
+    state = torch.get_rng_state()
+    results = [vp.propagate(model, x) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(results[0].output.mean, results[1].output.mean)
+    for entries in (results[0].entries, vp.coverage(model, torch.zeros(1, 4)).entries):
+        assert any("draws anew in every call" in reason for entry in entries for reason in entry.reasons)
+
+
+def test_the_order_of_the_input_has_no_moments() -> None:
+    model = Pipeline(nn.Identity(), lambda x: x.gather(1, x.argsort(1)))
+    with pytest.raises(vp.MissingRule, match=r"aten\.argsort"):
+        vp.propagate(model, vp.Moments(torch.zeros(1, 4), torch.ones(1, 4)))
+
+
+def test_a_normalized_model_counts_functions_of_dropped_values() -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 4)
+    nn.init.orthogonal_(layers[0].weight)  # so that units are independent
+    model = vp.normalize(nn.Sequential(*layers), vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))).train()
+    torch.testing.assert_close(model(torch.randn(40_000, 8)).std(0), torch.ones(4), rtol=0.03, atol=0.0)
+
+
 def test_a_normalized_model_counts_dropout_of_a_constant() -> None:
     torch.manual_seed(0)
     model = vp.normalize(DroppedConstant(nn.Dropout(0.5)), vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))).train()
     outputs = torch.cat([model(torch.randn(1, 4)) for _ in range(4_000)])
     torch.testing.assert_close(outputs.std(0), torch.ones(3), rtol=0.1, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "var"),
+    [
+        (lambda x: F.conv2d(x, torch.randn(2, 4, 3, 3)), 36.0),
+        (lambda x: F.conv2d(x, torch.ones(2, 4, 3, 3), torch.randn(2)), 37.0),
+        (lambda x: F.conv_transpose2d(x, torch.randn(4, 2, 2, 2), stride=2), 4.0),
+        (lambda x: F.linear(x[..., 0, 0], torch.ones(2, 4), torch.randn(2)), 5.0),
+    ],
+    ids=["kernel", "bias", "transposed", "bias of a linear layer"],
+)
+def test_layers_with_weights_that_are_drawn(layer: Callable[[Tensor], Tensor], var: float) -> None:
+    x = vp.Moments(torch.zeros(1, 4, 1, 1), torch.ones(1, 4, 1, 1))
+    output = vp.propagate(Pipeline(nn.Identity(), layer), x, example=(1, 4, 7, 6)).output
+    torch.testing.assert_close(output.var, torch.full_like(output.var, var))
 
 
 def test_a_model_without_inputs_draws_all_that_is_random() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import varprop as vp
 from varprop.rules import registry
@@ -330,6 +331,12 @@ def _with_rows(x: Tensor, places: list[int], rows: Tensor) -> Tensor:
     return x
 
 
+def _interleaved(x: Tensor, second: int) -> Tensor:
+    result = torch.zeros_like(x)
+    result[:, :, ::2], result[:, :, 1::2] = x[:, :, ::2], x[:, :, second::2]
+    return result
+
+
 KERNEL = torch.ones(3, 3, 3, 3, dtype=DOUBLE)
 FIRST = torch.zeros(1, 6, 8, 8, dtype=torch.long)
 COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
@@ -378,7 +385,45 @@ COPIES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "differences, added": (lambda x: x.diff(dim=-1).sum(-1), True),
     "outer product, added": (lambda x: torch.outer(x[0, 0, 0], torch.arange(3.0, dtype=DOUBLE)).sum(1), True),
     "sorted, added": (lambda x: x.sort(-1).values[..., 4:].mean(-1), True),
+    "joined with itself turned": (lambda x: torch.cat([x, x.flip(1)], 1).sum(1), True),
+    "one slice twice": (lambda x: torch.cat([x[:, :2], x[:, :2]], 1).sum(1), True),
+    "slices that overlap": (lambda x: torch.cat([x[:, :2], x[:, 1:]], 1).sum(1), True),
+    "slices side by side": (lambda x: torch.cat([x[:, 1:], x[:, :1].relu()], 1).sum(1), False),
+    "every second": (lambda x: torch.cat([x[..., ::2], x[..., 1::2]], 1).sum(1), False),
+    "one row stacked twice": (lambda x: torch.stack([x[:, 0], x[:, 0]], 1).sum(1), True),
+    "rows stacked": (lambda x: torch.stack([x[:, 0], x[:, 2]], 1).sum(1), False),
+    "written twice": (lambda x: _interleaved(x, 0).sum(2), True),
+    "written once": (lambda x: _interleaved(x, 1).sum(2), False),
+    "overwritten": (lambda x: x.slice_scatter(x[:, :1], 1, 0, 1).sum(1), False),
+    "row written over another": (lambda x: x.select_scatter(x[:, 0], 1, 2).sum(1), True),
+    "rows copied": (lambda x: x.index_copy(1, torch.tensor([2]), x[:, :1]).sum(1), True),
+    "scattered over itself": (lambda x: x.scatter(1, FIRST[:, :1] + 2, x[:, :1]).sum(1), True),
+    "joined with its sum": (lambda x: torch.cat([x, x + torch.randn_like(x)], 1).sum(1), True),
+    "joined with its maxima": (lambda x: torch.cat([x, F.max_pool2d(x, 3, 1, 1)], 1).sum(1), True),
+    "maxima of parts": (lambda x: torch.cat([x[:, :1], F.max_pool2d(x[:, 1:], 3, 1, 1)], 1).sum(1), False),
+    "joined behind weights": (lambda x: torch.cat([x, F.conv2d(x, KERNEL, padding=1)], 1).sum(1), False),
+    "normalized, taken apart": (lambda x: torch.cat(F.layer_norm(x, (8,)).split([3, 5], -1), -1).sum(1), False),
+    "meshgrid": (lambda x: torch.meshgrid(x[0, 0, 0], x[0, 1, 0], indexing="ij")[0].sum(1), True),
 }
+SHARED = {
+    "scattered onto itself": lambda x: x.scatter_add(1, FIRST[:, :3], x),
+    "put onto itself": lambda x: x.index_put((torch.tensor([0]),), x[:, [1, 0, 2]], accumulate=True),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_sums_with_itself_are_marked(name: str) -> None:
+    function = Function(SHARED[name])
+    found = vp.propagate(function, standard(1, 3, 8, 8)), vp.coverage(function, torch.zeros(1, 3, 8, 8, dtype=DOUBLE))
+    for entries in (found[0].entries, found[1].entries):
+        assert any("share a random ancestor" in reason for entry in entries for reason in entry.reasons)
+
+
+def test_coverage_says_what_propagate_says_of_one_value_read_twice() -> None:
+    model = Function(lambda x: torch.einsum("bij,bkj->bik", x, x))
+    (covered,) = vp.coverage(model, torch.zeros(1, 3, 4, dtype=DOUBLE))
+    (propagated,) = vp.propagate(model, standard(1, 3, 4)).entries
+    assert covered.status == propagated.status == "approximate" and covered.reasons == propagated.reasons
 
 
 @pytest.mark.parametrize("name", COPIES)
@@ -585,6 +630,65 @@ def test_kinks_may_depend_on_arguments_given_by_name() -> None:
         unregister(key)
 
 
+class Pair(nn.Module):
+    """Two outputs, of which the second is computed first."""
+
+    def __init__(self, order: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, x: Tensor) -> object:
+        second = 3 * x
+        return self.order(2 * x, second)
+
+
+ORDERS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "tuple": lambda first, second: (first, second),
+    "list": lambda first, second: [first, second],
+    "dict": lambda first, second: {"a": first, "b": second},
+    "a constant first": lambda first, second: (torch.zeros(2), first, second),
+    "nested": lambda first, second: ((first,), None, second),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_module_that_returns_several_has_the_statistics_of_the_first(name: str) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pair = Pair(ORDERS[name])
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [t + 1 for _ in range(2) for t in pytree.tree_leaves(self.pair(x))[::-1] if t is not None]
+
+    result = vp.propagate(Outer(), standard(1, 2))
+    assert [call.std.unique().item() for call in result.calls["pair"]] == [2.0, 2.0]
+    assert result["pair"].std.unique().item() == 2.0
+    assert vp.propagate(Pair(ORDERS[name]), standard(1, 2))[""].std.unique().item() == 2.0
+    assert not any("alias" in entry.op for entry in result.entries)
+
+
+def test_derivatives_are_recorded_where_they_are_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    moments = vp.Moments(torch.zeros(1, 3), torch.ones(1, 3))
+    assert not any(m.var.requires_grad for m in vp.propagate(model, moments).by_module().values())
+    vp.propagate(model, moments, gradients=True).output.var.sum().backward()
+    assert model[0].weight.grad is not None
+    var = torch.ones(1, 3, requires_grad=True)
+    assert vp.propagate(model, vp.Moments(torch.zeros(1, 3), var)).output.var.requires_grad
+    with torch.no_grad():
+        assert not vp.propagate(model, moments, gradients=True).output.var.requires_grad
+
+    program = vp.capture(model, (1, 3))
+
+    def total(weight: Tensor) -> Tensor:
+        with torch.nn.utils.stateless._reparametrize_module(model, {"0.weight": weight}):
+            return vp.propagate(program, moments).output.var.sum()
+
+    expected = model[0].weight.grad
+    torch.testing.assert_close(torch.func.grad(total)(model[0].weight.detach()), expected)
+
+
 def test_looking_changes_nothing() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(
@@ -627,7 +731,7 @@ def test_propagation_is_differentiable_in_the_weights() -> None:
 
     def statistics(weight: Tensor) -> tuple[Tensor, Tensor]:
         with torch.nn.utils.stateless._reparametrize_module(model, {"0.weight": weight}):
-            output = vp.propagate(program, standard(1, 3)).output
+            output = vp.propagate(program, standard(1, 3), gradients=True).output
             return output.mean, output.var
 
     assert torch.autograd.gradcheck(statistics, (model[0].weight.detach().clone().requires_grad_(),))

@@ -1,4 +1,4 @@
-"""Random small graphs of operations, wherever the engine's assumptions hold, against Monte Carlo."""
+"""Random small graphs of operations: against Monte Carlo wherever the engine's assumptions hold, else marked."""
 
 from __future__ import annotations
 
@@ -103,3 +103,44 @@ def test_graphs_agree_with_monte_carlo(branch: Branch) -> None:
     # the floor is for units that fire less often than once in all draws
     error = ((fourth - var.square()).clamp_min(0) / DRAWS).sqrt()
     assert ((output.var[0] - var).abs() <= 5 * error + 1e-6).all()
+
+
+VIEWS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x, lambda x: x.flip(-1), lambda x: x.roll(1, -1), lambda x: x[:, ::2], lambda x: x[:, 1::2],
+    lambda x: x[:, :2], lambda x: x[:, 2:], lambda x: x.view(-1, 2, 2).transpose(1, 2).flatten(1)[:, 1:3],
+    lambda x: x.gather(1, torch.tensor([[3, 0]]).expand(len(x), -1)), lambda x: x.split([1, 2, 1], 1)[1],
+]  # fmt: skip
+JOINS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda a, b: torch.cat([a, b], 1), lambda a, b: torch.stack([a[:, :2], b[:, :2]], 1).flatten(1),
+    lambda a, b: a.slice_scatter(b[:, :1], 1, 1, 2), lambda a, b: a.select_scatter(b[:, -1], 1, 0),
+    lambda a, b: a.index_copy(1, torch.tensor([1]), b[:, :1]),
+    lambda a, b: a.scatter(1, torch.zeros(len(a), 1, dtype=torch.long), b[:, 1:2]),
+]  # fmt: skip
+SUMS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.sum(1, keepdim=True), lambda x: F.linear(x, torch.arange(1.0, 1 + 2 * x.shape[1]).double().view(2, -1)),
+    lambda x: F.avg_pool1d(x[:, None], 2, 1)[:, 0],
+]  # fmt: skip
+
+
+@st.composite
+def joins(draw: st.DrawFn) -> Callable[[Tensor], Tensor]:
+    """Views of one value, joined to one another, perhaps twice, and added up."""
+    views = [draw(st.sampled_from(VIEWS)) for _ in range(3)]
+    first, second = draw(st.sampled_from(JOINS)), draw(st.sampled_from([None, *JOINS]))
+    total = draw(st.sampled_from(SUMS))
+
+    def function(x: Tensor) -> Tensor:
+        joined = first(views[0](x), views[1](x))
+        return total(joined if second is None else second(joined, views[2](x)))
+
+    return function
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(joins())
+def test_joins_of_views_are_right_or_marked(function: Callable[[Tensor], Tensor]) -> None:
+    var = torch.tensor([[1.0, 2.0, 0.5, 3.0]], dtype=torch.float64)
+    result = vp.propagate(Graph(Branch(lambda xs: function(xs[0]), 1)), vp.Moments(torch.zeros_like(var), var))
+    jacobian = torch.autograd.functional.jacobian(function, torch.zeros_like(var))[0, :, 0]
+    right = torch.allclose(result.output.var[0], jacobian.square() @ var[0])
+    assert right or result.approximations

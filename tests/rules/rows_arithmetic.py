@@ -46,6 +46,8 @@ rows = [
     Case(aten.addcmul.default, lambda: (normal(3, 4), normal(3, 4), weight(3, 4)), {"value": 0.5}),
     Case(aten.addcmul.default, lambda: (normal(3, 4), weight(3, 4), weight(3, 4)), label="constant"),
     Case(aten.lerp.Scalar, lambda: (normal(3, 4), normal(3, 4), 0.3)),
+    Case(aten.lerp.Tensor, lambda: (normal(3, 4), normal(3, 4), normal(3, 4)), label="random weight"),
+    Case(aten.lerp.Tensor, lambda: (weight(3, 4), normal(3, 4), normal(3, 4)), label="random weight and end"),
     Case(aten.lerp.Tensor, lambda: (normal(3, 4), weight(3, 4), weight(3, 4)), label="constant"),
     Case(aten.addcdiv.default, lambda: (normal(3, 4), weight(3, 4), weight(3, 4).abs() + 1)),
     Case(aten.hypot.default, lambda: (normal(3, 4), weight(3, 4))),

@@ -52,7 +52,7 @@ def has_rule(name: str) -> bool:
 
 
 ARGUMENTS: list[Callable[[Tensor, Tensor], tuple[Any, ...]]] = [
-    lambda x, y: (x,), lambda x, y: (x, y), lambda x, y: (x, 0.5), lambda x, y: (x, 1), lambda x, y: ([x, y],),
+    lambda x, y: (x,), lambda x, y: (x, 0.5), lambda x, y: (x, 1), lambda x, y: (x, y), lambda x, y: ([x, y],),
     lambda x, y: (x, 0, 1), lambda x, y: (x[0], y[0]), lambda x, y: (x.sigmoid(),),
 ]  # fmt: skip
 
@@ -79,6 +79,7 @@ class Aliases(nn.Module):
 
 def test_aliases_have_the_rules_of_their_operations() -> None:
     names = dict(sorted(known_aliases()))
+    del names["special.round"]  # to a number of decimals, for which there is no rule
     called = {alias: function(alias) for alias, name in names.items() if has_rule(name)}
     functions = {alias: fitting(call) for alias, call in called.items() if call is not None}
     usable = [call for call in functions.values() if call is not None]
@@ -88,7 +89,7 @@ def test_aliases_have_the_rules_of_their_operations() -> None:
     }
     example = torch.zeros(3, 3), torch.zeros(3, 3)
     found = vp.coverage(Aliases(usable), example)
-    assert not found.missing, found
+    assert not found.missing, [entry.op for entry in found.missing]
 
 
 def test_an_alias_may_have_a_rule_of_its_own() -> None:

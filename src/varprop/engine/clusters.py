@@ -84,6 +84,8 @@ class Clusters:
         rule, root, argument = self.plan.rules[node], self.plan.root[node], self._only_argument(node)
         if (drawn := self._drawn(root)) is not None:
             return self._integrate_draws(node, root, value(root), drawn)
+        if (mixture := self.plan.mixture(root)) is not None:
+            return self._mix(node, root, value(mixture[0]), mixture[1])
         if (source := self.plan.rules.get(root)) is not None and source.outcomes is not None:
             return self._sum_outcomes(node, root, value(root), source.outcomes)
         if rule.function is not None and argument is not None and self.line(argument)[0] is root:
@@ -95,9 +97,7 @@ class Clusters:
         line = self._line_from(node, start, {})
         if line is not None:
             return through_line(moments, line)
-        if self.plan.rules[node].function is not None and self._only_argument(node) is start:
-            return self._closed_form(node, moments)
-        found = self._integrate(node, start, moments)
+        found = self._of_gaussian(node, start, moments)
         extra = found.ndim - moments.ndim  # axes that the node has and a maximum over them has not
         mean, var = (part.reshape(part.shape[extra:]) for part in (found.mean, found.var))
         return Moments(mean, var)
@@ -117,6 +117,26 @@ class Clusters:
                 result = affine(*args, **kwargs)
                 lines[node] = result if isinstance(result, Line) else None
         return lines[node]
+
+    def _of_gaussian(self, node: Node, start: Node, moments: Moments) -> Moments:
+        """Moments of a node that is a curved function of an earlier node, which is Gaussian with the given moments."""
+        if self.plan.rules[node].function is not None and self._only_argument(node) is start:
+            return self._closed_form(node, moments)
+        return self._integrate(node, start, moments)
+
+    def _mix(self, node: Node, root: Node, x: Moments | Tensor, outcomes: list[tuple[float, float, float]]) -> Moments:
+        """Moments of `node` as a function of what is one of several lines of x, each with its chance.
+
+        E = sum p E_p, Var = sum p (Var_p + (E_p - E)^2): exact for Gaussian x.
+        """
+        x = Moments(x, torch.zeros_like(x)) if isinstance(x, Tensor) else x
+        parts = [
+            (chance, self._of_gaussian(node, root, Moments(slope * x.mean + offset, slope**2 * x.var)))
+            for chance, slope, offset in outcomes
+        ]
+        mean = torch.stack([chance * part.mean for chance, part in parts]).sum(0)
+        spread = [chance * (part.var + (part.mean - mean).square()) for chance, part in parts]
+        return Moments(mean, torch.stack(spread).sum(0))
 
     def _only_argument(self, node: Node) -> Node | None:
         operands = self.plan.random_operands(node)

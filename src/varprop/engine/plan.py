@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections import Counter
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ..errors import MissingRule
 from ..graph.capture import Program
@@ -33,6 +35,7 @@ class Plan:
             cluster of elementwise operations with one random source is thus one function of one variable.
         rules: The rule of every random node that is computed.
         missing: Random nodes without a rule.
+        drawn: Nodes that are not random but follow from one draw, such as places drawn at random to read from.
         skips: For a rectifier of a sum with one rectified term, as at the end of a residual block: that term and the
             other.
     """
@@ -42,6 +45,7 @@ class Plan:
     root: dict[Node, Node] = field(default_factory=dict)
     rules: dict[Node, Rule] = field(default_factory=dict)
     missing: list[Node] = field(default_factory=list)
+    drawn: set[Node] = field(default_factory=set)
     skips: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
 
     @functools.cached_property
@@ -80,6 +84,17 @@ class Plan:
             return False
         return self.rules[node].swings or any(self.swings(operand) for operand in self.random_operands(node))
 
+    def mixture(self, node: Node) -> tuple[Node, list[tuple[float, float, float]]] | None:
+        """What a dropout drops from, and the chance, slope and offset of every outcome; None for other nodes."""
+        node = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else node
+        rule = self.rules.get(node)
+        if rule is None or rule.mixture is None:
+            return None
+        if isinstance(node.target, Leaf):
+            args, kwargs = node.target.fill(node.args)
+            return node.operands[0], rule.mixture(node.target.module, *args, **kwargs)
+        return node.operands[0], rule.mixture(*node.args, **node.kwargs)
+
     def inside_cluster(self, node: Node) -> bool:
         """Whether a node is an elementwise function of an earlier random node."""
         return self.root.get(node, node) is not node
@@ -102,6 +117,9 @@ def rule_of(node: Node) -> Rule | None:
 
 def _visit(plan: Plan, node: Node) -> None:
     operands, rule = plan.random_operands(node), rule_of(node)
+    if _draws_places(plan, node, rule) or (not operands and plan.drawn.intersection(node.operands)):
+        plan.drawn.add(node)
+        return
     if rule and rule.kind == "source":
         plan.sources[node], plan.root[node], plan.rules[node] = frozenset([node]), node, rule
         return
@@ -135,6 +153,22 @@ def _combines(node: Node, rule: Rule) -> bool:
     return rule.independent is not None and not (truth and rule.signs is not None)
 
 
+def _draws_places(plan: Plan, node: Node, rule: Rule | None) -> bool:
+    """Whether a node holds whole numbers that depend on random draws of the model's own, and on nothing else random.
+
+    As ``randperm`` draws them, or the order of random numbers; they say where to read, and have no mean and variance.
+    """
+    if not isinstance(node.form, Form) or node.form.dtype is not torch.int64:
+        return False
+    operands = plan.random_operands(node)
+    if rule is None and not operands:
+        return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    parent = plan.rules.get(node.args[0]) if node.target is operator.getitem else None
+    ranks = node.target is not operator.getitem or (parent is not None and parent.order_statistic)
+    inner = all(source.target is not None for operand in operands for source in plan.sources[operand])
+    return rule is None and ranks and inner
+
+
 def _draws(node: Node) -> bool:
     """Whether an operation draws random numbers, which must not count as constants; places to read from may."""
     return _is_floating(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -153,24 +187,26 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     if node.target is operator.getitem:
         return node.operands[0] in entangled
     rule = plan.rules.get(node)
-    if rule is None or not keeps_elements(rule):
-        return rule is not None and (rule.entangles or _spreads_bias(plan, node, rule))
+    if rule is None or not keeps_elements(node, rule):
+        shared = rule is not None and rule.linear and plan.random(node.args[1])  # all positions meet the same weights
+        return shared or (rule is not None and (rule.entangles or _spreads_bias(plan, node, rule)))
     if any(operand in entangled for operand in node.operands):
         return True
     random = [operand for operand in node.reads if plan.random(operand)]
-    if rule.kind == "structural" and len({plan.root[operand] for operand in random}) < len(random):
+    if rule.kind == "structural" and len(random) > 1 and _joins_copies(plan, node, random):
         return True
     if rule.repeats_elements is not None and plan.random(node.args[rule.repeats_elements]):
         return _repeats_elements(plan.program, node, node.args[rule.repeats_elements])
-    copies = rule.selects and _count(node) > sum(map(_count, node.reads))
+    selects = rule.selects or not isinstance(node.form, Form)  # a list of views can only select
+    copies = selects and _count(node) > sum(map(_count, node.reads))
     broadcasts = rule.kind != "structural" or rule.overwrites
     broadcast = broadcasts and any(_count(node) > _count(operand) for operand in random)
     return copies or (broadcast and not plan.shares_ancestor(node))  # which is marked at once
 
 
-def keeps_elements(rule: Rule) -> bool:
+def keeps_elements(node: Node, rule: Rule) -> bool:
     """Whether every element of a result comes from one of each argument, or from its neighbours by interpolation."""
-    moves = rule.kind != "rule" and not rule.adds
+    moves = rule.kind != "rule" and not rule.adds(*node.args, **node.kwargs)
     return moves or rule.noise or rule.resizes or rule.batch_norm is not None
 
 
@@ -178,6 +214,152 @@ def _spreads_bias(plan: Plan, node: Node, rule: Rule) -> bool:
     """Whether a random bias is added to more than one element."""
     bias = node.args[rule.bias] if rule.bias is not None and len(node.args) > rule.bias else None
     return isinstance(bias, Node) and plan.random(bias) and _count(bias) < _count(node)
+
+
+def _joins_copies(plan: Plan, node: Node, operands: list[Node]) -> bool:
+    """Whether an element of an earlier value comes into a node by two of its operands, as itself or in functions of it.
+
+    Elements count as distinct behind weights, as everywhere. Up to these the ways of all operands are followed back;
+    where two meet, the elements of the value there are numbered, and the numbers are followed forward again.
+    """
+    upstream = [_upstream(plan, operand, set()) for operand in operands]
+    times = Counter(node for reached in upstream for node in reached)
+    shared = {node for node, count in times.items() if count > 1}
+    # behind the first value that two operands share, they share all that it was made of
+    meetings = set().union(*(_upstream(plan, operand, shared) for operand in operands)) & shared
+    try:
+        return any(_arrives_twice(plan, node, operands, source) for source in meetings)
+    except KeyError:  # inputs, parameters or buffers decide where elements go
+        return True
+
+
+def _upstream(plan: Plan, node: Node, stop: set[Node]) -> set[Node]:
+    """A node and the values of which its elements are elements or functions, followed back to weights or to `stop`."""
+    reached, waiting = {node}, [node]
+    while waiting:
+        latest = waiting.pop()
+        if latest not in stop:
+            fresh = [operand for operand in _without_weights(plan, latest) if operand not in reached]
+            reached.update(fresh)
+            waiting += fresh
+    return reached
+
+
+def _without_weights(plan: Plan, node: Node) -> list[Node]:
+    """The random operands of a node that weights do not mix; none for those of a layer, and for those of a module."""
+    rule = plan.rules.get(node)
+    if node.target is operator.getitem:
+        return plan.random_operands(node)
+    if rule is None or rule.kind == "source" or isinstance(node.target, Leaf):
+        return []
+    constants = any(not plan.random(operand) and _is_floating(operand) for operand in node.operands)
+    if keeps_elements(node, rule) or not constants or rule.normalizes(*node.args, **node.kwargs):
+        return plan.random_operands(node)
+    return []
+
+
+def _arrives_twice(plan: Plan, node: Node, operands: list[Node], source: Node) -> bool:
+    """Whether an element of `source` comes into a node by two of its operands."""
+    path = set().union(*(_upstream(plan, operand, {source}) for operand in operands))
+    numbers = _Numbers(plan, source)
+    for step in plan.program.nodes:
+        if step in path and step is not source:
+            numbers.follow(step)
+    seen = numbers.none()
+    for position, operand in enumerate(operand for operand in node.reads if plan.random(operand)):
+        arrived = numbers.arrived(node, position, operand)
+        if bool((seen & arrived).any()):
+            return True
+        seen |= arrived
+    return False
+
+
+class _Numbers:
+    """Where the elements of one value go: numbered from 1, each node has tensors of the numbers at its elements.
+
+    An element that is a function of several of them has as many tensors. Where an operation mixes elements, as pooling
+    does, all numbers that enter it count as present anywhere in its result.
+    """
+
+    def __init__(self, plan: Plan, source: Node) -> None:
+        self.plan, self.size, self.device = plan, _count(source), _first_form(source).device
+        start = torch.arange(1, self.size + 1, dtype=torch.float64, device=self.device)
+        forms = source.form if isinstance(source.form, (list, tuple)) else [source.form]
+        parts = start.split([_count_of(form) for form in forms])
+        views = [
+            part.view(form.shape) if isinstance(form, Form) else None for part, form in zip(parts, forms, strict=True)
+        ]
+        self.at: dict[Node, list[Any]] = {source: [views if forms is source.form else views[0]]}
+        self.mixed: dict[Node, Tensor] = {}  # which numbers are anywhere in a node
+        self.known = dict(plan.program.constants)
+
+    def none(self) -> Tensor:
+        """No number."""
+        return torch.zeros(self.size + 1, dtype=torch.bool, device=self.device)
+
+    def follow(self, node: Node) -> None:
+        """Work out the numbers of a node from those of its operands."""
+        operands = [operand for operand in node.operands if operand in self.at or operand in self.mixed]
+        rule = self.plan.rules.get(node)
+        if node.target is operator.getitem:
+            if node.args[0] in self.mixed:
+                self.mixed[node] = self.mixed[node.args[0]]
+            else:
+                several = isinstance(self.at[node.args[0]][0], (list, tuple))
+                self.at[node] = [n[node.args[1]] if several else n for n in self.at[node.args[0]]]
+        elif not operands:
+            return
+        elif rule is None or not keeps_elements(node, rule) or any(operand in self.mixed for operand in operands):
+            present = [self.mixed[o] if o in self.mixed else self._present(self.at[o]) for o in operands]
+            self.mixed[node] = torch.stack(present).any(0)
+        elif rule.kind == "structural":
+            random = [operand for operand in node.reads if self.plan.random(operand)]
+            self.at[node] = [
+                moved
+                for position, operand in enumerate(random)
+                for numbers in self.at.get(operand, ())
+                for moved in [self._moved(node, position, numbers)]
+            ]
+        else:
+            shape, found = _first_form(node).shape, list[Tensor]()
+            for numbers in (numbers.expand(shape) for operand in operands for numbers in self.at[operand]):
+                if not any(torch.equal(numbers, other) for other in found):
+                    found.append(numbers)
+            self.at[node] = found
+
+    def arrived(self, node: Node, position: int, operand: Node) -> Tensor:
+        """Which numbers a node has from one of its random operands, told by its position among them."""
+        if operand in self.mixed:
+            return self.mixed[operand]
+        return self._present([self._moved(node, position, numbers) for numbers in self.at.get(operand, ())])
+
+    def _present(self, numbers: list[Any]) -> Tensor:
+        present = self.none()
+        for tensor in pytree.tree_leaves(numbers):
+            present[tensor.flatten().long()] = True
+        present[0] = False
+        return present
+
+    def _moved(self, node: Node, position: int, numbers: Tensor) -> Any:
+        """The numbers of one random operand after an operation that moves elements; 0 for elements of others."""
+        rule = self.plan.rules[node]
+
+        def result(numbers: Tensor) -> Any:
+            turn = itertools.count()
+
+            def value(operand: Node) -> Any:
+                if self.plan.random(operand) and next(turn) == position:
+                    return numbers
+                if _is_floating(operand):
+                    return torch.zeros(operand.form.shape, dtype=torch.float64, device=operand.form.device)
+                return _constant(operand, self.known)
+
+            args, kwargs = resolve((node.args, node.kwargs), value)
+            return (rule.evaluate or node.target)(*args, **kwargs)
+
+        # of numbers that the operation brings itself, as padding does, nothing is left
+        first, second = result(numbers.contiguous()), result(-numbers.contiguous())
+        return pytree.tree_map(lambda a, b: ((a - b) / 2).nan_to_num(0.0), first, second)
 
 
 def _repeats_elements(program: Program, node: Node, x: Node) -> bool:
@@ -208,14 +390,27 @@ def _run(node: Node, value: Callable[[Node], Any]) -> Any:
 
 
 def _constant(node: Node, known: dict[Node, Any]) -> Any:
-    """The value of a node that the known constants decide; a KeyError where inputs, parameters or buffers do."""
+    """The value of a node that the known constants decide; a KeyError where inputs, parameters, buffers or draws do."""
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        raise KeyError(node)
     if node not in known and node.target is not None:
         known[node] = _run(node, lambda operand: _constant(operand, known))
     return known[node]
 
 
+def _first_form(node: Node) -> Form:
+    """Of a node with several results, that of the first."""
+    form: Form = node.form if isinstance(node.form, Form) else node.form[0]
+    return form
+
+
 def _count(node: Node) -> int:
-    return math.prod(node.form.shape) if isinstance(node.form, Form) else 0
+    """The number of elements of all results of a node."""
+    return sum(map(_count_of, node.form)) if isinstance(node.form, (list, tuple)) else _count_of(node.form)
+
+
+def _count_of(form: Any) -> int:
+    return math.prod(form.shape) if isinstance(form, Form) else 0
 
 
 def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:
@@ -270,7 +465,13 @@ def describe_missing(missing: list[Node]) -> str:
         node = first[target]
         parts.append(f"\n{target}, {count} time(s), first in module '{node.module}'")
         parts.append(f"  at {node.line or 'unknown line'}")
-        parts.append("  " + _stub(node).replace("\n", "\n  "))
+        if any(form.dtype.is_complex for form in [node.form] if isinstance(form, Form)):
+            parts.append(
+                "  gives complex numbers, and moments are those of real ones: keep the module that holds it whole with "
+                "`@vp.rule(ThatModule)`"
+            )
+        else:
+            parts.append("  " + _stub(node).replace("\n", "\n  "))
     return "\n".join(parts)
 
 

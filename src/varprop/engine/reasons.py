@@ -20,6 +20,12 @@ DIPPING = (
     "means of what enters it are not below minus its std"
 )
 BENT = "compares functions of Gaussian values as if these were Gaussian: a maximum's std may be off by a factor of 5"
+GAUSSIAN = (
+    "a function of what is no longer Gaussian (a function of Gaussian values, moved, scaled or dropped out since) is "
+    "computed as if it were"
+)
+DROPPED = "takes what a dropout leaves as Gaussian: mean and std of a maximum may be off by the std"
+PLACES = "depends on numbers that the model draws anew in every call, such as places to read: counts one draw of them"
 TRUNCATION = "a cast to whole numbers cuts the fraction off, but is taken as a copy"
 SWINGING = (
     "a function that swings is integrated at many points: mean and std within 2 % of the std while it swings no more "
@@ -36,9 +42,12 @@ def reasons_of(plan: Plan, node: Node, arguments: Callable[[], tuple[Any, Any]])
         args, kwargs = arguments()
         own = own(*args, **kwargs)
     found = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
-    found += [COPIES] if not keeps_elements(rule) and plan.entangled.intersection(node.operands) else []
+    found += [COPIES] if not keeps_elements(node, rule) and plan.entangled.intersection(node.operands) else []
     found += [SWINGING] if _integrates_swings(plan, node, rule) else []
     found += _reasons_of_order(plan, node, rule)
+    found += [GAUSSIAN] if _bends_again(plan, node, rule) else []
+    found += [DROPPED] if _reads_dropped(plan, node, rule) else []
+    found += [PLACES] if plan.drawn.intersection(node.operands) else []
     found += [TRUNCATION] if _truncates(node) else []
     return [*found, own] if own else found
 
@@ -48,6 +57,33 @@ def _integrates_swings(plan: Plan, node: Node, rule: Rule) -> bool:
     operands = plan.random_operands(node)
     line = rule.affine is not None and operands == [node.args[0]]
     return rule.kind == "elementwise" and not line and any(map(plan.swings, operands))
+
+
+def _bends_again(plan: Plan, node: Node, rule: Rule) -> bool:
+    """Whether a node is a curved function of moved or dropped elements that are curved functions themselves."""
+    if not plan.inside_cluster(node) or rule.affine is not None:
+        return False
+    root = plan.root[node]
+    ends = _unmoved(plan, root)[0] if root.target is not None else []
+    starts = [plan.root[end] for end in ends]
+    return any(function.affine is None for function in _rules_between(Clusters(plan, {}), starts, ends))
+
+
+def _reads_dropped(plan: Plan, node: Node, rule: Rule) -> bool:
+    """Whether a rule for Gaussian values is given elements of which a dropout has set some to another value."""
+    combines = rule.kind == "rule" or (rule.compares and not plan.inside_cluster(node))
+    linear = rule.transposable or rule.batch_norm is not None or rule.mixture is not None
+    return combines and not linear and any(_is_dropped(plan, operand) for operand in plan.random_operands(node))
+
+
+def _is_dropped(plan: Plan, node: Node) -> bool:
+    """Whether a dropout has set some elements of a node to another value, before they were moved and scaled."""
+    node = plan.root.get(node, node)
+    if (mixture := plan.mixture(node)) is not None:
+        return len(mixture[1]) > 1 or _is_dropped(plan, mixture[0])
+    rule = plan.rules.get(node)
+    moves = rule is not None and rule.kind != "elementwise" and keeps_elements(node, rule)
+    return (moves or node.target is operator.getitem) and any(_is_dropped(plan, o) for o in plan.random_operands(node))
 
 
 def _reasons_of_order(plan: Plan, node: Node, rule: Rule) -> list[str]:
@@ -79,7 +115,9 @@ def _unmoved(plan: Plan, node: Node) -> tuple[list[Node], bool]:
     Behind a batch norm or a dropout what was a function of a Gaussian value is none of its own, and not Gaussian still.
     """
     rule = plan.rules.get(node)
-    if node.target is not operator.getitem and (rule is None or rule.kind == "elementwise" or not keeps_elements(rule)):
+    if node.target is not operator.getitem and (
+        rule is None or rule.kind == "elementwise" or not keeps_elements(node, rule)
+    ):
         return [node], True
     found = [_unmoved(plan, operand) for operand in plan.random_operands(node)]
     ends = list(dict.fromkeys(end for part, _ in found for end in part))
@@ -97,5 +135,6 @@ def _truncates(node: Node) -> bool:
 
 def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:
     """Whether a rule combines operands as independent that are not known to be."""
-    combines = rule.kind == "rule" or (rule.kind == "elementwise" and not plan.inside_cluster(node))
+    adds = rule.kind == "rule" or bool(rule.adds(*node.args, **node.kwargs))
+    combines = adds or (rule.kind == "elementwise" and not plan.inside_cluster(node))
     return combines and (plan.shares_ancestor(node) or (plan.reads_one_twice(node) and not rule.repeats))

@@ -13,6 +13,7 @@ from ..moments import Moments
 from ..text_table import extents_text, text_table
 from .names import unknown_name
 
+ASSUMPTION = "exact if units are independent"  # what every operation counts as that is not marked
 Status = Literal["exact", "approximate", "sampled", "missing"]
 
 
@@ -25,8 +26,8 @@ class Entry:
         op: The operation.
         module: Dotted path of the module it was called in.
         line: The user's source line.
-        status: ``exact`` under the engine's assumptions (Gaussian, independent elements), ``approximate``, ``sampled``
-            or ``missing``.
+        status: ``exact`` if the units that it reads are independent and, for functions that are not linear, Gaussian;
+            ``approximate``, ``sampled`` or ``missing``.
         reasons: Why it is not exact.
         moments: Its output's statistics, where computed.
     """
@@ -57,7 +58,10 @@ class Result:
     classes: dict[str, str]
 
     def __getitem__(self, path: str) -> Moments:
-        """Output statistics of a module, averaged over its calls (see `calls` for each)."""
+        """Output statistics of a module, averaged over its calls (see `calls` for each).
+
+        Of a module that returns several tensors they are those of the first one that is random.
+        """
         if path not in self.calls:
             raise KeyError(unknown_name("no module", path, self.calls))
         return _average(path, self.calls[path])
@@ -78,7 +82,7 @@ class Result:
 
     @property
     def approximations(self) -> list[Entry]:
-        """The entries that are not exact."""
+        """The entries that would not be exact even if units were independent."""
         return [entry for entry in self.entries if entry.status != "exact"]
 
     def table(self) -> str:
@@ -97,7 +101,7 @@ class Result:
                 )
         text = text_table(header, rows)
         legend = [f"{mark} {reason}" for reason, mark in _legend(self.entries).items()]
-        return "\n".join([text, *legend])
+        return "\n".join([text, f"Without a mark: {ASSUMPTION}.", *legend])
 
     def to_dict(self, values: bool = False) -> dict[str, Any]:
         """Plain numbers, ready for JSON; with ``values`` also every unit's mean and variance."""
@@ -149,7 +153,7 @@ class Coverage:
         return not self.missing
 
     def table(self) -> str:
-        """One line an operation and status, with count, reason and first place."""
+        """One line an operation and status, with count, reason and first place; `exact` if units are independent."""
         counts = Counter((e.status, e.op, e.reasons) for e in self.entries)
         first = {(e.status, e.op, e.reasons): e for e in reversed(self.entries)}
         header = ("status", "operation", "count", "first module", "line", "reason")
@@ -163,7 +167,7 @@ class Coverage:
         return [entry for entry in self.entries if entry.status == status]
 
     def __repr__(self) -> str:
-        numbers = f"{len(self.exact)} exact, {len(self.approximate)} approximate, {len(self.missing)} missing"
+        numbers = f"{len(self.exact)} {ASSUMPTION}, {len(self.approximate)} approximate, {len(self.missing)} missing"
         return f"Coverage({numbers})\n{self.table()}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,11 +16,21 @@ from ..moments import Moments
 DRAWS = 1024
 
 
-def sample(op: Any, args: Any, kwargs: Any, draws: int = DRAWS) -> Any:
-    """Mean and variance over Gaussian draws of the random arguments; the caller's random state is left alone."""
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """Within, the same numbers are drawn each time; the caller's random state is left alone."""
+    if torch.compiler.is_compiling():
+        yield
+        return
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        outputs = [pytree.tree_leaves(op(*_draw(args), **_draw(kwargs))) for _ in range(draws)]
+        yield
+
+
+def sample(op: Any, args: Any, kwargs: Any, draws: int = DRAWS) -> Any:
+    """Mean and variance over Gaussian draws of the random arguments; the caller's random state is left alone."""
+    with seeded():
+        outputs = [pytree.tree_leaves(op(*draw(args), **draw(kwargs))) for _ in range(draws)]
     if any(output.is_complex() for output in outputs[0]):
         raise MissingRule(
             f"{op} gives complex numbers, and moments are those of real ones: keep the module that holds it whole with "
@@ -28,7 +40,9 @@ def sample(op: Any, args: Any, kwargs: Any, draws: int = DRAWS) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _draw(tree: Any) -> Any:
+def draw(tree: Any) -> Any:
+    """One Gaussian draw of all Moments in a nest of arguments."""
+
     def one(leaf: Any) -> Any:
         if not isinstance(leaf, Moments):
             return leaf

@@ -21,7 +21,7 @@ from .branches import Branches
 from .clusters import Clusters, steps_between
 from .plan import Plan
 from .reasons import reasons_of
-from .sampling import sample
+from .sampling import draw, sample, seeded
 
 SMALL = 2**16
 
@@ -95,7 +95,7 @@ class Walk:
 
     def _visit(self, node: Node) -> None:
         if not self.plan.random(node):
-            self.env[node] = self._execute(node)
+            self.env[node] = self._draw_places(node) if node in self.plan.drawn else self._execute(node)
         elif node.target is operator.getitem:
             self.env[node] = self._stamp(node, self.value(node.args[0])[node.args[1]])
         elif node in self.plan.missing:
@@ -188,6 +188,17 @@ class Walk:
             return _stand_in(self.value(operand)) if self.plan.random(operand) else self.env[operand]
 
         return node.target(*resolve(node.args, fixed), **resolve(node.kwargs, fixed))
+
+    def _draw_places(self, node: Node) -> Any:
+        """One draw of what is no constant but has no moments either; the same in every evaluation."""
+
+        def drawn(operand: Node) -> Any:
+            return draw(self.value(operand)) if self.plan.random(operand) else self.env[operand]
+
+        ranking = node.args[0] if node.target is operator.getitem and self.plan.random(node.args[0]) else node
+        with seeded():
+            result = ranking.target(*resolve(ranking.args, drawn), **resolve(ranking.kwargs, drawn))
+        return result if ranking is node else result[node.args[1]]
 
     def _note(self, node: Node, arguments: Callable[[], tuple[Any, Any]]) -> None:
         if reasons := reasons_of(self.plan, node, arguments):

@@ -270,6 +270,8 @@ class _Transcript(TorchDispatchMode):
     def __torch_dispatch__(self, target: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = target(*args, **kwargs)
+        if not isinstance(result, Tensor):  # the device of a tensor, say
+            return result
         nodes, named = pytree.tree_map_only(Tensor, lambda value: self.written[id(value)], (args, kwargs))
         self.nodes.append(_write(self.place, target, nodes, named, result))
         self.written[id(result)] = self.nodes[-1]

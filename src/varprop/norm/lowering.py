@@ -122,6 +122,8 @@ class Lowering:
         if node in self.plan.skips:
             return self._applied(AFTER_SKIP, node, *self.plan.skips[node])
         root = self.plan.root[node]
+        if self.plan.mixture(root) is not None and not self._is_affine(node):
+            raise NotLanes  # a function of what is kept is mixed with one of what is dropped
         if any(not self.plan.random(operand) for operand in node.operands):
             return self._with_parameter(node)
         if self._reads_parameters(node, root):  # a function of what is Gaussian like the root

@@ -69,6 +69,17 @@ def addcmul_independent(base: Any, a: Any, b: Any, *, value: float = 1) -> Momen
     return add_independent(base, mul_independent(a, b), alpha=value)
 
 
+def lerp_independent(a: Any, b: Any, weight: Any) -> Moments:
+    """a (1 - w) + b w: E = E[a] (1 - E[w]) + E[b] E[w]; exact for any laws.
+
+    Var = E[(1 - w)^2] Var a + E[w^2] Var b + Var w (E[b] - E[a])^2.
+    """
+    share, spread = mean_of(weight), var_of(weight)
+    gap = mean_of(b) - mean_of(a)
+    var = ((1 - share) ** 2 + spread) * var_of(a) + (share**2 + spread) * var_of(b)
+    return moments(mean_of(a) + share * gap, var + spread * gap * gap)
+
+
 def maximum_independent(a: Any, b: Any) -> Moments:
     """Clark's moments of the maximum of two Gaussians (mathematics.md, 7.1)."""
     a, b = lift(a), lift(b)
@@ -189,7 +200,7 @@ elementwise(
     aten.lerp,
     affine=lambda a, b, w: a + (b - a) * w if not hasattr(w, "slope") else None,
     evaluate=lambda a, b, w: a + (b - a) * w,  # torch's own wants one dtype
-    independent=lambda a, b, w: add_independent(mul_independent(a, 1 - w), mul_independent(b, w)),
+    independent=lerp_independent,
     multilinear=True,
     mixes_positions=True,
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..moments import Moments
-from .axes import Ints, Value, per_axis
+from .axes import Ints, Value, dense, per_axis
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def of_conv(
     groups: int = 1,
 ) -> Convolution:
     """Of ``conv1d`` and its kin."""
-    count = weight.ndim - 2
+    count, weight, bias = weight.ndim - 2, dense(weight), None if bias is None else dense(bias)
     zeros = zeros_around(weight, padding, dilation)
     return Convolution(weight, bias, per_axis(stride, count), zeros, per_axis(dilation, count), groups)
 

@@ -25,8 +25,29 @@ def _dropout_kernel(p: float, train: bool | None = True) -> tuple[str, float] | 
     return ("dropout", p) if train is not False and 0 < p < 1 else None
 
 
-@rule(aten.feature_dropout, multilinear=True, per_channel=True, kernel=_dropout_kernel)
-@rule(aten.dropout, noise=True, per_channel=True, kernel=_dropout_kernel)
+Outcomes = list[tuple[float, float, float]]  # the chance of each, and slope and offset of the line that it is
+
+
+def _dropout_outcomes(_x: Any, p: float, train: bool | None = True) -> Outcomes:
+    if train is False or p == 0:
+        return [(1.0, 1.0, 0.0)]
+    return [(1.0, 0.0, 0.0)] if p == 1 else [(p, 0.0, 0.0), (1 - p, 1 / (1 - p), 0.0)]
+
+
+def _alpha_dropout_outcomes(_x: Any, p: float, train: bool = True) -> Outcomes:
+    if not train or p in (0, 1):
+        return _dropout_outcomes(_x, p, train)
+    scale = _alpha_scale(p)
+    return [(p, 0.0, scale * (1 - p) * _DROPPED), (1 - p, scale, -scale * p * _DROPPED)]
+
+
+def _alpha_scale(p: float) -> float:
+    """By which the variance stays 1: (q + p q d^2)^{-1/2} with q = 1 - p."""
+    return float((1 - p + p * (1 - p) * _DROPPED**2) ** -0.5)
+
+
+@rule(aten.feature_dropout, multilinear=True, per_channel=True, kernel=_dropout_kernel, mixture=_dropout_outcomes)
+@rule(aten.dropout, noise=True, per_channel=True, kernel=_dropout_kernel, mixture=_dropout_outcomes)
 def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     """E' = E, Var' = (Var + p E^2) / (1 - p); exact for any distribution (mathematics.md, 8).
 
@@ -39,14 +60,14 @@ def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     return Moments(x.mean, (x.var + p * x.mean.square()) / (1 - p))
 
 
-@rule(aten.native_dropout, noise=True, per_channel=True, kernel=_dropout_kernel)
+@rule(aten.native_dropout, noise=True, per_channel=True, kernel=_dropout_kernel, mixture=_dropout_outcomes)
 def native_dropout(x: Moments, p: float, train: bool | None = None) -> tuple[Moments, None]:
     """As `dropout`; the mask stays unknown."""
     return dropout(x, p, train is not False), None
 
 
-@rule(aten.feature_alpha_dropout, multilinear=True, per_channel=True)
-@rule(aten.alpha_dropout, noise=True, per_channel=True)
+@rule(aten.feature_alpha_dropout, multilinear=True, per_channel=True, mixture=_alpha_dropout_outcomes)
+@rule(aten.alpha_dropout, noise=True, per_channel=True, mixture=_alpha_dropout_outcomes)
 def alpha_dropout(x: Moments, p: float, train: bool) -> Moments:
     """y = a (b x + (1 - b) d) - a p d with b kept with chance q = 1 - p, a = (q + p q d^2)^{-1/2}; exact.
 
@@ -56,7 +77,7 @@ def alpha_dropout(x: Moments, p: float, train: bool) -> Moments:
     if not train or p in (0, 1):
         return dropout(x, p, train)
     keep = 1 - p
-    scale = (keep + p * keep * _DROPPED**2) ** -0.5
+    scale = _alpha_scale(p)
     var = keep * x.var + p * keep * (x.mean - _DROPPED).square()
     return Moments(scale * keep * x.mean, scale**2 * var)
 
@@ -203,8 +224,12 @@ def bernoulli_tensor(x: Value, chance: Value, **_: Any) -> Moments:
     return Moments(drawn.mean.expand(extents(x)), drawn.var.expand(extents(x)))
 
 
-@rule(nn.FeatureAlphaDropout, multilinear=True)
-@rule(nn.AlphaDropout, noise=True)
+def _module_outcomes(module: nn.AlphaDropout, x: Any) -> Outcomes:
+    return _alpha_dropout_outcomes(x, module.p, module.training)
+
+
+@rule(nn.FeatureAlphaDropout, multilinear=True, mixture=_module_outcomes)
+@rule(nn.AlphaDropout, noise=True, mixture=_module_outcomes)
 def alpha_dropout_module(module: nn.AlphaDropout, x: Moments) -> Moments:
     """The module whole: export writes it out as products with a mask that then looks independent of itself."""
     return alpha_dropout(x, module.p, module.training)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..gaussian.normal import constant
 from ..moments import Moments
-from .axes import Value, extents, lift, uniform_axes, write_out
+from .axes import Value, dense, extents, lift, uniform_axes, write_out
 from .convolution import Convolution, either, of_conv, of_transposed
 from .padding import Sets, meeting_taps, pooled_convolution
 from .registry import rule
@@ -43,7 +43,7 @@ def _weighted(apply: Callable[..., Tensor], x: Value, weight: Value, bias: Value
 @rule(aten.linear, linear=True, weighted=True, channels=-1, bias=2)
 def linear(x: Value, weight: Value, bias: Value | None = None) -> Moments:
     """Uncorrelated inputs: E = W E[x] + b, Var = W^2 Var[x] (paper, eq. 3); random weights: product rule."""
-    x = write_out(lift(x), -1)
+    x, bias = write_out(lift(x), -1), None if bias is None else dense(bias)
     if isinstance(weight, Tensor) and weight.numel() > LARGE and weight.device.type == "cpu":
         return _weighted_in_parts(x, weight, bias)
     return _weighted(F.linear, x, weight, bias)
@@ -95,10 +95,10 @@ def conv(x: Value, weight: Value, bias: Value | None = None, *settings: Any, **n
         pads, margins = [0] * count, [side for pad in reversed(zeros) for side in pad]
     steps, gaps, size = given.stride, given.dilation, list(x.shape)
     for axis in (axis for axis in range(count) if uniform[axis]):
-        steps[axis], gaps[axis], size[axis - count] = 1, 1, weight.shape[axis + 2]
+        steps[axis], gaps[axis], size[axis - count] = 1, 1, given.weight.shape[axis + 2]
     mean, var = (F.pad(t.expand(size), margins) if margins else t.expand(size) for t in (x.mean, x.var))
     moves = (steps, pads, gaps, False, [0], given.groups)
-    return _weighted(lambda t, w, b: _convolve(t, w, b, *moves), Moments(mean, var), weight, bias)
+    return _weighted(lambda t, w, b: _convolve(t, w, b, *moves), Moments(mean, var), given.weight, given.bias)
 
 
 def _meetings(x: Value, given: Convolution) -> dict[int, Sets]:
@@ -145,7 +145,8 @@ def conv_transpose(x: Value, weight: Value, bias: Value | None = None, *settings
             w = _sums(w, axis, sets)
         return _convolve(t, w, b, steps, pads, gaps, True, extra, given.groups)
 
-    return pooled(_weighted(apply, x, weight, bias), {a - 2 - count: list(s.values()) for a, s in meetings.items()})
+    found = _weighted(apply, x, given.weight, given.bias)
+    return pooled(found, {a - 2 - count: list(s.values()) for a, s in meetings.items()})
 
 
 def pooled(x: Moments, shares: dict[int, list[float]]) -> Moments:

@@ -53,13 +53,16 @@ class Rule:
         independent: The rule for several independent random arguments.
         drawn: Of a ``source`` that is not Gaussian: what it draws, as a function of a standard Gaussian variable and of
             its own arguments.
-        adds: Of a ``structural`` operation: several elements of its arguments go to one place and are added there.
+        adds: Of a ``structural`` operation: several elements of its arguments go to one place and are added there; a
+            function of its arguments.
         repeats_elements: Of a ``structural`` operation: the index of an argument that it may give elements of several
             times, which shows when it is run on numbers.
         bias: Index of an argument that is added to all of the result.
         overwrites: Of a ``structural`` operation: all elements of its result are those of its second argument, which is
             broadcast.
         entangles: Elements of its result follow from one another, as those of a softmax or of running sums do.
+        mixture: Of what replaces elements at random, as dropout does: a function of its arguments that returns, for
+            every outcome, its chance and the slope and the offset of the line of the element that is the result then.
         outcomes: Of a ``source`` of whole numbers: those it may draw, in a vector, and the chance of each along a new
             first axis; a function of its moments and of its own arguments.
 
@@ -107,12 +110,13 @@ class Rule:
     affine: Callable[..., Any] | None = None
     independent: Callable[..., Any] | None = None
     drawn: Callable[..., Tensor] | None = None
-    adds: bool = False
+    adds: Callable[..., bool | None] = _nothing
     repeats_elements: int | None = None
     bias: int | None = None
     overwrites: bool = False
     entangles: bool = False
     outcomes: Callable[..., tuple[Tensor, Tensor]] | None = None
+    mixture: Callable[..., list[tuple[float, float, float]]] | None = None
     linear: bool = False
     weighted: bool = False
     convolution: Callable[..., Any] | None = None
@@ -234,7 +238,7 @@ def structural(*ops: Key, evaluate: Callable[..., Any] | None = None, **facts: A
         evaluate: What to run on the means and on the variances; the operation itself if left out.
         facts: Further fields of `Rule`.
     """
-    made = Rule("structural", evaluate=evaluate, **facts)
+    made = Rule("structural", evaluate=evaluate, **_functions(facts))
     _register(ops, made)
     return _completing(made)
 
@@ -255,7 +259,7 @@ def constant(*ops: Key) -> None:
 
 
 Points = Sequence[float] | Callable[..., Sequence[Any]]
-DEPENDENT = {"monotone", "kinks", "jumps", "knots", "bend", "bounds", "kernel", "normalizes"}
+DEPENDENT = {"adds", "monotone", "kinks", "jumps", "knots", "bend", "bounds", "kernel", "normalizes"}
 
 
 def elementwise(

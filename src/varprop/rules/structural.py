@@ -27,7 +27,7 @@ structural(aten.scatter_add, aten.trace, adds=True)
 structural(aten.index, aten.index_select, aten.gather, aten.take, aten.take_along_dim, repeats_elements=0)
 structural(aten.tril, aten.triu)
 structural(aten.slice_scatter, aten.select_scatter, aten.index_copy)
-structural(aten.index_put, repeats_elements=2)
+structural(aten.index_put, repeats_elements=2, adds=lambda _x, _indices, _values, accumulate=False: accumulate)
 
 
 def _overwritten(x: Tensor, source: Tensor, *_: Any) -> Tensor:
