@@ -190,7 +190,10 @@ def test_what_is_under_no_grad_or_without_autocast_stands_in_the_graph_with_its_
     expected = Counter(node.target for node in operations(program.run_decompositions({})))
     monkeypatch.setattr(type(program), "run_decompositions", None)
     found = operations(in_functional_form(program))
-    assert Counter(node.target for node in found) == expected
+    counts = Counter(node.target for node in found)
+    # torch forgets what no gradient passes
+    assert counts.pop(torch.ops.aten.detach.default, 0) == (2 if function is without_gradients else 0)
+    assert counts == expected
     assert all(__file__ in node.meta["stack_trace"] for node in found)
     torch.testing.assert_close(program.module()(x), model(x))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -223,12 +223,13 @@ class Clusters:
                 needed.update(operand for operand in self.plan.random_operands(other) if operand is not root)
         return [other for other in self.plan.program.nodes if other in needed]
 
-    def values(self, path: list[Node], root: Node, x: Tensor) -> dict[Node, Any]:
-        """What every node of a path is where the root has the value x."""
+    def values(self, path: list[Node], root: Node, x: Tensor, detached: Collection[Node] = ()) -> dict[Node, Any]:
+        """What every node of a path is where the root has the value x; some of them detached from what they read."""
         local = {root: x}
         for node in path:
             args, kwargs = self._arguments(node, local.__getitem__)
-            local[node] = (self.plan.rules[node].evaluate or node.target)(*args, **kwargs)
+            value = (self.plan.rules[node].evaluate or node.target)(*args, **kwargs)
+            local[node] = value.detach() if node in detached else value
         return local
 
     def evaluate(self, path: list[Node], root: Node, x: Tensor) -> Tensor:

@@ -66,11 +66,12 @@ def _is_composite_of_one(target: Any) -> bool:
 def _unwrap(graph: fx.Graph) -> None:
     """Put the operations under `torch.no_grad`, or where autocast is off, where they are called.
 
-    A graph of moments has no use for the one, and the other says what holds anyway.
+    Autocast that is off says what holds anyway. What leaves `torch.no_grad` is detached, as it is when the model runs.
     """
     for node in list(graph.nodes):
+        differentiable = True
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-            _, body, *given = node.args
+            differentiable, body, *given = node.args
         elif node.target is torch.ops.higher_order.wrap_with_autocast and node.args[2] is False:
             _, _, _, _, body, *given = node.args
         else:
@@ -81,10 +82,21 @@ def _unwrap(graph: fx.Graph) -> None:
         with graph.inserting_before(node):
             found: Any = graph.graph_copy(inner, dict(zip(placeholders, given, strict=True)))
         for part in list(node.users):
-            part.replace_all_uses_with(found[part.args[1]])
+            value = found[part.args[1]]
+            part.replace_all_uses_with(value if differentiable else _detached(graph, node, value))
             graph.erase_node(part)
         graph.erase_node(node)
         graph.erase_node(body)
+
+
+def _detached(graph: fx.Graph, place: fx.Node, value: fx.Node) -> fx.Node:
+    """A value behind a `detach` that is inserted before a node; itself if it can have no gradient."""
+    if not value.meta["val"].is_floating_point():
+        return value
+    with graph.inserting_before(place):
+        new = graph.call_function(aten.detach.default, (value,))
+    new.meta = dict(value.meta)
+    return new
 
 
 def _is_within_reach(graph: fx.Graph) -> bool:
@@ -170,6 +182,8 @@ def _has_rewrite(node: fx.Node) -> bool:
 def _rewrite(node: fx.Node) -> None:
     """Put what an operation computes in its place."""
     functional, first = _in_place(node.target), node.args[0]
+    if node.target is aten.detach_.default and not _is_constant(node.args[0]):
+        functional = aten.detach.default
     if functional is not None and isinstance(first, fx.Node):
         new = _insert(node, functional, node.args, node.kwargs)
         first.replace_all_uses_with(new, lambda user: user > node)
@@ -178,6 +192,13 @@ def _rewrite(node: fx.Node) -> None:
         new = rewrite(node, *node.args, **node.kwargs)
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
+
+
+def _is_constant(node: Any) -> bool:
+    """Whether a value follows from constants of the graph alone, as what `torch.tensor` makes does."""
+    if node.op == "placeholder":
+        return node.name.startswith("c_")
+    return all(map(_is_constant, node.all_input_nodes))
 
 
 def _insert(place: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:

@@ -47,9 +47,10 @@ def _cast(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> 
 
 # Copies and changes of dtype are the identity.
 elementwise(
-    aten.clone, aten.nan_to_num, aten.alias, aten.detach, aten.contiguous, aten.lift_fresh_copy, aten.positive,
+    aten.clone, aten.nan_to_num, aten.alias, aten.contiguous, aten.lift_fresh_copy, aten.positive,
     monotone=True, evaluate=_same, affine=_same, copies=True,
 )  # fmt: skip
+elementwise(aten.detach, monotone=True, evaluate=_same, affine=_same, copies=True, stops_gradients=True)
 elementwise(aten._to_copy, aten.to, monotone=True, evaluate=_cast, affine=_same, copies=True)
 
 elementwise(aten.relu, kinks=(0.0,), monotone=True, bend=Bend(rectifier=0.0), bounds=POSITIVE)(activations.relu)

@@ -85,6 +85,7 @@ class Rule:
         per_channel: Over uniform positions, treats every channel alike and by itself (pooling, upsampling, dropout).
         channels: The axis of the result that holds the channels, if the operation decides it: 1 or -1.
         copies: The result is the argument itself, perhaps in another dtype.
+        stops_gradients: Nothing comes back through it when gradients do.
         selects: Every element of the result is one of an argument; all arguments that are tensors are such.
         bend: Where an activation is flat, off or linear (`rules.bend.Bend`); a function of its further arguments.
         bounds: What its values cannot leave, likewise.
@@ -132,6 +133,7 @@ class Rule:
     per_channel: bool = False
     channels: int | None = None
     copies: bool = False
+    stops_gradients: bool = False
     selects: bool = False
     bend: Callable[..., Any] = _nothing
     bounds: Callable[..., tuple[float, float]] = _everything

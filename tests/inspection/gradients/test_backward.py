@@ -385,3 +385,101 @@ def test_normalizations_divide_gradients_by_what_they_divide_by(make, batch):
     row = report["0"]
     assert row.numbers["gradient"] == pytest.approx(row.measured["gradient"]["value"], rel=0.1)
     assert not any("no backward rule" in row.gradient_reason for row in report.rows)
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def without_gradient(x):
+    with torch.no_grad():
+        constant = torch.tanh(x)
+    return x + constant
+
+
+def detached_in_place(x):
+    y = torch.tanh(x)
+    y.detach_()
+    return x + y
+
+
+STOPPED = {
+    "half of it detached": (lambda x: x.detach() * 0.5 + x * 0.5, 0.5),
+    "all of it detached": (lambda x: x.detach() * 1.0, 0.0),
+    "straight-through rounding": (lambda x: x + (x.round() - x).detach(), 1.0),
+    "straight-through sign behind a line": (lambda x: 2 * x + (x.sign() - 2 * x).detach(), 2.0),
+    "under no_grad": (without_gradient, 1.0),
+    "detached in place": (detached_in_place, 1.0),
+    "detached before a maximum": (lambda x: F.max_pool1d(torch.relu(x.detach()).unsqueeze(1), 2).squeeze(1), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_no_gradient_passes_what_is_detached(name):
+    """A straight-through estimator has the gradient of what is not detached."""
+    function, slope = STOPPED[name]
+    model = nn.Sequential(Function(lambda x: 1.0 * x), Function(function))
+    report = vp.inspect(model, vp.Moments(torch.zeros(1, 1), torch.ones(1, 1)), example=(1, 6))
+    assert report["0"].numbers["gradient"] == pytest.approx(slope, abs=1e-6)
+
+
+class Quantized(nn.Module):
+    """Values of another layer with the gradient of this one, as in a vector-quantized autoencoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.codes, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(y + (self.codes(x) - y).detach())
+
+
+def test_a_straight_through_estimator_between_two_layers():
+    torch.manual_seed(0)
+    report = vp.inspect(Quantized().double(), unit(1, 6))
+    expected = torch.ones(3, dtype=torch.float64) @ report.source[0].plan.program.model.last.weight.detach().square()
+    assert report["first"].numbers["gradient"] == pytest.approx(rms(expected), rel=1e-5)
+    assert report["codes"].numbers["gradient"] == 0.0
+
+
+class Unrolled(nn.Module):
+    """A recurrent cell called once a step."""
+
+    def __init__(self, cell, steps=4):
+        super().__init__()
+        self.cell, self.head, self.steps = cell(8, 32), nn.Linear(32, 4), steps
+
+    def forward(self, x):
+        h = c = torch.zeros(x.shape[0], 32)
+        for step in range(self.steps):
+            if isinstance(self.cell, nn.LSTMCell):
+                h, c = self.cell(x[:, step], (h, c))
+            else:
+                h = self.cell(x[:, step], h)
+        return self.head(h)
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+def test_gradients_of_an_unrolled_cell(cell):
+    torch.manual_seed(0)
+    report = vp.inspect(Unrolled(cell), vp.Moments(0.0, 1.0), example=(16, 4, 8), check="gaussian", samples=128)
+    for label in ("cell", "cell #4"):
+        row = report[label]
+        assert row.numbers["gradient"] == pytest.approx(row.measured["gradient"]["value"], rel=0.25), label
+    assert "no backward rule" in report["cell #4"].gradient_reason
+
+
+def test_gradients_through_time_do_not_count_as_vanishing():
+    """The weights of a cell get the gradients of its last call too."""
+    torch.manual_seed(0)
+    report = vp.inspect(Unrolled(nn.GRUCell, 16), vp.Moments(0.0, 1.0), example=(2, 16, 8))
+    assert report["cell"].numbers["gradient"] < 1e-3 * report["head"].numbers["gradient"]
+    assert not [finding for finding in report.findings if finding.kind == "vanish"]

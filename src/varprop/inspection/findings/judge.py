@@ -159,7 +159,13 @@ def gradient_ends(rows: list[ReportRow]) -> tuple[ReportRow, ReportRow] | None:
     streams = {id(row) for row in layers if row.role in ("stream", "token")}
     free = {id(row) for row in weighted if row.role != "normalized"}
     path = [row for row in layers if id(row) in streams | free] if streams else weighted
-    judged = path if len(path) > 1 else layers
+    # the weights of a module that is called several times get the gradients of all its calls
+    largest: dict[str, ReportRow] = {}
+    for row in path if len(path) > 1 else [row for row in layers if row.role != "data"] or layers:
+        key = row.path if row.kind == "module" else row.label
+        if key not in largest or (row.gradient_total or 0.0) > (largest[key].gradient_total or 0.0):
+            largest[key] = row
+    judged = [row for row in layers if any(row is one for one in largest.values())]
     return (judged[0], judged[-1]) if judged and judged[-1].gradient_total else None
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ aten = torch.ops.aten
 FIXED = "statistics of a normalization are taken as fixed on the way back (off by 2 / n for n values)"
 ROUTED = "a maximum passes gradients to one place, taken as any place of the channel alike"
 AS_LINEAR = "{op} has no backward rule: taken as linear with the same gain of variance"
+SAMPLED = "{op} has no backward rule: its gradients are those of autograd at random arguments"
+FEWEST, MOST, ENOUGH = 4, 32, 1 << 14  # draws of an operation's arguments, and elements of its result in all of them
 
 
 @dataclass
@@ -129,7 +132,7 @@ class Backward:
             x, y = walk.value(operands[0]), moments_of(walk, node)
             self._pass_on(node, {operands[0]: _through_normalization(x, y, arrived[node, 0])}, FIXED, True)
         elif rule is None or not rule.transposable:
-            self._as_linear(node, arrived, operands)
+            self._by_sampling(node, arrived, operands)
         else:
             self._pass_on(node, *through_linear(walk, node, rule, arrived), approximate)
 
@@ -172,6 +175,65 @@ class Backward:
         thinned = math.prod(result.full) / math.prod(x.full)
         return Flow(spread(flow.total), None if flow.common is None else spread(flow.common) * thinned)
 
+    def _by_sampling(self, node: Node, arrived: dict[NodeResult, Flow], operands: list[Node]) -> None:
+        """By autograd through the operation itself, at independent Gaussian arguments of the moments they have.
+
+        The gradients that arrive are random too, of the energies that arrived, so that the mean square of what comes
+        out at an argument is its energy. What was common to the positions stays so to the same share.
+        """
+        walk = self.walk
+        inputs = {operand: walk.value(operand) for operand in operands}
+        count = min(MOST, max(FEWEST, ENOUGH // max(1, math.prod(moments_of(walk, node).full))))
+        device = inputs[operands[0]].device
+        generator = torch.Generator(device).manual_seed(0)
+        sums = {operand: torch.zeros(x.shape, dtype=torch.float64, device=device) for operand, x in inputs.items()}
+        try:
+            for _ in range(count):
+                for operand, square in self._sampled_squares(node, arrived, inputs, generator).items():
+                    sums[operand] += square.double().sum_to_size(sums[operand].shape) / count
+        except (RuntimeError, TypeError):  # autograd cannot differentiate it, or it reads tokens
+            return self._as_linear(node, arrived, operands)
+        if not all(bool(total.isfinite().all()) for total in sums.values()):
+            return self._as_linear(node, arrived, operands)
+        energy = sum(float(flow.total.sum()) for flow in arrived.values())
+        common = sum(float(flow.common.sum()) for flow in arrived.values() if flow.common is not None)
+        flows = {
+            operand: Flow(total, total * (common / energy) if common and energy else None)
+            for operand, total in sums.items()
+        }
+        self._pass_on(node, flows, SAMPLED.format(op=_name(node)), True)
+
+    def _sampled_squares(
+        self, node: Node, arrived: dict[NodeResult, Flow], inputs: dict[Node, Moments], generator: torch.Generator
+    ) -> dict[Node, Tensor]:
+        """Squared gradients at the random arguments of an operation, for one draw of these and of what arrives."""
+        walk = self.walk
+
+        def noise(shape: torch.Size, like: Tensor) -> Tensor:
+            return torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)
+
+        leaves = {
+            operand: (x.mean + x.std * noise(x.full, x.mean)).detach().requires_grad_() for operand, x in inputs.items()
+        }
+
+        def value(operand: Node) -> Any:
+            return leaves[operand] if operand in leaves else walk.env[operand]
+
+        with torch.enable_grad():
+            args, kwargs = resolve((node.args, node.kwargs), value)
+            result = node.target(*args, **kwargs)
+            results = list(result) if isinstance(result, (list, tuple)) else [result]
+            starts = []
+            for (_, index), flow in arrived.items():
+                known = walk.value(node)
+                moments = known[index] if isinstance(known, list) else known
+                # the energy of a stored element is the sum over all elements that it stands for
+                scale = (flow.total / multiplicity(moments)).sqrt().to(results[index].dtype).expand(moments.full)
+                starts.append((results[index], scale * noise(results[index].shape, results[index])))
+            ends, gradients = zip(*starts, strict=True)
+            found = torch.autograd.grad(ends, list(leaves.values()), gradients, allow_unused=True)
+        return {operand: g.square() for operand, g in zip(leaves, found, strict=True) if g is not None}
+
     def _as_linear(self, node: Node, arrived: dict[NodeResult, Flow], operands: list[Node]) -> None:
         """As if linear: energy grows in reverse by as much as the variance forward, and stays as common as it was."""
         first, inputs = moments_of(self.walk, node), [self.walk.value(operand) for operand in operands]
@@ -183,8 +245,11 @@ class Backward:
         for operand, x in zip(operands, inputs, strict=True):
             full = torch.full(x.shape, square * multiplicity(x), dtype=torch.float64, device=x.device)
             flows[operand] = Flow(full, full * (common / energy) if common else None)
-        name = getattr(node.target, "__name__", None) or str(node.target)
-        self._pass_on(node, flows, AS_LINEAR.format(op=name), True)
+        self._pass_on(node, flows, AS_LINEAR.format(op=_name(node)), True)
+
+
+def _name(node: Node) -> str:
+    return getattr(node.target, "__name__", None) or str(node.target)
 
 
 def _through_normalization(x: Moments, y: Moments, flow: Flow) -> Flow:

@@ -42,6 +42,8 @@ def slopes(
     `start` is the root or lies between it and `end`, and `x` has the extents of `end`; `known` are slopes worked out
     before for the same root and moments. None where the root must be positive.
     """
+    if (stops := _stopping(clusters)) and not stops.isdisjoint(clusters.path(end, root)):
+        return _known(clusters, end, start, root, x, known)  # lines know nothing of what is detached
     base, line = clusters.line(end)
     if clusters.line(start)[0] is base and start is not base:  # both are lines of the same node
         return _known(clusters, end, start, root, x, known)
@@ -65,6 +67,8 @@ def _known(
 
 def _integrated(clusters: Clusters, end: Node, start: Node, root: Node, x: Moments) -> SlopeMoments | None:
     mean, std = (t.to(working_dtype(t.device)) for t in (x.mean, x.std))
+    if start is end:
+        return (one := torch.ones_like(mean)), one
     if start is root and end.packet is aten.relu and end.args[0] is root:
         return (on := cdf(ratio(mean, std))), on
     path = clusters.path(end, root)
@@ -82,10 +86,20 @@ def _integrated(clusters: Clusters, end: Node, start: Node, root: Node, x: Momen
     return integrated(mean, std) if found is None else found
 
 
+def _stopping(clusters: Clusters) -> set[Node]:
+    """The nodes of a program that no gradient passes, such as `detach`."""
+    program, rules = clusters.plan.program, clusters.plan.rules
+    return program.once(
+        "stops gradients", lambda: {n for n in program.nodes if n in rules and rules[n].stops_gradients}
+    )
+
+
 def _slope(clusters: Clusters, path: list[Node], root: Node, start: Node) -> Callable[[Tensor], Tensor]:
+    stops = _stopping(clusters)
+
     def slope(x: Tensor) -> Tensor:
         with torch.enable_grad():
-            local = clusters.values(path, root, x.detach().requires_grad_())
+            local = clusters.values(path, root, x.detach().requires_grad_(), stops)
             end = local[path[-1]]
             if not end.requires_grad or not local[start].requires_grad:
                 return torch.zeros_like(x)
