@@ -895,3 +895,11 @@ def test_multihead_attention_module() -> None:
         x = torch.randn(8192, 5, 16)
         drawn = model(x, x, x, need_weights=False)[0]
     assert (output.std / drawn.std(0) - 1).abs().median() < 0.1
+
+
+def test_a_parameter_that_is_not_finite_is_named():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[2].bias[1] = torch.nan
+    with pytest.raises(vp.VarpropError, match=r"in module '2'.*; 2\.bias of the model has values that are not finite"):
+        vp.propagate(model, vp.Moments(torch.zeros(1, 3), torch.ones(1, 3)))

@@ -68,6 +68,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--bits", type=number(int, 2, 16), default=8, help="Of the weights, for --quantization.")
     text = "Of the random weights, and of the inputs that --check draws."
     parser.add_argument("--seed", type=number(int, 0), default=0, help=text)
+    text = "The deepest level of modules in the table, the model itself being level 0."
+    parser.add_argument("--depth", type=number(int, 0), help=text)
     add_root(parser)
 
 
@@ -130,8 +132,10 @@ def _write(result: Any, options: argparse.Namespace) -> None:
         result.figure(options.figure.expanduser())
     if options.json == "-":
         print(result.to_json())
-    else:
+    elif options.against is not None:
         result.show()
+    else:
+        result.show(depth=options.depth)
 
 
 def _inspected(model: Any, inputs: Inputs, options: argparse.Namespace) -> Any:

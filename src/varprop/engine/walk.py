@@ -298,10 +298,12 @@ def _check(walk: Walk) -> None:
         return
     node, value = next((node, v) for node, v in found if _any_impossible([v]) or bool(v.var.isinf().any()))
     line = f" ({node.line})" if node.line else ""
-    raise VarpropError(
-        f"{_trouble(value)} came out of {node.target} in module '{node.module}'{line}; "
-        f"check the parameters and the input for NaN, infinity or values outside the operation's domain."
-    )
+    state = walk.plan.program.state
+    bad = [state[operand] for operand in node.operands if operand in state and not walk.env[operand].isfinite().all()]
+    reason = "check the parameters and the input for NaN, infinity or values outside the operation's domain."
+    if bad:
+        reason = f"{' and '.join(bad)} of the model {'have' if len(bad) > 1 else 'has'} values that are not finite."
+    raise VarpropError(f"{_trouble(value)} came out of {node.target} in module '{node.module}'{line}; {reason}")
 
 
 def _trouble(value: Moments) -> str:

@@ -197,7 +197,7 @@ def _rewrite(node: fx.Node) -> None:
 def _is_constant(node: Any) -> bool:
     """Whether a value follows from constants of the graph alone, as what `torch.tensor` makes does."""
     if node.op == "placeholder":
-        return node.name.startswith("c_")
+        return bool(node.name.startswith("c_"))
     return all(map(_is_constant, node.all_input_nodes))
 
 

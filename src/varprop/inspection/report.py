@@ -42,13 +42,18 @@ class Report(ReportData, Exports):
         """The findings of severity ``error``."""
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
-    def show(self, file: TextIO | None = None) -> None:
-        """Print the table of the tree of modules, then the findings; coloured where rich is installed."""
-        show_report(self, file)
+    def show(self, file: TextIO | None = None, depth: int | None = None) -> None:
+        """Print findings, the table of the tree of modules and a verdict; coloured where rich is installed.
 
-    def text(self) -> str:
+        Args:
+            file: Where to; standard output if left out.
+            depth: The deepest level of modules in the table, the model itself being level 0; all if left out.
+        """
+        show_report(self, file, depth)
+
+    def text(self, depth: int | None = None) -> str:
         """The same as plain text."""
-        return report_text(self)
+        return report_text(self, depth)
 
     def compare(self, after: ReportData, names: tuple[str, str] = ("before", "after")) -> Comparison:
         """This state of a model beside a later one.

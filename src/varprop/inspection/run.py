@@ -15,18 +15,20 @@ from ..engine.api import capture
 from ..engine.inputs import example_for, fitted_inputs
 from ..engine.plan import make_plan, require_complete
 from ..engine.walk import Walk
+from ..errors import VarpropError
 from ..graph.capture import Program
 from ..graph.node import Node
 from ..norm.batchnorm import has_seen_nothing
-from .findings.judge import ARGUMENTS, findings, gradient_ratio
+from .findings.judge import ARGUMENTS, Context, findings, gradient_ratio
 from .gradients.backward import gradients
 from .numbers.collect import make_row
-from .numbers.measure import batch_extent, measure
-from .places import first_moments, places
+from .numbers.measure import Estimates, Measurement, batch_extent, measure, trial_size
+from .places import Place, first_moments, places
 from .report import Report
 
 ProgressCallback = Callable[[str, float, int], None]
 STEPS = 3  # capture, propagation, gradients
+BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
 SECONDS = 1.0  # between two reports within a step
 
 
@@ -77,21 +79,49 @@ def inspect(
     walk = walked(program, input, on_missing, step.within)
     step("following gradients back")
     back, found = gradients(walk), places(walk)
-    measured: list[dict[str, dict[str, float]]] = [{} for _ in found]
+    nothing = Measurement([{} for _ in found], 0.0)
+    data = trial = nothing
     if check is not None:
-        measured = measure(walk, found, check, samples, seed, lambda: step("running data"))
+        data = measure(walk, found, check, samples, seed, lambda: step("running data"))
+    elif not unsettled:
+        trial = _trial(walk, found, backward=False) or nothing
     with torch.no_grad():
-        rows = [make_row(walk, back, place, k, seen) for place, seen in zip(found, measured, strict=True)]
+        seen = zip(found, data.places, trial.places, strict=True)
+        rows = [make_row(walk, back, place, k, *both) for place, *both in seen]
+
+    def gradients_on_trial() -> list[Estimates]:
+        return (_trial(walk, found, backward=True) or nothing).places
+
+    context = Context(
+        unsettled, _arguments(program, with_example), check, data.input_std, _input_std(walk), gradients_on_trial
+    )
     return Report(
         type(program.model).__name__,
         sum(parameter.numel() for parameter in program.model.parameters()),
         tuple(rows),
-        findings(rows, unsettled, _arguments(program, with_example)),
+        findings(rows, context),
         tuple(_described(walk, node) for node in program.inputs),
         gradient_ratio(rows),
         "" if check is None else "gaussian" if isinstance(check, str) else "data",
         (walk, tuple(found)),
     )
+
+
+def _trial(walk: Walk, places: list[Place], backward: bool) -> Measurement | None:
+    """Numbers on a few random inputs; None where the model cannot be run on them as it is."""
+    program = walk.plan.program
+    if any(isinstance(module, BATCH_NORM) and module.training for module in program.model.modules()):
+        return None  # normalized by the statistics of a batch, of which the example may have a single input
+    try:
+        return measure(walk, places, "gaussian", trial_size(program), 0, backward=backward)
+    except (VarpropError, RuntimeError, IndexError, ValueError):
+        return None
+
+
+def _input_std(walk: Walk) -> float:
+    values = [first_moments(walk, node) for node in walk.plan.program.inputs if walk.plan.random(node)]
+    variances = [float(value.var.double().mean()) for value in values if value is not None]
+    return (sum(variances) / len(variances)) ** 0.5 if variances else 0.0
 
 
 def captured(model: nn.Module, example: Any) -> tuple[Program, int]:

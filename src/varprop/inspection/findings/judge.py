@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+from ..numbers.measure import Estimates
 from ..numbers.row import ReportRow
 from .finding import ORDER, Finding, Severity, times
-from .thresholds import ALWAYS_ON, CONSTANT, DEAD, GRADIENT, GROWN, SATURATED, SHRUNK, STANDARD_ERRORS
+from .thresholds import (
+    ALWAYS_ON,
+    BRANCH,
+    CONSTANT,
+    DEAD,
+    DEPENDENT,
+    DISAGREEMENT,
+    GRADIENT,
+    GROWN,
+    PREDICTION,
+    RANK,
+    RANKS,
+    SATURATED,
+    SHRUNK,
+    STANDARD_ERRORS,
+)
 
 ARGUMENTS = "model, moments"
+MEASURE = f"measure on data: vp.inspect({ARGUMENTS}, check=data)"
+GRADIENTS = ("explode", "vanish")
+CAUSES = ("constant", "rank")  # kinds that others may follow from
 INIT = f"initialize by vp.init_({ARGUMENTS})"
 REMEDY = f"{INIT}, or train with vp.normalize({ARGUMENTS})"
 NAMED = 4  # layers that one finding names
@@ -18,27 +38,120 @@ OFF_PATH = ("branch", "in branch", "gate", "data")  # roles of what lies beside 
 ASIDE = ("normalized", "query", "head", "token", *OFF_PATH)  # and of what else may be small or nearly constant
 
 
-def findings(rows: list[ReportRow], unsettled: int = 0, arguments: str = ARGUMENTS) -> tuple[Finding, ...]:
-    """All findings, errors first, in the order of the network within a severity.
+@dataclass(frozen=True)
+class Context:
+    """What findings depend on beside the rows.
 
-    `unsettled` batch norms have seen no data; `arguments` are those of the calls that are advised.
+    Attributes:
+        unsettled: How many batch norms have seen no data.
+        arguments: Those of the calls that are advised.
+        check: What the numbers were measured on: None, ``"gaussian"`` or data.
+        measured_input_std: Standard deviation of the inputs on which they were measured.
+        input_std: The one that the moments of the input have.
+        gradients: Runs the trial again with gradients, where a finding rests on them.
     """
+
+    unsettled: int = 0
+    arguments: str = ARGUMENTS
+    check: Any = None
+    measured_input_std: float = 0.0
+    input_std: float = 0.0
+    gradients: Callable[[], list[Estimates]] = list
+
+
+def findings(rows: list[ReportRow], context: Context) -> tuple[Finding, ...]:
+    """All findings: errors first, causes before what follows from them, in the order of the network.
+
+    Numbers that were measured on data decide. Without data a warning or an error has to stand on the random inputs of
+    the trial too: it is a note otherwise, since trained units are far from independent.
+    """
+    if context.check is not None:
+        found = _judgement(_with(rows, [row.measured for row in rows], context.measured_input_std))
+    else:
+        found = _judgement(rows)
+        if any(row.trial for row in rows) and any(finding.severity != "note" for finding in found):
+            trial = [row.trial for row in rows]
+            if any(finding.kind in GRADIENTS and finding.severity != "note" for finding in found):
+                trial = context.gradients() or trial
+            found = _confirmed(found, _judgement(_with(rows, trial, context.input_std)))
+    found += [*_unsettled(context.unsettled), *_disagreement(rows, context), *_dependence(rows)]
+    found += _approximations([row for row in rows if row.is_layer], context.check is not None)
+    found = [replace(one, advice=_advice(one, rows, context)) for one in found]
+    return tuple(sorted(found, key=lambda finding: (ORDER[finding.severity], finding.kind not in CAUSES)))
+
+
+def _judgement(rows: list[ReportRow]) -> list[Finding]:
+    """What the numbers of the rows say, whether computed or measured."""
     layers = [row for row in rows if row.is_layer]
     # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
     weighted = [row for row in layers if row.weighted and row.role != "gate"] or layers
     known = {id(row) for row in weighted}
     path = [row for row in layers if id(row) in known or row.role == "stream"]
     data = next((row.growth for row in reversed(layers) if row.role == "data" and row.growth), 1.0)
-    found = [*_growth(layers, path, max(1.0, data)), *_gradient(rows)]
+    found = [*_constant(layers, weighted), *_rank(layers)]
+    found += [*_growth(layers, path, max(1.0, data)), *_branches(layers), *_gradient(rows)]
     found += _decay(_judged([row for row in path if row is not weighted[-1]], weighted), min(1.0, data))
-    found += [*_shift(_judged(weighted[:-1] or weighted, weighted)), *_constant(layers, weighted)]
-    found += _unsettled(unsettled)
-    alike = any(any(row.uniform[2:]) for row in rows)
+    cause = next((one.where for one in found if one.kind == "constant" and one.value == 1.0), None)
+    if cause is not None:  # what does not vary behind a constant layer follows from it
+        after = [row.label for row in layers].index(cause) + 1
+        follows = {id(row) for row in layers[after:] if row.std.most == 0}
+        layers, weighted = ([row for row in some if id(row) not in follows] for some in (layers, weighted))
+    found += _shift(_judged(weighted[:-1] or weighted, weighted))
     for row in layers:
-        found += [*_softened(row, [*_saturation(row), *_rectifier(row)]), *_disagreement(row, alike)]
-    found = [*_merged(found), *_approximations(layers)]
-    found = [replace(one, advice=one.advice.replace(f"({ARGUMENTS}", f"({arguments}")) for one in found]
-    return tuple(sorted(found, key=lambda finding: ORDER[finding.severity]))
+        found += _softened(row, [*_saturation(row), *_rectifier(row)])
+    return list(_merged(found))
+
+
+def _with(rows: list[ReportRow], estimates: list[Estimates], input_std: float) -> list[ReportRow]:
+    """The rows with measured numbers in place of computed ones, as far as there are any."""
+    changed = []
+    for row, seen in zip(rows, estimates, strict=True):
+        values = {name: one["value"] for name, one in seen.items() if math.isfinite(one["value"])}
+        numbers = {**row.numbers, **{name: value for name, value in values.items() if name in row.numbers}}
+        growth = row.growth
+        if growth is not None and "std" in values and input_std:
+            growth = values["std"] / input_std
+        total, single = row.gradient_total, row.numbers.get("gradient")
+        if total is not None and single and "gradient" in values:
+            total = total * values["gradient"] / single
+        changed.append(replace(row, numbers=numbers, growth=growth, gradient_total=total))
+    return changed
+
+
+def _confirmed(found: list[Finding], on_trial: list[Finding]) -> list[Finding]:
+    """Warnings and errors that the trial has too, in the milder severity of both; the others become notes."""
+    seen: dict[str, Severity] = {}
+    for finding in on_trial:
+        if finding.severity != "note":
+            seen[finding.kind] = min(finding.severity, seen.get(finding.kind, "warning"), key=ORDER.__getitem__)
+    kept = []
+    for finding in found:
+        if finding.severity == "note" or finding.kind in seen:
+            severity = max(finding.severity, seen.get(finding.kind, finding.severity), key=ORDER.__getitem__)
+            kept.append(replace(finding, severity=severity))
+        else:
+            text = f"{finding.text}; but not on random inputs: its units are far from independent"
+            kept.append(replace(finding, severity="note", text=text, advice=MEASURE))
+    return kept
+
+
+def _advice(finding: Finding, rows: list[ReportRow], context: Context) -> str:
+    """What to do, with the arguments of the call; what `vp.init_` would refuse or not change is not advised."""
+    advice = finding.advice
+    if REMEDY in advice or INIT in advice:
+        zeros = [row.weight for row in rows if row.rank == 0.0 and row.weight]
+        if zeros:
+            fill = f"fill the zeros of {', '.join(zeros[:NAMED])} (torch.nn.init.kaiming_normal_), then "
+            advice = advice.replace(REMEDY, INIT).replace(INIT, fill + INIT)
+        elif finding.kind in GRADIENTS and _is_even(rows):
+            advice = "the signal is even already: add skip connections, or use fewer layers"
+    return advice.replace(f"({ARGUMENTS}", f"({context.arguments}")
+
+
+def _is_even(rows: list[ReportRow]) -> bool:
+    """Whether all layers with weights, but for the last, have about the same std: initialization cannot mend more."""
+    stds = [row.numbers["std"] for row in rows if row.is_layer and row.weighted and row.role == ""][:-1]
+    return bool(stds) and max(stds) < 2 * min(stds)
 
 
 def _judged(rows: list[ReportRow], weighted: list[ReportRow]) -> list[ReportRow]:
@@ -98,7 +211,9 @@ def _growth(layers: list[ReportRow], path: list[ReportRow], prepared: float) -> 
         for row in [*(row for row in layers if row.op == "embedding"), *path]
         if row.role not in ("normalized", "data")
     ]
-    for severity, first, worst in _extreme(judged, lambda row: _grown(row) / prepared, GROWN):
+    # predictions of a trained network are larger than what its layers pass on
+    size = {id(row): _grown(row) / prepared / (PREDICTION if row.role == "head" else 1.0) for row in judged}
+    for severity, first, worst in _extreme(judged, lambda row: size[id(row)], GROWN):
         if first.growth is not None:
             yield _of_size("growth", "grown", severity, first, worst)
         else:
@@ -249,29 +364,82 @@ def _constant(rows: list[ReportRow], weighted: list[ReportRow]) -> Iterator[Find
         yield Finding("note", "constant", whole.label, text, "leave it if that is on purpose", 1.0)
     elif whole is not None:
         advice = "look for zeros in its weights, or for a layer before it that is dead"
+        if whole.rank == 0.0:
+            advice = f"give {whole.weight or 'its weights'} values (torch.nn.init.kaiming_normal_): all are zero"
         severity: Severity = "error" if rows[-1].std.most == 0 else "warning"
         yield Finding(severity, "constant", whole.label, "none of its units varies", advice, 1.0)
 
 
-def _disagreement(row: ReportRow, alike: bool) -> Iterator[Finding]:
-    """The measured std tells a different story than the analytic one; `alike`: positions were taken as such."""
-    seen, own = row.measured.get("std"), row.numbers["std"]
-    if not seen or not seen["value"] or not own or row.kind != "module":
+def _rank(rows: list[ReportRow]) -> Iterator[Finding]:
+    """Weights that are nearly of rank one: all units of the layer are the same but for their size."""
+    for row in rows:
+        if row.rank and row.full_rank >= RANKS and row.full_rank / row.rank >= RANK[0] and row.rank < RANK[1]:
+            severity: Severity = "warning" if row.role in (*OFF_PATH, "query", "head") else "error"
+            text = f"its weight has an effective rank of {row.rank:.2g} of {row.full_rank}: its units are copies of few"
+            advice = f"give {row.weight or 'it'} new values (torch.nn.init.kaiming_normal_)"
+            yield Finding(severity, "rank", row.label, text, advice, row.full_rank / row.rank)
+
+
+def _branches(rows: list[ReportRow]) -> Iterator[Finding]:
+    """Residual branches that drown the stream which they are added to, whatever its scale."""
+    for severity, first, worst in _extreme(rows, lambda row: row.branch or 0.0, BRANCH):
+        text = f"what is added to the residual stream is {times(first.branch or 0.0)} as large as the stream"
+        text += f" ({times(worst.branch or 0.0)} at {worst.label})" if worst is not first else ""
+        yield Finding(
+            severity, "branch", first.label, text, "make the last weights of the branch smaller", worst.branch or 0.0
+        )
+
+
+def _disagreement(rows: list[ReportRow], context: Context) -> Iterator[Finding]:
+    """The layer whose computed std is furthest from the measured one, if that is far."""
+    off: list[tuple[float, ReportRow]] = []
+    for row in rows:
+        seen, own = row.measured.get("std"), row.numbers["std"]
+        if row.kind == "module" and row.leaf and seen and seen["value"] and own and math.isfinite(seen["value"]):
+            ratio = own / seen["value"]
+            if max(ratio, 1 / ratio) >= DISAGREEMENT[0] and abs(own - seen["value"]) >= 4 * seen["error"]:
+                off.append((max(ratio, 1 / ratio), row))
+    if not off:
         return
-    value, error, ratio = seen["value"], seen["error"], own / seen["value"]
-    if not 2 / 3 < ratio < 3 / 2 and abs(own - value) >= 4 * error:
-        text = f"the analytic std is {times(ratio)} the measured one ({value:.3g} +- {error:.1g})"
-        apart = ", or keep positions apart: moments of every element, --positions on the command line"
-        advice = "trust the measured numbers of this layer" + (apart if alike else "")
-        yield Finding("note", "disagreement", row.label, text, advice, ratio)
+    factor, worst = max(off, key=lambda one: one[0])
+    seen = worst.measured["std"]
+    ratio = worst.numbers["std"] / seen["value"]
+    text = f"the computed std is {times(ratio)} the measured one ({seen['value']:.3g} +- {seen['error']:.1g})"
+    if len(off) > 1:
+        names = ", ".join(row.label for _, row in off[:NAMED]) + (", ..." if len(off) > NAMED else "")
+        text += f", the most of {len(off)} such layers: {names}"
+    inputs = context.measured_input_std / context.input_std if context.input_std and context.measured_input_std else 1.0
+    if not 2 / 3 < inputs < 3 / 2:
+        advice = f"the data has {times(inputs)} the std that was given: pass vp.input_moments(data)"
+    else:
+        advice = "trust the measured numbers, by which the findings are judged"
+        if any(any(row.uniform[2:]) for row in rows):
+            advice += ", or keep positions apart: moments of every element, --positions on the command line"
+    severity: Severity = "warning" if factor >= DISAGREEMENT[1] else "note"
+    yield Finding(severity, "disagreement", worst.label, text, advice, factor)
 
 
-def _approximations(rows: list[ReportRow]) -> Iterator[Finding]:
+def _dependence(rows: list[ReportRow]) -> Iterator[Finding]:
+    """The layer where the trial is furthest from the computed std, if that is far: units are not independent there."""
+    off = [(max(ratio, 1 / ratio), row) for row in rows if row.is_layer and (ratio := row.trial_ratio)]
+    off = [one for one in off if one[0] >= DEPENDENT]
+    if off:
+        factor, worst = max(off, key=lambda one: one[0])
+        text = (
+            f"on random inputs the std is {times(worst.trial_ratio or 0.0)} the computed one, the most of {len(off)} "
+            f"such layer(s): units are not independent, as after training"
+        )
+        yield Finding("note", "dependence", worst.label, text, MEASURE, factor)
+
+
+def _approximations(rows: list[ReportRow], checked: bool) -> Iterator[Finding]:
     back = [row for row in rows if row.gradient_reason]
     sampled = [row for row in rows if row.status == "sampled"]
     if back:
         text = f"{back[-1].gradient_reason} ({len(back)} place(s)): gradient scales before it are approximate"
-        advice = f'compare with vp.inspect({ARGUMENTS}, check="gaussian")'
+        advice = (
+            "compare with the measured ones" if checked else f'compare with vp.inspect({ARGUMENTS}, check="gaussian")'
+        )
         yield Finding("note", "backward", back[-1].label, text, advice, float(len(back)))
     if sampled:
         text = f"{len(sampled)} operation(s) without a rule were estimated by sampling"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...engine.plan import rule_of
 from ...engine.walk import Walk
-from ...graph.node import Node
+from ...graph.node import Node, resolve
 from ...moments import Moments
 from ..channels import channel_axis, over_channels, ranges
 from ..gradients.backward import GradientScales
@@ -19,7 +19,7 @@ from ..gradients.slopes import chance_on, slopes
 from ..places import Place, bend_at, first_moments, moments_of, op_name
 from ..roles import role_of
 from .row import ReportRow
-from .statistics import UnitStatistics, numbers, spread_of
+from .statistics import UnitStatistics, effective_rank, numbers, spread_of
 
 
 def statistics(walk: Walk, gradients: GradientScales, place: Place) -> UnitStatistics:
@@ -37,7 +37,12 @@ def statistics(walk: Walk, gradients: GradientScales, place: Place) -> UnitStati
 
 
 def make_row(
-    walk: Walk, gradients: GradientScales, place: Place, k: float, measured: dict[str, dict[str, float]]
+    walk: Walk,
+    gradients: GradientScales,
+    place: Place,
+    k: float,
+    measured: dict[str, dict[str, float]],
+    trial: dict[str, dict[str, float]],
 ) -> ReportRow:
     """Everything about one place."""
     found, moments = statistics(walk, gradients, place), moments_of(walk, place.output)
@@ -47,6 +52,8 @@ def make_row(
     notes = [note for node in place.nodes for note in walk.notes.get(node, ())]
     sampled = any(node in walk.sampled for node in place.nodes)
     approximate = (place.output, 0) in gradients.approximate
+    weighted = place.leaf and _has_weights(walk, maker)
+    weight, rank, full_rank = _weight(walk, maker) if weighted else ("", None, 0)
     return ReportRow(
         path=place.path,
         kind=place.kind,
@@ -73,14 +80,59 @@ def make_row(
         measured=measured,
         node=place.output.name,
         constant=_constant_share(moments, place.output),
-        weighted=place.leaf and _has_weights(walk, maker),
+        weighted=weighted,
         role=role_of(walk, place.output) if place.leaf else "",
+        weight=weight,
+        rank=rank,
+        full_rank=full_rank,
+        trial=trial,
+        branch=_branch(walk, place.output) if place.leaf else None,
     )
 
 
 def _has_weights(walk: Walk, node: Node) -> bool:
     rule = walk.plan.rules.get(node)
     return rule is not None and rule.weighted and len(walk.plan.random_operands(node)) == 1
+
+
+def _weight(walk: Walk, node: Node) -> tuple[str, float | None, int]:
+    """Name, effective rank and largest possible rank of a layer's weight, where it is one tensor."""
+    rule, weight = walk.plan.rules[node], node.args[1] if len(node.args) > 1 else None
+    if not isinstance(weight, Node):
+        return "", None, 0
+    value = walk.env.get(weight)
+    if not rule.linear or not isinstance(value, Tensor) or value.ndim < 2 or not value.numel():
+        return "", None, 0
+    groups = 1
+    if rule.convolution is not None:
+        args, kwargs = resolve((node.args, node.kwargs), walk.value)
+        groups = rule.convolution(*args, **kwargs).groups
+    return walk.plan.program.state.get(weight, ""), *effective_rank(value, groups)
+
+
+def _branch(walk: Walk, node: Node) -> float | None:
+    """Of a sum of a value and of something made of it, the std of the latter over that of the former."""
+    rule, terms = walk.plan.rules.get(node), walk.plan.random_operands(node)
+    if rule is None or rule.signs is None or len(terms) != 2:
+        return None
+    for stream, branch in (terms, terms[::-1]):
+        if _follows_from(walk, branch, stream):
+            before, added = (_input_std(walk, [term]) for term in (stream, branch))
+            return added / before if before else None
+    return None
+
+
+def _follows_from(walk: Walk, node: Node, earlier: Node) -> bool:
+    """Whether a value is computed from an earlier one."""
+    waiting, seen = [node], {node}
+    while waiting:
+        for operand in walk.plan.random_operands(waiting.pop()):
+            if operand is earlier:
+                return True
+            if operand not in seen:
+                seen.add(operand)
+                waiting.append(operand)
+    return False
 
 
 def _constant_share(moments: Moments, node: Node) -> float:

@@ -1,4 +1,8 @@
-"""The same numbers from data: the captured graph run on real or Gaussian inputs, with standard errors."""
+"""The same numbers from data: the captured graph run on real or Gaussian inputs, with standard errors.
+
+Without data a short trial is run on random inputs, forward alone: it shows from the weights alone where the units of a
+layer are far from independent, as training makes them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,12 @@ from ...graph.capture import Program
 from ...graph.node import Node, resolve
 from ...moments import Moments, Tokens
 from ..places import Place, bend_at, moments_of
+from ..work import macs
 from .statistics import UnitStatistics, numbers
 
+INPUT = -1  # stands for the inputs among the numbers of places
 GROUPS = 8  # for the jackknife
+FEWEST, MOST, AFFORDED = 4, 64, 8e9  # random inputs of a trial, and multiplications with additions for all of them
 
 
 @dataclass
@@ -30,22 +37,46 @@ class RunSums:
     totals: dict[tuple[int, str], Any] = field(default_factory=lambda: defaultdict(float))
 
 
+Estimates = dict[str, dict[str, float]]  # value and standard error of every number
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Numbers from data: those of every place, and the standard deviation of the inputs."""
+
+    places: list[Estimates]
+    input_std: float
+
+
+def trial_size(program: Program) -> int:
+    """How many random inputs a trial takes: few where one of them is much work."""
+    work = sum(macs(node) for node in program.nodes) / batch_extent(program)
+    return int(min(MOST, max(FEWEST, AFFORDED / max(work, 1.0))))
+
+
 def measure(
-    walk: Walk, places: list[Place], data: Any, samples: int, seed: int, ran: Callable[[], None]
-) -> list[dict[str, dict[str, float]]]:
-    """Every place's numbers from data (as `inspect` takes it), as value and standard error; `ran`: after every run."""
+    walk: Walk,
+    places: list[Place],
+    data: Any,
+    samples: int,
+    seed: int,
+    ran: Callable[[], None] = lambda: None,
+    backward: bool = True,
+) -> Measurement:
+    """Every place's numbers from data (as `inspect` takes it), with gradients if asked for; `ran`: after every run."""
     batch = batch_extent(walk.plan.program)
     runs = math.ceil(samples / batch)
     groups = [RunSums() for _ in range(GROUPS)]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for index, inputs in enumerate(_inputs(walk, data, runs, batch)):
-            _run(walk, places, inputs, groups[index % GROUPS])
+            _run(walk, places, inputs, groups[index % GROUPS], backward)
             ran()
     used = [group for group in groups if group.runs]
     if len(used) < 2:
         raise VarpropError(f"`check` needs at least two inputs of the example's batch extent {batch}.")
-    return [_estimates(index, used) for index in range(len(places))]
+    input_std = float(_statistics(INPUT, used).var.mean().sqrt()) if (INPUT, "mean") in used[0].totals else 0.0
+    return Measurement([_estimates(index, used) for index in range(len(places))], input_std)
 
 
 def batch_extent(program: Program) -> int:
@@ -109,39 +140,56 @@ def _drawn(value: Any) -> Any:
     return value
 
 
-def _run(walk: Walk, places: list[Place], inputs: list[Any], sums: RunSums) -> None:
-    values = _executed(walk.plan.program, inputs)
-    gradients = _differentiated(walk.plan.program, values, [place.output for place in places])
-    totals = sums.totals
-    sums.runs += 1
-    for index, place in enumerate(places):
-        shape = moments_of(walk, place.output).shape
-        result = _first(values[place.output]).detach().double()
-        totals[index, "mean"] += _pooled(result, shape)
-        totals[index, "square"] += _pooled(result.square(), shape)
-        if index in gradients:
-            totals[index, "gradient"] += _pooled(gradients[index].double().square(), shape)
-        if bent := bend_at(walk, place):
-            bend, argument = bent[0], _first(values[bent[1]]).detach()
-            inner = moments_of(walk, bent[1]).shape
-            if bend.saturates:
-                totals[index, "flat"] += _pooled(bend.is_flat(argument).double(), inner)
-            if bend.rectifier is not None:
-                for what, above in zip(("on", "linear"), bend.is_above(argument), strict=True):
-                    totals[index, what] += _pooled(above.double(), inner)
-
-
-def _executed(program: Program, inputs: list[Any]) -> dict[Node, Any]:
-    """Run the graph on plain tensors, everything kept for autograd."""
+def _run(walk: Walk, places: list[Place], inputs: list[Any], sums: RunSums, backward: bool) -> None:
+    """Run the graph on plain tensors; everything is kept for autograd, or nothing longer than it is read."""
+    program = walk.plan.program
     values: dict[Node, Any] = {**program.tensors(), **dict(zip(program.inputs, inputs, strict=True))}
+    made_by: dict[Node, list[int]] = defaultdict(list)
+    for index, place in enumerate(places):
+        made_by[place.output].append(index)
+    last_reader = {operand: node for node in program.nodes for operand in node.operands}
     for node in program.inputs:
+        moments = walk.env[node]
         if values[node].is_floating_point():
-            values[node] = values[node].detach().requires_grad_()
-    with torch.enable_grad():
+            values[node] = values[node].detach().requires_grad_(backward)
+            if isinstance(moments, Moments):
+                _add_value(sums, INPUT, values[node], torch.Size([1] * values[node].ndim))
+    sums.runs += 1
+    with torch.set_grad_enabled(backward):
         for node in program.nodes:
             args, kwargs = resolve((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
-    return values
+            for index in made_by.get(node, ()):
+                _add_value(sums, index, values[node], moments_of(walk, node).shape)
+                _add_bend(walk, places[index], sums, index, values)
+            for operand in () if backward else node.operands:
+                if last_reader[operand] is node:
+                    del values[operand]
+    if backward:
+        gradients = _differentiated(program, values, [place.output for place in places])
+        for index, gradient in gradients.items():
+            shape = moments_of(walk, places[index].output).shape
+            sums.totals[index, "gradient"] += _pooled(gradient.double().square(), shape)
+
+
+def _add_value(sums: RunSums, index: int, value: Any, shape: torch.Size) -> None:
+    result = _first(value).detach().double()
+    sums.totals[index, "mean"] += _pooled(result, shape)
+    sums.totals[index, "square"] += _pooled(result.square(), shape)
+    sums.totals[index, "count"] += result.numel() / max(1, sums.totals[index, "mean"].numel())
+
+
+def _add_bend(walk: Walk, place: Place, sums: RunSums, index: int, values: dict[Node, Any]) -> None:
+    """How often the activation that makes a place's result was flat, on, or passed everything."""
+    if not (bent := bend_at(walk, place)):
+        return
+    bend, argument = bent[0], _first(values[bent[1]]).detach()
+    inner = moments_of(walk, bent[1]).shape
+    if bend.saturates:
+        sums.totals[index, "flat"] += _pooled(bend.is_flat(argument).double(), inner)
+    if bend.rectifier is not None:
+        for what, above in zip(("on", "linear"), bend.is_above(argument), strict=True):
+            sums.totals[index, what] += _pooled(above.double(), inner)
 
 
 def _differentiated(program: Program, values: dict[Node, Any], at: list[Node]) -> dict[int, Tensor]:
@@ -188,5 +236,6 @@ def _statistics(place: int, groups: list[RunSums]) -> UnitStatistics:
 
     mean, square = average("mean"), average("square")
     assert mean is not None and square is not None
-    var = (square - mean.square()).clamp_min(0)
+    count = sum(group.totals[place, "count"] for group in groups)  # of values behind every mean
+    var = (square - mean.square()).clamp_min(0) * (count / (count - 1) if count > 1 else 1.0)
     return UnitStatistics(mean, var, average("flat"), average("on"), average("linear"), average("gradient"))

@@ -46,6 +46,11 @@ class ReportRow:
         constant: Share of the channels that do not vary at any position.
         weighted: Whether it is a single linear layer or convolution.
         role: What becomes of it, where that decides how it is to be judged (`inspection.roles`).
+        weight: Name of the weight of a linear layer or convolution.
+        rank: Effective rank of that weight; 0 if it is all zeros, None without one.
+        full_rank: The largest that it could have.
+        trial: The same numbers from a few random inputs, where no data was given.
+        branch: Of a residual sum, the standard deviation of what is added over that of the stream it is added to.
     """
 
     path: str
@@ -75,11 +80,24 @@ class ReportRow:
     constant: float = 0.0
     weighted: bool = False
     role: str = ""
+    weight: str = ""
+    rank: float | None = None
+    full_rank: int = 0
+    trial: dict[str, dict[str, float]] = field(default_factory=dict)
+    branch: float | None = None
 
     @property
     def is_layer(self) -> bool:
         """Whether it is a layer of its own: nothing lies inside it, and it does more than move elements."""
         return self.leaf and not self.moves
+
+    @property
+    def trial_ratio(self) -> float | None:
+        """Standard deviation on the random inputs of the trial over the computed one; None where it says nothing."""
+        seen, own = self.trial.get("std"), self.numbers["std"]
+        if not seen or not own or not seen["value"] or not abs(seen["value"] - own) >= 3 * seen["error"]:
+            return None
+        return seen["value"] / own
 
     @property
     def class_name(self) -> str:
@@ -116,7 +134,7 @@ class ReportRow:
     def flat(self) -> dict[str, Any]:
         """One level of names and numbers."""
         plain = self.to_dict()
-        nested = {name: plain.pop(name) for name in ("mean", "std", "numbers", "measured", "ranges")}
+        nested = {name: plain.pop(name) for name in ("mean", "std", "numbers", "measured", "ranges", "trial")}
         spreads = {f"{name}_{key}": value for name in ("mean", "std") for key, value in nested[name].items()}
         measured = {f"measured_{key}": seen["value"] for key, seen in nested["measured"].items()}
         errors = {f"measured_{key}_error": seen["error"] for key, seen in nested["measured"].items()}

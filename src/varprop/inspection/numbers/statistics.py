@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 DEAD, ALWAYS_ON = 1e-3, 1 - 1e-3  # how often a unit is on
+ROWS = 256  # of a weight at most, evenly chosen, by which its effective rank is judged
 LARGEST = 2**16  # elements; quantiles of more are those of an even choice
 
 
@@ -60,6 +61,23 @@ def numbers(s: UnitStatistics) -> dict[str, float]:
     if s.gradient is not None:
         found["gradient"] = _average(s.gradient) ** 0.5
     return found
+
+
+def effective_rank(weight: Tensor, groups: int = 1) -> tuple[float, int]:
+    """The effective rank of a weight, and the largest that it could have; of several groups those of the first.
+
+    It is exp(H) for the entropy H of the singular values divided by their sum (Roy & Vetterli 2007): as many as there
+    are where all are equal, 1 where a single one counts. Of large weights it is that of some of their rows.
+    """
+    matrix = weight.detach().flatten(1).unflatten(0, (groups, -1))[0].double()
+    matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    matrix = matrix[:: -(-matrix.shape[0] // ROWS)]
+    if not bool(matrix.isfinite().all()) or not bool(matrix.any()):
+        return 0.0, len(matrix)
+    singular = torch.linalg.eigvalsh(matrix @ matrix.T / matrix.square().sum()).clamp_min(0).sqrt()
+    singular = singular[singular > 1e-7 * singular.max()]  # what is below is rounding of the squares
+    shares = singular / singular.sum()
+    return float((-(shares * shares.log()).sum()).exp()), len(matrix)
 
 
 def _average(values: Tensor) -> float:

@@ -1,72 +1,117 @@
-"""Reports and comparisons as text: aligned columns, and with rich a coloured table."""
+"""Reports and comparisons as text: findings, aligned columns, a legend and a verdict; coloured where rich is there."""
 
 from __future__ import annotations
 
 import itertools
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from ...text_table import text_table
 from ..data import Change, ComparisonData, ReportData
 from ..findings.differences import NEITHER_FOUND, Differences, severity_change
-from ..findings.finding import NOTHING_FOUND, Finding
+from ..findings.finding import NOTHING_FOUND, ORDER, Finding
 from ..numbers.row import SHARES, ReportRow
 
-HEADER = ("module", "class", "extents", "mean", "std", "growth", "gain", "shift", "gradient", "units", "")
-NUMBERS = {"mean", "std", "growth", "gain", "shift", "gradient"}
+WIDTH = 100  # columns of a terminal that a table fits
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+# columns of the table with what they mean, in order; the numbers say which is left out first where there is no room
+COLUMNS: dict[str, tuple[int, str]] = {
+    "layer": (0, ""),
+    "class": (5, ""),
+    "extents": (3, "of the result, (n) where one unit stands for n positions"),
+    "mean": (6, "over the units"),
+    "std": (0, "root mean square over the units"),
+    "measured": (0, "std on the inputs of the check"),
+    "growth": (1, "std over that of the input"),
+    "gain": (2, "std out over std in; of an activation its root mean square slope"),
+    "shift": (4, "share of the mean square that is constant"),
+    "gradient": (0, "expected scale for a gradient of variance 1 at the output, ~ if approximate"),
+    "units": (0, ""),
+    "rank": (7, "effective rank of the weight of how many"),
+    "": (8, ""),
+}
 
 
-def report_text(report: ReportData) -> str:
-    """Findings and the table of the tree of modules."""
-    findings = [line for _, line in _finding_lines(report.findings)] or [NOTHING_FOUND]
-    table = text_table(HEADER, [_cells(row) for row in shown(report.rows)])
-    return "\n".join([_heading(report), *findings, "", table])
+def report_text(report: ReportData, depth: int | None = None) -> str:
+    """Findings, the table of the tree of modules with a legend, and a verdict."""
+    return "\n".join(line for _, line in _report_lines(report, depth))
 
 
-def show_report(report: ReportData, file: TextIO | None) -> None:
+def show_report(report: ReportData, file: TextIO | None, depth: int | None = None) -> None:
     """Print the same; coloured where rich is installed."""
     file = file or sys.stdout
     try:
         from rich.console import Console
     except ImportError:
-        print(report_text(report), file=file)
+        print(report_text(report, depth), file=file)
         return
-    console = Console(file=file)
-    # in a file or a pipe nothing is folded to the width of a terminal
-    console = console if console.is_terminal else Console(file=file, width=200)
-    console.print(_heading(report), markup=False, highlight=False)
-    for severity, line in _finding_lines(report.findings):
-        console.print(line, style=STYLES[severity], markup=False, highlight=False)
-    console.print()
-    console.print(_rich_table(report))
+    console = Console(file=file, soft_wrap=True)
+    for severity, line in _report_lines(report, depth):
+        console.print(line, style=STYLES.get(severity), markup=False, highlight=False)
+
+
+def _report_lines(report: ReportData, depth: int | None) -> Iterator[tuple[str, str]]:
+    """Every line with the severity that colours it."""
+    yield "", _heading(report)
+    yield from _finding_lines(report.findings)
+    yield "", ""
+    rows = [row for row in shown(report.rows) if depth is None or row.depth <= depth]
+    worst = {finding.where: finding.severity for finding in reversed(report.findings)}
+    names, lines = _table(rows)
+    yield from (("", line) for line in lines[:2])
+    yield from ((worst.get(row.label, ""), line) for row, line in zip(rows, lines[2:], strict=True))
+    yield "", ""
+    meanings = [f"{name}: {COLUMNS[name][1]}" for name in names if COLUMNS[name][1]]
+    if report.check:
+        meanings = [line.replace("the inputs of the check", report.measured_on) for line in meanings]
+    for line in textwrap.wrap("; ".join([*meanings, EXACT]) + ".", WIDTH):
+        yield "note", line
+    yield "", verdict(report)
+
+
+EXACT = "all computed numbers are exact if units are independent and Gaussian, unless marked"
+
+
+def verdict(report: ReportData) -> str:
+    """One line on how the model is."""
+    counts = {severity: sum(finding.severity == severity for finding in report.findings) for severity in ORDER}
+    words = [f"{number} {severity}{'s' if number > 1 else ''}" for severity, number in counts.items() if number]
+    if counts["error"] or counts["warning"]:
+        first = report.findings[0]
+        return f"Verdict: {', '.join(words)}; begin with {first.where} ({first.kind})."
+    return f"Verdict: {NOTHING_FOUND[0].lower()}{NOTHING_FOUND[1:-1]}{f' ({words[0]})' if words else ''}."
+
+
+def _table(rows: Sequence[ReportRow]) -> tuple[list[str], list[str]]:
+    """Names of the columns that fit, and the lines; names of layers are never cut."""
+    cells = [_cells(row) for row in rows]
+    names = [name for name in COLUMNS if name == "layer" or any(line[name] for line in cells)]
+
+    def width() -> int:
+        return sum(2 + max(len(name), *(len(line[name]) for line in cells), 0) for name in names) - 2
+
+    while width() > WIDTH and any(COLUMNS[name][0] for name in names):
+        names.remove(min((name for name in names if COLUMNS[name][0]), key=lambda name: COLUMNS[name][0]))
+    table = text_table(names, [[line[name] for name in names] for line in cells])
+    return names, table.split("\n")
 
 
 def _finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """A line for each with its severity; what to do about several in a row stands behind the last of them."""
+    """Lines for each with its severity; what to do about several in a row stands behind the last of them."""
     for finding, following in itertools.zip_longest(findings, findings[1:]):
         shared = following is not None and following.advice == finding.advice
-        yield finding.severity, f"{finding.severity}: {finding.where}: {finding.text}" if shared else str(finding)
-
-
-def _rich_table(report: ReportData) -> Any:
-    """Rows with findings are coloured."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(show_edge=False, pad_edge=False)
-    for name in HEADER:
-        table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=name == "module")
-    worst = {finding.where: finding.severity for finding in reversed(report.findings)}
-    for row in shown(report.rows):
-        table.add_row(*map(escape, _cells(row)), style=STYLES.get(worst.get(row.label, ""), ""))
-    return table
+        text = f"{finding.severity}: {finding.where}: {finding.text}" if shared else str(finding)
+        for line in textwrap.wrap(
+            text, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        ):
+            yield finding.severity, line
 
 
 def _heading(report: ReportData) -> str:
     ratio = f"; gradient first to last: {report.gradient_ratio:.3g}" if report.gradient_ratio is not None else ""
-    checked = f"; after | measured on {report.measured_on}" if report.check else ""
+    checked = f"; measured on {report.measured_on}" if report.check else ""
     return f"{report.model}, {report.parameters:,} parameters{ratio}{checked}"
 
 
@@ -75,29 +120,27 @@ def shown(rows: Sequence[ReportRow]) -> list[ReportRow]:
     return [row for row in rows if row.kind == "module" or not row.moves]
 
 
-def _cells(row: ReportRow) -> tuple[str, ...]:
-    return (
-        row.indented,
-        row.class_name,
-        row.extents_text,
-        _number(row.numbers["mean"]) + _measured(row, "mean"),
-        _number(row.numbers["std"]) + _measured(row, "std"),
-        _number(row.growth),
-        _number(row.gain),
-        f"{row.numbers['shift']:.0%}",
-        _number(row.numbers.get("gradient")) + ("~" if row.gradient_status == "approximate" else ""),
-        _units(row),
-        "" if row.status == "exact" else row.status,
-    )
+def _cells(row: ReportRow) -> dict[str, str]:
+    seen = row.measured.get("std")
+    return {
+        "layer": row.indented,
+        "class": row.class_name,
+        "extents": row.extents_text,
+        "mean": _number(row.numbers["mean"]),
+        "std": _number(row.numbers["std"]),
+        "measured": f"{seen['value']:.3g} +- {seen['error']:.1g}" if seen else "",
+        "growth": _number(row.growth),
+        "gain": _number(row.gain),
+        "shift": f"{row.numbers['shift']:.0%}",
+        "gradient": _number(row.numbers.get("gradient")) + ("~" if row.gradient_status == "approximate" else ""),
+        "units": _units(row),
+        "rank": "" if row.rank is None else f"{row.rank:.0f}/{row.full_rank}",
+        "": "" if row.status == "exact" else row.status,
+    }
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
-
-
-def _measured(row: ReportRow, what: str) -> str:
-    seen = row.measured.get(what)
-    return f" | {seen['value']:.3g} +- {seen['error']:.1g}" if seen else ""
 
 
 def _units(row: ReportRow) -> str:
