@@ -276,7 +276,7 @@ def test_data_far_from_the_assumptions_is_noted():
     report = vp.inspect(model, vp.input_moments(column), check=column)  # fully correlated: std is sqrt(32) times larger
     (found,) = [finding for finding in report.findings if finding.kind == "disagreement"]
     assert found.severity == "warning" and found.value == pytest.approx(math.sqrt(32), rel=0.05)
-    assert found.advice == "trust the measured numbers of this layer"
+    assert found.advice == "trust the measured numbers, by which the findings are judged"
 
 
 def test_positions_apart_agree_behind_an_average_where_positions_alike_do_not():

@@ -19,10 +19,10 @@ from ..errors import VarpropError
 from ..graph.capture import Program
 from ..graph.node import Node
 from ..norm.batchnorm import has_seen_nothing
-from .findings.judge import ARGUMENTS, Context, findings, gradient_ratio
+from .findings.judge import ARGUMENTS, FindingContext, findings, gradient_ratio
 from .gradients.backward import gradients
 from .numbers.collect import make_row
-from .numbers.measure import Estimates, Measurement, batch_extent, measure, trial_size
+from .numbers.measure import Estimates, MeasuredNumbers, batch_extent, measure, trial_size
 from .places import Place, first_moments, places
 from .report import Report
 
@@ -79,7 +79,7 @@ def inspect(
     walk = walked(program, input, on_missing, step.within)
     step("following gradients back")
     back, found = gradients(walk), places(walk)
-    nothing = Measurement([{} for _ in found], 0.0)
+    nothing = MeasuredNumbers([{} for _ in found], 0.0)
     data = trial = nothing
     if check is not None:
         data = measure(walk, found, check, samples, seed, lambda: step("running data"))
@@ -92,7 +92,7 @@ def inspect(
     def gradients_on_trial() -> list[Estimates]:
         return (_trial(walk, found, backward=True) or nothing).places
 
-    context = Context(
+    context = FindingContext(
         unsettled, _arguments(program, with_example), check, data.input_std, _input_std(walk), gradients_on_trial
     )
     return Report(
@@ -107,7 +107,7 @@ def inspect(
     )
 
 
-def _trial(walk: Walk, places: list[Place], backward: bool) -> Measurement | None:
+def _trial(walk: Walk, places: list[Place], backward: bool) -> MeasuredNumbers | None:
     """Numbers on a few random inputs; None where the model cannot be run on them as it is."""
     program = walk.plan.program
     if any(isinstance(module, BATCH_NORM) and module.training for module in program.model.modules()):

@@ -1,6 +1,7 @@
 """Findings on trained networks, whose units are far from independent, and advice that is followed."""
 
 import copy
+import itertools
 import re
 
 import pytest
@@ -16,7 +17,7 @@ STANDARD = vp.Moments(0.0, 1.0)
 def chain(depth=6, width=64, inputs=64, outputs=10, act=nn.ReLU):
     torch.manual_seed(0)
     sizes = [inputs, *[width] * depth]
-    hidden = [layer for pair in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(*pair), act())]
+    hidden = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), act())]
     return nn.Sequential(*hidden, nn.Linear(width, outputs))
 
 

@@ -39,7 +39,7 @@ ASIDE = ("normalized", "query", "head", "token", *OFF_PATH)  # and of what else 
 
 
 @dataclass(frozen=True)
-class Context:
+class FindingContext:
     """What findings depend on beside the rows.
 
     Attributes:
@@ -59,7 +59,7 @@ class Context:
     gradients: Callable[[], list[Estimates]] = list
 
 
-def findings(rows: list[ReportRow], context: Context) -> tuple[Finding, ...]:
+def findings(rows: list[ReportRow], context: FindingContext) -> tuple[Finding, ...]:
     """All findings: errors first, causes before what follows from them, in the order of the network.
 
     Numbers that were measured on data decide. Without data a warning or an error has to stand on the random inputs of
@@ -135,7 +135,7 @@ def _confirmed(found: list[Finding], on_trial: list[Finding]) -> list[Finding]:
     return kept
 
 
-def _advice(finding: Finding, rows: list[ReportRow], context: Context) -> str:
+def _advice(finding: Finding, rows: list[ReportRow], context: FindingContext) -> str:
     """What to do, with the arguments of the call; what `vp.init_` would refuse or not change is not advised."""
     advice = finding.advice
     if REMEDY in advice or INIT in advice:
@@ -390,7 +390,7 @@ def _branches(rows: list[ReportRow]) -> Iterator[Finding]:
         )
 
 
-def _disagreement(rows: list[ReportRow], context: Context) -> Iterator[Finding]:
+def _disagreement(rows: list[ReportRow], context: FindingContext) -> Iterator[Finding]:
     """The layer whose computed std is furthest from the measured one, if that is far."""
     off: list[tuple[float, ReportRow]] = []
     for row in rows:

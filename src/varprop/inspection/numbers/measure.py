@@ -41,7 +41,7 @@ Estimates = dict[str, dict[str, float]]  # value and standard error of every num
 
 
 @dataclass(frozen=True)
-class Measurement:
+class MeasuredNumbers:
     """Numbers from data: those of every place, and the standard deviation of the inputs."""
 
     places: list[Estimates]
@@ -62,7 +62,7 @@ def measure(
     seed: int,
     ran: Callable[[], None] = lambda: None,
     backward: bool = True,
-) -> Measurement:
+) -> MeasuredNumbers:
     """Every place's numbers from data (as `inspect` takes it), with gradients if asked for; `ran`: after every run."""
     batch = batch_extent(walk.plan.program)
     runs = math.ceil(samples / batch)
@@ -76,7 +76,7 @@ def measure(
     if len(used) < 2:
         raise VarpropError(f"`check` needs at least two inputs of the example's batch extent {batch}.")
     input_std = float(_statistics(INPUT, used).var.mean().sqrt()) if (INPUT, "mean") in used[0].totals else 0.0
-    return Measurement([_estimates(index, used) for index in range(len(places))], input_std)
+    return MeasuredNumbers([_estimates(index, used) for index in range(len(places))], input_std)
 
 
 def batch_extent(program: Program) -> int:
