@@ -7,6 +7,7 @@ import copy
 import gc
 import json
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -102,8 +103,9 @@ def compare(model: nn.Module, inputs: Inputs) -> Record:
 
 
 def _sentence(error: Exception) -> str:
-    """The message in one line, without the machine's folders."""
-    return re.sub(r"/\S*/site-packages/", "", " ".join(str(error).split()).replace(f"{ROOT}/", ""))
+    """The beginning of the message in one line, without the machine's folders."""
+    text = re.sub(r"/\S*/site-packages/", "", " ".join(str(error).split()).replace(f"{ROOT}/", ""))
+    return textwrap.shorten(text, 400, placeholder=" ...")
 
 
 def _tolerance(model: nn.Module, example: Any, original: list[Tensor]) -> float:
