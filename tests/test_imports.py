@@ -252,18 +252,18 @@ def test_importing_varprop_imports_no_extra():
 # --- the checks themselves, on small trees ---
 
 BAD_TREES = {
-    "numpy at the top": (third_party_violations, {"varprop/engine/walk.py": "import numpy as np"}),
+    "numpy at the top": (third_party_violations, {"varprop/engine/evaluation.py": "import numpy as np"}),
     "unlisted package in a function": (
         third_party_violations,
-        {"varprop/engine/walk.py": "def f():\n    import requests"},
+        {"varprop/engine/evaluation.py": "def f():\n    import requests"},
     ),
     "extra at the top of a class": (
         third_party_violations,
-        {"varprop/engine/walk.py": "class A:\n    import scipy.stats"},
+        {"varprop/engine/evaluation.py": "class A:\n    import scipy.stats"},
     ),
     "extra behind try": (
         third_party_violations,
-        {"varprop/engine/walk.py": "try:\n    import rich\nexcept ImportError:\n    pass"},
+        {"varprop/engine/evaluation.py": "try:\n    import rich\nexcept ImportError:\n    pass"},
     ),
     "extra in the facade": (third_party_violations, {"varprop/__init__.py": "import matplotlib"}),
     "kernels at the top": (
@@ -275,21 +275,24 @@ BAD_TREES = {
     ),
     "opacus elsewhere": (third_party_violations, {"varprop/norm/api.py": "def f():\n    import opacus"}),
     "triton outside the kernels": (third_party_violations, {"varprop/norm/layers.py": "import triton"}),
-    "root": (root_violations, {"varprop/engine/walk.py": "import varprop"}),
+    "root": (root_violations, {"varprop/engine/evaluation.py": "import varprop"}),
     "name from root": (root_violations, {"varprop/rules/linear.py": "from varprop import propagate"}),
     "relative name from root": (root_violations, {"varprop/rules/linear.py": "from .. import propagate"}),
     "upwards": (order_violations, {"varprop/graph/node.py": "from ..rules import linear"}),
-    "upwards lazily": (order_violations, {"varprop/moments.py": "def f():\n    from varprop.engine.walk import walk"}),
+    "upwards lazily": (
+        order_violations,
+        {"varprop/moments.py": "def f():\n    from varprop.engine.evaluation import walk"},
+    ),
     "upwards for type checkers": (
         order_violations,
         {"varprop/gaussian/normal.py": "if TYPE_CHECKING:\n    from ..moments import Moments"},
     ),
     "upwards as a module": (
         order_violations,
-        {"varprop/rules/registry.py": "from .. import engine", "varprop/engine/walk.py": ""},
+        {"varprop/rules/registry.py": "from .. import engine", "varprop/engine/evaluation.py": ""},
     ),
     "the library knows no lab": (order_violations, {"varprop/cli/main.py": "def f():\n    import varprop_lab.data"}),
-    "inside of the core": (outside_violations, {"varprop_lab/train.py": "from varprop.engine.walk import walk"}),
+    "inside of the core": (outside_violations, {"varprop_lab/train.py": "from varprop.engine.evaluation import walk"}),
     "hidden name": (outside_violations, {"varprop_lab/train.py": "from varprop import walk_nodes"}),
     "hidden attribute": (outside_violations, {"varprop/cli/main.py": "import varprop as vp\nvp._secret()"}),
 }
@@ -312,7 +315,7 @@ def test_what_is_allowed_passes(tmp_path):
         "varprop/moments.py": "import torch\nimport math\nfrom .gaussian.normal import x",
         "varprop/gaussian/normal.py": "from . import quadrature",
         "varprop/gaussian/quadrature.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy",
-        "varprop/engine/walk.py": "from .. import moments\nfrom varprop.rules import linear\nfrom ..graph.a import p",
+        "varprop/engine/api.py": "from .. import moments\nfrom varprop.rules import linear\nfrom ..graph.a import p",
         "varprop/rules/linear.py": "from .registry import rule\nfrom ..moments import Moments",
         "varprop/rules/registry.py": "from torch import Tensor",
         "varprop/graph/a.py": "",

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from varprop.engine import api as engine  # noqa: F401  (fills the registry)
+from varprop.engine.evaluation import Evaluation
 from varprop.engine.plan import make_plan, require_complete
-from varprop.engine.walk import Walk
 from varprop.graph.capture import Program
 from varprop.graph.extents import form_of
 from varprop.graph.node import Node
@@ -49,7 +49,7 @@ def propagate_op(op: Any, args: Any, kwargs: Any) -> Any:
     program = Program(nn.Module(), [node], [], {}, {}, [node], None)
     plan = make_plan(program, [n for n, v in values.items() if is_random(v)])
     require_complete(plan)
-    walk = Walk(plan, dict(values))
+    walk = Evaluation(plan, dict(values))
     walk.run()
     walk.finish([node])
     return walk.value(node)

@@ -14,11 +14,11 @@ from ..graph.capture import Program
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, trusted
 from ..rules.registry import rules_revision
+from .evaluation import Evaluation
 from .inputs import capture_for_rules, example_for, fitted_inputs
 from .plan import Plan, make_plan, require_complete
 from .reasons import reasons_of
 from .report import Coverage, Entry, Result, Status
-from .walk import Walk
 
 
 def capture(model: nn.Module, example: Any, *, input: Any = None) -> Program:
@@ -79,7 +79,7 @@ def propagate(
     if on_missing == "raise":
         require_complete(plan)
     with _recording(given, gradients):
-        walk = Walk(plan, {**program.tensors(), **given})
+        walk = Evaluation(plan, {**program.tensors(), **given})
         walk.run()
         return _result(walk)
 
@@ -148,7 +148,7 @@ def _op_name(node: Node) -> str:
     return str(node.target) if overload else getattr(node.target, "__name__", str(node.target))
 
 
-def _result(walk: Walk) -> Result:
+def _result(walk: Evaluation) -> Result:
     program = walk.plan.program
     calls = program.module_outputs(walk.plan.random)
     wanted = [node for nodes in calls.values() for node in nodes.outputs if walk.plan.random(node)]
@@ -166,12 +166,12 @@ def _result(walk: Walk) -> Result:
     )
 
 
-def _random_calls(walk: Walk, nodes: list[Node]) -> tuple[Moments, ...]:
+def _random_calls(walk: Evaluation, nodes: list[Node]) -> tuple[Moments, ...]:
     values = (walk.env.get(node) for node in nodes)
     return tuple(value for value in values if isinstance(value, Moments))
 
 
-def _dynamic_entry(walk: Walk, node: Node) -> Entry:
+def _dynamic_entry(walk: Evaluation, node: Node) -> Entry:
     value = walk.env.get(node)
     moments = value if isinstance(value, Moments) else None
     if node in walk.sampled:

@@ -15,8 +15,8 @@ from ..graph.examples import as_example, require_module, require_values
 from ..graph.node import Node
 from ..moments import Moments, Tokens
 from ..rules.registry import lookup, module_classes
+from .evaluation import Evaluation
 from .plan import make_plan
-from .walk import Walk
 
 Input = Moments | Tokens | Tensor
 RANDOM = (Moments, Tokens)
@@ -114,10 +114,10 @@ def _differing(program: Program, longer: Program, given: Any) -> Iterator[Node]:
 
 
 @torch.no_grad()
-def _walked(program: Program, given: Any) -> Walk:
+def _walked(program: Program, given: Any) -> Evaluation:
     values = fitted_inputs(program, given)
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, Tensor)])
-    walk = Walk(plan, {**program.tensors(), **values}, annotate=False)
+    walk = Evaluation(plan, {**program.tensors(), **values}, annotate=False)
     walk.run()
     return walk
 

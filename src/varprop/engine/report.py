@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +12,17 @@ import torch
 
 from ..moments import Moments
 from ..text_table import extents_text, text_table
-from .names import unknown_name
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """A sentence on a name that is not known, with those that look like it; with all of them where they are few."""
+    names = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    listed = near or names[:8]
+    ending = ", ..." if not near and len(names) > len(listed) else ""
+    lead = "did you mean" if near else "known are"
+    return f"{what} {name!r}; {lead} {', '.join(map(repr, listed))}{ending}{'?' if near else ''}"
+
 
 ASSUMPTION = "exact if units are independent"  # what every operation counts as that is not marked
 Status = Literal["exact", "approximate", "sampled", "missing"]

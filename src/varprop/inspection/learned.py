@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..engine.walk import Walk
+from ..engine.evaluation import Evaluation as Walk
 from ..graph.capture import Program, tensor_at
 from ..graph.leaf import Leaf
 from ..graph.node import Node

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from ..engine.walk import Walk
+from ..engine.evaluation import Evaluation as Walk
 from ..graph.node import Node
 from ..moments import Moments
 from ..rules.bend import Bend

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.walk import Walk, apply
+from ..engine.evaluation import Evaluation as Walk
+from ..engine.evaluation import apply
 from ..errors import VarpropError
 from ..graph.node import Node
 from ..moments import Moments, trusted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from ..engine.names import unknown_name
-from ..engine.walk import Walk
+from ..engine.evaluation import Evaluation as Walk
+from ..engine.report import unknown_name
 from ..errors import VarpropError
 from .comparison import Comparison
 from .data import ReportData, compared

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from ..engine.walk import Walk
+from ..engine.evaluation import Evaluation as Walk
 from ..graph.leaf import Leaf
 from ..graph.node import Node
 from ..rules.registry import Rule

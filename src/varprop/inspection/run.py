@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..engine.api import capture
+from ..engine.evaluation import Evaluation as Walk
 from ..engine.inputs import example_for, fitted_inputs
 from ..engine.plan import make_plan, require_complete
-from ..engine.walk import Walk
 from ..errors import VarpropError
 from ..graph.capture import Program
 from ..graph.node import Node

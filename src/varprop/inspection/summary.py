@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..engine.inputs import example_for
-from ..engine.names import unknown_name
+from ..engine.report import unknown_name
 from ..errors import CaptureError
 from ..graph.examples import is_shape
 from ..graph.node import Form

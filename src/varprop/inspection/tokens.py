@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..engine.evaluation import Evaluation as Walk
 from ..engine.plan import Plan
-from ..engine.walk import Walk
 from ..graph.node import Node
 from ..rules.registry import Rule
 from .learned import learned

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..engine.evaluation import Evaluation as Walk
 from ..engine.plan import Plan, make_plan
-from ..engine.walk import Walk
 from ..gaussian.normal import Pair
 from ..gaussian.stability import stable_shift
 from ..graph.node import Form, Node

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engine.evaluation import Evaluation as Walk
+from ..engine.evaluation import apply
 from ..engine.plan import Plan
-from ..engine.walk import Walk, apply
 from ..gaussian.normal import Pair, safe_sqrt
 from ..gaussian.rectifier import FALL, SKEW, SPLIT, relu_of_sum, two_slopes
 from ..graph.node import Form, Node, resolve

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..engine.evaluation import Evaluation as Walk
 from ..engine.plan import make_plan, require_complete
-from ..engine.walk import Walk
 from ..graph.capture import Program, tensor_at
 from ..graph.node import Node, resolve
 from ..moments import Moments, Tokens, trusted

@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine.clusters import Clusters
+from ..engine.evaluation import Evaluation as Walk
+from ..engine.evaluation import apply
 from ..engine.plan import Plan
-from ..engine.walk import Walk, apply
 from ..errors import VarpropError
 from ..graph.node import Node, resolve
 from ..moments import Moments

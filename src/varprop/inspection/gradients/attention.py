@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engine.walk import Walk
+from ...engine.evaluation import Evaluation as Walk
 from ...graph.node import Node
 from ...moments import Moments
 from .flow import Flow

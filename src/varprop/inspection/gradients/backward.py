@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engine.walk import Walk, apply
+from ...engine.evaluation import Evaluation as Walk
+from ...engine.evaluation import apply
 from ...graph.node import Node, resolve
 from ...moments import Moments, trusted
 from ..places import moments_of

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ...engine.evaluation import Evaluation as Walk
 from ...engine.plan import rule_of
-from ...engine.walk import Walk
 from ...graph.node import Node, resolve
 from ...moments import Moments
 from ..channels import channel_axis, over_channels, ranges

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engine.walk import Walk
+from ...engine.evaluation import Evaluation as Walk
 from ...errors import VarpropError
 from ...graph.capture import Program
 from ...graph.node import Node, resolve
