@@ -1,4 +1,4 @@
-"""Test rows for `varprop.rules.distance`."""
+"""Test rows for `varprop.rules.losses`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test rows for `varprop.rules.einsum`."""
+"""Test rows for `varprop.rules.matrices`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test rows for `varprop.rules.embedding`."""
+"""Test rows for `varprop.rules.structural`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Test rows for `varprop.rules.resample`."""
+"""Test rows for `varprop.rules.pooling`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Test rows for `varprop.rules.rounding`."""
+"""Test rows for `varprop.rules.elementwise`."""
 
 from __future__ import annotations
 

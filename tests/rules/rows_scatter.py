@@ -1,4 +1,4 @@
-"""Test rows for `varprop.rules.scatter`."""
+"""Test rows for `varprop.rules.structural`."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ from ..errors import CaptureError, MissingRule, VarpropError
 from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, Tokens, compact, trusted
-from ..rules.convolution import Convolution
-from ..rules.linear import border, conv
+from ..rules.linear import Convolution, border, conv
 from ..rules.norm import Stored
 from ..rules.registry import Rule
 from .clusters import Clusters, steps_between

@@ -10,7 +10,7 @@ from typing import Literal
 from ..engine.evaluation import Evaluation as Walk
 from ..graph.node import Node
 from ..moments import Moments
-from ..rules.bend import Bend
+from ..rules.registry import Bend
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..engine.evaluation import apply
 from ..errors import VarpropError
 from ..graph.node import Node
 from ..moments import Moments, trusted
-from ..rules.convolution import Convolution
+from ..rules.linear import Convolution
 from ..rules.registry import Rule
 from .channels import channel_axis, over_channels, ranges
 from .places import Place, first_moments

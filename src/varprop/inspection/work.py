@@ -10,7 +10,7 @@ import torch
 
 from ..engine.plan import rule_of
 from ..graph.node import Form, Node
-from ..rules.einsum import indices
+from ..rules.matrices import indices
 
 aten = torch.ops.aten
 RECURRENT = {aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu}

@@ -19,9 +19,8 @@ from ..gaussian.closed import lognormal_power
 from ..gaussian.rectifier import step
 from ..moments import Moments
 from .axes import lift, negative
-from .bend import SMOOTH_STEP
 from .reduction import root
-from .registry import elementwise, rule
+from .registry import SMOOTH_STEP, elementwise, rule
 
 aten = torch.ops.aten
 LENGTH = "the sum of two random squares is taken as a Gamma variable (std error up to 7 %)"

@@ -1,7 +1,12 @@
-"""Further products of matrices and vectors, and running products and differences."""
+"""Products of several matrices and vectors, running products and differences, and einsum.
+
+Einsum of any number of operands is computed as sums within one operand and products of two.
+"""
 
 from __future__ import annotations
 
+import string
+from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -9,15 +14,155 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gaussian import closed
 from ..moments import Moments
 from .arithmetic import add_independent, mul_independent, sub_independent
 from .attention import matmul, product
 from .axes import Value, dense, write_out
-from .einsum import CHAIN
 from .registry import rule
 from .structural import cat
 
 aten = torch.ops.aten
+
+Term = tuple[str, Value]  # the indices of an operand, a letter an axis, and the operand
+TWICE = "one value given twice under different indices counts as two independent ones"
+CHAIN = (
+    "entries of a product, which share factors, count as independent in the next product (std error 1 %, at worst 5 %, "
+    "for sums of 16 terms; 4 %, at worst 16 %, for sums of 4)"
+)
+
+
+def indices(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
+    """Every operand's indices and the result's, with an ellipsis spelled out and a result left out made explicit."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    parts = inputs.split(",")
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    extra = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
+    most = free[: max([0, *(n for part, n in zip(parts, extra, strict=True) if "..." in part)])]
+    parts = [
+        part.replace("...", "".join(most[len(most) - n :])) if "..." in part else part
+        for part, n in zip(parts, extra, strict=True)
+    ]
+    if arrow:
+        return parts, output.replace("...", "".join(most))
+    joined = "".join(parts)
+    return parts, "".join(most + sorted(i for i in set(joined) - set(most) if joined.count(i) == 1))
+
+
+def _once(letters: str, keep: set[str]) -> str:
+    """The indices an operand keeps, each once."""
+    return "".join(i for i in dict.fromkeys(letters) if i in keep)
+
+
+def _alone(term: Term, keep: set[str]) -> Term:
+    """Diagonals taken, and indices that occur nowhere else summed: sums of independent entries."""
+    letters, value = term
+    kept = _once(letters, keep)
+    if kept == letters:
+        return term
+    equation = f"{letters}->{kept}"
+    if isinstance(value, Tensor):
+        return kept, torch.einsum(equation, value)
+    return kept, Moments(torch.einsum(equation, value.mean), torch.einsum(equation, value.var))
+
+
+def _joined(a: Term, b: Term, keep: set[str]) -> Term:
+    """Two operands multiplied, and summed over what no other operand needs."""
+    kept = _once(a[0] + b[0], keep)
+    equation = f"{a[0]},{b[0]}->{kept}"
+    if isinstance(a[1], Tensor) and isinstance(b[1], Tensor):
+        return kept, torch.einsum(equation, a[1], b[1])
+    return kept, product(lambda p, q: torch.einsum(equation, p, q), a[1], b[1])
+
+
+def _next_pair(terms: list[Term]) -> tuple[int, int]:
+    """Two operands with a common index, constants before random ones: what is known is multiplied exactly."""
+    pairs = [(i, j) for j in range(len(terms)) for i in range(j)]
+
+    def order(pair: tuple[int, int]) -> tuple[bool, int]:
+        (a, x), (b, y) = (terms[i] for i in pair)
+        return not set(a) & set(b), isinstance(x, Moments) + isinstance(y, Moments)
+
+    return min(pairs, key=order)
+
+
+def _powers(parts: Sequence[str], operands: Sequence[Value]) -> list[Term]:
+    """The operands, one given several times under the same indices as its power."""
+    counts = Counter((part, id(x)) for part, x in zip(parts, operands, strict=True))
+    terms: list[Term] = []
+    for (part, key), count in counts.items():
+        x = next(x for x in operands if id(x) == key)
+        if isinstance(x, Tensor):
+            terms.append((part, x**count))
+        else:
+            dense = x.dense()
+            terms.append((part, dense if count == 1 else Moments(*closed.power(dense.mean, dense.std, count))))
+    return terms
+
+
+def _extents(terms: Sequence[Term]) -> dict[str, int]:
+    """The extent of every index."""
+    found: dict[str, int] = {}
+    for letters, value in terms:
+        for i, extent in zip(letters, value.shape, strict=True):
+            found[i] = max(extent, found.get(i, 1))
+    return found
+
+
+def _not_broadcast(term: Term, extents: dict[str, int]) -> Term:
+    """An operand without the axes along which it is broadcast: its entry there is one value, not several."""
+    letters, value = term
+    axes = tuple(axis for axis, i in enumerate(letters) if value.shape[axis] < extents[i])
+    kept = "".join(i for axis, i in enumerate(letters) if axis not in axes)
+    if isinstance(value, Tensor):
+        return kept, value.squeeze(axes)
+    return kept, Moments(value.mean.squeeze(axes), value.var.squeeze(axes))
+
+
+def _is_chain(equation: str, operands: Sequence[Value], **_: Any) -> str | None:
+    """An operand given twice, or three and more of which constants alone do not leave a single product."""
+    parts = equation.replace(" ", "").partition("->")[0].split(",")
+    different = {(part, id(x)): x for part, x in zip(parts, operands, strict=True)}
+    random = [id(x) for x in different.values() if isinstance(x, Moments)]
+    if len(set(random)) < len(random):
+        return TWICE
+    constants = [part for (part, _), x in different.items() if not isinstance(x, Moments)]
+    connected = len(constants) < 2 or bool(set.intersection(*(set(part) for part in constants)))
+    return CHAIN if len(different) > 2 and (len(random) > 1 or not connected) else None
+
+
+@rule(aten.einsum, approximate=_is_chain, repeats=True, multilinear=True, mixes_positions=True)
+def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | None = None) -> Moments:
+    """Sums of an operand's own indices, then `product` of two operands after another.
+
+    Exact for one and two operands, for more if all but one are constants that multiply out first, and for powers of
+    Gaussians: operands that are the same value under the same indices.
+    """
+    parts, output = indices(equation, [x.ndim for x in operands])
+    terms = _powers(parts, operands)
+    extents = _extents(terms)
+    terms = [_not_broadcast(term, extents) for term in terms]
+    for i in range(len(terms)):
+        terms[i] = _alone(terms[i], set(output).union(*(t[0] for k, t in enumerate(terms) if k != i)))
+    while len(terms) > 1:
+        i, j = _next_pair(terms)
+        others = [term for k, term in enumerate(terms) if k not in (i, j)]
+        terms = [*others, _joined(terms[i], terms[j], set(output).union(*(t[0] for t in others)))]
+    ((letters, value),) = terms
+    assert isinstance(value, Moments)
+    order = [letters.index(i) for i in output]
+    return Moments(value.mean.permute(order), value.var.permute(order))
+
+
+@rule(aten.tensordot, multilinear=True, mixes_positions=True)
+def tensordot(a: Value, b: Value, dims_a: Sequence[int], dims_b: Sequence[int]) -> Moments:
+    """The einsum that sums over the named axes; exact for independent entries."""
+    first = list(string.ascii_lowercase[: a.ndim])
+    second = list(string.ascii_uppercase[: b.ndim])
+    for i, j in zip(dims_a, dims_b, strict=True):
+        second[j] = first[i]
+    left = [letter for letter in first + second if (first + second).count(letter) == 1]
+    return einsum(f"{''.join(first)},{''.join(second)}->{''.join(left)}", [a, b])
 
 
 @rule(aten.inner, multilinear=True, mixes_positions=True)
@@ -45,14 +190,14 @@ def addbmm(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1
     return add_independent(mul_independent(base, beta), total, alpha=alpha)
 
 
-def _joined(a: Value, b: Value) -> Value:
-    return a @ b if isinstance(a, Tensor) and isinstance(b, Tensor) else matmul(a, b)
-
-
 @rule(aten.linalg_multi_dot, aten.chain_matmul, approximate=lambda matrices: CHAIN if len(matrices) > 2 else None)
 def multi_dot(matrices: Sequence[Value]) -> Any:
     """Successive products; exact for two matrices of independent entries."""
-    return reduce(_joined, (dense(x) for x in matrices))
+
+    def multiply(a: Value, b: Value) -> Value:
+        return a @ b if isinstance(a, Tensor) and isinstance(b, Tensor) else matmul(a, b)
+
+    return reduce(multiply, (dense(x) for x in matrices))
 
 
 @rule(aten.linalg_cross, multilinear=True, mixes_positions=True)

@@ -1,4 +1,4 @@
-"""Operations that move, select, repeat or join elements: mean and variance alike."""
+"""Operations that move, select, repeat or join elements, put them into another tensor, or look them up in a table."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import CaptureError
+from ..gaussian import maximum
 from ..moments import Moments, Tokens, compact
-from .axes import extents, lift, write_out
-from .registry import constant, structural
+from .axes import Value, extents, lift, write_out
+from .registry import RANDOM, constant, rule, structural
 
 aten = torch.ops.aten
 
@@ -122,3 +125,157 @@ def _unsqueeze(t: Any, dim: int) -> Any:
     if isinstance(t, Tensor):
         return t.unsqueeze(dim)
     return Moments(t.mean.unsqueeze(dim), t.var.unsqueeze(dim), [*t.full[:dim], 1, *t.full[dim:]])
+
+
+_NEVER = -1e30  # below any value a model computes
+
+structural(aten.scatter.src, aten.diagonal_scatter, aten.masked_scatter)
+structural(aten.unsafe_split, aten.unsafe_split_with_sizes)
+
+
+def _with_value(op: Any) -> None:
+    """Register an operation whose last argument is a number: it has no variance."""
+
+    @rule(op, handles=lambda x, dim, index, value: index is not RANDOM, multilinear=True)
+    def put(x: Moments, dim: int, index: Tensor, value: float) -> Moments:
+        """The number at the places named, with no variance there."""
+        x = x.dense()
+        return Moments(op(x.mean, dim, index, value), op(x.var, dim, index, 0.0))
+
+
+_with_value(aten.scatter.value)
+_with_value(aten.index_fill.int_Scalar)
+
+
+@rule(
+    aten.index_add,
+    handles=lambda x, dim, index, *_, **__: index is not RANDOM,
+    multilinear=True,
+    mixes_positions=True,
+)
+def index_add(x: Value, dim: int, index: Tensor, source: Value, *, alpha: float = 1) -> Moments:
+    """Slices added at constant places: variances add too, those of the source times alpha^2."""
+    base, add = lift(x).dense(), lift(source).dense()
+    mean = torch.index_add(base.mean, dim, index, add.mean, alpha=alpha)
+    return Moments(mean, torch.index_add(base.var, dim, index, add.var, alpha=alpha * alpha))
+
+
+@rule(
+    aten.scatter_reduce,
+    handles=lambda _x, _dim, index, _src, reduce, **_: (
+        index is not RANDOM and reduce in ("sum", "mean", "amax", "amin")
+    ),
+)
+def scatter_reduce(x: Value, dim: int, index: Tensor, src: Value, reduce: str, *, include_self: bool = True) -> Moments:
+    """Sums and averages of the elements sent to each place: variances add, and divide by the count squared.
+
+    Or their maxima and minima, see `_largest_at`.
+    """
+    base, part = lift(x).dense(), lift(src).dense()
+    if reduce in ("amax", "amin"):
+        return _largest_at(base, dim, index, part, include_self, 1 if reduce == "amax" else -1)
+
+    def total(start: Tensor, sent: Tensor) -> Tensor:
+        return torch.scatter_reduce(start, dim, index, sent, "sum", include_self=include_self)
+
+    count = torch.ones_like(base.mean)
+    count = total(count, torch.ones_like(part.mean)).clamp_min(1) if reduce == "mean" else count
+    return Moments(total(base.mean, part.mean) / count, total(base.var, part.var) / count.square())
+
+
+def _rows(place: Tensor, own: Tensor, sent: Tensor, fill: float) -> Tensor:
+    """A row for every place: its own element, then those sent there, then the fill."""
+    order = place.argsort(stable=True)
+    count = place.bincount(minlength=len(own))
+    turn = torch.arange(len(place), device=place.device) - (count.cumsum(0) - count)[place[order]]
+    rest = torch.full((len(own), int(count.max())), fill, dtype=own.dtype, device=own.device)
+    return torch.cat([own[:, None], rest.index_put((place[order], turn), sent[order])], 1)
+
+
+def _largest_at(base: Moments, dim: int, index: Tensor, part: Moments, include_self: bool, sign: int) -> Moments:
+    """Maximum (minimum for sign -1) of the independent Gaussians sent to each place; exact up to quadrature."""
+    used = tuple(map(slice, index.shape))
+    place = torch.arange(base.mean.numel(), device=index.device).view(base.shape).gather(dim, index).flatten()
+    alone = torch.ones_like(base.mean, dtype=torch.bool).flatten().index_fill(0, place, include_self)
+    mean = torch.where(alone, sign * base.mean.flatten(), _NEVER)
+    mean = _rows(place, mean, sign * part.mean[used].flatten(), _NEVER)
+    std = _rows(place, base.std.flatten() * alone, part.std[used].flatten(), 0.0)
+    m, v = maximum.independent(mean, std, -1)
+    return Moments(sign * m.view(base.shape), v.view(base.shape))
+
+
+ROWS = 1 << 19  # entries of a table whose squares stay in the cache of a processor, with two copies
+SUM, MEAN, MAXIMUM = range(3)  # of a bag, by torch's numbers
+
+
+@rule(aten.embedding)
+def embedding(weight: Value, indices: Value | Tokens, *_: Any, **__: Any) -> Moments:
+    """Rows of a table; a random one: E = sum_j p_j E_j, Var = sum_j p_j ((E_j - E)^2 + Var_j) (mathematics.md, 8)."""
+    if isinstance(indices, Tensor):
+        table = write_out(lift(weight), 0)
+        return Moments(F.embedding(indices, table.mean), F.embedding(indices, table.var))
+    if isinstance(indices, Moments):  # which some versions of torch let pass for indices when they capture
+        raise CaptureError("An embedding reads indices, which have no moments: give vp.Tokens(probabilities) for them.")
+    rows = weight.dense().mean if isinstance(weight, Moments) else weight
+    chance = indices.probabilities.to(rows)
+    if len(chance) != len(rows):
+        raise CaptureError(
+            f"The tokens have {len(chance)} probabilities, but the embedding that reads them has {len(rows)} rows: "
+            f"give one probability for each row."
+        )
+    mean = chance @ rows
+    count = max(1, ROWS // rows.shape[1])
+    parts = zip(chance.split(count), rows.split(count), strict=True)
+    var = sum((p @ (part - mean).square() for p, part in parts), torch.zeros_like(mean))
+    if isinstance(weight, Moments):
+        var = var + chance @ weight.dense().var
+    shape = (*(1 for _ in indices.full or (1,)), mean.shape[-1])
+    return Moments(mean.view(shape), var.view(shape))
+
+
+@rule(aten.embedding_bag)
+def embedding_bag(
+    weight: Tensor,
+    indices: Tokens,
+    offsets: Tensor,
+    _scale_grad: bool = False,
+    mode: int = SUM,
+    _sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Moments, None, None, None]:
+    """Sum, average or maximum of the rows of a bag, for bags of equally many independent random tokens."""
+    bags, size = _equal_bags(weight, indices, offsets, include_last_offset)
+    if padding_idx is not None and padding_idx >= 0 and bool(indices.probabilities[padding_idx] > 0):
+        raise CaptureError(
+            f"Token {padding_idx} is the padding of an embedding bag, which leaves it out: give it probability 0."
+        )
+    row = embedding(weight, Tokens(indices.probabilities, (bags,)))
+    if mode == MAXIMUM:
+        return _largest(weight, indices.probabilities.to(weight), size), None, None, None
+    if per_sample_weights is not None:
+        factors = per_sample_weights.view(bags, size)
+    else:
+        factors = torch.full((1, size), 1.0 if mode == SUM else 1 / size).to(row.mean)
+    first, second = (power.sum(1, keepdim=True) for power in (factors, factors.square()))
+    return Moments(row.mean * first, row.var * second), None, None, None
+
+
+def _equal_bags(weight: Any, indices: Any, offsets: Tensor, include_last_offset: bool) -> tuple[int, int]:
+    """How many bags there are, and how many tokens each has."""
+    if isinstance(weight, Tensor) and isinstance(indices, Tokens) and indices.full is not None:
+        ends = offsets if include_last_offset else torch.cat([offsets, offsets.new_tensor([indices.full.numel()])])
+        sizes = ends.diff().tolist()
+        if len(set(sizes)) == 1:
+            return len(sizes), sizes[0]
+    raise CaptureError("Bags of an embedding have moments where they are equally many random tokens (vp.Tokens).")
+
+
+def _largest(rows: Tensor, chance: Tensor, count: int) -> Moments:
+    """The largest of so many independent rows of a table, column by column: P(max <= x) = P(row <= x)^count."""
+    values, order = rows.sort(0)
+    below = chance[order].cumsum(0).clamp(max=1.0).pow(count)
+    share = torch.diff(below, dim=0, prepend=torch.zeros_like(below[:1]))
+    mean = (share * values).sum(0, keepdim=True)
+    return Moments(mean, (share * (values - mean).square()).sum(0, keepdim=True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...moments import Moments
-from ...rules.convolution import Convolution
+from ...rules.linear import Convolution
 from .flow import Flow
 
 
