@@ -7,7 +7,7 @@ from .convert import batch_norm_start, param_groups, reparametrize, unit_norm_
 from .engine.api import capture, coverage, propagate
 from .engine.report import Coverage, Entry, Result
 from .errors import CaptureError, MissingRule, VarpropError, WrongMode
-from .graph.capture import Program
+from .graph.program import Program
 from .inspection import Comparison, Report, Summary, inspect, summary
 from .moments import Moments, Tokens
 from .norm import FoldReport, PlainWarning, fold_report, init_, normalize, unchanged

@@ -9,7 +9,7 @@ from torch import nn
 
 import varprop as vp
 from varprop.graph.examples import of_fixed_sizes
-from varprop.graph.observers import HookWarning
+from varprop.graph.tracing import HookWarning
 
 
 class TrainsElsewhere(nn.Module):

@@ -7,7 +7,7 @@ from torch._decomp import decomposition_table
 
 from varprop.engine.api import capture
 from varprop.errors import CaptureError
-from varprop.graph.recurrences import FORMS, recurrences_not_run
+from varprop.graph.tracing import FORMS, recurrences_not_run
 
 LAYERS = {
     "lstm": lambda: nn.LSTM(3, 4),

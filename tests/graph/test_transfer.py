@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.graph.transfer import transferred
+from varprop.graph.program import transferred
 
 X = torch.zeros(1, 4).double()
 

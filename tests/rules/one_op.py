@@ -12,9 +12,8 @@ from torch.utils import _pytree as pytree
 from varprop.engine import api as engine  # noqa: F401  (fills the registry)
 from varprop.engine.evaluation import Evaluation
 from varprop.engine.plan import make_plan, require_complete
-from varprop.graph.capture import Program
-from varprop.graph.extents import form_of
-from varprop.graph.node import Node
+from varprop.graph.node import Node, form_of
+from varprop.graph.program import Program
 from varprop.moments import Moments, Tokens
 
 RANDOM = (Moments, Tokens)

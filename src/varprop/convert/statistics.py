@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from ..graph.capture import as_arguments
+from ..graph.examples import as_arguments
 from ..norm.linear_layers import LinearLayer
 from ..training.restore import preserved_modes, preserved_tensors
 from .batched import channels_second

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .. import rules  # noqa: F401  (importing the rules fills the registry)
-from ..graph.capture import Program
 from ..graph.node import Form, Node, resolve
+from ..graph.program import Program
 from ..moments import Moments, trusted
 from ..rules.registry import rules_revision
 from .evaluation import Evaluation

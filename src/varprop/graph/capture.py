@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import io
 import logging
@@ -13,12 +12,11 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.distributions import Distribution
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -28,15 +26,12 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from . import patterns
-from .attributes import attributes_kept
-from .examples import as_example, of_fixed_sizes
-from .extents import fill_open_extents, form_of
+from .examples import as_arguments, as_example, named_leaves, of_fixed_sizes
 from .functional import in_functional_form, take_apart
 from .leaf import keep_whole, restore_leaves
-from .node import Call, Node, resolve
-from .observers import observers_named
-from .outputs import ModuleCalls, module_outputs, outputs_marked
-from .recurrences import recurrences_not_run
+from .node import Call, Node, fill_open_extents, form_of, resolve
+from .program import Program, outputs_marked
+from .tracing import attributes_kept, observers_named, recurrences_not_run
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__)
@@ -44,88 +39,6 @@ _LOGS = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.fx.experimenta
 _ASSERTIONS = {aten._assert_tensor_metadata, aten._assert_scalar, aten._assert_async}
 _BATCH_NORM = inspect.signature(functional.batch_norm)
 _ONE_AT_A_TIME = threading.RLock()  # captures swap a function of torch's, and each must put back the one it found
-Fact = TypeVar("Fact")
-Kinds = tuple[type, ...]
-
-
-@dataclass
-class Program:
-    """A captured model: its operations in order, and where each of its inputs comes from.
-
-    Parameters and buffers are read from the live model at every use, so one capture serves as they change.
-
-    Attributes:
-        model: The module it was captured from.
-        nodes: Every operation, in the order of execution.
-        inputs: The user's tensor inputs.
-        state: Parameters and buffers, by their dotted name.
-        constants: Values fixed at capture.
-        outputs: What the model returns, flattened: nodes or plain values.
-        output_spec: The structure of what it returns.
-        names: What the inputs are called, in their order: an argument, or a place inside one.
-        several: The outputs, in their order, of every call of a module that returned several, by the key of the call.
-    """
-
-    model: nn.Module
-    nodes: list[Node]
-    inputs: list[Node]
-    state: dict[Node, str]
-    constants: dict[Node, Any]
-    outputs: list[Any]
-    output_spec: Any
-    facts: dict[Any, Any] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    several: dict[str, list[Node]] = field(default_factory=dict)
-
-    def module_outputs(self, random: Callable[[Node], bool]) -> dict[str, ModuleCalls]:
-        """The output of every call of every module, by path; of several outputs the first that is random."""
-        return module_outputs(self.nodes, self.outputs, self.several, random)
-
-    def once(self, key: Any, make: Callable[[], Fact]) -> Fact:
-        """A fact that follows from the graph alone, worked out at the first asking."""
-        if key not in self.facts:
-            self.facts[key] = make()
-        return self.facts[key]  # type: ignore[no-any-return]
-
-    def module_of(self, node: Node) -> nn.Module | None:
-        """The innermost module that a node was made in; None if the model has none of that path."""
-        try:
-            return self.model.get_submodule(node.module)
-        except AttributeError:
-            return None
-
-    def tensors(self) -> dict[Node, Any]:
-        """The current value of every parameter, buffer and constant."""
-        return {node: tensor_at(self.model, name) for node, name in self.state.items()} | self.constants
-
-
-def tensor_at(model: nn.Module, name: str) -> Tensor:
-    """A parameter or buffer by its dotted name."""
-    tensor: Tensor = functools.reduce(getattr, name.split("."), model)  # type: ignore[assignment]
-    return tensor
-
-
-def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from one value, a tuple or list of them, or a dict by name."""
-    if isinstance(example, dict):
-        return (), example
-    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
-
-
-def named_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kinds: Kinds) -> dict[str, Any]:
-    """The leaves of a model's arguments by name: that of the argument, and the way to a place inside it.
-
-    Values of the given types are kept whole.
-    """
-    parameters = inspect.signature(model.forward).parameters.values()
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    names += [f"argument {position}" for position in range(len(names), len(args))]
-    tree = dict(zip(names, args, strict=False)) | kwargs
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        leaves, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda value: isinstance(value, kinds))
-        found |= {name + pytree.keystr(path): leaf for path, leaf in leaves}
-    return found
 
 
 def capture(
@@ -315,11 +228,6 @@ def _packs(frame: FrameType) -> bool:
 def _user_frames(text: str) -> list[str]:
     frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n\s*([^\n]*)', text)
     return [f"{file}:{line} in {where}: {code.strip()}" for file, line, where, code in frames if _TORCH not in file]
-
-
-def leaves_of(tree: Any, kinds: tuple[type, ...]) -> list[Any]:
-    """The leaves of a nest of arguments, values of the given types kept whole."""
-    return pytree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, kinds))
 
 
 def _devices(model: nn.Module) -> list[int]:

@@ -1,7 +1,8 @@
-"""Examples: what a model is captured with. Only their shape counts, so a shape will do."""
+"""The arguments of a model, by position and by name, and examples to capture it with: a shape will do for one."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
 from ..moments import Moments, Tokens
+
+Kinds = tuple[type, ...]
 
 
 def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
@@ -84,3 +87,31 @@ def _zeros(model: nn.Module, shape: Any, given: Any) -> Tensor:
     like = next((p for p in model.parameters() if p.is_floating_point()), own)
     dtype = torch.long if isinstance(given, Tokens) else like.dtype
     return torch.zeros(tuple(shape), dtype=dtype, device=like.device)
+
+
+def as_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from one value, a tuple or list of them, or a dict by name."""
+    if isinstance(example, dict):
+        return (), example
+    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+
+
+def named_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kinds: Kinds) -> dict[str, Any]:
+    """The leaves of a model's arguments by name: that of the argument, and the way to a place inside it.
+
+    Values of the given types are kept whole.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names += [f"argument {position}" for position in range(len(names), len(args))]
+    tree = dict(zip(names, args, strict=False)) | kwargs
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        leaves, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda value: isinstance(value, kinds))
+        found |= {name + pytree.keystr(path): leaf for path, leaf in leaves}
+    return found
+
+
+def leaves_of(tree: Any, kinds: tuple[type, ...]) -> list[Any]:
+    """The leaves of a nest of arguments, values of the given types kept whole."""
+    return pytree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, kinds))

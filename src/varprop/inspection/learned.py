@@ -10,9 +10,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ..engine.evaluation import Evaluation as Walk
-from ..graph.capture import Program, tensor_at
 from ..graph.leaf import Leaf
 from ..graph.node import Node
+from ..graph.program import Program, tensor_at
 from ..moments import Moments
 from ..rules.registry import Rule
 

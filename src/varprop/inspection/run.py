@@ -16,8 +16,8 @@ from ..engine.evaluation import Evaluation as Walk
 from ..engine.inputs import example_for, fitted_inputs
 from ..engine.plan import make_plan, require_complete
 from ..errors import VarpropError
-from ..graph.capture import Program
 from ..graph.node import Node
+from ..graph.program import Program
 from ..norm.batchnorm import has_seen_nothing
 from .findings.judge import ARGUMENTS, FindingContext, findings, gradient_ratio
 from .gradients.backward import gradients

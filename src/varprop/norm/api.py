@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..engine.inputs import example_for
-from ..graph.capture import Program
 from ..graph.examples import require_values
-from ..graph.transfer import transferred
+from ..graph.program import Program, transferred
 from ..training.restore import preserved_modes
 from .batchnorm import (
     Absorbed,

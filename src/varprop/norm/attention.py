@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from ..graph import ops
-from ..graph.capture import Program
 from ..graph.node import Form, Node
-from ..graph.transfer import transferred
+from ..graph.program import Program, transferred
 
 aten = torch.ops.aten
 SOFTMAX = (aten.softmax, aten._softmax)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.utils import parametrize
 
-from ..graph.capture import Program, capture, tensor_at
+from ..graph.capture import capture
 from ..graph.node import Node
+from ..graph.program import Program, tensor_at
 from ..rules.registry import module_classes
 from ..training.restore import preserved_modes
 from .linear_layers import LinearLayer, along_outputs, is_call_of_linear_layer, is_linear_layer, owners, replace

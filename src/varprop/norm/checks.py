@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..graph.capture import Program, leaves_of
+from ..graph.examples import leaves_of
+from ..graph.program import Program
 from ..moments import Moments, Tokens
 from .batchnorm import is_batch_norm
 from .layers import Normalized, normalized_layers

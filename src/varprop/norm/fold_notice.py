@@ -7,7 +7,7 @@ import warnings
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..graph.capture import Program
+from ..graph.program import Program
 from .batchnorm import find_notes
 from .checks import listed
 from .layers import Normalized, normalized_layers

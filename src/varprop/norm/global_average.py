@@ -11,9 +11,8 @@ from __future__ import annotations
 import torch
 
 from ..graph import ops
-from ..graph.capture import Program
 from ..graph.node import Form, Node
-from ..graph.transfer import transferred
+from ..graph.program import Program, transferred
 
 aten = torch.ops.aten
 ADAPTIVE = (

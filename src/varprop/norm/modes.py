@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from ..engine.api import capture
 from ..engine.inputs import fitted_inputs
 from ..engine.plan import make_plan
-from ..graph.capture import Program, as_arguments
-from ..graph.examples import as_example
+from ..graph.examples import as_arguments, as_example
 from ..graph.node import Node
-from ..graph.trace import traced_operations
+from ..graph.program import Program
+from ..graph.tracing import traced_operations
 from ..moments import Moments
 from ..training.restore import preserved_modes
 from .attention import with_attention_of_like_tokens

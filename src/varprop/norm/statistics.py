@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..engine.evaluation import Evaluation as Walk
 from ..engine.plan import make_plan, require_complete
-from ..graph.capture import Program, tensor_at
 from ..graph.node import Node, resolve
+from ..graph.program import Program, tensor_at
 from ..moments import Moments, Tokens, trusted
 from .intact import Intact
 from .sharded import refuse_sharded

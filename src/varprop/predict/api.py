@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..engine.api import capture
 from ..engine.plan import Plan, make_plan, require_complete
-from ..graph.capture import Program
 from ..graph.node import Node
+from ..graph.program import Program
 from ..moments import Moments
 from ..training.restore import preserved_modes
 from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.capture import Program
 from ..graph.node import Node, resolve
+from ..graph.program import Program
 from .adjoint import MeanEvaluation, ParameterNoise, Source, aten
 from .prediction import Prediction
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ...engine.evaluation import Evaluation as Walk
 from ...errors import VarpropError
-from ...graph.capture import Program
 from ...graph.node import Node, resolve
+from ...graph.program import Program
 from ...moments import Moments, Tokens
 from ..places import Place, bend_at, moments_of
 from ..work import macs

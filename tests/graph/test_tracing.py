@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from varprop.graph.trace import traced_operations
+from varprop.graph.tracing import traced_operations
 
 X = torch.zeros(2, 3)
 

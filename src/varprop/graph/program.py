@@ -1,0 +1,196 @@
+"""A captured model: its operations, where its inputs come from, and which nodes are the outputs of which modules."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .leaf import Leaf
+from .node import Node, resolve
+
+aten = torch.ops.aten
+Fact = TypeVar("Fact")
+
+
+@dataclass
+class ModuleCalls:
+    """A module's class, and the node of its (first) output for every call."""
+
+    class_name: str
+    outputs: list[Node] = field(default_factory=list)
+
+
+def module_outputs(
+    nodes: list[Node], results: list[Any], marked: dict[str, list[Node]], random: Callable[[Node], bool]
+) -> dict[str, ModuleCalls]:
+    """The output of every call of every module, by path, in the order of execution.
+
+    Args:
+        nodes: All operations of a program.
+        results: What the program returns.
+        marked: The outputs of calls that returned several tensors, by the key of the call.
+        random: Tells whether a node is random: of several outputs the first that is random counts.
+    """
+    inside: dict[str, list[Node]] = {}
+    about: dict[str, tuple[str, str]] = {}
+    for node in nodes:
+        for call in node.stack:
+            inside.setdefault(call.key, []).append(node)
+            about[call.key] = call.path, call.class_name.rpartition(".")[2]
+    finals = {result for result in results if isinstance(result, Node)}
+    calls: dict[str, ModuleCalls] = {}
+    for key, own in inside.items():
+        path, class_name = about[key]
+        several = marked.get(key) or ([result for result in results if isinstance(result, Node)] if not path else [])
+        output = next(filter(random, several), several[0]) if several else _last_read(own, finals)
+        calls.setdefault(path, ModuleCalls(class_name)).outputs.append(output)
+    return calls
+
+
+def _last_read(nodes: list[Node], finals: set[Node]) -> Node:
+    """The last node of a call that others read; of several results of one operation the first."""
+    inner = set(nodes)
+    leaving = [node for node in nodes if node in finals or any(user not in inner for user in node.users)]
+    leaving = leaving or nodes[-1:]
+    siblings = all(node.args and node.args[0] is leaving[0].args[0] for node in leaving if leaving[0].args)
+    return leaving[0] if siblings else leaving[-1]
+
+
+@dataclass
+class Program:
+    """A captured model: its operations in order, and where each of its inputs comes from.
+
+    Parameters and buffers are read from the live model at every use, so one capture serves as they change.
+
+    Attributes:
+        model: The module it was captured from.
+        nodes: Every operation, in the order of execution.
+        inputs: The user's tensor inputs.
+        state: Parameters and buffers, by their dotted name.
+        constants: Values fixed at capture.
+        outputs: What the model returns, flattened: nodes or plain values.
+        output_spec: The structure of what it returns.
+        names: What the inputs are called, in their order: an argument, or a place inside one.
+        several: The outputs, in their order, of every call of a module that returned several, by the key of the call.
+    """
+
+    model: nn.Module
+    nodes: list[Node]
+    inputs: list[Node]
+    state: dict[Node, str]
+    constants: dict[Node, Any]
+    outputs: list[Any]
+    output_spec: Any
+    facts: dict[Any, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    several: dict[str, list[Node]] = field(default_factory=dict)
+
+    def module_outputs(self, random: Callable[[Node], bool]) -> dict[str, ModuleCalls]:
+        """The output of every call of every module, by path; of several outputs the first that is random."""
+        return module_outputs(self.nodes, self.outputs, self.several, random)
+
+    def once(self, key: Any, make: Callable[[], Fact]) -> Fact:
+        """A fact that follows from the graph alone, worked out at the first asking."""
+        if key not in self.facts:
+            self.facts[key] = make()
+        return self.facts[key]  # type: ignore[no-any-return]
+
+    def module_of(self, node: Node) -> nn.Module | None:
+        """The innermost module that a node was made in; None if the model has none of that path."""
+        try:
+            return self.model.get_submodule(node.module)
+        except AttributeError:
+            return None
+
+    def tensors(self) -> dict[Node, Any]:
+        """The current value of every parameter, buffer and constant."""
+        return {node: tensor_at(self.model, name) for node, name in self.state.items()} | self.constants
+
+
+def tensor_at(model: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer by its dotted name."""
+    tensor: Tensor = functools.reduce(getattr, name.split("."), model)  # type: ignore[assignment]
+    return tensor
+
+
+def transferred(
+    program: Program,
+    model: nn.Module,
+    bypassed: Mapping[Node, Node] | None = None,
+    replaced: Mapping[Node, tuple[Any, tuple[Any, ...]]] | None = None,
+) -> Program:
+    """The same operations on the parameters of another model.
+
+    Args:
+        program: A captured model.
+        model: A copy of it, or the model itself.
+        bypassed: Operations to leave out, each with the earlier node whose value takes the place of its result.
+        replaced: Operations to replace, each by another with its arguments.
+    """
+    bypassed, replaced = bypassed or {}, replaced or {}
+    made = {node: _copied(node, made={}, model=model) for node in (*program.inputs, *program.state, *program.constants)}
+    for node in program.nodes:
+        made[node] = made[bypassed[node]] if node in bypassed else _copied(node, made, model, *replaced.get(node, ()))
+    return replace(
+        program,
+        model=model,
+        nodes=[made[node] for node in program.nodes if node not in bypassed],
+        inputs=[made[node] for node in program.inputs],
+        state={made[node]: name for node, name in program.state.items() if made[node].users},
+        constants={made[node]: value for node, value in program.constants.items()},
+        outputs=resolve(program.outputs, made.__getitem__),
+        several=resolve(program.several, made.__getitem__),
+        facts={},
+    )
+
+
+def _copied(node: Node, made: dict[Node, Node], model: nn.Module, target: Any = None, args: Any = ()) -> Node:
+    found, kwargs = resolve((node.args, node.kwargs) if target is None else (args, {}), made.__getitem__)
+    return Node(node.name, _target(target or node.target, model), found, kwargs, node.form, node.stack, node.line)
+
+
+def _target(target: Any, model: nn.Module) -> Any:
+    if not isinstance(target, Leaf):
+        return target
+    module = model.get_submodule(target.path)
+    return replace(target, module=module, forward=module.forward)
+
+
+@contextlib.contextmanager
+def outputs_marked(model: nn.Module) -> Iterator[set[str]]:
+    """Within, each of several tensors that a submodule returns goes through an ``alias``, which tells their order.
+
+    Yields the paths of the submodules that returned several. `forward` is replaced rather than hooked: some modules
+    take another way through torch where there are hooks. Whoever captures puts the attributes of modules back.
+    """
+    marked: set[str] = set()
+    capturing = threading.get_ident()
+
+    def marking(path: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            if isinstance(output, Tensor) or threading.get_ident() != capturing:
+                return output
+            leaves, structure = pytree.tree_flatten(output)
+            if sum(isinstance(leaf, Tensor) for leaf in leaves) < 2:
+                return output
+            marked.add(path)
+            leaves = [aten.alias(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            return pytree.tree_unflatten(leaves, structure)
+
+        return run
+
+    modules = [(path, module) for path, module in model.named_modules() if path]
+    modules = [(path, module) for path, module in modules if not isinstance(module, torch.jit.ScriptModule)]
+    for path, module in modules:
+        module.forward = marking(path, module.forward)
+    yield marked

@@ -1,0 +1,182 @@
+"""What holds while a model is traced on tensors without values, and a trace that only lists operations.
+
+Attributes that the model's code sets are put back, hooks of the user that keep tensors are named, and recurrent
+operations take the shape of their results from that of their arguments: torch would run them step by step, several
+times in a capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+
+@contextlib.contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Attributes of modules, and the lists and dicts among them, are afterwards what they were before."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    held = [(value, value.copy()) for _, own in before for value in own.values() if type(value) in (list, dict)]
+    try:
+        yield
+    finally:
+        # What has not changed is not touched: other threads may be using the model.
+        for module, own in before:
+            _put_back(vars(module), own)
+        for value, contents in held:
+            if isinstance(value, dict):
+                _put_back(value, contents)
+            elif len(value) != len(contents) or any(map(operator.is_not, value, contents)):
+                value[:] = contents
+
+
+def _put_back(changed: dict[Any, Any], before: dict[Any, Any]) -> None:
+    for name in [name for name in changed if name not in before]:
+        del changed[name]
+    for name, value in before.items():
+        if name not in changed or changed[name] is not value:
+            changed[name] = value
+
+
+class HookWarning(UserWarning):
+    """A hook ran on tensors without values, and may have kept some."""
+
+
+@contextlib.contextmanager
+def observers_named(model: nn.Module) -> Iterator[None]:
+    """Warn of hooks that run within and return nothing; one that returns something is a part of the model."""
+    seen: dict[str, None] = {}
+    hooks = list(_user_hooks(model))
+    for place, key, hook, name in hooks:
+        place[key] = _watched(hook, name, seen)
+    try:
+        yield
+    finally:
+        for place, key, hook, _ in hooks:
+            place[key] = hook
+    if seen:
+        warnings.warn(
+            f"While the model was captured these hooks ran on tensors without values, of which they must not keep any: "
+            f"{', '.join(seen)}.",
+            HookWarning,
+            stacklevel=4,
+        )
+
+
+def _user_hooks(model: nn.Module) -> Iterator[tuple[Any, int, Any, str]]:
+    """Where each is kept, under which key, itself, and what to call it."""
+    for path, module in model.named_modules():
+        for place in (module._forward_hooks, module._forward_pre_hooks):
+            for key, hook in list(place.items()):
+                if str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "varprop"):
+                    name = getattr(hook, "__name__", type(hook).__name__)
+                    yield place, key, hook, f"{name} on '{path or type(module).__name__}'"
+
+
+def _watched(hook: Any, name: str, seen: dict[str, None]) -> Any:
+    @functools.wraps(hook)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        result = hook(*args, **kwargs)
+        if result is None:
+            seen[name] = None
+        return result
+
+    return watched
+
+
+def _output(input: Tensor, state: Tensor, settings: tuple[Any, ...]) -> Tensor:
+    bidirectional = settings[-2]
+    return input.new_empty(*input.shape[:-1], state.shape[-1] * (2 if bidirectional else 1))
+
+
+def _lstm_form(input: Tensor, states: list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
+    return _output(input, states[0], settings), *(torch.empty_like(state) for state in states)
+
+
+def _form(input: Tensor, state: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    return _output(input, state, settings), torch.empty_like(state)
+
+
+FORMS: dict[Any, Any] = {
+    aten.lstm.input: _lstm_form,
+    aten.gru.input: _form,
+    aten.rnn_tanh.input: _form,
+    aten.rnn_relu.input: _form,
+}
+
+
+@contextlib.contextmanager
+def recurrences_not_run() -> Iterator[None]:
+    """Within, these operations take the form of their results from that of their arguments, where torch runs Python."""
+    kernels, steps = {op: dict(op.py_kernels) for op in FORMS}, {op: decomposition_table.get(op) for op in FORMS}
+    try:
+        for op, form in FORMS.items():
+            _set(op, dict.fromkeys(kernels[op], form), form if steps[op] is not None else None)
+        yield
+    finally:
+        for op in FORMS:
+            _set(op, kernels[op], steps[op])
+
+
+def _set(op: Any, kernels: dict[Any, Any], steps: Any) -> None:
+    """What Python does in an operation's place, and into what torch takes it apart."""
+    op.py_kernels.clear()
+    op.py_kernels.update(kernels)
+    op._dispatch_cache.clear()
+    if steps is not None:
+        decomposition_table[op] = steps
+
+
+class _OperationRecorder(TorchDispatchMode):
+    """Writes down every operation, its arguments and results; tensors by the order in which they were first seen."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Any] = []
+        self.seen: dict[int, tuple[int, Tensor]] = {}  # the tensors too: an id may be used again when one is gone
+
+    def described(self, tree: Any) -> str:
+        """A nest of arguments as text."""
+        return str(pytree.tree_map_only(Tensor, self._number, tree))
+
+    def _number(self, tensor: Tensor) -> str:
+        number, _ = self.seen.setdefault(id(tensor), (len(self.seen), tensor))
+        return f"%{number}"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.described((args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        self.operations.append((func, before, self.described(result)))
+        return result
+
+
+def traced_operations(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    """Every operation of one call with what it reads and makes, equal for equal graphs; None if that cannot be found.
+
+    Nothing is computed, and no buffer or random number generator changes.
+    """
+    state = {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    try:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with attributes_kept(model), torch.no_grad(), torch.random.fork_rng(devices=[]), fake:
+            copies: dict[str, Tensor] = {name: fake.from_tensor(tensor) for name, tensor in state.items()}
+            args, kwargs = pytree.tree_map_only(Tensor, fake.from_tensor, (args, kwargs))
+            with _OperationRecorder() as recorder:
+                for tensor in (*copies.values(), *pytree.tree_leaves((args, kwargs))):
+                    recorder.described(tensor)
+                result = torch.func.functional_call(model, copies, args, kwargs)
+                return [*recorder.operations, recorder.described(result)]
+    except Exception:  # whatever cannot be run without data is found out by a capture, which says what it is
+        return None
