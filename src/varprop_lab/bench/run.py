@@ -13,6 +13,7 @@ import varprop as vp
 from varprop.cli.names import first_line
 
 from ..environment import chosen_device
+from ..store.files import locked
 from . import tables
 from .cases import STEP, Case, cases, default_cases, default_modes, variants_of
 from .profiling import clean, kernels
@@ -42,7 +43,7 @@ def run(options: Options, say: Callable[[str], None] = print) -> Record:
     device = chosen_device(options.device)
     session = Session(options, device, say)
     available = cases(device, options.tiny)
-    with settings(device):
+    with settings(device), locked(options.out):
         prime(device)
         session.save()
         for name in options.cases or default_cases(device):

@@ -24,6 +24,7 @@ from ..protocol.experiments import Experiment
 from ..protocol.models import Factory
 from ..protocol.records import Cell, Outcome
 from ..store import manifest
+from ..store.files import locked, remove_unfinished
 from ..store.fingerprints import changed, fingerprints
 from ..store.folder import Store
 from ..training.task import Loss, MakeOptimizer, Task
@@ -101,7 +102,7 @@ def run(
     with (
         _logger(tensorboard, experiment.name) as log,
         reproducible(place, 1 if small else _threads(jobs)),
-        _ready(store, overwrite),
+        _ready(store, resume, overwrite),
         show(_total_steps(task, store), experiment.name) as bar,
     ):
         store.write_manifest(described)
@@ -157,16 +158,24 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _ready(store: Store, overwrite: bool) -> Iterator[None]:
-    """The folder, empty if it is to be overwritten; what fails before there is anything to go on with leaves none."""
-    if overwrite:
-        store.clear()
-    try:
-        yield
-    except BaseException:
-        if not store.begun():
+def _ready(store: Store, resume: bool, overwrite: bool) -> Iterator[None]:
+    """The folder for this process alone, empty if it is to be overwritten.
+
+    What fails before there is anything to go on with leaves no folder behind.
+    """
+    with locked(store.folder):
+        _require_free(store, resume or overwrite)  # again: another process may have been faster
+        remove_unfinished(store.folder)
+        if overwrite:
             store.clear()
-        raise
+        try:
+            yield
+        except BaseException:
+            if not store.begun():
+                store.clear()
+                with contextlib.suppress(OSError):  # the user's files are in it
+                    store.folder.rmdir()
+            raise
 
 
 def _total_steps(task: Task, store: Store) -> int:

@@ -137,7 +137,7 @@ class Experiment:
         changes: dict[str, Any] = {
             "protocol": protocol,
             "seeds": None if seeds is None else tuple(range(seeds)),
-            "lr_max": lr_max,
+            "lr_max": None if lr_max is None else tuple(dict.fromkeys(lr_max)),
             "own_weights": own_weights,
             "borders": borders,
             "precision": None if compiled is None else replace(self.precision, compiled=compiled),

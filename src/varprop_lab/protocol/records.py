@@ -25,6 +25,12 @@ VALID_BATCH_LOSS = "valid_batch_loss"  # batch norm with the statistics of its b
 VALID_BATCH_ACCURACY = "valid_batch_accuracy"  # likewise
 
 
+def exact(value: float) -> str:
+    """A positive number in scientific form, ``1e-02`` or ``6.4e-03``, with the digits that tell it from all others."""
+    forms = (f"{value:.{digits}e}" for digits in range(17))
+    return next(form for form in forms if float(form) == value)
+
+
 @dataclass(frozen=True)
 class Cell:
     """One training run of a comparison."""
@@ -41,7 +47,7 @@ class Cell:
     @property
     def key(self) -> str:
         """A name that is unique within its experiment and safe for a file."""
-        parts = [self.method, self.start, f"s{self.seed}", f"b{self.batch_size}", f"lr{self.lr_max:.0e}"]
+        parts = [self.method, self.start, f"s{self.seed}", f"b{self.batch_size}", f"lr{exact(self.lr_max)}"]
         return ".".join([*parts, self.variant] if self.variant else parts)
 
 

@@ -11,8 +11,8 @@ import torch
 import varprop as vp
 
 from ..protocol.experiments import PAPER_BATCH, PAPER_GRIDS, PAPER_LR_MAX
-from ..protocol.labels import method_label, method_rank, rate, start_label, start_rank
-from ..protocol.records import METHODS, STARTS, Outcome, grouped
+from ..protocol.labels import method_label, method_rank, start_label, start_rank
+from ..protocol.records import METHODS, STARTS, Outcome, exact, grouped
 from ..store.runs import Run
 from .series import (
     CURVES,
@@ -67,7 +67,7 @@ def _main_setting(run: Run) -> Setting:
 def _figure_name(run: Run, stem: str, setting: Setting) -> str:
     """The stem for the main setting; what differs from it is added for the others."""
     (bound, batch), (main_bound, main_batch) = setting, _main_setting(run)
-    parts = [f"lr{bound:.0e}"] * (bound != main_bound) + [f"b{batch}"] * (batch != main_batch)
+    parts = [f"lr{exact(bound)}"] * (bound != main_bound) + [f"b{batch}"] * (batch != main_batch)
     return "-".join([stem, *parts])
 
 
@@ -77,7 +77,7 @@ def setting_text(setting: Setting) -> str:
 
 
 def _bound_text(bound: float) -> str:
-    return f"lr\u00a0≤\u00a0{rate(bound)}"
+    return f"lr\u00a0≤\u00a0{bound:g}"
 
 
 def _panels_by_start(run: Run, outcomes: Sequence[Outcome], make: MakePanel) -> tuple[Panel, ...]:
@@ -128,7 +128,7 @@ def _curve_figure(run: Run, curve: CurveFigure, setting: Setting) -> Figure:
 def _naive_figure(run: Run, curve: CurveFigure) -> Figure:
     """All methods at one learning rate, each from its own start: one panel a rate."""
     rates = sorted({o.cell.lr_max for o in run.outcomes})
-    panels = [curve_panel(f"lr = {rate(value)}", run.select(lr_max=value), curve) for value in rates]
+    panels = [curve_panel(f"lr = {value:g}", run.select(lr_max=value), curve) for value in rates]
     return Figure(
         f"naive-{curve.name}",
         f"{curve.title}, each method from its own start",

@@ -166,7 +166,7 @@ def _row(outcome: Outcome) -> list[_Value]:
         _Value(method_label(cell.method, cell.variant), sum(method_rank(cell.method, cell.variant)[:2], 0)),
         _Value(str(cell.seed), cell.seed),
         _Value(str(cell.batch_size), cell.batch_size),
-        _Value(f"{cell.lr_max:.2g}", cell.lr_max),
+        _Value(f"{cell.lr_max:g}", cell.lr_max),
         _Value(f"{outcome.search.lr:.3g}", outcome.search.lr, _flags(outcome)),
         loss,
         _number(outcome.last(TRAIN_EVAL_LOSS)),

@@ -77,15 +77,13 @@ class Store:
         return any(next((self.folder / part).glob("*"), None) for part in ("cells", "partial"))
 
     def clear(self) -> None:
-        """Delete what runs wrote here, and nothing else; the folder too if nothing else is in it."""
+        """Delete what runs wrote here, and nothing else."""
         for part in _WRITTEN:
             path = self.folder / part
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        if self.folder.is_dir() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
 
     def save_partial(self, name: str, state: dict[str, Any]) -> None:
         """Keep the state of something unfinished: tensors, numbers, strings, and lists and dicts of them."""

@@ -22,6 +22,7 @@ from varprop_lab.execution.run import run as run_experiment
 from varprop_lab.paper.experiments import EXPERIMENTS, reproduce
 from varprop_lab.protocol.experiments import PAPER_LR_MAX, Protocol
 from varprop_lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_LOSS
+from varprop_lab.store.files import locked
 from varprop_lab.store.fingerprints import changed, fingerprints
 from varprop_lab.store.folder import Store
 
@@ -249,6 +250,27 @@ def test_the_mnist_figure_has_twelve_cells():
     cells = EXPERIMENTS["mnist"].cells()
     assert len({cell.key for cell in cells}) == len(cells) == 12
     assert {cell.lr_max for cell in cells} == {PAPER_LR_MAX}
+
+
+@pytest.mark.parametrize("pair", [(0.006, 0.0064), (0.01, 0.010000000000000002), (1e-5, 9.9e-6)])
+def test_bounds_that_are_close_are_cells_of_their_own(tmp_path, pair):
+    keys = [cell.key for cell in tiny.experiment(methods=("standard",), lr_max=pair).cells()]
+    assert len(set(keys)) == 2
+
+
+def test_a_bound_close_to_that_of_an_earlier_run_is_searched_anew(tmp_path):
+    one = {"methods": ("standard",), "starts": ("none",)}
+    (first,) = run(tmp_path, lr_max=(0.006,), **one)
+    (second,) = run(tmp_path, True, lr_max=(0.0064,), **one)
+    assert (first.cell.lr_max, second.cell.lr_max) == (0.006, 0.0064) and first.search.lr != second.search.lr
+    assert len(Store(tmp_path / "tiny").outcomes()) == 2
+    assert EXPERIMENTS["mnist"].cells()[0].key == "standard.none.s0.b128.lr1e-02"  # as files have always been called
+
+
+def test_a_folder_that_another_process_writes_to_is_left_alone(tmp_path):
+    with locked(tmp_path / "tiny"), pytest.raises(vp.VarpropError, match=r"Another process is writing to .*tiny"):
+        run(tmp_path, overwrite=True)
+    assert not list((tmp_path / "tiny").iterdir())
 
 
 def test_nothing_is_left_behind_where_something_is_missing(tmp_path, monkeypatch):

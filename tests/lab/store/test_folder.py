@@ -143,6 +143,46 @@ def test_a_folder_that_is_a_file_is_one_sentence(tmp_path):
         Store(tmp_path / "out").write_manifest({})
 
 
+def test_processes_that_write_the_same_file_do_not_meet(tmp_path, monkeypatch):
+    """The second begins and ends while the first is writing: both contents were whole when they got their name."""
+    file, through = tmp_path / "file", files._write_through
+    seen = []
+
+    def interrupted(path, content):
+        through(path, content)
+        if content == b"first":
+            write_atomically(file, b"second")
+            seen.append(file.read_bytes())
+
+    monkeypatch.setattr(files, "_write_through", interrupted)
+    write_atomically(file, b"first")
+    assert seen == [b"second"] and file.read_bytes() == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+ENTER = """
+import sys
+from pathlib import Path
+from varprop_lab.store.files import StoreError, locked
+
+try:
+    with locked(Path(sys.argv[1])):
+        print("inside")
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_one_process_at_a_time(tmp_path):
+    def entered():
+        command = [sys.executable, "-c", ENTER, tmp_path / "run"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    with files.locked(tmp_path / "run"):
+        assert entered() == f"Another process is writing to {tmp_path / 'run'}: wait for it, or choose another --out.\n"
+    assert entered() == "inside\n"
+
+
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -172,5 +212,5 @@ def test_killed_while_writing_the_file_is_whole(tmp_path):
     write_atomically(tmp_path / "file", b"0" * 2_000_000)
     run = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "file"], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["2000000 1"] * 30
-    write_atomically(tmp_path / "file", b"after")
+    files.remove_unfinished(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -12,7 +12,7 @@ import torch
 from ...data import datasets
 from ...environment import provenance, reproducible
 from ...report.plotting import draw
-from ...store.files import write_atomically
+from ...store.files import locked, write_atomically
 from . import averaging, correlations, dropout, norm, truth
 from .arms import trained
 from .records import Question, Records
@@ -32,13 +32,14 @@ def study(
     say: Callable[[str], None] = print,
 ) -> None:
     """Answer questions on a CPU; runs that the file has are not made again."""
-    kept = recorded(out)
-    for name in only or QUESTIONS:
-        question = QUESTIONS[name]
-        _make(question, kept, out, root, seeds, say)
-        records = Records(kept[name]["runs"])
-        draw(question.figure(records), out / f"question-{name}")
-        say(f"\n{question.title}\n{question.verdicts(records)}")
+    with locked(out):
+        kept = recorded(out)
+        for name in only or QUESTIONS:
+            question = QUESTIONS[name]
+            _make(question, kept, out, root, seeds, say)
+            records = Records(kept[name]["runs"])
+            draw(question.figure(records), out / f"question-{name}")
+            say(f"\n{question.title}\n{question.verdicts(records)}")
 
 
 def recorded(out: Path) -> Kept:
