@@ -63,7 +63,10 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     text = "Runs of each cell, with seeds 0, 1, ...; one by default."
     parser.add_argument("--seeds", type=number(int, 1), help=text)
     parser.add_argument("--epochs", type=number(int, 1), help="Epochs of training, instead of the experiment's own.")
-    text = "Upper bound of the learning rate search, instead of 1e-2; several times for several bounds."
+    text = (
+        "Upper bound of the learning rate search, instead of 1e-2; several times for several bounds. Without, "
+        "`compare` moves it up as long as the best rate lies there."
+    )
     parser.add_argument("--lr-max", type=number(float, 1e-5, 10.0), action="append", metavar="RATE", help=text)
     add_root(parser)
     add_out(parser, "runs")
@@ -92,9 +95,7 @@ def _run_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _add_demo(commands: Any) -> None:
-    text = (
-        "Compare the four parametrizations from the three starting points on scikit-learn's digits, in about a minute."
-    )
+    text = "Compare the four parametrizations from the three starts on scikit-learn's digits, in two minutes or so."
     parser = add_command(commands, "demo", demo, text)
     add_device(parser, "cpu")
     add_out(parser, "runs/demo")
@@ -108,7 +109,8 @@ def demo(options: argparse.Namespace) -> None:
 
     folder = options.out if options.resume else unused(options.out)
     with stoppable(CONTINUE):
-        outcomes = experiments.reproduce([DEMO], folder, device=options.device, resume=options.resume)[DEMO]
+        run_options = {"device": options.device, "resume": options.resume}
+        outcomes = experiments.reproduce([DEMO], folder, {"seeds": 3}, **run_options)[DEMO]
         print(report.answer_and_table(outcomes))
         print(f"Report: {report.write_one(folder, DEMO).resolve()}")
 
@@ -252,8 +254,10 @@ def _add_compare(commands: Any) -> None:
     text = "Compare normalizations of your own model: equal starts, and a learning rate found for each."
     parser = add_command(commands, "compare", compare, text)
     text = (
-        "mnist, cifar10, digits, or path.py:function, which returns training inputs, training targets, test inputs and "
-        "test targets: images (N, C, H, W), other floats (N, ...) or tokens (integers), and classes."
+        "mnist, cifar10, digits; a folder of pictures with a folder for each class, in folders train and test or "
+        "without; an .npz file with train_x, train_y, test_x and test_y; or path.py:function, which returns training "
+        "inputs, training targets, test inputs and test targets as tensors or NumPy arrays, or one or two torch "
+        "Datasets. Inputs are images (N, C, H, W), other floats (N, ...) or tokens (integers), targets classes."
     )
     parser.add_argument("--dataset", required=True, help=text)
     text = "path.py:function, which returns the plain model, an nn.Module; its batch norms are left out."
@@ -271,7 +275,7 @@ def _add_compare(commands: Any) -> None:
     text = "Variance of the noise on pixels in [0, 1]."
     parser.add_argument("--noise", type=number(float, 0.0), default=0.0, metavar="VARIANCE", help=text)
     parser.add_argument("--batch-size", type=number(int, 2), default=128, help="Samples in a step.")
-    text = "Train cell by cell: for models too large for an ensemble."
+    text = "Train cell by cell: for models too large for an ensemble; done by itself for those that cannot be stacked."
     parser.add_argument("--one-at-a-time", action="store_true", help=text)
     _add_run_options(parser)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from . import given, report
+from . import report, user_code
 from .data.augmentation import Augmentation, scaled
 from .data.datasets import Dataset
 from .execution.run import run
@@ -21,9 +22,11 @@ from .protocol.models import Factory
 from .protocol.records import METHODS, STARTS, Method, Outcome, Start
 from .report.result_table import result_table
 from .store.folder import Store
+from .training.ensemble import CannotStack
 from .training.task import Loss, MakeOptimizer
 
 NAME = "compare"  # of the experiment and of its folder
+HIGHEST_LR = 10.0  # that a search tries by itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +67,7 @@ class MethodComparison:
         cells = [o.cell for o in self.outcomes if (o.cell.method, o.cell.start, o.cell.seed) == (method, start, seed)]
         files = [Store(self.folder).weights_file(cell) for cell in cells]
         if not files or not files[0].is_file():
-            raise given.CompareError(f"There is no trained network of {method} from {start} with seed {seed}.")
+            raise user_code.CompareError(f"There is no trained network of {method} from {start} with seed {seed}.")
         weights = torch.load(files[0], map_location="cpu", weights_only=True)
         return trained_network(self.factory, method, weights, scaled(self.dataset.train_x[:2].cpu()))
 
@@ -74,7 +77,7 @@ class MethodComparison:
 
 def compare(
     model: str | Factory,
-    data: str | Sequence[Tensor],
+    data: Any,
     *,
     methods: Sequence[str] = METHODS,
     starts: Sequence[str] = STARTS,
@@ -83,7 +86,7 @@ def compare(
     batch_size: int = PAPER_BATCH,
     seeds: int = 1,
     epochs: int = 50,
-    lr_max: float | Sequence[float] = PAPER_LR_MAX,
+    lr_max: float | Sequence[float] | None = None,
     augmentation: Augmentation | None = None,
     together: bool = True,
     out: Path | str | None = None,
@@ -95,10 +98,11 @@ def compare(
     Args:
         model: A function that makes the plain model, ``path.py:function``, or the name of one of the experiments'
             models. Batch norms of its own directly after a layer are taken out first.
-        data: ``mnist``, ``cifar10``, ``digits``; or training inputs, training targets, test inputs and test targets as
-            tensors; or ``path.py:function``, which returns these. Inputs are images (N, C, H, W), bytes or floats in
-            [0, 1], other floats (N, ...), or tokens, integers (N, ...). Targets are classes (N), or whatever `loss`
-            takes.
+        data: ``mnist``, ``cifar10``, ``digits``; training inputs, training targets, test inputs and test targets as
+            tensors or NumPy arrays; a torch Dataset, or two, for training and test; ``path.py:function``, which
+            returns any of these; a folder of pictures with a folder for each class, in folders ``train`` and
+            ``test`` or without; or an ``.npz`` file. Inputs are images (N, C, H, W), bytes or floats in [0, 1], other
+            floats (N, ...), or tokens, integers (N, ...). Targets are classes (N), or whatever `loss` takes.
         methods: Some of ``standard``, ``weight``, ``batch``, ``analytic``, ``layer``, ``group``. The last two cannot
             compute the plain model's function and begin from the nearest.
         starts: Some of ``none``, ``bn``, ``ap2``, ``orthogonal``.
@@ -108,9 +112,11 @@ def compare(
         batch_size: Samples in a step.
         seeds: How many.
         epochs: Of the training that is reported; the search has at most 5.
-        lr_max: Upper bound of the search, or several.
+        lr_max: Upper bound of the search, or several. By default 0.01, moved up by itself, to 10 at most, as long as
+            the best rate lies there.
         augmentation: Of training images; none by default.
-        together: Train all cells as one ensemble, which is fastest for small networks; otherwise one at a time.
+        together: Train all cells as one ensemble, which is fastest for small networks; otherwise, and where torch
+            cannot do that (recurrent layers), one at a time.
         out: The folder that gets a folder ``compare``; a temporary one by default.
         root: Where data sets are looked for first.
         options: For `execution.run.run`: device, resume, overwrite, max_seconds, ray, show, tensorboard.
@@ -120,8 +126,8 @@ def compare(
     """
     check_names(methods, starts)
     if batch_size < 2:
-        raise given.CompareError(f"The batch size must be at least 2, got {batch_size}.")
-    bounds = tuple(lr_max) if isinstance(lr_max, Sequence) else (lr_max,)
+        raise user_code.CompareError(f"The batch size must be at least 2, got {batch_size}.")
+    bounds = (PAPER_LR_MAX,) if lr_max is None else tuple(lr_max) if isinstance(lr_max, Sequence) else (lr_max,)
     experiment = Experiment(
         NAME,
         data if isinstance(data, str) else "tensors",
@@ -130,13 +136,20 @@ def compare(
         methods=cast(tuple[Method, ...], tuple(methods)),
         starts=cast(tuple[Start, ...], tuple(starts)),
         batch_sizes=(batch_size,),
+        lr_limit=HIGHEST_LR if lr_max is None else None,
         together=together and optimizer is None,
     ).adapted(seeds=seeds, epochs=epochs, lr_max=bounds)
-    own_loss, own_optimizer = given.loss_of(loss), given.optimizer_of(optimizer)
-    dataset, factory = given.data_of(data, loss is not None, root), given.model_of(model)
-    given.check_augmentation(experiment.augmentation, dataset)
-    given.check_model(factory, dataset, own_loss)
+    own_loss, own_optimizer = user_code.loss_of(loss), user_code.optimizer_of(optimizer)
+    dataset, factory = user_code.data_of(data, loss is not None, root), user_code.model_of(model)
+    user_code.check_augmentation(experiment.augmentation, dataset)
+    user_code.check_model(factory, dataset, own_loss)
     folder = Path(tempfile.mkdtemp(prefix="varprop-")) if out is None else Path(out)
     options |= {"dataset": dataset, "factory": factory, "loss": own_loss, "optimizer": own_optimizer}
-    outcomes = run(experiment, folder, **options)
+    if options.get("resume") and not Store(folder / NAME).manifest().get("configuration", {}).get("together", True):
+        experiment = replace(experiment, together=False)
+    try:
+        outcomes = run(experiment, folder, **options)
+    except CannotStack as error:
+        print(f"The networks are trained one at a time, since torch cannot stack them ({error}).", file=sys.stderr)
+        outcomes = run(replace(experiment, together=False), folder, **options)
     return MethodComparison(outcomes, folder / NAME, factory, dataset)

@@ -329,7 +329,7 @@ MISTAKES = {
     "no module": (["no_such_package:f"], "There is no module no_such_package"),
     "no function": (["{models}:nothing"], "has no function or class 'nothing'"),
     "nearly a function": (["{models}:pictur"], "has no function or class 'pictur'. Did you mean picture"),
-    "factory raises": (["{models}:raises"], "failed with RuntimeError: this cannot be built"),
+    "factory raises": (["{models}:raises"], "models.py:23: RuntimeError: this cannot be built"),
     "no model": (["{models}:no_module"], "must return an nn.Module, not int"),
     "unknown shape": (["{models}:good"], "give it by --input-shape"),
     "shape of letters": (["{models}:good", "--input-shape", "a,b"], "whole numbers"),

@@ -11,8 +11,8 @@ import varprop as vp
 import varprop_lab
 from varprop.cli.progress import Progress
 from varprop_lab.data.augmentation import Augmentation
-from varprop_lab.given import CompareError
 from varprop_lab.protocol.records import ALL_METHODS, TRAIN_LOSS, VALID_ACCURACY
+from varprop_lab.user_code import CompareError, data_of
 
 
 def quiet(total, title):
@@ -39,6 +39,34 @@ made = model()
 
 def not_data():
     return 1
+
+def raising():
+    raise ValueError("no such width")
+
+class Raising(nn.Module):
+    def forward(self, x):
+        return {}["lost"]
+
+def raising_later():
+    return Raising()
+
+def raising_data():
+    return 1 / 0
+
+def five():
+    x, y, *test = data()
+    return x[:5], y[:5], *test
+
+def constant():
+    x, y, *test = data()
+    return torch.ones_like(x), y, *test
+
+def one_class():
+    x, y, *test = data()
+    return x, torch.ones_like(y), *test
+
+def no_layer():
+    return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(2))
 
 def holed():
     x, y, test_x, test_y = data()
@@ -155,7 +183,14 @@ def test_the_lab_is_imported_when_it_is_asked_for():
     [
         ("data", "too_small", "batch", "The model does not take inputs of shape"),
         ("holed", "model", "batch", r"own.py:holed: 1 of 20 test inputs hold NaN or infinity, the first is number 7"),
-        ("not_data", "model", "batch", "must be four tensors"),
+        ("not_data", "model", "batch", "must be four tensors: .* or a torch Dataset, or two"),
+        ("data", "raising", "batch", r"The function of the model failed: .*own\.py:\d+: ValueError: no such width"),
+        ("data", "raising_later", "batch", r"does not take inputs of shape .*own\.py:\d+: KeyError: 'lost'"),
+        ("raising_data", "model", "batch", r"The data set .* failed: .*own\.py:\d+: ZeroDivisionError"),
+        ("five", "model", "batch", "5 training samples are too few, at least 10"),
+        ("constant", "model", "batch", "all 60 training inputs are the same"),
+        ("one_class", "model", "batch", "all training targets are class 1; two classes"),
+        ("data", "no_layer", "batch", "has no linear, convolutional or recurrent layer"),
         ("data", "made", "batch", "given as a function that makes it"),
         ("data", "modle", "batch", "has no function or class 'modle'. Did you mean model?"),
         ("data", "model", "instance", "There is no method 'instance'"),
@@ -169,7 +204,7 @@ def test_what_cannot_be_compared_is_refused(own, tmp_path, data, model, method, 
     assert not (tmp_path / "compare").exists()
 
 
-TOKENS = halves(torch.ones(60, 5, dtype=torch.long), CLASSES)
+TOKENS = halves(torch.arange(300).view(60, 5) % 7, CLASSES)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +248,100 @@ def test_tokens_need_an_embedding_that_reads_them(tmp_path):
 
     with pytest.raises(vp.VarpropError, match=r"no nn\.Embedding of the model reads them"):
         varprop_lab.compare(Counts, TOKENS, methods=("analytic",), starts=("ap2",), out=tmp_path, **QUICK)
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __init__(self, inputs, targets):
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], int(self.targets[index])
+
+
+def folder_of_pictures(folder):
+    image = pytest.importorskip("PIL.Image")
+    for part, count in (("train", 8), ("test", 3)):
+        for label, colour in (("cat", 40), ("dog", 200)):
+            (folder / part / label).mkdir(parents=True)
+            for index in range(count):
+                image.new("L", (5, 4), colour + index).save(folder / part / label / f"{index}.png")
+    return str(folder)
+
+
+def npz(file):
+    x, y, test_x, test_y = (tensor.numpy() for tensor in halves(X, CLASSES))
+    pytest.importorskip("numpy").savez(file, x_train=x, y_train=y, x_test=test_x, y_test=test_y)
+    return str(file)
+
+
+WAYS = {
+    "tensors": lambda tmp: halves(X, CLASSES),
+    "arrays": lambda tmp: tuple(tensor.numpy() for tensor in halves(X, CLASSES)),
+    "pairs": lambda tmp: ((X[:40], CLASSES[:40]), (X[40:], CLASSES[40:])),
+    "two torch Datasets": lambda tmp: (Pairs(X[:40], CLASSES[:40]), Pairs(X[40:], CLASSES[40:])),
+    "npz": lambda tmp: npz(tmp / "data.npz"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_data_come_in_many_ways(tmp_path, way):
+    data = data_of(WAYS[way](tmp_path), has_loss=False)
+    expected = halves(X, CLASSES)
+    for found, tensor in zip((data.train_x, data.train_y, data.test_x, data.test_y), expected, strict=True):
+        assert torch.equal(found, tensor)
+    assert data.classes == 2
+
+
+def test_pictures_in_folders_are_data(tmp_path):
+    data = data_of(folder_of_pictures(tmp_path), has_loss=False)
+    assert data.train_x.shape == (16, 1, 4, 5) and data.train_x.dtype == torch.uint8
+    assert data.train_y.tolist() == [0] * 8 + [1] * 8 and data.test_y.tolist() == [0] * 3 + [1] * 3
+    assert data.train_x[9].unique().tolist() == [201]
+    with pytest.warns(UserWarning, match="There is no test set: 3 of 16 samples are held out as one"):
+        alone = data_of(str(tmp_path / "train"), has_loss=False)
+    assert len(alone.train_x) == 13 and len(alone.test_x) == 3
+    (tmp_path / "train" / "cat" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(CompareError, match=r"0\.png cannot be read as a picture"):
+        data_of(str(tmp_path), has_loss=False)
+
+
+def test_one_torch_dataset_gives_a_fifth_for_the_test():
+    with pytest.warns(UserWarning, match="12 of 60 samples"):
+        data = data_of(Pairs(X, CLASSES), has_loss=False)
+    assert (
+        len(data.train_x) == 48 and len({tuple(row) for row in torch.cat([data.train_x, data.test_x]).tolist()}) == 60
+    )
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.output = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.output(self.lstm(x.unflatten(1, (2, 3)))[0][:, -1])
+
+
+def test_what_cannot_be_stacked_is_trained_one_at_a_time(tmp_path, capsys):
+    options = {"methods": ("standard",), "starts": ("none",), "out": tmp_path, **QUICK}
+    result = varprop_lab.compare(Recurrent, halves(X, CLASSES), **options)
+    assert len(result.outcomes) == 1 and "trained one at a time, since torch cannot stack" in capsys.readouterr().err
+    again = varprop_lab.compare(Recurrent, halves(X, CLASSES), resume=True, **options)
+    assert again.outcomes == result.outcomes and capsys.readouterr().err == ""
+
+
+def test_the_bound_of_a_search_is_moved_as_long_as_the_best_rate_lies_there(tmp_path):
+    """One epoch of four steps: the loss falls with the rate far beyond the usual bound of 0.01."""
+    options = {"methods": ("standard",), "starts": ("none",), **QUICK}
+    (fixed,) = varprop_lab.compare(table_model, halves(X, CLASSES), lr_max=1e-2, out=tmp_path / "a", **options).outcomes
+    (moved,) = varprop_lab.compare(table_model, halves(X, CLASSES), out=tmp_path / "b", **options).outcomes
+    assert fixed.search.at_bound and fixed.search.lr <= 1e-2 and fixed.bound == 1e-2
+    assert not moved.search.at_bound and moved.search.lr > 1e-2 and moved.bound > 1e-2
+    assert moved.search.trace[: len(fixed.search.trace)] == fixed.search.trace
+    assert moved.search.loss == min(loss for _, loss in moved.search.trace) < fixed.search.loss
 
 
 OF_THE_PAPER = """

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 
-from .names import callable_named, did_you_mean, first_line
+from .names import callable_named, did_you_mean, located
 
 INSTALLED_AS = {"PIL": "pillow"}
 OPERATORS = ("nms", "qnms")
@@ -45,7 +45,7 @@ def load(text: str, seed: int = 0) -> NamedModel:
     except vp.VarpropError:
         raise
     except Exception as error:  # of somebody else's code
-        raise vp.VarpropError(f"{text} failed with {first_line(error)}") from error
+        raise vp.VarpropError(f"{text} failed: {located(error)}") from error
     if not isinstance(found.model, nn.Module):
         raise vp.VarpropError(f"{text} must return an nn.Module, not {type(found.model).__name__}.")
     found.model.eval()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 import varprop as vp
 
@@ -30,6 +34,23 @@ def first_line(error: BaseException) -> str:
     """An error in one line."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def located(error: BaseException) -> str:
+    """An error in one line, with the file and line of the user's code where it was raised, if it was there."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}: SyntaxError: {error.msg}"
+    libraries = [
+        Path(torch.__file__).parent,
+        *Path(__file__).parents[1].parent.glob("varprop*"),
+        Path(os.__file__).parent,
+    ]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_file() and not any(Path(frame.filename).is_relative_to(one) for one in libraries)
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {first_line(error)}" if frames else first_line(error)
 
 
 def callable_named(place: str, name: str) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ class Progress:
         self.printed = time.monotonic()
         elapsed = self.printed - self.started
         rate = self.done / elapsed if elapsed > 0 else 0.0
-        share = 100 * self.done / max(1, self.total)
+        share = min(100.0, 100 * self.done / max(1, self.total))  # a search that is widened takes longer
         parts = [
             f"{self.title}: {share:3.0f} % ({round(self.done, 2)}/{self.total})",
             _rate(rate),

@@ -113,7 +113,9 @@ class _Job:
 
         context.tick(max(map(len, traces.values())) * protocol.search_epochs * self.trainer.steps)
         bounds = {cell.key: (protocol.lr_min, cell.lr_max) for cell in cells}
-        found = find_lrs(bounds, evaluate, protocol.evaluations, protocol.grids, traces)
+        found = find_lrs(
+            bounds, evaluate, protocol.evaluations, protocol.grids, traces, self.context.task.experiment.lr_limit
+        )
         searches = [found[cell.key] for cell in cells]
         return [Search(s.lr, s.loss, list(s.trace), s.at_bound, s.flat, s.diverged) for s in searches]
 

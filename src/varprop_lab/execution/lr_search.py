@@ -27,6 +27,7 @@ def find_lrs(
     evaluations: int = 10,
     grids: Sequence[int] = (),
     known: Mapping[str, Trace] | None = None,
+    limit: float | None = None,
 ) -> dict[str, vp.LRSearch]:
     """Search for several learning rates at once, as `vp.find_lr` does for one.
 
@@ -39,6 +40,8 @@ def find_lrs(
         evaluations: At most so many for each.
         grids: As for `vp.find_lr`.
         known: Evaluations of an earlier run, in order.
+        limit: While the best rate lies at the upper bound, the bound is moved up by a decade, at most to here; by
+            default it stays.
     """
     traces = {name: list((known or {}).get(name, [])) for name in bounds}
     found: dict[str, vp.LRSearch] = {}
@@ -46,7 +49,8 @@ def find_lrs(
         wanted: dict[str, float] = {}
         for name in bounds.keys() - found.keys():
             try:
-                found[name] = vp.find_lr(_recorded_loss(name, traces[name]), bounds[name], evaluations, grids=grids)
+                loss = _recorded_loss(name, traces[name])
+                found[name] = _widened(loss, vp.find_lr(loss, bounds[name], evaluations, grids=grids), limit)
             except _Unknown as next_evaluation:
                 wanted[name] = next_evaluation.lr
         if not wanted:
@@ -54,6 +58,18 @@ def find_lrs(
         losses = evaluate({name: wanted[name] for name in bounds if name in wanted})
         for name, lr in wanted.items():
             traces[name].append((lr, losses[name]))
+
+
+def _widened(loss: Callable[[float], float], search: vp.LRSearch, limit: float | None) -> vp.LRSearch:
+    """The search, gone on with above its upper bound as long as the best rate lies there."""
+    low, high = search.bounds
+    while limit is not None and high < limit and search.at_bound and search.lr > math.sqrt(low * high):
+        above = vp.find_lr(loss, (high, min(10 * high, limit)), 5, grids=(3,))
+        best = min(search, above, key=lambda part: (part.loss, part.lr))
+        high = above.bounds[1]
+        at_bound = best.lr == max(rate for rate, _ in above.trace)  # no larger one was tried that is worse
+        search = vp.LRSearch(best.lr, best.loss, search.trace + above.trace, (low, high), at_bound, False)
+    return search
 
 
 def _recorded_loss(name: str, trace: Trace) -> Callable[[float], float]:

@@ -142,7 +142,11 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
     before = store.manifest()
     if not before:
         return now
-    configuration, earlier = json.loads(json.dumps(now["configuration"])), before["configuration"]
+    # what an earlier version did not know was as it is by default
+    defaults = Experiment("", "", "").configuration()
+    configuration, earlier = (
+        json.loads(json.dumps(c)) for c in (now["configuration"], defaults | before["configuration"])
+    )
     names = dict.fromkeys([*configuration, *earlier])
     if other := [name for name in names if configuration.get(name) != earlier.get(name)]:
         raise RunError(

@@ -77,6 +77,7 @@ class Experiment:
     # upper bounds of the search; without search, the learning rates themselves
     lr_max: tuple[float, ...] = (PAPER_LR_MAX,)
     search: bool = True  # whether learning rates are searched for
+    lr_limit: float | None = None  # a bound at which the best rate lies is moved up, at most to here; None: it stays
     together: bool = True  # whether all cells are trained as one batched ensemble
     train_samples: int | None = None  # only so many training images are used; all by default
     # what a method trains from its own start (BN from ``bn``, AP2 from ``ap2``): the ``original`` weights with s and

@@ -76,6 +76,14 @@ class Outcome:
     start_gap: float  # largest difference of log-probabilities between this method at its start and the plain network
     seconds: float  # spent on it; the share of it where many trained together
 
+    @property
+    def bound(self) -> float:
+        """The upper bound of the search: that of the cell, moved up by decades as far as rates were tried."""
+        bound = self.cell.lr_max
+        while max((rate for rate, _ in self.search.trace), default=0.0) > bound * (1 + 1e-9):
+            bound *= 10
+        return bound
+
     def last(self, curve: str) -> float | None:
         """The last value of a curve, None where there is none."""
         values = self.curves.get(curve)

@@ -1,8 +1,7 @@
-"""What a comparison found, in one sentence: who has the lowest loss and the highest accuracy, and how surely."""
+"""What a comparison found, in one sentence: who has the lowest loss and the highest accuracy, where that is decided."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -18,21 +17,26 @@ Case = dict[Method, list[Outcome]]  # all that started from the same function wi
 def answer(outcomes: Sequence[Outcome]) -> str:
     """One sentence; empty where there is nothing to compare.
 
-    The lowest mean over the seeds wins. A lead counts as sure by the rule of the verdicts: zero lies outside the 95 %
-    interval of the differences, seed by seed, to every other method.
+    A method leads where its mean over the seeds is the lowest and zero lies outside the 95 % interval of the
+    differences, seed by seed, to every other method. It is undecided which one leads where that is not so, with one
+    seed, and where a method that is behind has a learning rate at the bound of its search: a better one may lie beyond.
     """
     cases = [case for case in _cases(outcomes) if len(case) > 1]
     if not cases:
         return ""
     starts = len({outcome.cell.start for outcome in outcomes}) == len(cases)
-    whole = f"{len(cases)} {'start' if starts else 'case'}{'s' * (len(cases) > 1)}"
-    parts = [_winners(cases, final(TRAIN_LOSS), "the lowest training loss", whole)]
+    counted = f"{len(cases)} {'start' if starts else 'case'}{'s' * (len(cases) > 1)}"
+    parts = [_leaders(cases, final(TRAIN_LOSS), "the lowest training loss", counted)]
     if any(outcome.curves.get(VALID_ACCURACY) for outcome in outcomes):
-        parts += [_winners(cases, final_error, "the highest validation accuracy", whole)]
+        parts += [_leaders(cases, final_error, "the highest validation accuracy", counted)]
     lost = sum(outcome.diverged for outcome in outcomes)
     parts += [f"{lost} of {len(outcomes)} runs diverged"] * bool(lost)
-    parts += ["with one seed, small differences mean nothing"] * (len({o.cell.seed for o in outcomes}) == 1)
-    sentence = "; ".join(filter(None, parts))
+    bounded = sum(any(run.search.at_bound for runs in case.values() for run in runs) for case in cases)
+    if bounded:
+        parts += [f"from {bounded} of {counted} a best learning rate lies at the bound of its search (--lr-max)"]
+    if len({outcome.cell.seed for outcome in outcomes}) == 1:
+        parts += ["one seed decides nothing, take three or more (--seeds 3)"]
+    sentence = "; ".join(parts)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
@@ -46,29 +50,24 @@ def _cases(outcomes: Sequence[Outcome]) -> list[Case]:
     return [grouped(case, lambda cell: (cell.method, cell.variant)) for case in same_start.values()]
 
 
-def _winners(cases: Sequence[Case], metric: Metric, what: str, whole: str) -> str:
-    """``AP2 has the lowest loss from 2 of 3 starts (surely from 1) and BN from 1``."""
-    wins: Counter[Method] = Counter()
-    sure: Counter[Method] = Counter()
-    for case in cases:
-        samples = {m: Sample(tuple(map(metric, runs)), tuple(r.cell.seed for r in runs)) for m, runs in case.items()}
-        best = min(samples, key=lambda method: (samples[method].mean, method_rank(*method)))
-        others = [sample for method, sample in samples.items() if method != best]
-        if math.isfinite(samples[best].mean) and all(other.mean != samples[best].mean for other in others):
-            wins[best] += 1
-            sure[best] += all(lower(samples[best], other) == HOLDS for other in others)
+def _leaders(cases: Sequence[Case], metric: Metric, what: str, counted: str) -> str:
+    """``AP2 has the lowest training loss from 2 of 3 starts, BN from 1``, and how many are undecided."""
+    wins = Counter(leader for case in cases if (leader := _leader(case, metric)) is not None)
     if not wins:
-        return f"no method has {what} alone"
-    seeds = max(len(runs) for case in cases for runs in case.values())
+        return f"which method has {what} is undecided"
     first, *rest = sorted(wins, key=lambda method: (-wins[method], method_rank(*method)))
-    said = f"{method_label(*first)} has {what} from {wins[first]} of {whole}{_surely(first, wins, sure, seeds)}"
-    more = [f"{method_label(*m)} from {wins[m]}{_surely(m, wins, sure, seeds)}" for m in rest]
-    return " and ".join([", ".join([said, *more[:-1]]), *more[-1:]])
+    texts = [f"{method_label(*first)} has {what} from {wins[first]} of {counted}"]
+    texts += [f"{method_label(*method)} from {wins[method]}" for method in rest]
+    undecided = len(cases) - wins.total()
+    return ", ".join(texts + [f"undecided from {undecided}"] * bool(undecided))
 
 
-def _surely(method: Method, wins: Counter[Method], sure: Counter[Method], seeds: int) -> str:
-    if seeds < 2:
-        return ""
-    if sure[method] == wins[method]:
-        return " (by more than the noise between seeds)"
-    return f" (by more than the noise between seeds: {sure[method]})"
+def _leader(case: Case, metric: Metric) -> Method | None:
+    """The method that leads in a case; None where that is undecided."""
+    samples = {m: Sample(tuple(map(metric, runs)), tuple(r.cell.seed for r in runs)) for m, runs in case.items()}
+    best = min(samples, key=lambda method: (samples[method].mean, method_rank(*method)))
+    behind = [method for method in samples if method != best]
+    several = all(sample.seeds > 1 for sample in samples.values())
+    bounded = any(run.search.at_bound for method in behind for run in case[method])
+    ahead = all(lower(samples[best], samples[method]) == HOLDS for method in behind)
+    return best if several and ahead and not bounded else None

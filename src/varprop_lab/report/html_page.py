@@ -182,7 +182,7 @@ def _row(outcome: Outcome) -> list[_Value]:
 def _flags(outcome: Outcome) -> tuple[str, ...]:
     """What is to be said about the learning rate."""
     search = outcome.search
-    upper = search.lr > outcome.cell.lr_max / 10
+    upper = search.lr > outcome.bound / 10
     states = {
         "at bound": search.at_bound and upper,
         "at lower bound": search.at_bound and not upper,
@@ -206,7 +206,7 @@ def _percent(value: float | None) -> _Value:
 def _hints(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
     """What the flags in the table mean, those that occur, and what can be done."""
     flags = {flag for o in outcomes for flag in (*_flags(o), *["diverged"] * o.diverged)}
-    further = 10 * max((o.cell.lr_max for o in outcomes if o.search.at_bound), default=0.0)
+    further = 10 * max((o.bound for o in outcomes if o.search.at_bound), default=0.0)
     meanings = {
         "at bound": "the best learning rate found lies at the upper bound of the search, and a larger one may be "
         f"better; run again with --lr-max {further:g} to search further",

@@ -123,7 +123,7 @@ def search_panel(title: str, outcomes: Sequence[Outcome]) -> Panel:
     """Every evaluation of the search for the learning rate."""
     searched = [outcome for outcome in outcomes if outcome.search.trace]
     series = tuple(_search_points(runs) for runs in _by_method(searched).values())
-    return Panel(title, series, bounds=tuple(sorted({outcome.cell.lr_max for outcome in searched})))
+    return Panel(title, series, bounds=tuple(sorted({outcome.bound for outcome in searched})))
 
 
 def batch_size_panel(title: str, outcomes: Sequence[Outcome], curve: CurveFigure) -> Panel:

@@ -6,12 +6,15 @@ happens to one, divergence included, does not reach the others.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+
+from varprop.cli.names import first_line
 
 from ..data.batches import AUGMENT, GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DOUBLE, MOMENTUM
@@ -22,6 +25,10 @@ from .metrics import RunningLoss, full_batches, in_parts
 from .stacked import StackedNetworks
 from .task import Task
 from .trainer import Tick, Trainer
+
+
+class CannotStack(RuntimeError):
+    """Networks cannot be trained as an ensemble, though each of them can be trained by itself."""
 
 
 class EnsembleTrainer(Trainer):
@@ -36,10 +43,11 @@ class EnsembleTrainer(Trainer):
         self.batches = [task.batches(seed, cells[0].batch_size) for seed in self.seeds]
         self.steps = self.batches[0].steps
         started = task.starts(cells) if started is None else started
-        self.stacks = [
-            StackedNetworks(own, [started[c].model for c in own], self.seeds, self.protocol.weight_decay, task.loss)
-            for own in _by_structure(cells)
-        ]
+        with _stacking():
+            self.stacks = [
+                StackedNetworks(own, [started[c].model for c in own], self.seeds, self.protocol.weight_decay, task.loss)
+                for own in _by_structure(cells)
+            ]
         self.cells = [cell for stack in self.stacks for cell in stack.cells]
         self.gaps = [started[cell].gap for cell in self.cells]
         self.started = [started[cell].model for cell in self.cells]
@@ -48,8 +56,9 @@ class EnsembleTrainer(Trainer):
         self.number = torch.zeros((), dtype=torch.float64, device=task.device)
         self.running = RunningLoss(len(self.cells), self.steps, self.protocol.remain, task.device)
         images, labels = (part[:, 0] for part in next(self._chunks(0)))
-        for stack in self.stacks:
-            stack.prepare(images, labels)
+        with _stacking():
+            for stack in self.stacks:
+                stack.prepare(images, labels)
         self._step = captured_step(self._one_step, images, labels)
 
     def _chunks(self, epoch: int, purpose: int = AUGMENT) -> Iterator[tuple[Tensor, Tensor]]:
@@ -139,6 +148,17 @@ class EnsembleTrainer(Trainer):
         parts = {f"group{index}": stack.state() for index, stack in enumerate(self.stacks)}
         named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
         return {**named, **self.running.state(), "number": self.number}
+
+
+@contextlib.contextmanager
+def _stacking() -> Iterator[None]:
+    """Within, what torch cannot do for many networks at once is a `CannotStack`."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of which kind depends on the operation
+        raise CannotStack(first_line(error)) from error
 
 
 def _by_structure(cells: list[Cell]) -> list[list[Cell]]:

@@ -95,9 +95,10 @@ class StackedNetworks:
         return samples[0] if self.seed_index is None else samples.index_select(0, self.seed_index)
 
     def prepare(self, images: Tensor, labels: Tensor) -> None:
-        """Trace the step, for samples of this shape."""
+        """Trace the step, for samples of this shape, and try evaluation mode: what cannot be stacked fails here."""
         x, y = self.own(images), self.own(labels)
         self.graph = flat_step(self._gradients, [self.parameters, self.buffers, x, y])
+        self.scores(images)
 
     def _gradients(self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
         """Gradients and buffers as rows, and the loss of each network."""

@@ -56,6 +56,21 @@ def test_known_evaluations_are_answered_at_once_and_the_result_is_the_same():
     assert len(fresh) == 3
 
 
+@pytest.mark.parametrize("limit", [0.1, 10.0])
+def test_the_upper_bound_moves_up_to_a_limit_while_the_best_rate_lies_there(limit):
+    wide = find_lrs(dict.fromkeys(LOSSES, BOUNDS), evaluate, 10, limit=limit)
+    fixed = find_lrs(dict.fromkeys(LOSSES, BOUNDS), evaluate, 10)
+    assert {name for name in LOSSES if wide[name] != fixed[name]} == {"edge"}
+    edge = wide["edge"]
+    assert edge.trace[:10] == fixed["edge"].trace and edge.loss == min(loss for _, loss in edge.trace)
+    if limit == 10.0:
+        assert edge.lr == pytest.approx(1.0, rel=0.7) and not edge.at_bound and edge.bounds[1] == 10.0
+    else:
+        assert edge.at_bound and edge.bounds == (1e-6, 0.1)
+    known = {"edge": list(edge.trace[:13])}
+    assert find_lrs({"edge": BOUNDS}, evaluate, 10, known=known, limit=limit)["edge"] == edge
+
+
 def test_known_evaluations_of_another_search_are_refused():
     with pytest.raises(RuntimeError, match="other settings or versions"):
         find_lrs({"a": BOUNDS}, evaluate, 8, known={"a": [(0.5, 1.0)]})
