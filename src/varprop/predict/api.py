@@ -185,6 +185,7 @@ def _predict_batch(
             shares,
             by_input,
             _reliable(covariance, diagonal, shares, count),
+            diagonal[:count],
             dict(evaluation.linearized),
         )
         if draws:
@@ -292,5 +293,5 @@ def _joined(pieces: list[Prediction]) -> Prediction:
         return None if values[0] is None else torch.cat(values, axis)
 
     mean, covariance = torch.cat([p.mean for p in pieces]), torch.cat([p.covariance for p in pieces])
-    by_input, reliable, draws = joined("input_variance"), joined("reliable"), joined("draws", 1)
-    return Prediction(mean, covariance, shares, by_input, reliable, pieces[0].linearized, draws)
+    by_sample = [joined(name) for name in ("input_variance", "reliable", "diagonal_var")]
+    return Prediction(mean, covariance, shares, *by_sample, pieces[0].linearized, joined("draws", 1))

@@ -43,6 +43,7 @@ class Prediction:
         reliable: For every sample, whether the first-order picture holds: the curvature of activations adds at most
             30 % of the variance. That share is computed from hidden variances for which units count as independent;
             it is enlarged by as much as these fall short of the outputs' variance.
+        diagonal_var: The outputs' variance by the rules alone, for which units are independent, (batch, outputs).
         linearized: Operations that were taken as linear around their mean, by module.
         draws: Real draws of the outputs, (draws, batch, outputs), if any were asked for; mean and covariance then
             rest on both.
@@ -62,6 +63,7 @@ class Prediction:
     shares: tuple[SourceShare, ...] = ()
     input_variance: Tensor | None = None
     reliable: Tensor | None = None
+    diagonal_var: Tensor | None = None
     linearized: dict[str, str] = field(default_factory=dict)
     draws: Tensor | None = None
 
