@@ -3,8 +3,8 @@
     python -m benchmarks.error_bars run RECORDS [--data DIR] [--device cuda] [--cases a,b] [--tiny]
     python -m benchmarks.error_bars show RECORDS    # the tables, as Markdown
 
-Every case trains a network, predicts some test samples, and compares with 4,000 real draws: predicted over true standard
-deviation over samples and outputs. RECORDS is a file of JSON lines, one a case; cases that it has are not made again.
+Every case trains a network, predicts some test samples, and compares with 4,000 real draws: predicted over true std
+over samples and outputs. RECORDS is a file of JSON lines, one a case; cases that it has are not made again.
 """
 
 from __future__ import annotations

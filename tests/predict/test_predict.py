@@ -108,6 +108,20 @@ def test_dropout_in_a_convolutional_network_with_pooling():
     assert found.reliable.all()
 
 
+def test_positions_of_a_channel_drop_together():
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    found = vp.predict(nn.Sequential(nn.Dropout2d(0.5), nn.AvgPool2d(4), nn.Flatten()), x)
+    torch.testing.assert_close(found.var, x.mean((2, 3)).square())
+
+
+def test_dropout_before_an_activation():
+    """The activation reads a mixture; its correlation with what was before the dropout stays."""
+    torch.manual_seed(0)
+    hidden = [nn.Linear(64, 64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 64), nn.Dropout(0.2), nn.GELU()]
+    model, x = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), *hidden, nn.Linear(64, 3)), torch.randn(16, 8)
+    assert_like_draws(vp.predict(model, x), drawn(model, x))
+
+
 def test_a_maximum_of_noise_makes_a_prediction_doubtful():
     """Which position is the largest is then left to chance, and no line describes that."""
     found = vp.predict(convolutional(nn.MaxPool2d(3, 2, 1)), torch.randn(6, 1, 8, 8))

@@ -12,6 +12,7 @@ which is exact in all first-order correlations, through skips and shared weights
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine.clusters import Clusters
-from ..engine.evaluation import Evaluation as Walk
-from ..engine.evaluation import apply
+from ..engine.evaluation import Evaluation, apply
 from ..engine.plan import Plan
 from ..errors import VarpropError
 from ..graph.node import Node, resolve
@@ -34,7 +34,7 @@ from .attention import FIRST_ORDER, dropped_variance
 
 aten = torch.ops.aten
 NODES = 33  # of the trapezoidal rule: variances of GELU, SiLU, tanh within 1e-6 up to std 1, 1 % up to std 3
-DROPOUTS = (aten.dropout, aten.native_dropout)
+DROPOUTS = (aten.dropout, aten.native_dropout, aten.feature_dropout)
 
 
 @dataclass
@@ -49,6 +49,7 @@ class ElementNoise:
         node: The operation or input.
         odds: Of dropout, p / (1 - p).
         before: Of dropout, the mean of what is dropped.
+        by_channel: Whether all positions of a channel drop together; `var` is then not used.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ElementNoise:
     node: Node
     odds: float | None = None
     before: Tensor | None = None
+    by_channel: bool = False
 
     @property
     def drawn_var(self) -> Tensor | None:
@@ -78,6 +80,10 @@ class ElementNoise:
             gradients: For each leaf, the derivatives of all outputs by it, (outputs, batch, ...).
         """
         (gradient,) = gradients
+        if self.by_channel:
+            assert self.before is not None and self.odds is not None
+            by_channel: Tensor = (gradient * self.before).flatten(3).sum(3).movedim(0, 1)
+            return by_channel * math.sqrt(self.odds)
         return (gradient * self.var.sqrt()).flatten(2).movedim(0, 1)
 
 
@@ -144,7 +150,7 @@ class SmoothClusters(Clusters):
         return not any([*r.kinks(*args, **named), *r.jumps(*args, **named)] or r.swings for r, args, named in rules)
 
 
-class MeanEvaluation(Walk):
+class MeanEvaluation(Evaluation):
     """The rules' means with all variances held fixed, as a function of the noise that enters.
 
     Attributes:
@@ -190,6 +196,12 @@ class MeanEvaluation(Walk):
         if source.kind == "dropout" and node.packet in DROPOUTS:
             source.before, source.odds = self._mean(node.args[0]).detach(), _odds(node)
         self.sources.append(source)
+        if node.packet is aten.feature_dropout:  # all positions of a channel by one factor, and each by what it varies
+            assert source.before is not None and source.odds is not None
+            source.by_channel, own = True, torch.zeros_like(mean, requires_grad=True)
+            left = (source.var - source.odds * source.before.square()).clamp_min(0)
+            self.sources.append(ElementNoise(name, "dropout of what varies", own, left, node))
+            mean = mean + own
         return Moments(mean + leaf, var)
 
     def _mean(self, node: Node) -> Tensor:
@@ -210,7 +222,7 @@ class MeanEvaluation(Walk):
             if self.clusters.line(node)[0] is not node:
                 return None, value.mean
             return self._of_elements(value, self.plan.skips.get(node, (self.plan.root[node],)))
-        if rule.noise:
+        if rule.noise or node.packet is aten.feature_dropout:
             return self._of_elements(value, operands)
         if rule.order_statistic and (windows := _windows(node)):
             return self._of_windows(node, rule, value, windows)
@@ -340,7 +352,11 @@ def _odds(node: Node) -> float:
 
 
 def _kind(node: Node, rule: Rule) -> str:
-    if rule.noise or (rule.kind == "source" and node.stack and "Drop" in node.stack[-1].class_name):
+    if (
+        rule.noise
+        or node.packet in DROPOUTS
+        or (rule.kind == "source" and node.stack and "Drop" in node.stack[-1].class_name)
+    ):
         return "dropout"
     return "draw" if rule.kind == "source" else str(node.packet).rpartition(".")[2]
 

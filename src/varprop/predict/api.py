@@ -276,7 +276,7 @@ def _gradients(chosen: Tensor, sources: list[Source]) -> list[list[Tensor]]:
 
 def _reliable(covariance: Tensor, diagonal: Tensor, shares: tuple[SourceShare, ...], count: int) -> Tensor:
     total = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[:count]
-    first_order = ("input", "parameter", "dropout", "draw")
+    first_order = ("input", "parameter", "dropout", "dropout of what varies", "draw")
     curved = sum((s.variance.sum(1) for s in shares if s.kind not in first_order), torch.zeros_like(total))
     shortfall = (diagonal.sum(1)[:count] / total.clamp_min(torch.finfo(total.dtype).tiny)).clamp_max(1)
     return curved <= CURVED * shortfall * total
@@ -293,5 +293,6 @@ def _joined(pieces: list[Prediction]) -> Prediction:
         return None if values[0] is None else torch.cat(values, axis)
 
     mean, covariance = torch.cat([p.mean for p in pieces]), torch.cat([p.covariance for p in pieces])
-    by_sample = [joined(name) for name in ("input_variance", "reliable", "diagonal_var")]
-    return Prediction(mean, covariance, shares, *by_sample, pieces[0].linearized, joined("draws", 1))
+    by_input, reliable, diagonal = joined("input_variance"), joined("reliable"), joined("diagonal_var")
+    linearized, draws = pieces[0].linearized, joined("draws", 1)
+    return Prediction(mean, covariance, shares, by_input, reliable, diagonal, linearized, draws)

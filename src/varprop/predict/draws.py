@@ -63,6 +63,8 @@ def _drawn_factors(source: Source, gradients: Sequence[Tensor]) -> Tensor | None
         return source.factors(gradients)
     if source.drawn_var is None:
         return None
+    if source.by_channel:
+        return source.factors(gradients)
     return (gradients[0] * source.drawn_var.sqrt()).flatten(2).movedim(0, 1)
 
 
@@ -100,7 +102,9 @@ def _draw(
         index, before = drawn[node]
         if before is not None:  # dropout
             keep = 1 - float(args[1])
-            factor = torch.bernoulli(torch.full_like(args[0], keep)) / keep
+            whole = node.packet is aten.feature_dropout
+            shape = (*args[0].shape[:2], *[1] * (args[0].ndim - 2)) if whole else args[0].shape
+            factor = torch.bernoulli(args[0].new_full(shape, keep)) / keep
             env[node] = [args[0] * factor, factor > 0] if node.packet is aten.native_dropout else args[0] * factor
             noise = before * (factor - 1)
         else:

@@ -37,8 +37,8 @@ class BatchRenorm2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalized by the batch and corrected in training, normalized by the running statistics else."""
         if not self.training:
-            var = self.running_std.square()
-            return F.batch_norm(x, self.running_mean, var, self.weight, self.bias, training=False, eps=0.0)
+            var = self.running_std.square() - self.eps  # torch takes no eps of zero; no running std is below its root
+            return F.batch_norm(x, self.running_mean, var, self.weight, self.bias, training=False, eps=self.eps)
         r, d = self._correction(x.detach())
         # r and d are constants, so they join weight and bias of an ordinary batch norm
         return F.batch_norm(x, None, None, self.weight * r, self.weight * d + self.bias, training=True, eps=self.eps)
