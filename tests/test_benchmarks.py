@@ -41,7 +41,7 @@ def test_another_epsilon_reaches_every_fold() -> None:
         file for file in norm.rglob("*.py") if re.search(r"\bEPS\b", file.read_text()) and "triton" not in file.parts
     ]
     names = {".".join(file.relative_to(norm).with_suffix("").parts) for file in users}
-    assert names == {"layout", *READERS}
+    assert names == {"fold.layout", *READERS}
     model = vp.normalize(nn.Sequential(nn.Linear(3, 2)), vp.Moments(0.0, 1e-6), example=(1, 3))
     usual = vp.fold(model)[0].weight
     with epsilon(1e-18):

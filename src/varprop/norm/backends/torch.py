@@ -275,7 +275,7 @@ class TorchRows:
         return torch.empty(max(self.weights), dtype=like.dtype, device=like.device)
 
     def _divisors(self, size: Tensor) -> Sequence[Tensor | None]:
-        """What rows of every block are divided by; None where that is 1, as far as that is known without waiting."""
+        """The divisors of the rows of every block; None where all are 1, as far as that is known without waiting."""
         if size.is_cpu and bool((size == 1).all()):
             return [None] * len(self.blocks)
         return _by_block(size, self.rows)
@@ -302,7 +302,7 @@ def _by_block(vectors: Tensor, sizes: list[int]) -> Sequence[Tensor]:
 
 
 class _BlockBackward(NamedTuple):
-    """What the backward of a block reads."""
+    """The arguments of the backward of a block."""
 
     unit: Tensor
     gradient: Tensor  # by the folded weights, in the shape of `unit`
@@ -531,8 +531,9 @@ SMALL = 2**14  # weights of a layer: beyond, looking up the channel of every wei
 class FlatBlock:
     """Small layers that follow each other, all weights in one vector, a few operations for all of them; see `_Block`.
 
-    An operation on a small matrix costs the time of its call: for the small MLP of the benchmark on a CPU, a step takes
-    2.07 times as long as the plain one with flat blocks, and 2.44 times with a matrix for each layer.
+    An operation on a small matrix costs the time of its call, and looking up a channel for every weight that of a
+    gather: the rows of the benchmark's MLP (784-20x6-10) take 1.2 ms forward and backward in flat blocks and 3.2 ms as
+    matrices, five layers 1024 wide 417 ms and 104 ms, and 128 wide the same (one core, side by side).
 
     Attributes:
         layers: The numbers of the layers.
@@ -609,7 +610,7 @@ class FlatBlock:
 
 
 def _is_flat(rows: Rows, weight: Tensor) -> bool:
-    """Whether a layer is small and has one tap, and its weights follow each other row by row."""
+    """True if a layer is small and has one tap, and its weights follow each other row by row."""
     plain = weight.is_cpu and weight.is_contiguous() and not rows.transposed
     return plain and rows.taps.numel() == 1 and rows.weights <= SMALL
 

@@ -86,7 +86,7 @@ def _derivatives(ctx: Any, grads: Sequence[Tensor], parameters: Sequence[Tensor]
 
 
 def _is_batched(grad: Tensor) -> bool:
-    """Whether a tensor stands for a batch of them, as in `torch.autograd.grad(..., is_grads_batched=True)`."""
+    """True if a tensor stands for a batch of them, as in `torch.autograd.grad(..., is_grads_batched=True)`."""
     return torch._C._functorch.is_legacy_batchedtensor(grad) or torch._C._functorch.is_batchedtensor(grad)
 
 

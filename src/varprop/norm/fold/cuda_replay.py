@@ -53,7 +53,7 @@ class Replay:
         self.counts = {address: _users(address) for address in self.storages}  # while nobody else holds them
 
     def is_free(self) -> bool:
-        """Whether nobody holds a result of an earlier run."""
+        """True if nobody holds a result of an earlier run."""
         return all([_users(address) == count for address, count in self.counts.items()])
 
     def run(self) -> None:
@@ -77,7 +77,7 @@ class Recording:
         self.claimed = False  # by a thread that is about to return the buffers
 
     def is_free(self) -> bool:
-        """Whether nobody holds what was folded."""
+        """True if nobody holds what was folded."""
         return not self.claimed and self.forward.is_free()
 
     def folded(self, flat: bool = False) -> list[Tensor]:
@@ -166,7 +166,7 @@ def stream_to_record(parameter: Tensor) -> int | None:
 
 
 def runs_on_device_alone(work: Callable[[], Any]) -> bool:
-    """Whether work neither waits for the device nor copies from memory of the host, which a CUDA graph cannot hold."""
+    """True if work neither waits for the device nor copies from memory of the host, which a CUDA graph cannot hold."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -179,7 +179,7 @@ def runs_on_device_alone(work: Callable[[], Any]) -> bool:
 
 
 def graph_trees_run(parameter: Tensor) -> bool:
-    """Whether CUDA graphs of torch.compile are in use: they take all memory allocated within them for their own."""
+    """True if CUDA graphs of torch.compile are in use: they take all memory allocated within them for their own."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None:
         return False

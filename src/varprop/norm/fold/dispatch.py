@@ -139,9 +139,9 @@ class Backend:
 
 
 def needs_reference(parameters: Sequence[Tensor]) -> bool:
-    """Whether the fold has to be made of plain operations, or a backend cannot take the parameters.
+    """True if the fold has to be made of plain operations, or a backend cannot take the parameters.
 
-    True under torch.func's transforms, forward-mode derivatives and export, and for tensors of several dtypes or
+    So it is under torch.func's transforms, forward-mode derivatives and export, and for tensors of several dtypes or
     devices or of subclasses.
     """
     if torch.compiler.is_dynamo_compiling():  # which in some versions of torch calls itself exporting as well
@@ -152,7 +152,7 @@ def needs_reference(parameters: Sequence[Tensor]) -> bool:
 
 
 def _alike(parameters: Sequence[Tensor]) -> bool:
-    """Whether parameters are plain tensors of one dtype on one device."""
+    """True if parameters are plain tensors of one dtype on one device."""
     first = parameters[0]
     if not all_plain(parameters):
         return False
@@ -163,7 +163,7 @@ def _alike(parameters: Sequence[Tensor]) -> bool:
 
 
 def all_plain(parameters: Sequence[Tensor]) -> bool:
-    """Whether no tensor is of a subclass."""
+    """True if no tensor is of a subclass."""
     return _PLAIN.issuperset(map(type, parameters))
 
 
@@ -241,7 +241,7 @@ class Executor:
         return recording.derivatives(grads, functools.partial(self._backward_to_record, weights))
 
     def _was_recorded_with(self, key: Any, weights: Any, compiled: bool) -> bool:
-        """Whether the weights, the only parameters that the backward reads, are at the same addresses."""
+        """True if the weights, the only parameters that the backward reads, are at the same addresses."""
         present = self._recording_key(key[0], weights, compiled)
         return present is not None and present == key[: len(present)]
 
@@ -259,7 +259,7 @@ class Executor:
         return Recording(key, functools.partial(self._forward_to_record, key[0], parameters))
 
     def _can_be_recorded(self, backend: Backend, dtype: torch.dtype, parameters: Any) -> bool:
-        """Whether a graph can hold the fold: tried once where functions are evaluated by torch."""
+        """True if a graph can hold the fold: tried once where functions are evaluated by torch."""
         if not backend.rows.replayable or backend.moments.replayable:
             return backend.rows.replayable
         if backend not in self.tried:
@@ -344,12 +344,12 @@ def fingerprint(layout: Layout) -> int:
 
 @functools.cache
 def triton_works() -> bool:
-    """Whether Triton is installed and not switched off by ``VARPROP_KERNELS=0``."""
+    """True if Triton is installed and not switched off by ``VARPROP_KERNELS=0``."""
     return os.environ.get("VARPROP_KERNELS", "1") != "0" and importlib.util.find_spec("triton") is not None
 
 
 def _takes_kernels(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[bool, bool]:
-    """Whether kernels compute the moment pass and the row pass; `dtype` is that of the statistics.
+    """Two flags: the moment pass is computed by kernels, the row pass is; `dtype` is that of the statistics.
 
     The moment pass by torch can feed rows by kernels, not the other way round.
     """

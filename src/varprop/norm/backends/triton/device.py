@@ -41,7 +41,7 @@ def allocated_to_stay(device: torch.device, work: Callable[[], T]) -> T:
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured."""
+    """True if a CUDA graph is being captured."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

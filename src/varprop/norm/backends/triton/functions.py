@@ -129,7 +129,7 @@ BUILDERS: dict[str, Callable[..., Instruction]] = {
 
 
 def has_opcode(kernel: Sequence[str | float | None] | None) -> bool:
-    """Whether the moment kernel computes a function with this `Function.kernel`."""
+    """True if the moment kernel computes a function with this `Function.kernel`."""
     if not kernel:
         return False
     if kernel[0] == "compose":

@@ -13,6 +13,7 @@ atomics.
 import triton
 import triton.language as tl
 
+from ...fold.layout import EPS
 from .functions import (
     CLAMP,
     FIRST_INTEGRATED,
@@ -29,7 +30,7 @@ from .functions import (
     two_slopes,
 )
 
-EPS = tl.constexpr(1e-6)
+_EPSILON = tl.constexpr(EPS)
 PROGRAM_FIELDS = tl.constexpr(9)
 _FIRST_PAIR = tl.constexpr(PAIRS[0])
 _LAST_PAIR = tl.constexpr(PAIRS[-1])
@@ -252,7 +253,7 @@ def forward(
         m = _read(shift, constant_mean, external_mean, mean, channel, inside, sources, constants, external)
         v = _read_var(scale, constant_var, external_var, var, channel, inside, sources, constants, external)
         tl.store(entering_mean + position, m.to(tl.float32), inside)
-        tl.store(entering_var + position, (v + EPS).to(tl.float32), inside)
+        tl.store(entering_var + position, (v + _EPSILON).to(tl.float32), inside)
 
 
 @triton.jit

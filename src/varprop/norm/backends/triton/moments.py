@@ -127,7 +127,7 @@ def moments_saved(layout: Layout) -> SavedSizes:
 
 
 def supports(layout: Layout) -> bool:
-    """Whether no component of a layout is too long for operations that run one after the other."""
+    """True if no component of a layout is too long for operations that run one after the other."""
     computed = sum(step.count for step in layout.channels.steps)
     return computed <= LONGEST or longest_component(layout.channels) <= LONGEST
 
@@ -247,7 +247,7 @@ class TorchStep(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentTables:
-    """What the kernels `moment_kernels.forward` and `moment_kernels.backward` read; indices are int32.
+    """The tables that `moment_kernels.forward` and `moment_kernels.backward` read; indices are int32.
 
     Attributes:
         programs: Per program begin and end of its operations, first component and end of its components, begin and

@@ -141,7 +141,7 @@ def sums_of_taps(tiles, m, square, TAPS: tl.constexpr):
 
 @triton.jit
 def shared_mean(sums, covariance, TAPS: tl.constexpr, ACC: tl.constexpr):
-    """What means that differ by position add to the variance of rows, and the covariance of taps times their sums.
+    """The share of means that differ by position in the variance of rows, and the covariance of taps times their sums.
 
     The products are a tile [rows, taps], which the threads share; as numbers of a row, every thread had all of them.
     """
@@ -158,7 +158,7 @@ def shared_mean(sums, covariance, TAPS: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def shared_mean_in_memory(sums, spread, covariance, row, exists, taps, PLACES: tl.constexpr, ACC: tl.constexpr):
-    """As `shared_mean`, for any number of taps, whose sums the block has written; writes the products."""
+    """The share of `shared_mean` for any number of taps, whose sums the block has written; writes the products."""
     added = tl.zeros_like(row).to(ACC)
     for t in range(0, taps, PLACES):
         tap = t + tl.arange(0, PLACES)

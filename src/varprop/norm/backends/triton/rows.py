@@ -164,7 +164,7 @@ def rows_saved(layout: Layout) -> SavedSizes:
 
 
 def fits(layout: Layout, weights: Sequence[Tensor]) -> bool:
-    """Whether the kernels can read the memory layouts of the weights: dense, with taps at equal distances."""
+    """True if the kernels can read the memory layouts of the weights: dense, with taps at equal distances."""
     try:
         for rows, weight in zip(layout.rows, weights, strict=True):
             order_of(rows, weight)
@@ -219,7 +219,7 @@ def order_of(rows: Rows, weight: Tensor) -> WeightOrder:
 
 
 def order_in_memory(rows: Rows, weight: Tensor) -> WeightOrder:
-    """As `order_of`, for a weight that has an address: its first element may not be aligned."""
+    """The memory layout of a weight that has an address: its first element may not be aligned."""
     result = order_of(rows, weight)
     return replace(result, aligned=result.aligned and weight.data_ptr() % 16 == 0)
 
@@ -234,7 +234,7 @@ def _tap_stride(weight: Tensor) -> int | None:
 
 
 def _channels_inside(rows: Rows, order: WeightOrder) -> bool:
-    """Whether channels lie side by side, and taps do not."""
+    """True if channels lie side by side, and taps do not."""
     return (order.channel == 1 or rows.channels == 1) and (order.tap != 1 or rows.tap_count == 1)
 
 
@@ -243,7 +243,7 @@ class Body:
     """The tile of some blocks, in the order in which kernels read it.
 
     Attributes:
-        whole: Whether rows stay in registers, with a tile [rows, channels] for each tap; else they are read in
+        in_registers: Whether rows stay in registers, with a tile [rows, channels] for each tap; else they are read in
             pieces [rows, channels, taps].
         taps: Of a whole row, or of a piece.
         aligned: Whether channels can be moved in pieces of 16 bytes.
@@ -255,7 +255,7 @@ class Body:
         centred: Whether the mean of every row is subtracted from it.
     """
 
-    whole: bool
+    in_registers: bool
     taps: int
     aligned: bool
     spread: bool
@@ -269,7 +269,7 @@ class Body:
 def bodies_of(layout: tuple[Rows, ...], orders: list[WeightOrder], backward: bool) -> list[Body]:
     """The tiles of all layers; where there are many, blocks take several in turn."""
     bodies = [body_of(rows, order, backward) for rows, order in zip(layout, orders, strict=True)]
-    tiles = sum(rows.outputs // body.rows for rows, body in zip(layout, bodies, strict=True) if body.whole)
+    tiles = sum(rows.outputs // body.rows for rows, body in zip(layout, bodies, strict=True) if body.in_registers)
     turns = max(1, tiles // AT_ONCE)
     return [replace(body, rounds=min(turns, most_rounds(body, backward))) for body in bodies]
 
@@ -280,19 +280,19 @@ def body_of(rows: Rows, order: WeightOrder, backward: bool) -> Body:
 
 
 def _tile_of(rows: Rows, order: WeightOrder, backward: bool) -> Body:
-    whole = _whole(rows, order)
-    if whole is not None and not _tiny(rows):
-        return whole
+    body = _registers_body(rows, order)
+    if body is not None and not _tiny(rows):
+        return body
     pieces = _pieces(rows, order, backward)
-    return pieces if whole is None or pieces.across else whole
+    return pieces if body is None or pieces.across else body
 
 
 def _tiny(rows: Rows) -> bool:
-    """Whether rows are few in each of many groups, and short."""
+    """True if rows are few in each of many groups, and short."""
     return 0 < rows.outputs // rows.groups <= FEW_ROWS and rows.groups > 1 and rows.channels <= FEW_CHANNELS
 
 
-def _whole(rows: Rows, order: WeightOrder) -> Body | None:
+def _registers_body(rows: Rows, order: WeightOrder) -> Body | None:
     taps, channels = rows.tap_count, _power(rows.channels)
     if not _channels_inside(rows, order) or taps > TAPS_APART or taps * channels > LONGEST or not rows.weights:
         return None
@@ -319,7 +319,7 @@ def _power(n: int) -> int:
 
 def most_rounds(body: Body, backward: bool) -> int:
     """Tiles that it makes sense to take in turn."""
-    if not body.whole:
+    if not body.in_registers:
         return 1
     if backward:
         return max(1, SUMMED // (body.rows * body.taps))
@@ -340,7 +340,7 @@ def partials_of(rows: Rows, body: Body) -> int:
 
 def warps_of(body: Body) -> int:
     """The warps of a block."""
-    long = body.whole and (body.taps * body.channels > SHORT or body.channels > WIDE)
+    long = body.in_registers and (body.taps * body.channels > SHORT or body.channels > WIDE)
     return WARPS_LONG if long else WARPS
 
 
@@ -387,7 +387,7 @@ class Launch:
 
     @functools.cached_property
     def constants(self) -> dict[str, object]:
-        """What is compiled into the kernel."""
+        """The constants that are compiled into the kernel."""
         work = tl.float64 if self.dtype == torch.float64 else tl.float32
         constants = {"WEIGHT": _TYPES[self.dtype], "ACC": work, "BODIES": self.shapes, "num_warps": self.warps}
         return constants if self.registers is None else {**constants, "maxnreg": self.registers}
@@ -412,7 +412,7 @@ def launches_of(
 ) -> tuple[Launch, ...]:
     """All blocks by dtype, number of warps and body: pieces first, which take longest, then those with most to do."""
     members: dict[tuple[torch.dtype, int], list[int]] = defaultdict(list)
-    for index in sorted(range(len(layout)), key=lambda index: (bodies[index].whole, -_work(bodies[index]))):
+    for index in sorted(range(len(layout)), key=lambda index: (bodies[index].in_registers, -_work(bodies[index]))):
         if layout[index].outputs:
             members[orders[index].dtype, warps_of(bodies[index])].append(index)
     launches = []
@@ -479,7 +479,7 @@ def _spans(rows: Rows, step: int, across: bool) -> tuple[Tensor, Tensor]:
 
 
 def columns_of(layout: tuple[Rows, ...], offsets: list[Offsets], bodies: list[Body]) -> Tensor:
-    """What every program that adds partial sums reads.
+    """The table of the programs that add partial sums.
 
     First column and end of the columns, channels, partial sums of each, first entering channel, first partial sum.
     """
@@ -500,7 +500,7 @@ def columns_of(layout: tuple[Rows, ...], offsets: list[Offsets], bodies: list[Bo
 
 @dataclass(frozen=True)
 class RowTables:
-    """What the row kernels read, for weights of certain memory layouts.
+    """The tables that the row kernels read, for weights of certain memory layouts.
 
     Attributes:
         forward: The launches of the forward; `backward` likewise.
