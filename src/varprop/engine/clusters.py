@@ -335,8 +335,8 @@ class Clusters:
 
     def _multiplies(self, node: Node) -> bool:
         """Whether a node multiplies random values: a product, a square, another power."""
-        product = node.packet is torch.ops.aten.mul and all(map(self.plan.random, node.args))
-        return product or node.packet in (torch.ops.aten.square, torch.ops.aten.pow)
+        rule = self.plan.rules[node]
+        return rule.operation == "power" or (rule.product and all(map(self.plan.random, node.args)))
 
     def points(
         self, path: list[Node], root: Node, mean: Tensor, std: Tensor, drawn: Pointwise | None = None

@@ -19,9 +19,7 @@ from ..errors import MissingRule
 from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, nodes_in, resolve
 from ..graph.program import Program
-from ..rules.registry import RANDOM, Rule, lookup
-
-aten = torch.ops.aten
+from ..rules.registry import RANDOM, Operation, Rule, lookup
 
 
 @dataclass
@@ -113,6 +111,12 @@ def make_plan(program: Program, random_inputs: Iterable[Node]) -> Plan:
 def rule_of(node: Node) -> Rule | None:
     """The rule for a node, by its operation or by the class of the module it stands for."""
     return lookup(type(node.target.module) if isinstance(node.target, Leaf) else node.target)
+
+
+def operation_of(node: Any) -> Operation | None:
+    """The name by which the operation of a node is looked for; None if it has none, and for what is not a node."""
+    rule = rule_of(node) if isinstance(node, Node) else None
+    return None if rule is None else rule.operation
 
 
 def _visit(plan: Plan, node: Node) -> None:
@@ -416,16 +420,20 @@ def _count_of(form: Any) -> int:
 def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:
     """The rectified term and the other, if a node is the rectifier of a sum of two that has exactly one."""
     total = node.args[0]
-    if not (_is(node, aten.relu) and _is(total, aten.add)) or plan.inside_cluster(total) or total.kwargs:
+    rule = rule_of(total) if isinstance(total, Node) else None
+    if (
+        operation_of(node) != "relu"
+        or rule is None
+        or rule.signs != (1.0, 1.0)
+        or plan.inside_cluster(total)
+        or total.kwargs
+    ):
         return None
     terms = list(total.args[:2])
-    if len(plan.random_operands(total)) != 2 or _is(terms[0], aten.relu) == _is(terms[1], aten.relu):
+    rectified = [operation_of(term) == "relu" for term in terms]
+    if len(plan.random_operands(total)) != 2 or rectified[0] == rectified[1]:
         return None
-    return (terms[0], terms[1]) if _is(terms[0], aten.relu) else (terms[1], terms[0])
-
-
-def _is(node: Any, packet: Any) -> bool:
-    return isinstance(node, Node) and node.packet is packet
+    return (terms[0], terms[1]) if rectified[0] else (terms[1], terms[0])
 
 
 def _handles(plan: Plan, node: Node, rule: Rule) -> bool:

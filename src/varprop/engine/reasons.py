@@ -31,7 +31,6 @@ SWINGING = (
     "a function that swings is integrated at many points: mean and std within 2 % of the std while it swings no more "
     "than 5 times in a standard deviation of its argument, 100 times for less than 2,000 elements"
 )
-CASTS = {torch.ops.aten._to_copy: 0, torch.ops.aten.to: 0, torch.ops.aten.copy: 1}  # and which argument they cast
 
 
 def reasons_of(plan: Plan, node: Node, arguments: Callable[[], tuple[Any, Any]]) -> list[str]:
@@ -48,7 +47,7 @@ def reasons_of(plan: Plan, node: Node, arguments: Callable[[], tuple[Any, Any]])
     found += [GAUSSIAN] if _bends_again(plan, node, rule) else []
     found += [DROPPED] if _reads_dropped(plan, node, rule) else []
     found += [PLACES] if plan.drawn.intersection(node.operands) else []
-    found += [TRUNCATION] if _truncates(node) else []
+    found += [TRUNCATION] if _truncates(node, rule) else []
     return [*found, own] if own else found
 
 
@@ -124,11 +123,11 @@ def _unmoved(plan: Plan, node: Node) -> tuple[list[Node], bool]:
     return ends, rule is not None and rule.selects and all(moved for _, moved in found)
 
 
-def _truncates(node: Node) -> bool:
+def _truncates(node: Node, rule: Rule) -> bool:
     """Whether a node casts random floating point numbers to whole ones; truth values are whole already."""
-    if node.packet not in CASTS:
+    if rule.casts is None:
         return False
-    before, after = node.args[CASTS[node.packet]].form, node.form
+    before, after = node.args[rule.casts].form, node.form
     whole = isinstance(after, Form) and not (after.is_floating or after.dtype.is_complex or after.dtype is torch.bool)
     return whole and isinstance(before, Form) and before.is_floating
 

@@ -15,9 +15,8 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-import torch
-
 from ..engine.evaluation import Evaluation as Walk
+from ..engine.plan import operation_of
 from ..graph.leaf import Leaf
 from ..graph.node import Node
 from ..rules.registry import Rule
@@ -26,23 +25,21 @@ from .learned import prepares_data, token_of
 from .places import first_moments
 from .tokens import of_tokens
 
-aten = torch.ops.aten
 Role = Literal[
     "", "data", "normalized", "branch", "in branch", "stream", "rectified stream", "token", "query", "gate", "head",
     "similarity",
 ]  # fmt: skip
 Passing = Callable[[Node, Rule], bool]
-SOFTMAX = {aten.softmax, aten._softmax}
 
 
 def _in_layers(node: Node, rule: Rule) -> bool:
     """Whether an operation is a linear layer, or attention."""
-    return rule.linear or node.packet is aten.scaled_dot_product_attention
+    return rule.linear or rule.operation == "attention"
 
 
 def _in_blocks(node: Node, rule: Rule) -> bool:
     """Whether an operation may lie within a branch."""
-    mixes = rule.product or rule.averages or rule.order_statistic or node.packet in SOFTMAX
+    mixes = rule.product or rule.averages or rule.order_statistic or rule.operation == "softmax"
     return mixes or _in_layers(node, rule) or _normalizes(node, rule)
 
 
@@ -162,11 +159,11 @@ def _role_at(walk: Walk, before: Node, end: Node) -> Role:
     if rule.signs is not None:
         others = [operand for operand in walk.plan.random_operands(end) if operand is not before]
         return "branch" if others and all(_power(walk, before) < _power(walk, other) for other in others) else ""
-    if end.packet is aten.scaled_dot_product_attention:
+    if rule.operation == "attention":
         return "query" if before in end.args[:2] else ""
     if rule.product and rule.kind == "rule":
-        behind = {reader.packet for _, reader in _ends(walk, end)}
-        return "query" if behind and behind <= SOFTMAX else ""
+        behind = {operation_of(reader) for _, reader in _ends(walk, end)}
+        return "query" if behind and behind <= {"softmax"} else ""
     return ""
 
 
@@ -241,7 +238,7 @@ def _average_behind(walk: Walk, node: Node) -> Node | None:
 
 def _pools_by_attention(walk: Walk, node: Node) -> bool:
     """Whether a node is attention by constant queries: averages over all positions, the same way for every input."""
-    return node.packet is aten.scaled_dot_product_attention and not walk.plan.random(node.args[0])
+    return operation_of(node) == "attention" and not walk.plan.random(node.args[0])
 
 
 def _compares(walk: Walk, node: Node) -> bool:
@@ -259,7 +256,7 @@ def _compares(walk: Walk, node: Node) -> bool:
 def _is_softmax(walk: Walk, node: Node) -> bool:
     """Whether a value is one of softmax, moved or scaled at most: weights of an average."""
     operands, rule = walk.plan.random_operands(node), walk.plan.rules.get(node)
-    if rule is None or node.packet in SOFTMAX:
+    if rule is None or rule.operation == "softmax":
         return rule is not None
     return _passes(walk, node, rule) and len(operands) == 1 and _is_softmax(walk, operands[0])
 

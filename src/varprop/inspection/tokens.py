@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 from ..engine.evaluation import Evaluation as Walk
-from ..engine.plan import Plan
+from ..engine.plan import Plan, operation_of
 from ..graph.node import Node
 from ..rules.registry import Rule
 from .learned import learned
 
-aten = torch.ops.aten
 Span = tuple[int, range]  # an axis, and positions along it
 
 
@@ -40,7 +37,7 @@ def _found(plan: Plan) -> _ClassTokens:
     for node in filter(plan.random, plan.program.nodes):
         if _made_of_tokens(plan, tokens, node):
             tokens.values.add(node)
-        elif span := _joined(plan, tokens, node) if node.packet is aten.cat else _kept(plan, tokens, node):
+        elif span := _joined(plan, tokens, node) if operation_of(node) == "cat" else _kept(plan, tokens, node):
             tokens.spans[node] = span
     return tokens
 
@@ -48,7 +45,7 @@ def _found(plan: Plan) -> _ClassTokens:
 def _made_of_tokens(plan: Plan, tokens: _ClassTokens, node: Node) -> bool:
     """Whether tokens are cut out here, or nothing else has a part; attention has the positions of its queries."""
     rule, operands = plan.rules.get(node), plan.random_operands(node)
-    if node.packet is aten.scaled_dot_product_attention:
+    if operation_of(node) == "attention":
         return _is_token(plan, tokens, node.args[0])
     if rule is not None and rule.product and rule.kind == "rule":
         return node.args[0] in tokens.values
@@ -64,11 +61,11 @@ def _is_token(plan: Plan, tokens: _ClassTokens, node: Node) -> bool:
 
 def _cut(node: Node) -> Span | None:
     """What a slice keeps of its argument."""
-    if node.packet not in (aten.slice, aten.select):
+    if operation_of(node) not in ("slice", "select"):
         return None
     x, axis, *ends = (*node.args, 0)[: max(2, len(node.args))]
     extents = x.form.shape
-    if node.packet is aten.select:
+    if operation_of(node) == "select":
         index = ends[0] % extents[axis]
         return axis % len(extents), range(index, index + 1)
     return axis % len(extents), range(extents[axis])[slice(*(*ends, None, None)[:3])]
@@ -100,4 +97,4 @@ def _kept(plan: Plan, tokens: _ClassTokens, node: Node) -> Span | None:
 def _by_position(node: Node, rule: Rule) -> bool:
     """Whether an operation does the same at every position, and reads nothing of the others."""
     function = rule.kind == "elementwise" or rule.copies or rule.noise
-    return function or rule.channels == -1 or node.packet is aten.slice
+    return function or rule.channels == -1 or rule.operation == "slice"

@@ -8,38 +8,34 @@ from typing import Any
 
 import torch
 
-from ..engine.plan import rule_of
+from ..engine.plan import operation_of, rule_of
 from ..graph.node import Form, Node
 from ..rules.matrices import indices
-
-aten = torch.ops.aten
-RECURRENT = {aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu}
 
 
 def macs(node: Node) -> int:
     """Those of linear layers, convolutions, products of matrices, attention and recurrent layers; others have none."""
-    if not isinstance(node.form, Form) and node.packet not in RECURRENT:
+    rule, operation, args = rule_of(node), operation_of(node), node.args
+    if not isinstance(node.form, Form) and operation != "recurrent":
         return 0
-    rule, args = rule_of(node), node.args
-    if node.packet in RECURRENT:
+    if operation == "recurrent":
         steps = _numel(args[0]) // _shape(args[0])[-1]
         return steps * sum(_numel(weight) for weight in node.operands if len(_shape(weight)) == 2)
-    if node.packet is aten.scaled_dot_product_attention:
+    if operation == "attention":
         return 2 * _numel(args[0]) * _shape(args[1])[-2]
-    if node.packet is aten.einsum:
+    if operation == "einsum":
         return _of_einsum(*args[:2])
-    if node.packet is aten.bilinear:
+    if operation == "bilinear":
         return _numel(node) * _numel(args[2]) // _shape(args[2])[0]
     if rule is not None and rule.linear:
-        return _of_layer(node, args[0], args[1])
+        return _of_layer(node, args[0], args[1], bool(rule.transposed(*args, **node.kwargs)))
     if rule is not None and rule.product and rule.kind == "rule" and len(args) > 1:
         return math.prod(node.form.shape) * _shape(args[0])[-1] if _shape(args[0]) else 0
     return 0
 
 
-def _of_layer(node: Node, x: Any, weight: Any) -> int:
+def _of_layer(node: Node, x: Any, weight: Any, transposed: bool) -> int:
     """All weights once for every position: of the output, or of the input if the layer is a transposed convolution."""
-    transposed = "transpose" in str(node.packet) or (node.packet is aten.convolution and node.args[6])
     shape = _shape(x) if transposed else node.form.shape
     spatial = len(_shape(weight)) - 2
     channels = shape[-1] if spatial == 0 else shape[len(shape) - spatial - 1]

@@ -12,19 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from ..engine.plan import operation_of, rule_of
 from ..graph import ops
 from ..graph.node import Form, Node
 from ..graph.program import Program, transferred
-
-aten = torch.ops.aten
-SOFTMAX = (aten.softmax, aten._softmax)
-# what keeps weights that sum to one along the last axis, if that axis stays what it is
-KEEPS_WEIGHTS = (
-    aten.dropout, aten.native_dropout, aten._to_copy, aten.to, aten.clone, aten.contiguous, aten.alias, aten.detach,
-    aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.unsqueeze,
-)  # fmt: skip
 
 
 def with_attention_of_like_tokens(program: Program) -> Program:
@@ -38,9 +29,9 @@ def with_attention_of_like_tokens(program: Program) -> Program:
 
 def attended_values(node: Node) -> Node | None:
     """The values of an attention, written as one operation or as a product with the result of a softmax."""
-    if node.packet is aten.scaled_dot_product_attention:
+    if operation_of(node) == "attention":
         return _node(node.args[2])
-    if node.packet in (aten.matmul, aten.bmm) and _are_weights(node.args[0]):
+    if operation_of(node) == "matmul" and _are_weights(node.args[0]):
         value = _node(node.args[1])
         return value if value is not None and value.ndim > 1 and node.ndim == value.ndim else None
     return None
@@ -53,9 +44,15 @@ def _node(value: Any) -> Node | None:
 def _are_weights(value: Any) -> bool:
     """Whether a value sums to one along its last axis."""
     node = _node(value)
-    while node is not None and node.packet in KEEPS_WEIGHTS:
+    while node is not None and _keeps_weights(node):
         before = _node(node.args[0])
         if before is None or before.ndim == 0 or before.form.shape[-1] != node.form.shape[-1]:
             return False
         node = before
-    return node is not None and node.packet in SOFTMAX and node.args[1] in (-1, node.ndim - 1)
+    return node is not None and operation_of(node) == "softmax" and node.args[1] in (-1, node.ndim - 1)
+
+
+def _keeps_weights(node: Node) -> bool:
+    """Tells whether weights that sum to one along the last axis still do, if that axis stays the same."""
+    rule = rule_of(node)
+    return rule is not None and (rule.copies or rule.operation in ("dropout", "view"))

@@ -8,18 +8,10 @@ the most it can have is the variance of its values, exact for positions that are
 
 from __future__ import annotations
 
-import torch
-
+from ..engine.plan import operation_of
 from ..graph import ops
 from ..graph.node import Form, Node
 from ..graph.program import Program, transferred
-
-aten = torch.ops.aten
-ADAPTIVE = (
-    aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d,
-    aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d,
-)  # fmt: skip
-WINDOWS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
 
 
 def with_averages_of_like_positions(program: Program) -> Program:
@@ -37,11 +29,11 @@ def with_averages_of_like_positions(program: Program) -> Program:
 def _averaged(node: Node, source: Node) -> tuple[tuple[int, ...], bool] | None:
     """The positions' axes if a node is a global average, and whether they are kept."""
     axes = tuple(range(2, source.ndim))
-    if node.packet in (*ADAPTIVE, *WINDOWS):
-        padded = node.packet in WINDOWS and len(node.args) > 3 and any(node.args[3])
+    if (operation := operation_of(node)) in ("adaptive average", "average window"):
+        padded = operation == "average window" and len(node.args) > 3 and any(node.args[3])
         batched = source.ndim == node.ndim and axes and set(node.form.shape[2:]) == {1}
         return (axes, True) if batched and not padded else None
-    if node.packet is aten.mean and len(node.args) > 1 and isinstance(node.args[1], (list, tuple)):
+    if operation == "mean" and len(node.args) > 1 and isinstance(node.args[1], (list, tuple)):
         dims = tuple(sorted(axis % source.ndim for axis in node.args[1]))
         tokens = source.ndim == 3 and dims == (1,)
         if tokens or (source.ndim > 3 and dims == axes):

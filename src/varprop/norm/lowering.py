@@ -29,14 +29,12 @@ from .fold.layout import Function
 from .numbering import NUMBER, Fixed, NotLanes, Numbering, lane_numbers, moving_lanes
 from .recognize import Kernel, composed, of_positions, piecewise_linear, recognized
 
-aten = torch.ops.aten
 AFTER_SKIP = Function(
     "relu(x + y), x rectified", lambda x, y: relu_of_sum(*x, *y), ("skip", SKEW, FALL, SPLIT), arity=2
 )
 LEARNED_SLOPE = Function(
     "x, below 0 y x", lambda x, y: two_slopes(x[0], safe_sqrt(x[1]), 1.0, y[0]), ("slope",), arity=2
 )
-OVER_AXES = {aten.mean.dim, aten.sum.dim_IntList, aten.amax.default}  # channelwise if those axes are uniform
 
 
 @dataclass
@@ -166,13 +164,13 @@ class Lowering:
             raise NotLanes
         if rule.affine is not None and rule.independent is not None:
             return self._combined(node, list(node.args[:2]))
-        if node.packet not in (aten.prelu, aten._prelu_kernel):
+        if rule.operation not in ("prelu", "prelu of broadcast slopes"):
             raise NotLanes
         if not self._is_affine(argument):
             raise NotLanes
         weight = node.args[1]
         shape = list(weight.form.shape)
-        if node.packet is aten.prelu and weight.form.shape.numel() > 1:  # along the channels
+        if rule.operation == "prelu" and weight.form.shape.numel() > 1:  # along the channels
             shape += [1] * (node.ndim - 2)
         return self.numbering.apply(
             LEARNED_SLOPE, [self._value(argument), self._fixed(weight, argument, shape)], node.form.shape
@@ -279,7 +277,7 @@ class Lowering:
             return
         axes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else None
         alone = moving.mean.numel() == moving.shape[axis] and axis not in [a % moving.ndim for a in axes or [axis]]
-        if node.target not in OVER_AXES or not alone:
+        if not self.plan.rules[node].reduces or not alone:
             raise NotLanes
 
 

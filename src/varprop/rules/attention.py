@@ -49,7 +49,7 @@ def _coarse(x: Moments, dim: int, *_: Any, **__: Any) -> str | None:
     return COARSE if count > exact.FEW else None
 
 
-@rule(aten.softmax.int, aten._softmax, approximate=_coarse, bounds=(0.0, 1.0), entangles=True)
+@rule(aten.softmax.int, aten._softmax, operation="softmax", approximate=_coarse, bounds=(0.0, 1.0), entangles=True)
 def softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Moments:
     """Moments of every probability by integrals over one variable (mathematics.md, 8); exact for independent logits."""
     return _along(exact.softmax, _cast(x, dtype), dim)
@@ -85,7 +85,7 @@ def product(multiply: Callable[[Tensor, Tensor], Tensor], a: Value, b: Value) ->
     return Moments(multiply(a.mean, fixed), multiply(a.var, fixed.square()))
 
 
-@rule(aten.matmul, aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, multilinear=True, product=True)
+@rule(aten.matmul, aten.mm, aten.bmm, aten.mv, aten.dot, aten.vdot, operation="matmul", multilinear=True, product=True)
 def matmul(a: Value, b: Value) -> Moments:
     """`product` with the matrix product; the summed axis is written out, other uniform axes stay uniform."""
     a = write_out(a, -1) if isinstance(a, Moments) else a
@@ -198,7 +198,7 @@ def _reason(query: Value, key: Value, _: Value, attn_mask: Value | None = None, 
     return ATTENTION if any(isinstance(x, Moments) for x in (query, key, attn_mask)) else None
 
 
-@rule(aten.scaled_dot_product_attention, approximate=_reason)
+@rule(aten.scaled_dot_product_attention, operation="attention", approximate=_reason)
 def attention(
     query: Value,
     key: Value,

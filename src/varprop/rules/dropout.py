@@ -47,7 +47,9 @@ def _alpha_scale(p: float) -> float:
 
 
 @rule(aten.feature_dropout, multilinear=True, per_channel=True, kernel=_dropout_kernel, mixture=_dropout_outcomes)
-@rule(aten.dropout, noise=True, per_channel=True, kernel=_dropout_kernel, mixture=_dropout_outcomes)
+@rule(
+    aten.dropout, operation="dropout", noise=True, per_channel=True, kernel=_dropout_kernel, mixture=_dropout_outcomes
+)
 def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     """E' = E, Var' = (Var + p E^2) / (1 - p); exact for any distribution (mathematics.md, 8).
 
@@ -60,7 +62,14 @@ def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     return Moments(x.mean, (x.var + p * x.mean.square()) / (1 - p))
 
 
-@rule(aten.native_dropout, noise=True, per_channel=True, kernel=_dropout_kernel, mixture=_dropout_outcomes)
+@rule(
+    aten.native_dropout,
+    operation="dropout",
+    noise=True,
+    per_channel=True,
+    kernel=_dropout_kernel,
+    mixture=_dropout_outcomes,
+)
 def native_dropout(x: Moments, p: float, train: bool | None = None) -> tuple[Moments, None]:
     """As `dropout`; the mask stays unknown."""
     return dropout(x, p, train is not False), None

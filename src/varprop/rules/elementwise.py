@@ -220,9 +220,11 @@ elementwise(
     monotone=True, evaluate=_same, affine=_same, copies=True,
 )  # fmt: skip
 elementwise(aten.detach, monotone=True, evaluate=_same, affine=_same, copies=True, stops_gradients=True)
-elementwise(aten._to_copy, aten.to, monotone=True, evaluate=_cast, affine=_same, copies=True)
+elementwise(aten._to_copy, aten.to, monotone=True, evaluate=_cast, affine=_same, copies=True, casts=0)
 
-elementwise(aten.relu, kinks=(0.0,), monotone=True, bend=Bend(rectifier=0.0), bounds=POSITIVE)(activations.relu)
+elementwise(aten.relu, operation="relu", kinks=(0.0,), monotone=True, bend=Bend(rectifier=0.0), bounds=POSITIVE)(
+    activations.relu
+)
 elementwise(aten.abs, kinks=(0.0,), bounds=POSITIVE)(activations.abs)
 elementwise(
     aten.hardsigmoid, kinks=(-3.0, 3.0), monotone=True, bend=Bend(-3.0, 3.0), bounds=SHARE, kernel=("hardsigmoid",)
@@ -261,7 +263,7 @@ elementwise(aten.erfc, knots=GAUSSIAN_STEP, bend=Bend(-_ERROR, _ERROR), bounds=(
 elementwise(aten.exp, knots=(-3.0, -30.0), monotone=True, bounds=POSITIVE)(closed.exp)
 elementwise(aten.expm1, monotone=True)(closed.expm1)
 elementwise(aten.exp2, monotone=True, bounds=POSITIVE)
-elementwise(aten.square, bounds=POSITIVE)(lambda mean, std: closed.power(mean, std, 2))
+elementwise(aten.square, operation="power", bounds=POSITIVE)(lambda mean, std: closed.power(mean, std, 2))
 elementwise(aten.sin, bounds=UNIT, swings=True)(closed.sin)
 elementwise(aten.cos, bounds=UNIT, swings=True)(closed.cos)
 elementwise(aten.sinh, monotone=True)
@@ -281,6 +283,7 @@ def _channels(weight: Tensor, ndim: int) -> Tensor:
 
 @elementwise(
     aten.prelu,
+    operation="prelu",
     kinks=(0.0,),
     evaluate=lambda x, w: torch.where(x > 0, x, _channels(w, x.ndim - 1) * x),  # one axis more is in front
     handles=first_is_random,
@@ -292,6 +295,7 @@ def prelu(mean: Tensor, std: Tensor, weight: Tensor) -> Pair:
 
 elementwise(
     aten._prelu_kernel,
+    operation="prelu of broadcast slopes",
     kinks=(0.0,),
     evaluate=lambda x, w: torch.where(x > 0, x, w * x),
     handles=first_is_random,
@@ -415,6 +419,7 @@ def _is_polynomial(exponent: Any) -> bool:
 @elementwise(
     aten.pow,
     aten.float_power.Tensor_Scalar,
+    operation="power",
     positive=lambda _base, exponent: None if _is_polynomial(exponent) else 0,
     # a constant base with a random exponent is exact
     approximate=lambda base, exponent: (

@@ -290,6 +290,7 @@ def _sums(weight: Tensor, axis: int, sets: Sets) -> Tensor:
     aten.conv_transpose3d,
     approximate=_pools_phases,
     convolution=of_transposed,
+    transposed=True,
     **_LAYER,
 )
 def conv_transpose(x: Value, weight: Value, bias: Value | None = None, *settings: Any, **named: Any) -> Moments:
@@ -330,12 +331,16 @@ def _averaged(values: Tensor, shares: dict[int, list[float]]) -> Tensor:
     return values
 
 
-rule(aten.convolution, approximate=either(border, _pools_phases), convolution=either(of_conv, of_transposed), **_LAYER)(
-    either(conv, conv_transpose)
-)
+rule(
+    aten.convolution,
+    approximate=either(border, _pools_phases),
+    convolution=either(of_conv, of_transposed),
+    transposed=lambda *args: args[6],
+    **_LAYER,
+)(either(conv, conv_transpose))
 
 
-@rule(aten.bilinear, multilinear=True, mixes_positions=True, weighted=True, channels=-1)
+@rule(aten.bilinear, operation="bilinear", multilinear=True, mixes_positions=True, weighted=True, channels=-1)
 def bilinear(x: Value, y: Value, weight: Tensor, bias: Tensor | None = None) -> Moments:
     """z_o = sum_ij W_oij x_i y_j + b_o with all x_i, y_j independent; exact for any distributions.
 

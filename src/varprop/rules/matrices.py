@@ -131,7 +131,7 @@ def _is_chain(equation: str, operands: Sequence[Value], **_: Any) -> str | None:
     return CHAIN if len(different) > 2 and (len(random) > 1 or not connected) else None
 
 
-@rule(aten.einsum, approximate=_is_chain, repeats=True, multilinear=True, mixes_positions=True)
+@rule(aten.einsum, operation="einsum", approximate=_is_chain, repeats=True, multilinear=True, mixes_positions=True)
 def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | None = None) -> Moments:
     """Sums of an operand's own indices, then `product` of two operands after another.
 

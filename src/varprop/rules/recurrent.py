@@ -291,10 +291,12 @@ def _parts(hx: Value | Sequence[Value]) -> Sequence[Value]:
     return [hx] if isinstance(hx, (Tensor, Moments)) else hx
 
 
-rule(aten.lstm.input, approximate=_reason("lstm"))(partial(_unroll, LSTM))
-rule(aten.gru.input, approximate=_reason("gru"))(partial(_unroll, GRU))
-rule(aten.rnn_tanh.input, approximate=_reason("tanh"))(partial(_unroll, TANH))
-rule(aten.rnn_relu.input, approximate=_reason("relu") + "; more for units almost never active")(partial(_unroll, RELU))
+rule(aten.lstm.input, operation="recurrent", approximate=_reason("lstm"))(partial(_unroll, LSTM))
+rule(aten.gru.input, operation="recurrent", approximate=_reason("gru"))(partial(_unroll, GRU))
+rule(aten.rnn_tanh.input, operation="recurrent", approximate=_reason("tanh"))(partial(_unroll, TANH))
+rule(aten.rnn_relu.input, operation="recurrent", approximate=_reason("relu") + "; more for units almost never active")(
+    partial(_unroll, RELU)
+)
 rule(aten.lstm_cell, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))
 rule(aten.gru_cell, approximate=_reason("gru", stacks=False))(partial(_one_step, GRU))
 # exact for independent Gaussian inputs

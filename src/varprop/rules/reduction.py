@@ -43,7 +43,7 @@ def _copies(x: Moments, axes: Sequence[int]) -> int:
     return product([x.full[axis] // max(1, x.shape[axis]) for axis in axes])
 
 
-@rule(aten.sum.dim_IntList, aten.sum.default, aten.nansum, averages=True)
+@rule(aten.sum.dim_IntList, aten.sum.default, aten.nansum, averages=True, reduces=True)
 def sum_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = sum E_i, Var = sum Var_i of independent values, none of which is ever NaN."""
     axes, x = reduced_axes(x, dim), x.to(dtype or x.dtype)
@@ -51,7 +51,7 @@ def sum_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch
     return Moments(x.mean.sum(axes, keepdim) * copies, x.var.sum(axes, keepdim) * copies)
 
 
-@rule(aten.mean.dim, aten.mean.default, aten.nanmean, averages=True)
+@rule(aten.mean.dim, aten.mean.default, aten.nanmean, operation="mean", averages=True, reduces=True)
 def mean_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = mean E_i, Var = mean Var_i / n of n independent values, none of which is ever NaN."""
     axes, x = reduced_axes(x, dim), x.to(dtype or x.dtype)
@@ -95,7 +95,7 @@ def restored(x: Moments, axes: list[int], keepdim: bool) -> Moments:
     return Moments(mean, var)
 
 
-@rule(aten.amax, aten.max.default, order_statistic=True, maximum=True)
+@rule(aten.amax, aten.max.default, order_statistic=True, maximum=True, reduces=True)
 def amax(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
     """Maximum of independent Gaussians; over uniform axes only, of equal ones (mathematics.md, 7)."""
     axes = reduced_axes(x, dim)

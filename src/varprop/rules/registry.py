@@ -87,6 +87,11 @@ def clamp_bounds(low: Any, high: Any) -> tuple[float, float]:
 Function = TypeVar("Function", bound=Callable[..., Any])
 Key = Any  # an OpOverload, an OpOverloadPacket, or a subclass of torch.nn.Module
 Kind = Literal["rule", "structural", "elementwise", "source", "constant"]
+# operations that are looked for themselves, by those who put them together with others or treat them apart
+Operation = Literal[
+    "adaptive average", "attention", "average window", "bilinear", "cat", "dropout", "einsum", "matmul", "mean",
+    "power", "prelu", "prelu of broadcast slopes", "recurrent", "relu", "select", "slice", "softmax", "view",
+]  # fmt: skip
 # Why a rule is only approximate: a sentence, or a function of the rule's own arguments that returns one or None.
 Reason = str | Callable[..., str | None] | None
 
@@ -98,78 +103,25 @@ def _constantly(value: Any) -> Callable[..., Any]:
 _none, _nothing, _everything = _constantly(()), _constantly(None), _constantly((-math.inf, math.inf))
 
 
-@dataclass
-class Rule:
-    """What the engine knows of one operation.
+@dataclass(kw_only=True)
+class CurveFacts:
+    """Facts of a function of single elements (``elementwise``), from which its moments are integrated.
 
     Attributes:
-        kind: ``rule`` maps Moments to Moments; ``structural`` moves elements, so it acts on mean and variance alike;
-            ``elementwise`` computes every element from the elements at the same place; ``source`` draws random
-            numbers; ``constant`` has a result that does not depend on the values of its arguments (``zeros_like``).
-        function: The rule itself; for ``elementwise`` the closed form ``(mean, std, *args) -> (mean, var)``.
-        approximate: The reason it is not exact, if it is not.
-        handles: Whether the rule knows what to do with its arguments; random ones are `RANDOM`, constant tensors None.
-        order_statistic: A maximum or another rank, which may be taken before a non-decreasing function or after it.
-        maximum: That order statistic is the largest, of as many as there are or fewer.
-        evaluate: For ``elementwise``, as the rest: computes the operation on values with one more axis in front.
+        evaluate: Computes the operation on values with one more axis in front; the operation itself if left out. Of a
+            ``structural`` operation: what to run on means and on variances.
         kinks: Points of the argument where the derivative jumps.
         jumps: Points where the function itself jumps.
         knots: Points where a smooth function changes its character, such as the ends of its bend.
         monotone: Never decreases; a function of its further arguments.
         dips: Falls to a minimum and then rises, as SiLU does: the largest of several is hardly ever one where it falls.
-        swings: Rises and falls for ever, as a sine does: what is made of it is integrated on many panels.
+        swings: Rises and falls for ever, as a sine does: functions of it are integrated on many panels.
         compares: Kinks and jumps are points of the difference of the first two arguments.
-        repeats: Two arguments that are one are treated as that, not as independent.
         positive: Index of an argument for which only positive values make sense (logarithm, root, divisor).
         affine: Maps affine arguments to an affine result, or None where the result is curved.
         independent: The rule for several independent random arguments.
-        drawn: Of a ``source`` that is not Gaussian: what it draws, as a function of a standard Gaussian variable and of
-            its own arguments.
-        adds: Of a ``structural`` operation: several elements of its arguments go to one place and are added there; a
-            function of its arguments.
-        repeats_elements: Of a ``structural`` operation: the index of an argument that it may give elements of several
-            times, which shows when it is run on numbers.
-        bias: Index of an argument that is added to all of the result.
-        overwrites: Of a ``structural`` operation: all elements of its result are those of its second argument, which is
-            broadcast.
-        entangles: Elements of its result follow from one another, as those of a softmax or of running sums do.
-        mixture: Of what replaces elements at random, as dropout does: a function of its arguments that returns, for
-            every outcome, its chance and the slope and the offset of the line of the element that is the result then.
-        outcomes: Of a ``source`` of whole numbers: those it may draw, in a vector, and the chance of each along a new
-            first axis; a function of its moments and of its own arguments.
-
-    What other parts of varprop ask of an operation; left out, it is taken for one they know nothing of:
-
-    Attributes:
-        linear: A linear layer: weighted sums of its first argument, the weights being its second.
-        weighted: A layer with weights of its own, by which scales and gradients of a model are judged.
-        convolution: How to read the arguments of a convolution or of a window of an average (`rules.linear`).
-        averages: Sums or averages over positions, with equal weights.
-        resizes: Interpolates between positions.
-        noise: Multiplies every element by a random number of its own.
-        multilinear: Linear in each of its random arguments, in another way than by the fields above: gradients then go
-            back through the derivative of the variance (`transposable`).
-        mixes_positions: What it adds up comes from several positions, in a way that no field above tells.
-        product: Multiplies its arguments, element by element or as matrices.
-        signs: Of a sum, those of its first two arguments.
-        batch_norm: How to read the arguments of a batch norm in evaluation (`rules.norm.Stored`).
-        normalizes: Divides by statistics of its own argument or of a batch; a function of its arguments.
-        per_channel: Over uniform positions, treats every channel alike and by itself (pooling, upsampling, dropout).
-        channels: The axis of the result that holds the channels, if the operation decides it: 1 or -1.
-        copies: The result is the argument itself, perhaps in another dtype.
-        stops_gradients: Nothing comes back through it when gradients do.
-        selects: Every element of the result is one of an argument; all arguments that are tensors are such.
-        bend: Where an activation is flat, off or linear (`Bend`); a function of its further arguments.
-        bounds: What its values cannot leave, likewise.
-        kernel: How the fold of a network computes it (`gaussian.derivatives`): a name, and numbers; likewise.
     """
 
-    kind: Kind
-    function: Callable[..., Any] | None = None
-    approximate: Reason = None
-    handles: Callable[..., bool] | None = None
-    order_statistic: bool = False
-    maximum: bool = False
     evaluate: Callable[..., Any] | None = None
     kinks: Callable[..., Sequence[Any]] = _none
     jumps: Callable[..., Sequence[Any]] = _none
@@ -178,22 +130,97 @@ class Rule:
     dips: bool = False
     swings: bool = False
     compares: bool = False
-    repeats: bool = False
     positive: int | Callable[..., int | None] | None = None
     affine: Callable[..., Any] | None = None
     independent: Callable[..., Any] | None = None
+
+
+@dataclass(kw_only=True)
+class LawFacts:
+    """Facts of an operation that draws random numbers, unless it draws Gaussian ones (``source``).
+
+    Attributes:
+        drawn: The numbers drawn, as a function of a standard Gaussian variable and of the operation's own arguments.
+        outcomes: The whole numbers that may be drawn, in a vector, and the chance of each along a new first axis; a
+            function of the moments and of the operation's own arguments.
+        mixture: Where elements are replaced at random, as by dropout: a function of the arguments that returns, for
+            every outcome, its chance and the slope and the offset of the line of the element that is then the result.
+    """
+
     drawn: Callable[..., Tensor] | None = None
-    adds: Callable[..., bool | None] = _nothing
-    repeats_elements: int | None = None
-    bias: int | None = None
-    overwrites: bool = False
-    entangles: bool = False
     outcomes: Callable[..., tuple[Tensor, Tensor]] | None = None
     mixture: Callable[..., list[tuple[float, float, float]]] | None = None
+
+
+@dataclass(kw_only=True)
+class ElementFacts:
+    """How elements of the result relate to elements of the arguments: needed to see which are independent.
+
+    Attributes:
+        adds: Of a ``structural`` operation: several elements of its arguments go to one position and are added there; a
+            function of its arguments.
+        selects: Every element of the result is one of an argument; all arguments that are tensors are such.
+        copies: The result is the argument itself, perhaps in another dtype.
+        casts: Index of the argument whose dtype changes to that of the result.
+        overwrites: Of a ``structural`` operation: all elements of its result are those of its second argument, which is
+            broadcast.
+        repeats_elements: Of a ``structural`` operation: the index of an argument that it may give elements of several
+            times, which shows when it is run on numbers.
+        repeats: Two arguments that are one are treated as that, not as independent.
+        bias: Index of an argument that is added to all of the result.
+        entangles: Elements of its result follow from one another, as those of a softmax or of running sums do.
+        order_statistic: A maximum or another rank, which may be taken before a non-decreasing function or after it.
+        maximum: That order statistic is the largest, of as many as there are or fewer.
+    """
+
+    adds: Callable[..., bool | None] = _nothing
+    selects: bool = False
+    copies: bool = False
+    casts: int | None = None
+    overwrites: bool = False
+    repeats_elements: int | None = None
+    repeats: bool = False
+    bias: int | None = None
+    entangles: bool = False
+    order_statistic: bool = False
+    maximum: bool = False
+
+
+@dataclass(kw_only=True)
+class LayerFacts:
+    """Traits that the normalization, the inspection and predictions ask for; left out, they take it for none of these.
+
+    Attributes:
+        operation: The operation by a name, where it is looked for itself rather than for a trait.
+        linear: A linear layer: weighted sums of its first argument, the weights being its second.
+        weighted: A layer with weights of its own, by which scales and gradients of a model are judged.
+        convolution: How to read the arguments of a convolution or of a window of an average (`rules.linear`).
+        transposed: It is a transposed convolution; a function of its arguments.
+        averages: Sums or averages over positions, with equal weights.
+        reduces: Reduces the axes that its second argument names.
+        resizes: Interpolates between positions.
+        noise: Multiplies every element by a random number of its own.
+        multilinear: Linear in each of its random arguments, in another way than by the fields above: gradients then go
+            back through the derivative of the variance (`transposable`).
+        mixes_positions: Adds up elements of several positions, in a way that no field above tells.
+        product: Multiplies its arguments, element by element or as matrices.
+        signs: Of a sum, those of its first two arguments.
+        batch_norm: How to read the arguments of a batch norm in evaluation (`rules.norm.Stored`).
+        normalizes: Divides by statistics of its own argument or of a batch; a function of its arguments.
+        per_channel: Over uniform positions, treats every channel alike and by itself (pooling, upsampling, dropout).
+        channels: The axis of the result that holds the channels, if the operation decides it: 1 or -1.
+        stops_gradients: Nothing comes back through it when gradients do.
+        kernel: How the fold of a network computes it (`gaussian.derivatives`): a name, and numbers; a function of its
+            further arguments.
+    """
+
+    operation: Operation | None = None
     linear: bool = False
     weighted: bool = False
     convolution: Callable[..., Any] | None = None
+    transposed: Callable[..., bool | None] = _nothing
     averages: bool = False
+    reduces: bool = False
     resizes: bool = False
     noise: bool = False
     multilinear: bool = False
@@ -204,12 +231,40 @@ class Rule:
     normalizes: Callable[..., bool | None] = _nothing
     per_channel: bool = False
     channels: int | None = None
-    copies: bool = False
     stops_gradients: bool = False
-    selects: bool = False
+    kernel: Callable[..., tuple[str | float, ...] | None] = _nothing
+
+
+@dataclass(kw_only=True)
+class ActivationFacts:
+    """Facts by which the inspection judges units.
+
+    Attributes:
+        bend: Where an activation is flat, off or linear (`Bend`); a function of its further arguments.
+        bounds: The interval that its values cannot leave, likewise.
+    """
+
     bend: Callable[..., Any] = _nothing
     bounds: Callable[..., tuple[float, float]] = _everything
-    kernel: Callable[..., tuple[str | float, ...] | None] = _nothing
+
+
+@dataclass
+class Rule(CurveFacts, LawFacts, ElementFacts, LayerFacts, ActivationFacts):
+    """All that varprop knows of one operation, in groups: a new operation needs those that its kind asks for.
+
+    Attributes:
+        kind: ``rule`` maps Moments to Moments; ``structural`` moves elements, so it acts on mean and variance alike;
+            ``elementwise`` computes every element from the elements at the same position; ``source`` draws random
+            numbers; ``constant`` has a result that does not depend on the values of its arguments (``zeros_like``).
+        function: The rule itself; for ``elementwise`` the closed form ``(mean, std, *args) -> (mean, var)``.
+        approximate: The reason it is not exact, if it is not.
+        handles: Tells whether the rule can deal with its arguments; random ones are `RANDOM`, constant tensors None.
+    """
+
+    kind: Kind
+    function: Callable[..., Any] | None = None
+    approximate: Reason = None
+    handles: Callable[..., bool] | None = None
 
     @property
     def transposable(self) -> bool:
@@ -333,7 +388,7 @@ def constant(*ops: Key) -> None:
 
 
 Points = Sequence[float] | Callable[..., Sequence[Any]]
-DEPENDENT = {"adds", "monotone", "kinks", "jumps", "knots", "bend", "bounds", "kernel", "normalizes"}
+DEPENDENT = {"adds", "transposed", "monotone", "kinks", "jumps", "knots", "bend", "bounds", "kernel", "normalizes"}
 
 
 def elementwise(

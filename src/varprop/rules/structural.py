@@ -18,9 +18,13 @@ from .registry import RANDOM, constant, rule, structural
 aten = torch.ops.aten
 
 structural(aten.permute, aten.transpose, aten.t, aten.movedim, aten.swapaxes, selects=True)
-structural(aten.unsqueeze, aten.squeeze, aten.flip, aten.fliplr, aten.flipud, aten.rot90, selects=True)
-structural(aten.expand, aten.repeat, aten.tile, aten.repeat_interleave, selects=True)
-structural(aten.select, aten.slice, aten.narrow, aten.diagonal, aten.unfold, selects=True)
+structural(aten.unsqueeze, operation="view", selects=True)
+structural(aten.squeeze, aten.flip, aten.fliplr, aten.flipud, aten.rot90, selects=True)
+structural(aten.expand, operation="view", selects=True)
+structural(aten.repeat, aten.tile, aten.repeat_interleave, selects=True)
+structural(aten.select, operation="select", selects=True)
+structural(aten.slice, operation="slice", selects=True)
+structural(aten.narrow, aten.diagonal, aten.unfold, selects=True)
 structural(aten.im2col, repeats_elements=0)
 structural(aten.split, aten.split_with_sizes, aten.chunk, aten.tensor_split, aten.unbind)
 structural(aten.vstack, aten.hstack, aten.dstack, aten.column_stack, aten.broadcast_tensors, aten.meshgrid)
@@ -38,7 +42,8 @@ def _overwritten(x: Tensor, source: Tensor, *_: Any) -> Tensor:
     return source.to(x if x.is_floating_point() else x.device).expand_as(x)
 
 
-structural(aten.copy, aten.fill.Tensor, evaluate=_overwritten, overwrites=True)
+structural(aten.copy, evaluate=_overwritten, overwrites=True, casts=1)
+structural(aten.fill.Tensor, evaluate=_overwritten, overwrites=True)
 structural(aten.pixel_shuffle, aten.pixel_unshuffle, selects=True)
 structural(aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d, selects=True)
 structural(aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d, selects=True)
@@ -48,7 +53,7 @@ constant(aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.sym_
 constant(aten.isnan, aten.isinf, aten.isfinite)  # a Gaussian value is finite
 
 
-@structural(aten.view, aten._unsafe_view, aten.reshape, selects=True)
+@structural(aten.view, aten._unsafe_view, aten.reshape, operation="view", selects=True)
 def view(x: Moments | Tokens, shape: Sequence[int]) -> Moments | Tokens:
     """The same elements in other extents; a view of a uniform axis may need a copy, which only reshape makes.
 
@@ -67,7 +72,7 @@ def channel_shuffle(x: Moments, groups: int) -> Moments:
     return Moments(aten.channel_shuffle(x.mean, groups), aten.channel_shuffle(x.var, groups))
 
 
-@structural(aten.cat, selects=True)
+@structural(aten.cat, operation="cat", selects=True)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Moments:
     """Joined along one axis; the others stay uniform where every part is."""
     tensors = [t for t in tensors if not (isinstance(t, Tensor) and t.shape == (0,))]  # torch skips these too

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ...engine.evaluation import Evaluation as Walk
 from ...engine.evaluation import apply
+from ...engine.plan import operation_of
 from ...graph.node import Node, resolve
 from ...moments import Moments, trusted
 from ..places import moments_of
@@ -29,7 +30,6 @@ from .flow import Flow, NodeResult, multiplicity
 from .linear import through_linear
 from .slopes import KnownSlopes, behind_skips, slopes
 
-aten = torch.ops.aten
 FIXED = "statistics of a normalization are taken as fixed on the way back (off by 2 / n for n values)"
 ROUTED = "a maximum passes gradients to one place, taken as any place of the channel alike"
 AS_LINEAR = "{op} has no backward rule: taken as linear with the same gain of variance"
@@ -127,7 +127,7 @@ class Backward:
             return
         if rule is not None and rule.order_statistic and rule.per_channel:
             self._through_maximum(node, arrived[node, 0], operands[0])
-        elif node.packet is aten.scaled_dot_product_attention and fits(walk, node):
+        elif operation_of(node) == "attention" and fits(walk, node):
             self._pass_on(node, dict(through_attention(walk, node, arrived[node, 0])), NEARLY_UNIFORM, True)
         elif rule is not None and operands == [node.args[0]] and rule.normalizes(*node.args, **node.kwargs):
             x, y = walk.value(operands[0]), moments_of(walk, node)

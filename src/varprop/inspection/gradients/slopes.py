@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from ...engine.clusters import Clusters
+from ...engine.plan import operation_of
 from ...gaussian.chebyshev import at_many
 from ...gaussian.normal import cdf, ratio, working_dtype
 from ...gaussian.quadrature import expectation
 from ...gaussian.rectifier import positive_sum
 from ...graph.node import Node
 from ...moments import Moments
-
-aten = torch.ops.aten
-
 
 SlopeMoments = tuple[Tensor, Tensor]
 KnownSlopes = dict[tuple[Node, Node], SlopeMoments]
@@ -69,7 +67,7 @@ def _integrated(clusters: Clusters, end: Node, start: Node, root: Node, x: Momen
     mean, std = (t.to(working_dtype(t.device)) for t in (x.mean, x.std))
     if start is end:
         return (one := torch.ones_like(mean)), one
-    if start is root and end.packet is aten.relu and end.args[0] is root:
+    if start is root and operation_of(end) == "relu" and end.args[0] is root:
         return (on := cdf(ratio(mean, std))), on
     path = clusters.path(end, root)
     if clusters.needs_positive(path, root):
