@@ -13,9 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import varprop as vp
 from tests.models import LSTMClassifier
 from tests.norm.networks import both_forms
-from varprop.norm.recurrent import NormalizedRecurrent
-from varprop.norm.recurrent_state import joined, parted
-from varprop.norm.recurrent_weights import in_one_chunk, with_centred_gates
+from varprop.norm.recurrent import NormalizedRecurrent, in_one_chunk, joined, parted, with_centred_gates
 
 INPUTS, HIDDEN = 5, 6
 CELLS = {

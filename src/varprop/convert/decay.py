@@ -18,8 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..norm.batchnorm import batch_norms_after, computes_as_torch_batch_norm
 from ..norm.layers import normalized_layers
 from ..norm.linear_layers import along_outputs, is_linear_layer, output_axis, owners, weight_norms, with_centred_rows
-from ..norm.recurrent import NormalizedRecurrent, unit_gates_
-from ..norm.recurrent_weights import suffixes
+from ..norm.recurrent import NormalizedRecurrent, suffixes, unit_gates_
 from .batched import Batched
 from .batchnorm import own_batch_norms
 from .weightnorm import has_weight_norm, parts_of

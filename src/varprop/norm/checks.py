@@ -16,7 +16,7 @@ from .batchnorm import is_batch_norm
 from .layers import Normalized, normalized_layers
 from .linear_layers import fan_in, is_linear_layer, largest_weights, require_weight_of_its_own, with_centred_rows
 from .modes import calls_of
-from .recurrent_weights import check_gates
+from .recurrent import check_gates
 from .scope import shared_fold
 
 

@@ -8,6 +8,8 @@ rows are centred, not on a number added to all weights of both either.
 
 A GRU's candidate tanh(A + r B) has two parts, A = W_in x and B = W_hn h, each normalized by itself, so that its scales
 and shifts have the blocks r, z, A, B. An LSTM's projection stays as it is: it is part of the state.
+
+Gates, state and input count as independent (mathematics.md, section 8).
 """
 
 from __future__ import annotations
@@ -19,13 +21,185 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..gaussian.normal import Pair
+from ..gaussian import activations
+from ..gaussian.normal import Pair, safe_sqrt
 from ..moments import Moments, trusted
 from ..rules.dropout import dropout as drop
-from .fold.reference import full_precision, rate_of
+from .fold.reference import full_precision, minus_row_mean, rate_of
 from .layers import SETTINGS, Normalized
-from .recurrent_state import CONVERGED, STATES, distance, fixed_point, gate_statistics, joined, parted
-from .recurrent_weights import WithWeights, gate_norms, list_weights, suffixes, with_centred_gates
+
+_DAMPINGS, _STEPS, CONVERGED = (1.0, 0.5, 0.1), 300, 1e-13
+
+
+def _times(a: Pair, b: Pair) -> Pair:
+    """The product of independent variables."""
+    (m1, v1), (m2, v2) = a, b
+    return m1 * m2, v1 * v2 + m1.square() * v2 + m2.square() * v1
+
+
+def _forgotten(rest: Tensor, var: Tensor) -> Tensor:
+    """1 - E f^2 for a gate f with E f = 1 - rest; a sum of positive terms."""
+    return rest + (rest * (1 - rest) - var)
+
+
+def _gates(means: list[Tensor], stds: list[Tensor]) -> list[Pair]:
+    """The logistic function of several gates; 1 - S(x) = S(-x) spares a difference from 1."""
+    mean, var = activations.sigmoid(torch.cat(means, -1), torch.cat(stds, -1))
+    return list(zip(mean.chunk(len(means), -1), var.chunk(len(means), -1), strict=True))
+
+
+def _lstm(shift: Tensor, std: Tensor) -> list[Pair]:
+    """c' = f c + i g: E c = E i E g / (1 - E f), Var c = (Var f (E c)^2 + Var(i g)) / (1 - E f^2); h = o tanh(c)."""
+    (mi, mf, mg, mo), (si, sf, sg, so) = shift.chunk(4, -1), std.chunk(4, -1)
+    enter, (rest, forget_var), leave = _gates([mi, -mf, mo], [si, sf, so])
+    new, new_var = _times(enter, activations.tanh(mg, sg))
+    mean = new / rest
+    var = (forget_var * mean.square() + new_var) / _forgotten(rest, forget_var)
+    return [_times(leave, activations.tanh(mean, safe_sqrt(var))), (mean, var)]
+
+
+def _gru(shift: Tensor, std: Tensor) -> list[Pair]:
+    """h' = (1 - z) n + z h: E h = E n, Var h = E(1-z)^2 Var n / (1 - E z^2); n = tanh(A + r B)."""
+    (mr, mz, ma, mb), (sr, sz, sa, sb) = shift.chunk(4, -1), std.chunk(4, -1)
+    reset, (rest, keep_var) = _gates([mr, -mz], [sr, sz])
+    gated, gated_var = _times(reset, (mb, sb.square()))
+    mean, var = activations.tanh(ma + gated, safe_sqrt(sa.square() + gated_var))
+    return [(mean, (rest.square() + keep_var) * var / _forgotten(rest, keep_var))]
+
+
+# From mean and standard deviation of the gates to the stationary moments of h, and of an LSTM's cell.
+STATES: dict[str, Callable[[Tensor, Tensor], list[Pair]]] = {
+    "RNN_TANH": lambda shift, std: [activations.tanh(shift, std)],
+    "RNN_RELU": lambda shift, std: [activations.relu(shift, std)],
+    "LSTM": _lstm,
+    "GRU": _gru,
+}
+
+
+def joined(mode: str, x: Tensor, h: Tensor) -> Tensor:
+    """What gates get from the input and from the state: the sum; for a GRU's candidate one after the other."""
+    if mode != "GRU":
+        return x + h
+    both = 2 * h.shape[-1] // 3
+    alone = h[..., both:].expand(*x.shape[:-1], -1)
+    return torch.cat([x[..., :both] + h[..., :both], x[..., both:], alone], -1)
+
+
+def parted(mode: str, gates: Tensor) -> Pair:
+    """The entries for the rows of W_ih and of W_hh from those of the gates."""
+    if mode != "GRU":
+        return gates, gates
+    r, z, a, b = gates.chunk(4)
+    return torch.cat([r, z, a]), torch.cat([r, z, b])
+
+
+def gate_statistics(mode: str, w_ih: Tensor, w_hh: Tensor, x: Moments, h: Moments) -> Pair:
+    """Mean and variance of the gates, without bias, for inputs that are a mixture (one row for each)."""
+    means = joined(mode, F.linear(x.mean, w_ih), F.linear(h.mean, w_hh))
+    variances = joined(mode, F.linear(x.var, w_ih.square()), F.linear(h.var, w_hh.square()))
+    mean = means.mean(0)
+    return mean, (variances + (means - mean).square()).mean(0)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """How far apart means and standard deviations of gates are, in units of their size."""
+    return float(((a - b).abs() / (a.abs() + a[1])).max())
+
+
+def fixed_point(step: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
+    """The means and standard deviations of the gates, two rows, that `step` leaves as they are.
+
+    Plain iteration goes on until nothing moves; where it does not settle, smaller steps follow.
+
+    Returns:
+        The solution to a relative error of 1e-13; None if none was found.
+    """
+    for damping in _DAMPINGS:
+        gates, before = start, float("inf")
+        for _ in range(_STEPS):
+            new = step(gates)
+            change = distance(new, gates)
+            if change <= CONVERGED and not 1e-15 < change < before:  # only rounding is left
+                return new
+            gates, before = torch.lerp(gates, new, damping), change
+    return None
+
+
+def suffixes(layer: nn.RNNBase, index: int | None = None) -> list[str]:
+    """How the parameters of all layers, or of one, end: l0, l0_reverse, l1, ..."""
+    indices = range(layer.num_layers) if index is None else [index]
+    return [f"l{k}{direction}" for k in indices for direction in ("", "_reverse")[: 1 + layer.bidirectional]]
+
+
+def list_weights(layer: nn.RNNBase, bias: bool) -> None:
+    """Tell torch's bookkeeping which parameters there are."""
+    names = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * bias + ["weight_hr"] * bool(layer.proj_size)
+    layer.bias = bias
+    layer._all_weights = [[f"{name}_{suffix}" for name in names] for suffix in suffixes(layer)]
+    layer._flat_weights_names = [name for part in layer._all_weights for name in part]
+    layer._init_flat_weights()
+
+
+def gate_norms(mode: str, w_ih: Tensor, w_hh: Tensor) -> Tensor:
+    """The Euclidean norm of all weights of every gate, those of W_ih and W_hh together."""
+    return joined(mode, w_ih.square().sum(1), w_hh.square().sum(1)).sqrt()
+
+
+def with_centred_gates(mode: str, w_ih: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor]:
+    """Both weights minus the mean of every gate, over its weights in both.
+
+    Of a GRU's candidate, the parts that read input and state are rows by themselves, and stay as they are where they
+    have one weight.
+    """
+    both = 2 * len(w_hh) // 3 if mode == "GRU" else len(w_hh)
+    shared = minus_row_mean(torch.cat([w_ih[:both], w_hh[:both]], 1), (1,)).split([w_ih.shape[1], w_hh.shape[1]], 1)
+    alone = [minus_row_mean(w[both:], (1,)) if w.shape[1] > 1 else w[both:] for w in (w_ih, w_hh)]
+    return torch.cat([shared[0], alone[0]]), torch.cat([shared[1], alone[1]])
+
+
+def check_gates(path: str, layer: nn.RNNBase, centred: bool = False) -> None:
+    """Raise if a gate cannot be normalized."""
+    for name, weight in layer.named_parameters(recurse=False):
+        if not bool(weight.isfinite().all()):
+            raise ValueError(f"{name} of '{path}' has a value that is not finite.")
+    for suffix in suffixes(layer):
+        w_ih, w_hh = (getattr(layer, f"{name}_{suffix}").detach() for name in ("weight_ih", "weight_hh"))
+        w_ih, w_hh = with_centred_gates(layer.mode, w_ih, w_hh) if centred else (w_ih, w_hh)
+        empty = (gate_norms(layer.mode, w_ih, w_hh) == 0).nonzero().flatten()
+        if len(empty):
+            raise ValueError(
+                f"Gate {int(empty[0])} ({suffix}) of '{path}' has only {'equal' if centred else 'zero'} weights: it "
+                f"cannot be normalized."
+            )
+
+
+def in_one_chunk(weights: list[Tensor]) -> list[Tensor]:
+    """The same weights as views of one tensor in cuDNN's order, matrices first; it would copy others, and warn."""
+    order = sorted(range(len(weights)), key=lambda i: weights[i].ndim == 1)
+    chunk = torch.cat([weights[i].flatten() for i in order])
+    parts = dict(zip(order, chunk.split([weights[i].numel() for i in order]), strict=True))
+    return [parts[i].view_as(weight) for i, weight in enumerate(weights)]
+
+
+class WithWeights:
+    """A recurrent layer as torch's own forward sees it, with other weights than its own, and with biases."""
+
+    check_input = nn.RNNBase.check_input
+
+    def __init__(self, layer: nn.RNNBase, weights: list[Tensor]) -> None:
+        self._layer, self.bias = layer, True
+        self._flat_weights = in_one_chunk(weights) if weights[0].is_cuda else weights
+
+    def check_forward_args(self, *args: Any) -> None:
+        """As in torch, against these weights."""
+        type(self._layer).check_forward_args(cast(Any, self), *args)
+
+    def _update_flat_weights(self) -> None:
+        """Nothing: they are up to date."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
 
 CALLS = {"aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.lstm.input", "aten.gru.input"}
 States = dict[str, list[Pair]]  # of every direction: h, and an LSTM's cell
