@@ -46,8 +46,7 @@ MOMENTS = vp.Moments(torch.zeros(1, 3, 1, 1).double(), torch.ones(1, 3, 1, 1).do
 
 def walked(model, monkeypatch):
     """The same model with all that reads a parameter left to the walk."""
-    from varprop.norm.lowering import Lowering
-    from varprop.norm.numbering import NotLanes
+    from varprop.norm.lowering import Lowering, NotLanes
 
     def refuse(*_):
         raise NotLanes

@@ -1,9 +1,11 @@
-"""From the captured graph to lanes: what enters every layer, as functions of single channels.
+"""From the captured graph to functions of single channels: by which moments of what enters a layer follow.
 
-Between normalized layers most networks only apply functions to every channel, add channels, and move them. Moving is
-followed by letting the operations move the lanes' numbers instead of their values; all else becomes a `Function` of one
-or two lanes. A parameter between layers (of a PReLU, a learned factor) is a lane of variance 0 that is given at every
-call. Whatever does not fit (attention, layer norm) is left to the walk.
+Between normalized layers most networks only apply functions to every channel, add channels, and move them. Channels are
+numbered (`Numbering`). Moving is followed by letting the operations move the numbers instead of values, as means and
+variances of a `Moments` (`Lowering`); all else becomes a `Function` of one or two channels, with a kernel that the rule
+of the operation names or a trial finds (`recognized`). A parameter between layers (of a PReLU, a learned factor) is a
+channel of variance 0 whose mean is read at every call. Whatever does not fit (attention, layer norm) is left to the
+engine's evaluation.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,9 +27,198 @@ from ..gaussian.normal import Pair, safe_sqrt
 from ..gaussian.rectifier import FALL, SKEW, SPLIT, relu_of_sum, two_slopes
 from ..graph.node import Form, Node, resolve
 from ..moments import Moments, trusted
-from .fold.layout import Function
-from .numbering import NUMBER, Fixed, NotLanes, Numbering, lane_numbers, moving_lanes
-from .recognize import Kernel, composed, of_positions, piecewise_linear, recognized
+from .backends.torch import with_derivatives
+from .fold.layout import Function, Step
+
+NUMBER = 2**40  # lanes are numbered from here while they are moved, so that no constant looks like one
+
+
+class NotLanes(Exception):
+    """A value that does not consist of lanes."""
+
+
+class Fixed(NamedTuple):
+    """A value that is not random among lanes: a parameter, or what follows from parameters alone.
+
+    Attributes:
+        node: The name of its node.
+        shape: The shape in which it stands beside a random value.
+        lanes: The shape of its lanes, to which it is expanded.
+    """
+
+    node: str
+    shape: tuple[int, ...]
+    lanes: tuple[int, ...]
+
+    def expanded(self, value: Tensor) -> Tensor:
+        """The value of every lane."""
+        return value.reshape(self.shape).expand(self.lanes).flatten()
+
+
+@dataclass
+class Numbering:
+    """The lanes while they are found.
+
+    Attributes:
+        level: For every lane, how many steps come before it.
+        raw: Every function applied: with the lanes it reads, and the first lane it makes.
+        fixed: Values that are not random beside lanes, with the lanes they are.
+        known: The lanes of functions applied before, which are the same if applied again.
+    """
+
+    level: list[int] = field(default_factory=list)
+    raw: list[tuple[Function, tuple[Tensor, ...], int]] = field(default_factory=list)
+    fixed: list[tuple[Fixed, Tensor]] = field(default_factory=list)
+    known: dict[Any, Tensor] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many lanes there are."""
+        return len(self.level)
+
+    def new(self, count: int, level: int = 0) -> Tensor:
+        """Fresh lanes."""
+        first = len(self.level)
+        self.level += [level] * count
+        return torch.arange(first, first + count)
+
+    def fix(self, value: Fixed) -> Moments:
+        """Lanes for a value that is not random."""
+        numbers = self.new(math.prod(value.lanes))
+        self.fixed.append((value, numbers))
+        return moving_lanes(numbers.view(value.lanes), value.lanes)
+
+    def apply(self, function: Function, moving: list[Moments], full: Any) -> Moments:
+        """Lanes for a function of lanes; each combination of arguments once."""
+        spread = torch.broadcast_tensors(*(m.mean for m in moving))
+        combinations = torch.stack([_numbers(t).flatten() for t in spread])
+        distinct, place = torch.unique(combinations, dim=1, return_inverse=True)
+        key = (function.name, *distinct.flatten().tolist())
+        if key not in self.known:
+            level = 1 + max(self.level[lane] for lane in distinct.flatten().tolist())
+            made = self.new(distinct.shape[1], level)
+            self.raw.append((function, tuple(distinct), int(made[0])))
+            self.known[key] = made
+        return moving_lanes(self.known[key][place].view(spread[0].shape), full)
+
+    def steps(self, entering: list[Tensor]) -> tuple[list[Step], Tensor]:
+        """The functions that lead to lanes that enter a site, in order, and the new number of every lane.
+
+        Equal functions of one level are together.
+        """
+        needed, made = (torch.zeros(self.count, dtype=torch.bool) for _ in range(2))
+        needed[torch.cat(entering)] = True
+        groups: dict[tuple[int, str], list[int]] = {}
+        for place, (function, inputs, first) in reversed(list(enumerate(self.raw))):
+            own = slice(first, first + len(inputs[0]))
+            made[own] = True
+            if bool(needed[own].any()):
+                needed[torch.cat(inputs)] = True
+                groups.setdefault((self.level[first], function.name), []).insert(0, place)
+        number = self._numbers_of_unmade(made)
+        start, steps = int((~made).sum()), []
+        for key in sorted(groups):
+            members = [self.raw[place] for place in groups[key]]
+            for _, inputs, first in members:
+                count = len(inputs[0])
+                number[first : first + count] = torch.arange(start, start + count)
+                start += count
+            function, arity = members[0][0], len(members[0][1])
+            lanes = tuple(torch.cat([inputs[k] for _, inputs, _ in members]) for k in range(arity))
+            steps.append((function, lanes, start - len(lanes[0]), len(lanes[0])))
+        done = [Step(f, tuple(number[lane] for lane in lanes), first, n) for f, lanes, first, n in steps]
+        return done, number
+
+    def _numbers_of_unmade(self, made: Tensor) -> Tensor:
+        """Lanes that no function makes come first, in their order, those of parameters at their end."""
+        fixed = torch.zeros_like(made)
+        for _, lanes in self.fixed:
+            fixed[lanes] = True
+        number = torch.cumsum(~made & ~fixed, 0) - 1
+        number[fixed] = int((~made & ~fixed).sum()) + torch.arange(int(fixed.sum()))
+        return number
+
+
+def moving_lanes(numbers: Tensor, full: Any) -> Moments:
+    """Lanes on their way through operations."""
+    values = numbers.double() + NUMBER
+    return Moments(values, values, full)
+
+
+def lane_numbers(moving: Moments) -> Tensor:
+    """Which lanes came through."""
+    return _numbers(moving.mean)
+
+
+def _numbers(values: Tensor) -> Tensor:
+    return (values - NUMBER).long()
+
+
+Kernel = tuple[str | float, ...]
+
+
+def recognized(name: str, moments: Callable[..., Pair], kernel: Kernel | None, arity: int = 1) -> Function:
+    """A function with its kernel, if that computes what the engine's rule does.
+
+    Args:
+        name: Its text; equal for equal functions.
+        moments: How means and variances go through it.
+        kernel: The one that may compute it: a wrong one costs speed and nothing else.
+        arity: Number of random arguments.
+    """
+    found = Function(name, moments, kernel, arity)
+    return found if kernel is None or _agrees(found) else Function(name, moments, None, arity)
+
+
+def _agrees(function: Function) -> bool:
+    grid = torch.cartesian_prod(torch.linspace(-4, 4, 9), torch.tensor([0.01, 0.3, 1.0, 4.0])).double()
+    pairs = [(grid[:, 0], grid[:, 1].square()), (grid[:, 0].flip(0), grid[:, 1].flip(0))][: function.arity]
+    (mean, var), _ = with_derivatives(function, pairs)
+    expected_mean, expected_var = function.moments(*pairs)
+    return _close(mean, expected_mean) and _close(var, expected_var)
+
+
+def composed(first: Function, second: Function) -> Kernel | None:
+    """Of a function behind a maximum."""
+    if first.kernel is None or second.kernel is None or first.kernel[0] != "maximum":
+        return None
+    return ("compose", *first.kernel, *second.kernel)
+
+
+def piecewise_linear(values: Callable[[Tensor], Tensor]) -> Kernel | None:
+    """Two slopes that meet at zero, or a line, however the model writes them (relu(x) + 0.03 x)."""
+    x = torch.logspace(-6, 6, 100, dtype=torch.float64)
+    up, down, zero = (values(t).double() for t in (x, -x, x * 0))
+    above, below = (up - zero) / x, (down - zero) / -x
+    if not (_equal(above) and _equal(below)):
+        return None
+    rise, fall = float(above[-1]), float(below[-1])  # far out, where an offset costs no digits
+    if abs(rise - fall) < 1e-12:
+        return "affine", rise, float(zero[0])
+    return ("two_slopes", rise, fall) if float(zero[0]) == 0.0 else None
+
+
+def _equal(numbers: Tensor) -> bool:
+    return bool(((numbers - numbers[0]).abs() <= 1e-9 * (1 + numbers[0].abs())).all())
+
+
+def of_positions(moments: Callable[[Pair], Pair]) -> Kernel | None:
+    """Averages and maxima over a channel's positions: linear in mean, variance and standard deviation."""
+    mean = torch.tensor([0.0, 1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    var = torch.tensor([1.0, 4.0, 0.25, 2.0, 0.04], dtype=torch.float64)
+    out_mean, out_var = moments((mean, var))
+    gain, share = float(moments((mean * 0 + 1, var * 0))[0][0]), float(out_var[0] / var[0])
+    lift = float(out_mean[0] / var[0].sqrt())
+    if not _close(out_var, share * var):
+        return None
+    if abs(lift) < 1e-12 and _close(out_mean, gain * mean):
+        return "gain", gain, share
+    return ("maximum", lift, share) if _close(out_mean, mean + lift * var.sqrt()) else None
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool(((a - b).abs() <= 1e-9 * (1 + b.abs())).all())
+
 
 AFTER_SKIP = Function(
     "relu(x + y), x rectified", lambda x, y: relu_of_sum(*x, *y), ("skip", SKEW, FALL, SPLIT), arity=2

@@ -15,8 +15,7 @@ from ..graph.node import Form, Node
 from ..moments import Moments
 from ..rules.registry import lookup
 from .fold.layout import Channels, Layout, Rows, consecutive
-from .lowering import Lowering
-from .numbering import Fixed, NotLanes
+from .lowering import Fixed, Lowering, NotLanes
 from .statistics import Statistics
 from .taps import tap_matrix
 
