@@ -16,8 +16,8 @@ import varprop as vp
 from tests.convert.networks import NETWORKS as SHARED
 from tests.convert.networks import numbers
 from tests.models import trained_looking
+from varprop.norm.layer_layout import walk_of
 from varprop.norm.layers import Normalized
-from varprop.norm.sites import walk_of
 
 
 class IdentitySkip(nn.Module):

@@ -46,6 +46,7 @@ from .first_values import preserve_, set_first_scales_, set_first_shifts_
 from .fold_notice import warn_of_fold, warn_of_time
 from .fused_encoders import allow_fusing_, forbid_fusing_
 from .intact import Intact
+from .layer_layout import Use
 from .layers import (
     Normalized,
     become_normalized_,
@@ -60,7 +61,6 @@ from .modes import calls_of, capture_modes, reading_constants, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
 from .scope import close_scopes_, open_scopes_, shared_fold
-from .sites import Use
 from .statistics import CapturedMode, Statistics
 
 T = TypeVar("T")

@@ -18,10 +18,10 @@ from .fold.autograd import fold_parts, own_saved_tensors, reference_parts
 from .fold.dispatch import Executor, computing_dtype, needs_reference, register
 from .fold.layout import Layout, restricted
 from .intact import Intact
+from .layer_layout import Found, Site, Use, make_layout, walk_of
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .partition import by_bytes, layout_of_part
 from .sharded import refuse_sharded
-from .sites import Found, Site, Use, make_layout, walk_of
 from .statistics import CapturedMode, Statistics
 
 Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
