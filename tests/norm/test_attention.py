@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.engine.api import capture
-from varprop.norm.attention import attended_values
+from varprop.norm.modes import attended_values
 
 WIDTH, HEADS, TOKENS = 32, 4, 6
 

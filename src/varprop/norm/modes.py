@@ -1,7 +1,14 @@
-"""A model as it runs in training and in evaluation: its graph, the calls of its layers, the moments of its inputs."""
+"""A model captured in training and in evaluation mode: its programs, the calls of layers and the moments of inputs.
+
+The programs are rewritten where an operation counts otherwise between normalized layers than in `propagate`: attention,
+and global averages in the deep form.
+"""
 
 from __future__ import annotations
 
+import random
+import sys
+import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -9,20 +16,118 @@ from torch import Tensor, nn
 
 from ..engine.api import capture
 from ..engine.inputs import fitted_inputs
-from ..engine.plan import make_plan
+from ..engine.plan import make_plan, operation_of, rule_of
+from ..graph import ops
 from ..graph.examples import as_arguments, as_example
-from ..graph.node import Node
-from ..graph.program import Program
+from ..graph.node import Form, Node
+from ..graph.program import Program, transferred
 from ..graph.tracing import traced_operations
 from ..moments import Moments
 from ..training.restore import preserved_modes
-from .attention import with_attention_of_like_tokens
 from .batchnorm import is_batch_norm
-from .draws import drawn_elsewhere, warn_of_draws
-from .global_average import with_averages_of_like_positions
 from .linear_layers import is_call_of_linear_layer
 from .recurrent import CALLS
 from .statistics import CapturedMode
+
+
+def drawn_elsewhere() -> Any:
+    """The states of the global generators of Python and numpy, equal if nothing was drawn in between."""
+    numpy = sys.modules.get("numpy")  # the core does not need numpy, the user's model may
+    if numpy is None:
+        return random.getstate(), None
+    kind, keys, *rest = numpy.random.get_state()
+    return random.getstate(), (kind, keys.tobytes(), *rest)
+
+
+def warn_of_draws(model: nn.Module) -> None:
+    """Say what becomes of a model that decides by such numbers what it does in training, which layers to skip say."""
+    warnings.warn(
+        f"{type(model).__name__} draws from Python's random or from numpy in training mode, so that no single graph "
+        "tells what it does: its statistics are those of evaluation mode in training, too. Draw with torch (a mask by "
+        "torch.bernoulli, say) for statistics that count what is drawn.",
+        stacklevel=5,
+    )
+
+
+def with_attention_of_like_tokens(program: Program) -> Program:
+    """The program with every attention replaced by `token_average` of its values.
+
+    Attention averages its values with weights that sum to one, so that its mean is theirs. Its variance is that of an
+    average of independent tokens in `propagate`, which says so. Tokens of data are not independent, least of all behind
+    many layers: a normalization that counts on their averaging out scales what is left of them up, block after block,
+    until training diverges. Here attention therefore has the variance of its values, whatever its weights, masks and
+    the dropout of its weights: the most it can have, exact for tokens that are all alike. So a layer behind attention
+    depends on its values alone, channel by channel, and is folded with the others.
+    """
+    values = {node: found for node in program.nodes if (found := attended_values(node)) is not None}
+    if not values:
+        return program
+    replaced = {node: (ops.token_average, (value, tuple(node.form.shape))) for node, value in values.items()}
+    return transferred(program, program.model, replaced=replaced)
+
+
+def attended_values(node: Node) -> Node | None:
+    """The values of an attention, written as one operation or as a product with the result of a softmax."""
+    if operation_of(node) == "attention":
+        return _node(node.args[2])
+    if operation_of(node) == "matmul" and _are_weights(node.args[0]):
+        value = _node(node.args[1])
+        return value if value is not None and value.ndim > 1 and node.ndim == value.ndim else None
+    return None
+
+
+def _node(value: Any) -> Node | None:
+    return value if isinstance(value, Node) and isinstance(value.form, Form) else None
+
+
+def _are_weights(value: Any) -> bool:
+    """True for weights of an average: a node whose values sum to one along its last axis."""
+    node = _node(value)
+    while node is not None and _keeps_weights(node):
+        before = _node(node.args[0])
+        if before is None or before.ndim == 0 or before.form.shape[-1] != node.form.shape[-1]:
+            return False
+        node = before
+    return node is not None and operation_of(node) == "softmax" and node.args[1] in (-1, node.ndim - 1)
+
+
+def _keeps_weights(node: Node) -> bool:
+    """True if weights that sum to one along the last axis still do behind a node, where that axis stays the same."""
+    rule = rule_of(node)
+    return rule is not None and (rule.copies or rule.operation in ("dropout", "view"))
+
+
+def with_averages_of_like_positions(program: Program) -> Program:
+    """The program with every global average replaced by `position_average`.
+
+    `propagate` takes positions as independent: the average of n of them has 1/n of their variance. Those of images and
+    of texts are not: in a ResNet at its start the outputs of the layer behind the average have three to five times the
+    predicted standard deviation, so that training begins with large losses and gradients. As with attention, the most
+    it can have is the variance of its values, exact for positions that are all alike.
+    """
+    replaced = {}
+    for node in program.nodes:
+        source = node.args[0] if node.args else None
+        if isinstance(source, Node) and isinstance(source.form, Form) and isinstance(node.form, Form):
+            found = _averaged(node, source)
+            if found is not None:
+                replaced[node] = (ops.position_average, (source, *found))
+    return transferred(program, program.model, replaced=replaced) if replaced else program
+
+
+def _averaged(node: Node, source: Node) -> tuple[tuple[int, ...], bool] | None:
+    """The positions' axes if a node is a global average, and whether they are kept."""
+    axes = tuple(range(2, source.ndim))
+    if (operation := operation_of(node)) in ("adaptive average", "average window"):
+        padded = operation == "average window" and len(node.args) > 3 and any(node.args[3])
+        batched = source.ndim == node.ndim and axes and set(node.form.shape[2:]) == {1}
+        return (axes, True) if batched and not padded else None
+    if operation == "mean" and len(node.args) > 1 and isinstance(node.args[1], (list, tuple)):
+        dims = tuple(sorted(axis % source.ndim for axis in node.args[1]))
+        tokens = source.ndim == 3 and dims == (1,)
+        if tokens or (source.ndim > 3 and dims == axes):
+            return dims, bool(node.args[2]) if len(node.args) > 2 else False
+    return None
 
 
 def capture_modes(model: nn.Module, example: Any, by_batch: Collection[nn.Module] = ()) -> dict[bool, Program]:
@@ -57,7 +162,7 @@ def _in_mode(model: nn.Module, training: bool, by_batch: Collection[nn.Module]) 
 
 
 def _ignores_mode(model: nn.Module, example: Any, by_batch: Collection[nn.Module]) -> bool:
-    """Whether one capture serves for both modes."""
+    """True if one capture serves for both modes."""
     if all(_is_known_to_ignore_mode(module) for module in model.modules()):
         return True
     args, kwargs = as_arguments(as_example(model, example))
@@ -66,7 +171,7 @@ def _ignores_mode(model: nn.Module, example: Any, by_batch: Collection[nn.Module
 
 
 def _is_known_to_ignore_mode(module: nn.Module) -> bool:
-    """Whether a module is one of torch's own that do the same in both modes."""
+    """True for the modules of torch itself that do the same in both modes."""
     if module._forward_hooks or module._forward_pre_hooks:
         return False
     if isinstance(module, _WITH_MODE) or (isinstance(module, nn.RNNBase) and module.dropout):

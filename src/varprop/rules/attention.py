@@ -260,7 +260,7 @@ def token_average(value: Moments, shape: Sequence[int]) -> Moments:
     """Mean and variance of a value at a random token: those of an average of tokens that all vary together.
 
     Independent tokens would average out, and real ones do not: this is what attention counts as between normalized
-    layers (`norm.attention`); `propagate` takes the tokens as independent (`attention`).
+    layers (`norm.modes`); `propagate` takes the tokens as independent (`attention`).
     """
     mean, var = at_random_place(value, [-2])
     if len(shape) > 2 and mean.shape[-3] not in (1, shape[-3]):  # grouped queries

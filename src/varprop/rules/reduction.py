@@ -63,7 +63,7 @@ def mean_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torc
 def position_average(x: Moments, dims: Sequence[int], keepdim: bool) -> Moments:
     """Mean and variance of the value at a random position: those of an average of positions that all vary together.
 
-    So a global average counts in the deep form of the normalization (`norm.global_average`); `propagate` takes the
+    So a global average counts in the deep form of the normalization (`norm.modes`); `propagate` takes the
     positions as independent (`mean_dim`).
     """
     axes = list(dims)
