@@ -1,8 +1,7 @@
 """The analytic normalization: statistics of a layer from parameters alone, folded into its weights."""
 
-from .api import normalize
+from .api import init_, normalize
 from .checks import PlainWarning
-from .initialization import init_
 from .layers import Normalized
 from .report import FoldReport, fold_report
 from .scope import unchanged

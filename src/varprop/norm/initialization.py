@@ -1,56 +1,169 @@
-"""The normalization as an initialization without data: projected, and folded away at once."""
+"""The scales and shifts that normalized layers start with.
+
+Layers before activations start with a shift: statistics fixed in advance do not bring back a sample whose scale is off.
+A rectifier behind units of mean zero does not either, but behind units of a positive mean it does
+(gaussian/stability.py).
+"""
 
 from __future__ import annotations
 
-import copy
 import functools
+from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor
 
-from .api import captured_for, fold, normalized_
-from .batchnorm import has_seen_nothing, is_batch_norm
-from .checks import check_copyable
-from .linear_layers import Only
+from ..engine.evaluation import Evaluation as Walk
+from ..engine.plan import Plan, make_plan
+from ..gaussian.normal import Pair
+from ..gaussian.stability import stable_shift
+from ..graph.node import Form, Node
+from ..moments import Moments
+from .layers import Normalized
+from .recurrent import NormalizedRecurrent
+from .statistics import CapturedMode, Statistics
 
 
-def init_(
-    model: nn.Module,
-    input: Any,
-    *,
-    example: Any = None,
-    center: bool = True,
-    shift: bool = True,
-    only: Only | None = None,
-) -> nn.Module:
-    """Initialize a plain model without data, so that every unit starts with variance 1 and a mean that is known.
+@torch.no_grad()
+def first_shifts(graph: CapturedMode) -> dict[str, float]:
+    """The shift at scale 1 of every layer whose outputs an activation reads, by the layer's path.
 
-    The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them: weights are
-    scaled and keep their means. Batch norms elsewhere than after a layer normalize by the batch, unless they are in
-    evaluation mode and have seen data.
-
-    Args:
-        model: The model; its weights and biases are changed.
-        input: Moments of the data, as for `propagate`.
-        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
-        center: Whether to set the mean of every unit by its bias. Without, weights are scaled by the second moment
-            alone and biases are zero: He's rule for any activation and graph.
-        shift: Whether means start, before activations that let errors of scale grow at mean 0 (rectifiers), at the
-            smallest value where they die out: 0.377 for ReLU. Otherwise, and everywhere else, they start at 0.
-        only: The layers to initialize, as for `normalize`: without those that are to start at zero, say.
-
-    Returns:
-        The model.
+    Of two layers whose sum it reads, the one on the shorter path has it: the convolution on a shortcut, and not the
+    last one of the branch. Where a layer is added to a residual stream, the stream has a mean of its own, and the layer
+    has no shift.
     """
-    check_copyable(model)
-    captured = captured_for(model, input, example, only, by_batch=_normalizes_by_batch)
-    projected = functools.partial(
-        normalized_, captured=captured, init="project", only=only, center=center, shifted=center and shift
+    random = [node for node, value in graph.inputs.items() if not isinstance(value, Tensor)]
+    plan = make_plan(graph.program, random)
+    depths = _depths(graph)
+    found: dict[str, float] = {}
+    known: dict[str, float] = {}
+    for root, end in _activations(plan):
+        call = _layer_before(root, plan, graph, depths)
+        if call is not None:
+            shift = _known_shift(graph, root, end, known)
+            found[graph.calls[call]] = max(shift, found.get(graph.calls[call], 0.0), key=abs)
+    return found
+
+
+def layers_in_a_row(graph: CapturedMode) -> int:
+    """The most layers on a path from an input to an output."""
+    return max(_depths(graph).values(), default=0)
+
+
+def _activations(plan: Plan) -> Iterator[tuple[Node, Node]]:
+    """Every elementwise function of a value that something else reads: the value and the function's last operation."""
+    for node in plan.program.nodes:
+        if plan.inside_cluster(node) and any(plan.root.get(user) is not plan.root[node] for user in node.users):
+            yield plan.root[node], node
+
+
+def _depths(graph: CapturedMode) -> dict[Node, int]:
+    """For every node, the most layers on a path to it."""
+    depths: dict[Node, int] = {}
+    for node in graph.program.nodes:
+        depths[node] = max((depths.get(operand, 0) for operand in node.operands), default=0) + (node in graph.calls)
+    return depths
+
+
+def _layer_before(node: Node, plan: Plan, graph: CapturedMode, depths: dict[Node, int]) -> Node | None:
+    """The call of a layer whose outputs a node only moves, or adds to those of a deeper one; None if there is none."""
+    if node in graph.calls:
+        return node
+    rule, operands = plan.rules.get(node), plan.random_operands(node)
+    if rule is None or not (rule.kind == "structural" if len(operands) == 1 else rule.signs is not None):
+        return None
+    before = [_layer_before(operand, plan, graph, depths) for operand in operands]
+    calls = [call for call in before if call is not None]
+    return min(calls, key=lambda call: depths[call]) if calls and len(calls) == len(before) else None
+
+
+def _known_shift(graph: CapturedMode, root: Node, end: Node, known: dict[str, float]) -> float:
+    """The shift, computed once for all layers with the same operations behind them."""
+    # An activation reads no data, but perhaps a constant that has its form from them, such as zeros_like(x).
+    fixed = {
+        node: value if isinstance(value, Tensor) else torch.zeros(node.form.shape, dtype=node.form.dtype)
+        for node, value in graph.inputs.items()
+    }
+    statistics = Statistics(CapturedMode(graph.program, {root: ""}, fixed), [end])
+    constants = [
+        n for n in statistics.graph.program.nodes if not statistics.plan.random(n) and isinstance(n.form, Form)
+    ]
+    if any(node.ndim == root.ndim and node.form.shape[0] > 1 for node in constants):
+        return 0.0  # they differ from sample to sample, and with them the activation
+    key = statistics.key()
+    if key not in known:
+        known[key] = stable_shift(functools.partial(_activated, statistics))
+    return known[key]
+
+
+def _activated(statistics: Statistics, mean: Tensor, std: Tensor) -> Pair:
+    """Mean and variance of what an activation makes of values with a mean and a standard deviation."""
+    (root,), (end,) = statistics.graph.calls, statistics.targets
+    shape = (-1, *[1] * (root.ndim - 1))
+    given = Moments(mean.view(shape), std.square().view(shape), root.form.shape)
+    walk = Walk(statistics.plan, statistics.given_values() | {root: given}, annotate=False)
+    walk.run()
+    found = walk.value(end)
+    return found.mean, found.var
+
+
+SWEEPS = 300
+
+
+@torch.no_grad()
+def set_first_scales_(layers: dict[str, Any], silent: dict[str, Tensor]) -> None:
+    """Layers are made with scale 1 and shift 0; what a batch norm silenced stays silent."""
+    for path, mask in silent.items():
+        layers[path].scale[mask] = 0
+
+
+@torch.no_grad()
+def set_first_shifts_(layers: dict[str, Any], shifts: dict[str, float]) -> None:
+    """Let the layers before activations start where errors of scale die out."""
+    for path, shift in shifts.items():
+        if not isinstance(layers[path], NormalizedRecurrent):
+            layers[path].shift.copy_(shift * layers[path].scale)
+
+
+def preserve_(sites: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
+    """Set every scale and shift to what the layer does now.
+
+    One sweep does it, and a second one finds nothing left to do, unless a layer feeds itself through a later call: its
+    statistics depend on its own scale and shift, and the sweeps approach the point where both agree.
+    """
+    for sweep in range(SWEEPS):
+        moved = [path for path, (site, bias) in sites.items() if _set_to_present(path, site, bias, silent.get(path))]
+        if not moved:
+            return
+        if sweep == 0:
+            _refuse_not_finite(sites)
+    raise ValueError(
+        f"Layer '{moved[0]}' is called on its own output, and no scale and shift agree with the statistics that follow "
+        f'from them: use init="project", or leave it out with `only`.'
     )
-    projected(copy.deepcopy(model))  # a trial: where it fails, the model is as before
-    return fold(projected(model), inplace=True)
 
 
-def _normalizes_by_batch(module: nn.Module) -> bool:
-    """Whether a batch norm is in training mode or will be: what it has stored says nothing."""
-    return is_batch_norm(module) and (module.training or has_seen_nothing(module))
+def _refuse_not_finite(sites: dict[str, tuple[Normalized, Tensor | None]]) -> None:
+    for path, (site, _) in sites.items():
+        if not all(bool(parameter.isfinite().all()) for parameter in site.parameters()):
+            raise ValueError(
+                f"Outputs of '{path}' have no finite mean and variance: look for NaN, infinity and values too large in "
+                f"its weights and biases, and in those before it."
+            )
+
+
+@torch.no_grad()
+def _set_to_present(path: str, site: Normalized, bias: Tensor | None, silent: Tensor | None) -> bool:
+    """Set scale and shift of a layer so that it does what it did; whether that changed them beyond rounding."""
+    if isinstance(site, NormalizedRecurrent):
+        return site.set_to_present(path)
+    mean, std = site.output_statistics()
+    if silent is not None:
+        mean, std = mean.masked_fill(silent, 0), std.masked_fill(silent, 0)
+    scale, shift = (t.to(site.scale.dtype) for t in (std, mean if bias is None else mean + bias))
+    change = torch.maximum((scale - site.scale).abs().max(), (shift - site.shift).abs().max())
+    size = torch.maximum(scale.max(), shift.abs().max())
+    site.scale.copy_(scale)
+    site.shift.copy_(shift)
+    return not bool(size.isfinite() & (change <= 4 * torch.finfo(scale.dtype).eps * size))
