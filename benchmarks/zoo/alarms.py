@@ -16,13 +16,7 @@ from .models import ROOT, build
 
 Record = dict[str, Any]
 RESULTS = ROOT / "docs/results/findings.json"
-JUDGE = (
-    "roles.py",
-    "learned.py",
-    "tokens.py",
-    "findings/judge.py",
-    "findings/thresholds.py",
-)  # what decides on a finding
+JUDGE = ("roles.py", "findings.py")  # what decides on a finding
 # True alarms: chains without normalization in PyTorch's own initialization, a model cut too narrow for its own, and a
 # signal scaled down below the epsilon of the norms behind it.
 EXPECTED = {

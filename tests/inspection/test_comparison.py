@@ -12,8 +12,7 @@ import torch.nn as nn
 
 import varprop as vp
 from varprop.cli.main import main
-from varprop.inspection.findings.differences import differences, severity_change
-from varprop.inspection.findings.finding import Finding
+from varprop.inspection.findings import Finding, differences, severity_change
 
 
 def unit(*shape):

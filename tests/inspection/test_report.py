@@ -1,8 +1,10 @@
 """Numbers of the rows, findings, measured numbers, and the forms of a report."""
 
 import builtins
+import io
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -408,3 +410,42 @@ def test_a_model_that_returns_one_number():
     report = vp.inspect(WithLoss(), unit(1, 8), check="gaussian")
     assert report[""].extents == () and report[""].gradient_total == pytest.approx(1.0)
     assert "layer" in report.text()
+
+
+class Nested(nn.Module):
+    """Blocks with long names, several levels deep."""
+
+    def __init__(self):
+        super().__init__()
+        self.a_stage_with_a_name_that_nobody_should_cut = nn.Sequential(
+            nn.Sequential(nn.Linear(32, 32), nn.ReLU()), nn.Sequential(nn.Linear(32, 32), nn.Tanh())
+        )
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.head(self.a_stage_with_a_name_that_nobody_should_cut(x))
+
+
+@pytest.mark.parametrize("check", [None, "gaussian"])
+def test_the_text_fits_a_terminal_explains_itself_and_ends_with_a_verdict(check):
+    torch.manual_seed(0)
+    report = vp.inspect(Nested(), vp.Moments(0.0, 1.0), example=(4, 32), check=check, samples=64)
+    lines = report.text().splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[-1].startswith("Verdict: nothing to worry about was found")
+    assert "a_stage_with_a_name_that_nobody_should_cut" in report.text()
+    words = " ".join(report.text().split())
+    assert "gradient: expected scale" in words and "exact if units are independent" in words
+    shallow = report.text(depth=1)
+    assert "head" in shallow and len(lines) - len(shallow.splitlines()) == 6  # two stages with two layers each
+    with io.StringIO() as file:
+        report.show(file, depth=1)
+        assert file.getvalue().strip() == shallow.strip()
+
+
+def test_the_verdict_names_where_to_begin():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    nn.init.zeros_(model[0].weight)
+    text = vp.inspect(model, vp.Moments(0.0, 1.0), example=(1, 32)).text()
+    assert re.search(r"\nVerdict: 1 error.*; begin with 0 \(constant\)\.$", text)

@@ -1,7 +1,6 @@
 """A look inside a network without data: statistics, gradients and findings, layer by layer."""
 
-from .comparison import Comparison
-from .report import Report
+from .report import Comparison, Report
 from .run import inspect
 from .summary import Summary, summary
 

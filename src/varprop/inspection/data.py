@@ -1,4 +1,4 @@
-"""What is known of one state of a model, and of two beside each other: plain data, however it is shown."""
+"""One state of a model, and two beside each other: plain data, however it is shown."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import VarpropError
-from .findings.differences import Differences, differences
-from .findings.finding import Finding
-from .numbers.row import ReportRow
+from .findings import Differences, Finding, differences
+from .rows import ReportRow
 
 FORMAT = 1  # of to_dict
 
@@ -40,7 +39,7 @@ class ReportData:
 
     @property
     def measured_on(self) -> str:
-        """The same in words."""
+        """The inputs that numbers were measured on, in words."""
         return "random inputs" if self.check == "gaussian" else self.check
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +65,7 @@ class Change:
 
     @property
     def label(self) -> str:
-        """Of the row."""
+        """The label of the row."""
         return self.after.label
 
     @property
@@ -154,11 +153,11 @@ def compared(before: ReportData, after: ReportData) -> dict[str, Any]:
 def _labelled(rows: Sequence[ReportRow]) -> dict[tuple[str, int], ReportRow]:
     """Rows by label, and by number among those of one label."""
     seen: Counter[str] = Counter()
-    found = {}
+    labelled = {}
     for row in rows:
-        found[row.label, seen[row.label]] = row
+        labelled[row.label, seen[row.label]] = row
         seen[row.label] += 1
-    return found
+    return labelled
 
 
 def _factor(before: float | None, after: float | None) -> float | None:

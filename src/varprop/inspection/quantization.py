@@ -15,21 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.evaluation import Evaluation as Walk
-from ..engine.evaluation import apply
+from ..engine.evaluation import Evaluation, apply
 from ..errors import VarpropError
 from ..graph.node import Node
 from ..moments import Moments, trusted
 from ..rules.linear import Convolution
 from ..rules.registry import Rule
-from .channels import channel_axis, over_channels, ranges
-from .places import Place, first_moments
+from .regions import Region, channel_axis, first_moments, over_channels, ranges
 
 FORMAT = 1  # of the dict
 BITS = range(2, 17)
 
 
-def quantization(walk: Walk, places: Sequence[Place], bits: int, k: float, per_channel: bool) -> dict[str, Any]:
+def quantization(
+    evaluation: Evaluation, regions: Sequence[Region], bits: int, k: float, per_channel: bool
+) -> dict[str, Any]:
     """Ranges of every activation, and scale, shift and correction of every layer: see `Report.quantization`.
 
     Weights are rounded to ``-(2^(bits-1) - 1) ... 2^(bits-1) - 1`` times their scale.
@@ -38,69 +38,81 @@ def quantization(walk: Walk, places: Sequence[Place], bits: int, k: float, per_c
         raise ValueError(f"bits must be a whole number from {BITS[0]} to {BITS[-1]}, not {bits!r}.")
     if not k > 0:
         raise ValueError(f"k must be positive, not {k!r}.")
-    single = [place for place in places if place.leaf]
+    single = [region for region in regions if region.leaf]
     with torch.no_grad(), trusted():
-        found = _corrections(walk, bits, per_channel)
+        corrections = _corrections(evaluation, bits, per_channel)
         return {
             "format": FORMAT,
             "bits": bits,
             "k": k,
             "per_channel": per_channel,
             "inputs": [
-                {"label": node.name} | _statistics(walk, node, k)
-                for node in walk.plan.program.inputs
-                if walk.plan.random(node)
+                {"label": node.name} | _statistics(evaluation, node, k)
+                for node in evaluation.plan.program.inputs
+                if evaluation.plan.random(node)
             ],
             "activations": [
-                {"label": one.label, "node": one.output.name} | _statistics(walk, one.output, k) for one in single
+                {"label": region.label, "node": region.output.name} | _statistics(evaluation, region.output, k)
+                for region in single
             ],
-            "layers": [{"label": one.label} | found[one.output] for one in single if one.output in found],
+            "layers": [
+                {"label": region.label} | corrections[region.output]
+                for region in single
+                if region.output in corrections
+            ],
         }
 
 
-def _statistics(walk: Walk, node: Node, k: float) -> dict[str, Any]:
+def _statistics(evaluation: Evaluation, node: Node, k: float) -> dict[str, Any]:
     """Ends of the range, mean and std of every channel; nothing of tokens."""
-    moments = first_moments(walk, node)
+    moments = first_moments(evaluation, node)
     if moments is None:
         return {}
     axis = channel_axis(moments, node)
     mean = over_channels(moments.mean.double(), axis, torch.mean)
     square = over_channels(moments.mean.double().square() + moments.var.double(), axis, torch.mean)
-    found = ranges(moments, node, k)
+    limits = ranges(moments, node, k)
     std = (square - mean.square()).clamp_min(0).sqrt()
-    return {"axis": axis, "low": found["low"], "high": found["high"], "mean": mean.tolist(), "std": std.tolist()}
+    return {"axis": axis, "low": limits["low"], "high": limits["high"], "mean": mean.tolist(), "std": std.tolist()}
 
 
-def _corrections(walk: Walk, bits: int, per_channel: bool) -> dict[Node, dict[str, Any]]:
-    """What is to be said of every layer with constant weights, from a walk through the rounded network."""
-    found: dict[Node, dict[str, Any]] = {}
+def _corrections(evaluation: Evaluation, bits: int, per_channel: bool) -> dict[Node, dict[str, Any]]:
+    """Scale, shift and correction of every layer with constant weights, from an evaluation of the rounded network."""
+    corrections: dict[Node, dict[str, Any]] = {}
     rules = {
-        node: Rule("rule", function=_rounded_rule(walk, node, rule, bits, per_channel, found))
-        for node, rule in walk.plan.rules.items()
-        if rule.linear and walk.plan.random_operands(node) == [node.args[0]]
+        node: Rule("rule", function=_rounded_rule(evaluation, node, rule, bits, per_channel, corrections))
+        for node, rule in evaluation.plan.rules.items()
+        if rule.linear and evaluation.plan.random_operands(node) == [node.args[0]]
     }
-    program = walk.plan.program
-    given = {node: walk.env[node] for node in program.inputs}
-    Walk(replace(walk.plan, rules=walk.plan.rules | rules), {**program.tensors(), **given}, annotate=False).run()
-    return found
+    program = evaluation.plan.program
+    inputs = {node: evaluation.env[node] for node in program.inputs}
+    Evaluation(
+        replace(evaluation.plan, rules=evaluation.plan.rules | rules), {**program.tensors(), **inputs}, annotate=False
+    ).run()
+    return corrections
 
 
 def _rounded_rule(
-    walk: Walk, node: Node, rule: Rule, bits: int, per_channel: bool, found: dict[Node, dict[str, Any]]
+    evaluation: Evaluation,
+    node: Node,
+    rule: Rule,
+    bits: int,
+    per_channel: bool,
+    corrections: dict[Node, dict[str, Any]],
 ) -> Callable[..., Moments]:
     """A layer with rounded weights whose mean output is brought back to what it was."""
 
     def function(x: Moments, weight: Tensor, bias: Any = None, *settings: Any, **named: Any) -> Moments:
-        before, own = walk.value(node), walk.value(node.args[0])
-        _refuse_changes(node, before, apply(rule, node.target, (own, weight, bias, *settings), named))
-        kernel = None if rule.convolution is None else rule.convolution(own, weight, bias, *settings, **named)
+        before, argument = evaluation.value(node), evaluation.value(node.args[0])
+        _refuse_changes(node, before, apply(rule, node.target, (argument, weight, bias, *settings), named))
+        kernel = None if rule.convolution is None else rule.convolution(argument, weight, bias, *settings, **named)
         rounded, scale = _rounded(weight.detach(), kernel, bits, per_channel)
-        after, alone = (apply(rule, node.target, (one, rounded, bias, *settings), named) for one in (x, own))
+        after, alone = (apply(rule, node.target, (value, rounded, bias, *settings), named) for value in (x, argument))
         axis = after.mean.ndim - (1 if kernel is None else weight.ndim - 1)
-        errors = ((other.mean - before.mean).double() for other in (alone, after))
+        errors = ((moments.mean - before.mean).double() for moments in (alone, after))
         shift, total = (over_channels(error, axis, torch.mean) for error in errors)
-        names = walk.plan.program.state
-        found[node] = {
+        names = evaluation.plan.program.state
+        corrections[node] = {
             "weight": names.get(node.args[1], ""),
             "bias": names.get(node.args[2], "") if len(node.args) > 2 else "",
             "scale": scale.flatten().tolist(),
@@ -108,7 +120,7 @@ def _rounded_rule(
             "shift": shift.tolist(),
             "correction": (-total).tolist(),
         }
-        along = [-1 if other == axis else 1 for other in range(after.mean.ndim)]
+        along = [-1 if moments == axis else 1 for moments in range(after.mean.ndim)]
         return Moments(after.mean - total.view(along).to(after.dtype), after.var)
 
     return function

@@ -1,34 +1,132 @@
-"""The result of an inspection: rows, findings, and their forms for people and programs."""
+"""The result of an inspection, and of comparing two: rows, findings, and their forms for people and programs."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
 
-from ..engine.evaluation import Evaluation as Walk
+from ..engine.evaluation import Evaluation
 from ..engine.report import unknown_name
 from ..errors import VarpropError
-from .comparison import Comparison
-from .data import ReportData, compared
-from .findings.finding import Finding
-from .numbers.row import ReportRow
-from .places import Place
+from .data import ComparisonData, ReportData, compared
+from .findings import Finding
+from .page import Page, finite_json, render
 from .quantization import quantization
-from .render.exports import Exports
-from .render.page import Page
-from .render.report_page import report_page, report_summary
-from .render.text import report_text, show_report
+from .regions import Region
+from .rows import ReportRow
+from .text import comparison_text, report_text, show_report
+from .views import comparison_page, comparison_summary, draw, report_page, report_summary
+
+
+class Exports(ABC):
+    """Exports that follow from plain values, a text and a page."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """Text for a terminal."""
+
+    @abstractmethod
+    def _page(self) -> Page: ...
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The dict as JSON text, also written to a file if a path is given; what is not finite becomes null.
+
+        Raises:
+            VarpropError: If the file cannot be written.
+        """
+        text = finite_json(self.to_dict())
+        if path is not None:
+            _write(text + "\n", Path(path))
+        return text
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """One HTML page with nothing outside it, also written to a file if a path is given.
+
+        Raises:
+            VarpropError: If the file cannot be written.
+        """
+        text = render(self._page())
+        if path is not None:
+            _write(text, Path(path))
+        return text
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def _write(text: str, file: Path) -> None:
+    """Write a file so that it is there whole or not at all."""
+    special = file.exists() and not file.is_file()  # such as /dev/stdout, which must not be replaced
+    draft = file if special else file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        draft.write_text(text, "utf-8")
+        if not special:
+            draft.replace(file)
+    except OSError as error:
+        if not special:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+        raise VarpropError(f"{file} cannot be written: {error.strerror or error}.") from error
+
+
+LARGEST = 12  # changes that `show` prints
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(ComparisonData, Exports):
+    """Two states of a model and the changes between them; `ComparisonData` lists what it holds."""
+
+    @property
+    def new(self) -> tuple[Finding, ...]:
+        """Findings of the second state that the first does not have."""
+        return self.findings.new
+
+    @property
+    def gone(self) -> tuple[Finding, ...]:
+        """Findings of the first state that the second no longer has."""
+        return self.findings.gone
+
+    def text(self, count: int = LARGEST) -> str:
+        """Findings and the largest changes as text."""
+        return comparison_text(self, count)
+
+    def show(self, file: TextIO | None = None) -> None:
+        """Print findings that are new or gone, and the largest changes."""
+        print(self.text(), file=file or sys.stdout)
+
+    def figure(self, path: str | Path) -> Path:
+        """One picture of both states: standard deviation and gradient by depth, as PNG, SVG or PDF.
+
+        Raises:
+            VarpropError: If matplotlib is not installed or the file cannot be written.
+        """
+        return draw(self, Path(path))
+
+    def _page(self) -> Page:
+        return comparison_page(self)
+
+    def _repr_html_(self) -> str:
+        return comparison_summary(self)
 
 
 @dataclass(frozen=True, repr=False)
 class Report(ReportData, Exports):
-    """What `inspect` found; `ReportData` says what it holds.
+    """The result of `inspect`; `ReportData` lists what it holds.
 
     Attributes:
-        source: The walk and the places the report was made from; None in a copy that was saved and loaded.
+        source: The evaluation and the regions the report was made from; None in a copy that was saved and loaded.
     """
 
-    source: tuple[Walk, tuple[Place, ...]] | None = field(default=None, compare=False)
+    source: tuple[Evaluation, tuple[Region, ...]] | None = field(default=None, compare=False)
 
     def __getitem__(self, path: str) -> ReportRow:
         """The row of a module's first call, or that of a label."""
@@ -52,7 +150,7 @@ class Report(ReportData, Exports):
         show_report(self, file, depth)
 
     def text(self, depth: int | None = None) -> str:
-        """The same as plain text."""
+        """Findings, the table and a verdict as plain text."""
         return report_text(self, depth)
 
     def compare(self, after: ReportData, names: tuple[str, str] = ("before", "after")) -> Comparison:
@@ -80,7 +178,7 @@ class Report(ReportData, Exports):
         return pandas.DataFrame([row.flat() for row in self.rows])
 
     def quantization(self, bits: int = 8, *, k: float = 4.0, per_channel: bool = True) -> dict[str, Any]:
-        """What a quantized copy of the model needs, from the weights alone, ready for JSON.
+        """Ranges and corrections that a quantized copy of the model needs, from the weights alone, ready for JSON.
 
         Weights are rounded to whole multiples of their scale, symmetrically. Where W_q are those of a layer, its mean
         output is off by ``shift`` = (W_q - W) E[x]; add ``correction`` to its bias (or, times the slope of a batch norm

@@ -12,19 +12,19 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..engine.api import capture
-from ..engine.evaluation import Evaluation as Walk
+from ..engine.evaluation import Evaluation
 from ..engine.inputs import example_for, fitted_inputs
 from ..engine.plan import make_plan, require_complete
 from ..errors import VarpropError
 from ..graph.node import Node
 from ..graph.program import Program
 from ..norm.batchnorm import has_seen_nothing
-from .findings.judge import ARGUMENTS, FindingContext, findings, gradient_ratio
-from .gradients.backward import gradients
-from .numbers.collect import make_row
-from .numbers.measure import Estimates, MeasuredNumbers, batch_extent, measure, trial_size
-from .places import Place, first_moments, places
+from .findings import ARGUMENTS, FindingContext, findings, gradient_ratio
+from .gradients import gradients
+from .measure import Estimates, MeasuredNumbers, batch_extent, measure, trial_size
+from .regions import Region, first_moments, regions_of
 from .report import Report
+from .rows import make_row
 
 ProgressCallback = Callable[[str, float, int], None]
 STEPS = 3  # capture, propagation, gradients
@@ -76,50 +76,52 @@ def inspect(
     step("capturing the graph")
     program, unsettled = (model, 0) if isinstance(model, Program) else captured(model, example)
     step("propagating moments")
-    walk = walked(program, input, on_missing, step.within)
+    evaluation = evaluated(program, input, on_missing, step.within)
     step("following gradients back")
-    back, found = gradients(walk), places(walk)
-    nothing = MeasuredNumbers([{} for _ in found], 0.0)
+    back, regions = gradients(evaluation), regions_of(evaluation)
+    nothing = MeasuredNumbers([{} for _ in regions], 0.0)
     data = trial = nothing
     if check is not None:
-        data = measure(walk, found, check, samples, seed, lambda: step("running data"))
+        data = measure(evaluation, regions, check, samples, seed, lambda: step("running data"))
     elif not unsettled:
-        trial = _trial(walk, found, backward=False) or nothing
+        trial = _trial(evaluation, regions, backward=False) or nothing
     with torch.no_grad():
-        seen = zip(found, data.places, trial.places, strict=True)
-        rows = [make_row(walk, back, place, k, *both) for place, *both in seen]
+        seen = zip(regions, data.regions, trial.regions, strict=True)
+        rows = [make_row(evaluation, back, region, k, *estimates) for region, *estimates in seen]
 
     def gradients_on_trial() -> list[Estimates]:
-        return (_trial(walk, found, backward=True) or nothing).places
+        return (_trial(evaluation, regions, backward=True) or nothing).regions
 
     context = FindingContext(
-        unsettled, _arguments(program, with_example), check, data.input_std, _input_std(walk), gradients_on_trial
+        unsettled, _arguments(program, with_example), check, data.input_std, _input_std(evaluation), gradients_on_trial
     )
     return Report(
         type(program.model).__name__,
         sum(parameter.numel() for parameter in program.model.parameters()),
         tuple(rows),
         findings(rows, context),
-        tuple(_described(walk, node) for node in program.inputs),
+        tuple(_described(evaluation, node) for node in program.inputs),
         gradient_ratio(rows),
         "" if check is None else "gaussian" if isinstance(check, str) else "data",
-        (walk, tuple(found)),
+        (evaluation, tuple(regions)),
     )
 
 
-def _trial(walk: Walk, places: list[Place], backward: bool) -> MeasuredNumbers | None:
+def _trial(evaluation: Evaluation, regions: list[Region], backward: bool) -> MeasuredNumbers | None:
     """Numbers on a few random inputs; None where the model cannot be run on them as it is."""
-    program = walk.plan.program
+    program = evaluation.plan.program
     if any(isinstance(module, BATCH_NORM) and module.training for module in program.model.modules()):
         return None  # normalized by the statistics of a batch, of which the example may have a single input
     try:
-        return measure(walk, places, "gaussian", trial_size(program), 0, backward=backward)
+        return measure(evaluation, regions, "gaussian", trial_size(program), 0, backward=backward)
     except (VarpropError, RuntimeError, IndexError, ValueError):
         return None
 
 
-def _input_std(walk: Walk) -> float:
-    values = [first_moments(walk, node) for node in walk.plan.program.inputs if walk.plan.random(node)]
+def _input_std(evaluation: Evaluation) -> float:
+    values = [
+        first_moments(evaluation, node) for node in evaluation.plan.program.inputs if evaluation.plan.random(node)
+    ]
     variances = [float(value.var.double().mean()) for value in values if value is not None]
     return (sum(variances) / len(variances)) ** 0.5 if variances else 0.0
 
@@ -163,30 +165,36 @@ def _batch_extent(model: nn.Module | Program, example: Any) -> int:
 
 
 @torch.no_grad()
-def walked(program: Program, given: Any, on_missing: str, report: Callable[[int, int], None] | None = None) -> Walk:
+def evaluated(
+    program: Program, moments: Any, on_missing: str, report: Callable[[int, int], None] | None = None
+) -> Evaluation:
     """Every random value of a captured model; `report` is told how many operations are done, and of how many."""
-    values = fitted_inputs(program, given)
+    values = fitted_inputs(program, moments)
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, torch.Tensor)])
     if on_missing == "raise":
         require_complete(plan)
-    walk = Walk(plan, {**program.tensors(), **values})
+    evaluation = Evaluation(plan, {**program.tensors(), **values})
     if report is not None:
-        walk.report = lambda done: report(done, len(program.nodes))
-    walk.run()
-    walk.finish([node for node in program.nodes if plan.random(node)])
-    return walk
+        evaluation.report = lambda done: report(done, len(program.nodes))
+    evaluation.run()
+    evaluation.finish([node for node in program.nodes if plan.random(node)])
+    return evaluation
 
 
 def _arguments(program: Program, with_example: bool) -> str:
-    """Those of a further call with this model and input."""
+    """The arguments of a further call with this model and input."""
     shapes = [tuple(node.form.shape) for node in program.inputs]
     example = f", example={shapes[0] if len(shapes) == 1 else tuple(shapes)}" if with_example else ""
     return ARGUMENTS + example
 
 
-def _described(walk: Walk, node: Node) -> dict[str, Any]:
-    moments = first_moments(walk, node) if walk.plan.random(node) else None
-    about: dict[str, Any] = {"name": node.name, "extents": list(node.form.shape), "random": walk.plan.random(node)}
+def _described(evaluation: Evaluation, node: Node) -> dict[str, Any]:
+    moments = first_moments(evaluation, node) if evaluation.plan.random(node) else None
+    about: dict[str, Any] = {
+        "name": node.name,
+        "extents": list(node.form.shape),
+        "random": evaluation.plan.random(node),
+    }
     if moments is not None:
         about |= {"mean": float(moments.mean.double().mean()), "std": float(moments.var.double().mean().sqrt())}
     return about

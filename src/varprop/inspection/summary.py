@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..engine.inputs import example_for
@@ -17,10 +16,9 @@ from ..graph.examples import is_shape
 from ..graph.node import Form
 from ..moments import Moments
 from ..text_table import text_table
-from .numbers.statistics import UnitStatistics, numbers
-from .places import Place, moments_of, places
-from .run import captured, walked
-from .work import macs
+from .regions import Region, macs, moments_of, regions_of
+from .rows import UnitStatistics, numbers
+from .run import captured, evaluated
 
 HEADER = ("layer", "class", "output", "parameters", "MACs", "memory", "mean", "std")
 
@@ -54,7 +52,7 @@ class SummaryRow:
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """What `summary` found; it prints as a table.
+    """The result of `summary`; it prints as a table.
 
     Attributes:
         rows: One a module call, in the order of execution, containers before what they hold.
@@ -117,40 +115,42 @@ def summary(
     """
     if depth is not None and depth < 0:
         raise ValueError(f"depth must be 0 or more, not {depth!r}.")
-    given = Moments(0.0, 1.0) if moments is None else moments
-    example = example_for(model, given, (1, *input) if is_shape(input) else input)
+    input_moments = Moments(0.0, 1.0) if moments is None else moments
+    example = example_for(model, input_moments, (1, *input) if is_shape(input) else input)
     try:
         program, _ = captured(model, example)
     except CaptureError as error:
         if is_shape(input) and "could not be run on the example" in str(error):
             raise CaptureError(f"{error}\nA shape is that of one input, without a batch axis: (3, 32, 32).") from error
         raise
-    walk = walked(program, given, "sample")
-    found = [place for place in places(walk) if place.kind == "module"]
+    evaluation = evaluated(program, input_moments, "sample")
+    calls = [region for region in regions_of(evaluation) if region.kind == "module"]
     held = {*model.parameters(), *model.buffers()}
     return Summary(
-        tuple(_row(model, place, moments_of(walk, place.output)) for place in found),
+        tuple(_row(model, region, moments_of(evaluation, region.output)) for region in calls),
         sum(parameter.numel() for parameter in model.parameters()),
         sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         sum(macs(node) for node in program.nodes),
         sum(tensor.numel() * tensor.element_size() for tensor in held),
-        sum(_memory(node.form) for node in program.nodes if walk.plan.random(node)),
+        sum(
+            math.prod(node.form.shape) * node.form.dtype.itemsize
+            for node in program.nodes
+            if evaluation.plan.random(node) and isinstance(node.form, Form)
+        ),
         depth,
     )
 
 
-def _row(model: nn.Module, place: Place, moments: Moments) -> SummaryRow:
-    known = numbers(UnitStatistics(moments.mean.detach(), moments.var.detach()))
-    module = model.get_submodule(place.path)
-    own = 0 if place.call else sum(parameter.numel() for parameter in module.parameters())
-    work = sum(macs(node) for node in place.nodes)
+def _row(model: nn.Module, region: Region, moments: Moments) -> SummaryRow:
+    units = numbers(UnitStatistics(moments.mean.detach(), moments.var.detach()))
+    module = model.get_submodule(region.path)
+    parameters = 0 if region.call else sum(parameter.numel() for parameter in module.parameters())
+    work = sum(macs(node) for node in region.nodes)
     memory = math.prod(moments.full) * moments.mean.element_size()
     extents = tuple(moments.full)
-    return SummaryRow(place.label, place.name, place.depth, extents, own, work, memory, known["mean"], known["std"])
-
-
-def _memory(form: Any) -> int:
-    return math.prod(form.shape) * torch.empty(0, dtype=form.dtype).element_size() if isinstance(form, Form) else 0
+    return SummaryRow(
+        region.label, region.name, region.depth, extents, parameters, work, memory, units["mean"], units["std"]
+    )
 
 
 def _cells(row: SummaryRow) -> Sequence[str]:

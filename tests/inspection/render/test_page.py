@@ -14,10 +14,19 @@ import torch.nn as nn
 
 import varprop as vp
 from varprop.cli.main import main
-from varprop.inspection.render.format import count, number, percent, rough, sentence, with_code
-from varprop.inspection.render.page import _environment
-from varprop.inspection.render.plots import axis_of, signed_axis
-from varprop.inspection.render.tree import ends, groups
+from varprop.inspection.page import (
+    _environment,
+    axis_of,
+    count,
+    ends,
+    groups,
+    number,
+    percent,
+    rough,
+    sentence,
+    signed_axis,
+    with_code,
+)
 
 
 def unit(*shape):

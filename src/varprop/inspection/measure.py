@@ -15,16 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engine.evaluation import Evaluation as Walk
-from ...errors import VarpropError
-from ...graph.node import Node, resolve
-from ...graph.program import Program
-from ...moments import Moments, Tokens
-from ..places import Place, bend_at, moments_of
-from ..work import macs
-from .statistics import UnitStatistics, numbers
+from ..engine.evaluation import Evaluation
+from ..errors import VarpropError
+from ..graph.node import Node, resolve
+from ..graph.program import Program
+from ..moments import Moments, Tokens
+from .regions import Region, bend_at, macs, moments_of
+from .rows import UnitStatistics, numbers
 
-INPUT = -1  # stands for the inputs among the numbers of places
+INPUT = -1  # stands for the inputs among the numbers of regions
 GROUPS = 8  # for the jackknife
 FEWEST, MOST, AFFORDED = 4, 64, 8e9  # random inputs of a trial, and multiplications with additions for all of them
 
@@ -44,7 +43,7 @@ Estimates = dict[str, dict[str, float]]  # value and standard error of every num
 class MeasuredNumbers:
     """Numbers from data: those of every place, and the standard deviation of the inputs."""
 
-    places: list[Estimates]
+    regions: list[Estimates]
     input_std: float
 
 
@@ -55,8 +54,8 @@ def trial_size(program: Program) -> int:
 
 
 def measure(
-    walk: Walk,
-    places: list[Place],
+    evaluation: Evaluation,
+    regions: list[Region],
     data: Any,
     samples: int,
     seed: int,
@@ -64,19 +63,19 @@ def measure(
     backward: bool = True,
 ) -> MeasuredNumbers:
     """Every place's numbers from data (as `inspect` takes it), with gradients if asked for; `ran`: after every run."""
-    batch = batch_extent(walk.plan.program)
+    batch = batch_extent(evaluation.plan.program)
     runs = math.ceil(samples / batch)
     groups = [RunSums() for _ in range(GROUPS)]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        for index, inputs in enumerate(_inputs(walk, data, runs, batch)):
-            _run(walk, places, inputs, groups[index % GROUPS], backward)
+        for index, inputs in enumerate(_inputs(evaluation, data, runs, batch)):
+            _run(evaluation, regions, inputs, groups[index % GROUPS], backward)
             ran()
     used = [group for group in groups if group.runs]
     if len(used) < 2:
         raise VarpropError(f"`check` needs at least two inputs of the example's batch extent {batch}.")
     input_std = float(_statistics(INPUT, used).var.mean().sqrt()) if (INPUT, "mean") in used[0].totals else 0.0
-    return MeasuredNumbers([_estimates(index, used) for index in range(len(places))], input_std)
+    return MeasuredNumbers([_estimates(index, used) for index in range(len(regions))], input_std)
 
 
 def batch_extent(program: Program) -> int:
@@ -85,15 +84,15 @@ def batch_extent(program: Program) -> int:
     return int(shape[0]) if len(shape) else 1
 
 
-def _inputs(walk: Walk, data: Any, runs: int, batch: int) -> Iterator[list[Any]]:
-    program = walk.plan.program
+def _inputs(evaluation: Evaluation, data: Any, runs: int, batch: int) -> Iterator[list[Any]]:
+    program = evaluation.plan.program
     if isinstance(data, str):
         if data != "gaussian":
             raise ValueError(f'check must be "gaussian", a tensor or batches of inputs, not {data!r}.')
         for _ in range(runs):
-            yield [_drawn(walk.env[node]) for node in program.inputs]
+            yield [_drawn(evaluation.env[node]) for node in program.inputs]
         return
-    random = [node for node in program.inputs if walk.plan.random(node)]
+    random = [node for node in program.inputs if evaluation.plan.random(node)]
     if len(random) != 1:
         raise VarpropError(f'The model has {len(random)} random inputs: `check` takes data for one, or "gaussian".')
     rows = _rows(data)
@@ -107,7 +106,7 @@ def _inputs(walk: Walk, data: Any, runs: int, batch: int) -> Iterator[list[Any]]
                 f"`check` holds inputs of shape {tuple(values.shape[1:])}, but the model sees {tuple(form.shape[1:])}."
             )
         chosen = values.to(form.device, form.dtype)
-        yield [chosen if node is random[0] else walk.env[node] for node in program.inputs]
+        yield [chosen if node is random[0] else evaluation.env[node] for node in program.inputs]
 
 
 def _rows(data: Any) -> Iterator[Tensor]:
@@ -124,10 +123,10 @@ def _rows(data: Any) -> Iterator[Tensor]:
 def _first_tensor(item: Any) -> Tensor:
     if isinstance(item, Tensor):
         return item
-    parts = list(item.values()) if isinstance(item, Mapping) else list(item) if isinstance(item, (list, tuple)) else []
-    if not parts:
+    items = list(item.values()) if isinstance(item, Mapping) else list(item) if isinstance(item, (list, tuple)) else []
+    if not items:
         raise TypeError(f"A batch of `check` holds no tensor but {type(item).__name__}.")
-    return _first_tensor(parts[0])
+    return _first_tensor(items[0])
 
 
 def _drawn(value: Any) -> Any:
@@ -140,16 +139,16 @@ def _drawn(value: Any) -> Any:
     return value
 
 
-def _run(walk: Walk, places: list[Place], inputs: list[Any], sums: RunSums, backward: bool) -> None:
+def _run(evaluation: Evaluation, regions: list[Region], inputs: list[Any], sums: RunSums, backward: bool) -> None:
     """Run the graph on plain tensors; everything is kept for autograd, or nothing longer than it is read."""
-    program = walk.plan.program
+    program = evaluation.plan.program
     values: dict[Node, Any] = {**program.tensors(), **dict(zip(program.inputs, inputs, strict=True))}
     made_by: dict[Node, list[int]] = defaultdict(list)
-    for index, place in enumerate(places):
-        made_by[place.output].append(index)
+    for index, region in enumerate(regions):
+        made_by[region.output].append(index)
     last_reader = {operand: node for node in program.nodes for operand in node.operands}
     for node in program.inputs:
-        moments = walk.env[node]
+        moments = evaluation.env[node]
         if values[node].is_floating_point():
             values[node] = values[node].detach().requires_grad_(backward)
             if isinstance(moments, Moments):
@@ -160,15 +159,15 @@ def _run(walk: Walk, places: list[Place], inputs: list[Any], sums: RunSums, back
             args, kwargs = resolve((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
             for index in made_by.get(node, ()):
-                _add_value(sums, index, values[node], moments_of(walk, node).shape)
-                _add_bend(walk, places[index], sums, index, values)
+                _add_value(sums, index, values[node], moments_of(evaluation, node).shape)
+                _add_bend(evaluation, regions[index], sums, index, values)
             for operand in () if backward else node.operands:
                 if last_reader[operand] is node:
                     del values[operand]
     if backward:
-        gradients = _differentiated(program, values, [place.output for place in places])
+        gradients = _differentiated(program, values, [region.output for region in regions])
         for index, gradient in gradients.items():
-            shape = moments_of(walk, places[index].output).shape
+            shape = moments_of(evaluation, regions[index].output).shape
             sums.totals[index, "gradient"] += _pooled(gradient.double().square(), shape)
 
 
@@ -179,12 +178,12 @@ def _add_value(sums: RunSums, index: int, value: Any, shape: torch.Size) -> None
     sums.totals[index, "count"] += result.numel() / max(1, sums.totals[index, "mean"].numel())
 
 
-def _add_bend(walk: Walk, place: Place, sums: RunSums, index: int, values: dict[Node, Any]) -> None:
+def _add_bend(evaluation: Evaluation, region: Region, sums: RunSums, index: int, values: dict[Node, Any]) -> None:
     """How often the activation that makes a place's result was flat, on, or passed everything."""
-    if not (bent := bend_at(walk, place)):
+    if not (bent := bend_at(evaluation, region)):
         return
     bend, argument = bent[0], _first(values[bent[1]]).detach()
-    inner = moments_of(walk, bent[1]).shape
+    inner = moments_of(evaluation, bent[1]).shape
     if bend.saturates:
         sums.totals[index, "flat"] += _pooled(bend.is_flat(argument).double(), inner)
     if bend.rectifier is not None:
@@ -197,7 +196,7 @@ def _differentiated(program: Program, values: dict[Node, Any], at: list[Node]) -
     ends = [_first(values[out]) for out in program.outputs if isinstance(out, Node)]
     ends = [end for end in ends if isinstance(end, Tensor) and end.requires_grad]
     wanted = {index: _first(values[node]) for index, node in enumerate(at)}
-    able = {index: one for index, one in wanted.items() if isinstance(one, Tensor) and one.requires_grad}
+    able = {index: tensor for index, tensor in wanted.items() if isinstance(tensor, Tensor) and tensor.requires_grad}
     if not ends or not able:
         return {}
     starts = [torch.randn_like(end) for end in ends]
@@ -215,27 +214,28 @@ def _pooled(values: Tensor, shape: torch.Size) -> Tensor:
     return values.mean(axes, keepdim=True) if values.ndim else values
 
 
-def _estimates(place: int, groups: list[RunSums]) -> dict[str, dict[str, float]]:
+def _estimates(index: int, groups: list[RunSums]) -> dict[str, dict[str, float]]:
     """Values over all groups; standard errors by leaving out one group at a time (jackknife)."""
-    whole = numbers(_statistics(place, groups))
-    without = [numbers(_statistics(place, groups[:i] + groups[i + 1 :])) for i in range(len(groups))]
-    return {what: {"value": value, "error": _jackknife([w[what] for w in without])} for what, value in whole.items()}
+    values = numbers(_statistics(index, groups))
+    without = [numbers(_statistics(index, groups[:i] + groups[i + 1 :])) for i in range(len(groups))]
+    share = (len(groups) - 1) / len(groups)
+    estimates = {}
+    for what, value in values.items():
+        left_out = [numbers_without[what] for numbers_without in without]
+        middle = sum(left_out) / len(left_out)
+        estimates[what] = {"value": value, "error": math.sqrt(share * sum((v - middle) ** 2 for v in left_out))}
+    return estimates
 
 
-def _jackknife(values: list[float]) -> float:
-    middle = sum(values) / len(values)
-    return math.sqrt((len(values) - 1) / len(values) * sum((v - middle) ** 2 for v in values))
-
-
-def _statistics(place: int, groups: list[RunSums]) -> UnitStatistics:
+def _statistics(index: int, groups: list[RunSums]) -> UnitStatistics:
     runs = sum(group.runs for group in groups)
 
     def average(what: str) -> Tensor | None:
-        parts = [group.totals[place, what] for group in groups if (place, what) in group.totals]
-        return torch.stack(parts).sum(0) / runs if parts else None
+        sums = [group.totals[index, what] for group in groups if (index, what) in group.totals]
+        return torch.stack(sums).sum(0) / runs if sums else None
 
     mean, square = average("mean"), average("square")
     assert mean is not None and square is not None
-    count = sum(group.totals[place, "count"] for group in groups)  # of values behind every mean
+    count = sum(group.totals[index, "count"] for group in groups)  # of values behind every mean
     var = (square - mean.square()).clamp_min(0) * (count / (count - 1) if count > 1 else 1.0)
     return UnitStatistics(mean, var, average("flat"), average("on"), average("linear"), average("gradient"))

@@ -8,11 +8,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from ...text_table import text_table
-from ..data import Change, ComparisonData, ReportData
-from ..findings.differences import NEITHER_FOUND, Differences, severity_change
-from ..findings.finding import NOTHING_FOUND, ORDER, Finding
-from ..numbers.row import SHARES, ReportRow
+from ..text_table import text_table
+from .data import Change, ComparisonData, ReportData
+from .findings import NEITHER_FOUND, NOTHING_FOUND, ORDER, Differences, Finding, severity_change
+from .rows import SHARES, ReportRow
 
 WIDTH = 100  # columns of a terminal that a table fits
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -24,6 +23,7 @@ COLUMNS: dict[str, tuple[int, str]] = {
     "mean": (6, "over the units"),
     "std": (0, "root mean square over the units"),
     "measured": (0, "std on the inputs of the check"),
+    "trial": (0, "std on a few random inputs over the computed one, where they differ: units are not independent"),
     "growth": (1, "std over that of the input"),
     "gain": (2, "std out over std in; of an activation its root mean square slope"),
     "shift": (4, "share of the mean square that is constant"),
@@ -54,7 +54,9 @@ def show_report(report: ReportData, file: TextIO | None, depth: int | None = Non
 
 def _report_lines(report: ReportData, depth: int | None) -> Iterator[tuple[str, str]]:
     """Every line with the severity that colours it."""
-    yield "", _heading(report)
+    ratio = f"; gradient first to last: {report.gradient_ratio:.3g}" if report.gradient_ratio is not None else ""
+    checked = f"; measured on {report.measured_on}" if report.check else ""
+    yield "", f"{report.model}, {report.parameters:,} parameters{ratio}{checked}"
     yield from _finding_lines(report.findings)
     yield "", ""
     rows = [row for row in shown(report.rows) if depth is None or row.depth <= depth]
@@ -109,12 +111,6 @@ def _finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
             yield finding.severity, line
 
 
-def _heading(report: ReportData) -> str:
-    ratio = f"; gradient first to last: {report.gradient_ratio:.3g}" if report.gradient_ratio is not None else ""
-    checked = f"; measured on {report.measured_on}" if report.check else ""
-    return f"{report.model}, {report.parameters:,} parameters{ratio}{checked}"
-
-
 def shown(rows: Sequence[ReportRow]) -> list[ReportRow]:
     """The rows without operations that only move elements."""
     return [row for row in rows if row.kind == "module" or not row.moves]
@@ -129,6 +125,7 @@ def _cells(row: ReportRow) -> dict[str, str]:
         "mean": _number(row.numbers["mean"]),
         "std": _number(row.numbers["std"]),
         "measured": f"{seen['value']:.3g} +- {seen['error']:.1g}" if seen else "",
+        "trial": "" if row.trial_ratio is None else f"x{row.trial_ratio:.2g}",
         "growth": _number(row.growth),
         "gain": _number(row.gain),
         "shift": f"{row.numbers['shift']:.0%}",
@@ -158,11 +155,11 @@ def comparison_text(comparison: ComparisonData, count: int) -> str:
     return "\n".join([heading, *_findings(comparison.findings), "", table])
 
 
-def _findings(found: Differences) -> list[str]:
+def _findings(differences: Differences) -> list[str]:
     """A line for every finding: new, gone, and those that stayed."""
-    lines = [f"new {finding}" for finding in found.new]
-    lines += [f"gone {finding.severity}: {finding.where}: {finding.text}." for finding in found.gone]
-    lines += [f"{severity_change(pair)} {pair[1]}" for pair in found.stayed]
+    lines = [f"new {finding}" for finding in differences.new]
+    lines += [f"gone {finding.severity}: {finding.where}: {finding.text}." for finding in differences.gone]
+    lines += [f"{severity_change(pair)} {pair[1]}" for pair in differences.stayed]
     return lines or [NEITHER_FOUND]
 
 
@@ -175,9 +172,9 @@ def _change(change: Change) -> list[str]:
 
 def _changed_units(change: Change) -> str:
     """Shares of units that changed by half a percent or more."""
-    parts = []
+    changes = []
     for name in SHARES:
         first, second = change.before.numbers.get(name, 0.0), change.after.numbers.get(name, 0.0)
         if abs(first - second) >= 0.005:
-            parts.append(f"{name.replace('_', ' ')} {first:.0%} -> {second:.0%}")
-    return ", ".join(parts)
+            changes.append(f"{name.replace('_', ' ')} {first:.0%} -> {second:.0%}")
+    return ", ".join(changes)

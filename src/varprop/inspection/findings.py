@@ -1,31 +1,75 @@
-"""What is wrong with a network, in plain words, the worst first, with what to do about it."""
+"""Findings on a network in plain words, the worst first, with what to do about them; and how two states differ."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
-from ..numbers.measure import Estimates
-from ..numbers.row import ReportRow
-from .finding import ORDER, Finding, Severity, times
-from .thresholds import (
-    ALWAYS_ON,
-    BRANCH,
-    CONSTANT,
-    DEAD,
-    DEPENDENT,
-    DISAGREEMENT,
-    GRADIENT,
-    GROWN,
-    PREDICTION,
-    RANK,
-    RANKS,
-    SATURATED,
-    SHRUNK,
-    STANDARD_ERRORS,
-)
+from .measure import Estimates
+from .rows import ReportRow
+
+GROWN = 10.0, 1e3  # std over the input's: a residual stream of 36 blocks has 6; 1000 is near float16's end
+SHRUNK = 30.0, 1e4  # timm's VGG-11 ends at 22; AlexNet, in PyTorch's own initialization, at 320 and trains
+CONSTANT = 100.0, 1e4  # mean square over variance: AlexNet ends at 114; 10^4 is lost in the 8 bits of bfloat16
+GRADIENT = 1e3, 1e4  # first over last layer: ResNet-50 has 450 in training mode; across 10^4 no learning rate serves
+SATURATED = 0.1, 0.5  # share of units: a gate may hold some of them on purpose, but not half a layer
+DEAD = 0.5, 0.6  # share of units
+ALWAYS_ON = 0.5  # share of units: the rectifier is none for them, which costs but does not break, so never an error
+STANDARD_ERRORS = 2.5  # more dead than always on: SqueezeNet has 52 % and 31 % of 48 units as published, and trains
+RANKS, RANK = 4, (3.0, 2.0)  # ranks a weight could have at least, over the effective one at least, which is below 2
+BRANCH = 30.0, 1e3  # std of what is added to a residual stream over that of the stream
+DISAGREEMENT = 1.5, 2.0  # computed std over the measured one, or its inverse: a note, and a warning
+DEPENDENT = 1.5  # std on a few random inputs over the computed one, or its inverse
+PREDICTION = 5.0  # by how much predictions may be larger than other values: logits of trained classifiers have 20
+
+
+Severity = Literal["error", "warning", "note"]
+ORDER: dict[str, int] = {"error": 0, "warning": 1, "note": 2}
+NOTHING_FOUND = "Nothing to worry about was found."
+
+
+def times(factor: float) -> str:
+    """A factor as people write it: "2.4 times", "12,000 times", "1/30 of"; two digits."""
+    if not math.isfinite(factor) or factor == 0:
+        return f"{factor:.3g} times"
+    if 0.5 < factor < 1:
+        return f"{factor:.2g} times"
+    size = factor if factor >= 1 else 1 / factor
+    rounded = float(f"{size:.2g}")
+    text = f"{size:.0e}" if rounded >= 1e9 else f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
+    return f"{text} times" if factor >= 1 else f"1/{text} of"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing worth knowing.
+
+    Attributes:
+        severity: ``error``, ``warning`` or ``note``.
+        kind: What it is about, for programs: growth, decay, saturated, dead, always_on, shift, gradient, ...
+        where: Label of the row it was found at.
+        text: A sentence.
+        advice: What to do about it.
+        value: The number behind it.
+    """
+
+    severity: Severity
+    kind: str
+    where: str
+    text: str
+    advice: str
+    value: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.where}: {self.text} -> {self.advice}."
+
 
 ARGUMENTS = "model, moments"
 MEASURE = f"measure on data: vp.inspect({ARGUMENTS}, check=data)"
@@ -40,7 +84,7 @@ ASIDE = ("normalized", "query", "head", "token", *OFF_PATH)  # and of what else 
 
 @dataclass(frozen=True)
 class FindingContext:
-    """What findings depend on beside the rows.
+    """Everything beside the rows that findings depend on.
 
     Attributes:
         unsettled: How many batch norms have seen no data.
@@ -66,47 +110,47 @@ def findings(rows: list[ReportRow], context: FindingContext) -> tuple[Finding, .
     the trial too: it is a note otherwise, since trained units are far from independent.
     """
     if context.check is not None:
-        found = _judgement(_with(rows, [row.measured for row in rows], context.measured_input_std))
+        result = _judgement(_with(rows, [row.measured for row in rows], context.measured_input_std))
     else:
-        found = _judgement(rows)
-        if any(row.trial for row in rows) and any(finding.severity != "note" for finding in found):
+        result = _judgement(rows)
+        if any(row.trial for row in rows) and any(finding.severity != "note" for finding in result):
             trial = [row.trial for row in rows]
-            if any(finding.kind in GRADIENTS and finding.severity != "note" for finding in found):
+            if any(finding.kind in GRADIENTS and finding.severity != "note" for finding in result):
                 trial = context.gradients() or trial
-            found = _confirmed(found, _judgement(_with(rows, trial, context.input_std)))
-    found += [*_unsettled(context.unsettled), *_disagreement(rows, context), *_dependence(rows)]
-    found += _approximations([row for row in rows if row.is_layer], context.check is not None)
-    found = [replace(one, advice=_advice(one, rows, context)) for one in found]
-    return tuple(sorted(found, key=lambda finding: (ORDER[finding.severity], finding.kind not in CAUSES)))
+            result = _confirmed(result, _judgement(_with(rows, trial, context.input_std)))
+    result += [*_unsettled(context.unsettled), *_disagreement(rows, context), *_dependence(rows)]
+    result += _approximations([row for row in rows if row.is_layer], context.check is not None)
+    result = [replace(finding, advice=_advice(finding, rows, context)) for finding in result]
+    return tuple(sorted(result, key=lambda finding: (ORDER[finding.severity], finding.kind not in CAUSES)))
 
 
 def _judgement(rows: list[ReportRow]) -> list[Finding]:
-    """What the numbers of the rows say, whether computed or measured."""
+    """Findings that follow from the numbers of the rows, computed or measured."""
     layers = [row for row in rows if row.is_layer]
     # a pool or a gate may be small or nearly constant with good reason, what a layer passes to a nonlinearity not
     weighted = [row for row in layers if row.weighted and row.role != "gate"] or layers
-    known = {id(row) for row in weighted}
-    path = [row for row in layers if id(row) in known or row.role == "stream"]
+    weighted_ids = {id(row) for row in weighted}
+    path = [row for row in layers if id(row) in weighted_ids or row.role == "stream"]
     data = next((row.growth for row in reversed(layers) if row.role == "data" and row.growth), 1.0)
-    found = [*_constant(layers, weighted), *_rank(layers)]
-    found += [*_growth(layers, path, max(1.0, data)), *_branches(layers), *_gradient(rows)]
-    found += _decay(_judged([row for row in path if row is not weighted[-1]], weighted), min(1.0, data))
-    cause = next((one.where for one in found if one.kind == "constant" and one.value == 1.0), None)
-    if cause is not None:  # what does not vary behind a constant layer follows from it
-        after = [row.label for row in layers].index(cause) + 1
-        follows = {id(row) for row in layers[after:] if row.std.most == 0}
+    result = [*_constant(layers, weighted), *_rank(layers)]
+    result += [*_growth(layers, path, max(1.0, data)), *_branches(layers), *_gradient(rows)]
+    result += _decay(_judged([row for row in path if row is not weighted[-1]], weighted), min(1.0, data))
+    cause = next((finding.where for finding in result if finding.kind == "constant" and finding.value == 1.0), None)
+    if cause is not None:  # nothing more is said of a constant layer, and of what does not vary behind it
+        index = [row.label for row in layers].index(cause)
+        follows = {id(row) for row in layers[index:] if row.std.most == 0}
         layers, weighted = ([row for row in some if id(row) not in follows] for some in (layers, weighted))
-    found += _shift(_judged(weighted[:-1] or weighted, weighted))
+    result += _shift(_judged(weighted[:-1] or weighted, weighted))
     for row in layers:
-        found += _softened(row, [*_saturation(row), *_rectifier(row)])
-    return list(_merged(found))
+        result += _softened(row, [*_saturation(row), *_rectifier(row)])
+    return list(_merged(result))
 
 
 def _with(rows: list[ReportRow], estimates: list[Estimates], input_std: float) -> list[ReportRow]:
     """The rows with measured numbers in place of computed ones, as far as there are any."""
     changed = []
     for row, seen in zip(rows, estimates, strict=True):
-        values = {name: one["value"] for name, one in seen.items() if math.isfinite(one["value"])}
+        values = {name: estimate["value"] for name, estimate in seen.items() if math.isfinite(estimate["value"])}
         numbers = {**row.numbers, **{name: value for name, value in values.items() if name in row.numbers}}
         growth = row.growth
         if growth is not None and "std" in values and input_std:
@@ -118,25 +162,25 @@ def _with(rows: list[ReportRow], estimates: list[Estimates], input_std: float) -
     return changed
 
 
-def _confirmed(found: list[Finding], on_trial: list[Finding]) -> list[Finding]:
+def _confirmed(findings: list[Finding], on_trial: list[Finding]) -> list[Finding]:
     """Warnings and errors that the trial has too, in the milder severity of both; the others become notes."""
     seen: dict[str, Severity] = {}
     for finding in on_trial:
         if finding.severity != "note":
             seen[finding.kind] = min(finding.severity, seen.get(finding.kind, "warning"), key=ORDER.__getitem__)
-    kept = []
-    for finding in found:
+    confirmed = []
+    for finding in findings:
         if finding.severity == "note" or finding.kind in seen:
             severity = max(finding.severity, seen.get(finding.kind, finding.severity), key=ORDER.__getitem__)
-            kept.append(replace(finding, severity=severity))
+            confirmed.append(replace(finding, severity=severity))
         else:
             text = f"{finding.text}; but not on random inputs: its units are far from independent"
-            kept.append(replace(finding, severity="note", text=text, advice=MEASURE))
-    return kept
+            confirmed.append(replace(finding, severity="note", text=text, advice=MEASURE))
+    return confirmed
 
 
 def _advice(finding: Finding, rows: list[ReportRow], context: FindingContext) -> str:
-    """What to do, with the arguments of the call; what `vp.init_` would refuse or not change is not advised."""
+    """The advice of a finding with the arguments of the call; never one that is refused, or that changes nothing."""
     advice = finding.advice
     if REMEDY in advice or INIT in advice:
         zeros = [row.weight for row in rows if row.rank == 0.0 and row.weight]
@@ -149,13 +193,13 @@ def _advice(finding: Finding, rows: list[ReportRow], context: FindingContext) ->
 
 
 def _is_even(rows: list[ReportRow]) -> bool:
-    """Whether all layers with weights, but for the last, have about the same std: initialization cannot mend more."""
+    """True if all layers with weights, but for the last, have about the same std: initialization cannot mend more."""
     stds = [row.numbers["std"] for row in rows if row.is_layer and row.weighted and row.role == ""][:-1]
     return bool(stds) and max(stds) < 2 * min(stds)
 
 
 def _judged(rows: list[ReportRow], weighted: list[ReportRow]) -> list[ReportRow]:
-    """Those that may not be small or nearly constant.
+    """The rows that may not be small or nearly constant.
 
     A layer that may be in one of its calls may be in all, by the same weights: one that refines its prediction, say.
     """
@@ -163,10 +207,10 @@ def _judged(rows: list[ReportRow], weighted: list[ReportRow]) -> list[ReportRow]
     return [row for row in rows if row.role not in ASIDE and row.path not in excused]
 
 
-def _merged(found: list[Finding]) -> Iterator[Finding]:
+def _merged(findings: list[Finding]) -> Iterator[Finding]:
     """Errors one by one; of several warnings or notes of one kind the worst, which names the others."""
     groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in found:
+    for finding in findings:
         groups.setdefault((finding.severity, finding.kind), []).append(finding)
     for (severity, _), group in groups.items():
         if severity == "error" or len(group) == 1:
@@ -185,10 +229,6 @@ def _unsettled(count: int) -> Iterator[Finding]:
 
 def _graded(value: float, warning: float, error: float) -> Severity | None:
     return "error" if value >= error else "warning" if value >= warning else None
-
-
-def _milder(severity: Severity) -> Severity:
-    return "warning" if severity == "error" else "note"
 
 
 def _extreme(
@@ -228,9 +268,9 @@ def _grown(row: ReportRow) -> float:
 
 
 def _decay(rows: list[ReportRow], prepared: float) -> Iterator[Finding]:
-    """The same for decay; what the last layer gives before it has learned may be small."""
-    for found in _extreme(rows, lambda row: prepared / row.growth if row.growth else 0.0, SHRUNK):
-        yield _of_size("decay", "shrunk", *found)
+    """Where decay of the standard deviation begins, and how far it goes; an untrained last layer may be small."""
+    for extreme in _extreme(rows, lambda row: prepared / row.growth if row.growth else 0.0, SHRUNK):
+        yield _of_size("decay", "shrunk", *extreme)
 
 
 def _of_size(kind: str, verb: str, severity: Severity, first: ReportRow, worst: ReportRow) -> Finding:
@@ -239,15 +279,15 @@ def _of_size(kind: str, verb: str, severity: Severity, first: ReportRow, worst: 
     return Finding(severity, kind, first.label, text, REMEDY, worst.growth or 0.0)
 
 
-def _softened(row: ReportRow, found: Iterable[Finding]) -> Iterator[Finding]:
+def _softened(row: ReportRow, findings: Iterable[Finding]) -> Iterator[Finding]:
     """No warning, though an error, where units are as they are by design.
 
     Averages hardly vary, so that units of a gate are on, off or flat by their mean. What is rectified already is not
     cut a second time where a small branch has been added to it.
     """
-    for one in found:
-        by_design = row.role == "gate" or (row.role == "rectified stream" and one.kind == "always_on")
-        yield replace(one, severity="note") if by_design and one.severity == "warning" else one
+    for finding in findings:
+        by_design = row.role == "gate" or (row.role == "rectified stream" and finding.kind == "always_on")
+        yield replace(finding, severity="note") if by_design and finding.severity == "warning" else finding
 
 
 def _shift(rows: list[ReportRow]) -> Iterator[Finding]:
@@ -280,7 +320,7 @@ def gradient_ends(rows: list[ReportRow]) -> tuple[ReportRow, ReportRow] | None:
         key = row.path if row.kind == "module" else row.label
         if key not in largest or (row.gradient_total or 0.0) > (largest[key].gradient_total or 0.0):
             largest[key] = row
-    judged = [row for row in layers if any(row is one for one in largest.values())]
+    judged = [row for row in layers if any(row is row_of_module for row_of_module in largest.values())]
     return (judged[0], judged[-1]) if judged and judged[-1].gradient_total else None
 
 
@@ -300,7 +340,7 @@ def _gradient(rows: list[ReportRow]) -> Iterator[Finding]:
     if ends and ratio and (severity := _graded(max(ratio, 1 / ratio), *GRADIENT)):
         kind = "explode" if ratio > 1 else "vanish"
         if kind == "explode" and ends[0].role == "normalized":
-            severity = _milder(severity)
+            severity = "warning" if severity == "error" else "note"
         text = f"gradients {kind}: at the first layer they are {times(ratio)} those at the last ({ends[1].label})"
         yield Finding(severity, kind, ends[0].label, text, REMEDY, ratio)
 
@@ -358,16 +398,16 @@ def _constant(rows: list[ReportRow], weighted: list[ReportRow]) -> Iterator[Find
             text = f"{_at_least(row.constant)} of its units do not vary"
             advice = "look for rows of zeros in its weights, or for units before it that are dead"
             yield Finding("warning", "constant", row.label, text, advice, row.constant)
-    whole = next((row for row in rows if row.std.most == 0 and "dead" not in row.numbers), None)
-    if whole is not None and whole.label == weighted[-1].label:
+    constant = next((row for row in rows if row.std.most == 0 and "dead" not in row.numbers), None)
+    if constant is not None and constant.label == weighted[-1].label:
         text = "none of its units varies: the output starts at zero, and nothing before it gets a gradient at first"
-        yield Finding("note", "constant", whole.label, text, "leave it if that is on purpose", 1.0)
-    elif whole is not None:
+        yield Finding("note", "constant", constant.label, text, "leave it if that is on purpose", 1.0)
+    elif constant is not None:
         advice = "look for zeros in its weights, or for a layer before it that is dead"
-        if whole.rank == 0.0:
-            advice = f"give {whole.weight or 'its weights'} values (torch.nn.init.kaiming_normal_): all are zero"
+        if constant.rank == 0.0:
+            advice = f"give {constant.weight or 'its weights'} values (torch.nn.init.kaiming_normal_): all are zero"
         severity: Severity = "error" if rows[-1].std.most == 0 else "warning"
-        yield Finding(severity, "constant", whole.label, "none of its units varies", advice, 1.0)
+        yield Finding(severity, "constant", constant.label, "none of its units varies", advice, 1.0)
 
 
 def _rank(rows: list[ReportRow]) -> Iterator[Finding]:
@@ -394,14 +434,14 @@ def _disagreement(rows: list[ReportRow], context: FindingContext) -> Iterator[Fi
     """The layer whose computed std is furthest from the measured one, if that is far."""
     off: list[tuple[float, ReportRow]] = []
     for row in rows:
-        seen, own = row.measured.get("std"), row.numbers["std"]
-        if row.kind == "module" and row.leaf and seen and seen["value"] and own and math.isfinite(seen["value"]):
-            ratio = own / seen["value"]
-            if max(ratio, 1 / ratio) >= DISAGREEMENT[0] and abs(own - seen["value"]) >= 4 * seen["error"]:
+        seen, computed = row.measured.get("std"), row.numbers["std"]
+        if row.kind == "module" and row.leaf and seen and seen["value"] and computed and math.isfinite(seen["value"]):
+            ratio = computed / seen["value"]
+            if max(ratio, 1 / ratio) >= DISAGREEMENT[0] and abs(computed - seen["value"]) >= 4 * seen["error"]:
                 off.append((max(ratio, 1 / ratio), row))
     if not off:
         return
-    factor, worst = max(off, key=lambda one: one[0])
+    factor, worst = max(off, key=lambda pair: pair[0])
     seen = worst.measured["std"]
     ratio = worst.numbers["std"] / seen["value"]
     text = f"the computed std is {times(ratio)} the measured one ({seen['value']:.3g} +- {seen['error']:.1g})"
@@ -422,9 +462,9 @@ def _disagreement(rows: list[ReportRow], context: FindingContext) -> Iterator[Fi
 def _dependence(rows: list[ReportRow]) -> Iterator[Finding]:
     """The layer where the trial is furthest from the computed std, if that is far: units are not independent there."""
     off = [(max(ratio, 1 / ratio), row) for row in rows if row.is_layer and (ratio := row.trial_ratio)]
-    off = [one for one in off if one[0] >= DEPENDENT]
+    off = [pair for pair in off if pair[0] >= DEPENDENT]
     if off:
-        factor, worst = max(off, key=lambda one: one[0])
+        factor, worst = max(off, key=lambda pair: pair[0])
         text = (
             f"on random inputs the std is {times(worst.trial_ratio or 0.0)} the computed one, the most of {len(off)} "
             f"such layer(s): units are not independent, as after training"
@@ -444,3 +484,44 @@ def _approximations(rows: list[ReportRow], checked: bool) -> Iterator[Finding]:
     if sampled:
         text = f"{len(sampled)} operation(s) without a rule were estimated by sampling"
         yield Finding("note", "sampled", sampled[0].label, text, "write a rule with @vp.rule", float(len(sampled)))
+
+
+NEITHER_FOUND = "Neither state has findings."
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Findings of two states."""
+
+    new: tuple[Finding, ...]  # in the second state alone
+    gone: tuple[Finding, ...]  # in the first state alone
+    stayed: tuple[tuple[Finding, Finding], ...]  # in both, as pairs; severity, place and size may differ
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            "new": [finding.to_dict() for finding in self.new],
+            "gone": [finding.to_dict() for finding in self.gone],
+            "stayed": [{"before": first.to_dict(), "after": second.to_dict()} for first, second in self.stayed],
+        }
+
+
+def differences(before: Sequence[Finding], after: Sequence[Finding]) -> Differences:
+    """Pair findings of one kind and place, then those of one kind: each tells of its worst layer, which may move."""
+    gone, new, stayed = list(before), list(after), list[tuple[Finding, Finding]]()
+    for same in (("kind", "where"), ("kind",)):
+        key = operator.attrgetter(*same)
+        for finding in list(gone):
+            match = next((candidate for candidate in new if key(finding) == key(candidate)), None)
+            if match is not None:
+                stayed.append((finding, match))
+                gone.remove(finding)
+                new.remove(match)
+    ordered = sorted(stayed, key=lambda pair: ORDER[pair[1].severity])
+    return Differences(tuple(new), tuple(gone), tuple(ordered))
+
+
+def severity_change(pair: tuple[Finding, Finding]) -> str:
+    """``stayed``, or ``worse`` or ``milder`` where the severity changed."""
+    first, second = (ORDER[finding.severity] for finding in pair)
+    return "stayed" if first == second else "worse" if second < first else "milder"

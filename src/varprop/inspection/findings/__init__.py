@@ -1,1 +1,0 @@
-"""Judging the numbers: findings, their thresholds, and how those of two states differ."""

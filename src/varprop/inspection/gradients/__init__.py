@@ -1,1 +1,0 @@
-"""How large gradients are: second moments followed back through the captured graph."""

@@ -1,1 +1,0 @@
-"""Showing reports and comparisons: as text, as a page, in a notebook, as a picture."""
