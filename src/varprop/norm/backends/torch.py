@@ -288,8 +288,8 @@ def rows_saved(layout: Layout, dtype: torch.dtype) -> SavedSizes:
 
 
 def _in_range(var: Tensor) -> bool:
-    least, largest = (float(end) for end in var.aminmax())
-    return least > LEAST and largest < LARGEST  # not so for NaN
+    least, largest = var.aminmax()
+    return float(least) > LEAST and float(largest) < LARGEST  # not so for NaN
 
 
 def _inverse_std(var: Tensor) -> Tensor:

@@ -48,9 +48,9 @@ class Fold(torch.autograd.Function):
         ctx.versions = _versions(parameters)
         if recording is not None:
             return tuple(recording.folded())
-        external = None if mean is None else (mean, var)
+        external, ctx.layouts = None if mean is None else (mean, var), layouts_of(parameters)
         weight, bias, ctx.saved = executor.forward(dtype, external, parameters, any(ctx.needs_input_grad))
-        return tuple(split_folded(weight, bias, layouts_of(parameters)))
+        return tuple(split_folded(weight, bias, ctx.layouts))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -81,8 +81,8 @@ def _derivatives(ctx: Any, grads: Sequence[Tensor], parameters: Sequence[Tensor]
     replayed = executor.replayed_backward(recording, grads, weights)
     if replayed is not None:
         return handed_out(replayed.views)
-    saved = ctx.saved if recording is None else recording.saved
-    return split_gradients(executor.backward_flat(saved, grads, weights), layouts_of(parameters))
+    saved, layouts = (ctx.saved, ctx.layouts) if recording is None else (recording.saved, layouts_of(parameters))
+    return split_gradients(executor.backward_flat(saved, grads, weights), layouts)
 
 
 def _is_batched(grad: Tensor) -> bool:

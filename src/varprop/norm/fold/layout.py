@@ -210,8 +210,8 @@ class ParameterLayouts(NamedTuple):
 
 def layouts_of(parameters: Any) -> ParameterLayouts:
     """The layouts of parameters: all weights, then all shifts, then all scales."""
-    count = len(parameters) // 3
-    return layouts_with(parameters[:count], [vector.numel() for vector in parameters[count:]])
+    layouts = [memory_layout(weight) for weight in parameters[: len(parameters) // 3]]
+    return ParameterLayouts(layouts, [parameter.numel() for parameter in parameters], parameters[0].dtype)
 
 
 def layouts_with(weights: Any, sizes: list[int]) -> ParameterLayouts:
