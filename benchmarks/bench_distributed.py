@@ -20,10 +20,10 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import varprop as vp
-from varprop.norm import partition
+from varprop.norm import distributed
 
 WIDTH, DEPTH, BATCH, STEPS = 1448, 12, 64, 4
-LIMITS = {"plain": None, "one node": 2**60, "parts": partition.LIMIT}
+LIMITS = {"plain": None, "one node": 2**60, "parts": distributed.LIMIT}
 
 
 def model(kind: str) -> nn.Module:
@@ -50,7 +50,7 @@ class Clock:
 
 def measure(kind: str, compiled: bool) -> tuple[float, list[tuple[float, float]]]:
     """Median seconds of a step, and of the last step for every bucket: share of the backward pass, and megabytes."""
-    partition.LIMIT = LIMITS[kind] or partition.LIMIT
+    distributed.LIMIT = LIMITS[kind] or distributed.LIMIT
     wrapped, clock = nn.parallel.DistributedDataParallel(model(kind)), Clock()
     wrapped.register_comm_hook(None, clock.send)
     called = torch.compile(wrapped) if compiled else wrapped

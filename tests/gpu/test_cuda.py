@@ -120,7 +120,7 @@ def test_the_kernels_agree_with_the_float64_reference(name: str, form: str) -> N
     model, _ = normalized(name, form=form)
     exact = copy.deepcopy(model).cpu().double()
     network, reference = network_of(model), network_of(exact)
-    ours, theirs = network.fold().parts, reference_parts(reference.layout, None, reference.parameters())
+    ours, theirs = network.fold().tensors, reference_parts(reference.layout, None, reference.parameters())
     backend = network.executor.backend([layer.weight for layer in network.layers])
     assert [type(of_pass).__name__ for of_pass in (backend.moments, backend.rows)] == ["TritonMoments", "TritonRows"]
     torch.manual_seed(1)
@@ -158,7 +158,7 @@ def test_no_host_synchronisation_and_reproducible(name: str, form: str) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         results.append((torch.stack(losses), [p.detach().clone() for p in model.parameters()]))
-    folds = [network_of(model).fold().parts for _ in range(2)]
+    folds = [network_of(model).fold().tensors for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*folds, strict=True))
     assert torch.equal(results[0][0], results[1][0])
     assert all(torch.equal(p, q) for p, q in zip(results[0][1], results[1][1], strict=True))
@@ -388,7 +388,7 @@ def test_launches_do_not_grow_with_depth() -> None:
         network = network_of(model)
 
         def fold(network: Network = network) -> None:
-            parts = network.fold().parts
+            parts = network.fold().tensors
             torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
 
         ones = sum(2 for _ in sites(model))

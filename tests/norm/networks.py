@@ -16,7 +16,7 @@ import varprop as vp
 from tests.convert.networks import NETWORKS as SHARED
 from tests.convert.networks import numbers
 from tests.models import trained_looking
-from varprop.norm.layer_layout import walk_of
+from varprop.norm.layer_layout import evaluation_of
 from varprop.norm.layers import Normalized
 
 
@@ -201,8 +201,8 @@ def alone_(model: nn.Module) -> nn.Module:
     """The same model, every layer folding by itself."""
     for site in sites(model).values():
         for mode, (network, place) in site.networks.items():
-            site.uses[mode] = [network.sites[place].use]
-            site.statistics[mode] = walk_of(network.joint, network.sites, [place], [])  # type: ignore[assignment]
+            site.uses[mode] = [network.specs[place].use]
+            site.statistics[mode] = evaluation_of(network.joint, network.specs, [place], [])  # type: ignore[assignment]
         site.networks = {}
     return model
 

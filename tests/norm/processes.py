@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
-from varprop.norm import partition
+from varprop.norm import distributed
 
 STEPS, BATCH, WORLD = 3, 8, 2
 SPLITS = (slice(0, 5), slice(5, 8))  # of a batch over two processes: uneven
@@ -125,11 +125,11 @@ def full(parameter: Any) -> Tensor:
 
 @contextlib.contextmanager
 def parts_of(bytes: int) -> Iterator[None]:
-    before, partition.LIMIT = partition.LIMIT, bytes
+    before, distributed.LIMIT = distributed.LIMIT, bytes
     try:
         yield
     finally:
-        partition.LIMIT = before
+        distributed.LIMIT = before
 
 
 def run(work: Callable[[int], Any], folder: Path, world: int = WORLD) -> Any:

@@ -94,7 +94,7 @@ def normalized(blocks: Blocks, form: Any) -> Any:
 def by_reference(model: Any, x: Tensor) -> Tensor:
     """The present function, layer by layer, from the folded weights of the reference."""
     network = next(iter(sites(model).values())).networks[model.training][0]
-    parts = reference_parts(network.layout, network._given(), network.parameters())
+    parts = reference_parts(network.layout, network.external_moments(), network.parameters())
     folded = {layer: (parts[k], parts[k + len(network.layers)]) for k, layer in enumerate(network.layers)}
     x = F.linear(x, *folded[model.stem])
     for (act, layer), skip in zip(model.blocks, model.skips, strict=True):

@@ -79,7 +79,7 @@ def test_values_and_gradients_are_those_of_single_layers(name: str, form: str, t
 def test_most_layers_need_no_walk(name: str) -> None:
     model = case(name).normalized()
     networks = [network for site in sites(model).values() for network, _ in site.networks.values()]
-    assert all(not network.given for network in networks) or name in WALKED
+    assert all(not network.evaluated for network in networks) or name in WALKED
 
 
 LAYERS = {

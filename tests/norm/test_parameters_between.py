@@ -9,6 +9,7 @@ from torch import nn
 
 import varprop as vp
 from tests.norm.networks import alone_
+from varprop.norm.distributed import subnetwork_of
 
 TOGETHER = "3 together, 0 walked, 0 alone"
 
@@ -46,10 +47,10 @@ MOMENTS = vp.Moments(torch.zeros(1, 3, 1, 1).double(), torch.ones(1, 3, 1, 1).do
 
 def walked(model, monkeypatch):
     """The same model with all that reads a parameter left to the walk."""
-    from varprop.norm.lowering import Lowering, NotLanes
+    from varprop.norm.lowering import Lowering, NotLowered
 
     def refuse(*_):
-        raise NotLanes
+        raise NotLowered
 
     with monkeypatch.context() as patch:
         patch.setattr(Lowering, "_with_parameter", refuse)
@@ -104,7 +105,7 @@ def test_parts_of_a_copied_network_are_parts_of_the_whole(between):
     network, _ = twin[0].networks[twin.training]
     whole = network.fold()
     for place in range(3):
-        for own, expected in zip(network.part([place]).fold().layer(0), whole.layer(place), strict=True):
+        for own, expected in zip(subnetwork_of(network, [place]).fold().layer(0), whole.layer(place), strict=True):
             torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from varprop.norm.distributed import cut_by_bytes, layers_read_by, subnetwork_of, subnetworks_by_bytes
 from varprop.norm.layers import Normalized
 from varprop.norm.network import Network
-from varprop.norm.partition import by_bytes
 
 from .networks import kept
 
@@ -28,7 +28,7 @@ def gradients(network: Network, parts: list[Network]) -> list[Tensor]:
     total = torch.zeros((), dtype=torch.float64)
     for part in parts:
         folded = part.fold()
-        for place, here in part.places.items():
+        for place, here in part.index_of.items():
             weight, bias = folded.layer(here)
             total = total + (place + 1) * weight.sin().sum() + bias.cos().sum()
     parameters = list(network.joint.graph.program.model.parameters())
@@ -39,8 +39,8 @@ def gradients(network: Network, parts: list[Network]) -> list[Tensor]:
 def test_parts_are_the_whole(name: str) -> None:
     network = whole(kept(name)[1])
     count = len(network.layers)
-    alone = [network.part([place]) for place in range(count)]
-    halves = [network.part(list(range(0, count, 2))), network.part(list(range(1, count, 2)))]
+    alone = [subnetwork_of(network, [place]) for place in range(count)]
+    halves = [subnetwork_of(network, list(range(0, count, 2))), subnetwork_of(network, list(range(1, count, 2)))]
     expected = gradients(network, [network])
     for parts in (alone, halves):
         for ours, theirs in zip(gradients(network, parts), expected, strict=True):
@@ -51,29 +51,29 @@ def test_copies_have_parts() -> None:
     model = kept("own norms")[1]
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         network = whole(copied)
-        found = gradients(network, [network.part([place]) for place in range(len(network.layers))])
+        found = gradients(network, [subnetwork_of(network, [place]) for place in range(len(network.layers))])
         for ours, theirs in zip(found, gradients(network, [network]), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_a_part_reads_what_its_layers_read() -> None:
     network = whole(kept("identity skip")[1])
-    places = {site.path: place for place, site in enumerate(network.sites)}
-    assert network.read_by(places["stem"]) == set()
-    assert network.read_by(places["body.2"]) == {places["body.0"]}
-    assert network.read_by(places["head"]) == {places["stem"], places["body.2"]}
-    part = network.part([places["head"]])
+    index = {spec.path: n for n, spec in enumerate(network.specs)}
+    assert layers_read_by(network, index["stem"]) == set()
+    assert layers_read_by(network, index["body.2"]) == {index["body.0"]}
+    assert layers_read_by(network, index["head"]) == {index["stem"], index["body.2"]}
+    part = subnetwork_of(network, [index["head"]])
     assert part.layout.channels.sources == 4 and part.layout.channels.external == 12
 
 
 def test_cut_by_bytes_from_the_end() -> None:
     sizes = [(3, 10), (0, 10), (2, 5), (1, 5)]
-    assert by_bytes(sizes, 10) == [[3], [0], [1, 2]]
-    assert by_bytes(sizes, 20) == [[3], [0, 1, 2]]
-    assert by_bytes(sizes, 1) == [[3], [0], [2], [1]]
-    assert by_bytes(sizes, 30) == [[0, 1, 2, 3]]
+    assert cut_by_bytes(sizes, 10) == [[3], [0], [1, 2]]
+    assert cut_by_bytes(sizes, 20) == [[3], [0, 1, 2]]
+    assert cut_by_bytes(sizes, 1) == [[3], [0], [2], [1]]
+    assert cut_by_bytes(sizes, 30) == [[0, 1, 2, 3]]
 
 
 def test_without_processes_there_is_one_part() -> None:
     network = whole(kept("identity skip")[1])
-    assert network.parts_by_bytes() == [network]
+    assert subnetworks_by_bytes(network) == [network]

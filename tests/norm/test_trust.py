@@ -53,7 +53,7 @@ def trained(model: nn.Module) -> nn.Module:
 def expected(model: nn.Module, x: Tensor) -> Tensor:
     """What a sequential model does with the present parameters, by the reference."""
     network = sites(model)[next(iter(sites(model)))].networks[model.training][0]
-    parts = reference_parts(network.layout, network._given(), network.parameters())
+    parts = reference_parts(network.layout, network.external_moments(), network.parameters())
     folded = dict(zip(network.layers, zip(parts, parts[len(network.layers) :], strict=False), strict=True))
     for module in model:  # type: ignore[attr-defined]
         x = F.linear(x, *folded[module]) if module in folded else module(x)

@@ -62,7 +62,7 @@ def _walks(model: nn.Module) -> list[Statistics]:
     walks: dict[int, Statistics] = {}
     for layer in normalized_layers(model).values():
         if layer.training in layer.networks:
-            walk, given = layer.networks[layer.training][0].walk, layer.networks[layer.training][0].given
+            walk, given = layer.networks[layer.training][0].evaluation, layer.networks[layer.training][0].evaluated
             if walk is not None and given:
                 walks[id(walk)] = walk
         elif not isinstance(layer, NormalizedRecurrent):

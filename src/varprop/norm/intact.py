@@ -8,11 +8,11 @@ statistics follow from layers that are not among them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from .linear_layers import is_linear_layer
@@ -33,11 +33,17 @@ APART = (
     "This is a copy of modules of a normalized model without '{}', from which their statistics follow: copy the whole "
     "model and call these modules of the copy, or copy modules of vp.fold(model), which need no others."
 )
+SHARDED = (
+    "Some parameters of the normalized model are sharded while a part of it runs that depends on them: call "
+    "fully_shard on the whole model and, within it, on blocks that hold their own norms and whose layers are called "
+    "once, and call no block by itself; or train with DistributedDataParallel; and call parallelize_module on the "
+    "plain model that vp.fold returns, not on the normalized one."
+)
 PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 class Link(NamedTuple):
-    """A module, and what has to be its child of a name."""
+    """A child module as it was recorded: `parent._modules[name]` has to be `child` still."""
 
     parent: nn.Module
     name: str
@@ -140,6 +146,17 @@ class Intact:
         for path in paths:
             if not any(path == used or not used or path.startswith(used + ".") for used in self._in_use):
                 raise ValueError(APART.format(path))
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """True for a tensor of `torch.distributed.tensor`, of which every process holds a piece."""
+    return hasattr(parameter, "full_tensor")
+
+
+def refuse_sharded(parameters: Sequence[Tensor]) -> None:
+    """Raise a RuntimeError where plain tensors are needed and some are sharded."""
+    if any(is_sharded(parameter) for parameter in parameters):
+        raise RuntimeError(SHARDED)
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:

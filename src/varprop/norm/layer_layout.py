@@ -20,7 +20,7 @@ from ..graph.node import Form, Node
 from ..moments import Moments, trusted
 from ..rules.registry import lookup
 from .fold.layout import Channels, Layout, Rows, consecutive
-from .lowering import Fixed, Lowering, NotLanes
+from .lowering import Fixed, Lowering, NotLowered
 from .statistics import Statistics
 
 _TRIALS = 8
@@ -37,13 +37,15 @@ def tap_matrix(use: Any, kernel: tuple[int, ...], spatial: tuple[int, ...], tran
     inside = _inside(use, kernel, spatial, transposed)
     share = inside.mean(1)
     centred = inside - share[:, None]
-    found = torch.cat([share[:, None], _root(centred @ centred.mT / inside.shape[1])], 1)
+    values, vectors = torch.linalg.eigh(centred @ centred.mT / inside.shape[1])
+    positive = values > 1e-13 * max(1.0, float(values.max()))
+    taps = torch.cat([share[:, None], vectors[:, positive] * values[positive].sqrt()], 1)
     trials = torch.randn(_TRIALS, len(share), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mean, spread = _try(use, trials, kernel, spatial, transposed, 1.0, 0.0)
     _, noise = _try(use, trials, kernel, spatial, transposed, 0.0, 1.0)
-    levers = trials @ found
+    levers = trials @ taps
     agrees = torch.allclose(mean, levers[:, 0]) and torch.allclose(noise, trials.square() @ share)
-    return found if agrees and torch.allclose(spread, levers[:, 1:].square().sum(1), atol=1e-8) else None
+    return taps if agrees and torch.allclose(spread, levers[:, 1:].square().sum(1), atol=1e-8) else None
 
 
 def _inside(use: Any, kernel: tuple[int, ...], spatial: tuple[int, ...], transposed: bool) -> Tensor:
@@ -61,21 +63,14 @@ def _as_weight(taps: Tensor, kernel: tuple[int, ...], transposed: bool) -> Tenso
 
 
 def _try(use: Any, trials: Tensor, kernel: Any, spatial: Any, transposed: bool, mean: float, var: float) -> Any:
+    """Mean and variance of outputs for trial weights and inputs of one mean and variance, by the layer's rule."""
     value = torch.ones([1] * (2 + len(kernel)), dtype=torch.float64)
     with trusted(), torch.no_grad():
         moments = Moments(mean * value, var * value, (1, 1, *spatial))
-        found = use.outputs(moments, _as_weight(trials, kernel, transposed))
-    centre = found.mean.reshape(len(trials), -1).mean(1)  # positions that stayed apart are pooled as the layer does
-    spread = (found.mean.reshape(len(trials), -1) - centre[:, None]).square()
-    return centre, (found.var.reshape(len(trials), -1) + spread).mean(1)
-
-
-def _root(form: Tensor) -> Tensor:
-    """Columns whose squares sum to the quadratic form; none for the zero form."""
-    values, vectors = torch.linalg.eigh(form)
-    kept = values > 1e-13 * max(1.0, float(values.max()))
-    root: Tensor = vectors[:, kept] * values[kept].sqrt()
-    return root
+        outputs = use.outputs(moments, _as_weight(trials, kernel, transposed))
+    centre = outputs.mean.reshape(len(trials), -1).mean(1)  # positions that stayed apart are pooled as the layer does
+    spread = (outputs.mean.reshape(len(trials), -1) - centre[:, None]).square()
+    return centre, (outputs.var.reshape(len(trials), -1) + spread).mean(1)
 
 
 @dataclass(frozen=True)
@@ -92,11 +87,11 @@ class Use:
         return cls(str(node.target.overloadpacket), tuple(settings))
 
     def ungrouped(self) -> Use:
-        """The same use without groups."""
-        place = 5 if self.target == "aten.convolution" else 3
-        if len(self.settings) <= place:
+        """This use with one group."""
+        position = 5 if self.target == "aten.convolution" else 3
+        if len(self.settings) <= position:
             return self
-        return Use(self.target, (*self.settings[:place], 1, *self.settings[place + 1 :]))
+        return Use(self.target, (*self.settings[:position], 1, *self.settings[position + 1 :]))
 
     def operation(self) -> Any:
         """The operation itself."""
@@ -111,13 +106,13 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Site:
-    """What a layout has to know of a layer: how it is called, on what, and the form of its weight."""
+class LayerSpec:
+    """How a layer is called, on which node of the graph, and the shape of its weight."""
 
     path: str
     use: Use
     target: str  # the name of the node that it reads
-    form: Form  # of that
+    form: Form  # of that node
     shape: tuple[int, ...]
     groups: int
     transposed: bool
@@ -134,83 +129,91 @@ class Site:
         return self.shape[0] // self.groups if self.transposed else self.shape[1]
 
     def channel_axis(self, form: Form) -> int:
-        """Where the channels are in what it reads or makes: before as many axes as its kernel has."""
+        """The axis of channels in its input or output: before as many axes as its kernel has."""
         return len(form.shape) - len(self.shape) + 1
 
     def taps(self) -> Tensor | None:
-        """How its taps meet the image; None where its statistics do not have the form that a layout describes."""
+        """The matrix `Rows.taps` of the layer; None where a layout cannot describe its statistics."""
         spatial = tuple(self.form.shape[self.channel_axis(self.form) + 1 :])
         return tap_matrix(self.use.ungrouped(), tuple(self.shape[2:]), spatial, self.transposed)
 
 
-class Found(NamedTuple):
-    """A layout, and what its given lanes stand for: what enters some sites, and then values that are not random.
+class LoweredLayers(NamedTuple):
+    """The layout of layers, and its external channels: inputs of some layers, then values that are not random.
 
     Attributes:
-        layout: Of the sites.
-        walked: The sites that read what only a walk can compute, with the reason.
-        fixed: Parameters, and what follows from them alone, that functions of lanes read.
+        layout: Of the layers.
+        evaluated: The layers whose inputs only the engine can evaluate, by their indices, with the reason.
+        fixed: Parameters, and what follows from them alone, that functions of channels read.
     """
 
     layout: Layout
-    walked: dict[int, str]
+    evaluated: dict[int, str]
     fixed: list[Fixed]
 
 
-def make_layout(joint: Statistics, sites: list[Site]) -> Found:
-    """The layout of the sites."""
+def make_layout(joint: Statistics, specs: list[LayerSpec]) -> LoweredLayers:
+    """The layout of some layers.
+
+    Args:
+        joint: The graph between them.
+        specs: How each of them is called.
+    """
     lowering = Lowering(_without_model(joint.plan))
     numbering = lowering.numbering
-    for site in sites:
-        lanes = numbering.new(site.outputs)
-        for node in (node for node, path in joint.graph.calls.items() if path == site.path):
+    for spec in specs:
+        outputs = numbering.new(spec.outputs)
+        for node in (node for node, path in joint.graph.calls.items() if path == spec.path):
             shape = [1] * node.ndim
-            shape[site.channel_axis(node.form)] = -1
-            lowering.give(node, lanes.view(shape), node.form.shape)
+            shape[spec.channel_axis(node.form)] = -1
+            lowering.assign(node, outputs.view(shape), node.form.shape)
     sources = numbering.count
     data = _data(lowering, joint)
     lowering.run()
     pooled: list[Pair] = []
     nodes = joint.nodes_by_name()
-    entering = [_entering(lowering, site, nodes[site.target], data, sources, pooled) for site in sites]
-    walked = [place for place, lanes in enumerate(entering) if lanes is None]
-    given = {place: lowering.blocker(nodes[sites[place].target]) for place in walked}
-    for place in given:
-        entering[place] = numbering.new(sites[place].groups * sites[place].channels)
-    steps, number = numbering.steps([lanes for lanes in entering if lanes is not None])
+    entering = [_entering(lowering, spec, nodes[spec.target], data, sources, pooled) for spec in specs]
+    not_lowered = [index for index, numbers in enumerate(entering) if numbers is None]
+    evaluated = {index: lowering.blocker(nodes[specs[index].target]) for index in not_lowered}
+    for index in evaluated:
+        entering[index] = numbering.new(specs[index].groups * specs[index].channels)
+    steps, renumbered = numbering.steps([numbers for numbers in entering if numbers is not None])
     mean, var = (torch.cat([pair[k] for pair in (data, *pooled)]) for k in (0, 1))
-    found = [number[lanes] for lanes in entering if lanes is not None]
-    count = sum(len(found[place]) for place in given) + sum(len(lanes) for _, lanes in numbering.fixed)
-    layout = Layout(Channels(sources, mean, var, count, tuple(steps), torch.cat(found)), _rows(sites))
-    return Found(layout, given, [fixed for fixed, _ in numbering.fixed])
+    channels = [renumbered[numbers] for numbers in entering if numbers is not None]
+    external = sum(len(channels[index]) for index in evaluated) + sum(len(n) for _, n in numbering.fixed)
+    layout = Layout(Channels(sources, mean, var, external, tuple(steps), torch.cat(channels)), _rows(specs))
+    return LoweredLayers(layout, evaluated, [fixed for fixed, _ in numbering.fixed])
 
 
 def _without_model(plan: Plan) -> Plan:
-    """The same for functions of lanes, which read no parameters: those who keep them must not keep the model."""
+    """A plan for functions of channels, which read no parameters: whoever keeps them must not keep the model."""
     return replace(plan, program=replace(plan.program, model=nn.Module(), facts={}))
 
 
 def _data(lowering: Lowering, joint: Statistics) -> Pair:
-    """Lanes for the data, which enters with moments that never change."""
-    found = [torch.zeros(0, 2, dtype=torch.float64)]
+    """Mean and variance of the model's inputs, whose channels are numbered; they never change."""
+    pairs = [torch.zeros(0, 2, dtype=torch.float64)]
     for node, value in joint.graph.inputs.items():
         if isinstance(value, Moments):
-            lowering.give(node, lowering.numbering.new(value.mean.numel()).view(value.shape), value.full)
-            parts = [part.detach().cpu().double().flatten() for part in (value.mean, value.var)]
-            found.append(torch.stack(parts, 1))
-    mean, var = torch.cat(found).unbind(1)
+            lowering.assign(node, lowering.numbering.new(value.mean.numel()).view(value.shape), value.full)
+            pairs.append(torch.stack([t.detach().cpu().double().flatten() for t in (value.mean, value.var)], 1))
+    mean, var = torch.cat(pairs).unbind(1)
     return mean, var
 
 
 def _entering(
-    lowering: Lowering, site: Site, target: Node, data: Pair, first: int, pooled: list[Pair]
+    lowering: Lowering, spec: LayerSpec, target: Node, data: Pair, first: int, pooled: list[Pair]
 ) -> Tensor | None:
-    """The lane of every channel a site reads; None if it reads something else."""
+    """The number of every channel that a layer reads; None if its input was not lowered.
+
+    Data whose moments differ from position to position become channels with the moments at a random position, which are
+    added to `pooled`; `first` is the number of the first channel of `data`.
+    """
     try:
         numbers = lowering.numbers(target)
-    except NotLanes:
+    except NotLowered:
         return None
-    axis, count = site.channel_axis(site.form), site.groups * site.channels
+    axis, count = spec.channel_axis(spec.form), spec.groups * spec.channels
     if numbers.shape[axis] == 1:
         numbers = numbers.expand([count if a == axis else -1 for a in range(numbers.ndim)])
     by_channel = numbers.movedim(axis, 0).reshape(count, -1)
@@ -218,29 +221,27 @@ def _entering(
         return by_channel[:, 0]
     if bool(((by_channel < first) | (by_channel >= first + len(data[0]))).any()):
         return None
-    pooled.append(_at_random_position(by_channel - first, *data))
+    mean, var = (moments[by_channel - first] for moments in data)
+    centre = mean.mean(1, keepdim=True)
+    pooled.append((centre[:, 0], (var + (mean - centre).square()).mean(1)))
     return lowering.numbering.new(len(by_channel))
 
 
-def _at_random_position(places: Tensor, mean: Tensor, var: Tensor) -> Pair:
-    """Moments of data that differ from position to position, for every channel."""
-    centre = mean[places].mean(1, keepdim=True)
-    return centre[:, 0], (var[places] + (mean[places] - centre).square()).mean(1)
-
-
-def _rows(sites: list[Site]) -> tuple[Rows, ...]:
+def _rows(specs: list[LayerSpec]) -> tuple[Rows, ...]:
     rows: list[Rows] = []
-    known: dict[Any, Tensor] = {}
-    for site in sites:
-        taps: Any = site.taps()
-        taps = known.setdefault((taps.shape, *taps.flatten().tolist()), taps)  # equal ones are one, to be told by `is`
-        rows.append(Rows(site.outputs, site.groups, site.channels, taps, 0, 0, 0, site.transposed, site.centred))
+    distinct: dict[Any, Tensor] = {}
+    for spec in specs:
+        taps: Any = spec.taps()
+        taps = distinct.setdefault((taps.shape, *taps.flatten().tolist()), taps)  # equal matrices are one object
+        rows.append(Rows(spec.outputs, spec.groups, spec.channels, taps, 0, 0, 0, spec.transposed, spec.centred))
     return consecutive(rows)
 
 
-def walk_of(joint: Statistics, sites: list[Site], walked: Iterable[int], fixed: Iterable[Fixed]) -> Statistics | None:
-    """The walk that computes what the given lanes stand for."""
-    names = [*(sites[place].target for place in walked), *(value.node for value in fixed)]
+def evaluation_of(
+    joint: Statistics, specs: list[LayerSpec], evaluated: Iterable[int], fixed: Iterable[Fixed]
+) -> Statistics | None:
+    """The evaluation of external channels: inputs of some layers, then values that are not random; None if none."""
+    names = [*(specs[index].target for index in evaluated), *(value.node for value in fixed)]
     if not names:
         return None
     nodes = joint.nodes_by_name()

@@ -18,6 +18,7 @@ from ..graph.node import Form
 from ..moments import Moments, trusted
 from .fold.layout import EPS
 from .fold.reference import full_precision, rate_of
+from .intact import refuse_sharded
 from .layer_layout import Use
 from .linear_layers import (
     LinearLayer,
@@ -31,7 +32,6 @@ from .linear_layers import (
 )
 from .loading import ChecksCheckpoints
 from .scope import called_module, folded_alone, folded_layer
-from .sharded import refuse_sharded
 from .statistics import Statistics
 
 SETTINGS = ("center", "centred_rows", "uses", "statistics", "networks")  # attributes of all normalized layers

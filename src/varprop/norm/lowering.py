@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..engine.evaluation import Evaluation as Walk
-from ..engine.evaluation import apply
+from ..engine.evaluation import Evaluation, apply
 from ..engine.plan import Plan
 from ..gaussian.normal import Pair, safe_sqrt
 from ..gaussian.rectifier import FALL, SKEW, SPLIT, relu_of_sum, two_slopes
@@ -30,123 +29,118 @@ from ..moments import Moments, trusted
 from .backends.torch import with_derivatives
 from .fold.layout import Function, Step
 
-NUMBER = 2**40  # lanes are numbered from here while they are moved, so that no constant looks like one
+NUMBER = 2**40  # channels are numbered from here while they are moved, so that no constant looks like one
 
 
-class NotLanes(Exception):
-    """A value that does not consist of lanes."""
+class NotLowered(Exception):
+    """A value that does not consist of numbered channels."""
 
 
 class Fixed(NamedTuple):
-    """A value that is not random among lanes: a parameter, or what follows from parameters alone.
+    """A value that is not random among channels: a parameter, or what follows from parameters alone.
 
     Attributes:
         node: The name of its node.
         shape: The shape in which it stands beside a random value.
-        lanes: The shape of its lanes, to which it is expanded.
+        channels: The shape of its channels, to which it is expanded.
     """
 
     node: str
     shape: tuple[int, ...]
-    lanes: tuple[int, ...]
+    channels: tuple[int, ...]
 
     def expanded(self, value: Tensor) -> Tensor:
-        """The value of every lane."""
-        return value.reshape(self.shape).expand(self.lanes).flatten()
+        """The value of every channel."""
+        return value.reshape(self.shape).expand(self.channels).flatten()
 
 
 @dataclass
 class Numbering:
-    """The lanes while they are found.
+    """Channels by number: all that there are, the functions that compute them, and the order of a fold.
 
     Attributes:
-        level: For every lane, how many steps come before it.
-        raw: Every function applied: with the lanes it reads, and the first lane it makes.
-        fixed: Values that are not random beside lanes, with the lanes they are.
-        known: The lanes of functions applied before, which are the same if applied again.
+        level: For every channel, how many steps come before it.
+        raw: Every function applied: with the channels it reads, and the first channel it computes.
+        fixed: Values that are not random, with the numbers of their channels.
+        applied: The channels computed so far, by function and arguments: those of an equal call are the same.
     """
 
     level: list[int] = field(default_factory=list)
     raw: list[tuple[Function, tuple[Tensor, ...], int]] = field(default_factory=list)
     fixed: list[tuple[Fixed, Tensor]] = field(default_factory=list)
-    known: dict[Any, Tensor] = field(default_factory=dict)
+    applied: dict[Any, Tensor] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """How many lanes there are."""
+        """The number of channels."""
         return len(self.level)
 
     def new(self, count: int, level: int = 0) -> Tensor:
-        """Fresh lanes."""
+        """Fresh channels."""
         first = len(self.level)
         self.level += [level] * count
         return torch.arange(first, first + count)
 
     def fix(self, value: Fixed) -> Moments:
-        """Lanes for a value that is not random."""
-        numbers = self.new(math.prod(value.lanes))
+        """Channels for a value that is not random."""
+        numbers = self.new(math.prod(value.channels))
         self.fixed.append((value, numbers))
-        return moving_lanes(numbers.view(value.lanes), value.lanes)
+        return moving_channels(numbers.view(value.channels), value.channels)
 
     def apply(self, function: Function, moving: list[Moments], full: Any) -> Moments:
-        """Lanes for a function of lanes; each combination of arguments once."""
+        """The channels that a function computes from others, each combination of arguments once."""
         spread = torch.broadcast_tensors(*(m.mean for m in moving))
         combinations = torch.stack([_numbers(t).flatten() for t in spread])
-        distinct, place = torch.unique(combinations, dim=1, return_inverse=True)
+        distinct, inverse = torch.unique(combinations, dim=1, return_inverse=True)
         key = (function.name, *distinct.flatten().tolist())
-        if key not in self.known:
-            level = 1 + max(self.level[lane] for lane in distinct.flatten().tolist())
-            made = self.new(distinct.shape[1], level)
-            self.raw.append((function, tuple(distinct), int(made[0])))
-            self.known[key] = made
-        return moving_lanes(self.known[key][place].view(spread[0].shape), full)
+        if key not in self.applied:
+            level = 1 + max(self.level[channel] for channel in distinct.flatten().tolist())
+            computed = self.new(distinct.shape[1], level)
+            self.raw.append((function, tuple(distinct), int(computed[0])))
+            self.applied[key] = computed
+        return moving_channels(self.applied[key][inverse].view(spread[0].shape), full)
 
     def steps(self, entering: list[Tensor]) -> tuple[list[Step], Tensor]:
-        """The functions that lead to lanes that enter a site, in order, and the new number of every lane.
+        """The functions that lead to channels that enter a layer, in order, and the new number of every channel.
 
         Equal functions of one level are together.
         """
-        needed, made = (torch.zeros(self.count, dtype=torch.bool) for _ in range(2))
+        needed, computed = (torch.zeros(self.count, dtype=torch.bool) for _ in range(2))
         needed[torch.cat(entering)] = True
         groups: dict[tuple[int, str], list[int]] = {}
-        for place, (function, inputs, first) in reversed(list(enumerate(self.raw))):
-            own = slice(first, first + len(inputs[0]))
-            made[own] = True
-            if bool(needed[own].any()):
+        for position, (function, inputs, first) in reversed(list(enumerate(self.raw))):
+            outputs = slice(first, first + len(inputs[0]))
+            computed[outputs] = True
+            if bool(needed[outputs].any()):
                 needed[torch.cat(inputs)] = True
-                groups.setdefault((self.level[first], function.name), []).insert(0, place)
-        number = self._numbers_of_unmade(made)
-        start, steps = int((~made).sum()), []
+                groups.setdefault((self.level[first], function.name), []).insert(0, position)
+        fixed = torch.zeros_like(computed)
+        for _, channels in self.fixed:
+            fixed[channels] = True
+        # channels that no function computes come first, in their order, those of parameters at their end
+        number = torch.cumsum(~computed & ~fixed, 0) - 1
+        number[fixed] = int((~computed & ~fixed).sum()) + torch.arange(int(fixed.sum()))
+        start, steps = int((~computed).sum()), []
         for key in sorted(groups):
-            members = [self.raw[place] for place in groups[key]]
+            members = [self.raw[position] for position in groups[key]]
             for _, inputs, first in members:
                 count = len(inputs[0])
                 number[first : first + count] = torch.arange(start, start + count)
                 start += count
             function, arity = members[0][0], len(members[0][1])
-            lanes = tuple(torch.cat([inputs[k] for _, inputs, _ in members]) for k in range(arity))
-            steps.append((function, lanes, start - len(lanes[0]), len(lanes[0])))
-        done = [Step(f, tuple(number[lane] for lane in lanes), first, n) for f, lanes, first, n in steps]
-        return done, number
-
-    def _numbers_of_unmade(self, made: Tensor) -> Tensor:
-        """Lanes that no function makes come first, in their order, those of parameters at their end."""
-        fixed = torch.zeros_like(made)
-        for _, lanes in self.fixed:
-            fixed[lanes] = True
-        number = torch.cumsum(~made & ~fixed, 0) - 1
-        number[fixed] = int((~made & ~fixed).sum()) + torch.arange(int(fixed.sum()))
-        return number
+            arguments = tuple(torch.cat([inputs[k] for _, inputs, _ in members]) for k in range(arity))
+            steps.append((function, arguments, start - len(arguments[0]), len(arguments[0])))
+        return [Step(f, tuple(number[a] for a in arguments), first, n) for f, arguments, first, n in steps], number
 
 
-def moving_lanes(numbers: Tensor, full: Any) -> Moments:
-    """Lanes on their way through operations."""
+def moving_channels(numbers: Tensor, full: Any) -> Moments:
+    """Numbers of channels as a value that operations can move."""
     values = numbers.double() + NUMBER
     return Moments(values, values, full)
 
 
-def lane_numbers(moving: Moments) -> Tensor:
-    """Which lanes came through."""
+def channel_numbers(moving: Moments) -> Tensor:
+    """The numbers in a value that operations have moved."""
     return _numbers(moving.mean)
 
 
@@ -166,11 +160,12 @@ def recognized(name: str, moments: Callable[..., Pair], kernel: Kernel | None, a
         kernel: The one that may compute it: a wrong one costs speed and nothing else.
         arity: Number of random arguments.
     """
-    found = Function(name, moments, kernel, arity)
-    return found if kernel is None or _agrees(found) else Function(name, moments, None, arity)
+    function = Function(name, moments, kernel, arity)
+    return function if kernel is None or _agrees(function) else Function(name, moments, None, arity)
 
 
 def _agrees(function: Function) -> bool:
+    """True if the kernel of a function computes its moments at some points."""
     grid = torch.cartesian_prod(torch.linspace(-4, 4, 9), torch.tensor([0.01, 0.3, 1.0, 4.0])).double()
     pairs = [(grid[:, 0], grid[:, 1].square()), (grid[:, 0].flip(0), grid[:, 1].flip(0))][: function.arity]
     (mean, var), _ = with_derivatives(function, pairs)
@@ -179,14 +174,14 @@ def _agrees(function: Function) -> bool:
 
 
 def composed(first: Function, second: Function) -> Kernel | None:
-    """Of a function behind a maximum."""
+    """The kernel of a function of a maximum; None if there is none."""
     if first.kernel is None or second.kernel is None or first.kernel[0] != "maximum":
         return None
     return ("compose", *first.kernel, *second.kernel)
 
 
 def piecewise_linear(values: Callable[[Tensor], Tensor]) -> Kernel | None:
-    """Two slopes that meet at zero, or a line, however the model writes them (relu(x) + 0.03 x)."""
+    """The kernel of two slopes that meet at zero, or of a line, however written (relu(x) + 0.03 x); None for others."""
     x = torch.logspace(-6, 6, 100, dtype=torch.float64)
     up, down, zero = (values(t).double() for t in (x, -x, x * 0))
     above, below = (up - zero) / x, (down - zero) / -x
@@ -203,7 +198,10 @@ def _equal(numbers: Tensor) -> bool:
 
 
 def of_positions(moments: Callable[[Pair], Pair]) -> Kernel | None:
-    """Averages and maxima over a channel's positions: linear in mean, variance and standard deviation."""
+    """The kernel of an average or a maximum over a channel's positions; None for other functions.
+
+    It is linear in mean, variance and standard deviation.
+    """
     mean = torch.tensor([0.0, 1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     var = torch.tensor([1.0, 4.0, 0.25, 2.0, 0.04], dtype=torch.float64)
     out_mean, out_var = moments((mean, var))
@@ -230,25 +228,25 @@ LEARNED_SLOPE = Function(
 
 @dataclass
 class Lowering:
-    """The lanes of a graph's nodes while they are found.
+    """Finds the channels of a graph's nodes.
 
     Attributes:
         plan: Of the graph between the layers.
-        numbering: All lanes that there are, and the functions that make them.
-        lanes: For every node visited the numbers of its lanes, as the means (and variances) of a `Moments`; lists for
-            several results. Nodes that are no lanes are missing.
+        numbering: All channels, and the functions that compute them.
+        channels: For every node visited the numbers of its channels, as the means (and variances) of a `Moments`; lists
+            for several results. Nodes that do not consist of channels are missing.
     """
 
     plan: Plan
     numbering: Numbering = field(default_factory=Numbering)
-    lanes: dict[Node, Any] = field(default_factory=dict)
+    channels: dict[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.walk = Walk(self.plan, {}, annotate=False)
+        self.evaluation = Evaluation(self.plan, {}, annotate=False)
 
-    def give(self, node: Node, numbers: Tensor, full: Any) -> None:
-        """Say of which lanes a node consists."""
-        self.lanes[node] = moving_lanes(numbers, full)
+    def assign(self, node: Node, numbers: Tensor, full: Any) -> None:
+        """Set the channels of a node."""
+        self.channels[node] = moving_channels(numbers, full)
 
     def run(self) -> None:
         """Visit every node; those that cannot be lowered, and what follows from them, stay out."""
@@ -256,41 +254,41 @@ class Lowering:
             for node in self.plan.program.nodes:
                 if self.plan.random(node) and not self.plan.inside_cluster(node):
                     try:
-                        self.lanes[node] = self._visit(node)
-                    except NotLanes:
+                        self.channels[node] = self._visit(node)
+                    except NotLowered:
                         continue
 
     def numbers(self, node: Node) -> Tensor:
-        """The lanes of a node in the shape it has (uniform axes of extent 1)."""
+        """The numbers of a node's channels, in its shape (uniform axes of extent 1)."""
         with trusted(), torch.no_grad():
             moving: Moments = self._value(node)
-        return lane_numbers(moving)
+        return channel_numbers(moving)
 
     def blocker(self, target: Node) -> str:
-        """The first operation before a node that does not consist of lanes though all that it reads does."""
+        """The first operation before a node that does not consist of channels though all that it reads does."""
         waiting, seen = [target], {target}
         while waiting:
             node = waiting.pop()
-            missing = [n for n in self.plan.random_operands(node) if n not in self.lanes and n not in seen]
-            if not missing and node not in self.lanes and node.target is not None:
+            missing = [n for n in self.plan.random_operands(node) if n not in self.channels and n not in seen]
+            if not missing and node not in self.channels and node.target is not None:
                 return f"{node.target} in '{node.module}'"
             seen.update(missing)
             waiting += missing
         return f"positions of {target.name} that differ"
 
     def _value(self, node: Any) -> Any:
-        if node not in self.lanes:
+        if node not in self.channels:
             if not isinstance(node, Node) or not self.plan.inside_cluster(node):
-                raise NotLanes
-            self.lanes[node] = self._clustered(node)
-        return self.lanes[node]
+                raise NotLowered
+            self.channels[node] = self._clustered(node)
+        return self.channels[node]
 
     def _visit(self, node: Node) -> Any:
         rule = self.plan.rules.get(node)
         if node.target is operator.getitem:
             return self._value(node.args[0])[node.args[1]]
         if rule is None:
-            raise NotLanes
+            raise NotLowered
         if rule.kind == "structural":
             return self._moved(node)
         self._require_only_random(node)
@@ -306,20 +304,20 @@ class Lowering:
     def _require_only_random(self, node: Node) -> None:
         """Tensors that are not random are parameters or tables, which differ from channel to channel."""
         if any(not self.plan.random(operand) for operand in node.operands):
-            raise NotLanes
+            raise NotLowered
 
     def _clustered(self, node: Node) -> Moments:
         if node in self.plan.skips:
             return self._applied(AFTER_SKIP, node, *self.plan.skips[node])
         root = self.plan.root[node]
         if self.plan.mixture(root) is not None and not self._is_affine(node):
-            raise NotLanes  # a function of what is kept is mixed with one of what is dropped
+            raise NotLowered  # a function of what is kept is mixed with one of what is dropped
         if any(not self.plan.random(operand) for operand in node.operands):
             return self._with_parameter(node)
         if self._reads_parameters(node, root):  # a function of what is Gaussian like the root
             argument = self._behind_parameters(node, root)
             return self._applied(self._function_from(node, argument), node, argument)
-        moments = _of_lanes(functools.partial(self._cluster_moments, node, root))
+        moments = _of_channels(functools.partial(self._cluster_moments, node, root))
         function = recognized(self._expression(node, root), moments, self._pointwise_kernel(node, root))
         return self._applied(function, node, root)
 
@@ -336,29 +334,29 @@ class Lowering:
         return named or piecewise_linear(self._values(node, start))
 
     def _reads_parameters(self, node: Node, root: Node) -> bool:
-        path = self.walk.clusters.path(node, root)
+        path = self.evaluation.clusters.path(node, root)
         return any(not self.plan.random(operand) for other in path for operand in other.operands)
 
     def _behind_parameters(self, node: Node, root: Node) -> Node:
         """The last node that is Gaussian like the root and of which alone, without parameters, a node is a function."""
-        for start in reversed(self.walk.clusters.path(node, root)[:-1]):
-            path = self.walk.clusters.path(node, start)
+        for start in reversed(self.evaluation.clusters.path(node, root)[:-1]):
+            path = self.evaluation.clusters.path(node, start)
             read = {operand for other in path for operand in other.operands}
             if root not in read and read <= {start, *path} and self._is_affine(start):
                 return start
-        raise NotLanes
+        raise NotLowered
 
     def _with_parameter(self, node: Node) -> Moments:
         """A function of a random value and a parameter, which is a random value of variance 0."""
         (argument, *more), rule = self.plan.random_operands(node), self.plan.rules[node]
         if more or len(node.operands) != 2 or any(operand not in node.args[:2] for operand in node.operands):
-            raise NotLanes
+            raise NotLowered
         if rule.affine is not None and rule.independent is not None:
             return self._combined(node, list(node.args[:2]))
         if rule.operation not in ("prelu", "prelu of broadcast slopes"):
-            raise NotLanes
+            raise NotLowered
         if not self._is_affine(argument):
-            raise NotLanes
+            raise NotLowered
         weight = node.args[1]
         shape = list(weight.form.shape)
         if rule.operation == "prelu" and weight.form.shape.numel() > 1:  # along the channels
@@ -370,23 +368,23 @@ class Lowering:
     def _is_affine(self, node: Node) -> bool:
         """Whether a node follows from its root by factors and sums with constants, and so is Gaussian as well."""
         root = self.plan.root[node]
-        path = self.walk.clusters.path(node, root) if node is not root else []
+        path = self.evaluation.clusters.path(node, root) if node is not root else []
         return all(
             self.plan.rules[other].affine is not None and sum(map(self.plan.random, other.reads)) == 1 for other in path
         )
 
     def _fixed(self, node: Node, like: Node, shape: Sequence[int]) -> Moments:
-        """Lanes for a node that is not random, seen in some shape: one for every lane of the node it is combined with.
+        """Channels for a node that is not random, seen in some shape: one for every channel of the node beside it.
 
-        So channels that share a parameter share no lane, and are computed apart.
+        So random channels that share a parameter have a channel each for it, and are computed apart.
         """
-        lanes = self._value(like).shape
-        if not node.form.is_floating or math.prod(shape) > math.prod(lanes):
-            raise NotLanes
+        beside = self._value(like).shape
+        if not node.form.is_floating or math.prod(shape) > math.prod(beside):
+            raise NotLowered
         try:
-            together = torch.broadcast_shapes(lanes, shape)
+            together = torch.broadcast_shapes(beside, shape)
         except RuntimeError:
-            raise NotLanes from None
+            raise NotLowered from None
         return self.numbering.fix(Fixed(node.name, tuple(shape), tuple(together)))
 
     def _expression(self, node: Any, root: Node) -> str:
@@ -399,13 +397,13 @@ class Lowering:
         return f"{node.target}({args}{more})"
 
     def _cluster_moments(self, node: Node, root: Node, x: Moments) -> Moments:
-        def value(other: Node) -> Moments:
-            return x if other is root else self.walk.clusters.moments(other, value)
+        def value(inner: Node) -> Moments:
+            return x if inner is root else self.evaluation.clusters.moments(inner, value)
 
         return value(node)
 
     def _values(self, node: Node, root: Node) -> Callable[[Tensor], Tensor]:
-        clusters = self.walk.clusters
+        clusters = self.evaluation.clusters
         return lambda x: clusters.evaluate(clusters.path(node, root), root, x)
 
     def _applied(self, function: Function, node: Node, *arguments: Node) -> Moments:
@@ -414,15 +412,15 @@ class Lowering:
 
     def _combined(self, node: Node, operands: list[Node]) -> Moments:
         if len(operands) != 2 or list(node.args[:2]) != operands:
-            raise NotLanes
-        independent, rest, kwargs = self.plan.rules[node].independent, node.args[2:], node.kwargs
+            raise NotLowered
+        independent, settings, kwargs = self.plan.rules[node].independent, node.args[2:], node.kwargs
         assert independent is not None
-        moments = _of_lanes(lambda x, y: independent(x, y, *rest, **kwargs))
+        moments = _of_channels(lambda x, y: independent(x, y, *settings, **kwargs))
         kernel = self._named_kernel(node, *operands)
-        function = recognized(f"{node.target}(x, y, {rest!r}, {kwargs!r})", moments, kernel, arity=2)
+        function = recognized(f"{node.target}(x, y, {settings!r}, {kwargs!r})", moments, kernel, arity=2)
         random = self.plan.random_operands(node)
         if len(random) == 1 and function.kernel is None:
-            raise NotLanes
+            raise NotLowered
         moving = [self._value(o) if o in random else self._fixed(o, random[0], o.form.shape) for o in operands]
         return self.numbering.apply(function, moving, node.form.shape)
 
@@ -430,55 +428,55 @@ class Lowering:
         rule, (argument, *settings) = self.plan.rules[node], node.args
         several = isinstance(node.form, (list, tuple))
         if rule.function is None or self.plan.random_operands(node) != [argument]:
-            raise NotLanes
+            raise NotLowered
         ranks, maximum = rule.order_statistic, rule.maximum
-        found = self.walk.without_functions(argument, maximum, self._value, self._moved) if ranks else None
-        moving, before, after = found or (self._value(argument), argument, argument)
+        ranked = self.evaluation.without_functions(argument, maximum, self._value, self._moved) if ranks else None
+        moving, before, after = ranked or (self._value(argument), argument, argument)
         self._require_uniform(node, moving)
         form, full, axis = (node.form[0] if several else node.form), list(moving.full), _channel_axis(moving.full)
 
         def pooled(x: Moments) -> Moments:
             shape, seen = [1] * len(full), list(full)
             shape[axis], seen[axis] = -1, len(x.mean)
-            found = rule.function(Moments(x.mean.view(shape), x.var.view(shape), seen), *settings, **node.kwargs)  # type: ignore[misc]
-            found = found[0] if several else found
-            if found.mean.numel() != len(x.mean):
-                raise NotLanes  # positions come out different: windows of several sizes
-            return found  # type: ignore[no-any-return]
+            result = rule.function(Moments(x.mean.view(shape), x.var.view(shape), seen), *settings, **node.kwargs)  # type: ignore[misc]
+            result = result[0] if several else result
+            if result.mean.numel() != len(x.mean):
+                raise NotLowered  # positions come out different: windows of several sizes
+            return result  # type: ignore[no-any-return]
 
         name = f"{node.target}(x{full[axis + 1 :]}, {settings!r}, {node.kwargs!r})"
-        moments = _of_lanes(pooled)
+        moments = _of_channels(pooled)
         function = recognized(name, moments, self._named_kernel(node, argument) or of_positions(moments))
         if before is not after:
             last = self._function_from(after, before)
             function = recognized(f"{last.name} after {name}", _chained(function, last), composed(function, last))
-        made = self.numbering.apply(function, [moving], form.shape)
-        made = moving_lanes(lane_numbers(made).view(_kept_axes(made.mean, form)), form.shape)
-        return [made] + [None] * (len(node.form) - 1) if several else made
+        computed = self.numbering.apply(function, [moving], form.shape)
+        computed = moving_channels(channel_numbers(computed).view(_pooled_shape(computed.mean, form)), form.shape)
+        return [computed] + [None] * (len(node.form) - 1) if several else computed
 
     def _function_from(self, node: Node, start: Node) -> Function:
         """The function of an earlier node of its cluster, as if that were Gaussian."""
-        moments = _of_lanes(functools.partial(self.walk.clusters.moments_from, node, start))
+        moments = _of_channels(functools.partial(self.evaluation.clusters.moments_from, node, start))
         return recognized(self._expression(node, start), moments, self._pointwise_kernel(node, start))
 
     def _require_uniform(self, node: Node, moving: Moments) -> None:
-        """The rule mixes positions; lanes stay apart only where all positions of a channel are the same lane."""
+        """Raise if a rule that mixes positions reads a value whose positions have different moments."""
         axis = _channel_axis(moving.full)
         if self.plan.rules[node].per_channel and all(size == 1 for size in moving.shape[axis + 1 :]):
             return
         axes = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], (list, tuple)) else None
         alone = moving.mean.numel() == moving.shape[axis] and axis not in [a % moving.ndim for a in axes or [axis]]
         if not self.plan.rules[node].reduces or not alone:
-            raise NotLanes
+            raise NotLowered
 
 
-def _of_lanes(function: Callable[..., Moments]) -> Callable[..., Pair]:
-    """How means and variances of lanes go through a function of Moments."""
+def _of_channels(function: Callable[..., Moments]) -> Callable[..., Pair]:
+    """A function of Moments as one of means and variances, flat."""
 
-    def moments(*lanes: Pair) -> Pair:
+    def moments(*channels: Pair) -> Pair:
         with trusted():
-            found = function(*(Moments(*lane) for lane in lanes))
-        return found.mean.reshape(-1), found.var.reshape(-1)
+            result = function(*(Moments(*channel) for channel in channels))
+        return result.mean.reshape(-1), result.var.reshape(-1)
 
     return moments
 
@@ -488,11 +486,11 @@ def _chained(first: Function, second: Function) -> Callable[[Pair], Pair]:
 
 
 def _channel_axis(full: Any) -> int:
-    """Behind the batch axis where there is one; pooling and interpolation treat it so."""
+    """The axis behind the batch axis, if there is one, as pooling and interpolation have it."""
     return min(1, len(full) - 1)
 
 
-def _kept_axes(numbers: Tensor, form: Form) -> list[int]:
+def _pooled_shape(numbers: Tensor, form: Form) -> list[int]:
     """The shape of a pooled value: axes may have gone (a mean without keepdim)."""
     if numbers.ndim == len(form.shape):
         return list(numbers.shape)
@@ -503,7 +501,7 @@ def _kept_axes(numbers: Tensor, form: Form) -> list[int]:
 
 
 def _stamped(value: Any, node: Node, count: int) -> Any:
-    """What an operation made of the numbers, if it only moved them."""
+    """The result of an operation on numbers; NotLowered is raised if it did more than move them."""
     if isinstance(value, (list, tuple)):
         forms = node.form if isinstance(node.form, (list, tuple)) else [node.form] * len(value)
         return [_checked(v, form.shape, count) for v, form in zip(value, forms, strict=True)]
@@ -513,5 +511,5 @@ def _stamped(value: Any, node: Node, count: int) -> Any:
 def _checked(value: Moments, full: Any, count: int) -> Moments:
     numbers = value.mean - NUMBER
     if bool(((numbers < 0) | (numbers >= count) | (value.var != value.mean)).any()):
-        raise NotLanes
+        raise NotLowered
     return Moments(value.mean, value.var, full)

@@ -63,9 +63,9 @@ def fold_report(model: nn.Module) -> FoldReport:
 def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
     if layer.training in layer.networks:
         network, place = layer.networks[layer.training]
-        if place not in network.given:
+        if place not in network.evaluated:
             return FoldedLayer(path, "together")
-        return FoldedLayer(path, "walked", f"after {network.given[place]}")
+        return FoldedLayer(path, "walked", f"after {network.evaluated[place]}")
     if isinstance(layer, NormalizedRecurrent):
         return FoldedLayer(path, "alone", "recurrent layers have statistics of their own")
     calls = len(layer.uses[layer.training])

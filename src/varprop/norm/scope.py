@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..gaussian.normal import Pair
+from .distributed import fold_around
 from .fold.autograd import own_saved_tensors
 from .network import PARAMETERS, Folded, Network
-from .units import fold_with_others
 
 CHANGED = (
     "What '{}' is folded from was changed within `vp.unchanged`, which promises that it is not: leave it before the "
@@ -79,14 +79,14 @@ def folded_layer(network: Network, place: int) -> Pair:
     unit, found = _shared_with(shared or (), network, place)
     layer = network.layers[place]
     if found is not None and promised and (network in _current.stepped or unit.changed_between(found)):
-        raise RuntimeError(CHANGED.format(network.sites[place].path))
-    if found is None or not found.serves(layer, unit.places[place], compiling):
-        if found is not None and promised and found.changed(layer, unit.places[place]):
-            raise RuntimeError(CHANGED.format(network.sites[place].path))
-        unit, found = fold_with_others(network, place, {} if _current.known is None else _current.known)
+        raise RuntimeError(CHANGED.format(network.specs[place].path))
+    if found is None or not found.serves(layer, unit.index_of[place], compiling):
+        if found is not None and promised and found.changed(layer, unit.index_of[place]):
+            raise RuntimeError(CHANGED.format(network.specs[place].path))
+        unit, found = fold_around(network, place, {} if _current.known is None else _current.known)
         if shared is not None and not (promised and (found.serves_one_backward or not found.versions)):
             shared[:] = [pair for pair in shared if pair[0] is not unit] + [(unit, found)]
-    return found.layer(unit.places[place])
+    return found.layer(unit.index_of[place])
 
 
 def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
@@ -115,7 +115,7 @@ def _shared_with(
 ) -> tuple[Network, Folded | None]:
     """The latest fold that has a layer, and of what it is one."""
     for unit, folded in reversed(shared):
-        if unit.whole is network and place in unit.places:
+        if unit.full is network and place in unit.index_of:
             return unit, folded
     return network, None
 

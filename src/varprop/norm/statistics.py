@@ -19,8 +19,7 @@ from ..engine.plan import make_plan, require_complete
 from ..graph.node import Node, resolve
 from ..graph.program import Program, tensor_at
 from ..moments import Moments, Tokens, trusted
-from .intact import Intact
-from .sharded import refuse_sharded
+from .intact import Intact, refuse_sharded
 
 
 @dataclass(frozen=True)
