@@ -74,12 +74,12 @@ def propagate(
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
     program = model if isinstance(model, Program) else capture(model, example, input=input)
-    given = fitted_inputs(program, input)
-    plan = _plan(program, tuple(node for node, value in given.items() if not isinstance(value, Tensor)))
+    inputs = fitted_inputs(program, input)
+    plan = _plan(program, tuple(node for node, value in inputs.items() if not isinstance(value, Tensor)))
     if on_missing == "raise":
         require_complete(plan)
-    with _recording(given, gradients):
-        walk = Evaluation(plan, {**program.tensors(), **given})
+    with _recording(inputs, gradients):
+        walk = Evaluation(plan, {**program.tensors(), **inputs})
         walk.run()
         return _result(walk)
 
@@ -156,8 +156,8 @@ def _result(walk: Evaluation) -> Result:
     walk.finish(wanted)
     outputs = [walk.env.get(out, out) if isinstance(out, Node) else out for out in program.outputs]
     entries = tuple(_dynamic_entry(walk, node) for node in program.nodes if _counts(walk.plan, node))
-    moments = {path: _random_calls(walk, found.outputs) for path, found in calls.items()}
-    moments = {path: found for path, found in moments.items() if found}
+    moments = {path: _random_calls(walk, values.outputs) for path, values in calls.items()}
+    moments = {path: values for path, values in moments.items() if values}
     return Result(
         pytree.tree_unflatten(outputs, program.output_spec),
         entries,

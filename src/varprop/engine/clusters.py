@@ -150,9 +150,9 @@ class Clusters:
         line = self._line_from(node, start, {})
         if line is not None:
             return through_line(moments, line)
-        found = self._of_gaussian(node, start, moments)
-        extra = found.ndim - moments.ndim  # axes that the node has and a maximum over them has not
-        mean, var = (part.reshape(part.shape[extra:]) for part in (found.mean, found.var))
+        result = self._of_gaussian(node, start, moments)
+        extra = result.ndim - moments.ndim  # axes that the node has and a maximum over them has not
+        mean, var = (values.reshape(values.shape[extra:]) for values in (result.mean, result.var))
         return Moments(mean, var)
 
     def _line_from(self, node: Node, start: Node, lines: dict[Node, Line | None]) -> Line | None:
@@ -183,12 +183,12 @@ class Clusters:
         E = sum p E_p, Var = sum p (Var_p + (E_p - E)^2): exact for Gaussian x.
         """
         x = Moments(x, torch.zeros_like(x)) if isinstance(x, Tensor) else x
-        parts = [
+        branches = [
             (chance, self._of_gaussian(node, root, Moments(slope * x.mean + offset, slope**2 * x.var)))
             for chance, slope, offset in outcomes
         ]
-        mean = torch.stack([chance * part.mean for chance, part in parts]).sum(0)
-        spread = [chance * (part.var + (part.mean - mean).square()) for chance, part in parts]
+        mean = torch.stack([chance * branch.mean for chance, branch in branches]).sum(0)
+        spread = [chance * (branch.var + (branch.mean - mean).square()) for chance, branch in branches]
         return Moments(mean, torch.stack(spread).sum(0))
 
     def _only_argument(self, node: Node) -> Node | None:
@@ -219,9 +219,9 @@ class Clusters:
                 first, var = expectation(function, m, s, **self.panels(path, root, m, s))
                 return (first - function(m.unsqueeze(0)).squeeze(0)) / s.square(), var / s.square()
 
-            found = chebyshev.at_many(curved, mean, std)
-            if found is not None:
-                added, share = (part * std.square() for part in found)
+            interpolated = chebyshev.at_many(curved, mean, std)
+            if interpolated is not None:
+                added, share = (values * std.square() for values in interpolated)
                 return Moments(function(mean.unsqueeze(0)).squeeze(0) + added, share)
         return Moments(*expectation(function, mean, std, **self.panels(path, root, mean, std)))
 
@@ -252,9 +252,9 @@ class Clusters:
         ndim = max([moments.ndim, *(p.ndim for p in path)])
         values, chances = outcomes(moments, *resolve(root.args, lambda _: None))
         chances = chances.view(len(values), *[1] * (ndim - moments.ndim), *moments.shape)
-        found = self.evaluate(path, root, values.view(-1, *[1] * ndim)).to(chances.dtype)
-        mean = (chances * found).sum(0)
-        return Moments(mean, (chances * (found - mean).square()).sum(0))
+        results = self.evaluate(path, root, values.view(-1, *[1] * ndim)).to(chances.dtype)
+        mean = (chances * results).sum(0)
+        return Moments(mean, (chances * (results - mean).square()).sum(0))
 
     def may_interpolate(self, path: list[Node], mean: Tensor, std: Tensor) -> bool:
         """Whether there are many elements, and the path is the same smooth function for all, without derivatives."""
@@ -271,10 +271,10 @@ class Clusters:
     def path(self, node: Node, root: Node) -> list[Node]:
         """The nodes from a root (left out) to a node that is a function of it, in the order of execution."""
         needed = {node}
-        for other in reversed(self.plan.program.nodes):
-            if other in needed and other is not root:
-                needed.update(operand for operand in self.plan.random_operands(other) if operand is not root)
-        return [other for other in self.plan.program.nodes if other in needed]
+        for candidate in reversed(self.plan.program.nodes):
+            if candidate in needed and candidate is not root:
+                needed.update(operand for operand in self.plan.random_operands(candidate) if operand is not root)
+        return [candidate for candidate in self.plan.program.nodes if candidate in needed]
 
     def values(self, path: list[Node], root: Node, x: Tensor, detached: Collection[Node] = ()) -> dict[Node, Any]:
         """What every node of a path is where the root has the value x; some of them detached from what they read."""
@@ -287,8 +287,8 @@ class Clusters:
 
     def evaluate(self, path: list[Node], root: Node, x: Tensor) -> Tensor:
         """What the last node of a path is where the root has the value x."""
-        found: Tensor = self.values(path, root, x)[path[-1]]
-        return found
+        result: Tensor = self.values(path, root, x)[path[-1]]
+        return result
 
     def _arguments(self, node: Node, random: Callable[[Node], Any]) -> tuple[Any, Any]:
         def value(operand: Node) -> Any:
@@ -331,7 +331,7 @@ class Clusters:
         argument = self._positive_argument(node)
         if argument is None or self._line_over(argument, root) is not None:
             return False
-        return any(self._multiplies(other) for other in self.path(argument, root))
+        return any(self._multiplies(step) for step in self.path(argument, root))
 
     def _multiplies(self, node: Node) -> bool:
         """Whether a node multiplies random values: a product, a square, another power."""
@@ -403,15 +403,15 @@ def steps_between(start: Node, end: Node) -> tuple[str, ...]:
     return tuple(steps)
 
 
-def after_skip(rectified: Moments, other: Moments) -> Moments:
+def after_skip(rectified: Moments, shortcut: Moments) -> Moments:
     """The rectifier of a sum with a rectified term."""
-    return Moments(*relu_of_sum(rectified.mean, rectified.var, other.mean, other.var))
+    return Moments(*relu_of_sum(rectified.mean, rectified.var, shortcut.mean, shortcut.var))
 
 
 def _unless_listed(at: Tensor, listed: list[Tensor], mean: Tensor, std: Tensor) -> Tensor:
     """The jump, or a place without weight if it is listed already: two comparisons may jump at one point."""
-    for other in listed:
-        at = torch.where((at - other).abs() <= 1e-9 * (1 + at.abs()), mean + 50 * std, at)
+    for earlier in listed:
+        at = torch.where((at - earlier).abs() <= 1e-9 * (1 + at.abs()), mean + 50 * std, at)
     return at
 
 

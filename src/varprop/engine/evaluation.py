@@ -103,10 +103,10 @@ class Branches:
             return None
         for source, branches in self.forms(node).items():
             if source is not node and any(branch.conv for branch in branches):
-                whole = self._whole(branches)
-                if whole is not None:
-                    given = (self.env[source], *_arguments(whole))
-                    return conv(*given), border(*given)
+                combined = self._whole(branches)
+                if combined is not None:
+                    arguments = (self.env[source], *_arguments(combined))
+                    return conv(*arguments), border(*arguments)
         return None
 
     def forms(self, node: Node) -> Forms:
@@ -150,13 +150,13 @@ class Branches:
 
     def _whole(self, branches: Sequence[Branch]) -> Convolution | None:
         """All branches as one convolution; None if their kernels do not fit each other."""
-        own = [None if branch.conv is None else self._kernel(branch.conv) for branch in branches]
-        known = [kernel for kernel in own if kernel is not None]
-        largest = max(known, key=lambda k: k.weight[0, 0].numel(), default=None)
+        kernels = [None if branch.conv is None else self._kernel(branch.conv) for branch in branches]
+        present = [kernel for kernel in kernels if kernel is not None]
+        largest = max(present, key=lambda k: k.weight[0, 0].numel(), default=None)
         if largest is None:
             return None
         weight, bias = torch.zeros_like(largest.weight), torch.zeros_like(largest.bias)
-        for branch, kernel in zip(branches, own, strict=True):
+        for branch, kernel in zip(branches, kernels, strict=True):
             kernel = _identity(largest) if branch.conv is None else kernel
             fitted = None if kernel is None else _fitted(kernel, largest)
             scale, offset = (_per_channel(value, largest) for value in (branch.scale, branch.offset))
@@ -188,23 +188,27 @@ def _identity(like: Convolution) -> Convolution | None:
     outputs, inputs, *sizes = like.weight.shape
     if outputs != inputs * like.groups or any(step != 1 for step in like.stride):
         return None
-    ones = torch.eye(inputs, dtype=like.weight.dtype, device=like.weight.device).repeat(like.groups, 1)
-    single = ones.view(outputs, inputs, *[1] * len(sizes))
+    identity = torch.eye(inputs, dtype=like.weight.dtype, device=like.weight.device).repeat(like.groups, 1)
+    single = identity.view(outputs, inputs, *[1] * len(sizes))
     return replace(like, weight=single, bias=torch.zeros_like(like.bias), zeros=[(0, 0)] * len(sizes))
 
 
-def _fitted(kernel: Convolution, whole: Convolution) -> Tensor | None:
+def _fitted(kernel: Convolution, larger: Convolution) -> Tensor | None:
     """The weights at their place in a larger kernel; None if they have none there."""
-    if (kernel.stride, kernel.groups, kernel.weight.shape[:2]) != (whole.stride, whole.groups, whole.weight.shape[:2]):
+    if (kernel.stride, kernel.groups, kernel.weight.shape[:2]) != (
+        larger.stride,
+        larger.groups,
+        larger.weight.shape[:2],
+    ):
         return None
     margins: list[int] = []
-    sizes = zip(kernel.weight.shape[2:], whole.weight.shape[2:], strict=True)
-    for (size, room), (own, _), (pad, _), gap, step in zip(
-        sizes, kernel.zeros, whole.zeros, kernel.dilation, whole.dilation, strict=True
+    sizes = zip(kernel.weight.shape[2:], larger.weight.shape[2:], strict=True)
+    for (size, room), (padding, _), (pad, _), gap, step in zip(
+        sizes, kernel.zeros, larger.zeros, kernel.dilation, larger.dilation, strict=True
     ):
-        before, rest = divmod(pad - own, step)
+        before, remainder = divmod(pad - padding, step)
         behind = room - size - before
-        if rest or before < 0 or behind < 0 or (size > 1 and gap != step):
+        if remainder or before < 0 or behind < 0 or (size > 1 and gap != step):
             return None
         margins = [before, behind, *margins]
     return F.pad(kernel.weight, margins)
@@ -213,19 +217,19 @@ def _fitted(kernel: Convolution, whole: Convolution) -> Tensor | None:
 def _behind(forms: Forms, scale: Any, offset: Any) -> Forms:
     """All forms behind an affine function; its offset is added once."""
     return {
-        x: (first.then(scale, offset), *(branch.then(scale, 0.0) for branch in rest))
-        for x, (first, *rest) in forms.items()
+        x: (first.then(scale, offset), *(branch.then(scale, 0.0) for branch in further))
+        for x, (first, *further) in forms.items()
     }
 
 
-def _per_channel(value: Any, whole: Convolution) -> Tensor | None:
+def _per_channel(value: Any, kernel: Convolution) -> Tensor | None:
     """A number, or one a channel, as a vector; None for what differs from position to position."""
-    outputs, axes = whole.weight.shape[0], whole.weight.ndim - 2
-    given = torch.as_tensor(value, dtype=whole.weight.dtype, device=whole.weight.device)
-    if given.numel() == 1:
-        return given.reshape(1).expand(outputs)
-    alone = given.ndim > axes and given.shape[-axes - 1] == outputs == given.numel()
-    return given.reshape(-1) if alone else None
+    outputs, axes = kernel.weight.shape[0], kernel.weight.ndim - 2
+    tensor = torch.as_tensor(value, dtype=kernel.weight.dtype, device=kernel.weight.device)
+    if tensor.numel() == 1:
+        return tensor.reshape(1).expand(outputs)
+    alone = tensor.ndim > axes and tensor.shape[-axes - 1] == outputs == tensor.numel()
+    return tensor.reshape(-1) if alone else None
 
 
 SMALL = 2**16
@@ -327,9 +331,9 @@ class Evaluation:
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         rule = self.plan.rules[node]
         if rule.order_statistic and (
-            found := self.without_functions(node.args[0], rule.maximum, self.value, self._moved)
+            unapplied := self.without_functions(node.args[0], rule.maximum, self.value, self._moved)
         ):
-            return self._maximum_first(node, rule, found, args, kwargs)
+            return self._maximum_first(node, rule, unapplied, args, kwargs)
         return apply(rule, node.target, args, kwargs)
 
     def without_functions(
@@ -345,12 +349,19 @@ class Evaluation:
         """
         rule = self.plan.rules.get(node)
         if rule is not None and (rule.selects or (rule.copies and len(node.operands) == 1)):
-            parts = [self.without_functions(operand, maximum, value, moved) for operand in node.operands]
-            known = {operand: part for operand, part in zip(node.operands, parts, strict=True) if part is not None}
-            if len(known) < len(parts) or len({steps_between(*part[1:]) for part in known.values()}) > 1:
+            operands = [self.without_functions(operand, maximum, value, moved) for operand in node.operands]
+            inner = {
+                operand: operand_before
+                for operand, operand_before in zip(node.operands, operands, strict=True)
+                if operand_before is not None
+            }
+            if (
+                len(inner) < len(operands)
+                or len({steps_between(*operand_before[1:]) for operand_before in inner.values()}) > 1
+            ):
                 return None
-            own = moved(node, lambda o: known[o].value) if rule.selects else known[node.operands[0]].value
-            return Unapplied(own, *known[node.operands[0]][1:])
+            result = moved(node, lambda o: inner[o].value) if rule.selects else inner[node.operands[0]].value
+            return Unapplied(result, *inner[node.operands[0]][1:])
         before = self.clusters.before_rising(node, maximum)
         return Unapplied(value(before), before, node) if before is not node else None
 
@@ -358,12 +369,12 @@ class Evaluation:
         args, kwargs = resolve((node.args, node.kwargs), value)
         return self._stamp(node, apply(self.plan.rules[node], node.target, args, kwargs))
 
-    def _maximum_first(self, node: Node, rule: Rule, found: Unapplied, args: Any, kwargs: Any) -> Any:
+    def _maximum_first(self, node: Node, rule: Rule, unapplied: Unapplied, args: Any, kwargs: Any) -> Any:
         """max f(X_i) = f(max X_i) for non-decreasing f (mathematics.md, 7): far more accurate in this order."""
-        pooled = apply(rule, node.target, (found.value, *args[1:]), kwargs)
+        pooled = apply(rule, node.target, (unapplied.value, *args[1:]), kwargs)
         if isinstance(pooled, Moments):
-            return self.clusters.moments_from(found.after, found.before, pooled)
-        return (self.clusters.moments_from(found.after, found.before, pooled[0]), *pooled[1:])
+            return self.clusters.moments_from(unapplied.after, unapplied.before, pooled)
+        return (self.clusters.moments_from(unapplied.after, unapplied.before, pooled[0]), *pooled[1:])
 
     def _arguments(self, node: Node) -> tuple[Any, Any]:
         def known(operand: Node) -> Any:
@@ -428,11 +439,11 @@ def _require_moments(node: Node, result: Any) -> None:
     for value, form in zip(result if several else [result], forms, strict=False):
         constant = isinstance(value, Tensor) and several and not leaf  # such as statistics kept beside the result
         if not constant and (isinstance(value, Tensor) or (isinstance(value, Moments) and not _fits(value, form))):
-            found = f"moments of shape {tuple(value.shape)}" if isinstance(value, Moments) else "a tensor"
+            returned = f"moments of shape {tuple(value.shape)}" if isinstance(value, Moments) else "a tensor"
             name = type(node.target.module).__name__ if leaf else node.target
             wanted = f" of shape {tuple(form.shape)}" if isinstance(form, Form) else ""
             raise VarpropError(
-                f"The rule of {name} returned {found}, but must return vp.Moments{wanted}, with extent 1 where the "
+                f"The rule of {name} returned {returned}, but must return vp.Moments{wanted}, with extent 1 where the "
                 f"statistics do not change along an axis."
             )
 
@@ -498,10 +509,10 @@ def _check(walk: Evaluation) -> None:
 
     An infinite variance does, in the end; an infinite mean need not, as that of masked scores.
     """
-    found = [(node, v) for node, v in walk.env.items() if isinstance(v, Moments) and not _only_moves(walk, node)]
-    if not _any_impossible([v for _, v in found]):
+    results = [(node, v) for node, v in walk.env.items() if isinstance(v, Moments) and not _only_moves(walk, node)]
+    if not _any_impossible([v for _, v in results]):
         return
-    node, value = next((node, v) for node, v in found if _any_impossible([v]) or bool(v.var.isinf().any()))
+    node, value = next((node, v) for node, v in results if _any_impossible([v]) or bool(v.var.isinf().any()))
     line = f" ({node.line})" if node.line else ""
     state = walk.plan.program.state
     bad = [state[operand] for operand in node.operands if operand in state and not walk.env[operand].isfinite().all()]
@@ -528,7 +539,7 @@ def _any_impossible(values: list[Moments]) -> bool:
     small = [v for v in values if v.mean.numel() <= SMALL]
     groups = [[v for v in small if (v.dtype, v.device) == kind] for kind in {(v.dtype, v.device) for v in small}]
     return any(_impossible(v.mean, v.var) for v in values if v.mean.numel() > SMALL) or any(
-        _impossible(*(torch.cat([getattr(v, part).detach().flatten() for v in group]) for part in ("mean", "var")))
+        _impossible(*(torch.cat([getattr(v, name).detach().flatten() for v in group]) for name in ("mean", "var")))
         for group in groups
     )
 

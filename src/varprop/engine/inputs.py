@@ -30,7 +30,7 @@ def capture_for_rules(model: nn.Module, example: Any) -> Program:
     return capture(model, example, module_classes(), lambda target: lookup(target) is not None)
 
 
-def example_for(model: nn.Module, given: Any, example: Any) -> Any:
+def example_for(model: nn.Module, moments: Any, example: Any) -> Any:
     """The example, or an input of the moments' own extents in its place where these say enough.
 
     Raises:
@@ -39,15 +39,15 @@ def example_for(model: nn.Module, given: Any, example: Any) -> Any:
     """
     require_module(model)
     require_values(model)
-    require_random(given)
+    require_random(moments)
     if example is not None:
-        return as_example(model, example, given)
-    _check_dtype(model, given)
-    _refuse_unknown_extents(model, given)
-    return _with_extents(given)
+        return as_example(model, example, moments)
+    _check_dtype(model, moments)
+    _refuse_unknown_extents(model, moments)
+    return _with_extents(moments)
 
 
-def _with_extents(given: Any, moments: Moments | None = None, axis: int = 0) -> Any:
+def _with_extents(inputs: Any, moments: Moments | None = None, axis: int = 0) -> Any:
     """Inputs of the extents that the moments have; one axis of one of them longer, if given."""
 
     def stand_in(leaf: Any) -> Any:
@@ -57,34 +57,34 @@ def _with_extents(given: Any, moments: Moments | None = None, axis: int = 0) -> 
             return leaf
         if not leaf.full:
             raise CaptureError("Moments of one number have no shape: give one, such as example=(1, 3, 32, 32).")
-        extents = [LONGER if leaf is moments and place == axis else full for place, full in enumerate(leaf.full)]
+        extents = [LONGER if leaf is moments and position == axis else full for position, full in enumerate(leaf.full)]
         return leaf.mean.detach().expand(extents).contiguous()
 
-    return pytree.tree_map(stand_in, given, is_leaf=lambda leaf: isinstance(leaf, RANDOM))
+    return pytree.tree_map(stand_in, inputs, is_leaf=lambda leaf: isinstance(leaf, RANDOM))
 
 
-def _refuse_unknown_extents(model: nn.Module, given: Any) -> None:
+def _refuse_unknown_extents(model: nn.Module, inputs: Any) -> None:
     """Is an axis of extent 1 a whole one, or does it stand for a longer one? Where that matters it has to be said.
 
     It does not matter where the model takes no other extent, nor where all statistics are the same with another.
     """
-    moments = [leaf for leaf in leaves_of(given, RANDOM) if isinstance(leaf, Moments)]
+    moments = [leaf for leaf in leaves_of(inputs, RANDOM) if isinstance(leaf, Moments)]
     # the last first: positions are behind channels, and more often meant
-    unknown = [(one, axis) for one in moments for axis in reversed(range(1, one.ndim)) if one.full[axis] == 1]
+    unknown = [(value, axis) for value in moments for axis in reversed(range(1, value.ndim)) if value.full[axis] == 1]
     if not unknown:
         return
-    example = _with_extents(given)
+    example = _with_extents(inputs)
     program = _captured(model, example, unknown[0][0])
-    for one, axis in unknown:
+    for value, axis in unknown:
         try:
-            longer = capture_for_rules(model, _with_extents(given, one, axis))
+            longer = capture_for_rules(model, _with_extents(inputs, value, axis))
         except CaptureError:
             continue
-        node = next(_differing(program, longer, given), None)
+        node = next(_differing(program, longer, inputs), None)
         if node is not None:
             raise CaptureError(
                 f"The moments have extent 1 along axis {axis}, and {_op(node)} in '{node.module or '(model)'}' looks "
-                f"along it: say how long it is, {_hint(one)}."
+                f"along it: say how long it is, {_hint(value)}."
             )
 
 
@@ -102,21 +102,21 @@ def _hint(moments: Moments) -> str:
     return f"such as example=({', '.join(extents)}), or example={tuple(moments.full)} if it is no longer than that"
 
 
-def _differing(program: Program, longer: Program, given: Any) -> Iterator[Node]:
+def _differing(program: Program, longer: Program, inputs: Any) -> Iterator[Node]:
     """Operations whose results have other statistics where an axis is longer."""
-    first, second = (_walked(one, given) for one in (program, longer))
-    for node, other in zip(program.nodes, longer.nodes, strict=False):
+    first, second = (_walked(captured, inputs) for captured in (program, longer))
+    for node, counterpart in zip(program.nodes, longer.nodes, strict=False):
         if (
-            node.target != other.target
+            node.target != counterpart.target
             or node in first.plan.missing
-            or not _alike(first.env.get(node), second.env.get(other))
+            or not _alike(first.env.get(node), second.env.get(counterpart))
         ):
             yield node
 
 
 @torch.no_grad()
-def _walked(program: Program, given: Any) -> Evaluation:
-    values = fitted_inputs(program, given)
+def _walked(program: Program, inputs: Any) -> Evaluation:
+    values = fitted_inputs(program, inputs)
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, Tensor)])
     walk = Evaluation(plan, {**program.tensors(), **values}, annotate=False)
     walk.run()
@@ -142,12 +142,12 @@ def _op(node: Node) -> str:
     return str(node.packet).split(".")[-1] if node.packet else getattr(node.target, "__name__", str(node.target))
 
 
-def _check_dtype(model: nn.Module, given: Any) -> None:
+def _check_dtype(model: nn.Module, inputs: Any) -> None:
     """The graph is captured without computing, so torch itself would not notice."""
-    own = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    for index, value in enumerate(leaves_of(as_arguments(given), (Moments, Tokens))):
-        if isinstance(value, Moments) and len(own) == 1 and value.dtype not in own:
-            (expected,) = own
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    for index, value in enumerate(leaves_of(as_arguments(inputs), (Moments, Tokens))):
+        if isinstance(value, Moments) and len(dtypes) == 1 and value.dtype not in dtypes:
+            (expected,) = dtypes
             raise CaptureError(
                 f"Input {index} is {_short(value.dtype)} but the model's parameters are {_short(expected)}: "
                 f"convert one of them, e.g. input.to({expected})."
@@ -158,23 +158,23 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def fitted_inputs(program: Program, given: Any) -> dict[Node, Input]:
+def fitted_inputs(program: Program, inputs: Any) -> dict[Node, Input]:
     """The inputs of a program in their order, with the model's extents and dtype."""
-    require_random(given)
-    named = named_leaves(program.model, *as_arguments(given), INPUTS)
+    require_random(inputs)
+    named = named_leaves(program.model, *as_arguments(inputs), INPUTS)
     named = {name: value for name, value in named.items() if isinstance(value, INPUTS)}
     if named.keys() == set(program.names):
         values = [named[name] for name in program.names]
     else:
         values = list(named.values())
-        _check_names(program, given, list(named))
+        _check_names(program, inputs, list(named))
     pairs = enumerate(zip(program.inputs, values, strict=True))
     return {node: _fit(index, node, value) for index, (node, value) in pairs}
 
 
-def require_random(given: Any) -> None:
+def require_random(inputs: Any) -> None:
     """Refuse data where moments belong; constants beside moments are welcome."""
-    values = leaves_of(as_arguments(given), INPUTS)
+    values = leaves_of(as_arguments(inputs), INPUTS)
     if values and not any(isinstance(value, RANDOM) for value in values):  # a model may draw all that is random itself
         raise CaptureError(
             "No input is random, as tensors and numbers are constants: did you mean vp.input_moments(x), which has the "
@@ -182,11 +182,11 @@ def require_random(given: Any) -> None:
         )
 
 
-def _check_names(program: Program, given: Any, named: list[str]) -> None:
+def _check_names(program: Program, inputs: Any, named: list[str]) -> None:
     """Inputs without names go by their position; those with names must have the model's."""
-    if len(named) != len(program.inputs) and not isinstance(given, dict):
+    if len(named) != len(program.inputs) and not isinstance(inputs, dict):
         raise CaptureError(f"The model takes {len(program.inputs)} tensor input(s), but {len(named)} were given.")
-    if isinstance(given, dict):
+    if isinstance(inputs, dict):
         unknown = [name for name in named if name not in program.names]
         wrong = (
             f"has no input {_listed(unknown)}" if unknown else f"also takes {_listed(set(program.names) - set(named))}"
@@ -212,7 +212,9 @@ def _fit(index: int, node: Node, value: Input) -> Input:
             f"propagate: give vp.Tokens(probabilities) for indices of an embedding, a plain tensor for a constant, or "
             f"an example of floating point numbers for images of bytes."
         )
-    if value.ndim != len(shape) or any(own not in (1, full) for own, full in zip(value.shape, shape, strict=True)):
+    if value.ndim != len(shape) or any(
+        stored not in (1, full) for stored, full in zip(value.shape, shape, strict=True)
+    ):
         raise CaptureError(
             f"Input {index} has moments of shape {tuple(value.shape)}, but the model sees {tuple(shape)}: every axis "
             f"must have that extent, or 1 where the statistics do not change along it."

@@ -49,11 +49,11 @@ class Plan:
     @functools.cached_property
     def entangled(self) -> set[Node]:
         """Random nodes some of whose elements are copies or functions of one another, as after an ``expand``."""
-        found: set[Node] = set()
+        nodes: set[Node] = set()
         for node in self.program.nodes:
-            if self.random(node) and _entangles(self, node, found):
-                found.add(node)
-        return found
+            if self.random(node) and _entangles(self, node, nodes):
+                nodes.add(node)
+        return nodes
 
     def random(self, node: Any) -> bool:
         """Whether a node's value is random."""
@@ -289,9 +289,10 @@ class _Numbers:
         self.plan, self.size, self.device = plan, _count(source), _first_form(source).device
         start = torch.arange(1, self.size + 1, dtype=torch.float64, device=self.device)
         forms = source.form if isinstance(source.form, (list, tuple)) else [source.form]
-        parts = start.split([_count_of(form) for form in forms])
+        pieces = start.split([_count_of(form) for form in forms])
         views = [
-            part.view(form.shape) if isinstance(form, Form) else None for part, form in zip(parts, forms, strict=True)
+            piece.view(form.shape) if isinstance(form, Form) else None
+            for piece, form in zip(pieces, forms, strict=True)
         ]
         self.at: dict[Node, list[Any]] = {source: [views if forms is source.form else views[0]]}
         self.mixed: dict[Node, Tensor] = {}  # which numbers are anywhere in a node
@@ -325,11 +326,11 @@ class _Numbers:
                 for moved in [self._moved(node, position, numbers)]
             ]
         else:
-            shape, found = _first_form(node).shape, list[Tensor]()
+            shape, distinct = _first_form(node).shape, list[Tensor]()
             for numbers in (numbers.expand(shape) for operand in operands for numbers in self.at[operand]):
-                if not any(torch.equal(numbers, other) for other in found):
-                    found.append(numbers)
-            self.at[node] = found
+                if not any(torch.equal(numbers, earlier) for earlier in distinct):
+                    distinct.append(numbers)
+            self.at[node] = distinct
 
     def arrived(self, node: Node, position: int, operand: Node) -> Tensor:
         """Which numbers a node has from one of its random operands, told by its position among them."""
@@ -368,17 +369,17 @@ class _Numbers:
 
 def _repeats_elements(program: Program, node: Node, x: Node) -> bool:
     """Whether an operation gives an element of an argument twice; taken to, unless constants decide where they go."""
-    known = dict(program.constants)
+    constants = dict(program.constants)
     numbers = torch.arange(1, _count(x) + 1, dtype=torch.float64, device=x.form.device).view(x.form.shape)
 
-    def result(given: Tensor) -> Tensor:
+    def result(labels: Tensor) -> Tensor:
         def value(operand: Node) -> Any:
             if operand is x:
-                return given
-            return given.new_zeros(operand.form.shape) if _is_floating(operand) else _constant(operand, known)
+                return labels
+            return labels.new_zeros(operand.form.shape) if _is_floating(operand) else _constant(operand, constants)
 
-        found: Tensor = _run(node, value)
-        return found.flatten()
+        moved: Tensor = _run(node, value)
+        return moved.flatten()
 
     try:
         first, second = result(numbers), result(-numbers)
@@ -393,13 +394,13 @@ def _run(node: Node, value: Callable[[Node], Any]) -> Any:
     return node.target(*args, **kwargs)
 
 
-def _constant(node: Node, known: dict[Node, Any]) -> Any:
+def _constant(node: Node, constants: dict[Node, Any]) -> Any:
     """The value of a node that the known constants decide; a KeyError where inputs, parameters, buffers or draws do."""
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         raise KeyError(node)
-    if node not in known and node.target is not None:
-        known[node] = _run(node, lambda operand: _constant(operand, known))
-    return known[node]
+    if node not in constants and node.target is not None:
+        constants[node] = _run(node, lambda operand: _constant(operand, constants))
+    return constants[node]
 
 
 def _first_form(node: Node) -> Form:
@@ -468,19 +469,19 @@ def describe_missing(missing: list[Node]) -> str:
     """Every operation without a rule: count, module, source line, and the stub of the rule to write."""
     counts = Counter(str(node.target) for node in missing)
     first = {str(node.target): node for node in reversed(missing)}
-    parts = [f"{len(counts)} operation(s) on the random path have no rule:"]
+    paragraphs = [f"{len(counts)} operation(s) on the random path have no rule:"]
     for target, count in counts.most_common():
         node = first[target]
-        parts.append(f"\n{target}, {count} time(s), first in module '{node.module}'")
-        parts.append(f"  at {node.line or 'unknown line'}")
+        paragraphs.append(f"\n{target}, {count} time(s), first in module '{node.module}'")
+        paragraphs.append(f"  at {node.line or 'unknown line'}")
         if any(form.dtype.is_complex for form in [node.form] if isinstance(form, Form)):
-            parts.append(
+            paragraphs.append(
                 "  gives complex numbers, and moments are those of real ones: keep the module that holds it whole with "
                 "`@vp.rule(ThatModule)`"
             )
         else:
-            parts.append("  " + _stub(node).replace("\n", "\n  "))
-    return "\n".join(parts)
+            paragraphs.append("  " + _stub(node).replace("\n", "\n  "))
+    return "\n".join(paragraphs)
 
 
 def _stub(node: Node) -> str:
@@ -488,10 +489,10 @@ def _stub(node: Node) -> str:
     if schema is None:
         return f"@vp.rule({type(getattr(node.target, 'module', node.target)).__name__})\ndef rule(module, x): ..."
     names = [argument.name for argument in schema.arguments]
-    given = ", ".join(
+    signature = ", ".join(
         f"{name}: vp.Moments" if isinstance(value, Node) and value in node.operands[:1] else name
         for name, value in zip(names, node.args, strict=False)
     )
     packet = str(node.target.overloadpacket)
     function = packet.split(".")[-1].strip("_") + "_rule"  # some operations are called like keywords
-    return f"@vp.rule(torch.ops.{packet})\ndef {function}({given}) -> vp.Moments: ..."
+    return f"@vp.rule(torch.ops.{packet})\ndef {function}({signature}) -> vp.Moments: ..."

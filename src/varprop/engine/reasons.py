@@ -36,19 +36,19 @@ SWINGING = (
 def reasons_of(plan: Plan, node: Node, arguments: Callable[[], tuple[Any, Any]]) -> list[str]:
     """Why the result of a node is approximate; what its rule says of itself may depend on the arguments."""
     rule = plan.rules[node]
-    own = rule.approximate
-    if callable(own):
+    stated = rule.approximate
+    if callable(stated):
         args, kwargs = arguments()
-        own = own(*args, **kwargs)
-    found = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
-    found += [COPIES] if not keeps_elements(node, rule) and plan.entangled.intersection(node.operands) else []
-    found += [SWINGING] if _integrates_swings(plan, node, rule) else []
-    found += _reasons_of_order(plan, node, rule)
-    found += [GAUSSIAN] if _bends_again(plan, node, rule) else []
-    found += [DROPPED] if _reads_dropped(plan, node, rule) else []
-    found += [PLACES] if plan.drawn.intersection(node.operands) else []
-    found += [TRUNCATION] if _truncates(node, rule) else []
-    return [*found, own] if own else found
+        stated = stated(*args, **kwargs)
+    reasons = [INDEPENDENCE] if assumes_independence(plan, node, rule) else []
+    reasons += [COPIES] if not keeps_elements(node, rule) and plan.entangled.intersection(node.operands) else []
+    reasons += [SWINGING] if _integrates_swings(plan, node, rule) else []
+    reasons += _reasons_of_order(plan, node, rule)
+    reasons += [GAUSSIAN] if _bends_again(plan, node, rule) else []
+    reasons += [DROPPED] if _reads_dropped(plan, node, rule) else []
+    reasons += [PLACES] if plan.drawn.intersection(node.operands) else []
+    reasons += [TRUNCATION] if _truncates(node, rule) else []
+    return [*reasons, stated] if stated else reasons
 
 
 def _integrates_swings(plan: Plan, node: Node, rule: Rule) -> bool:
@@ -90,16 +90,16 @@ def _reasons_of_order(plan: Plan, node: Node, rule: Rule) -> list[str]:
     compares = rule.compares and not plan.inside_cluster(node)
     if not (rule.order_statistic or compares):
         return []
-    clusters, parts = Clusters(plan, {}), [_unmoved(plan, operand) for operand in plan.random_operands(node)]
-    ends = [end for found, _ in parts for end in found]
+    clusters, origins = Clusters(plan, {}), [_unmoved(plan, operand) for operand in plan.random_operands(node)]
+    ends = [end for reasons, _ in origins for end in reasons]
     starts = [clusters.before_rising(end, rule.maximum) for end in ends]
-    moved = rule.order_statistic and all(moved for _, moved in parts)
+    moved = rule.order_statistic and all(moved for _, moved in origins)
     if not moved or len({*map(steps_between, starts, ends)}) > 1:  # then functions stay in front
         starts = ends
     behind = _rules_between(clusters, starts, ends)
     ahead = _rules_between(clusters, [plan.root[start] for start in starts], starts)
-    found = [DIPPING] if any(function.dips for function in behind) else []
-    return [*found, BENT] if any(function.affine is None for function in ahead) else found
+    reasons = [DIPPING] if any(function.dips for function in behind) else []
+    return [*reasons, BENT] if any(function.affine is None for function in ahead) else reasons
 
 
 def _rules_between(clusters: Clusters, starts: list[Node], ends: list[Node]) -> list[Rule]:
@@ -118,9 +118,9 @@ def _unmoved(plan: Plan, node: Node) -> tuple[list[Node], bool]:
         rule is None or rule.kind == "elementwise" or not keeps_elements(node, rule)
     ):
         return [node], True
-    found = [_unmoved(plan, operand) for operand in plan.random_operands(node)]
-    ends = list(dict.fromkeys(end for part, _ in found for end in part))
-    return ends, rule is not None and rule.selects and all(moved for _, moved in found)
+    origins = [_unmoved(plan, operand) for operand in plan.random_operands(node)]
+    ends = list(dict.fromkeys(end for nodes, _ in origins for end in nodes))
+    return ends, rule is not None and rule.selects and all(moved for _, moved in origins)
 
 
 def _truncates(node: Node, rule: Rule) -> bool:
@@ -128,8 +128,10 @@ def _truncates(node: Node, rule: Rule) -> bool:
     if rule.casts is None:
         return False
     before, after = node.args[rule.casts].form, node.form
-    whole = isinstance(after, Form) and not (after.is_floating or after.dtype.is_complex or after.dtype is torch.bool)
-    return whole and isinstance(before, Form) and before.is_floating
+    integral = isinstance(after, Form) and not (
+        after.is_floating or after.dtype.is_complex or after.dtype is torch.bool
+    )
+    return integral and isinstance(before, Form) and before.is_floating
 
 
 def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:

@@ -14,9 +14,9 @@ from ..moments import Moments
 from ..text_table import extents_text, text_table
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(what: str, name: str, choices: Iterable[str]) -> str:
     """A sentence on a name that is not known, with those that look like it; with all of them where they are few."""
-    names = list(dict.fromkeys(known))
+    names = list(dict.fromkeys(choices))
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     listed = near or names[:8]
     ending = ", ..." if not near and len(names) > len(listed) else ""
@@ -225,4 +225,4 @@ def _marks(entries: tuple[Entry, ...]) -> dict[str, str]:
     marks: dict[str, dict[str, None]] = {}
     for entry in entries:
         marks.setdefault(entry.module, {}).update(dict.fromkeys(legend[reason] for reason in entry.reasons))
-    return {module: "".join(found) for module, found in marks.items()}
+    return {module: "".join(numbers) for module, numbers in marks.items()}

@@ -44,7 +44,7 @@ _ONE_AT_A_TIME = threading.RLock()  # captures swap a function of torch's, and e
 def capture(
     model: nn.Module,
     example: Any,
-    whole: tuple[type[nn.Module], ...] = (),
+    whole_classes: tuple[type[nn.Module], ...] = (),
     has_rule: Callable[[Any], bool] = lambda _: True,
 ) -> Program:
     """Capture what `model` does with inputs of the example's shape.
@@ -52,7 +52,7 @@ def capture(
     Args:
         model: Any module `torch.export` can trace; its mode (training or evaluation) is respected, nothing is changed.
         example: A tensor, a tuple of positional arguments, or a dict of keyword arguments, or shapes of these.
-        whole: Module classes to keep as one operation.
+        whole_classes: Module classes to keep as one operation.
         has_rule: Tells whether an operation has a rule; those that have none are written as the ones they consist of.
 
     Raises:
@@ -60,7 +60,7 @@ def capture(
     """
     args, kwargs = of_fixed_sizes(as_arguments(as_example(model, example)))
     leaves: list[Any] = []
-    whole_modules = keep_whole(model, whole, (args, kwargs), leaves)
+    whole_modules = keep_whole(model, whole_classes, (args, kwargs), leaves)
     generators = torch.random.fork_rng(devices=_devices(model))
     with (
         _ONE_AT_A_TIME,
@@ -85,7 +85,7 @@ def capture(
 
 
 def _program(model: nn.Module, exported: torch.export.ExportedProgram, marked: set[str]) -> Program:
-    made: dict[str, Node] = {}
+    nodes_by_name: dict[str, Node] = {}
     several: dict[str, list[Node]] = {}
     outputs: list[Any] = []
     for node in exported.graph_module.graph.nodes:
@@ -93,16 +93,16 @@ def _program(model: nn.Module, exported: torch.export.ExportedProgram, marked: s
             continue  # they hold for the shapes captured, and return nothing
         call = _stack(node)[-1:]
         if node.target is aten.alias.default and call and call[0].path in marked:
-            made[node.name] = made[node.args[0].name]
-            several.setdefault(call[0].key, []).append(made[node.name])
+            nodes_by_name[node.name] = nodes_by_name[node.args[0].name]
+            several.setdefault(call[0].key, []).append(nodes_by_name[node.name])
         elif node.op == "output":
-            outputs = [made[out.name] if isinstance(out, fx.Node) else out for out in node.args[0]]
+            outputs = [nodes_by_name[out.name] if isinstance(out, fx.Node) else out for out in node.args[0]]
         else:
-            made[node.name] = _node(node, made)
-    nodes = [node for node in dict.fromkeys(made.values()) if node.target]
+            nodes_by_name[node.name] = _node(node, nodes_by_name)
+    nodes = [node for node in dict.fromkeys(nodes_by_name.values()) if node.target]
     program = Program(model, nodes, [], {}, {}, [], exported.call_spec.out_spec, several=several)
     for spec in exported.graph_signature.input_specs:
-        _sort_input(program, made[spec.arg.name], spec, exported)
+        _sort_input(program, nodes_by_name[spec.arg.name], spec, exported)
     fill_open_extents(program.nodes, program.tensors())
     program.names = _names(model, exported)
     kinds = [out.kind for out in exported.graph_signature.output_specs]
@@ -129,8 +129,8 @@ def _sort_input(program: Program, node: Node, spec: Any, exported: torch.export.
         program.constants[node] = exported.constants[str(spec.target)]
 
 
-def _node(node: fx.Node, made: dict[str, Node]) -> Node:
-    args, kwargs = resolve((node.args, node.kwargs), lambda operand: made[operand.name], fx.Node)
+def _node(node: fx.Node, nodes_by_name: dict[str, Node]) -> Node:
+    args, kwargs = resolve((node.args, node.kwargs), lambda operand: nodes_by_name[operand.name], fx.Node)
     target = node.target if node.op == "call_function" else None
     return Node(node.name, target, args, kwargs, form_of(node.meta.get("val")), _stack(node), _line(node))
 
@@ -193,10 +193,10 @@ def _explain(model: nn.Module, error: Exception) -> str:
             f"{type(model).__name__} has lazy layers, whose sizes are not known yet: call it once on data first, as in "
             f"model(x)."
         )
-    if made := re.match(r"Found <class '([\w.]+)'> in output", text):
+    if output := re.match(r"Found <class '([\w.]+)'> in output", text):
         return (
-            f"{type(model).__name__} returns a {made[1].rpartition('.')[2]}, in which no graph can end: let it return "
-            f"tensors, and make of them what you need where it is called."
+            f"{type(model).__name__} returns a {output[1].rpartition('.')[2]}, in which no graph can end: let it "
+            f"return tensors, and make of them what you need where it is called."
         )
     if "argument #1 'indices'" in text:
         return (
@@ -243,11 +243,11 @@ class _AnyBatch(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is functional.batch_norm:
-            given = _BATCH_NORM.bind(*args, **(kwargs or {})).arguments
-            if given.get("training"):
-                weight, bias = given.get("weight"), given.get("bias")
-                momentum, eps = given.get("momentum", 0.1), given.get("eps", 1e-5)
-                return torch.batch_norm(given["input"], weight, bias, None, None, True, momentum, eps, False)
+            bound = _BATCH_NORM.bind(*args, **(kwargs or {})).arguments
+            if bound.get("training"):
+                weight, bias = bound.get("weight"), bound.get("bias")
+                momentum, eps = bound.get("momentum", 0.1), bound.get("eps", 1e-5)
+                return torch.batch_norm(bound["input"], weight, bias, None, None, True, momentum, eps, False)
         return function(*args, **(kwargs or {}))
 
 

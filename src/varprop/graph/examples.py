@@ -15,7 +15,7 @@ from ..moments import Moments, Tokens
 Kinds = tuple[type, ...]
 
 
-def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
+def as_example(model: nn.Module, example: Any, inputs: Any = None) -> Any:
     """The example, with zeros where it has a shape: ``(1, 3, 32, 32)``, or several of these in a tuple or a dict.
 
     Flags and whatever else is no shape may stand among them.
@@ -23,27 +23,29 @@ def as_example(model: nn.Module, example: Any, given: Any = None) -> Any:
     Args:
         model: Gives dtype and device of the zeros, unless it has no parameters.
         example: An input tensor, a tuple or dict of them, or shapes instead.
-        given: What is known of the inputs, in the same structure: `Tokens` are whole numbers.
+        inputs: Moments and `Tokens` in the same structure, where they are known: `Tokens` are whole numbers.
     """
     require_module(model)
     if is_shape(example):
-        return _zeros(model, example, given)
+        return _zeros(model, example, inputs)
     if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(example)):
         return example  # beside a tensor whole numbers are an argument of their own, the size of an output say
     if isinstance(example, dict):
-        known = given if isinstance(given, dict) else {}
-        return {name: _filled(model, part, known.get(name)) for name, part in example.items()}
+        named = inputs if isinstance(inputs, dict) else {}
+        return {name: _filled(model, item, named.get(name)) for name, item in example.items()}
     if isinstance(example, (tuple, list)) and any(map(is_shape, example)):
-        parts = given if isinstance(given, (tuple, list)) and len(given) == len(example) else [None] * len(example)
-        return tuple(_filled(model, part, known) for part, known in zip(example, parts, strict=True))
+        items = inputs if isinstance(inputs, (tuple, list)) and len(inputs) == len(example) else [None] * len(example)
+        return tuple(_filled(model, item, named) for item, named in zip(example, items, strict=True))
     return example
 
 
 def require_module(model: Any) -> None:
     """Refuse functions and classes: a model is a module that can be called."""
     if not isinstance(model, nn.Module):
-        found = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
-        raise CaptureError(f"A model is a torch.nn.Module, not {found}: write functions as the forward of a module.")
+        description = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise CaptureError(
+            f"A model is a torch.nn.Module, not {description}: write functions as the forward of a module."
+        )
 
 
 def require_values(model: nn.Module) -> None:
@@ -76,16 +78,16 @@ def is_shape(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and len(value) > 0 and all(type(extent) is int for extent in value)
 
 
-def _filled(model: nn.Module, part: Any, given: Any) -> Any:
-    return _zeros(model, part, given) if is_shape(part) else part
+def _filled(model: nn.Module, item: Any, input: Any) -> Any:
+    return _zeros(model, item, input) if is_shape(item) else item
 
 
-def _zeros(model: nn.Module, shape: Any, given: Any) -> Tensor:
+def _zeros(model: nn.Module, shape: Any, input: Any) -> Tensor:
     if min(shape) < 1:
         raise CaptureError(f"The example has the shape {tuple(shape)}: every extent must be 1 or more.")
-    own = given.mean if isinstance(given, Moments) else torch.empty(0)
-    like = next((p for p in model.parameters() if p.is_floating_point()), own)
-    dtype = torch.long if isinstance(given, Tokens) else like.dtype
+    values = input.mean if isinstance(input, Moments) else torch.empty(0)
+    like = next((p for p in model.parameters() if p.is_floating_point()), values)
+    dtype = torch.long if isinstance(input, Tokens) else like.dtype
     return torch.zeros(tuple(shape), dtype=dtype, device=like.device)
 
 
@@ -105,11 +107,11 @@ def named_leaves(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names += [f"argument {position}" for position in range(len(names), len(args))]
     tree = dict(zip(names, args, strict=False)) | kwargs
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for name, value in tree.items():
         leaves, _ = pytree.tree_flatten_with_path(value, is_leaf=lambda value: isinstance(value, kinds))
-        found |= {name + pytree.keystr(path): leaf for path, leaf in leaves}
-    return found
+        named |= {name + pytree.keystr(path): leaf for path, leaf in leaves}
+    return named
 
 
 def leaves_of(tree: Any, kinds: tuple[type, ...]) -> list[Any]:

@@ -71,29 +71,29 @@ def _unwrap(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         differentiable = True
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-            differentiable, body, *given = node.args
+            differentiable, body, *arguments = node.args
         elif node.target is torch.ops.higher_order.wrap_with_autocast and node.args[2] is False:
-            _, _, _, _, body, *given = node.args
+            _, _, _, _, body, *arguments = node.args
         else:
             continue
         inner = getattr(graph.owning_module, body.target).graph
         _unwrap(inner)
         placeholders = inner.find_nodes(op="placeholder")
         with graph.inserting_before(node):
-            found: Any = graph.graph_copy(inner, dict(zip(placeholders, given, strict=True)))
-        for part in list(node.users):
-            value = found[part.args[1]]
-            part.replace_all_uses_with(value if differentiable else _detached(graph, node, value))
-            graph.erase_node(part)
+            results: Any = graph.graph_copy(inner, dict(zip(placeholders, arguments, strict=True)))
+        for user in list(node.users):
+            value = results[user.args[1]]
+            user.replace_all_uses_with(value if differentiable else _detached(graph, node, value))
+            graph.erase_node(user)
         graph.erase_node(node)
         graph.erase_node(body)
 
 
-def _detached(graph: fx.Graph, place: fx.Node, value: fx.Node) -> fx.Node:
+def _detached(graph: fx.Graph, before: fx.Node, value: fx.Node) -> fx.Node:
     """A value behind a `detach` that is inserted before a node; itself if it can have no gradient."""
     if not value.meta["val"].is_floating_point():
         return value
-    with graph.inserting_before(place):
+    with graph.inserting_before(before):
         new = graph.call_function(aten.detach.default, (value,))
     new.meta = dict(value.meta)
     return new
@@ -169,8 +169,8 @@ def _in_place(target: Any) -> OpOverload | None:
     name, _, overload = str(target).removeprefix("aten.").partition(".")
     if not isinstance(target, OpOverload) or not name.endswith("_") or torch.Tag.nondeterministic_seeded in target.tags:
         return None
-    found = getattr(getattr(aten, name[:-1], None), overload, None)
-    return found if found is not None and _stays(found) and not _is_aliasing(found) else None
+    functional = getattr(getattr(aten, name[:-1], None), overload, None)
+    return functional if functional is not None and _stays(functional) and not _is_aliasing(functional) else None
 
 
 def _has_rewrite(node: fx.Node) -> bool:
@@ -201,33 +201,33 @@ def _is_constant(node: Any) -> bool:
     return all(map(_is_constant, node.all_input_nodes))
 
 
-def _insert(place: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
+def _insert(before: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
     """A new operation before another, described as that one is, but with the form of its own result."""
     values, named = pytree.tree_map_only(fx.Node, lambda node: node.meta["val"], (args, kwargs))
-    with _fake_mode(place):
-        return _write(place, target, args, kwargs, target(*values, **named))
+    with _fake_mode(before):
+        return _write(before, target, args, kwargs, target(*values, **named))
 
 
 def _fake_mode(node: fx.Node) -> Any:
     return pytree.tree_leaves(node.meta["val"])[0].fake_mode
 
 
-def _write(place: fx.Node, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
+def _write(before: fx.Node, target: Any, args: Any, kwargs: Any, value: Any) -> fx.Node:
     name = getattr(target, "overloadpacket", target).__name__
-    with place.graph.inserting_before(place):
-        new = place.graph.create_node("call_function", target, args, kwargs, name)
-    new.meta = place.meta | {"val": value}
+    with before.graph.inserting_before(before):
+        new = before.graph.create_node("call_function", target, args, kwargs, name)
+    new.meta = before.meta | {"val": value}
     return new
 
 
 def _batch_norm(node: fx.Node, *args: Any) -> fx.Node:
-    *given, stored_mean, stored_var, by_batch, momentum, eps, _ = args
+    *arguments, stored_mean, stored_var, by_batch, momentum, eps, _ = args
     if by_batch:
         norm, settings = aten._native_batch_norm_legit.no_stats, [True]
     else:
         norm, settings = aten._native_batch_norm_legit_no_training.default, [stored_mean, stored_var]
-    whole = _insert(node, norm, (*given, *settings, momentum, eps), {})
-    return _insert(node, operator.getitem, (whole, 0), {})
+    results = _insert(node, norm, (*arguments, *settings, momentum, eps), {})
+    return _insert(node, operator.getitem, (results, 0), {})
 
 
 def _only_in_training(node: fx.Node, x: fx.Node, share: float, training: bool) -> fx.Node:
@@ -277,9 +277,9 @@ def _taken_apart(node: fx.Node, *args: Any, transcript: _Transcript | None = Non
 class _Transcript(TorchDispatchMode):
     """Within, each operation on the values of nodes is written before a node."""
 
-    def __init__(self, place: fx.Node) -> None:
+    def __init__(self, before: fx.Node) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.place = place
+        self.before = before
         self.written: dict[int, fx.Node] = {}  # by the identity of their values, which they keep alive
         self.nodes: list[fx.Node] = []  # those that were written, in order
 
@@ -294,6 +294,6 @@ class _Transcript(TorchDispatchMode):
         if not isinstance(result, Tensor):  # the device of a tensor, say
             return result
         nodes, named = pytree.tree_map_only(Tensor, lambda value: self.written[id(value)], (args, kwargs))
-        self.nodes.append(_write(self.place, target, nodes, named, result))
+        self.nodes.append(_write(self.before, target, nodes, named, result))
         self.written[id(result)] = self.nodes[-1]
         return result

@@ -83,9 +83,9 @@ class Node:
         return self.name, target, self.args, self.kwargs, self.form, self.stack, self.line
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        name, target, *others = state
+        name, target, *fields = state
         target = functools.reduce(getattr, target.split("."), torch.ops) if isinstance(target, str) else target
-        self.__init__(name, target, *others)  # type: ignore[misc]
+        self.__init__(name, target, *fields)  # type: ignore[misc]
 
     @property
     def reads(self) -> list[Node]:
@@ -126,9 +126,9 @@ def resolve(tree: Any, value: Callable[[Any], Any], kind: type = Node) -> Any:
 
 def nodes_in(tree: Any) -> list[Node]:
     """Every node in a nest of arguments, as often as it is there."""
-    found: list[Node] = []
-    resolve(tree, found.append)
-    return found
+    nodes: list[Node] = []
+    resolve(tree, nodes.append)
+    return nodes
 
 
 def form_of(value: Any) -> Any:
@@ -158,8 +158,8 @@ def _is_open(form: Any) -> bool:
 def _value(node: Node, values: dict[Node, Any]) -> Any:
     """What a node is for the constants of the model, with zeros for what depends on its input."""
     if node not in values:
-        known = isinstance(node.form, Form) and not _is_open(node.form)
-        if known and not _is_constant(node, values):
+        closed = isinstance(node.form, Form) and not _is_open(node.form)
+        if closed and not _is_constant(node, values):
             values[node] = torch.zeros(node.form.shape, dtype=node.form.dtype, device=node.form.device)
         else:
             args, kwargs = resolve((node.args, node.kwargs), lambda operand: _value(operand, values))
@@ -169,5 +169,5 @@ def _value(node: Node, values: dict[Node, Any]) -> Any:
 
 def _is_constant(node: Node, values: dict[Node, Any]) -> bool:
     """Whether a node follows from parameters, buffers and constants alone."""
-    given = node in values and node.target is None
-    return given or (node.target is not None and all(_is_constant(operand, values) for operand in node.operands))
+    stored = node in values and node.target is None
+    return stored or (node.target is not None and all(_is_constant(operand, values) for operand in node.operands))

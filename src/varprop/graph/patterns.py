@@ -19,29 +19,29 @@ Packet = Any
 def fold(graph: fx.Graph) -> None:
     """Replace every recognised expression by a call of the operation in `ops`, in place."""
     for node in list(graph.nodes):
-        found = _match(node)
-        if found is not None:
-            target, *args = found
+        match = _match(node)
+        if match is not None:
+            target, *args = match
             with graph.inserting_before(node):
-                whole = graph.call_function(target, tuple(args))
-            whole.meta.update(node.meta)
-            node.replace_all_uses_with(whole)
+                call = graph.call_function(target, tuple(args))
+            call.meta.update(node.meta)
+            node.replace_all_uses_with(call)
             _erase_unused(graph, [node])
 
 
 def _match(node: fx.Node) -> tuple[Any, ...] | None:
     for pattern in (_softsign, _signed_size, _truth, _broadcast, _length, _unit_length, _normalization):
-        found = pattern(node)
-        if found is not None:
-            return found
+        match = pattern(node)
+        if match is not None:
+            return match
     return None
 
 
 def _softsign(node: fx.Node) -> tuple[Any, ...] | None:
     """x / (1 + |x|)."""
     x, divisor = _operands(node, aten.div)
-    inner, one = _operands(divisor, aten.add)
-    if one == 1 and _is(inner, aten.abs) and _same(inner.args[0], x):
+    inner, addend = _operands(divisor, aten.add)
+    if addend == 1 and _is(inner, aten.abs) and _same(inner.args[0], x):
         return ops.softsign, x
     return None
 
@@ -78,8 +78,8 @@ def _broadcast(node: fx.Node) -> tuple[Any, ...] | None:
     """One result of torch.broadcast_tensors is its operand expanded, random or not, whatever the others are."""
     if node.target is not operator.getitem or not _is(node.args[0], aten.broadcast_tensors):
         return None
-    together, place = node.args
-    return aten.expand.default, together.args[0][place], list(node.meta["val"].shape)  # type: ignore[union-attr, index]
+    together, index = node.args
+    return aten.expand.default, together.args[0][index], list(node.meta["val"].shape)  # type: ignore[union-attr, index]
 
 
 def _is_floating(node: Any) -> bool:
@@ -120,8 +120,8 @@ def _normalization(node: fx.Node) -> tuple[Any, ...] | None:
             return ops.standardize, *centred, float(eps)
         dims = _mean_square(spread, x)
         if dims:
-            whole = (ops.standardize, centred[0]) if centred and centred[1] == dims else (ops.rms_normalize, x)
-            return *whole, dims, float(eps)
+            operation = (ops.standardize, centred[0]) if centred and centred[1] == dims else (ops.rms_normalize, x)
+            return *operation, dims, float(eps)
     return None
 
 
@@ -187,6 +187,6 @@ def _same(a: Any, b: Any) -> bool:
 def _erase_unused(graph: fx.Graph, nodes: Sequence[Any]) -> None:
     for node in nodes:
         if isinstance(node, fx.Node) and node.op == "call_function" and not node.users:
-            parts = node.args  # an erased node has none
+            operands = node.args  # an erased node has none
             graph.erase_node(node)
-            _erase_unused(graph, parts)
+            _erase_unused(graph, operands)

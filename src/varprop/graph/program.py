@@ -47,10 +47,10 @@ def module_outputs(
             about[call.key] = call.path, call.class_name.rpartition(".")[2]
     finals = {result for result in results if isinstance(result, Node)}
     calls: dict[str, ModuleCalls] = {}
-    for key, own in inside.items():
+    for key, inner in inside.items():
         path, class_name = about[key]
         several = marked.get(key) or ([result for result in results if isinstance(result, Node)] if not path else [])
-        output = next(filter(random, several), several[0]) if several else _last_read(own, finals)
+        output = next(filter(random, several), several[0]) if several else _last_read(inner, finals)
         calls.setdefault(path, ModuleCalls(class_name)).outputs.append(output)
     return calls
 
@@ -136,25 +136,29 @@ def transferred(
         replaced: Operations to replace, each by another with its arguments.
     """
     bypassed, replaced = bypassed or {}, replaced or {}
-    made = {node: _copied(node, made={}, model=model) for node in (*program.inputs, *program.state, *program.constants)}
+    copies = {
+        node: _copied(node, copies={}, model=model) for node in (*program.inputs, *program.state, *program.constants)
+    }
     for node in program.nodes:
-        made[node] = made[bypassed[node]] if node in bypassed else _copied(node, made, model, *replaced.get(node, ()))
+        copies[node] = (
+            copies[bypassed[node]] if node in bypassed else _copied(node, copies, model, *replaced.get(node, ()))
+        )
     return replace(
         program,
         model=model,
-        nodes=[made[node] for node in program.nodes if node not in bypassed],
-        inputs=[made[node] for node in program.inputs],
-        state={made[node]: name for node, name in program.state.items() if made[node].users},
-        constants={made[node]: value for node, value in program.constants.items()},
-        outputs=resolve(program.outputs, made.__getitem__),
-        several=resolve(program.several, made.__getitem__),
+        nodes=[copies[node] for node in program.nodes if node not in bypassed],
+        inputs=[copies[node] for node in program.inputs],
+        state={copies[node]: name for node, name in program.state.items() if copies[node].users},
+        constants={copies[node]: value for node, value in program.constants.items()},
+        outputs=resolve(program.outputs, copies.__getitem__),
+        several=resolve(program.several, copies.__getitem__),
         facts={},
     )
 
 
-def _copied(node: Node, made: dict[Node, Node], model: nn.Module, target: Any = None, args: Any = ()) -> Node:
-    found, kwargs = resolve((node.args, node.kwargs) if target is None else (args, {}), made.__getitem__)
-    return Node(node.name, _target(target or node.target, model), found, kwargs, node.form, node.stack, node.line)
+def _copied(node: Node, copies: dict[Node, Node], model: nn.Module, target: Any = None, args: Any = ()) -> Node:
+    arguments, kwargs = resolve((node.args, node.kwargs) if target is None else (args, {}), copies.__getitem__)
+    return Node(node.name, _target(target or node.target, model), arguments, kwargs, node.form, node.stack, node.line)
 
 
 def _target(target: Any, model: nn.Module) -> Any:

@@ -28,13 +28,18 @@ aten = torch.ops.aten
 def attributes_kept(model: nn.Module) -> Iterator[None]:
     """Attributes of modules, and the lists and dicts among them, are afterwards what they were before."""
     before = [(module, dict(vars(module))) for module in model.modules()]
-    held = [(value, value.copy()) for _, own in before for value in own.values() if type(value) in (list, dict)]
+    held = [
+        (value, value.copy())
+        for _, attributes in before
+        for value in attributes.values()
+        if type(value) in (list, dict)
+    ]
     try:
         yield
     finally:
         # What has not changed is not touched: other threads may be using the model.
-        for module, own in before:
-            _put_back(vars(module), own)
+        for module, attributes in before:
+            _put_back(vars(module), attributes)
         for value, contents in held:
             if isinstance(value, dict):
                 _put_back(value, contents)
@@ -59,13 +64,13 @@ def observers_named(model: nn.Module) -> Iterator[None]:
     """Warn of hooks that run within and return nothing; one that returns something is a part of the model."""
     seen: dict[str, None] = {}
     hooks = list(_user_hooks(model))
-    for place, key, hook, name in hooks:
-        place[key] = _watched(hook, name, seen)
+    for registry, key, hook, name in hooks:
+        registry[key] = _watched(hook, name, seen)
     try:
         yield
     finally:
-        for place, key, hook, _ in hooks:
-            place[key] = hook
+        for registry, key, hook, _ in hooks:
+            registry[key] = hook
     if seen:
         warnings.warn(
             f"While the model was captured these hooks ran on tensors without values, of which they must not keep any: "
@@ -78,11 +83,11 @@ def observers_named(model: nn.Module) -> Iterator[None]:
 def _user_hooks(model: nn.Module) -> Iterator[tuple[Any, int, Any, str]]:
     """Where each is kept, under which key, itself, and what to call it."""
     for path, module in model.named_modules():
-        for place in (module._forward_hooks, module._forward_pre_hooks):
-            for key, hook in list(place.items()):
+        for registry in (module._forward_hooks, module._forward_pre_hooks):
+            for key, hook in list(registry.items()):
                 if str(getattr(hook, "__module__", "")).partition(".")[0] not in ("torch", "varprop"):
                     name = getattr(hook, "__name__", type(hook).__name__)
-                    yield place, key, hook, f"{name} on '{path or type(module).__name__}'"
+                    yield registry, key, hook, f"{name} on '{path or type(module).__name__}'"
 
 
 def _watched(hook: Any, name: str, seen: dict[str, None]) -> Any:

@@ -143,9 +143,9 @@ def _where_line(condition: Any, a: Any, b: Any) -> Any:
         return None
     slopes, offsets = zip(*(_slope_offset(x) for x in (a, b)), strict=True)
     like = next(t for t in (*offsets, *slopes, condition.double()) if isinstance(t, Tensor))
-    parts = [[torch.as_tensor(v, device=like.device) for v in pair] for pair in (slopes, offsets)]
+    pairs = [[torch.as_tensor(v, device=like.device) for v in pair] for pair in (slopes, offsets)]
     line = next(x for x in (a, b) if hasattr(x, "slope"))
-    return type(line)(*(torch.where(condition, x, y) for x, y in parts))
+    return type(line)(*(torch.where(condition, x, y) for x, y in pairs))
 
 
 def _slope_offset(x: Any) -> tuple[Any, Any]:

@@ -35,8 +35,8 @@ def _along(function: Callable[..., tuple[Tensor, Tensor]], x: Moments, dim: int)
     """A function of the distribution along one axis; where the axis is uniform, so is the result."""
     line = write_out(x, dim)
     mean, var = function(line.mean, line.var, dim)
-    kept = x.shape[dim]
-    return Moments(mean.narrow(dim, 0, kept), var.narrow(dim, 0, kept))
+    stored = x.shape[dim]
+    return Moments(mean.narrow(dim, 0, stored), var.narrow(dim, 0, stored))
 
 
 def _cast(x: Moments, dtype: torch.dtype | bool | None) -> Moments:
@@ -155,8 +155,8 @@ def noise(p: Tensor, var: Tensor, logit_var: Tensor) -> Tensor:
     can be solved for a where no weight is large:
     std of sum_j p_j m_j to 1 % (at worst 22 %) for 2 to 64 logits of std 0.3 to 4; first order alone: up to 4 times.
     """
-    if readable(p) and (found := _solved(p, var)) is not None:
-        return found
+    if readable(p) and (solved := _solved(p, var)) is not None:
+        return solved
     tiny, most = torch.finfo(p.dtype).tiny ** 0.4, p / (1 - p).clamp_min(0.1)  # for var <= p (1 - p), a <= p / (1 - p)
     a = torch.minimum(p.square() * logit_var, most)
     for _ in range(3):
@@ -172,10 +172,10 @@ def _solved(p: Tensor, var: Tensor) -> Tensor | None:
     inverse = 1 / (1 - 2 * p)
     variances, squares = var * inverse, p * p * inverse
     total = variances.sum(-1, keepdim=True) / (1 + squares.sum(-1, keepdim=True))
-    found = torch.addcmul(variances, squares, total, value=-1.0)
-    if bool(found.amin() >= 0):
-        return found
-    return found.clamp_min(0.0) if bool((found >= -SMALL * var).all()) else None
+    result = torch.addcmul(variances, squares, total, value=-1.0)
+    if bool(result.amin() >= 0):
+        return result
+    return result.clamp_min(0.0) if bool((result >= -SMALL * var).all()) else None
 
 
 def _mixed(p: Tensor, var: Tensor, a: Tensor, value: Moments, dropout_p: float) -> Moments:
@@ -236,10 +236,10 @@ def _attended(scores: Moments, hidden: Tensor | None, v: Moments, dropout_p: flo
     return _mixed(p, var, noise(p, var, scores.var), v, dropout_p)
 
 
-def _many(*given: Moments) -> bool:
+def _many(*values: Moments) -> bool:
     """Whether there are heads enough to take some at a time, which no derivative has to go through."""
-    heads = max(x.mean.shape[:-2].numel() for x in given)
-    return heads > 1 and readable(given[0].mean) and not any(differentiated(x.mean, x.var) for x in given)
+    heads = max(x.mean.shape[:-2].numel() for x in values)
+    return heads > 1 and readable(values[0].mean) and not any(differentiated(x.mean, x.var) for x in values)
 
 
 def _heads_at_a_time(attend: Callable[..., Moments], *given: Moments) -> Moments:

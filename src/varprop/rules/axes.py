@@ -41,11 +41,11 @@ def write_out(x: Moments, *axes: int) -> Moments:
     return Moments(x.mean.expand(size), x.var.expand(size), x.full)
 
 
-def mixture(parts: Sequence[tuple[float, Moments]]) -> Moments:
+def mixture(outcomes: Sequence[tuple[float, Moments]]) -> Moments:
     """Moments of one of several values, each with its chance p: E = sum p E_p, Var = sum p (Var_p + (E_p - E)^2)."""
-    none = torch.zeros_like(parts[0][1].mean)
-    mean = sum((share * x.mean for share, x in parts), none)
-    return Moments(mean, sum((share * (x.var + (x.mean - mean).square()) for share, x in parts), none))
+    none = torch.zeros_like(outcomes[0][1].mean)
+    mean = sum((share * x.mean for share, x in outcomes), none)
+    return Moments(mean, sum((share * (x.var + (x.mean - mean).square()) for share, x in outcomes), none))
 
 
 def at_random_place(x: Moments, axes: list[int]) -> tuple[Tensor, Tensor]:
@@ -61,5 +61,5 @@ def uniform_axes(x: Value, count: int) -> list[bool]:
 
 def per_axis(value: Ints, count: int) -> list[int]:
     """An operation's integer argument as one number an axis."""
-    given = [value] if isinstance(value, int) else list(value)
-    return given * count if len(given) == 1 else given
+    numbers = [value] if isinstance(value, int) else list(value)
+    return numbers * count if len(numbers) == 1 else numbers

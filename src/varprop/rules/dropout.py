@@ -121,7 +121,7 @@ def _draw(
 ) -> Moments:
     """Independent draws from one distribution: uniform along every axis. Integers get the default dtype."""
     dtype = dtype if dtype is not None and dtype.is_floating_point else torch.get_default_dtype()
-    mean, var = (torch.full([1] * len(size), float(part), dtype=dtype, device=device) for part in law)
+    mean, var = (torch.full([1] * len(size), float(number), dtype=dtype, device=device) for number in law)
     return Moments(mean, var, size)
 
 

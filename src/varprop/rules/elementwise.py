@@ -76,8 +76,8 @@ def floor(mean: Tensor, std: Tensor) -> Pair:
     wide = std > _WIDE
     count, var, _ = _steps(mean, std.clamp_max(_WIDE))
     first, spread, slope = _harmonics(mean, std.clamp_min(_WIDE))
-    whole = (std.square() * (1 - 2 * slope) + spread).clamp_min(0)
-    return torch.where(wide, mean - first, count), torch.where(wide, whole, var)
+    variance = (std.square() * (1 - 2 * slope) + spread).clamp_min(0)
+    return torch.where(wide, mean - first, count), torch.where(wide, variance, var)
 
 
 def _by_a_constant(x: Any, divisor: Any, **_: Any) -> bool:
@@ -153,8 +153,8 @@ def ceil(mean: Tensor, std: Tensor) -> Pair:
 @elementwise(aten.round.default, jumps=[k + 0.5 for k in _RESOLVED], monotone=True, approximate=APPROXIMATE)
 def round_half(mean: Tensor, std: Tensor) -> Pair:
     """floor(x + 1/2): halves, which torch rounds to even numbers, have probability zero."""
-    whole, var = floor(mean + 0.5, std)
-    return torch.where(std > 0, whole, mean.round()), var
+    rounded, var = floor(mean + 0.5, std)
+    return torch.where(std > 0, rounded, mean.round()), var
 
 
 elementwise(
@@ -210,8 +210,10 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
 
 def _cast(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """The same numbers; truth values become numbers, since two of them add up to one truth value."""
-    other = next((a.dtype if isinstance(a, Tensor) else a for a in args if isinstance(a, (Tensor, torch.dtype))), dtype)
-    return x.to(working_dtype(x.device)) if x.dtype is torch.bool and other not in (None, torch.bool) else x
+    target = next(
+        (a.dtype if isinstance(a, Tensor) else a for a in args if isinstance(a, (Tensor, torch.dtype))), dtype
+    )
+    return x.to(working_dtype(x.device)) if x.dtype is torch.bool and target not in (None, torch.bool) else x
 
 
 # Copies and changes of dtype are the identity.
@@ -411,8 +413,8 @@ _of_positive(aten.log10, _log(10), monotone=True)
 
 def _is_polynomial(exponent: Any) -> bool:
     if isinstance(exponent, Tensor):  # one without values may be any, and one that is trained does not stay whole
-        known = not (exponent.is_meta or exponent.requires_grad)
-        return known and all(map(_is_polynomial, exponent.flatten().tolist()))
+        readable_now = not (exponent.is_meta or exponent.requires_grad)
+        return readable_now and all(map(_is_polynomial, exponent.flatten().tolist()))
     return isinstance(exponent, (int, float)) and exponent >= 0 and float(exponent).is_integer()
 
 
@@ -434,7 +436,7 @@ def power(mean: Tensor, std: Tensor, exponent: float | Tensor) -> Pair:
         return closed.power(mean, std, int(exponent))
     mean, std, exponents = torch.broadcast_tensors(mean, std, exponent)
     first, var = torch.zeros_like(mean), torch.zeros_like(mean)
-    for whole in exponents.unique().tolist():
-        found = closed.power(mean, std, int(whole))
-        first, var = (torch.where(exponents == whole, *pair) for pair in zip(found, (first, var), strict=True))
+    for degree in exponents.unique().tolist():
+        moments = closed.power(mean, std, int(degree))
+        first, var = (torch.where(exponents == degree, *pair) for pair in zip(moments, (first, var), strict=True))
     return first, var

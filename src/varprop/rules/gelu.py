@@ -88,13 +88,13 @@ def _moments(mean: Tensor, std: Tensor) -> Pair:
     slope = torch.addcmul(below, share, density)
     lowest, widest = float(a.amin()), float(std.amax())
     terms = _terms(lowest, widest)
-    rest = var * slope * slope
+    total = var * slope * slope
     if mean.dtype == torch.float32 and terms <= _MOST_TERMS:
-        rest = _series(rest, share * std, var * inverse, var, density, terms)
+        total = _series(total, share * std, var * inverse, var, density, terms)
     else:
         coarse = next(n for most, n in _NODES if not widest > most)
-        rest = rest + _integral(mean, var, wide, coarse if mean.dtype == torch.float32 else _NODES_IN_FLOAT64)
-    return (mean * below).addcmul_(var, density), rest
+        total = total + _integral(mean, var, wide, coarse if mean.dtype == torch.float32 else _NODES_IN_FLOAT64)
+    return (mean * below).addcmul_(var, density), total
 
 
 def gelu(mean: Tensor, std: Tensor) -> Pair:
@@ -104,5 +104,5 @@ def gelu(mean: Tensor, std: Tensor) -> Pair:
         return activations.gelu(mean, std)
     mean, std = torch.broadcast_tensors(mean, std)
     blocks = zip(mean.reshape(-1).split(_BLOCK), std.reshape(-1).split(_BLOCK), strict=True)
-    m, v = (torch.cat(part).view(mean.shape) for part in zip(*(_moments(*b) for b in blocks), strict=True))
+    m, v = (torch.cat(pieces).view(mean.shape) for pieces in zip(*(_moments(*b) for b in blocks), strict=True))
     return m, v

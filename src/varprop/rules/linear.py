@@ -118,13 +118,15 @@ BLOCK = 2**18  # weights that stay in the cache
 Sets = dict[tuple[bool, ...], float]  # which taps take part, and the share of positions at which just these do
 
 
-def pooled_convolution(x: Moments, given: Convolution) -> Moments:
+def pooled_convolution(x: Moments, convolution: Convolution) -> Moments:
     """Moments of a convolution with constants at a random position, for an input uniform along every spatial axis."""
-    weight, bias, count = given.weight, given.bias, len(given.stride)
-    axes = tuple(zip(x.full[-count:], weight.shape[2:], given.stride, given.zeros, given.dilation, strict=True))
+    weight, bias, count = convolution.weight, convolution.bias, len(convolution.stride)
+    axes = tuple(
+        zip(x.full[-count:], weight.shape[2:], convolution.stride, convolution.zeros, convolution.dilation, strict=True)
+    )
     masks, shares = (torch.tensor(values, dtype=weight.dtype, device=weight.device) for values in _patterns(axes))
     # a column for every set of taps inside
-    mean, var = (taps @ masks for taps in _moments_per_tap(x, weight, given.groups))
+    mean, var = (taps @ masks for taps in _moments_per_tap(x, weight, convolution.groups))
     centre = (mean @ shares)[..., None]
     pooled = ((mean - centre).square() + var) @ shares
     centre = centre[..., 0] if bias is None else centre[..., 0] + bias
@@ -135,9 +137,12 @@ def pooled_convolution(x: Moments, given: Convolution) -> Moments:
 @lru_cache(maxsize=256)
 def _patterns(axes: tuple[tuple[int, int, int, tuple[int, int], int], ...]) -> tuple[list[list[float]], list[float]]:
     """The sets of taps inside the image that occur (taps x sets), and the share of positions of each."""
-    found = [_along_axis(*axis) for axis in axes]
-    columns = [[float(all(taps)) for taps in product(*sets)] for sets in product(*(list(one) for one in found))]
-    shares = [math.prod(part) for part in product(*(list(one.values()) for one in found))]
+    per_axis_sets = [_along_axis(*axis) for axis in axes]
+    columns = [
+        [float(all(taps)) for taps in product(*sets)]
+        for sets in product(*(list(axis_sets) for axis_sets in per_axis_sets))
+    ]
+    shares = [math.prod(factors) for factors in product(*(list(axis_sets.values()) for axis_sets in per_axis_sets))]
     return [list(row) for row in zip(*columns, strict=True)], shares
 
 
@@ -159,8 +164,8 @@ def meeting_taps(size: int, taps: int, stride: int, padding: int, output_padding
 
 
 def _shares(sets: Iterable[tuple[bool, ...]]) -> Sets:
-    found = Counter(sets)
-    return {taps: count / found.total() for taps, count in found.items()}
+    counts = Counter(sets)
+    return {taps: count / counts.total() for taps, count in counts.items()}
 
 
 def _per_tap(weight: Tensor, values: Tensor, groups: int) -> Tensor:
@@ -177,8 +182,8 @@ def _moments_per_tap(x: Moments, weight: Tensor, groups: int) -> tuple[Tensor, T
     A block is read from memory once and its squares never leave the cache, which halves the time of a large layer.
     """
     blocks = weight.split(max(1, BLOCK // weight[0].numel())) if groups == 1 else [weight]
-    parts = [(_per_tap(b, x.mean, groups), _per_tap(b.square(), x.var, groups)) for b in blocks]
-    mean, var = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    pairs = [(_per_tap(b, x.mean, groups), _per_tap(b.square(), x.var, groups)) for b in blocks]
+    mean, var = (torch.cat(pieces, dim=1) for pieces in zip(*pairs, strict=True))
     return mean, var
 
 
@@ -217,7 +222,7 @@ def _weighted_in_parts(x: Moments, weight: Tensor, bias: Value | None) -> Moment
     """The same, with no more squares at a time than stay in the cache of a processor."""
     fixed, noise = (bias.mean, bias.var) if isinstance(bias, Moments) else (bias, None)
     rows = max(1, PART // weight.shape[1])
-    var = torch.cat([F.linear(x.var, part.square()) for part in weight.split(rows)], -1)
+    var = torch.cat([F.linear(x.var, block.square()) for block in weight.split(rows)], -1)
     return Moments(F.linear(x.mean, weight, fixed), var if noise is None else var + noise)
 
 
@@ -249,33 +254,35 @@ def conv(x: Value, weight: Value, bias: Value | None = None, *settings: Any, **n
     and of W^2 over the taps in one convolution. With zero padding they are weighted by the share of positions at which
     each tap lies inside (`pooled_convolution`).
     """
-    given, count = of_conv(x, weight, bias, *settings, **named), weight.ndim - 2
-    uniform, reason, x = uniform_axes(x, count), _border(x, given), write_out(lift(x), -count - 1)
+    convolution, count = of_conv(x, weight, bias, *settings, **named), weight.ndim - 2
+    uniform, reason, x = uniform_axes(x, count), _border(x, convolution), write_out(lift(x), -count - 1)
     if reason == POOLED:
-        return pooled_convolution(x, given)
-    zeros = [(0, 0) if same else pad for same, pad in zip(uniform, given.zeros, strict=True)]
+        return pooled_convolution(x, convolution)
+    zeros = [(0, 0) if same else pad for same, pad in zip(uniform, convolution.zeros, strict=True)]
     pads, margins = [before for before, _ in zeros], list[int]()
     if any(before != behind for before, behind in zeros):  # an even kernel and padding="same"
         pads, margins = [0] * count, [side for pad in reversed(zeros) for side in pad]
-    steps, gaps, size = given.stride, given.dilation, list(x.shape)
+    steps, gaps, size = convolution.stride, convolution.dilation, list(x.shape)
     for axis in (axis for axis in range(count) if uniform[axis]):
-        steps[axis], gaps[axis], size[axis - count] = 1, 1, given.weight.shape[axis + 2]
+        steps[axis], gaps[axis], size[axis - count] = 1, 1, convolution.weight.shape[axis + 2]
     mean, var = (F.pad(t.expand(size), margins) if margins else t.expand(size) for t in (x.mean, x.var))
-    moves = (steps, pads, gaps, False, [0], given.groups)
-    return _weighted(lambda t, w, b: _convolve(t, w, b, *moves), Moments(mean, var), given.weight, given.bias)
+    moves = (steps, pads, gaps, False, [0], convolution.groups)
+    return _weighted(
+        lambda t, w, b: _convolve(t, w, b, *moves), Moments(mean, var), convolution.weight, convolution.bias
+    )
 
 
-def _meetings(x: Value, given: Convolution) -> dict[int, Sets]:
+def _meetings(x: Value, convolution: Convolution) -> dict[int, Sets]:
     """For each uniform axis of the weight, which sets of taps meet at its output positions."""
-    count, pads = len(given.stride), [pad for pad, _ in given.zeros]
-    numbers = (given.weight.shape[2:], given.stride, pads, given.extra, given.dilation)
+    count, pads = len(convolution.stride), [pad for pad, _ in convolution.zeros]
+    numbers = (convolution.weight.shape[2:], convolution.stride, pads, convolution.extra, convolution.dilation)
     axes = enumerate(zip(uniform_axes(x, count), extents(x)[-count:], *numbers, strict=True), 2)
     return {axis: meeting_taps(*values) for axis, (uniform, *values) in axes if uniform}
 
 
 def _pools_phases(x: Value, *arguments: Any, **named: Any) -> str | None:
     meetings = _meetings(x, of_transposed(x, *arguments, **named))
-    return PHASES if any(len(found) > 1 for found in meetings.values()) else None
+    return PHASES if any(len(taps) > 1 for taps in meetings.values()) else None
 
 
 def _sums(weight: Tensor, axis: int, sets: Sets) -> Tensor:
@@ -299,19 +306,24 @@ def conv_transpose(x: Value, weight: Value, bias: Value | None = None, *settings
     On a uniform axis all positions are pooled, those at the border included: E = mean_p E_p, Var = mean_p Var_p +
     spread_p E_p. Positions at which the same taps meet are alike, so one of each kind is computed (`meeting_taps`).
     """
-    given, count = of_transposed(x, weight, bias, *settings, **named), weight.ndim - 2
-    x, meetings = write_out(lift(x), -count - 1), _meetings(x, given)
-    steps, pads, gaps, extra = given.stride, [pad for pad, _ in given.zeros], given.dilation, list(given.extra)
+    convolution, count = of_transposed(x, weight, bias, *settings, **named), weight.ndim - 2
+    x, meetings = write_out(lift(x), -count - 1), _meetings(x, convolution)
+    steps, pads, gaps, extra = (
+        convolution.stride,
+        [pad for pad, _ in convolution.zeros],
+        convolution.dilation,
+        list(convolution.extra),
+    )
     for axis in meetings:
         steps[axis - 2], pads[axis - 2], gaps[axis - 2], extra[axis - 2] = 1, 0, 1, 0
 
     def apply(t: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         for axis, sets in meetings.items():
             w = _sums(w, axis, sets)
-        return _convolve(t, w, b, steps, pads, gaps, True, extra, given.groups)
+        return _convolve(t, w, b, steps, pads, gaps, True, extra, convolution.groups)
 
-    found = _weighted(apply, x, given.weight, given.bias)
-    return pooled(found, {a - 2 - count: list(s.values()) for a, s in meetings.items()})
+    moments = _weighted(apply, x, convolution.weight, convolution.bias)
+    return pooled(moments, {a - 2 - count: list(s.values()) for a, s in meetings.items()})
 
 
 def pooled(x: Moments, shares: dict[int, list[float]]) -> Moments:
@@ -326,8 +338,8 @@ def pooled(x: Moments, shares: dict[int, list[float]]) -> Moments:
 
 
 def _averaged(values: Tensor, shares: dict[int, list[float]]) -> Tensor:
-    for axis, parts in shares.items():
-        values = (values.movedim(axis, -1) @ constant(tuple(parts), values)).unsqueeze(-1).movedim(-1, axis)
+    for axis, fractions in shares.items():
+        values = (values.movedim(axis, -1) @ constant(tuple(fractions), values)).unsqueeze(-1).movedim(-1, axis)
     return values
 
 
@@ -353,6 +365,6 @@ def bilinear(x: Value, y: Value, weight: Tensor, bias: Tensor | None = None) -> 
     mean = torch.einsum("...oj,...j->...o", given_x, y.mean)
     var = torch.einsum("...oj,...j->...o", given_x.square(), y.var)
     var = var + torch.einsum("...oi,...i->...o", given_y.square(), x.var)
-    both = torch.einsum("oij,...i->...oj", weight.square(), x.var)
-    var = var + torch.einsum("...oj,...j->...o", both, y.var)
+    products = torch.einsum("oij,...i->...oj", weight.square(), x.var)
+    var = var + torch.einsum("...oj,...j->...o", products, y.var)
     return Moments(mean if bias is None else mean + bias, var)

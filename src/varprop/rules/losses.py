@@ -161,8 +161,8 @@ def _target(target: Tensor, classes: int, ignore: int, like: Tensor) -> Tensor:
     """Probabilities of the classes along axis 1: given as they are, or one for the class named, none if ignored."""
     if target.is_floating_point():
         return target.to(like.dtype)
-    known = (target != ignore).to(like.dtype)
-    named = torch.nn.functional.one_hot(target.clamp(0, classes - 1), classes).to(like.dtype) * known[..., None]
+    counted = (target != ignore).to(like.dtype)
+    named = torch.nn.functional.one_hot(target.clamp(0, classes - 1), classes).to(like.dtype) * counted[..., None]
     return named.movedim(-1, min(1, named.ndim - 1))
 
 

@@ -35,18 +35,18 @@ CHAIN = (
 def indices(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     """Every operand's indices and the result's, with an ellipsis spelled out and a result left out made explicit."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
-    parts = inputs.split(",")
+    terms = inputs.split(",")
     free = [letter for letter in string.ascii_letters if letter not in equation]
-    extra = [ndim - len(part.replace("...", "")) for part, ndim in zip(parts, ndims, strict=True)]
-    most = free[: max([0, *(n for part, n in zip(parts, extra, strict=True) if "..." in part)])]
-    parts = [
-        part.replace("...", "".join(most[len(most) - n :])) if "..." in part else part
-        for part, n in zip(parts, extra, strict=True)
+    extra = [ndim - len(term.replace("...", "")) for term, ndim in zip(terms, ndims, strict=True)]
+    most = free[: max([0, *(n for term, n in zip(terms, extra, strict=True) if "..." in term)])]
+    terms = [
+        term.replace("...", "".join(most[len(most) - n :])) if "..." in term else term
+        for term, n in zip(terms, extra, strict=True)
     ]
     if arrow:
-        return parts, output.replace("...", "".join(most))
-    joined = "".join(parts)
-    return parts, "".join(most + sorted(i for i in set(joined) - set(most) if joined.count(i) == 1))
+        return terms, output.replace("...", "".join(most))
+    joined = "".join(terms)
+    return terms, "".join(most + sorted(i for i in set(joined) - set(most) if joined.count(i) == 1))
 
 
 def _once(letters: str, keep: set[str]) -> str:
@@ -57,22 +57,22 @@ def _once(letters: str, keep: set[str]) -> str:
 def _alone(term: Term, keep: set[str]) -> Term:
     """Diagonals taken, and indices that occur nowhere else summed: sums of independent entries."""
     letters, value = term
-    kept = _once(letters, keep)
-    if kept == letters:
+    remaining = _once(letters, keep)
+    if remaining == letters:
         return term
-    equation = f"{letters}->{kept}"
+    equation = f"{letters}->{remaining}"
     if isinstance(value, Tensor):
-        return kept, torch.einsum(equation, value)
-    return kept, Moments(torch.einsum(equation, value.mean), torch.einsum(equation, value.var))
+        return remaining, torch.einsum(equation, value)
+    return remaining, Moments(torch.einsum(equation, value.mean), torch.einsum(equation, value.var))
 
 
 def _joined(a: Term, b: Term, keep: set[str]) -> Term:
     """Two operands multiplied, and summed over what no other operand needs."""
-    kept = _once(a[0] + b[0], keep)
-    equation = f"{a[0]},{b[0]}->{kept}"
+    remaining = _once(a[0] + b[0], keep)
+    equation = f"{a[0]},{b[0]}->{remaining}"
     if isinstance(a[1], Tensor) and isinstance(b[1], Tensor):
-        return kept, torch.einsum(equation, a[1], b[1])
-    return kept, product(lambda p, q: torch.einsum(equation, p, q), a[1], b[1])
+        return remaining, torch.einsum(equation, a[1], b[1])
+    return remaining, product(lambda p, q: torch.einsum(equation, p, q), a[1], b[1])
 
 
 def _next_pair(terms: list[Term]) -> tuple[int, int]:
@@ -86,48 +86,48 @@ def _next_pair(terms: list[Term]) -> tuple[int, int]:
     return min(pairs, key=order)
 
 
-def _powers(parts: Sequence[str], operands: Sequence[Value]) -> list[Term]:
+def _powers(letters: Sequence[str], operands: Sequence[Value]) -> list[Term]:
     """The operands, one given several times under the same indices as its power."""
-    counts = Counter((part, id(x)) for part, x in zip(parts, operands, strict=True))
+    counts = Counter((letter_group, id(x)) for letter_group, x in zip(letters, operands, strict=True))
     terms: list[Term] = []
-    for (part, key), count in counts.items():
+    for (letter_group, key), count in counts.items():
         x = next(x for x in operands if id(x) == key)
         if isinstance(x, Tensor):
-            terms.append((part, x**count))
+            terms.append((letter_group, x**count))
         else:
             dense = x.dense()
-            terms.append((part, dense if count == 1 else Moments(*closed.power(dense.mean, dense.std, count))))
+            terms.append((letter_group, dense if count == 1 else Moments(*closed.power(dense.mean, dense.std, count))))
     return terms
 
 
 def _extents(terms: Sequence[Term]) -> dict[str, int]:
     """The extent of every index."""
-    found: dict[str, int] = {}
+    extents_by_letter: dict[str, int] = {}
     for letters, value in terms:
         for i, extent in zip(letters, value.shape, strict=True):
-            found[i] = max(extent, found.get(i, 1))
-    return found
+            extents_by_letter[i] = max(extent, extents_by_letter.get(i, 1))
+    return extents_by_letter
 
 
 def _not_broadcast(term: Term, extents: dict[str, int]) -> Term:
     """An operand without the axes along which it is broadcast: its entry there is one value, not several."""
     letters, value = term
     axes = tuple(axis for axis, i in enumerate(letters) if value.shape[axis] < extents[i])
-    kept = "".join(i for axis, i in enumerate(letters) if axis not in axes)
+    remaining = "".join(i for axis, i in enumerate(letters) if axis not in axes)
     if isinstance(value, Tensor):
-        return kept, value.squeeze(axes)
-    return kept, Moments(value.mean.squeeze(axes), value.var.squeeze(axes))
+        return remaining, value.squeeze(axes)
+    return remaining, Moments(value.mean.squeeze(axes), value.var.squeeze(axes))
 
 
 def _is_chain(equation: str, operands: Sequence[Value], **_: Any) -> str | None:
     """An operand given twice, or three and more of which constants alone do not leave a single product."""
-    parts = equation.replace(" ", "").partition("->")[0].split(",")
-    different = {(part, id(x)): x for part, x in zip(parts, operands, strict=True)}
+    letters = equation.replace(" ", "").partition("->")[0].split(",")
+    different = {(letter_group, id(x)): x for letter_group, x in zip(letters, operands, strict=True)}
     random = [id(x) for x in different.values() if isinstance(x, Moments)]
     if len(set(random)) < len(random):
         return TWICE
-    constants = [part for (part, _), x in different.items() if not isinstance(x, Moments)]
-    connected = len(constants) < 2 or bool(set.intersection(*(set(part) for part in constants)))
+    constants = [letter_group for (letter_group, _), x in different.items() if not isinstance(x, Moments)]
+    connected = len(constants) < 2 or bool(set.intersection(*(set(letter_group) for letter_group in constants)))
     return CHAIN if len(different) > 2 and (len(random) > 1 or not connected) else None
 
 
@@ -138,16 +138,16 @@ def einsum(equation: str, operands: Sequence[Value], *, path: Sequence[int] | No
     Exact for one and two operands, for more if all but one are constants that multiply out first, and for powers of
     Gaussians: operands that are the same value under the same indices.
     """
-    parts, output = indices(equation, [x.ndim for x in operands])
-    terms = _powers(parts, operands)
+    letters_of_operands, output = indices(equation, [x.ndim for x in operands])
+    terms = _powers(letters_of_operands, operands)
     extents = _extents(terms)
     terms = [_not_broadcast(term, extents) for term in terms]
     for i in range(len(terms)):
         terms[i] = _alone(terms[i], set(output).union(*(t[0] for k, t in enumerate(terms) if k != i)))
     while len(terms) > 1:
         i, j = _next_pair(terms)
-        others = [term for k, term in enumerate(terms) if k not in (i, j)]
-        terms = [*others, _joined(terms[i], terms[j], set(output).union(*(t[0] for t in others)))]
+        remaining = [term for k, term in enumerate(terms) if k not in (i, j)]
+        terms = [*remaining, _joined(terms[i], terms[j], set(output).union(*(t[0] for t in remaining)))]
     ((letters, value),) = terms
     assert isinstance(value, Moments)
     order = [letters.index(i) for i in output]
@@ -219,16 +219,16 @@ def cumprod(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moment
     """E = running products of E_i, Var by v <- v (m_i^2 + v_i) + m^2 v_i; exact for independent values."""
     x = write_out(x, dim).to(dtype or x.dtype)
     steps = [Moments(*pair) for pair in zip(x.mean.unbind(dim), x.var.unbind(dim), strict=True)]
-    found = [steps[0]]
+    products = [steps[0]]
     for step in steps[1:]:
-        found.append(mul_independent(found[-1], step))
-    return Moments(torch.stack([s.mean for s in found], dim), torch.stack([s.var for s in found], dim))
+        products.append(mul_independent(products[-1], step))
+    return Moments(torch.stack([s.mean for s in products], dim), torch.stack([s.var for s in products], dim))
 
 
 @rule(aten.diff, handles=lambda _x, n=1, *_: n == 1, multilinear=True, mixes_positions=True, entangles=True)
 def diff(x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None) -> Moments:
     """Differences of neighbours: means subtract, variances add."""
-    joined = cat([dense(part) for part in (prepend, x, append) if part is not None], dim)
+    joined = cat([dense(piece) for piece in (prepend, x, append) if piece is not None], dim)
     count = joined.shape[dim] - 1
     later, earlier = (Moments(joined.mean.narrow(dim, k, count), joined.var.narrow(dim, k, count)) for k in (1, 0))
     return sub_independent(later, earlier)

@@ -67,24 +67,24 @@ def standardize(
     q, which keeps avg E[out^2] = 1 when the means vanish (moments spec, 8, has the first bracket only, without P).
     ``count`` = n is the model's number of elements; everything else is an average, so uniform axes stay stored once.
     """
-    axes, part = list(axes), (1.0 / count if center else 0.0)
+    axes, fraction = list(axes), (1.0 / count if center else 0.0)
 
     def average(values: Tensor) -> Tensor:
         return values.mean(axes, keepdim=True)
 
     shifted = mean - average(mean) if center else mean
-    power = average(shifted * shifted) + (1 - part) * average(var) + eps
+    power = average(shifted * shifted) + (1 - fraction) * average(var) + eps
     power = power.clamp_min(torch.finfo(mean.dtype).tiny ** 0.5)
     y, u = shifted * power.rsqrt(), var / power
     uu, uy, yy = u * u, u * y, y * y
     mean_u, mean_uu = average(u), average(uu)
     mean_uy = average(uy) if center else torch.zeros_like(mean_u)
     # w = (1 - 3 part) u^2 + both u + rest; the variance by powers of u and y, so that few passes are made over them
-    both, rest = 2 * part * mean_u, part * (mean_uu - mean_u * mean_u)
-    r = (2 * (mean_uu * (1 - 3 * part) + both * mean_u + rest) + 4 * average(uy * y)) / count
-    by_u, by_yy = (1 - 2 * part) * (1 + r) - 2 * both / count, 0.25 * r
-    spread = torch.sub(u * by_u, uu, alpha=2 * (1 - 3 * part) / count)
-    spread = torch.addcmul(spread, yy, by_yy - (2 / count) * u) + (part * mean_u * (1 + r) - 2 * rest / count)
+    cross_term, own_term = 2 * fraction * mean_u, fraction * (mean_uu - mean_u * mean_u)
+    r = (2 * (mean_uu * (1 - 3 * fraction) + cross_term * mean_u + own_term) + 4 * average(uy * y)) / count
+    by_u, by_yy = (1 - 2 * fraction) * (1 + r) - 2 * cross_term / count, 0.25 * r
+    spread = torch.sub(u * by_u, uu, alpha=2 * (1 - 3 * fraction) / count)
+    spread = torch.addcmul(spread, yy, by_yy - (2 / count) * u) + (fraction * mean_u * (1 + r) - 2 * own_term / count)
     spread = torch.addcmul(spread, y, 2 * mean_uy / count)
     return y * (1 + 0.375 * r) - (uy - mean_uy) / count, spread.clamp_min(0.0)
 
@@ -230,9 +230,9 @@ def batch_norm_no_training(
     return _by_stored(x, weight, bias, mean, var, eps), None, None
 
 
-def _trains(x: Any, weight: Any, bias: Any, *rest: Any) -> bool:
+def _trains(x: Any, weight: Any, bias: Any, *further: Any) -> bool:
     """Whether a batch norm takes the statistics of the batch; some of its kin have no running ones to store them in."""
-    return bool(rest[2] if len(rest) > 4 else rest[0])
+    return bool(further[2] if len(further) > 4 else further[0])
 
 
 def _infinite(*arguments: Any, **_: Any) -> str | None:
@@ -273,9 +273,9 @@ def batch_norm(
     multilinear=True,
     channels=1,
 )
-def native_batch_norm(x: Moments, weight: Factor, bias: Factor, *rest: Any) -> tuple[Any, ...]:
+def native_batch_norm(x: Moments, weight: Factor, bias: Factor, *further: Any) -> tuple[Any, ...]:
     """`batch_norm`; the statistics it would save are not followed, the running ones stay as they are."""
-    stored = rest if len(rest) > 3 else (None, None, *rest)
+    stored = further if len(further) > 3 else (None, None, *further)
     return batch_norm(x, weight, bias, *stored), None, None, *stored[:2]
 
 

@@ -253,8 +253,10 @@ def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, 
             kinds.append([(k, share) for k, share in _window_sizes(extent, size).items()])
         else:
             kinds.append([(_adaptive_positions(extent, size, x.device), 1.0)])
-    found = [(prod(share for _, share in kind), _maximum(x, [reads for reads, _ in kind])) for kind in product(*kinds)]
-    return mixture(found), None
+    outcomes = [
+        (prod(share for _, share in kind), _maximum(x, [reads for reads, _ in kind])) for kind in product(*kinds)
+    ]
+    return mixture(outcomes), None
 
 
 # Codes of the sampler's modes.
@@ -293,7 +295,7 @@ def _axis_weights(op: Any, extent: int, axis: int, size: list[int], like: Tensor
     target[axis] = size[axis]
     unit = torch.eye(extent, dtype=like.dtype, device=like.device).view(extent, 1, *[1] * len(size), extent)
     unit = unit.transpose(2 + axis, -1).squeeze(-1)
-    shape = [extent if other == axis else 2 for other in range(len(size))]
+    shape = [extent if index == axis else 2 for index in range(len(size))]
     weights: Tensor = op.default(unit.expand(-1, -1, *shape).contiguous(), target, *settings)
     return weights.movedim(2 + axis, 1).flatten(1)[:, :: 2 ** (len(size) - 1)]
 
@@ -387,11 +389,11 @@ def grid_sampler(x: Value, grid: Value, interpolation_mode: int, padding_mode: i
     settings = (interpolation_mode, padding_mode, align_corners)
     if isinstance(grid, Tensor):
         return _sampled(x, grid, *settings)
-    grid, found = grid.dense(), []
+    grid, samples = grid.dense(), []
     for points in product(_HERMITE, repeat=grid.shape[-1]):
         shift = torch.tensor([z for z, _ in points], dtype=x.dtype, device=x.device)
-        found.append((prod(w for _, w in points), _sampled(x, grid.mean + grid.std * shift, *settings)))
-    return mixture(found)
+        samples.append((prod(w for _, w in points), _sampled(x, grid.mean + grid.std * shift, *settings)))
+    return mixture(samples)
 
 
 def _sampled(x: Moments, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Moments:
@@ -405,12 +407,12 @@ def _sampled(x: Moments, grid: Tensor, interpolation_mode: int, padding_mode: in
     if interpolation_mode == _NEAREST:
         return Moments(mean, torch.grid_sampler(x.var, grid, *settings))
     extent = torch.tensor(x.shape[:1:-1], dtype=x.dtype, device=x.device)
-    place = (grid + 1) * (extent - 1) / 2 if align_corners else ((grid + 1) * extent - 1) / 2
-    place = place.clamp(torch.zeros_like(extent), extent - 1) if padding_mode == _BORDER else place
+    position = (grid + 1) * (extent - 1) / 2 if align_corners else ((grid + 1) * extent - 1) / 2
+    position = position.clamp(torch.zeros_like(extent), extent - 1) if padding_mode == _BORDER else position
     var = torch.zeros_like(mean)
     for corner in product((0, 1), repeat=x.ndim - 2):
-        near = place.floor() + torch.tensor(corner, dtype=x.dtype, device=x.device)
-        weight = (1 - (place - near).abs()).prod(-1).square().unsqueeze(1)
+        near = position.floor() + torch.tensor(corner, dtype=x.dtype, device=x.device)
+        weight = (1 - (position - near).abs()).prod(-1).square().unsqueeze(1)
         var = var + weight * torch.grid_sampler(x.var, (2 * near + 1) / extent - 1, _NEAREST, _ZEROS, False)
     return Moments(mean, var)
 

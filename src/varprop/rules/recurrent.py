@@ -109,16 +109,16 @@ def _times(m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor, c: Tensor) -> tuple[T
     return m1 * m2 + c, (v1 * v2 + m1 * m1 * v2 + m2 * m2 * v1 + c * (c + 2 * m1 * m2)).clamp_min(0.0)
 
 
-def _lstm_step(given: Gates, state: State, recurrent: Projection, project: Tensor | None, past: History) -> State:
+def _lstm_step(gates: Gates, state: State, recurrent: Projection, project: Tensor | None, past: History) -> State:
     """c' = f c + i g, h' = o tanh(c'), with the covariances of i, f, g, o through their common inputs."""
     h, c = state
-    (mi, mf, mg, mo), (ii, ff, gg, oo, ig, fi, fg, oi, of, og) = map(_sum, given, recurrent(h))
+    (mi, mf, mg, mo), (ii, ff, gg, oo, ig, fi, fg, oi, of, og) = map(_sum, gates, recurrent(h))
     (i, vi, di), (f, vf, df), (g, vg, dg) = _sigmoid(mi, ii), _sigmoid(mf, ff), _tanh(mg, gg)
     new, new_var = _times(i, vi, g, vg, di * dg * ig)
-    kept, kept_var = _times(f, vf, c.mean, c.var, torch.zeros_like(f))
+    carried, carried_var = _times(f, vf, c.mean, c.var, torch.zeros_like(f))
     shared = c.mean * df * (g * di * fi + i * dg * fg)
     before = past.shared(f, g * di, c.mean * df, i * dg, None)
-    cell = Moments(kept + new, (kept_var + new_var + 2 * (shared + f * before)).clamp_min(0.0))
+    cell = Moments(carried + new, (carried_var + new_var + 2 * (shared + f * before)).clamp_min(0.0))
     (o, vo, do), (t, vt, dt) = _sigmoid(mo, oo), _tanh(cell.mean, cell.var)
     past.end_step(f * c.var + before, o * dt)
     out = Moments(*_times(o, vo, t, vt, do * dt * (g * di * oi + i * dg * og + c.mean * df * of)))
@@ -127,12 +127,12 @@ def _lstm_step(given: Gates, state: State, recurrent: Projection, project: Tenso
     return out, cell
 
 
-def _gru_step(given: Gates, state: State, recurrent: Projection, project: None, past: History) -> State:
+def _gru_step(gates: Gates, state: State, recurrent: Projection, project: None, past: History) -> State:
     """n = tanh(a + r u), h' = n + z d, d = h - n, with the covariances of r, z, n by their inputs, and with h.
 
     Var h' = E(1-z)^2 Var n + E z^2 Var h + Var z d^2 + 2 d [(1-z) Cov(z,n) + z Cov(z,h)] + 2 z (1-z) Cov(n,h).
     """
-    (h,), (x_mean, x_cov) = state, given
+    (h,), (x_mean, x_cov) = state, gates
     h_mean, h_cov = recurrent(h)
     (mr, mz, _), (rr, zz, _, _, rz, _), u, vu = _sum(x_mean, h_mean), _sum(x_cov, h_cov), h_mean[2], h_cov[2]
     (r, vr, dr), (z, vz, dz) = _sigmoid(mr, rr), _sigmoid(mz, zz)
@@ -151,9 +151,9 @@ def _gru_step(given: Gates, state: State, recurrent: Projection, project: None, 
 
 
 def _plain(activation: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., State]:
-    def step(given: Gates, state: State, recurrent: Projection, project: None, past: History) -> State:
+    def step(gates: Gates, state: State, recurrent: Projection, project: None, past: History) -> State:
         """h' = f(W x + U h + b)."""
-        (mean,), (var,) = map(_sum, given, recurrent(state[0]))
+        (mean,), (var,) = map(_sum, gates, recurrent(state[0]))
         return (Moments(*activation(mean, safe_sqrt(var))),)
 
     return step
@@ -212,27 +212,27 @@ def _layer(cell: RecurrentCell, line: Line, state: State, params: Params, revers
     means, covariances = (inputs := Projection(w_ih, b_ih, cell.pairs, x.dtype))(x)
     recurrent = Projection(w_hh, b_hh, cell.pairs, x.dtype)
     steps = sorted(range(x.full[0]), reverse=reverse)
-    places = [min(t, x.shape[0] - 1) for t in steps]
+    positions = [min(t, x.shape[0] - 1) for t in steps]
     in_order = lags[::-1] if reverse and lags is not None else lags
-    past = History(inputs.weight, inputs.count, [Moments(x.mean[at], x.var[at]) for at in places], in_order)
+    past = History(inputs.weight, inputs.count, [Moments(x.mean[at], x.var[at]) for at in positions], in_order)
     outputs: dict[int, Moments] = {}
-    for t, at in zip(steps, places, strict=True):
+    for t, at in zip(steps, positions, strict=True):
         state = cell.step(([m[at] for m in means], [c[at] for c in covariances]), state, recurrent, w_hr, past)
         outputs[t] = state[0]
-    kept = past.outputs if w_hr is None else [F.linear(lag, w_hr.square()) for lag in past.outputs]
-    whole = _joined(torch.stack, [outputs[t] for t in range(x.full[0])], 0)
-    return (whole, kept[::-1] if reverse else kept), state
+    lags_out = past.outputs if w_hr is None else [F.linear(lag, w_hr.square()) for lag in past.outputs]
+    sequence = _joined(torch.stack, [outputs[t] for t in range(x.full[0])], 0)
+    return (sequence, lags_out[::-1] if reverse else lags_out), state
 
 
-def _joined(join: Callable[..., Tensor], parts: Sequence[Moments], axis: int) -> Moments:
-    return Moments(join([p.mean for p in parts], axis), join([p.var for p in parts], axis))
+def _joined(join: Callable[..., Tensor], values: Sequence[Moments], axis: int) -> Moments:
+    return Moments(join([p.mean for p in values], axis), join([p.var for p in values], axis))
 
 
 def _by_layer(params: Sequence[Tensor], has_biases: bool, count: int) -> list[Params]:
     """The flat list of parameters by layer and direction, None for those that are missing."""
     size, last = len(params) // count, 4 if has_biases else 2
-    parts = [params[i * size : (i + 1) * size] for i in range(count)]
-    return [[*p[:2], *(p[2:last] or (None, None)), *(p[last:] or (None,))] for p in parts]
+    groups = [params[i * size : (i + 1) * size] for i in range(count)]
+    return [[*p[:2], *(p[2:last] or (None, None)), *(p[last:] or (None,))] for p in groups]
 
 
 def _unroll(
@@ -253,25 +253,25 @@ def _unroll(
     directions = 2 if bidirectional else 1
     last: list[State] = []
     lags: list[Tensor] | None = None
-    for k, part in enumerate(_by_layer(params, has_biases, num_layers * directions)):
+    for k, weights in enumerate(_by_layer(params, has_biases, num_layers * directions)):
         if k % directions == 0:
             source, remembered, outputs = (drop(line, dropout, train) if k else line), lags, list[Line]()
         state = tuple(Moments(s.mean[k], s.var[k]) for s in starts)
-        output, state = _layer(cell, (source, remembered), state, part, reverse=k % directions == 1)
+        output, state = _layer(cell, (source, remembered), state, weights, reverse=k % directions == 1)
         outputs.append(output)
         last.append(state)
         line = _joined(torch.cat, [moments for moments, _ in outputs], -1)
-        lags = _lags([own for _, own in outputs])
+        lags = _lags([lag for _, lag in outputs])
     finals = (_joined(torch.stack, states, 0) for states in zip(*last, strict=True))
     return (_swapped(line) if batch_first else line, *finals)
 
 
 def _lags(by_direction: list[list[Tensor] | None]) -> list[Tensor] | None:
     """Of all units; None for cells that do not tell."""
-    known = [lags for lags in by_direction if lags]
-    if len(known) < len(by_direction):
+    present = [lags for lags in by_direction if lags]
+    if len(present) < len(by_direction):
         return None
-    return [torch.cat(parts, -1) for parts in zip(*known, strict=True)]
+    return [torch.cat(directions, -1) for directions in zip(*present, strict=True)]
 
 
 def _swapped(x: Moments) -> Moments:

@@ -34,8 +34,8 @@ _ROOT = (
 
 def reduced_axes(x: Moments, dim: Dims) -> list[int]:
     """The reduced axes, non-negative; all of them for None or an empty list."""
-    given = [dim] if isinstance(dim, int) else list(dim or range(x.ndim))
-    return [axis % x.ndim for axis in given] if x.ndim else []
+    axes = [dim] if isinstance(dim, int) else list(dim or range(x.ndim))
+    return [axis % x.ndim for axis in axes] if x.ndim else []
 
 
 def _copies(x: Moments, axes: Sequence[int]) -> int:
@@ -68,8 +68,8 @@ def position_average(x: Moments, dims: Sequence[int], keepdim: bool) -> Moments:
     """
     axes = list(dims)
     mean, var = at_random_place(x, axes)
-    kept = range(x.ndim) if keepdim else [axis for axis in range(x.ndim) if axis not in axes]
-    full = [1 if axis in axes else x.full[axis] for axis in kept]
+    remaining = range(x.ndim) if keepdim else [axis for axis in range(x.ndim) if axis not in axes]
+    full = [1 if axis in axes else x.full[axis] for axis in remaining]
     if not keepdim:
         mean, var = mean.squeeze(tuple(axes)), var.squeeze(tuple(axes))
     return Moments(mean, var, full)
@@ -141,9 +141,9 @@ def prod_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torc
     axes = reduced_axes(x, dim)
     x = write_out(x, *axes).to(dtype or x.dtype)
     mean, var = joined_last(x.mean, axes), joined_last(x.var, axes)
-    one = torch.ones_like(mean[..., :1])
-    before = torch.cat([one, mean.square()[..., :-1]], -1).cumprod(-1)
-    after = torch.cat([one, (mean.square() + var).flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
+    unit = torch.ones_like(mean[..., :1])
+    before = torch.cat([unit, mean.square()[..., :-1]], -1).cumprod(-1)
+    after = torch.cat([unit, (mean.square() + var).flip(-1)[..., :-1]], -1).cumprod(-1).flip(-1)
     return restored(Moments(mean.prod(-1), (before * var * after).sum(-1)), axes, keepdim)
 
 
@@ -233,9 +233,11 @@ def _largest(mean: Tensor, std: Tensor, count: int) -> Pair:
         exactly = exactly * (1 - p) + p * torch.cat([torch.zeros_like(first), exactly[..., :-1]], -1)
     exceeds = (1 - exactly.cumsum(-1)).clamp_min(0.0)
     start = t[0]
-    one = step * (exceeds.sum(0) - 0.5)
-    two = step * (2 * (t - start) * exceeds).sum(0) + step.square() / 6  # the rule's error where 2 (t - start) begins
-    return start + one, (two - one.square()).clamp_min(0.0)
+    first_moment = step * (exceeds.sum(0) - 0.5)
+    second_moment = (
+        step * (2 * (t - start) * exceeds).sum(0) + step.square() / 6
+    )  # the rule's error where 2 (t - start) begins
+    return start + first_moment, (second_moment - first_moment.square()).clamp_min(0.0)
 
 
 def largest(x: Moments, count: int, dim: int) -> Moments:
@@ -302,8 +304,8 @@ def cummax(x: Moments, dim: int) -> tuple[Moments, None]:
     """The maximum of every beginning of an axis; exact up to quadrature."""
     x = write_out(x, dim)
     mean, std = x.mean.movedim(dim, -1), x.std.movedim(dim, -1)
-    found = [maximum.independent(mean[..., : k + 1], std[..., : k + 1], -1) for k in range(mean.shape[-1])]
-    m, v = (torch.stack(part, -1).movedim(-1, dim) for part in zip(*found, strict=True))
+    pairs = [maximum.independent(mean[..., : k + 1], std[..., : k + 1], -1) for k in range(mean.shape[-1])]
+    m, v = (torch.stack(column, -1).movedim(-1, dim) for column in zip(*pairs, strict=True))
     return Moments(m, v), None
 
 
@@ -331,11 +333,11 @@ def argmax(x: Moments, dim: int | None = None, keepdim: bool = False) -> Moments
     still = (std == 0).all(-1, keepdim=True)
     fixed = torch.nn.functional.one_hot(mean.argmax(-1), mean.shape[-1]).to(mean)
     p = torch.where(still, fixed, rowwise(_winner, mean, std)[0])
-    place = torch.arange(p.shape[-1], dtype=p.dtype, device=p.device)
-    m = (p * place).sum(-1, keepdim=True)
-    v = (p * (place - m).square()).sum(-1, keepdim=True)
-    kept = [t.movedim(-1, axis) if keepdim else t.squeeze(-1) for t in (m, v)]
-    return Moments(kept[0].to(dtype), kept[1].to(dtype))
+    index = torch.arange(p.shape[-1], dtype=p.dtype, device=p.device)
+    m = (p * index).sum(-1, keepdim=True)
+    v = (p * (index - m).square()).sum(-1, keepdim=True)
+    results = [t.movedim(-1, axis) if keepdim else t.squeeze(-1) for t in (m, v)]
+    return Moments(results[0].to(dtype), results[1].to(dtype))
 
 
 @rule(aten.argmin, approximate=ORDER)

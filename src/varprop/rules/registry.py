@@ -332,7 +332,7 @@ def rule(
             said to take them as independent.
         facts: Further fields of `Rule`.
     """
-    made = Rule(
+    registered_rule = Rule(
         "rule",
         approximate=approximate,
         order_statistic=order_statistic,
@@ -340,7 +340,7 @@ def rule(
         repeats=repeats,
         **_functions(facts),
     )
-    return _registrar(ops, made)
+    return _registrar(ops, registered_rule)
 
 
 def source(*keys: Key, **facts: Any) -> Callable[[Function], Function]:
@@ -348,10 +348,10 @@ def source(*keys: Key, **facts: Any) -> Callable[[Function], Function]:
     return _registrar(keys, Rule("source", **facts))
 
 
-def _registrar(ops: tuple[Key, ...], made: Rule) -> Callable[[Function], Function]:
+def _registrar(ops: tuple[Key, ...], registered_rule: Rule) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
-        made.function = function
-        _register(ops, made)
+        registered_rule.function = function
+        _register(ops, registered_rule)
         return function
 
     return decorate
@@ -367,16 +367,16 @@ def structural(*ops: Key, evaluate: Callable[..., Any] | None = None, **facts: A
         evaluate: What to run on the means and on the variances; the operation itself if left out.
         facts: Further fields of `Rule`.
     """
-    made = Rule("structural", evaluate=evaluate, **_functions(facts))
-    _register(ops, made)
-    return _completing(made)
+    registered_rule = Rule("structural", evaluate=evaluate, **_functions(facts))
+    _register(ops, registered_rule)
+    return _completing(registered_rule)
 
 
-def _completing(made: Rule) -> Callable[[Function], Function]:
+def _completing(registered_rule: Rule) -> Callable[[Function], Function]:
     """A decorator that gives a registered rule its function."""
 
     def decorate(function: Function) -> Function:
-        made.function = function
+        registered_rule.function = function
         return function
 
     return decorate
@@ -417,14 +417,14 @@ def elementwise(
         approximate: As for `rule`.
         facts: Further fields of `Rule`.
     """
-    made = Rule(
+    registered_rule = Rule(
         "elementwise",
         approximate=approximate,
         evaluate=evaluate,
         **_functions({"monotone": monotone, "kinks": kinks, "jumps": jumps, "knots": knots, **facts}),
     )
-    _register(ops, made)
-    return _completing(made)
+    _register(ops, registered_rule)
+    return _completing(registered_rule)
 
 
 def _functions(facts: dict[str, Any]) -> dict[str, Any]:

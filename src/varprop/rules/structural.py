@@ -78,8 +78,8 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Moments:
     tensors = [t for t in tensors if not (isinstance(t, Tensor) and t.shape == (0,))]  # torch skips these too
     ndim = max(t.ndim for t in tensors)
     dim = dim % ndim
-    kept = [axis != dim and all(t.shape[axis] == 1 for t in tensors) for axis in range(ndim)]
-    means, variances = zip(*(_write_out(t, kept) for t in tensors), strict=True)
+    uniform = [axis != dim and all(t.shape[axis] == 1 for t in tensors) for axis in range(ndim)]
+    means, variances = zip(*(_write_out(t, uniform) for t in tensors), strict=True)
     return Moments(torch.cat(means, dim), torch.cat(variances, dim))
 
 
@@ -107,7 +107,7 @@ def pad(x: Moments, pad: Sequence[int], mode: str = "constant", value: float | N
 
 
 @structural(aten.type_as)
-def type_as(x: Moments, other: Any) -> Moments:
+def type_as(x: Moments, like: Any) -> Moments:
     """The dtype follows from the graph."""
     return x
 
@@ -120,8 +120,8 @@ def roll(x: Moments, shifts: Sequence[int], dims: Sequence[int] = ()) -> Moments
     return Moments(aten.roll(x.mean, shifts, dims), aten.roll(x.var, shifts, dims))
 
 
-def _write_out(t: Any, kept: list[bool]) -> tuple[Tensor, Tensor]:
-    shape = [1 if keep else extent for keep, extent in zip(kept, extents(t), strict=True)]
+def _write_out(t: Any, uniform: list[bool]) -> tuple[Tensor, Tensor]:
+    shape = [1 if keep else extent for keep, extent in zip(uniform, extents(t), strict=True)]
     t = lift(t)
     return t.mean.expand(shape), t.var.expand(shape)
 
@@ -176,35 +176,35 @@ def scatter_reduce(x: Value, dim: int, index: Tensor, src: Value, reduce: str, *
 
     Or their maxima and minima, see `_largest_at`.
     """
-    base, part = lift(x).dense(), lift(src).dense()
+    base, values = lift(x).dense(), lift(src).dense()
     if reduce in ("amax", "amin"):
-        return _largest_at(base, dim, index, part, include_self, 1 if reduce == "amax" else -1)
+        return _largest_at(base, dim, index, values, include_self, 1 if reduce == "amax" else -1)
 
     def total(start: Tensor, sent: Tensor) -> Tensor:
         return torch.scatter_reduce(start, dim, index, sent, "sum", include_self=include_self)
 
     count = torch.ones_like(base.mean)
-    count = total(count, torch.ones_like(part.mean)).clamp_min(1) if reduce == "mean" else count
-    return Moments(total(base.mean, part.mean) / count, total(base.var, part.var) / count.square())
+    count = total(count, torch.ones_like(values.mean)).clamp_min(1) if reduce == "mean" else count
+    return Moments(total(base.mean, values.mean) / count, total(base.var, values.var) / count.square())
 
 
-def _rows(place: Tensor, own: Tensor, sent: Tensor, fill: float) -> Tensor:
+def _rows(target: Tensor, start: Tensor, sent: Tensor, fill: float) -> Tensor:
     """A row for every place: its own element, then those sent there, then the fill."""
-    order = place.argsort(stable=True)
-    count = place.bincount(minlength=len(own))
-    turn = torch.arange(len(place), device=place.device) - (count.cumsum(0) - count)[place[order]]
-    rest = torch.full((len(own), int(count.max())), fill, dtype=own.dtype, device=own.device)
-    return torch.cat([own[:, None], rest.index_put((place[order], turn), sent[order])], 1)
+    order = target.argsort(stable=True)
+    count = target.bincount(minlength=len(start))
+    turn = torch.arange(len(target), device=target.device) - (count.cumsum(0) - count)[target[order]]
+    room = torch.full((len(start), int(count.max())), fill, dtype=start.dtype, device=start.device)
+    return torch.cat([start[:, None], room.index_put((target[order], turn), sent[order])], 1)
 
 
-def _largest_at(base: Moments, dim: int, index: Tensor, part: Moments, include_self: bool, sign: int) -> Moments:
+def _largest_at(base: Moments, dim: int, index: Tensor, values: Moments, include_self: bool, sign: int) -> Moments:
     """Maximum (minimum for sign -1) of the independent Gaussians sent to each place; exact up to quadrature."""
     used = tuple(map(slice, index.shape))
-    place = torch.arange(base.mean.numel(), device=index.device).view(base.shape).gather(dim, index).flatten()
-    alone = torch.ones_like(base.mean, dtype=torch.bool).flatten().index_fill(0, place, include_self)
+    target = torch.arange(base.mean.numel(), device=index.device).view(base.shape).gather(dim, index).flatten()
+    alone = torch.ones_like(base.mean, dtype=torch.bool).flatten().index_fill(0, target, include_self)
     mean = torch.where(alone, sign * base.mean.flatten(), _NEVER)
-    mean = _rows(place, mean, sign * part.mean[used].flatten(), _NEVER)
-    std = _rows(place, base.std.flatten() * alone, part.std[used].flatten(), 0.0)
+    mean = _rows(target, mean, sign * values.mean[used].flatten(), _NEVER)
+    std = _rows(target, base.std.flatten() * alone, values.std[used].flatten(), 0.0)
     m, v = maximum.independent(mean, std, -1)
     return Moments(sign * m.view(base.shape), v.view(base.shape))
 
@@ -230,8 +230,8 @@ def embedding(weight: Value, indices: Value | Tokens, *_: Any, **__: Any) -> Mom
         )
     mean = chance @ rows
     count = max(1, ROWS // rows.shape[1])
-    parts = zip(chance.split(count), rows.split(count), strict=True)
-    var = sum((p @ (part - mean).square() for p, part in parts), torch.zeros_like(mean))
+    blocks = zip(chance.split(count), rows.split(count), strict=True)
+    var = sum((p @ (block - mean).square() for p, block in blocks), torch.zeros_like(mean))
     if isinstance(weight, Moments):
         var = var + chance @ weight.dense().var
     shape = (*(1 for _ in indices.full or (1,)), mean.shape[-1])
