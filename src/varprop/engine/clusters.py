@@ -116,7 +116,7 @@ class Clusters:
         return node
 
     def _rises(self, node: Node, maximum: bool) -> bool:
-        """Whether a function never decreases: by its rule, or as a line with a number for its slope."""
+        """True if a function never decreases: by its rule, or as a line with a number for its slope."""
         rule = self.plan.rules[node]
         further, named = self._further(node)
         if rule.monotone(*further, **named) or (maximum and rule.dips):
@@ -215,7 +215,7 @@ class Clusters:
         if self.may_interpolate(path, mean, std) and float(std.amin()) > NARROW:
 
             def curved(m: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-                """What the curve adds to the function's value at the mean, and the variance, both by that of x."""
+                """The mean less the function at the mean of x, and the variance, both divided by that of x."""
                 first, var = expectation(function, m, s, **self.panels(path, root, m, s))
                 return (first - function(m.unsqueeze(0)).squeeze(0)) / s.square(), var / s.square()
 
@@ -226,7 +226,7 @@ class Clusters:
         return Moments(*expectation(function, mean, std, **self.panels(path, root, mean, std)))
 
     def _drawn(self, root: Node) -> Pointwise | None:
-        """What a source that is not Gaussian draws, as a function of a standard Gaussian variable."""
+        """The numbers that a source draws, as a function of a standard Gaussian variable; None for Gaussian sources."""
         rule = self.plan.rules.get(root)
         if rule is None or rule.drawn is None:
             return None
@@ -257,7 +257,7 @@ class Clusters:
         return Moments(mean, (chances * (results - mean).square()).sum(0))
 
     def may_interpolate(self, path: list[Node], mean: Tensor, std: Tensor) -> bool:
-        """Whether there are many elements, and the path is the same smooth function for all, without derivatives."""
+        """True if there are many elements, and the path is the same smooth function for all, without derivatives."""
         if mean.numel() < chebyshev.MANY or mean.shape != std.shape or differentiated(mean, std):
             return False
         if not readable(mean):
@@ -277,7 +277,7 @@ class Clusters:
         return [candidate for candidate in self.plan.program.nodes if candidate in needed]
 
     def values(self, path: list[Node], root: Node, x: Tensor, detached: Collection[Node] = ()) -> dict[Node, Any]:
-        """What every node of a path is where the root has the value x; some of them detached from what they read."""
+        """The value of every node of a path where the root has the value x; some detached from their operands."""
         local = {root: x}
         for node in path:
             args, kwargs = self._arguments(node, local.__getitem__)
@@ -286,7 +286,7 @@ class Clusters:
         return local
 
     def evaluate(self, path: list[Node], root: Node, x: Tensor) -> Tensor:
-        """What the last node of a path is where the root has the value x."""
+        """The value of the last node of a path where the root has the value x."""
         result: Tensor = self.values(path, root, x)[path[-1]]
         return result
 
@@ -297,7 +297,7 @@ class Clusters:
         return resolve(node.args, value), resolve(node.kwargs, value)
 
     def needs_positive(self, path: list[Node], root: Node) -> bool:
-        """Whether a function on the path makes sense only where the root is of one sign."""
+        """True if a function on the path makes sense only where the root is of one sign."""
         arguments = map(self._positive_argument, path)
         return any(self._line_over(argument, root) is not None for argument in arguments if argument is not None)
 
@@ -327,14 +327,14 @@ class Clusters:
         return {**self.points(path, root, mean, std, drawn), "panels": count}
 
     def _peaks(self, node: Node, root: Node) -> bool:
-        """Whether a node is a quotient, root or logarithm of something that may have a smooth minimum."""
+        """True if a node is a quotient, root or logarithm of something that may have a smooth minimum."""
         argument = self._positive_argument(node)
         if argument is None or self._line_over(argument, root) is not None:
             return False
         return any(self._multiplies(step) for step in self.path(argument, root))
 
     def _multiplies(self, node: Node) -> bool:
-        """Whether a node multiplies random values: a product, a square, another power."""
+        """True if a node multiplies random values: a product, a square, another power."""
         rule = self.plan.rules[node]
         return rule.operation == "power" or (rule.product and all(map(self.plan.random, node.args)))
 

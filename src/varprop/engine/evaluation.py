@@ -135,7 +135,7 @@ class Branches:
         return {}
 
     def _batch_norm(self, node: Node) -> Forms:
-        """Of a getitem: the first result of a batch norm in evaluation is affine in every channel."""
+        """The forms of the first result of a batch norm in evaluation, which is affine in every channel."""
         norm, index = node.args
         rule = self.plan.rules.get(norm)
         if index != 0 or rule is None or rule.batch_norm is None:
@@ -167,7 +167,7 @@ class Branches:
         return replace(largest, weight=weight, bias=bias)
 
     def _kernel(self, node: Node) -> Convolution | None:
-        """Of a convolution; None for one that is transposed, or has more zeros behind than before."""
+        """The kernel of a convolution; None if it is transposed, or padded with more zeros behind than before."""
         read = self.plan.rules[node].convolution
         assert read is not None
         kernel: Convolution = read(*resolve(node.args, self.env.get))
@@ -178,7 +178,7 @@ class Branches:
 
 
 def _arguments(kernel: Convolution) -> tuple[Any, ...]:
-    """What a convolution is called with, after its input."""
+    """The arguments of a convolution after its input."""
     before = [first for first, _ in kernel.zeros]
     return kernel.weight, kernel.bias, kernel.stride, before, kernel.dilation, kernel.groups
 
@@ -291,7 +291,7 @@ class Evaluation:
 
     @contextlib.contextmanager
     def _tokens_read_by_embeddings(self) -> Iterator[None]:
-        """What takes tokens for numbers is named: only an embedding can read them."""
+        """Within, an error of an operation that takes tokens for numbers names it: only an embedding can read them."""
         try:
             yield
         except (AttributeError, RuntimeError, TypeError) as error:
@@ -529,7 +529,7 @@ def _trouble(value: Moments) -> str:
 
 
 def _only_moves(walk: Evaluation, node: Node) -> bool:
-    """Whether a value holds nothing that another one does not hold already."""
+    """True if all elements of a value are elements of another value."""
     rule = walk.plan.rules.get(node)
     return rule is not None and rule.kind == "structural" and len(node.operands) == 1
 

@@ -56,11 +56,11 @@ class Plan:
         return nodes
 
     def random(self, node: Any) -> bool:
-        """Whether a node's value is random."""
+        """True if a node's value is random."""
         return node in self.sources
 
     def shares_ancestor(self, node: Node) -> bool:
-        """Whether two random operands of a node depend on a common source."""
+        """True if two random operands of a node depend on a common source."""
         seen: set[Node] = set()
         for operand in self.random_operands(node):
             if seen & self.sources[operand]:
@@ -69,7 +69,7 @@ class Plan:
         return False
 
     def reads_one_twice(self, node: Node) -> bool:
-        """Whether a random operand is read at two places, as in ``x @ x``."""
+        """True if a random operand is read at two places, as in ``x @ x``."""
         return sum(map(self.random, node.reads)) > len(self.random_operands(node))
 
     def random_operands(self, node: Node) -> list[Node]:
@@ -77,13 +77,13 @@ class Plan:
         return [operand for operand in node.operands if operand in self.sources]
 
     def swings(self, node: Node) -> bool:
-        """Whether a node is a function of an earlier random node that rises and falls for ever."""
+        """True if a node is a function of an earlier random node that rises and falls for ever."""
         if not self.inside_cluster(node):
             return False
         return self.rules[node].swings or any(self.swings(operand) for operand in self.random_operands(node))
 
     def mixture(self, node: Node) -> tuple[Node, list[tuple[float, float, float]]] | None:
-        """What a dropout drops from, and the chance, slope and offset of every outcome; None for other nodes."""
+        """The argument of a dropout, and the chance, slope and offset of every outcome; None for other nodes."""
         node = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else node
         rule = self.rules.get(node)
         if rule is None or rule.mixture is None:
@@ -94,7 +94,7 @@ class Plan:
         return node.operands[0], rule.mixture(*node.args, **node.kwargs)
 
     def inside_cluster(self, node: Node) -> bool:
-        """Whether a node is an elementwise function of an earlier random node."""
+        """True if a node is an elementwise function of an earlier random node."""
         return self.root.get(node, node) is not node
 
 
@@ -152,13 +152,13 @@ def _visit(plan: Plan, node: Node) -> None:
 
 
 def _combines(node: Node, rule: Rule) -> bool:
-    """Whether a rule can combine independent values; two truth values add up to one, which is no sum."""
+    """True if a rule can combine independent values; two truth values add up to one, which is no sum."""
     truth = isinstance(node.form, Form) and node.form.dtype is torch.bool
     return rule.independent is not None and not (truth and rule.signs is not None)
 
 
 def _draws_places(plan: Plan, node: Node, rule: Rule | None) -> bool:
-    """Whether a node holds whole numbers that depend on random draws of the model's own, and on nothing else random.
+    """True if a node holds whole numbers that depend on random draws of the model's own, and on nothing else random.
 
     As ``randperm`` draws them, or the order of random numbers; they say where to read, and have no mean and variance.
     """
@@ -174,12 +174,12 @@ def _draws_places(plan: Plan, node: Node, rule: Rule | None) -> bool:
 
 
 def _draws(node: Node) -> bool:
-    """Whether an operation draws random numbers, which must not count as constants; places to read from may."""
+    """True if an operation draws floating point numbers, which must not count as constants; indices may."""
     return _is_floating(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _drops(node: Node, rule: Rule) -> bool:
-    """Whether an operation drops elements at random, as dropout does in training."""
+    """True if an operation drops elements at random, as dropout does in training."""
     if isinstance(node.target, Leaf):
         return "Dropout" in type(node.target.module).__name__ and node.target.module.training
     train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
@@ -187,7 +187,7 @@ def _drops(node: Node, rule: Rule) -> bool:
 
 
 def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
-    """Whether a node copies elements, joins functions of one value, or has operands in which this was done."""
+    """True if a node copies elements, joins functions of one value, or has an operand in which this was done."""
     if node.target is operator.getitem:
         return node.operands[0] in entangled
     rule = plan.rules.get(node)
@@ -209,19 +209,19 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
 
 
 def keeps_elements(node: Node, rule: Rule) -> bool:
-    """Whether every element of a result comes from one of each argument, or from its neighbours by interpolation."""
+    """True if every element of a result comes from one of each argument, or from its neighbours by interpolation."""
     moves = rule.kind != "rule" and not rule.adds(*node.args, **node.kwargs)
     return moves or rule.noise or rule.resizes or rule.batch_norm is not None
 
 
 def _spreads_bias(plan: Plan, node: Node, rule: Rule) -> bool:
-    """Whether a random bias is added to more than one element."""
+    """True if a random bias is added to more than one element."""
     bias = node.args[rule.bias] if rule.bias is not None and len(node.args) > rule.bias else None
     return isinstance(bias, Node) and plan.random(bias) and _count(bias) < _count(node)
 
 
 def _joins_copies(plan: Plan, node: Node, operands: list[Node]) -> bool:
-    """Whether an element of an earlier value comes into a node by two of its operands, as itself or in functions of it.
+    """True if an element of an earlier value comes into a node by two of its operands, as itself or in functions of it.
 
     Elements count as distinct behind weights, as everywhere. Up to these the ways of all operands are followed back;
     where two meet, the elements of the value there are numbered, and the numbers are followed forward again.
@@ -263,7 +263,7 @@ def _without_weights(plan: Plan, node: Node) -> list[Node]:
 
 
 def _arrives_twice(plan: Plan, node: Node, operands: list[Node], source: Node) -> bool:
-    """Whether an element of `source` comes into a node by two of its operands."""
+    """True if an element of `source` comes into a node by two of its operands."""
     path = set().union(*(_upstream(plan, operand, {source}) for operand in operands))
     numbers = _Numbers(plan, source)
     for step in plan.program.nodes:
@@ -368,7 +368,7 @@ class _Numbers:
 
 
 def _repeats_elements(program: Program, node: Node, x: Node) -> bool:
-    """Whether an operation gives an element of an argument twice; taken to, unless constants decide where they go."""
+    """True if an operation returns an element of an argument twice, or if that depends on more than constants."""
     constants = dict(program.constants)
     numbers = torch.arange(1, _count(x) + 1, dtype=torch.float64, device=x.form.device).view(x.form.shape)
 
@@ -404,7 +404,7 @@ def _constant(node: Node, constants: dict[Node, Any]) -> Any:
 
 
 def _first_form(node: Node) -> Form:
-    """Of a node with several results, that of the first."""
+    """The form of the result of a node; of the first result if there are several."""
     form: Form = node.form if isinstance(node.form, Form) else node.form[0]
     return form
 
@@ -438,7 +438,7 @@ def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:
 
 
 def _handles(plan: Plan, node: Node, rule: Rule) -> bool:
-    """Whether a rule knows what to do with a node's arguments; a random index or mask moves nothing predictably."""
+    """True if a rule can deal with a node's arguments; a random index or mask moves nothing predictably."""
     if rule.kind == "structural":
         return all(not plan.random(index) or _is_floating(index) for index in nodes_in(node.args[1:]))
     if rule.handles is None:

@@ -52,14 +52,14 @@ def reasons_of(plan: Plan, node: Node, arguments: Callable[[], tuple[Any, Any]])
 
 
 def _integrates_swings(plan: Plan, node: Node, rule: Rule) -> bool:
-    """Whether a node is a function, and not just a line, of one that swings."""
+    """True if a node is a function, and not just a line, of one that swings."""
     operands = plan.random_operands(node)
     line = rule.affine is not None and operands == [node.args[0]]
     return rule.kind == "elementwise" and not line and any(map(plan.swings, operands))
 
 
 def _bends_again(plan: Plan, node: Node, rule: Rule) -> bool:
-    """Whether a node is a curved function of moved or dropped elements that are curved functions themselves."""
+    """True if a node is a curved function of moved or dropped elements that are curved functions themselves."""
     if not plan.inside_cluster(node) or rule.affine is not None:
         return False
     root = plan.root[node]
@@ -69,14 +69,14 @@ def _bends_again(plan: Plan, node: Node, rule: Rule) -> bool:
 
 
 def _reads_dropped(plan: Plan, node: Node, rule: Rule) -> bool:
-    """Whether a rule for Gaussian values is given elements of which a dropout has set some to another value."""
+    """True if a rule for Gaussian values reads elements of which a dropout has set some to another value."""
     combines = rule.kind == "rule" or (rule.compares and not plan.inside_cluster(node))
     linear = rule.transposable or rule.batch_norm is not None or rule.mixture is not None
     return combines and not linear and any(_is_dropped(plan, operand) for operand in plan.random_operands(node))
 
 
 def _is_dropped(plan: Plan, node: Node) -> bool:
-    """Whether a dropout has set some elements of a node to another value, before they were moved and scaled."""
+    """True if a dropout has set some elements of a node to another value, before they were moved and scaled."""
     node = plan.root.get(node, node)
     if (mixture := plan.mixture(node)) is not None:
         return len(mixture[1]) > 1 or _is_dropped(plan, mixture[0])
@@ -124,7 +124,7 @@ def _unmoved(plan: Plan, node: Node) -> tuple[list[Node], bool]:
 
 
 def _truncates(node: Node, rule: Rule) -> bool:
-    """Whether a node casts random floating point numbers to whole ones; truth values are whole already."""
+    """True if a node casts random floating point numbers to whole ones; truth values are whole already."""
     if rule.casts is None:
         return False
     before, after = node.args[rule.casts].form, node.form
@@ -135,7 +135,7 @@ def _truncates(node: Node, rule: Rule) -> bool:
 
 
 def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:
-    """Whether a rule combines operands as independent that are not known to be."""
+    """True if a rule combines operands as independent that are not known to be."""
     adds = rule.kind == "rule" or bool(rule.adds(*node.args, **node.kwargs))
     combines = adds or (rule.kind == "elementwise" and not plan.inside_cluster(node))
     return combines and (plan.shares_ancestor(node) or (plan.reads_one_twice(node) and not rule.repeats))

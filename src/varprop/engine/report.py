@@ -160,7 +160,7 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether the model propagates without sampling."""
+        """True if the model propagates without sampling."""
         return not self.missing
 
     def table(self) -> str:

@@ -220,7 +220,7 @@ def _failed_hook(model: nn.Module, error: Exception) -> str:
 
 
 def _packs(frame: FrameType) -> bool:
-    """Whether a frame is one of torch's that packs sequences, or that of a recurrent layer on a packed one."""
+    """True if a frame is one of torch's that packs sequences, or that of a recurrent layer on a packed one."""
     packed = frame.f_code.co_filename.endswith("rnn.py") and frame.f_locals.get("batch_sizes") is not None
     return packed or frame.f_code.co_name in ("pack_padded_sequence", "pad_packed_sequence", "pack_sequence")
 

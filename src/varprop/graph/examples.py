@@ -74,7 +74,7 @@ def _without_marks(x: Tensor) -> Tensor:
 
 
 def is_shape(value: Any) -> bool:
-    """Whether a value is a sequence of whole numbers."""
+    """True if a value is a sequence of whole numbers."""
     return isinstance(value, (tuple, list)) and len(value) > 0 and all(type(extent) is int for extent in value)
 
 

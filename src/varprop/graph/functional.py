@@ -57,7 +57,7 @@ def take_apart(graph: fx.Graph, has_rule: Callable[[Any], bool]) -> None:
 
 
 def _is_composite_of_one(target: Any) -> bool:
-    """Whether an operation is written in terms of others, and returns one tensor."""
+    """True if an operation is written in terms of others, and returns one tensor."""
     if not isinstance(target, OpOverload) or not _is_composite(target):
         return False
     return [type(result.type) for result in target._schema.returns] == [torch.TensorType]
@@ -100,7 +100,7 @@ def _detached(graph: fx.Graph, before: fx.Node, value: fx.Node) -> fx.Node:
 
 
 def _is_within_reach(graph: fx.Graph) -> bool:
-    """Whether there is a way here for each operation, and none changes a value of which there is a view."""
+    """True if each operation can be rewritten here, and none changes a value of which there is a view."""
     origin: dict[fx.Node, fx.Node] = {}  # of what an operation in place returns
     shared: set[fx.Node] = set()  # views, and values of which there are some
     for node in graph.nodes:
@@ -118,23 +118,23 @@ def _is_within_reach(graph: fx.Graph) -> bool:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
-    """Whether it returns its argument: a dropout in place does so in evaluation, `detach_` where constants are made."""
+    """True if an operation returns its argument, as a dropout in place does in evaluation."""
     return node.target is aten.detach_.default or (node.target is aten.dropout_.default and not node.args[2])
 
 
 def _may_change(value: fx.Node) -> bool:
-    """Whether a value is the model's own: what it is given may be known by other names, unless nobody else reads it."""
+    """True if a value was computed by the model: an input may be read elsewhere, unless it has one user."""
     return value.op == "call_function" or len(value.users) == 1
 
 
 def _keeps_dtype(node: fx.Node) -> bool:
-    """Whether all its tensors are of one type; otherwise what it writes is converted to that of the first."""
+    """True if all tensors of an operation are of one dtype; otherwise its result is converted to that of the first."""
     return len({source.meta["val"].dtype for source in node.all_input_nodes}) == 1
 
 
 @functools.cache
 def _stays(target: Any) -> bool:
-    """Whether torch leaves an operation as it is."""
+    """True if torch leaves an operation as it is."""
     if not isinstance(target, OpOverload):
         return target is operator.getitem
     if target in _REWRITES or target._schema.is_mutable:
@@ -145,12 +145,12 @@ def _stays(target: Any) -> bool:
 
 @functools.cache
 def _is_view(target: Any) -> bool:
-    """Whether what an operation returns may share memory with what it is given."""
+    """True if the result of an operation may share memory with its arguments."""
     return isinstance(target, OpOverload) and _is_aliasing(target) and not target._schema.is_mutable
 
 
 def _is_plain_view(target: Any) -> bool:
-    """Whether it returns one view, not a list of them."""
+    """True if it returns one view, not a list of them."""
     return _is_view(target) and isinstance(target._schema.returns[0].type, torch.TensorType)
 
 
@@ -195,7 +195,7 @@ def _rewrite(node: fx.Node) -> None:
 
 
 def _is_constant(node: Any) -> bool:
-    """Whether a value follows from constants of the graph alone, as what `torch.tensor` makes does."""
+    """True if a value follows from constants of the graph alone, as what `torch.tensor` makes does."""
     if node.op == "placeholder":
         return bool(node.name.startswith("c_"))
     return all(map(_is_constant, node.all_input_nodes))
@@ -284,7 +284,7 @@ class _Transcript(TorchDispatchMode):
         self.nodes: list[fx.Node] = []  # those that were written, in order
 
     def value(self, node: fx.Node) -> Any:
-        """What a node stands for in the operations to come."""
+        """The value of a node, by which it is recognised in the operations to come."""
         self.written[id(node.meta["val"])] = node
         return node.meta["val"]
 

@@ -25,7 +25,7 @@ class Form:
 
     @property
     def is_floating(self) -> bool:
-        """Whether it holds floating-point numbers."""
+        """True if it holds floating-point numbers."""
         return self.dtype.is_floating_point
 
     def empty(self) -> torch.Tensor:
@@ -112,7 +112,7 @@ class Node:
 
 
 def resolve(tree: Any, value: Callable[[Any], Any], kind: type = Node) -> Any:
-    """The same nest of arguments, in plain tuples, lists and dicts, with every node replaced by its value."""
+    """A nest of arguments, in plain tuples, lists and dicts, with every node replaced by its value."""
     if isinstance(tree, kind):
         return value(tree)
     if isinstance(tree, tuple):
@@ -156,7 +156,7 @@ def _is_open(form: Any) -> bool:
 
 
 def _value(node: Node, values: dict[Node, Any]) -> Any:
-    """What a node is for the constants of the model, with zeros for what depends on its input."""
+    """The value of a node for the constants of the model, with zeros for values that depend on its input."""
     if node not in values:
         closed = isinstance(node.form, Form) and not _is_open(node.form)
         if closed and not _is_constant(node, values):
@@ -168,6 +168,6 @@ def _value(node: Node, values: dict[Node, Any]) -> Any:
 
 
 def _is_constant(node: Node, values: dict[Node, Any]) -> bool:
-    """Whether a node follows from parameters, buffers and constants alone."""
+    """True if a node follows from parameters, buffers and constants alone."""
     stored = node in values and node.target is None
     return stored or (node.target is not None and all(_is_constant(operand, values) for operand in node.operands))

@@ -133,7 +133,7 @@ def _factors(node: fx.Node) -> list[tuple[Any, Any]]:
 
 
 def _under_root(scale: Any, node: fx.Node) -> Any:
-    """What stands under the root, if `scale` multiplies by rsqrt or divides by sqrt."""
+    """The argument of the root, if `scale` multiplies by rsqrt or divides by sqrt."""
     reciprocal = _is(node, aten.mul)
     if reciprocal and _is(scale, aten.reciprocal):
         scale, reciprocal = scale.args[0], False

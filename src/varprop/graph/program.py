@@ -127,7 +127,7 @@ def transferred(
     bypassed: Mapping[Node, Node] | None = None,
     replaced: Mapping[Node, tuple[Any, tuple[Any, ...]]] | None = None,
 ) -> Program:
-    """The same operations on the parameters of another model.
+    """A copy of a program that reads the parameters of another model.
 
     Args:
         program: A captured model.

@@ -136,7 +136,7 @@ def recurrences_not_run() -> Iterator[None]:
 
 
 def _set(op: Any, kernels: dict[Any, Any], steps: Any) -> None:
-    """What Python does in an operation's place, and into what torch takes it apart."""
+    """Set the Python kernels of an operation and its decomposition."""
     op.py_kernels.clear()
     op.py_kernels.update(kernels)
     op._dispatch_cache.clear()

@@ -237,13 +237,13 @@ def _attended(scores: Moments, hidden: Tensor | None, v: Moments, dropout_p: flo
 
 
 def _many(*values: Moments) -> bool:
-    """Whether there are heads enough to take some at a time, which no derivative has to go through."""
+    """True if there are enough heads to compute them in blocks, and no derivatives are needed."""
     heads = max(x.mean.shape[:-2].numel() for x in values)
     return heads > 1 and readable(values[0].mean) and not any(differentiated(x.mean, x.var) for x in values)
 
 
 def _heads_at_a_time(attend: Callable[..., Moments], *given: Moments) -> Moments:
-    """As many heads, or samples, as have scores that stay in the cache of a processor."""
+    """Attention of blocks of heads or samples, as large as their scores stay in the cache of a processor."""
     heads = torch.broadcast_shapes(*(x.mean.shape[:-2] for x in given))
     count = max(1, softmax_series.BLOCK // (given[0].shape[-2] * given[1].shape[-2]))
     means, variances = (

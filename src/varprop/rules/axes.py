@@ -29,12 +29,12 @@ def extents(x: Value) -> torch.Size:
 
 
 def negative(x: Moments) -> Moments:
-    """Of -x."""
+    """The moments of -x."""
     return Moments(-x.mean, x.var, x.full)
 
 
 def write_out(x: Moments, *axes: int) -> Moments:
-    """The same statistics with the given uniform axes at their full extent (views of stride zero)."""
+    """Moments with some uniform axes written out at their full extent (as views of stride zero)."""
     size = [-1] * x.ndim
     for axis in axes:
         size[axis] = x.full[axis]

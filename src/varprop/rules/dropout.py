@@ -71,7 +71,7 @@ def dropout(x: Moments, p: float, train: bool = True) -> Moments:
     mixture=_dropout_outcomes,
 )
 def native_dropout(x: Moments, p: float, train: bool | None = None) -> tuple[Moments, None]:
-    """As `dropout`; the mask stays unknown."""
+    """Moments as by `dropout`; the mask has none."""
     return dropout(x, p, train is not False), None
 
 
@@ -108,7 +108,7 @@ def rrelu(
 
 @rule(aten.rrelu_with_noise_functional)
 def rrelu_with_noise_functional(x: Moments, noise: Value, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
-    """As `rrelu`; the drawn slopes stay unknown."""
+    """Moments as by `rrelu`; the slopes that are drawn have none."""
     return rrelu(x, *args, **kwargs), None
 
 
@@ -228,7 +228,7 @@ def bernoulli(chance: Value, **_: Any) -> Moments:
 
 @source(aten.bernoulli.Tensor, outcomes=_coin_outcomes)
 def bernoulli_tensor(x: Value, chance: Value, **_: Any) -> Moments:
-    """As `bernoulli`, with chances that broadcast to the shape of x."""
+    """Draws as by `bernoulli`, with chances that broadcast to the shape of x."""
     drawn = bernoulli(chance)
     return Moments(drawn.mean.expand(extents(x)), drawn.var.expand(extents(x)))
 

@@ -55,7 +55,7 @@ def _steps(mean: Tensor, std: Tensor, near: range = _NEAR, zero: bool = True) ->
 
 
 def _harmonics(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the remainder R = X - floor X: E R, Var R and Cov(X, R) / std^2, by its Fourier series; for wide Gaussians.
+    """E R, Var R and Cov(X, R) / std^2 of the remainder R = X - floor X by its Fourier series; for wide Gaussians.
 
     R = 1/2 - sum sin(2 pi k X) / (pi k), R^2 = 1/3 + sum [cos(2 pi k X) / (pi k)^2 - sin(2 pi k X) / (pi k)], of which
     the Gaussian damps every term by exp(-2 (pi k std)^2); Cov(X, R) = std^2 E R' by Stein's lemma.
@@ -209,7 +209,7 @@ def _same(x: Any, *_: Any, **__: Any) -> Any:
 
 
 def _cast(x: Tensor, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """The same numbers; truth values become numbers, since two of them add up to one truth value."""
+    """The values unchanged; truth values become numbers, since two of them add up to one truth value."""
     target = next(
         (a.dtype if isinstance(a, Tensor) else a for a in args if isinstance(a, (Tensor, torch.dtype))), dtype
     )

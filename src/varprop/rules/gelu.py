@@ -71,7 +71,7 @@ def _series(start: Tensor, first: Tensor, second: Tensor, var: Tensor, density: 
 
 
 def _terms(lowest: float, widest: float) -> int:
-    """What is left after K terms is (s^2 / r^2)^K exp(a^2 / 2) of the whole (Cramer's bound of Hermite polynomials)."""
+    """The remainder after K terms is (s^2 / r^2)^K exp(a^2 / 2) of the sum (Cramer's bound of Hermite polynomials)."""
     share = widest**2 / (1 + widest**2)
     return (
         max(2, math.ceil((math.log(1e-6) - min(0.0, max(lowest, _LOWEST)) ** 2 / 2) / math.log(share))) if share else 1

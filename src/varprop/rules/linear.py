@@ -71,7 +71,7 @@ def of_conv(
     dilation: Ints = 1,
     groups: int = 1,
 ) -> Convolution:
-    """Of ``conv1d`` and its kin."""
+    """The settings of ``conv1d``, ``conv2d`` and ``conv3d``, from their arguments."""
     count, weight, bias = weight.ndim - 2, dense(weight), None if bias is None else dense(bias)
     zeros = zeros_around(weight, padding, dilation)
     return Convolution(weight, bias, per_axis(stride, count), zeros, per_axis(dilation, count), groups)
@@ -87,7 +87,7 @@ def of_transposed(
     groups: int = 1,
     dilation: Ints = 1,
 ) -> Convolution:
-    """Of ``conv_transpose1d`` and its kin."""
+    """The settings of ``conv_transpose1d``, ``conv_transpose2d`` and ``conv_transpose3d``, from their arguments."""
     plain = of_conv(x, weight, bias, stride, padding, dilation, groups)
     return replace(plain, transposed=True, extra=per_axis(output_padding, weight.ndim - 2))
 
@@ -219,7 +219,7 @@ def linear(x: Value, weight: Value, bias: Value | None = None) -> Moments:
 
 
 def _weighted_in_parts(x: Moments, weight: Tensor, bias: Value | None) -> Moments:
-    """The same, with no more squares at a time than stay in the cache of a processor."""
+    """`linear` with no more squared weights at a time than stay in the cache of a processor."""
     fixed, noise = (bias.mean, bias.var) if isinstance(bias, Moments) else (bias, None)
     rows = max(1, PART // weight.shape[1])
     var = torch.cat([F.linear(x.var, block.square()) for block in weight.split(rows)], -1)

@@ -208,7 +208,7 @@ def _by_batch(x: Moments, weight: Factor, bias: Factor, eps: float) -> Moments:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a batch norm in evaluation does to every channel: scale and shift, and the statistics it has stored."""
+    """A batch norm in evaluation: scale and shift of every channel, and the statistics it has stored."""
 
     weight: Factor
     bias: Factor
@@ -231,7 +231,7 @@ def batch_norm_no_training(
 
 
 def _trains(x: Any, weight: Any, bias: Any, *further: Any) -> bool:
-    """Whether a batch norm takes the statistics of the batch; some of its kin have no running ones to store them in."""
+    """True if a batch norm takes the statistics of the batch; some of its kin have no running ones to store them in."""
     return bool(further[2] if len(further) > 4 else further[0])
 
 

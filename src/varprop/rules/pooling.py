@@ -181,7 +181,7 @@ def _adaptive_positions(extent: int, count: int, device: torch.device) -> Tensor
 
 
 def _windows(x: Tensor, absent: Tensor, reads: Sequence[Reads]) -> Tensor:
-    """What every window reads, on one new axis at the end; ``absent`` where it reads nothing."""
+    """The elements that every window reads, on one new axis at the end; ``absent`` where it reads none."""
     first = x.ndim - len(reads)
     for axis, positions in enumerate(reads, first):
         if isinstance(positions, int):
@@ -230,7 +230,7 @@ def max_pool(
     **_MAXIMUM,
 )
 def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
-    """As `max_pool`; where the maximum was found stays unknown."""
+    """Moments as by `max_pool`; the index of the maximum has none."""
     return max_pool(x, *args, **kwargs), None
 
 

@@ -61,7 +61,7 @@ class History:
         return (response * carried).sum(-1)
 
     def end_step(self, with_last: Tensor, slope: Tensor) -> None:
-        """Of the step: Cov(s', s), and the slope of the output by the state."""
+        """Record Cov(s', s) of a step, and the slope of the output by the state."""
         if self._slope is not None:
             self.outputs.append(slope * self._slope * with_last)
         self._slope, self._steps = slope, self._steps + 1
@@ -267,7 +267,7 @@ def _unroll(
 
 
 def _lags(by_direction: list[list[Tensor] | None]) -> list[Tensor] | None:
-    """Of all units; None for cells that do not tell."""
+    """The covariances of all units at neighbouring steps; None for cells that do not compute them."""
     present = [lags for lags in by_direction if lags]
     if len(present) < len(by_direction):
         return None
@@ -287,7 +287,7 @@ def _one_step(cell: RecurrentCell, x: Value, hx: Value | Sequence[Value], *weigh
 
 
 def _parts(hx: Value | Sequence[Value]) -> Sequence[Value]:
-    """Of a state: an LSTM has two, the other cells one."""
+    """The tensors of a state: an LSTM has two, the other cells one."""
     return [hx] if isinstance(hx, (Tensor, Moments)) else hx
 
 

@@ -116,19 +116,19 @@ def amin(x: Moments, dim: Dims = (), keepdim: bool = False) -> Moments:
 
 @rule(aten.max.dim, order_statistic=True, maximum=True)
 def max_dim(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, None]:
-    """As `amax`; where the maximum was found stays unknown."""
+    """Moments as by `amax`; the index of the maximum has none."""
     return amax(x, dim, keepdim), None
 
 
 @rule(aten.min.dim, order_statistic=True)
 def min_dim(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, None]:
-    """As `amin`; where the minimum was found stays unknown."""
+    """Moments as by `amin`; the index of the minimum has none."""
     return amin(x, dim, keepdim), None
 
 
 @rule(aten.aminmax)
 def aminmax(x: Moments, *, dim: int | None = None, keepdim: bool = False) -> tuple[Moments, Moments]:
-    """As `amin` and `amax`."""
+    """Moments as by `amin` and `amax`."""
     return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
@@ -277,7 +277,7 @@ def sort(x: Moments, dim: int = -1, descending: bool = False, *, stable: bool | 
 
 @rule(aten.msort, approximate=ORDER, order_statistic=True, entangles=True)
 def msort(x: Moments) -> Moments:
-    """As `sort`, along the first axis."""
+    """Values sorted along the first axis."""
     return sort(x, 0)[0]
 
 
@@ -295,7 +295,7 @@ def median(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, None]:
 
 @rule(aten.median.default, approximate=ORDER, order_statistic=True)
 def median_all(x: Moments) -> Moments:
-    """As `median`, over all elements."""
+    """The median of all elements."""
     return median(_flat(x), 0)[0]
 
 

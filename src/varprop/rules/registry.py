@@ -36,7 +36,7 @@ class Bend:
 
     @property
     def saturates(self) -> bool:
-        """Whether there is a flat part that is not the off side of a rectifier."""
+        """True if there is a flat part that is not the off side of a rectifier."""
         return self.low is not None or self.high is not None
 
     def probability_flat(self, x: Moments) -> Tensor:
@@ -72,14 +72,14 @@ def _above(margin: Tensor, std: Tensor) -> Tensor:
 
 
 def clamp_bend(low: Any, high: Any) -> Bend | None:
-    """Of a clamp; None where its ends are no numbers."""
+    """The bend of a clamp; None if its ends are no numbers."""
     if not all(end is None or isinstance(end, (int, float)) for end in (low, high)):
         return None
     return Bend(high=high, rectifier=low) if low == 0 else Bend(low, high)
 
 
 def clamp_bounds(low: Any, high: Any) -> tuple[float, float]:
-    """What the values of a clamp cannot leave, as far as its ends are numbers."""
+    """The interval that the values of a clamp cannot leave, as far as its ends are numbers."""
     number = (int, float)
     return float(low) if isinstance(low, number) else -INFINITY, float(high) if isinstance(high, number) else INFINITY
 
@@ -268,7 +268,7 @@ class Rule(CurveFacts, LawFacts, ElementFacts, LayerFacts, ActivationFacts):
 
     @property
     def transposable(self) -> bool:
-        """Whether the derivative of the variance by that of an argument is the mean square of the Jacobian."""
+        """True if the derivative of the variance by that of an argument is the mean square of the Jacobian."""
         linear = self.linear or self.averages or self.resizes or self.noise or self.multilinear
         return linear or self.kind == "structural"
 
@@ -279,7 +279,7 @@ _changes: list[Key] = []  # of the table, in their order
 
 
 def first_is_random(first: Any, *_further: Any, **_named: Any) -> bool:
-    """Whether it is the first argument of an operation that is random: `handles` of one that bends where that does."""
+    """True if the first argument of an operation is random: `handles` of one that bends where that argument does."""
     return first is RANDOM
 
 

@@ -38,7 +38,7 @@ structural(aten.index_put, repeats_elements=2, adds=lambda _x, _indices, _values
 
 
 def _overwritten(x: Tensor, source: Tensor, *_: Any) -> Tensor:
-    """As torch's own copy, which has no derivative; what a cast to whole numbers would cut off stays, and is marked."""
+    """`source` broadcast to x, as by torch's copy, which has no derivative; casts to whole numbers are left out."""
     return source.to(x if x.is_floating_point() else x.device).expand_as(x)
 
 
@@ -55,7 +55,7 @@ constant(aten.isnan, aten.isinf, aten.isfinite)  # a Gaussian value is finite
 
 @structural(aten.view, aten._unsafe_view, aten.reshape, operation="view", selects=True)
 def view(x: Moments | Tokens, shape: Sequence[int]) -> Moments | Tokens:
-    """The same elements in other extents; a view of a uniform axis may need a copy, which only reshape makes.
+    """The elements in another shape; a view of a uniform axis may need a copy, which only reshape makes.
 
     What is stored is put in order first, lest that copy write uniform axes out.
     """
