@@ -1,9 +1,8 @@
 """The analytic normalization: statistics of a layer from parameters alone, folded into its weights."""
 
 from .api import init_, normalize
-from .checks import PlainWarning
 from .layers import Normalized
-from .report import FoldReport, fold_report
+from .report import FoldReport, PlainWarning, fold_report
 from .scope import unchanged
 
 __all__ = [

@@ -40,28 +40,27 @@ from .checks import (
     listed,
     refuse_part,
     refuse_reading_by_hand,
-    warn_of_constants,
-    warn_of_frozen,
-    warn_of_plain,
 )
-from .fold_notice import warn_of_fold, warn_of_time
-from .fused_encoders import allow_fusing_, forbid_fusing_
 from .initialization import first_shifts, layers_in_a_row, preserve_, set_first_scales_, set_first_shifts_
 from .intact import Intact
 from .layer_layout import Use
 from .layers import (
     Normalized,
+    allow_fusing_,
     become_normalized_,
     become_plain_,
+    check_when_loading_,
     computes_as_torch,
+    forbid_fusing_,
     normalized_layers,
     remove_parametrizations_of_,
+    stop_checking_,
 )
 from .linear_layers import Only, find_layers, is_linear_layer
-from .loading import check_when_loading_, stop_checking_
 from .modes import calls_of, capture_modes, reading_constants, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
+from .report import warn_of_constants, warn_of_fold, warn_of_frozen, warn_of_plain, warn_of_time
 from .scope import close_scopes_, open_scopes_, shared_fold
 from .statistics import CapturedMode, Statistics
 

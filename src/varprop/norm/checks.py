@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Container
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -12,16 +11,11 @@ from torch import Tensor, nn
 from ..graph.examples import leaves_of
 from ..graph.program import Program
 from ..moments import Moments, Tokens
-from .batchnorm import is_batch_norm
 from .layers import Normalized, normalized_layers
 from .linear_layers import fan_in, is_linear_layer, largest_weights, require_weight_of_its_own, with_centred_rows
 from .modes import calls_of
 from .recurrent import check_gates
 from .scope import shared_fold
-
-
-class PlainWarning(UserWarning):
-    """Modules that one could expect to be normalized stay as they are."""
 
 
 def check_copyable(model: nn.Module) -> None:
@@ -131,52 +125,10 @@ def _holders(model: nn.Module) -> dict[str, set[str]]:
     return {name: paths[id(parameter)] for name, parameter in named}
 
 
-def warn_of_constants(paths: Collection[str]) -> None:
-    """Say which layers read nothing random."""
-    if paths:
-        warnings.warn(
-            f"What these layers read is the same for all data, so they stay as they are: "
-            f"{listed([repr(path) for path in sorted(paths)])}. Where it does vary, give its moments in place of a "
-            f"constant.",
-            PlainWarning,
-            stacklevel=3,
-        )
-
-
-def warn_of_frozen(plain: nn.Module, normalized: nn.Module) -> None:
-    """Say so if nothing trains any more in a model of which something did."""
-    trained = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
-    if trained and not any(parameter.requires_grad for parameter in normalized.parameters()):
-        warnings.warn(
-            f"Nothing trains in the normalized model: what did is absorbed ({listed([repr(n) for n in trained])}), and "
-            f"scales and shifts are frozen like the weights of their layers. Call requires_grad_() on those that are "
-            f"to train.",
-            PlainWarning,
-            stacklevel=3,
-        )
-
-
 def linear_by_look(model: nn.Module, told: Container[str] = ()) -> list[str]:
     """The modules that are not normalized but have a weight matrix, but for those it was told of already."""
     named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
     return [f"'{path}' ({type(m).__name__})" for path, m in named if _looks_linear(m)]
-
-
-def warn_of_plain(model: nn.Module, told: Container[str] = ()) -> None:
-    """Say which modules stay as they are that one could expect to change, but for those it was told of already."""
-    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
-    norms = [path for path, m in named if is_batch_norm(m)]
-    layers = linear_by_look(model, told)
-    if norms:
-        warnings.warn(
-            f"Batch norms that do not directly follow a linear layer, or whose parameters something else reads, stay, "
-            f"and with them the dependence on the batch: "
-            f"{listed([repr(path) for path in norms])}.",
-            PlainWarning,
-            stacklevel=3,
-        )
-    if layers:
-        warnings.warn(f"These layers stay as they are: {listed(layers)}.", PlainWarning, stacklevel=3)
 
 
 def _looks_linear(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..gaussian.normal import safe_sqrt
 from ..graph.node import Form
-from ..moments import Moments, trusted
+from ..moments import Moments, Tokens, trusted
 from .fold.layout import EPS
 from .fold.reference import full_precision, rate_of
 from .intact import refuse_sharded
@@ -30,14 +30,19 @@ from .linear_layers import (
     row_sizes,
     with_centred_rows,
 )
-from .loading import ChecksCheckpoints
+from .network import Network
 from .scope import called_module, folded_alone, folded_layer
 from .statistics import Statistics
 
 SETTINGS = ("center", "centred_rows", "uses", "statistics", "networks")  # attributes of all normalized layers
 
+ANOTHER_FUNCTION = (
+    "The checkpoint belongs to a model that was normalized with other input moments, in another form or for inputs of "
+    "another size: call vp.normalize with those, then load."
+)
 
-class Normalized(ChecksCheckpoints):
+
+class Normalized(nn.Module):
     """A linear layer with analytic normalization; `weight` is the layer's own, scale-invariant now.
 
     Attributes:
@@ -54,8 +59,10 @@ class Normalized(ChecksCheckpoints):
     plain_class: type[nn.Module]
     plain_bias: nn.Parameter | None
     center: bool
-    uses: dict[bool, list[Use]]  # by mode, where it is part of no network: how it is called
-    statistics: dict[bool, Statistics]  # and what enters it
+    centred_rows: bool = False
+    networks: dict[bool, tuple[Network, int]]  # by mode: the network with the layer, and its index there
+    uses: dict[bool, list[Use]]  # by mode, where it is in no network: how it is called
+    statistics: dict[bool, Statistics]  # and the moments of its inputs
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """Weight and bias of the plain layer that does the same, as they follow from the present parameters."""
@@ -203,6 +210,69 @@ class Normalized(ChecksCheckpoints):
         """The plain layer's own description, and that it is normalized."""
         return f"{super().extra_repr()}, normalized"
 
+    # --- checkpoints: one of another function is refused before anything of it is loaded ---
+
+    def get_extra_state(self) -> Tensor:
+        """What besides parameters defines the function of the layer's network, or of the layer by itself.
+
+        The first layer of a network speaks for all of it, the others have nothing to say. A layer by itself tells
+        whether its rows are centred, and the moments of the inputs that it reads.
+        """
+        if False in self.networks:
+            network, place = self.networks[False]
+            return torch.empty(0) if place else network.facts()
+        inputs = self.statistics[False].facts(Moments, Tokens)
+        told = self.centred_rows or len(inputs)
+        return torch.cat([torch.tensor([float(self.centred_rows)]).double(), inputs]) if told else torch.empty(0)
+
+    def _is_told_by_older_versions(self, state: Tensor) -> bool:
+        """Whether facts are those of a checkpoint from before the moments of all inputs were among them."""
+        if False not in self.networks:
+            return self.centred_rows and len(state) == 1
+        network, _ = self.networks[False]
+        return 0 < len(state) == len(self.get_extra_state()) - len(network.joint.facts(Tokens))
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare what a checkpoint was made for with what this model was made for.
+
+        Raises:
+            ValueError: If they differ: the parameters would mean another function here.
+        """
+        if not isinstance(state, Tensor):
+            raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")
+        facts = self.get_extra_state().to(state.device)
+        facts = facts[: len(state)] if self._is_told_by_older_versions(state) else facts
+        if facts.shape != state.shape or not torch.allclose(facts, state.to(facts.dtype), rtol=1e-4, atol=1e-6):
+            raise ValueError(ANOTHER_FUNCTION)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not len(destination[f"{prefix}_extra_state"]):
+            del destination[f"{prefix}_extra_state"]
+
+    def check_state(self, state_dict: Any, prefix: str) -> None:
+        """Compare what is to be loaded with what this model was made for.
+
+        Raises:
+            ValueError: As `set_extra_state`.
+        """
+        facts, scales = f"{prefix}_extra_state", [name for name in self._parameters if name.startswith("scale")]
+        if facts in state_dict:
+            self.set_extra_state(state_dict[facts])
+        from_normalized = any(f"{prefix}{name}" in state_dict for name in scales)
+        if self.centred_rows and False not in self.networks and from_normalized and facts not in state_dict:
+            raise ValueError(ANOTHER_FUNCTION)  # of a layer by itself, which has told that it is centred if it was
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        self.check_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+        # Older versions told nothing of a layer by itself with rows as they are.
+        silent = not len(self.get_extra_state()) or (False not in self.networks and not self.centred_rows)
+        if silent and f"{prefix}_extra_state" in missing:
+            missing.remove(f"{prefix}_extra_state")
+
 
 class NormalizedLinear(Normalized, nn.Linear):
     """`nn.Linear` with analytic normalization."""
@@ -333,3 +403,57 @@ def become_plain_(layer: Normalized, bias: Tensor | None) -> None:
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+# --- loading of checkpoints into a model ---
+
+
+def check_facts(model: nn.Module, state_dict: Any, prefix: str, *_: Any) -> None:
+    """Let every layer compare what the checkpoint was made for: torch asks them one by one, while it loads."""
+    for path, layer in model.named_modules():
+        if isinstance(layer, Normalized):
+            layer.check_state(state_dict, f"{prefix}{path}." if path else prefix)
+
+
+def check_when_loading_(model: nn.Module) -> None:
+    """Let `load_state_dict` of the model check first."""
+    model.register_load_state_dict_pre_hook(check_facts)
+
+
+def stop_checking_(model: nn.Module) -> None:
+    """Take that away again."""
+    for module in model.modules():
+        hooks = module._load_state_dict_pre_hooks
+        for key, hook in list(hooks.items()):
+            if getattr(hook, "hook", hook) is check_facts:
+                del hooks[key]
+
+
+# --- encoder layers of torch ---
+
+# In evaluation mode one fused operation reads the weights of their linear layers by hand: it would take those of
+# normalized layers as they are. So such a module does one operation after the other while it is normalized; `fold` lets
+# it fuse them again. By class: the attribute that decides, and the value that forbids it.
+SWITCHES = {
+    nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0),
+    nn.TransformerEncoder: ("use_nested_tensor", False),
+}
+_BEFORE = "_switch_before_normalize"
+
+
+def forbid_fusing_(model: nn.Module) -> None:
+    """Let encoder layers that hold normalized ones call these."""
+    for module in model.modules():
+        for owner, (switch, off) in SWITCHES.items():
+            if isinstance(module, owner) and hasattr(module, switch) and normalized_layers(module):
+                setattr(module, _BEFORE, getattr(module, switch))
+                setattr(module, switch, off)
+
+
+def allow_fusing_(model: nn.Module) -> None:
+    """Let all encoder layers be as they were."""
+    for module in model.modules():
+        for owner, (switch, _) in SWITCHES.items():
+            if isinstance(module, owner) and hasattr(module, _BEFORE):
+                setattr(module, switch, getattr(module, _BEFORE))
+                delattr(module, _BEFORE)

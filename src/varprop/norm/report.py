@@ -1,13 +1,28 @@
-"""How the layers of a normalized model are folded: together, with the help of a walk, or each by itself; and why."""
+"""What the user is told of a normalized model: how its layers are folded, what stays plain, what folding will add.
+
+`fold_report` is asked for; the warnings are given by `normalize`, not after a model was trained.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Collection, Container
 from dataclasses import dataclass, replace
 
 from torch import nn
+from torch.nn.utils import parametrize
 
+from ..graph.program import Program
+from .batchnorm import find_notes, is_batch_norm
+from .checks import linear_by_look, listed
 from .layers import Normalized, normalized_layers
+from .linear_layers import is_call_of_linear_layer, owners
 from .recurrent import NormalizedRecurrent
+from .statistics import Statistics
+
+
+class PlainWarning(UserWarning):
+    """Modules that one could expect to be normalized stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +85,127 @@ def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
         return FoldedLayer(path, "alone", "recurrent layers have statistics of their own")
     calls = len(layer.uses[layer.training])
     return FoldedLayer(path, "alone", f"called {calls} times" if calls != 1 else "statistics of another form")
+
+
+def warn_of_constants(paths: Collection[str]) -> None:
+    """Say which layers read nothing random."""
+    if paths:
+        warnings.warn(
+            f"What these layers read is the same for all data, so they stay as they are: "
+            f"{listed([repr(path) for path in sorted(paths)])}. Where it does vary, give its moments in place of a "
+            f"constant.",
+            PlainWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_frozen(plain: nn.Module, normalized: nn.Module) -> None:
+    """Say so if nothing trains any more in a model of which something did."""
+    trained = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
+    if trained and not any(parameter.requires_grad for parameter in normalized.parameters()):
+        warnings.warn(
+            f"Nothing trains in the normalized model: what did is absorbed ({listed([repr(n) for n in trained])}), and "
+            f"scales and shifts are frozen like the weights of their layers. Call requires_grad_() on those that are "
+            f"to train.",
+            PlainWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_plain(model: nn.Module, told: Container[str] = ()) -> None:
+    """Say which modules stay as they are that one could expect to change, but for those it was told of already."""
+    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
+    norms = [path for path, m in named if is_batch_norm(m)]
+    layers = linear_by_look(model, told)
+    if norms:
+        warnings.warn(
+            f"Batch norms that do not directly follow a linear layer, or whose parameters something else reads, stay, "
+            f"and with them the dependence on the batch: "
+            f"{listed([repr(path) for path in norms])}.",
+            PlainWarning,
+            stacklevel=3,
+        )
+    if layers:
+        warnings.warn(f"These layers stay as they are: {listed(layers)}.", PlainWarning, stacklevel=3)
+
+
+def warn_of_fold(model: nn.Module) -> None:
+    """Say once which layers `fold` gives a bias, and which it unties: their state then does not fit the plain class."""
+    sites = normalized_layers(model)
+    gained = [repr(path) for path in _without_bias(model, sites)]
+    untied = [repr(path) for path in _tied(model, sites)]
+    parts = [f"give a bias to {listed(gained)}"] * bool(gained) + [f"untie the weights of {listed(untied)}"] * bool(
+        untied
+    )
+    if parts:
+        warnings.warn(
+            f"vp.fold will in general {' and '.join(parts)}, and a strict load_state_dict into the plain class will "
+            "not take what it returns.",
+            stacklevel=3,
+        )
+
+
+# Milliseconds of a CPU core, forward and backward: any walk, each operation of it, an operation of a plain model; the
+# operations on numbers that a device does in one. Within a factor of two of what was measured.
+WALK, WALKED, PLAIN, RATES = 3.0, 1.0, 0.04, {"cpu": 3e7, "cuda": 1e10}
+SLOW = 1.5  # times a plain step
+BATCH = 32  # which a step is taken to have at least, whatever the example
+
+
+def warn_of_time(model: nn.Module, program: Program) -> None:
+    """Say so if a step of a normalized model is expected to take much longer than one of the plain model."""
+    walks = _walks(model)
+    operations = sum(sum(map(walk.plan.random, walk.graph.program.nodes)) + len(walk.targets) for walk in walks)
+    extra, plain = WALK + WALKED * operations, _plain_step(program)
+    if walks and plain + extra > SLOW * plain:
+        reports = [layer for layer in fold_report(model).layers if layer.how != "together"]
+        named = [f"'{layer.path}' ({layer.why})" for layer in reports]
+        warnings.warn(
+            f"The statistics of {len(named)} of the {len(normalized_layers(model))} layers are computed operation by "
+            f"operation in every call: {listed(named)}. That adds about {extra:.0f} ms to a step on a CPU, so that it "
+            f"takes above {SLOW} times as long unless a plain step takes {extra / (SLOW - 1):.0f} ms or more. Leave "
+            f"such layers out with `only` where this counts, and evaluate vp.fold(model).",
+            stacklevel=3,
+        )
+
+
+def _walks(model: nn.Module) -> list[Statistics]:
+    """What is computed operation by operation in every call of a model, but for recurrent layers."""
+    walks: dict[int, Statistics] = {}
+    for layer in normalized_layers(model).values():
+        if layer.training in layer.networks:
+            walk, given = layer.networks[layer.training][0].evaluation, layer.networks[layer.training][0].evaluated
+            if walk is not None and given:
+                walks[id(walk)] = walk
+        elif not isinstance(layer, NormalizedRecurrent):
+            walks[id(layer)] = layer.statistics[layer.training]
+    return list(walks.values())
+
+
+def _plain_step(program: Program) -> float:
+    """Milliseconds that a training step of a plain model takes, roughly."""
+    device = next(program.model.parameters()).device.type
+    operations = 0.0
+    for node in filter(is_call_of_linear_layer, program.nodes):
+        weight = node.args[1].form.shape
+        batches = max(1.0, BATCH / node.form.shape[0]) if node.ndim > 1 else BATCH
+        operations += 6 * node.form.shape.numel() * weight[1:].numel() * batches
+    return PLAIN * len(program.nodes) + operations / RATES.get(device, RATES["cuda"])
+
+
+def _without_bias(model: nn.Module, sites: dict[str, Normalized]) -> list[str]:
+    """Layers that had no bias, and no batch norm of the model's own behind them to take it."""
+    notes = find_notes(model, sites)  # type: ignore[arg-type]
+    return [path for path, site in sites.items() if path not in notes and not _has_place_for_bias(site)]
+
+
+def _has_place_for_bias(site: Normalized) -> bool:
+    return bool(site.plain_biases) if isinstance(site, NormalizedRecurrent) else site.plain_bias is not None
+
+
+def _tied(model: nn.Module, sites: dict[str, Normalized]) -> list[str]:
+    """Layers whose weight others hold as well."""
+    held = owners(model)
+    plain = {path: s for path, s in sites.items() if not isinstance(s, NormalizedRecurrent)}
+    whole = {path: site for path, site in plain.items() if not parametrize.is_parametrized(site, "weight")}
+    return [path for path, site in whole.items() if len(held[site.weight]) > 1]
