@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from tests.convert.networks import CALLED_ONCE, close, identical, network, numbers
 from varprop.convert import batch_norm_start, reparametrize
-from varprop.convert.batched import Batched
-from varprop.convert.batchnorm import to_batch_norm_
+from varprop.convert.batchnorm import Batched, to_batch_norm_
 from varprop.norm.linear_layers import find_linear_layers
 
 

@@ -5,29 +5,83 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
+from ..graph.examples import as_arguments
 from ..norm.batchnorm import (
     Absorbed,
     absorb_,
     batch_norms_after,
     computes_as_torch_batch_norm,
     find_notes,
+    folded,
     is_batch_norm,
     note_of,
     put_back_,
     take_out_,
 )
 from ..norm.checks import listed
-from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, replace
-from .batched import Batched
-from .statistics import ChannelStatistics, measured_inputs, measured_outputs, pooled, run, set_statistics
+from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, output_size, replace
+from ..training.restore import preserved_modes, preserved_tensors
+
+
+class Batched(nn.Module):
+    """A linear layer and torch's batch norm over its outputs, standing where the layer stood.
+
+    The layer is `.layer`, without bias, and the batch norm is `.norm`, whose own bias does that work. Other attributes
+    (`in_features`, `stride`, ...) are the layer's; `weight` and `bias` are those of the plain layer that does the same
+    in evaluation mode, so that code which reads them by hand stays right. `had_bias` tells whether the layer had a bias
+    of its own when it was wrapped, and is to have one again.
+    """
+
+    def __init__(self, layer: LinearLayer) -> None:
+        super().__init__()
+        self.layer = layer
+        kinds = {3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+        kind = nn.BatchNorm1d if isinstance(layer, nn.Linear) else kinds[layer.weight.ndim]
+        norm: _BatchNorm = kind(output_size(layer), device=layer.weight.device, dtype=layer.weight.dtype)
+        self.norm = norm.requires_grad_(layer.weight.requires_grad).train(layer.training)
+        self.had_bias = layer.bias is not None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The layer's output, normalized per channel."""
+        output = self.layer(*args, **kwargs)
+        normalized: Tensor = self.norm(channels_second(output, self.layer))
+        return normalized.reshape(output.shape)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight with the running statistics folded in."""
+        return folded(self.layer, self.norm)[0]
+
+    @property
+    def bias(self) -> Tensor:
+        """The bias with the running statistics folded in."""
+        return folded(self.layer, self.norm)[1]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "layer" or name.startswith("__"):  # not there yet, while a pickle is being read
+                raise
+            return getattr(self.layer, name)
+
+
+def channels_second(output: Tensor, layer: LinearLayer) -> Tensor:
+    """A layer's output with exactly one axis before its channels, as batch norm takes it."""
+    if isinstance(layer, nn.Linear):
+        return output.reshape(-1, output.shape[-1])
+    return output if output.ndim == layer.weight.ndim else output.unsqueeze(0)
 
 
 def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
@@ -44,12 +98,17 @@ def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
     Returns:
         The model, which is another module only where the model was itself a wrapped layer.
     """
-    own = own_batch_norms(model)
-    if own and example is None:
-        raise ValueError(f"Batch norm '{next(iter(own))}' is the model's own: give `example`, to see what it follows.")
-    following = batch_norms_after(model, example) if own else {}
-    pairs = {layer: norm for layer, norm in following.items() if norm in own}
-    _check_free_weights(model, pairs)
+    norms = own_batch_norms(model)
+    if norms and example is None:
+        raise ValueError(
+            f"Batch norm '{next(iter(norms))}' is the model's own: give `example`, to see what it follows."
+        )
+    following = batch_norms_after(model, example) if norms else {}
+    pairs = {layer: norm for layer, norm in following.items() if norm in norms}
+    wrapped = {path: module.layer for path, module in model.named_modules() if isinstance(module, Batched)}
+    for path, module in {**{path: model.get_submodule(path) for path in pairs}, **wrapped}.items():
+        if parametrize.is_parametrized(module, "weight"):
+            raise ValueError(f"The weight of '{path}' is parametrized and cannot take a factor: remove that first.")
     for layer_path, norm_path in pairs.items():
         layer, norm = model.get_submodule(layer_path), model.get_submodule(norm_path)
         assert is_linear_layer(layer) and isinstance(norm, _BatchNorm)
@@ -68,13 +127,6 @@ def own_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     wrapped = {module.norm for module in model.modules() if isinstance(module, Batched)}
     named = model.named_modules()
     return {path: m for path, m in named if is_batch_norm(m) and m not in wrapped}
-
-
-def _check_free_weights(model: nn.Module, pairs: Mapping[str, str]) -> None:
-    wrapped = {path: m.layer for path, m in model.named_modules() if isinstance(m, Batched)}
-    for path, layer in {**{path: model.get_submodule(path) for path in pairs}, **wrapped}.items():
-        if parametrize.is_parametrized(layer, "weight"):
-            raise ValueError(f"The weight of '{path}' is parametrized and cannot take a factor: remove that first.")
 
 
 def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
@@ -109,20 +161,24 @@ def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
             f"that only evaluation mode computes the same: {listed([repr(path) for path in several])}.",
             stacklevel=4,
         )
-    for path, found in pooled(entering).items():
-        _move_to(staying[path], path, found)
-    for path, found in pooled(measured).items():
-        module = notes.get(path)
+    for path, statistics in pooled(entering).items():
+        _move_to(staying[path], path, statistics)
+    for path, statistics in pooled(measured).items():
+        layer, module = layers[path], notes.get(path)
         if module is not None and path in direct and note_of(module)["norm"].affine:
-            model = _returned(model, layers[path], module, found)
+            norm = note_of(module)["norm"].to(device=layer.weight.device, dtype=layer.weight.dtype)
+            _fill(norm, layer, statistics, move_bias=not note_of(module)["bias"])
+            model = put_back_(model, module, norm)
         else:
-            model = _wrapped(model, layers[path], found)
+            batched = Batched(layer)
+            _fill(batched.norm, layer, statistics, move_bias=True)
+            model = replace(model, layer, batched)
     return model
 
 
 @contextlib.contextmanager
 def _directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Module]) -> Iterator[set[str]]:
-    """Within, tells which notes read their layer's output: the paths noted may be out of date."""
+    """Within, collects the paths of layers whose output the module of their note reads: notes may be out of date."""
     latest, direct, wrong = dict[str, Tensor](), set[str](), set[str]()
 
     def note(path: str, _layer: nn.Module, _args: Any, output: Tensor) -> None:
@@ -140,7 +196,7 @@ def _directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Mod
 
 
 @torch.no_grad()
-def _move_to(norm: _BatchNorm, path: str, found: ChannelStatistics) -> None:
+def _move_to(norm: _BatchNorm, path: str, statistics: ChannelStatistics) -> None:
     """Give a batch norm that stays other statistics, and parameters with which it computes the same."""
     if norm.running_mean is None or norm.running_var is None:
         return  # which normalizes by the batch in both modes
@@ -152,32 +208,175 @@ def _move_to(norm: _BatchNorm, path: str, found: ChannelStatistics) -> None:
         )
         return
     rate = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-    norm.bias.add_((found.mean - norm.running_mean) * rate)
-    norm.weight.copy_(rate * torch.sqrt(found.var + norm.eps))
-    set_statistics(norm, found)
+    norm.bias.add_((statistics.mean - norm.running_mean) * rate)
+    norm.weight.copy_(rate * torch.sqrt(statistics.var + norm.eps))
+    set_statistics(norm, statistics)
 
 
 @torch.no_grad()
-def _fill(norm: _BatchNorm, layer: LinearLayer, found: ChannelStatistics, move_bias: bool) -> None:
+def _fill(norm: _BatchNorm, layer: LinearLayer, statistics: ChannelStatistics, move_bias: bool) -> None:
     """Statistics and parameters that undo each other; on request the layer's bias goes over into the norm's."""
     bias = layer.bias if move_bias else None
-    without = found if bias is None else ChannelStatistics(found.count, found.mean - bias, found.var)
-    set_statistics(norm, without)
-    norm.weight.copy_(torch.sqrt(without.var + norm.eps))
-    norm.bias.copy_(found.mean)
+    centre = statistics.mean if bias is None else statistics.mean - bias
+    set_statistics(norm, ChannelStatistics(statistics.count, centre, statistics.var))
+    norm.weight.copy_(torch.sqrt(statistics.var + norm.eps))
+    norm.bias.copy_(statistics.mean)
     if bias is not None:
         norm.bias.requires_grad_(bias.requires_grad)
         layer.bias = None
 
 
-def _wrapped(model: nn.Module, layer: LinearLayer, found: ChannelStatistics) -> nn.Module:
-    batched = Batched(layer)
-    _fill(batched.norm, layer, found, move_bias=True)
-    return replace(model, layer, batched)
+@dataclass
+class ChannelStatistics:
+    """Number, mean and (biased) variance of the values of each channel."""
+
+    count: int
+    mean: Tensor
+    var: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> ChannelStatistics:
+        """The statistics of a tensor with channels on axis 1."""
+        axes = [axis for axis in range(values.ndim) if axis != 1]
+        var, mean = torch.var_mean(values, dim=axes, correction=0)
+        return cls(values.numel() // max(values.shape[1], 1), mean, var)
+
+    @classmethod
+    def pooled(cls, calls: list[ChannelStatistics]) -> ChannelStatistics:
+        """The statistics of the values of all calls together."""
+        if len(calls) == 1:
+            return calls[0]
+        count = sum(call.count for call in calls)
+        mean = torch.stack([call.mean * (call.count / count) for call in calls]).sum(0)
+        spread = [(call.var + (call.mean - mean).square()) * (call.count / count) for call in calls]
+        return cls(count, mean, torch.stack(spread).sum(0))
 
 
-def _returned(model: nn.Module, layer: LinearLayer, module: nn.Module, found: ChannelStatistics) -> nn.Module:
-    note = note_of(module)
-    norm = note["norm"].to(device=layer.weight.device, dtype=layer.weight.dtype)
-    _fill(norm, layer, found, move_bias=not note["bias"])
-    return put_back_(model, module, norm)
+@torch.no_grad()
+def run(model: nn.Module, batch: Any, training: tuple[nn.Module, ...] = ()) -> None:
+    """Run a model on a batch in evaluation mode, but for the modules in `training`."""
+    args, kwargs = as_arguments(batch)
+    with preserved_modes(model):
+        model.eval()
+        for module in training:
+            module.train()
+        model(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def measured_outputs(layers: Mapping[str, LinearLayer]) -> Iterator[dict[str, list[ChannelStatistics]]]:
+    """Within, every call of a layer adds the statistics of its output."""
+    measured: dict[str, list[ChannelStatistics]] = {path: [] for path in layers}
+
+    def measure(path: str, layer: LinearLayer, _args: Any, output: Tensor) -> None:
+        measured[path].append(ChannelStatistics.of(channels_second(output, layer)))
+
+    with contextlib.ExitStack() as hooks:
+        for path, layer in layers.items():
+            # First of all hooks: what a user's hook makes of the output comes after the batch norm.
+            hooks.enter_context(layer.register_forward_hook(partial(measure, path), prepend=True))
+        yield measured
+
+
+def pooled(measured: Mapping[str, list[ChannelStatistics]]) -> dict[str, ChannelStatistics]:
+    """One statistics for each layer that was called; refuses a layer without finite variance on the batch."""
+    by_path = {path: ChannelStatistics.pooled(calls) for path, calls in measured.items() if calls}
+    for path, statistics in by_path.items():
+        if statistics.count < 2:
+            raise ValueError(
+                f"The batch gives '{path}' one value per channel, which has no variance: give a larger one."
+            )
+        if not (statistics.mean.isfinite().all() and statistics.var.isfinite().all()):
+            raise ValueError(f"The output of '{path}' on the batch is not finite.")
+    return by_path
+
+
+@torch.no_grad()
+def set_statistics(norm: _BatchNorm, statistics: ChannelStatistics) -> None:
+    """Make these the running statistics; the variance is the biased one, so that both modes agree on the batch.
+
+    A batch norm that had none has them from now on.
+    """
+    for name, value in (("running_mean", statistics.mean), ("running_var", statistics.var)):
+        stored = getattr(norm, name)
+        if stored is None:
+            norm.register_buffer(name, value.clone())
+        else:
+            stored.copy_(value)
+    norm.track_running_stats = True
+    if norm.num_batches_tracked is None:
+        norm.register_buffer("num_batches_tracked", torch.tensor(1, device=statistics.mean.device))
+    else:
+        norm.num_batches_tracked.fill_(1)
+
+
+class _BatchNormInputs(TorchFunctionMode):
+    """Within, every batch norm operation adds the statistics of its input to the module that is called.
+
+    A module of another class need not pass on to its batch norm what it was called with.
+    """
+
+    def __init__(self, norms: Mapping[str, _BatchNorm]) -> None:
+        super().__init__()
+        self.measured: dict[str, list[ChannelStatistics]] = {path: [] for path in norms}
+        self.called: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.called and function is F.batch_norm:
+            values = args[0] if args else kwargs["input"]
+            self.measured[self.called[-1]].append(ChannelStatistics.of(values))
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def measured_inputs(norms: Mapping[str, _BatchNorm]) -> Iterator[dict[str, list[ChannelStatistics]]]:
+    """Within, every batch norm operation of these modules adds the statistics of what it reads."""
+    with _BatchNormInputs(norms) as mode, contextlib.ExitStack() as hooks:
+        for path, norm in norms.items():
+            enter = norm.register_forward_pre_hook(lambda *_, path=path: mode.called.append(path))
+            hooks.enter_context(enter)
+            hooks.enter_context(norm.register_forward_hook(lambda *_: mode.called.pop() and None, always_call=True))
+        yield mode.measured
+
+
+def calibrate_(model: nn.Module, norms: Mapping[str, _BatchNorm], batch: Any, pool: bool = False) -> set[str]:
+    """Give batch norms the statistics of one batch, each measured with all those before it already normalizing by it.
+
+    Afterwards the model does in evaluation mode, on any input, what it did in training mode on this batch.
+
+    Args:
+        model: Changed in place.
+        norms: Batch norms of it, by path.
+        batch: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        pool: Whether a batch norm that is called several times gets the statistics of all its calls together, though
+            in training mode each of them has its own.
+
+    Returns:
+        The paths of the batch norms that the batch reached; the others are not changed.
+
+    Raises:
+        ValueError: If the calls of a batch norm have statistics of their own, and they are not to be pooled.
+    """
+    # training mode writes to the running statistics
+    buffers = [buffer for norm in norms.values() for buffer in norm.buffers()]
+    with preserved_tensors(buffers), measured_inputs(norms) as measured:
+        run(model, batch, training=tuple(norms.values()))
+    for path, calls in measured.items():
+        if not pool and any(not _agree(calls[0], call, norms[path].eps) for call in calls[1:]):
+            raise ValueError(
+                f"Batch norm '{path}' is called {len(calls)} times and in training mode normalizes each call by "
+                f"itself, which no plain layer does: leave `batch` out to take its evaluation mode, or give every call "
+                f"a batch norm of its own."
+            )
+    by_path = pooled(measured)
+    for path, statistics in by_path.items():
+        set_statistics(norms[path], statistics)
+    return set(by_path)
+
+
+def _agree(a: ChannelStatistics, b: ChannelStatistics, eps: float) -> bool:
+    """True if two calls of a batch norm are normalized alike, but for rounding."""
+    size = torch.sqrt(a.var + eps)
+    near = 64 * torch.finfo(a.var.dtype).eps
+    same_mean = ((a.mean - b.mean).abs() <= near * (size + a.mean.abs())).all()
+    return bool(same_mean & ((a.var - b.var).abs() <= near * size.square()).all())

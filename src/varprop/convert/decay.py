@@ -9,22 +9,20 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..norm.batchnorm import batch_norms_after, computes_as_torch_batch_norm
 from ..norm.layers import normalized_layers
 from ..norm.linear_layers import along_outputs, is_linear_layer, output_axis, owners, weight_norms, with_centred_rows
 from ..norm.recurrent import NormalizedRecurrent, suffixes, unit_gates_
-from .batched import Batched
-from .batchnorm import own_batch_norms
+from .batchnorm import Batched, own_batch_norms
 from .weightnorm import has_weight_norm, parts_of
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-Owner = tuple[nn.Module, str]
 
 
 def param_groups(model: nn.Module, weight_decay: float, *, example: Any = None) -> list[dict[str, Any]]:
@@ -42,15 +40,18 @@ def param_groups(model: nn.Module, weight_decay: float, *, example: Any = None) 
 
     Returns:
         Up to two groups for any `torch.optim` optimizer, every trainable parameter in exactly one.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(vp.param_groups(model, 5e-4, example=x), 0.1)
     """
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
     spared = set(_spared(model, example))
-    held = {parameter: found for parameter, found in owners(model).items() if parameter.requires_grad}
-    free = {p for p, found in held.items() if p.ndim <= 1 or all(owner in spared for owner in found)}
+    trained = {parameter: holders for parameter, holders in owners(model).items() if parameter.requires_grad}
+    free = {p for p, holders in trained.items() if p.ndim <= 1 or all(holder in spared for holder in holders)}
     groups = [
-        {"params": [p for p in held if p not in free], "weight_decay": weight_decay},
-        {"params": [p for p in held if p in free], "weight_decay": 0.0},
+        {"params": [p for p in trained if p not in free], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p in free], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
@@ -71,40 +72,38 @@ def unit_norm_(model: nn.Module) -> nn.Module:
 
     Returns:
         The model, with the same output.
+
+    Example:
+        >>> optimizer.step()
+        >>> vp.unit_norm_(model)  # after every step, in place of weight decay
     """
-    held = owners(model)
+    holders = owners(model)
     invariant = list(_invariant(model))
-    places = {(module, name) for module, name, _ in invariant}
+    without_effect = {(module, name) for module, name, _ in invariant}
     for module, name, layer in invariant:
         weight = getattr(module, name)
-        if weight.requires_grad and all(owner in places for owner in held[weight]) and _share_rows(held[weight]):
-            if all(getattr(owner, "centred_rows", False) for owner, _ in held[weight]):
+        tied = holders[weight]
+        # the output channels of all layers that hold the weight have to be the same rows of it
+        axes = {(output_axis(holder), getattr(holder, "groups", 1) * output_axis(holder)) for holder, _ in tied}
+        if weight.requires_grad and all(holder in without_effect for holder in tied) and len(axes) == 1:
+            if all(getattr(holder, "centred_rows", False) for holder, _ in tied):
                 weight.copy_(with_centred_rows(weight, layer))
-            norms = _row_norms(weight, module, layer)
+            if module is layer:
+                norms = along_outputs(weight_norms(weight, layer), weight, layer)
+            else:  # rows of torch's weight norm, which for a transposed convolution run over all groups
+                norms = torch.norm_except_dim(weight, 2, cast(Any, parts_of(layer)[0]).dim)
             weight.div_(torch.where(norms > 0, norms, 1.0))
-    for site, suffix in _gates(model):
-        weights = [site.part(name, suffix) for name in ("weight_ih", "weight_hh")]
-        if all(weight.requires_grad and len(held[weight]) == 1 for weight in weights):
-            unit_gates_(site, suffix)
+    recurrent = [site for site in normalized_layers(model).values() if isinstance(site, NormalizedRecurrent)]
+    for site in recurrent:
+        for suffix in suffixes(site):  # only a common factor may scale the rows of a gate's two weights
+            weights = [site.part(name, suffix) for name in ("weight_ih", "weight_hh")]
+            if all(weight.requires_grad and len(holders[weight]) == 1 for weight in weights):
+                unit_gates_(site, suffix)
     return model
 
 
-def _row_norms(weight: Tensor, module: nn.Module, layer: nn.Module) -> Tensor:
-    if module is layer:
-        return along_outputs(weight_norms(weight, layer), weight, layer)
-    # Weight norm's own rows, which for a transposed convolution run over all groups.
-    dim: Any = parts_of(layer)[0].dim
-    return torch.norm_except_dim(weight, 2, dim)
-
-
-def _share_rows(tied: list[Owner]) -> bool:
-    """Whether the output channels of all layers that hold a weight are the same rows of it."""
-    axes = {(output_axis(module), getattr(module, "groups", 1) * output_axis(module)) for module, _ in tied}
-    return len(axes) == 1
-
-
 def _invariant(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """(module, name, layer) of each weight whose scale has no effect; recurrent layers have theirs in `_gates`."""
+    """(module, name, layer) of each weight whose scale has no effect, those of recurrent layers left out."""
     for site in normalized_layers(model).values():
         if "weight" in site._parameters:
             yield site, "weight", site
@@ -113,14 +112,8 @@ def _invariant(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
             yield parts_of(layer), "original1", layer
 
 
-def _gates(model: nn.Module) -> Iterator[tuple[NormalizedRecurrent, str]]:
-    """Recurrent layers, with how the names of two weights end whose rows only a common factor may scale."""
-    for site in normalized_layers(model).values():
-        if isinstance(site, NormalizedRecurrent):
-            yield from ((site, suffix) for suffix in suffixes(site))
-
-
-def _spared(model: nn.Module, example: Any) -> Iterator[Owner]:
+def _spared(model: nn.Module, example: Any) -> Iterator[tuple[nn.Module, str]]:
+    """(module, name) of the parameters that do not decay, whatever their number of axes."""
     for site in normalized_layers(model).values():
         names = [name for name, _ in site.named_parameters(recurse=False)]
         yield from ((site, name) for name in names if not name.startswith("weight_hr"))  # an LSTM's projection is plain
@@ -135,6 +128,7 @@ def _spared(model: nn.Module, example: Any) -> Iterator[Owner]:
 
 
 def _under_batch_norm(model: nn.Module, example: Any) -> list[nn.Module]:
+    """The layers directly before the model's own batch norms, as far as they are known; warns if some are not."""
     norms = own_batch_norms(model)
     if not norms:
         return []

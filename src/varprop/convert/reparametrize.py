@@ -1,10 +1,11 @@
-"""One function in four forms: plain, weight-normalized, batch-normalized, analytically normalized."""
+"""One function in four forms: plain, weight-normalized, batch-normalized, analytically normalized; init=BN."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -12,9 +13,8 @@ from ..engine.inputs import example_for
 from ..moments import Moments, Tokens
 from ..norm.api import captured_for, fold, normalized_
 from ..norm.layers import normalized_layers
-from .batched import Batched
-from .batchnorm import from_batch_norm_, own_batch_norms, to_batch_norm_
-from .statistics import calibrate_
+from ..norm.linear_layers import find_linear_layers, replace
+from .batchnorm import Batched, calibrate_, from_batch_norm_, own_batch_norms, to_batch_norm_
 from .weightnorm import from_weight_norm_, to_weight_norm_
 
 Parametrization = Literal["standard", "weight", "batch", "analytic"]
@@ -62,8 +62,17 @@ def reparametrize(
     Raises:
         ValueError: If statistics are missing, a layer cannot take the form, or the training mode is that of no plain
             layer, since a batch norm is called several times; the message names it.
+
+    Example:
+        >>> plain = vp.reparametrize(model, "standard", example=x)
+        >>> analytic = vp.reparametrize(model, "analytic", input=moments, example=x)
     """
-    _check_arguments(to, input, batch)
+    if to not in get_args(Parametrization):
+        raise ValueError(f"`to` must be one of {', '.join(map(repr, get_args(Parametrization)))}, not {to!r}.")
+    if to == "batch" and batch is None:
+        raise ValueError('to="batch" needs `batch`, an input to take the mean and variance of every layer from.')
+    if to == "analytic" and input is None:
+        raise ValueError('to="analytic" needs `input`, the mean and variance of the data (see vp.input_moments).')
     trial = copy.deepcopy(model)
     result = _convert(trial, to, input, example, batch)
     if not inplace:
@@ -73,38 +82,58 @@ def reparametrize(
     return _convert(model, to, input, example, batch)  # the trial on a copy has shown that nothing fails midway
 
 
-def _check_arguments(to: str, given: Any, batch: Any) -> None:
-    if to not in get_args(Parametrization):
-        raise ValueError(f"`to` must be one of {', '.join(map(repr, get_args(Parametrization)))}, not {to!r}.")
-    if to == "batch" and batch is None:
-        raise ValueError('to="batch" needs `batch`, an input to take the mean and variance of every layer from.')
-    if to == "analytic" and given is None:
-        raise ValueError('to="analytic" needs `input`, the mean and variance of the data (see vp.input_moments).')
-
-
-def _convert(model: nn.Module, to: Parametrization, given: Any, example: Any, batch: Any) -> nn.Module:
-    example = _example(model, given, example, batch)
-    model = _standard(model, example, None if to == "batch" else batch)
+def _convert(model: nn.Module, to: Parametrization, input: Any, example: Any, batch: Any) -> nn.Module:
+    """`reparametrize` in place and without a net: a failure midway leaves the model half done."""
+    if example is None:
+        example = batch
+    if example is None and input is not None:  # what the moments tell
+        leaves = pytree.tree_leaves(input, is_leaf=lambda leaf: isinstance(leaf, (Moments, Tokens)))
+        if not any(isinstance(leaf, Tokens) for leaf in leaves):
+            example = example_for(model, input, None)
+    if normalized_layers(model):
+        model = fold(model, inplace=True, keep_batchnorm=False)
+    model = from_weight_norm_(model)
+    if batch is not None and to != "batch":
+        wrapped = {path: m.norm for path, m in model.named_modules() if isinstance(m, Batched)}
+        calibrate_(model, {**own_batch_norms(model), **wrapped}, batch)
+    model = from_batch_norm_(model, example)
     if to == "weight":
         return to_weight_norm_(model)
     if to == "batch":
         return to_batch_norm_(model, batch)
-    return normalized_(model, captured_for(model, given, example), "preserve") if to == "analytic" else model
+    return normalized_(model, captured_for(model, input, example), "preserve") if to == "analytic" else model
 
 
-def _standard(model: nn.Module, example: Any, batch: Any) -> nn.Module:
-    model = fold(model, inplace=True, keep_batchnorm=False) if normalized_layers(model) else model
-    model = from_weight_norm_(model)
-    if batch is not None:
-        wrapped = {path: m.norm for path, m in model.named_modules() if isinstance(m, Batched)}
-        calibrate_(model, {**own_batch_norms(model), **wrapped}, batch)
-    return from_batch_norm_(model, example)
+def batch_norm_start(model: nn.Module, batch: Any, generator: torch.Generator | None = None) -> nn.Module:
+    """The plain model that starts where a batch-normalized one does (init=BN of Shekhovtsov & Flach 2018).
 
+    Batch norm goes after every linear layer with s uniform on (0, 1), as PyTorch drew it in 2018, and b = 0; the mean
+    and variance of one batch then turn it into plain weights and biases. The result equals that batch-normalized model
+    in training mode on this batch, where no layer is called twice (one that is gets the statistics of all its calls
+    together). Layers without bias gain one; dropout is off while the statistics are taken.
 
-def _example(model: nn.Module, given: Any, example: Any, batch: Any) -> Any:
-    """What is there to capture the model with: an example, a batch, or what the moments tell; None if nothing is."""
-    if example is not None or batch is not None:
-        return batch if example is None else example
-    leaves = pytree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, (Moments, Tokens)))
-    unknown = given is None or any(isinstance(leaf, Tokens) for leaf in leaves)
-    return None if unknown else example_for(model, given, None)
+    Args:
+        model: Any model in any parametrization; not changed.
+        batch: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        generator: Where s is drawn from; torch's global generator if left out.
+
+    Returns:
+        A plain model, ready for `reparametrize`.
+
+    Example:
+        >>> plain = vp.batch_norm_start(model, x)
+    """
+    plain = reparametrize(model, "standard", example=batch)
+    elsewhere, wrappers = own_batch_norms(plain), {}
+    for path, layer in find_linear_layers(plain).items():
+        wrappers[path] = Batched(layer)
+        plain = replace(plain, layer, wrappers[path])
+        scale = wrappers[path].norm.weight
+        device = scale.device if generator is None else generator.device
+        with torch.no_grad():
+            scale.copy_(torch.rand(scale.shape, generator=generator, device=device, dtype=scale.dtype))
+    norms = {path: wrapper.norm for path, wrapper in wrappers.items()}
+    reached = calibrate_(plain, {**elsewhere, **norms}, batch, pool=True)
+    for path in wrappers.keys() - reached:
+        plain = replace(plain, wrappers[path], wrappers[path].layer)
+    return from_batch_norm_(plain, example=batch)

@@ -32,9 +32,9 @@ def to_weight_norm_(model: nn.Module) -> nn.Module:
         weight = layer.weight
         if all(owner in chosen and output_axis(owner) == output_axis(layer) for owner, _ in held[weight]):
             parametrizations.weight_norm(layer, dim=output_axis(layer))
-            layer.train(layer.training)  # torch leaves the new parts in training mode
-            parts, shared = parts_of(layer), parts_of(twins.setdefault(weight, layer))
-            parts.original0, parts.original1 = shared.original0, shared.original1
+            layer.train(layer.training)  # torch leaves the new modules in training mode
+            factors, shared = parts_of(layer), parts_of(twins.setdefault(weight, layer))
+            factors.original0, factors.original1 = shared.original0, shared.original1
     return model
 
 
@@ -45,12 +45,16 @@ def from_weight_norm_(model: nn.Module) -> nn.Module:
         direction = parts_of(layer).get_parameter("original1")
         remove_parametrizations_(layer)
         layer.weight = plain.setdefault(direction, cast(nn.Parameter, layer.weight))  # twins share one
-        _drop_compatibility_hook(layer)
+        # torch's weight_norm leaves a hook behind that reads old checkpoints and cannot be pickled
+        hooks = layer._load_state_dict_pre_hooks
+        for key, hook in list(hooks.items()):
+            if "_weight_norm_compat_hook" in getattr(getattr(hook, "hook", hook), "__qualname__", ""):
+                del hooks[key]
     return model
 
 
 def has_weight_norm(module: nn.Module) -> TypeGuard[LinearLayer]:
-    """Whether a layer's weight is given by torch's weight normalization and nothing else."""
+    """True if a layer's weight is computed by torch's weight normalization and nothing else."""
     if not is_linear_layer(module) or not parametrize.is_parametrized(module, "weight"):
         return False
     steps = list(parts_of(module))
@@ -63,6 +67,7 @@ def parts_of(layer: nn.Module) -> parametrize.ParametrizationList:
 
 
 def _check(layers: Mapping[str, LinearLayer]) -> None:
+    """Raise if the weight of a layer cannot be normalized."""
     for path, layer in layers.items():
         if parametrize.is_parametrized(layer, "weight"):
             raise ValueError(f"The weight of '{path}' is parametrized otherwise: remove that first.")
@@ -73,11 +78,3 @@ def _check(layers: Mapping[str, LinearLayer]) -> None:
             raise ValueError(f"Row {zero[0]} of the weight of '{path}' is zero and has no direction to normalize.")
         if not rows.isfinite().all():
             raise ValueError(f"The weight of '{path}' is not finite.")
-
-
-def _drop_compatibility_hook(layer: nn.Module) -> None:
-    """torch's weight_norm leaves a hook behind that reads old checkpoints and cannot be pickled."""
-    hooks = layer._load_state_dict_pre_hooks
-    for key, hook in list(hooks.items()):
-        if "_weight_norm_compat_hook" in getattr(getattr(hook, "hook", hook), "__qualname__", ""):
-            del hooks[key]
