@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from varprop_lab.bench.models import Recipe, ResNet50
+from varprop_lab.bench.cases import Recipe, ResNet50
 
 FLOAT, MB, BUCKET = 4, 1e6, 25 * 2**20
 GPUS = (8, 32, 128, 512, 1024)

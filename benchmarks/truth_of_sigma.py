@@ -21,9 +21,8 @@ import torch.nn.functional as F
 
 from varprop.text_table import Table
 from varprop_lab.report.plotting import draw
-from varprop_lab.report.series import Figure, Panel, PlottedSeries
-from varprop_lab.report.style import METHOD_COLOURS, OTHER_COLOUR
-from varprop_lab.training.deviations import ratios
+from varprop_lab.report.series import METHOD_COLOURS, OTHER_COLOUR, Figure, Panel, PlottedSeries
+from varprop_lab.training.task import ratios
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import train_cifar

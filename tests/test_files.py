@@ -27,7 +27,7 @@ from varprop.cli.models import load_weights
 from varprop_lab.data import datasets, download
 from varprop_lab.paper.verdicts.judge import judge
 from varprop_lab.store.folder import Store
-from varprop_lab.store.runs import read_run
+from varprop_lab.store.tables import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 RAN = "ran"

@@ -183,7 +183,7 @@ def expanded(names: Sequence[str]) -> list[str]:
 def reproduce(options: argparse.Namespace) -> None:
     """Run what was asked for, and write the report on all that lies in the folder of the results."""
     from .paper import experiments, report, search_study
-    from .report.result_table import result_table
+    from .report.text import result_table
 
     wanted, out = expanded(options.names), options.out
     settings = {
@@ -338,10 +338,8 @@ def _add_bench(commands: Any) -> None:
 
 def bench(options: argparse.Namespace) -> None:
     """Run the benchmark and print its tables."""
-    from .bench.cases import CASES, MODES
-    from .bench.run import measure
-    from .bench.session import Options
-    from .bench.variants import VARIANTS
+    from .bench.cases import CASES, MODES, VARIANTS
+    from .bench.run import Options, measure
 
     chosen = Options(
         device=options.device,

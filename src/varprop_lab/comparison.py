@@ -17,10 +17,10 @@ from .data.augmentation import Augmentation, scaled
 from .data.datasets import Dataset
 from .execution.run import run
 from .protocol.experiments import PAPER_BATCH, PAPER_LR_MAX, Experiment, check_names
-from .protocol.initialization import trained_network
 from .protocol.models import Factory
 from .protocol.records import METHODS, STARTS, Method, Outcome, Start
-from .report.result_table import result_table
+from .protocol.starts import trained_network
+from .report.text import result_table
 from .store.folder import Store
 from .training.ensemble import CannotStack
 from .training.task import Loss, MakeOptimizer

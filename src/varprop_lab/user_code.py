@@ -18,9 +18,8 @@ from .data import datasets
 from .data.augmentation import Augmentation, is_tokens, scaled
 from .data.datasets import Dataset
 from .environment import require
-from .protocol.initialization import without_own_batch_norms
 from .protocol.models import FACTORIES, Factory
-from .protocol.sample_norms import ROWS_FIRST
+from .protocol.starts import ROWS_FIRST, without_own_batch_norms
 from .training.task import Loss, MakeOptimizer
 
 PARTS = ("training inputs", "training targets", "test inputs", "test targets")

@@ -1,11 +1,17 @@
-"""A training step in each mode: eager, compiled, captured as a CUDA graph."""
+"""A training step in each mode (eager, compiled, captured as a CUDA graph), its time, memory and kernels."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +20,108 @@ from torch import Tensor, nn
 
 from ..training.cuda_graph import captured
 from .cases import Case
-from .profiling import allocated, clean, peak, reset_peak
+
+
+def clean() -> None:
+    """Give unused memory back."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def allocated(device: torch.device) -> int:
+    """Bytes in use on a GPU; 0 on a CPU, where they are not counted."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def reset_peak(device: torch.device) -> None:
+    """Begin to look for the peak of memory in use."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: torch.device) -> int:
+    """The most bytes in use since `reset_peak`."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def kernels(step: Callable[[], Any], device: torch.device) -> int | None:
+    """How many kernels the GPU runs in a step, as the profiler sees them; None where it sees none."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize(device)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        return count_kernels(json.loads(trace.read_text("utf-8"))) or None
+
+
+def count_kernels(trace: dict[str, Any]) -> int:
+    """Kernels in a trace: not copies, fills, calls on the host, or annotations."""
+    return sum(event.get("cat") == "kernel" for event in trace.get("traceEvents", []))
+
+
+Function = Callable[[], Any]
+
+
+def interleaved(
+    functions: Mapping[str, Function], rounds: int, seconds: float, device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds of one call of every function, once a round; each round begins with another function.
+
+    `seconds` are for all turns of one function together; each turn is at least one call, and the device is waited for
+    at both ends of it.
+    """
+    counts = {name: repetitions(function, seconds / rounds, device) for name, function in functions.items()}
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    names = list(functions)
+    for turn in range(rounds):
+        first = turn % len(names) if names else 0
+        for name in names[first:] + names[:first]:
+            times[name].append(timed(functions[name], counts[name], device))
+    return times
+
+
+def repetitions(function: Function, seconds: float, device: torch.device) -> int:
+    """How many calls take about that long; it is called twice before, to be warm."""
+    function()
+    function()
+    once = timed(function, 1, device)
+    return max(1, min(1000, round(seconds / once)))
+
+
+def timed(function: Function, count: int, device: torch.device) -> float:
+    """Mean seconds of a call, from an idle device until everything is done."""
+    wait(device)
+    start = time.perf_counter()
+    for _ in range(count):
+        function()
+    wait(device)
+    return (time.perf_counter() - start) / count
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    lower, middle, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return lower, middle, upper
+
+
+def ratio(values: Sequence[float], base: Sequence[float]) -> float:
+    """Median over rounds of the ratio within a round."""
+    return statistics.median(value / other for value, other in zip(values, base, strict=True))
+
 
 TimedStep = Callable[[], Tensor]  # returns the loss
 LR = 1e-7  # nothing is learned: what is timed must not depend on how training goes

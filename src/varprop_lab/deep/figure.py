@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..report.plotting import draw
-from ..report.series import Figure, Panel, PlottedSeries, over_seeds
-from ..report.style import line_style
+from ..report.series import Figure, Panel, PlottedSeries, line_style, over_seeds
 from .runs import TEST, Study
 
 CAPTION = "Mean loss of each epoch, in training mode; bands reach from the lowest to the highest seed."

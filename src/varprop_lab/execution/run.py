@@ -23,14 +23,11 @@ from ..environment import chosen_device, reproducible
 from ..protocol.experiments import Experiment
 from ..protocol.models import Factory
 from ..protocol.records import Cell, Outcome
-from ..store import manifest
 from ..store.files import locked, remove_unfinished
-from ..store.fingerprints import changed, fingerprints
-from ..store.folder import Store
+from ..store.folder import Store, changed, describe, ended, fingerprints, resumed
 from ..training.task import Loss, MakeOptimizer, Task
 from .job import Context, Log, OutOfTime, missing_jobs, run_job
-from .ray_cluster import run_on_ray
-from .workers import run_in_processes
+from .workers import run_in_processes, run_on_ray
 
 Show = Callable[[int, str], contextlib.AbstractContextManager[progress.Progress]]
 
@@ -96,7 +93,7 @@ def run(
     data = datasets.load(experiment.dataset, root, place) if dataset is None else datasets.on_device(dataset, place)
     task = Task(experiment, data, factory or experiment.model, loss=loss, optimizer=optimizer)
     own = {"loss": loss, "optimizer": optimizer}
-    now = manifest.describe(experiment, place, fingerprints(task.factory, data, own))
+    now = describe(experiment, place, fingerprints(task.factory, data, own))
     described = _continued(store, now) if resume else now
     started = time.monotonic()
     with (
@@ -115,7 +112,7 @@ def run(
             else:
                 finished = run_in_processes(context, jobs) if jobs > 1 else _run_all(context)
         finally:  # a sitting that fails took its time too
-            store.write_manifest(manifest.ended(described, time.monotonic() - started, finished))
+            store.write_manifest(ended(described, time.monotonic() - started, finished))
     wanted = {cell.key for cell in experiment.cells()}
     outcomes = [outcome for outcome in store.outcomes() if outcome.cell.key in wanted]
     if not finished:
@@ -158,7 +155,7 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
             f"The {' and the '.join(different)} of {store.folder} changed since it was begun, so that its learning "
             "rates and curves belong to something else: start anew with --overwrite, or choose another --out."
         )
-    return manifest.resumed(now, before)
+    return resumed(now, before)
 
 
 @contextlib.contextmanager

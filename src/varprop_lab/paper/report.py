@@ -2,15 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-from ..report import html_page
-from ..report.output import write_files
+from varprop.text_table import Table
+
+from ..protocol.records import (
+    TRAIN_EVAL_LOSS,
+    TRAIN_LOSS,
+    Cell,
+    Outcome,
+    experiment_label,
+    grouped,
+    method_label,
+    start_label,
+)
+from ..report import html_page, plotting
+from ..report.figures import figures_of, setting_of, setting_text
+from ..report.html_page import write_files
+from ..report.series import Figure
+from ..report.text import duration, facts, git_text
+from ..seed_statistics import Metric, Sample, final, final_error, final_test_error
 from ..store.files import write_atomically
-from ..store.runs import WITHOUT_CELLS, Run, read_runs
-from . import markdown
+from ..store.tables import WITHOUT_CELLS, Run, read_runs, write_tables
 from .verdicts import judge
+from .verdicts.judge import Verdict, escaped
+
+_HEADER = """# Experiments
+
+Written by `varprop reproduce claims --out docs/results` from the records beside it; every number here comes from them.
+The method: "How (Not) to Make a Comparison" and "Experiments" in the paper.
+"""
+# The manifest of a run that was resumed keeps the last state, the first hour and the sum of the seconds.
+_SITTING = {
+    "Hardware": ", last sitting",
+    "Versions": ", last sitting",
+    "Git": ", last sitting",
+    "Started": ", first sitting",
+    "Time": ", all sittings that were not broken off",
+}
+_COLUMNS = (
+    *("start", "method", "learning rates", "search regret", "training loss", "in evaluation mode"),
+    *("validation error", "test error"),
+)
+_METRICS: tuple[tuple[Metric, float], ...] = (
+    (final(TRAIN_LOSS), 1.0),
+    (final(TRAIN_EVAL_LOSS), 1.0),
+    (final_error, 100.0),
+    (final_test_error, 100.0),
+)
+_REGRET = """
+Search regret: the mean, and the largest, share by which the loss of the search at the rate chosen lies above the lowest
+known for the same cell at any rate up to the bound, from the searches at all bounds. It is noise of the search, apart
+from that of the seeds; where one search was made, nothing is known of it.
+"""
+
+
+def write_runs(runs: Sequence[Run], folder: Path) -> None:
+    """Figures, tables and manifests, in a folder for each run."""
+    for run in runs:
+        place = folder / run.experiment
+        for earlier in (*place.glob("*.png"), *place.glob("*.svg")):
+            earlier.unlink()
+        for figure in _headlines(run):
+            plotting.draw(figure, place / figure.name, experiment_label(run.experiment))
+        if run.outcomes:
+            write_tables(place, run.outcomes, run.manifest)
+        if run.manifest:
+            write_atomically(place / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
+
+
+def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
+    """The claims, and the page that says how everything came about: ``experiments.md`` in ``docs/results``."""
+    shown = {run.experiment: _headlines(run) for run in runs}
+    addresses = {f"{name}/{figure.name}" for name, those in shown.items() for figure in those}
+    judge.write(verdicts, folder)
+    claims = judge.markdown(verdicts, lambda figure: _address(figure) if figure in addresses else "")
+    parts = [_HEADER, "## Claims\n\n" + claims, _REGRET, *(_section(run, shown[run.experiment]) for run in runs)]
+    write_atomically(folder / "experiments.md", "\n".join(parts).encode())
+    return folder / "experiments.md"
+
+
+def _headlines(run: Run) -> list[Figure]:
+    return [figure for figure in figures_of(run) if figure.headline]
+
+
+def _address(figure: str) -> str:
+    """The file of ``experiment/figure`` as seen from the page."""
+    return f"{quote(figure)}.png"
+
+
+def _section(run: Run, shown: Sequence[Figure]) -> str:
+    """One experiment: how it was run, what came out, what it looks like."""
+    how = "".join(_how_it_was_run(run.manifest))
+    problems = "".join(f"- missing: {escaped(problem)}\n" for problem in run.problems)
+    pictures = "".join(
+        f"![{escaped(f.title)}]({_address(f'{run.experiment}/{f.name}')})\n\n{escaped(f.caption)}\n\n" for f in shown
+    )
+    return f"## {escaped(experiment_label(run.experiment))}\n\n{how}{problems}\n{''.join(_summaries(run))}{pictures}"
+
+
+def _how_it_was_run(manifest: dict[str, Any]) -> Iterator[str]:
+    """A line for each fact; of a run in several sittings, which of them each is about."""
+    sittings = manifest.get("sittings", [])
+    several = len(sittings) > 1
+    for name, value in facts(manifest):
+        if name == "Command" and several:
+            for index, sitting in enumerate(sittings, 1):
+                sources = f", git {escaped(git_text(sitting['git']))}" if "git" in sitting else ""
+                times = [sitting.get("started"), duration(sitting.get("seconds")) or "broken off"]
+                when = "".join(f", {escaped(str(time))}" for time in times if time)
+                yield f"- Sitting {index}: {_code(str(sitting.get('command')))}{sources}{when}\n"
+        elif name == "Command":
+            yield f"- {name}: {_code(value)}\n"
+        else:
+            yield f"- {name}{_SITTING.get(name, '') * several}: {escaped(value)}\n"
+
+
+def _code(text: str) -> str:
+    """Text set as code; a backtick inside needs a longer fence."""
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def _summaries(run: Run) -> Iterator[str]:
+    """One table for each bound and batch size: mean and standard deviation over seeds."""
+    for setting in sorted({setting_of(outcome) for outcome in run.outcomes}):
+        known = lowest_known(run.outcomes, setting[0])
+        rows = list(_summary_rows([o for o in run.outcomes if setting_of(o) == setting], known))
+        table = Table("", _COLUMNS, rows, left=_COLUMNS).markdown()
+        naive = f"lr = {setting[0]:g}, batch {setting[1]}"
+        title = naive if not any(o.search.trace for o in run.outcomes) else setting_text(setting).replace("\u00a0", " ")
+        yield f"{title}, mean ± standard deviation over seeds at the end:\n\n{table}\n\n"
+
+
+def lowest_known(outcomes: Sequence[Outcome], bound: float) -> dict[Cell, float]:
+    """The lowest loss that any search for a cell, at whatever bound, met up to this one; by the cell at this bound.
+
+    Cells that were searched once are left out: nothing is known but what that search found.
+    """
+    found: dict[Cell, list[float]] = {}
+    for outcome in outcomes:
+        losses = [loss for rate, loss in outcome.search.trace if rate <= bound]
+        found.setdefault(replace(outcome.cell, lr_max=bound), []).append(min(losses, default=math.inf))
+    return {cell: min(lowest) for cell, lowest in found.items() if len(lowest) > 1}
+
+
+def _regret(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> str:
+    lowest = [(o.search.loss, known.get(o.cell, math.inf)) for o in outcomes]
+    regrets = [loss / best - 1 for loss, best in lowest if math.isfinite(best)]
+    return f"{100 * sum(regrets) / len(regrets):.1f} %, {100 * max(regrets):.1f} %" if regrets else "–"
+
+
+def _summary_rows(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> Iterator[tuple[str, ...]]:
+    groups = grouped(outcomes, lambda cell: (start_label(cell.start), method_label(cell.method, cell.variant)))
+    for (start, method), those in groups.items():
+        rates = ", ".join(f"{o.search.lr:.2g}{' (at bound)' * o.search.at_bound}" for o in those)
+        ends = (_over_seeds(those, metric, factor) for metric, factor in _METRICS)
+        yield escaped(start), escaped(method), rates, _regret(those, known), *ends
+
+
+def _over_seeds(outcomes: Sequence[Outcome], metric: Metric, factor: float) -> str:
+    values = tuple(value for value in map(metric, outcomes) if value == value)
+    return Sample(values).text(3, factor, " %" if factor > 1 else "") if values else "–"
+
 
 _BENCHMARK = "normalization.json"
 
@@ -48,13 +207,13 @@ def write_docs(out: Path, docs: Path) -> Path:
         The path of ``docs/results/experiments.md``, the page on all that lies there.
     """
     results = Path(docs) / "results"
-    markdown.write_runs(_shown(Path(out)), results)
+    write_runs(_shown(Path(out)), results)
     return _write_pages(results)
 
 
 def _write_pages(results: Path) -> Path:
     runs = _shown(results)
-    return markdown.write_pages(runs, judge.judge(runs, _benchmarks(results)), results)
+    return write_pages(runs, judge.judge(runs, _benchmarks(results)), results)
 
 
 def _shown(out: Path) -> list[Run]:

@@ -16,7 +16,7 @@ from varprop.text_table import Table
 
 from ..data import datasets
 from ..environment import provenance, reproducible
-from ..execution.lr_search import Evaluate, Trace, find_lrs, losses_at
+from ..execution.job import Evaluate, Trace, find_lrs, losses_at
 from ..protocol.experiments import SEARCHES, Experiment
 from ..store.files import write_atomically
 from ..training.ensemble import EnsembleTrainer

@@ -1,6 +1,6 @@
 """Tables, figures and an HTML page of results."""
 
-from .answer import answer, answer_and_table
-from .output import write_one
+from .html_page import write_one
+from .text import answer, answer_and_table
 
 __all__ = ["answer", "answer_and_table", "write_one"]

@@ -11,12 +11,22 @@ import torch
 import varprop as vp
 
 from ..protocol.experiments import PAPER_BATCH, PAPER_GRIDS, PAPER_LR_MAX
-from ..protocol.labels import method_label, method_rank, start_label, start_rank
-from ..protocol.records import METHODS, STARTS, Outcome, exact, grouped
-from ..store.runs import Run
+from ..protocol.records import (
+    METHODS,
+    STARTS,
+    Outcome,
+    exact,
+    grouped,
+    method_label,
+    method_rank,
+    start_label,
+    start_rank,
+)
+from ..store.tables import Run
 from .series import (
     CURVES,
     HIGH_LOSS,
+    METHOD_COLOURS,
     CurveFigure,
     Figure,
     Panel,
@@ -26,7 +36,6 @@ from .series import (
     finite,
     search_panel,
 )
-from .style import METHOD_COLOURS
 
 Setting = tuple[float, int]  # upper bound of the search, batch size
 MakePanel = Callable[[str, Sequence[Outcome]], Panel]

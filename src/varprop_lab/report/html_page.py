@@ -1,4 +1,4 @@
-"""The report as one HTML page with nothing outside it: styles, script and data are inside."""
+"""The report as one HTML page with nothing outside it, and the other files of a run for a reader."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from typing import Any
 
 from varprop.pages import environment, script, style
 
-from ..protocol.labels import (
+from ..protocol.records import (
     METHOD_MEANINGS,
+    SAMPLE_NORMS,
+    TRAIN_EVAL_LOSS,
+    TRAIN_LOSS,
+    VALID_ACCURACY,
+    VALID_LOSS,
+    Method,
+    Outcome,
     experiment_label,
     experiment_rank,
     method_label,
@@ -21,12 +28,12 @@ from ..protocol.labels import (
     start_label,
     start_rank,
 )
-from ..protocol.records import SAMPLE_NORMS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Method, Outcome
-from ..store.runs import Run
-from .answer import answer
-from .facts import facts
+from ..report import plotting
+from ..store.files import write_atomically
+from ..store.tables import Run, read_run, write_tables
 from .figures import figures_of
 from .series import Figure, rounded
+from .text import answer, facts
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _COLUMNS = (
@@ -216,3 +223,21 @@ def _hints(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
         "diverged": "the loss became infinite or NaN during training, which is a result; its curves end there",
     }
     return [(name, meaning) for name, meaning in meanings.items() if name in flags]
+
+
+def write_one(out: Path, experiment: str) -> Path:
+    """Write tables, figures and the page of one experiment into its folder; the path of the page."""
+    run = read_run(Path(out) / experiment)
+    write_files(run, Path(out))
+    page = Path(out) / experiment / "report.html"
+    write_atomically(page, render([run], Path(out)).encode())
+    return page
+
+
+def write_files(run: Run, out: Path) -> None:
+    """Write ``runs``, ``curves`` and ``searches`` as CSV, and figures as PNG and SVG, into the folder of a run."""
+    folder = out / run.experiment
+    if run.outcomes:
+        write_tables(folder, run.outcomes, run.manifest)
+    for figure in figures_of(run):
+        plotting.draw(figure, folder / "figures" / figure.name, experiment_label(run.experiment))

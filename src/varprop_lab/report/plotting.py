@@ -11,8 +11,18 @@ from typing import Any
 
 from ..environment import require
 from ..store.files import write_atomically
-from .series import ACCURACY_LABEL, Figure, Mark, Panel, PlottedSeries, seed_counts
-from .style import LEGEND_MARKS, LINESTYLES, LOOK, MARKS
+from .series import (
+    ACCURACY_LABEL,
+    LEGEND_MARKS,
+    LINESTYLES,
+    LOOK,
+    MARKS,
+    Figure,
+    Mark,
+    Panel,
+    PlottedSeries,
+    seed_counts,
+)
 
 Axis = Any  # matplotlib's Axes, which is imported only to draw
 PANEL_WIDTH, PANEL_HEIGHT = 3.0, 2.5  # inches; three panels then read well over the width of a page

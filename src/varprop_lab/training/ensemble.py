@@ -1,7 +1,7 @@
 """Many networks trained together: cells of one structure are stacked, and all of them make one step at a time.
 
-Every cell has its own parameters, learning rate and optimizer state; cells of one seed see the same samples. What
-happens to one, divergence included, does not reach the others.
+The parameters of each are one row of a matrix. Every cell has its own parameters, learning rate and optimizer state;
+cells of one seed see the same samples. What happens to one, divergence included, does not reach the others.
 """
 
 from __future__ import annotations
@@ -9,22 +9,303 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
+import gc
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._functorch.compile_utils import fx_graph_cse
+from torch.func import functional_call, grad_and_value, stack_module_state
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrize
 
 from varprop.cli.names import first_line
 
 from ..data.batches import AUGMENT, GENERAL, MEASURE, seed_of
-from ..protocol.experiments import DOUBLE, MOMENTUM
-from ..protocol.initialization import StartingPoint
+from ..protocol.experiments import DECAY, DOUBLE, MOMENTUM, UNIT_NORM
 from ..protocol.records import Cell
+from ..protocol.starts import StartingPoint
 from .cuda_graph import captured_step, in_parallel_streams
-from .metrics import RunningLoss, full_batches, in_parts
-from .stacked import StackedNetworks
-from .task import Task
-from .trainer import Tick, Trainer
+from .task import Loss, Task
+from .trainer import (
+    LabelledImages,
+    RunningLoss,
+    Scores,
+    Tick,
+    Trainer,
+    adam_,
+    decaying_names,
+    full_batches,
+    in_parts,
+    invariant_names,
+    loss_and_accuracy,
+    project_,
+)
+
+Flat = Callable[..., list[Tensor]]
+
+
+def flat_step(function: Flat, arguments: list[Tensor]) -> Flat:
+    """The function as a graph of ATen operations for tensors of these shapes; what depends on none is computed here.
+
+    The function may change copies of its arguments, but not these.
+    """
+    with _without_collection():
+        return torch.no_grad()(_reduced(_with_constants(_without_mutation(function, arguments))))
+
+
+def _without_mutation(function: Flat, arguments: list[Tensor]) -> fx.GraphModule:
+    # In two passes: torch cannot yet do it while a function with a derivative of its own is being differentiated.
+    found = _graph_of(function, arguments)
+    if any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in found.graph.nodes):
+        found = _graph_of(torch.func.functionalize(found), arguments)
+    return _reduced(found)
+
+
+def _graph_of(function: Callable[..., Any], arguments: list[Tensor]) -> fx.GraphModule:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
+        return make_fx(lambda *tensors: function(*tensors))(*arguments)
+
+
+def _reduced(found: fx.GraphModule) -> fx.GraphModule:
+    found.graph.eliminate_dead_code()
+    return fx.GraphModule(found, fx_graph_cse(found.graph))
+
+
+def _with_constants(found: fx.GraphModule) -> fx.GraphModule:
+    """Tensors that depend on no argument become attributes, in place."""
+    for index, (node, value) in enumerate(_constants(found).items()):
+        if node.op == "call_function" and isinstance(value, Tensor):
+            found.register_buffer(f"_constant{index}", value)
+            with found.graph.inserting_before(node):
+                node.replace_all_uses_with(found.graph.get_attr(f"_constant{index}"))
+    return found
+
+
+def _constants(found: fx.GraphModule) -> dict[fx.Node, Any]:
+    values: dict[fx.Node, Any] = {}
+    for node in found.graph.nodes:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.op == "get_attr":
+            values[node] = operator.attrgetter(str(node.target))(found)
+        elif node.op == "call_function" and not random and all(x in values for x in node.all_input_nodes):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    return values
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Tracing makes millions of small objects and frees few: searching them for garbage takes a quarter of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def with_plain_norms_(model: nn.Module, batch_norm: bool) -> nn.Module:
+    """Let normalizations compute in ordinary operations, in place; parameters, buffers and function stay.
+
+    torch's own weight norm would run network by network. Its batch norm is cuDNN's on a GPU, which is made for one
+    network; on a CPU it is faster than ordinary operations, and stays unless `batch_norm` is given.
+    """
+    for module in model.modules():
+        if isinstance(module, parametrize.ParametrizationList):
+            for index, part in enumerate(module):
+                if type(part).__name__ == "_WeightNorm":
+                    module[index] = _PlainWeightNorm(int(part.dim))  # type: ignore[arg-type]
+        if batch_norm and type(module) in _BATCH_NORMS and module.momentum is not None and module.track_running_stats:
+            module.__class__ = _PlainBatchNorm
+    return model
+
+
+class _PlainBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm over all axes but the second."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        axes = [axis for axis in range(input.ndim) if axis != 1]
+        shape = [-1 if axis == 1 else 1 for axis in range(input.ndim)]
+        mean, var = self.running_mean, self.running_var
+        assert mean is not None and var is not None and self.momentum is not None
+        if self.training:
+            var, mean = torch.var_mean(input, axes, correction=0)
+            count = input.numel() // input.shape[1]
+            self._remember(mean.detach(), var.detach() * (count / max(count - 1, 1)), self.momentum)
+        normalized = (input - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
+        return torch.addcmul(self.bias.view(shape), normalized, self.weight.view(shape)) if self.affine else normalized
+
+    def _remember(self, mean: Tensor, var: Tensor, share: float) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        self.running_mean.copy_(self.running_mean.lerp(mean, share))  # vmap has no rule for lerp_
+        self.running_var.copy_(self.running_var.lerp(var, share))
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class _PlainWeightNorm(nn.Module):
+    """w = g v / |v|."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, length: Tensor, direction: Tensor) -> Tensor:
+        axes = [axis for axis in range(direction.ndim) if axis != self.dim % direction.ndim]
+        return direction * (length / direction.square().sum(axes, keepdim=True).sqrt())
+
+
+class _RowLayout:
+    """How the tensors of a network lie one after another in a row, from all of them stacked, by name."""
+
+    def __init__(self, stacked: dict[str, Tensor]) -> None:
+        self.shapes = {name: tensor.shape[1:] for name, tensor in stacked.items()}
+        self.sizes = [shape.numel() for shape in self.shapes.values()]
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """The stacked tensors by name, as views of the rows."""
+        parts = rows.split(self.sizes, 1) if self.sizes else ()
+        return {
+            n: part.unflatten(1, s) if s else part[:, 0]
+            for (n, s), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def rows(self, stacked: dict[str, Tensor]) -> Tensor:
+        """The inverse of `views`, as a new tensor; there must be at least one."""
+        parts = [stacked[name].flatten(1) if shape else stacked[name][:, None] for name, shape in self.shapes.items()]
+        return torch.cat(parts, 1)
+
+
+class StackedNetworks:
+    """Cells whose networks differ in nothing but values; each reads the samples of its seed, of all those given."""
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        models: Sequence[nn.Module],
+        seeds: Sequence[int],
+        weight_decay: float,
+        loss: Loss | None = None,
+    ) -> None:
+        self.cells, self.loss = list(cells), loss
+        self.template = with_plain_norms_(copy.deepcopy(models[0]), next(models[0].parameters()).is_cuda)
+        parameters, buffers = stack_module_state(list(models))
+        floating = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+        self.counters = {name: buffer for name, buffer in buffers.items() if name not in floating}
+        self.layout, self.buffer_layout = _RowLayout(parameters), _RowLayout(floating)
+        self.start = self.layout.rows(parameters).detach()
+        self.buffer_start = self.buffer_layout.rows(floating) if floating else self.start[:, :0]
+        self.parameters, self.buffers = self.start.clone(), self.buffer_start.clone()
+        self.mean, self.square = torch.zeros_like(self.start), torch.zeros_like(self.start)  # of gradients, for Adam
+        device = self.start.device
+        own = [list(seeds).index(cell.seed) for cell in cells]
+        self.seed_index = torch.tensor(own, device=device) if len(seeds) > 1 else None
+        self.decay = self._decay([weight_decay * (cell.variant == DECAY) for cell in cells])
+        self.unit = torch.tensor([cell.variant == UNIT_NORM for cell in cells], device=device)
+        self.projected = invariant_names(models[0]) if self.unit.any() else []
+        self.graph: Any = None
+
+    def _decay(self, rates: list[float]) -> Tensor | None:
+        """What each parameter of each network is multiplied by to give its part of the gradient."""
+        if not any(rates):
+            return None
+        decaying = decaying_names(self.template)
+        like = dict(self.template.named_parameters())
+        row = torch.cat([torch.full_like(p, float(name in decaying)).flatten() for name, p in like.items()])
+        return self.start.new_tensor(rates)[:, None] * row.detach()
+
+    def reset_(self) -> None:
+        """Back to the start."""
+        self.parameters.copy_(self.start)
+        self.buffers.copy_(self.buffer_start)
+        self.mean.zero_()
+        self.square.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that changes in training."""
+        return {"parameters": self.parameters, "buffers": self.buffers, "mean": self.mean, "square": self.square}
+
+    def own(self, samples: Tensor) -> Tensor:
+        """Of samples with a first axis for the seeds, those of each network; without that axis if all share one."""
+        return samples[0] if self.seed_index is None else samples.index_select(0, self.seed_index)
+
+    def prepare(self, images: Tensor, labels: Tensor) -> None:
+        """Trace the step, for samples of this shape, and try evaluation mode: what cannot be stacked fails here."""
+        x, y = self.own(images), self.own(labels)
+        self.graph = flat_step(self._gradients, [self.parameters, self.buffers, x, y])
+        self.scores(images)
+
+    def _gradients(self, parameters: Tensor, buffers: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Gradients and buffers as rows, and the loss of each network."""
+        counters = {name: counter.clone() for name, counter in self.counters.items()}
+        samples = None if self.seed_index is None else 0
+        step = torch.vmap(
+            grad_and_value(self._loss, has_aux=True), in_dims=(0, 0, 0, samples, samples), randomness="different"
+        )
+        named = self.buffer_layout.views(buffers)
+        gradients, (losses, after) = step(self.layout.views(parameters), named, counters, x, y)
+        return [self.layout.rows(gradients), losses, self.buffer_layout.rows(after) if after else buffers]
+
+    def _loss(self, parameters: Any, buffers: Any, counters: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Any]:
+        buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+        scores = functional_call(self.template, (parameters, {**buffers, **counters}), (x,))
+        return (self.loss or F.cross_entropy)(scores, y), buffers
+
+    def step(self, images: Tensor, labels: Tensor, rates: Tensor, number: Tensor) -> Tensor:
+        """One training step of all networks; their losses."""
+        arguments = self.parameters, self.buffers, self.own(images), self.own(labels)
+        gradients, losses, buffers = cast(list[Tensor], self.graph(*arguments))
+        if self.decay is not None:
+            gradients = torch.addcmul(gradients, self.decay, self.parameters)
+        adam_(self.parameters, gradients, self.mean, self.square, rates, number)
+        if buffers is not self.buffers:
+            self.buffers.copy_(buffers)
+        for name in self.projected:
+            project_(self.layout.views(self.parameters)[name], self.unit)
+        return losses
+
+    def measured(self, parts: Iterable[LabelledImages], scores: Scores | None = None) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of every network on samples and targets of its own; in evaluation mode by default."""
+        scores = scores or self.scores
+        if self.loss is None:
+            return loss_and_accuracy(scores, parts)
+        targets = None if self.seed_index is None else 0
+        return loss_and_accuracy(scores, parts, torch.vmap(self.loss, in_dims=(0, targets)), axis=1)
+
+    def tensors(self) -> list[dict[str, Tensor]]:
+        """Parameters and buffers of every network, by name."""
+        stacked = {**self.layout.views(self.parameters), **self.buffer_layout.views(self.buffers), **self.counters}
+        return [{name: tensor[index].clone() for name, tensor in stacked.items()} for index in range(len(self.cells))]
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """What each network, in evaluation mode, makes of images with a first axis for the seeds."""
+        self.template.eval()
+        found = self.scores_in_batch_mode(images)
+        self.template.train()
+        return found
+
+    @torch.no_grad()
+    def scores_in_batch_mode(self, images: Tensor) -> Tensor:
+        """The same with the statistics of these images where a network uses them; its buffers stay."""
+
+        def run(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
+            copies = {name: buffer.clone() for name, buffer in buffers.items()}
+            return cast(Tensor, functional_call(self.template, (parameters, copies), (x,)))
+
+        buffers = {**self.buffer_layout.views(self.buffers), **self.counters}
+        samples = None if self.seed_index is None else 0
+        together = torch.vmap(run, in_dims=(0, 0, samples), randomness="different")
+        found: Tensor = together(self.layout.views(self.parameters), buffers, self.own(images))
+        return found
 
 
 class CannotStack(RuntimeError):

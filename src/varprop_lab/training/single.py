@@ -16,13 +16,22 @@ import varprop as vp
 
 from ..data.batches import GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DECAY, UNIT_NORM, Precision
-from ..protocol.initialization import StartingPoint
 from ..protocol.records import Cell
+from ..protocol.starts import StartingPoint
 from .cuda_graph import captured_step
-from .metrics import RunningLoss, full_batches, in_parts, loss_and_accuracy
-from .optimizer import BETAS, EPS, decaying_names, started_optimizer
 from .task import Task
-from .trainer import Tick, Trainer
+from .trainer import (
+    BETAS,
+    EPS,
+    RunningLoss,
+    Tick,
+    Trainer,
+    decaying_names,
+    full_batches,
+    in_parts,
+    loss_and_accuracy,
+    started_optimizer,
+)
 
 _TRIAL, _STEPS = 1e-3, 10  # rate and number of the steps a captured one is tried with: the loss changes, nothing bursts
 _LIMITS = {False: 1e-3, True: 2e-2}  # of the difference of losses, in single and in half precision

@@ -1,13 +1,14 @@
-"""What an experiment trains and evaluates on: the data of every seed, and the networks that training starts from."""
+"""The data of every seed of an experiment, and the networks that training starts from."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import varprop as vp
 from varprop.cli.models import embedding_rows
@@ -16,9 +17,30 @@ from ..data import augmentation, datasets
 from ..data.batches import Batches, evaluation_images
 from ..data.datasets import Dataset
 from ..protocol.experiments import Experiment
-from ..protocol.initialization import StartData, StartingPoint, starting_points
 from ..protocol.models import Factory, build
 from ..protocol.records import Cell
+from ..protocol.starts import StartData, StartingPoint, starting_points, watch
+
+
+def normalized_layers(model: nn.Module) -> dict[str, Any]:
+    """Those with a scale, by path."""
+    return {path: m for path, m in model.named_modules() if isinstance(getattr(m, "scale", None), nn.Parameter)}
+
+
+def ratios(model: nn.Module, data: Tensor) -> dict[str, float]:
+    """True over predicted standard deviation of every normalized layer, root mean squares over its channels."""
+    found: dict[str, float] = {}
+    layers = normalized_layers(model)
+
+    def measure(path: str, output: Tensor) -> None:
+        channels = output.ndim - 1 if layers[path].weight.ndim == 2 else 1
+        over = [axis for axis in range(output.ndim) if axis != channels]
+        true, predicted = output.double().var(over, correction=0), layers[path].scale.double().square()
+        found[path] = float((true.mean() / predicted.mean()).sqrt())
+
+    watch(model, data, layers, measure)
+    return found
+
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[..., torch.optim.Optimizer]

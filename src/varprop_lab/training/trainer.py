@@ -1,12 +1,18 @@
-"""What a job asks of a way of training, be it one network or many at once."""
+"""What one network and an ensemble share in training: measurements, the optimizer, and what a job asks of a trainer."""
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+import varprop as vp
 
 from ..protocol.records import (
     TRAIN_EVAL_LOSS,
@@ -17,7 +23,172 @@ from ..protocol.records import (
     VALID_LOSS,
     Cell,
 )
-from .metrics import RunningLoss
+
+LabelledImages = tuple[Tensor, Tensor]
+Losses = Callable[[Tensor, Tensor], Tensor]
+Scores = Callable[[Tensor], Tensor]
+
+_AT_ONCE = {"cpu": 2000, "cuda": 10_000}  # images
+
+
+def in_parts(images: Tensor, labels: Tensor, axis: int = 0) -> Iterator[LabelledImages]:
+    """Images and labels, as many at a time as the device takes well."""
+    count = _AT_ONCE.get(images.device.type, 2000)
+    yield from zip(images.split(count, axis), labels.split(count, axis), strict=True)
+
+
+def full_batches(images: Tensor, labels: Tensor, size: int, axis: int = 0) -> Iterator[LabelledImages]:
+    """Images and labels in batches of one size, for statistics of batches; the rest is left out, unless it is all."""
+    count = images.shape[axis]
+    size = min(size, count)
+    for first in range(0, count - size + 1, size):
+        yield images.narrow(axis, first, size), labels.narrow(axis, first, size)
+
+
+@torch.no_grad()
+def loss_and_accuracy(
+    scores: Scores, parts: Iterable[LabelledImages], losses: Losses | None = None, axis: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Mean loss and share of right answers; an answer that is not finite is not right.
+
+    Args:
+        scores: Makes scores (..., samples, classes) of images.
+        parts: Images, and their labels in a shape that broadcasts to (..., samples).
+        losses: Mean losses of networks, from their outputs and the targets; cross-entropy by default. With it outputs
+            may have any shape, and the share of right answers is NaN unless targets are classes of their last axis.
+        axis: Of the samples in the outputs, for `losses`.
+
+    Returns:
+        Two float64 tensors, without the axis of samples: nothing here waits for the device.
+    """
+    if losses is None:
+        sums = [_sums(scores(images), labels) for images, labels in parts]
+    else:
+        sums = [_own_sums(scores(images), labels, losses, axis) for images, labels in parts]
+    loss, right, count = (torch.stack(part).sum(0) for part in zip(*sums, strict=True))
+    return loss / count, right / count
+
+
+def _sums(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    logs = F.log_softmax(scores.float() if scores.dtype != torch.float64 else scores, -1)
+    labels = labels.expand(logs.shape[:-1])
+    loss = -logs.gather(-1, labels[..., None])[..., 0].double().sum(-1)
+    right = (logs.argmax(-1) == labels) & logs.isfinite().all(-1)
+    return loss, right.double().sum(-1), torch.full_like(loss, labels.shape[-1])
+
+
+def _own_sums(outputs: Tensor, targets: Tensor, losses: Losses, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    loss = losses(outputs, targets).double()
+    count = torch.full_like(loss, outputs.shape[axis])
+    return loss * count, _share_right(outputs, targets, axis).expand_as(loss) * count, count
+
+
+def _share_right(outputs: Tensor, targets: Tensor, axis: int) -> Tensor:
+    if targets.is_floating_point() or outputs.ndim < 2 or targets.shape[-1:] != outputs.shape[:-1][-1:]:
+        return outputs.new_tensor(torch.nan, dtype=torch.float64)
+    right = (outputs.argmax(-1) == targets) & outputs.isfinite().all(-1)
+    return right.double().flatten(axis).mean(-1)
+
+
+class RunningLoss:
+    """Means of several streams of losses whose weights vanish to `remain` in one epoch.
+
+    After losses l_1 ... l_n it is sum q^(n-i) l_i / sum q^(n-i) with q = remain^(1 / steps): the objective of
+    `vp.training_objective`, without waiting for the device. Once infinite or NaN it stays so.
+    """
+
+    def __init__(self, count: int, steps: int, remain: float, device: torch.device) -> None:
+        self.decay = remain ** (1.0 / steps)
+        self.sums = torch.zeros(count, dtype=torch.float64, device=device)
+        self.weight = torch.zeros((), dtype=torch.float64, device=device)
+
+    def update(self, losses: Tensor) -> None:
+        """Take in one loss of each stream."""
+        self.sums.mul_(self.decay).add_(losses)
+        self.weight.mul_(self.decay).add_(1)
+
+    def values(self) -> list[float]:
+        """The means so far."""
+        found: list[float] = (self.sums / self.weight).tolist()
+        return found
+
+    def reset_(self) -> None:
+        """Forget everything."""
+        self.sums.zero_()
+        self.weight.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """What changes in training."""
+        return {"sums": self.sums, "weight": self.weight}
+
+
+BETAS = (0.9, 0.999)
+EPS = 1e-8
+
+
+def adam_(parameters: Tensor, gradients: Tensor, mean: Tensor, square: Tensor, rates: Tensor, step: Tensor) -> None:
+    """One step of Adam (Kingma & Ba 2015) in place, the same for every row as `torch.optim.Adam` makes it.
+
+    A network is a row and has a rate of its own. `mean` and `square` are the running means of gradients and of their
+    squares, zero before the first step. `step` is the number of this step, from 1, as a float64 tensor: nothing here
+    waits for the device.
+    """
+    first, second = BETAS
+    mean.lerp_(gradients, 1 - first)
+    square.mul_(second).addcmul_(gradients, gradients, value=1 - second)
+    size = (rates / (1 - first**step)).to(parameters.dtype)
+    root = (1 - second**step).sqrt().to(parameters.dtype)
+    parameters.sub_((mean / (square.sqrt() / root).add_(EPS)).mul_(size[:, None]))
+
+
+def started_optimizer(
+    make: Callable[..., torch.optim.Optimizer], groups: list[dict[str, Any]], rate: Callable[[], Any] = float
+) -> torch.optim.Optimizer:
+    """An optimizer with its state in place, as before its first step; `rate` makes a learning rate of 0.
+
+    Raises:
+        VarpropError: If it keeps something between steps that a checkpoint could not hold.
+    """
+    optimizer = make([{**group, "lr": rate()} for group in groups], lr=rate())
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer.step()  # at rate 0 and without gradients: it has no effect but to make the state
+    except TypeError as error:
+        raise vp.VarpropError(f"{type(optimizer).__name__} needs more than gradients in a step ({error}).") from error
+    for values in optimizer.state.values():
+        for name, value in values.items():
+            if value is not None and not isinstance(value, Tensor):
+                kind = f"{type(optimizer).__name__} keeps {name!r}, a {type(value).__name__}"
+                raise vp.VarpropError(f"{kind}, which is no tensor: a run could not be resumed with it.")
+        if isinstance(values.get("step"), Tensor):
+            values["step"].zero_()
+    return optimizer
+
+
+def decaying_names(model: nn.Module) -> list[str]:
+    """The weights that decay in the variant with decay: all with several axes but the lengths of weight norm."""
+    return [n for n, p in model.named_parameters() if p.ndim > 1 and not n.endswith(".original0")]
+
+
+def invariant_names(model: nn.Module) -> list[str]:
+    """The weights whose scale does not matter, as `vp.unit_norm_` knows them: it is asked on a copy."""
+    longer = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in longer.parameters():
+            parameter.mul_(3)
+    before = {name: parameter.detach().clone() for name, parameter in longer.named_parameters()}
+    vp.unit_norm_(longer)
+    return [name for name, parameter in longer.named_parameters() if not torch.equal(parameter, before[name])]
+
+
+def project_(weight: Tensor, chosen: Tensor) -> None:
+    """Scale the output channels (axis 1) of stacked weights to norm 1 in place, in the networks (axis 0) chosen."""
+    norms = torch.linalg.vector_norm(weight.flatten(2), dim=2)
+    factor = torch.where(chosen[:, None] & (norms > 0), norms, torch.ones_like(norms))
+    weight.div_(factor.reshape(*factor.shape, *[1] * (weight.ndim - 2)))
+
 
 Tick = Callable[[int], None]  # called with a number of steps done
 Measured = Sequence[tuple[float, float]]  # loss and accuracy of every cell

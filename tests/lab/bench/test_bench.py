@@ -11,10 +11,10 @@ from torch import nn
 import varprop as vp
 from varprop.cli.main import main as command_line
 from varprop.cli.names import first_line
-from varprop_lab.bench import cases, profiling, run, session, step, tables, timing, variants
-from varprop_lab.bench.models import Recipe
-from varprop_lab.bench.record import Measurement, Record
-from varprop_lab.bench.session import Options, Session
+from varprop_lab.bench import cases, run, step
+from varprop_lab.bench.cases import Recipe
+from varprop_lab.bench.record import Measurement, Record, tables, write_page
+from varprop_lab.bench.run import Options, Session
 from varprop_lab.environment import chosen_device
 from varprop_lab.paper.verdicts.judge import CLAIMS, judge_claim
 from varprop_lab.protocol.models import FACTORIES
@@ -28,7 +28,7 @@ LINEAR = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 def trained():
     """A tiny network with each normalization, and its batch."""
     case = TINY["mlp"]
-    return {name: step.network(case, name, *case.data(CPU)) for name in variants.VARIANTS}
+    return {name: step.network(case, name, *case.data(CPU)) for name in cases.VARIANTS}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_networks_have_the_sizes_they_are_known_by():
     full = cases.cases(torch.device("cuda"))
     with torch.device("meta"):
         counts = {name: sum(p.numel() for p in case.build(Recipe()).parameters()) for name, case in full.items()}
-        resnet = full["resnet50"].build(variants.VARIANTS["batch"][1])
+        resnet = full["resnet50"].build(cases.VARIANTS["batch"][1])
     paper = FACTORIES["cifar10"]()
     assert counts["cifar"] == sum(p.numel() for p in paper.parameters())
     assert counts["mlp"] == sum(p.numel() for p in FACTORIES["mnist"]().parameters())
@@ -98,7 +98,7 @@ def test_variants_are_what_they_are_called(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", variants.VARIANTS)
+@pytest.mark.parametrize("variant", cases.VARIANTS)
 def test_step_reaches_every_parameter(trained, variant):
     network = trained[variant]
     run_step, memory = step.make_step(network, "eager", "aot_eager")
@@ -123,8 +123,8 @@ def test_each_variant_is_compiled_from_code_of_its_own(trained):
 
 def test_kernels_are_told_from_everything_else():
     kinds = ("kernel", "cuda_runtime", "gpu_memcpy", "kernel", "gpu_user_annotation", None)
-    assert profiling.count_kernels({"traceEvents": [{"cat": kind} if kind else {} for kind in kinds]}) == 2
-    assert profiling.kernels(lambda: None, CPU) is None
+    assert step.count_kernels({"traceEvents": [{"cat": kind} if kind else {} for kind in kinds]}) == 2
+    assert step.kernels(lambda: None, CPU) is None
 
 
 # --- timing ---
@@ -132,14 +132,14 @@ def test_kernels_are_told_from_everything_else():
 
 def test_functions_take_turns_and_times_are_per_call(monkeypatch):
     calls, clock = [], [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(step.time, "perf_counter", lambda: clock[0])
     pauses = {"short": 0.002, "long": 0.006}
 
     def called(name):
         calls.append(name)
         clock[0] += pauses[name]
 
-    times = timing.interleaved({name: lambda name=name: called(name) for name in pauses}, 3, 0.036, CPU)
+    times = step.interleaved({name: lambda name=name: called(name) for name in pauses}, 3, 0.036, CPU)
     assert times == {name: [pytest.approx(pause)] * 3 for name, pause in pauses.items()}
     turns = [n for n, before in zip(calls, [None, *calls[:-1]], strict=True) if n != before]
     warm_up, rounds = ["short", "long"], ["short", "long", "short", "long"]  # short-long, long-short, short-long
@@ -148,9 +148,9 @@ def test_functions_take_turns_and_times_are_per_call(monkeypatch):
 
 
 def test_quartiles_and_ratios():
-    assert timing.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
-    assert timing.quartiles([2.0]) == (2.0, 2.0, 2.0)
-    assert timing.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == 3.0
+    assert step.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert step.quartiles([2.0]) == (2.0, 2.0, 2.0)
+    assert step.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == 3.0
 
 
 # --- the plan ---
@@ -161,8 +161,8 @@ def test_default_plan():
     assert cases.default_cases(gpu) == cases.CASES and cases.default_modes(gpu) == cases.MODES
     assert cases.default_modes(CPU) == ("eager",)
     assert cases.variants_of(full["resnet50"], "compiled", None) == ("none", "batch", "analytic")
-    assert cases.variants_of(full["resnet50"], "eager", None) == tuple(variants.VARIANTS)
-    assert cases.variants_of(full["cifar"], "captured", None) == tuple(variants.VARIANTS)
+    assert cases.variants_of(full["resnet50"], "eager", None) == tuple(cases.VARIANTS)
+    assert cases.variants_of(full["cifar"], "captured", None) == tuple(cases.VARIANTS)
     assert cases.variants_of(full["cifar"], "captured", ("none",)) == ("none",)
     assert [full["cifar"].precision(mode) for mode in cases.MODES] == ["tf32", "bf16", "bf16"]
     assert cases.cases(CPU)["cifar"].batch == 32 and cases.cases(CPU)["cifar"].precision("compiled") == "float32"
@@ -199,16 +199,16 @@ def test_file_says_how_it_was_made_and_serves_the_claim_on_overhead(measured):
 @pytest.mark.slow
 def test_tables(measured):
     record, _, _ = measured
-    text = "\n".join(found.plain() for found in tables.tables(record))
+    text = "\n".join(found.plain() for found in tables(record))
     assert "analytic norm" in text and "quartiles" in text and "arget" not in text
 
 
 @pytest.mark.slow
 def test_the_page_has_all_tables(measured):
     record, out, _ = measured
-    text = tables.write_page(record, out).read_text("utf-8")
+    text = write_page(record, out).read_text("utf-8")
     assert f"- Command: `{record.manifest['command']}`" in text
-    assert all(f"## {found.heading}" in text for found in tables.tables(record) if found.rows)
+    assert all(f"## {found.heading}" in text for found in tables(record) if found.rows)
     assert "| variant | step ms |" in text and "| analytic norm |" in text
 
 
@@ -227,7 +227,7 @@ def test_one_failure_leaves_the_others(monkeypatch, tmp_path):
     failed = next(cell for cell in record.cells if cell.variant == "batch")
     assert not failed.rounds and failed.note == "RuntimeError: no memory"
     assert record.time_ratio(record.cell("mlp", "eager", "weight")) is not None
-    assert "no memory" in tables.tables(record)[0].plain()
+    assert "no memory" in tables(record)[0].plain()
     under_way = Session(options, CPU, lambda text: None)
     run.attempt(under_way, "inference", lambda: 1 / 0)
     assert under_way.record.notes[-1] == "inference: failed, ZeroDivisionError: division by zero"
@@ -243,7 +243,7 @@ def test_nothing_is_begun_after_the_time_is_over(tmp_path):
 
 @pytest.mark.parametrize(("load", "told"), [(0.1, False), (2.5, True)])
 def test_other_work_is_told_of(load, told, monkeypatch, tmp_path):
-    monkeypatch.setattr(session, "load", lambda: load)
+    monkeypatch.setattr(run, "load", lambda: load)
     record = Session(Options(out=tmp_path), CPU, lambda text: None).record
     assert record.manifest["hardware"]["load"] == load
     assert any("load 2.5" in note for note in record.notes) is told

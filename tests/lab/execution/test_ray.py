@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import varprop as vp
-from varprop_lab.execution import ray_cluster
+from varprop_lab.execution import workers as ray_cluster
 from varprop_lab.execution.run import RunError
 from varprop_lab.execution.run import run as run_experiment
 from varprop_lab.execution.workers import WorkerError

@@ -23,8 +23,7 @@ from varprop_lab.paper.experiments import EXPERIMENTS, reproduce
 from varprop_lab.protocol.experiments import PAPER_LR_MAX, Protocol
 from varprop_lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_LOSS
 from varprop_lab.store.files import locked
-from varprop_lab.store.fingerprints import changed, fingerprints
-from varprop_lab.store.folder import Store
+from varprop_lab.store.folder import Store, changed, fingerprints
 
 from .. import tiny
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop_lab.protocol import initialization
+from varprop_lab.protocol import starts
 from varprop_lab.protocol.experiments import DOUBLE, UNIT_NORM
 from varprop_lab.protocol.models import RowByRow
 from varprop_lab.protocol.records import METHODS, Cell
@@ -22,35 +22,32 @@ ALL_STARTS = ("none", "bn", "ap2", "orthogonal", "wn")
 def data():
     task = tiny.task()
     batch = task.batches(0, 16).first_batch().double()
-    return initialization.StartData(task.moments(0), batch, task.validation(0)[0].double())
+    return starts.StartData(task.moments(0), batch, task.validation(0)[0].double())
 
 
 @pytest.fixture(scope="module")
 def plain(data):
-    return {start: initialization.plain_network(tiny.network, start, 0, data) for start in ALL_STARTS}
+    return {start: starts.plain_network(tiny.network, start, 0, data) for start in ALL_STARTS}
 
 
 @pytest.mark.parametrize("start", ALL_STARTS)
 @pytest.mark.parametrize("method", METHODS)
 def test_all_methods_start_from_the_same_function(plain, data, start, method):
-    model = initialization.parametrized(plain[start], method, data)
-    assert initialization.gap(model, plain[start], data.probe) < 1e-12
+    model = starts.parametrized(plain[start], method, data)
+    assert starts.gap(model, plain[start], data.probe) < 1e-12
     trainable = {name for name, _ in model.named_parameters()}
     assert (method == "standard") == (trainable == {name for name, _ in plain[start].named_parameters()})
 
 
 @pytest.mark.parametrize("start", ALL_STARTS)
 def test_batch_norm_in_training_mode_does_the_same_on_the_batch_of_its_statistics(plain, data, start):
-    model = initialization.parametrized(plain[start], "batch", data).train()
+    model = starts.parametrized(plain[start], "batch", data).train()
     assert torch.allclose(model(data.batch), plain[start](data.batch), rtol=0, atol=1e-12)
 
 
 def test_no_two_starts_are_the_same(plain, data):
     distances = [
-        initialization.gap(plain[one], plain[other], data.probe)
-        for one in ALL_STARTS
-        for other in ALL_STARTS
-        if one < other
+        starts.gap(plain[one], plain[other], data.probe) for one in ALL_STARTS for other in ALL_STARTS if one < other
     ]
     assert min(distances) > 0.01
 
@@ -80,21 +77,21 @@ def test_orthogonal_weights_stay_orthogonal_but_for_their_lengths(plain):
 
 
 def test_doubling_leaves_the_function_and_halves_the_weights(plain, data):
-    model = initialization.parametrized(plain["none"], "standard", data, DOUBLE)
-    assert initialization.gap(model, plain["none"], data.probe) < 1e-12
+    model = starts.parametrized(plain["none"], "standard", data, DOUBLE)
+    assert starts.gap(model, plain["none"], data.probe) < 1e-12
     assert torch.equal(2 * model[1].parametrizations.weight.original, plain["none"][1].weight)
 
 
 def test_the_projection_leaves_the_function(plain, data):
-    model = initialization.parametrized(plain["ap2"], "analytic", data, UNIT_NORM)
-    assert initialization.gap(model, plain["ap2"], data.probe) < 1e-12
+    model = starts.parametrized(plain["ap2"], "analytic", data, UNIT_NORM)
+    assert starts.gap(model, plain["ap2"], data.probe) < 1e-12
     assert torch.allclose(model[3].weight.norm(dim=1), torch.ones(5, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_recurrent_network_has_all_forms(data, method):
-    plain = initialization.plain_network(lambda: RowByRow(tiny.SIDE, 2, 4, tiny.CLASSES), "ap2", 0, data)
-    assert initialization.gap(initialization.parametrized(plain, method, data), plain, data.probe) < 1e-12
+    plain = starts.plain_network(lambda: RowByRow(tiny.SIDE, 2, 4, tiny.CLASSES), "ap2", 0, data)
+    assert starts.gap(starts.parametrized(plain, method, data), plain, data.probe) < 1e-12
 
 
 OWN = [("batch", "bn"), ("analytic", "orthogonal"), ("weight", "wn")]
@@ -103,14 +100,14 @@ OWN = [("batch", "bn"), ("analytic", "orthogonal"), ("weight", "wn")]
 @pytest.mark.parametrize(("method", "start"), OWN)
 def test_own_starts_keep_the_original_weights_and_the_function(plain, data, method, start):
     cell = Cell("tiny", method, start, 0)
-    original = initialization.original_network(tiny.network, start, 0, data)
+    original = starts.original_network(tiny.network, start, 0, data)
     weights = {
         "batch": lambda module: module.layer.weight,
         "analytic": lambda module: module.weight,
         "weight": lambda module: module.parametrizations.weight.original1,
     }
     for choice in ("original", "converted"):
-        found = initialization.starting_points(tiny.network, [cell], data, choice)[cell]
+        found = starts.starting_points(tiny.network, [cell], data, choice)[cell]
         assert found.gap < 1e-12
         for index in (1, 3, 5, 7):
             assert torch.equal(weights[method](found.model[index]), original[index].weight) == (choice == "original")
@@ -118,7 +115,7 @@ def test_own_starts_keep_the_original_weights_and_the_function(plain, data, meth
 
 def test_batch_norm_on_original_weights_begins_as_the_paper_says(data):
     cell = Cell("tiny", "batch", "bn", 0)
-    model = initialization.starting_points(tiny.network, [cell], data)[cell].model
+    model = starts.starting_points(tiny.network, [cell], data)[cell].model
     scales = torch.cat([module.weight for module in model.modules() if isinstance(module, nn.BatchNorm1d)])
     shifts = torch.cat([module.bias for module in model.modules() if isinstance(module, nn.BatchNorm1d)])
     assert scales.min() > 0 and scales.max() < 1 and scales.std() > 0.2  # s uniform on (0, 1), b = 0
@@ -131,14 +128,14 @@ def test_another_function_is_refused(data, monkeypatch):
             plain[-1].bias += torch.arange(tiny.CLASSES)
         return tiny.network().double()
 
-    monkeypatch.setattr(initialization, "parametrized", other)
+    monkeypatch.setattr(starts, "parametrized", other)
     with pytest.raises(RuntimeError, match="does not start from the same function"):
-        initialization.starting_points(tiny.network, [Cell("tiny", "weight", "none", 0)], data)
+        starts.starting_points(tiny.network, [Cell("tiny", "weight", "none", 0)], data)
 
 
 def test_cells_that_differ_in_their_bounds_share_a_start(data):
     cells = [Cell("tiny", "weight", "none", 0, lr_max=bound) for bound in (1e-2, 1e-1)]
-    found = initialization.starting_points(tiny.network, cells, data)
+    found = starts.starting_points(tiny.network, cells, data)
     assert found[cells[0]].model is found[cells[1]].model
     assert isinstance(found[cells[0]].model, nn.Module) and found[cells[0]].gap < 1e-12
 
@@ -154,7 +151,7 @@ def image_data(side, borders):
     generator = torch.Generator().manual_seed(3)
     moments = vp.Moments(*(torch.rand(1, 2, 1, 1, generator=generator, dtype=torch.float64) for _ in range(2)))
     batch = torch.rand(6, 2, side, side, generator=generator, dtype=torch.float64)
-    return initialization.StartData(moments, batch, batch, classes=False, borders=borders)
+    return starts.StartData(moments, batch, batch, classes=False, borders=borders)
 
 
 def plain_sums(weight, mean, var):
@@ -166,22 +163,22 @@ def plain_sums(weight, mean, var):
 def test_plain_borders_are_the_formula_of_the_paper_at_any_size_of_the_image():
     for side in (6, 10):
         data = image_data(side, "plain")
-        drawn = initialization.original_network(padded_network, "ap2", 0, data)
-        started = initialization.plain_network(padded_network, "ap2", 0, data)
+        drawn = starts.original_network(padded_network, "ap2", 0, data)
+        started = starts.plain_network(padded_network, "ap2", 0, data)
         rectified = vp.propagate(nn.ReLU(), vp.Moments(*(torch.full((1, 4), x).double() for x in (0.0, 1.0)))).output
         mean, var = (x.flatten() for x in (data.moments.mean, data.moments.var))
         for index, entering in ((0, (mean, var)), (2, (rectified.mean[0], rectified.var[0]))):
             mu, sigma = plain_sums(drawn[index].weight, *entering)
             torch.testing.assert_close(started[index].weight, drawn[index].weight / sigma.view(-1, 1, 1, 1))
             torch.testing.assert_close(started[index].bias, -mu / sigma)
-        pooled = initialization.plain_network(padded_network, "ap2", 0, image_data(side, "pooled"))
+        pooled = starts.plain_network(padded_network, "ap2", 0, image_data(side, "pooled"))
         assert (pooled[0].weight - started[0].weight).abs().max() > 1e-3  # a border counts where it is not left out
 
 
 @pytest.mark.parametrize("start", ["none", "bn", "ap2"])
 def test_plain_borders_stay_the_formula_while_the_function_keeps_its_zeros(start):
     data = image_data(6, "plain")
-    (point,) = initialization.starting_points(padded_network, [Cell("own", "analytic", start, 0)], data).values()
+    (point,) = starts.starting_points(padded_network, [Cell("own", "analytic", start, 0)], data).values()
     model = copy.deepcopy(point.model)  # as a trainer does
     assert point.gap < 1e-12 and {model[index].padding_mode for index in (0, 2)} == {"zeros"}
     with torch.no_grad():
@@ -205,7 +202,7 @@ def test_an_experiment_says_which_borders_its_networks_start_with():
         task = tiny.task(factory=network, data=tiny.dataset(channels=3), methods=("analytic",), borders=borders)
         found[borders] = vp.fold(task.starts([cell])[cell].model)[0].weight, task.moments(0)
     weight, moments = found["plain"]
-    drawn = initialization.build(network, initialization.seed_of(initialization.GENERAL, 0)).double()[0].weight
+    drawn = starts.build(network, starts.seed_of(starts.GENERAL, 0)).double()[0].weight
     _, sigma = plain_sums(drawn, moments.mean.flatten(), moments.var.flatten())
     torch.testing.assert_close(weight, drawn / sigma.view(-1, 1, 1, 1))
     assert not torch.allclose(weight, found["pooled"][0], rtol=1e-3)

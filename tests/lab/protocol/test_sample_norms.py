@@ -6,9 +6,8 @@ from torch import nn
 
 from varprop_lab.data import datasets
 from varprop_lab.paper.experiments import EXPERIMENTS
-from varprop_lab.protocol import sample_norms
-from varprop_lab.protocol.initialization import StartData, plain_network
-from varprop_lab.protocol.sample_norms import add_sample_norms_, with_sample_norms
+from varprop_lab.protocol import starts
+from varprop_lab.protocol.starts import StartData, add_sample_norms_, plain_network, with_sample_norms
 from varprop_lab.training.task import Task
 
 EXPLAINED = {"layer": 0.89, "group": 0.47}  # of the variance of the scores, on images that nothing was fitted to
@@ -31,7 +30,7 @@ def test_the_start_explains_most_of_the_scores_and_more_than_scales_and_shifts_d
     batch, unseen = task.batches(0, 128).first_batch(), task.validation(0)[0]
     plain = plain_network("digits", start, 0, StartData(task.moments(0), batch, unseen))
     mixed = explained(with_sample_norms(plain, method, batch), plain, unseen)
-    monkeypatch.setattr(sample_norms, "_mix_", lambda *_: None)
+    monkeypatch.setattr(starts, "_mix_", lambda *_: None)
     assert mixed > max(EXPLAINED[method], 0.05 + explained(with_sample_norms(plain, method, batch), plain, unseen))
 
 
@@ -49,7 +48,7 @@ def test_the_first_layer_stays_and_a_network_that_has_the_wanted_outputs_too():
 
 
 def test_very_many_channels_are_not_mixed(monkeypatch):
-    monkeypatch.setattr(sample_norms, "_MOST_MIXED", 8)
+    monkeypatch.setattr(starts, "_MOST_MIXED", 8)
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 9))
     model = with_sample_norms(plain, "layer", torch.randn(20, 4))
     assert torch.equal(model[2].weight, plain[2].weight)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from varprop_lab.paper.questions import averaging, correlations, dropout, norm, truth
-from varprop_lab.paper.questions.records import Question, Records
+from varprop_lab.paper.questions.runs import Question, Records
 from varprop_lab.paper.questions.study import QUESTIONS, recorded
 from varprop_lab.paper.verdicts.evidence import MISSING
 from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE

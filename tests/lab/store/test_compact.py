@@ -10,8 +10,7 @@ import pytest
 
 from varprop_lab.paper import report
 from varprop_lab.protocol.records import Cell
-from varprop_lab.store.runs import read_run
-from varprop_lab.store.tables import read_tables, write_tables
+from varprop_lab.store.tables import read_run, read_tables, write_tables
 
 from .. import synthetic
 

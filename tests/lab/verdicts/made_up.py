@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from varprop_lab.paper.verdicts.judge import CLAIMS, judge_claim
 from varprop_lab.protocol.records import STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
-from varprop_lab.store.runs import Run
+from varprop_lab.store.tables import Run
 
 from .. import synthetic
 

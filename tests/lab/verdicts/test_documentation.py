@@ -11,7 +11,7 @@ from varprop_lab.paper.verdicts.judge import as_in_the_paper
 from varprop_lab.protocol.experiments import PAPER_LR_MAX
 from varprop_lab.protocol.records import STARTS, TRAIN_LOSS, VALID_LOSS, grouped
 from varprop_lab.seed_statistics import HOLDS, Sample, final, final_error, lower
-from varprop_lab.store.runs import read_runs
+from varprop_lab.store.tables import read_runs
 
 DOCS = Path(__file__).parents[3] / "docs"
 HEADINGS = {

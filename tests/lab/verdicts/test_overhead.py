@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from varprop_lab.paper.verdicts.comparisons import LITTLE, SIMILAR
 from varprop_lab.paper.verdicts.judge import CLAIMS, judge_claim
-from varprop_lab.paper.verdicts.overhead import LITTLE, SIMILAR
 
 BATCH = [1.0, 1.2, 1.1]
 

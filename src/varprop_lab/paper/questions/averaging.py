@@ -8,11 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ...report.series import Figure, Panel
-from ...training.deviations import normalized_layers
-from ...training.task import Task
-from .arms import Arm, experiment
-from .lines import BANDS, curve
-from .records import Place, Question, Records, Rule, is_lower
+from ...training.task import Task, normalized_layers
+from .runs import BANDS, Arm, Place, Question, Records, Rule, curve, experiment, is_lower
 
 BN, AP2, NOISY, PLAIN = "BN", "AP2", "AP2 + noise", "Standard"
 LAST, MEAN, IN_BATCHES = "valid", "averaged", "batch"  # with the weights of the moment, their mean, or batch mode

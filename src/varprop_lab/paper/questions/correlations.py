@@ -9,11 +9,8 @@ from torch import Tensor, nn
 
 from ...data.batches import MEASURE
 from ...environment import require
-from ...training.deviations import normalized_layers
-from ...training.task import Task
-from .arms import Arm, experiment
-from .lines import ratio_figure
-from .records import TRAINED, Question, is_lower
+from ...training.task import Task, normalized_layers
+from .runs import TRAINED, Arm, Question, experiment, is_lower, ratio_figure
 from .truth import NEAR, is_near, is_nearer, itself
 
 DIAGONAL, FULL = "variances alone", "all covariances"

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from ...protocol.models import FACTORIES
 from ...report.series import Figure, Panel
 from ...training.task import Task
-from .arms import Arm, experiment
-from .lines import BANDS, curve
-from .records import TRAINED, Claims, Question, Records, is_lower
+from .runs import BANDS, TRAINED, Arm, Claims, Question, Records, curve, experiment, is_lower
 
 SHARES = (0.1, 0.3)  # of units that are dropped behind every hidden layer
 NONE = "no dropout"

@@ -11,12 +11,9 @@ from torch import nn
 
 from ...report.series import Figure, Panel
 from ...seed_statistics import Sample
-from ...training.deviations import normalized_layers
-from ...training.task import Task
+from ...training.task import Task, normalized_layers
 from ..verdicts.evidence import Judgement, in_every_seed
-from .arms import Arm, experiment
-from .lines import BANDS, line
-from .records import TRAINED, Question, Records, Rule
+from .runs import BANDS, TRAINED, Arm, Question, Records, Rule, experiment, line
 
 FACTORS = (1 / 9, 1 / 3, 1.0, 3.0, 9.0)
 RATES = tuple(float(f"{0.01 * factor:.3g}") for factor in FACTORS)

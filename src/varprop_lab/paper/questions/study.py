@@ -14,8 +14,7 @@ from ...environment import provenance, reproducible
 from ...report.plotting import draw
 from ...store.files import locked, write_atomically
 from . import averaging, correlations, dropout, norm, truth
-from .arms import trained
-from .records import Question, Records
+from .runs import Question, Records, trained
 
 FILE = "questions.json"
 QUESTIONS: dict[str, Question] = {

@@ -12,9 +12,7 @@ from ...protocol.records import Start
 from ...seed_statistics import lower
 from ...training.task import Task
 from ..verdicts.evidence import Judgement, in_every_seed
-from .arms import Arm, Run, experiment
-from .lines import ratio_figure
-from .records import Claims, Question, Records, Rule, Value
+from .runs import Arm, Claims, Question, Records, Rule, Run, Value, experiment, ratio_figure
 
 NEAR, FAR = 1.1, 1.5  # factors, either way
 NAMES: dict[Start, str] = {

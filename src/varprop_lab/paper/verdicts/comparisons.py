@@ -1,14 +1,23 @@
-"""Claims on comparing: noisy CIFAR-10 as a whole, equal learning rates, and what a fair comparison leaves."""
+"""Claims on comparing, on noisy CIFAR-10 as a whole, on equal learning rates, and on what normalizations cost."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ...protocol.experiments import PAPER_LR_MAX
-from ...protocol.labels import method_label, start_label
-from ...protocol.records import METHODS, STARTS, TRAIN_LOSS
+from ...protocol.models import build
+from ...protocol.records import METHODS, STARTS, TRAIN_LOSS, method_label, start_label
+from ...protocol.starts import doubled
 from ...seed_statistics import (
     FAILS,
     HOLDS,
@@ -22,10 +31,36 @@ from ...seed_statistics import (
     number,
     within,
 )
-from ..step_factor import step_factor
 from .batch_norm import ACCURACY_TOLERANCE, LOSS_TOLERANCE, POINT
-from .claims import claim
-from .evidence import Evidence, Judgement, NotRun, all_of
+from .evidence import MISSING, Evidence, Judgement, NotRun, all_of, claim, each, opposite
+
+_RATE = 1e-4
+_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}
+
+
+@functools.cache
+def step_factor(optimizer: str) -> float:
+    """The change of all weights of the MNIST network in one step of w = 2w' over that of w, with SGD or Adam."""
+    images = torch.randn(128, 1, 28, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(128) % 10
+    plain = build("mnist", 0, dtype=torch.float64)
+    twice, once = (_change(model, _OPTIMIZERS[optimizer], images, labels) for model in (doubled(plain), plain))
+    return twice / once
+
+
+def _change(model: nn.Module, kind: type[torch.optim.Optimizer], images: Tensor, labels: Tensor) -> float:
+    before = _weights(model)
+    optimizer = kind(model.parameters(), lr=_RATE)  # type: ignore[call-arg]
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    return float((_weights(model) - before).norm())
+
+
+@torch.no_grad()
+def _weights(model: nn.Module) -> Tensor:
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    return torch.cat([layer.weight.flatten() for layer in layers])
+
 
 SMALL_RATIO = 1.25
 MUCH_CLOSER = 0.5  # of the logarithm of the ratio
@@ -190,3 +225,96 @@ def _best_starts(best: Mapping[str, tuple[str, Sample]], metric: Metric, what: s
         for m, (start, s) in best.items()
     ]
     return f"{what} from the best start: {', '.join(texts)}"
+
+
+LITTLE = 0.05  # of the step without normalization
+SIMILAR = 0.10
+CONVOLUTIONAL = ("cifar", "resnet50", "unet")  # cases of the benchmark
+NAMES = {"none": "Standard", "weight": "WN", "batch": "BN", "analytic": "AP2"}
+Steps = dict[str, Sample]  # seconds of a step in every round, by variant
+Limit = Callable[[Sample, Sample], str]
+_FOR_EVERY = (
+    "For every convolutional network and mode of `varprop bench`, round by round (shares are medians over rounds) and "
+    "with the noise to spare:"
+)
+_STANDARD = "the same network without normalization, which has biases instead"
+
+
+def _at_most_above(share: float) -> Limit:
+    return lambda own, other: at_most(own, other.map(lambda seconds: (1 + share) * seconds), 0.0)
+
+
+@claim(
+    "bn-overhead",
+    "BN's computation overhead is not negligible (the paper cites up to 25 %)",
+    f"{_FOR_EVERY} the time of a training step with BN is more than {LITTLE:.0%} above that of {_STANDARD}.",
+    variant="batch",
+    against="none",
+    limit=lambda own, other: opposite(_at_most_above(LITTLE)(own, other)),
+)
+@claim(
+    "overhead",
+    "The proposed normalization has very little overhead for CNNs, also considering back-propagation",
+    f"{_FOR_EVERY} the time of a training step with AP2 is at most {LITTLE:.0%} above that of {_STANDARD}. Other "
+    "networks are given for comparison.",
+    variant="analytic",
+    against="none",
+    limit=_at_most_above(LITTLE),
+)
+@claim(
+    "overhead-bn",
+    "In CNNs the proposed normalization costs less than BN",
+    f"{_FOR_EVERY} the time of a training step with AP2 is at most that with BN. Other networks are given for "
+    "comparison.",
+    variant="analytic",
+    against="batch",
+    limit=_at_most_above(0.0),
+)
+@claim(
+    "overhead-wn",
+    "In CNNs the complexity of the proposed normalization is similar to that of weight normalization",
+    f"{_FOR_EVERY} the time of a training step with AP2 is at most {SIMILAR:.0%} above that with WN, where that was "
+    "measured.",
+    variant="analytic",
+    against="weight",
+    limit=_at_most_above(SIMILAR),
+)
+def overhead(evidence: Evidence, variant: str, against: str, limit: Limit) -> Judgement:
+    """One variant against another, by the first file of the benchmark that exists."""
+    file = next((file for file in evidence.benchmarks if file.is_file()), None)
+    if file is None:
+        return Judgement(MISSING, ("no benchmark was found", "to be made by: varprop bench"))
+    try:
+        measured = _read(file)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return Judgement(MISSING, (f"{file} was not understood ({type(error).__name__}: {error})",))
+    both = {where: steps for where, steps in measured.items() if {variant, against} <= steps.keys()}
+    convolutional = [where for where in both if where[0] in CONVOLUTIONAL]
+    names = f"{NAMES[variant]} and {NAMES[against]}"
+    missing = () if convolutional else (f"{names} were not both measured in a convolutional network",)
+
+    def compare(where: tuple[str, str]) -> Judgement:
+        own, other = both[where][variant], both[where][against]
+        verdict = limit(own, other)
+        return Judgement(verdict, (f"{where[1]}: {_line(variant, own, against, other)}: {verdict}",))
+
+    found = each(compare, convolutional)
+    rest = each(compare, [where for where in both if where not in convolutional])
+    return Judgement(found.verdict, (*missing, *found.measured, *(f"for comparison: {line}" for line in rest.measured)))
+
+
+def _read(file: Path) -> dict[tuple[str, str], Steps]:
+    """The times by network and how it was run."""
+    found: dict[tuple[str, str], Steps] = {}
+    for cell in json.loads(file.read_text("utf-8"))["cells"]:
+        where = f"{cell['title']}, batch {cell['batch']}, {cell['mode']} {cell['precision']}"
+        if cell["rounds"]:
+            found.setdefault((cell["case"], where), {})[cell["variant"]] = Sample(tuple(map(float, cell["rounds"])))
+    return found
+
+
+def _line(variant: str, own: Sample, against: str, other: Sample) -> str:
+    pairs = ((variant, own), (against, other))
+    texts = [f"{NAMES[name]} {1e3 * statistics.median(sample.values):.3g} ms" for name, sample in pairs]
+    ratio = statistics.median(a / b for a, b in zip(own.values, other.values, strict=False))
+    return f"{', '.join(texts)}, {number(abs(100 * (ratio - 1)), 2)} % {'less' if ratio < 1 else 'more'}"

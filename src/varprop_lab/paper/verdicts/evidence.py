@@ -1,17 +1,19 @@
-"""What rules judge by: outcomes picked by what they are, and the four verdicts with the ways they combine."""
+"""What rules judge by: outcomes picked by what they are, numbers of their curves, and how claims are registered."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import operator
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...protocol.experiments import PAPER_BATCH
-from ...protocol.labels import method_label, start_label
-from ...protocol.records import TRAIN_LOSS, Outcome
+from ...protocol.experiments import PAPER_BATCH, Protocol
+from ...protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS, Outcome, method_label, start_label
 from ...seed_statistics import FAILS, HOLDS, NOISE, Metric, Sample, final
 
 MISSING = "no data"
@@ -124,3 +126,123 @@ def opposite(verdict: str) -> str:
 def in_every_seed(passed: Sequence[bool]) -> str:
     """A threshold that all seeds must pass; some seeds alone decide nothing."""
     return HOLDS if all(passed) else FAILS if not any(passed) else NOISE
+
+
+Span = tuple[int, int | None]
+EARLY: Span = (0, 10)  # epochs 1 to 10: where the paper's figures differ most
+LATE: Span = (10, None)
+ROUGH = "roughness is the mean absolute second difference of the logarithm of a loss from epoch to epoch"
+
+# The weights of the running mean vanish to `remain` in one epoch, so that it is as old, on average, as this.
+_LAG = 1 / math.log(1 / Protocol().remain)
+
+
+def evaluation_gap(span: Span) -> Metric:
+    """Median over epochs of evaluation loss / running loss - 1, the lag of the running loss taken out; signed."""
+    return _of_log_gaps(span, statistics.median)
+
+
+def evaluation_distance(span: Span) -> Metric:
+    """How far the two are from each other on average, either way: what goes up and down about the other is not near."""
+    return _of_log_gaps(span, lambda gaps: statistics.fmean(map(abs, gaps)))
+
+
+def _of_log_gaps(span: Span, summary: Callable[[Sequence[float]], float]) -> Metric:
+    """A summary of log(evaluation loss / running loss) over epochs, as a share.
+
+    The running loss after an epoch is that of 0.43 epochs before. What it will be so much later is read, in the
+    logarithm, on the line to its next value; the last epoch has none and is left out.
+    """
+
+    def metric(outcome: Outcome) -> float:
+        if outcome.diverged:
+            return math.inf
+        evaluation, training = (_logs(outcome, name) for name in (TRAIN_EVAL_LOSS, TRAIN_LOSS))
+        now = [a + _LAG * (b - a) for a, b in itertools.pairwise(training)]
+        gaps = [e - t for e, t in zip(evaluation, now, strict=False)][slice(*span)]
+        return math.expm1(summary(gaps)) if gaps else math.nan
+
+    return metric
+
+
+def roughness(curve: str, span: Span = (0, None)) -> Metric:
+    """Mean of the absolute second differences of the logarithm: 0 for a curve that falls by the same share."""
+
+    def metric(outcome: Outcome) -> float:
+        if outcome.diverged:
+            return math.inf
+        logs = _logs(outcome, curve)[slice(*span)]
+        bends = [abs(a - 2 * b + c) for a, b, c in zip(logs, logs[1:], logs[2:], strict=False)]
+        return statistics.fmean(bends) if bends else math.nan
+
+    return metric
+
+
+def rougher_in_evaluation(span: Span) -> Metric:
+    """How many times as rough as the running loss the loss in evaluation mode is."""
+    evaluation, training = roughness(TRAIN_EVAL_LOSS, span), roughness(TRAIN_LOSS, span)
+
+    def metric(outcome: Outcome) -> float:
+        if outcome.diverged:
+            return math.inf
+        return evaluation(outcome) / training(outcome) if training(outcome) else math.nan
+
+    return metric
+
+
+def risen(outcome: Outcome) -> float:
+    """By which share the validation loss ends above its lowest value: what overfitting costs."""
+    values = outcome.curves.get(VALID_LOSS)
+    return math.inf if outcome.diverged else values[-1] / min(values) - 1 if values and min(values) > 0 else math.nan
+
+
+def _logs(outcome: Outcome, curve: str) -> Sequence[float]:
+    values = outcome.curves.get(curve, [])
+    return [math.log(value) for value in values] if all(0 < value < math.inf for value in values) else []
+
+
+Rule = Callable[[Evidence], Judgement]
+REGISTERED: dict[str, Claim] = {}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the paper, and how it is judged."""
+
+    name: str
+    text: str  # the sentence
+    rule: str  # how the verdict is computed, in words
+    figure: str  # ``experiment/figure`` that bears on it
+    experiments: tuple[str, ...]  # that it is about
+    judge: Rule
+    fixed: bool  # whether the learning rate was fixed, so that no bound plays a part
+
+
+def claim(
+    name: str,
+    text: str,
+    rule: str,
+    figure: str = "",
+    experiments: tuple[str, ...] = (),
+    fixed: bool = False,
+    cases: Sequence[Any] | None = None,
+    **settings: Any,
+) -> Callable[[Callable[..., Judgement]], Callable[..., Judgement]]:
+    """Registers the function below as what judges a claim; arguments as of `Claim`, by default on its figure's runs.
+
+    One function may judge several claims: it is called with the evidence and the settings of each. Of a claim that
+    must hold in all of several `cases` it judges one, which it gets after the evidence.
+    """
+    about = experiments or tuple(filter(None, [figure.partition("/")[0]]))
+
+    def register(judge: Callable[..., Judgement]) -> Callable[..., Judgement]:
+        judge_one = functools.partial(judge, **settings)
+
+        def judge_all(evidence: Evidence) -> Judgement:
+            return each(functools.partial(judge_one, evidence), cases or ())
+
+        whole = judge_one if cases is None else judge_all
+        REGISTERED[name] = Claim(name, text, rule, figure, about, whole, fixed)
+        return judge
+
+    return register

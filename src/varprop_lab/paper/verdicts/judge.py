@@ -19,10 +19,9 @@ from varprop.text_table import Table
 from ...protocol.experiments import PAPER_LR_MAX
 from ...protocol.records import Outcome
 from ...store.files import write_atomically
-from ...store.runs import Run
-from . import batch_norm, beyond, comparisons, evaluation_mode, overhead, recurrent, training  # noqa: F401  (register)
-from .claims import REGISTERED, Claim
-from .evidence import Evidence, judged
+from ...store.tables import Run
+from . import batch_norm, comparisons, training  # noqa: F401  (their claims register themselves)
+from .evidence import REGISTERED, Claim, Evidence, judged
 
 RULE = (
     "Runs are compared seed by seed. A difference counts only when zero lies outside the 95 % interval of Student's t "
