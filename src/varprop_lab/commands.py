@@ -172,11 +172,11 @@ def expanded(names: Sequence[str]) -> list[str]:
     Raises:
         VarpropError: If one of them does not exist.
     """
-    known = known_names()
+    available = known_names()
     for name in names:
-        if name not in known:
-            raise vp.VarpropError(unknown("experiment", name, known))
-    everything = [name for name in known if name not in (DEMO, *STUDIES, "all")]
+        if name not in available:
+            raise vp.VarpropError(unknown("experiment", name, available))
+    everything = [name for name in available if name not in (DEMO, *STUDIES, "all")]
     return list(dict.fromkeys(entry for name in names for entry in (everything if name == "all" else [name])))
 
 

@@ -89,18 +89,18 @@ def command_line() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that matter, where they are installed."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return {**found, "torch": torch.__version__, "varprop": vp.__version__}  # installed or not
+            numbers[name] = importlib.metadata.version(name)
+    return {**numbers, "torch": torch.__version__, "varprop": vp.__version__}  # installed or not
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
     """The machine."""
-    found = {"device": device.type, "machine": platform.machine(), "cpu_threads": torch.get_num_threads()}
+    machine = {"device": device.type, "machine": platform.machine(), "cpu_threads": torch.get_num_threads()}
     gpu = device.type == "cuda"
-    return {**found, "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if gpu else found
+    return {**machine, "gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if gpu else machine
 
 
 def git_state() -> dict[str, Any]:

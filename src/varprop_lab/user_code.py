@@ -58,16 +58,20 @@ def optimizer_of(optimizer: str | MakeOptimizer | None) -> MakeOptimizer | None:
     """A function that makes the optimizer: a class of `torch.optim` by name, ``path.py:function``, or itself."""
     if not isinstance(optimizer, str):
         return optimizer
-    known = [name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)]
-    return getattr(torch.optim, optimizer) if optimizer in known else function_at(optimizer, "optimizer", tuple(known))
+    classes = [name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)]
+    return (
+        getattr(torch.optim, optimizer) if optimizer in classes else function_at(optimizer, "optimizer", tuple(classes))
+    )
 
 
 def function_at(text: str, what: str, names: Sequence[str] = ()) -> Callable[..., Any]:
     """The function that ``path.py:function`` or ``package.module:function`` names; or one of `names` was meant."""
     path, _, name = text.rpartition(":")
     if not path or not name:
-        known = f" or one of {', '.join(names)}" if 0 < len(names) < 10 else ""
-        raise CompareError(f"The {what} is given as path.py:function{known}, not {text!r}.{did_you_mean(text, names)}")
+        choices = f" or one of {', '.join(names)}" if 0 < len(names) < 10 else ""
+        raise CompareError(
+            f"The {what} is given as path.py:function{choices}, not {text!r}.{did_you_mean(text, names)}"
+        )
     function: Callable[..., Any] = _called(lambda: callable_named(path, name), f"The {what} {text}")
     return function
 
@@ -109,8 +113,8 @@ def data_of(data: Any, has_loss: bool, root: Path | str | None = None) -> Datase
             return datasets.load(data, root)
     tensors = _four_tensors(data, name)
     train_x, train_y, test_x, test_y = tensors
-    for part, inputs, targets in (("training", train_x, train_y), ("test", test_x, test_y)):
-        _check_pair(name, part, inputs, targets, has_loss)
+    for subset, inputs, targets in (("training", train_x, train_y), ("test", test_x, test_y)):
+        _check_pair(name, subset, inputs, targets, has_loss)
     if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype != test_x.dtype:
         kinds = " and ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in (train_x, test_x))
         raise CompareError(f"{name}: training and test samples must be of one kind, not {kinds}.")
@@ -229,27 +233,27 @@ def _pictures(folder: Path, classes: Sequence[str]) -> tuple[Tensor, Tensor]:
     return torch.stack(images), torch.tensor([label for _, label in files])
 
 
-def _check_pair(name: str, part: str, inputs: Tensor, targets: Tensor, has_loss: bool) -> None:
+def _check_pair(name: str, subset: str, inputs: Tensor, targets: Tensor, has_loss: bool) -> None:
     if inputs.ndim < 2 or targets.ndim < 1 or len(inputs) != len(targets) or not len(inputs):
         shapes = f"{tuple(inputs.shape)} and {tuple(targets.shape)}"
         raise CompareError(
-            f"{name}: {part} inputs must be (N, ...) and targets (N, ...), with N above 0, not {shapes}."
+            f"{name}: {subset} inputs must be (N, ...) and targets (N, ...), with N above 0, not {shapes}."
         )
     if inputs.is_complex() or inputs.dtype == torch.bool:
-        raise CompareError(f"{name}: {part} inputs must be bytes, floating point or tokens, not {inputs.dtype}.")
+        raise CompareError(f"{name}: {subset} inputs must be bytes, floating point or tokens, not {inputs.dtype}.")
     if not has_loss and (targets.is_floating_point() or targets.ndim != 1 or int(targets.min()) < 0):
         raise CompareError(
-            f"{name}: {part} targets must be classes (N), integers from 0 on, or come with a loss for them."
+            f"{name}: {subset} targets must be classes (N), integers from 0 on, or come with a loss for them."
         )
     for kind, values in (("inputs", inputs), ("targets", targets)):
         bad = ~values.reshape(len(values), -1).isfinite().all(1)
         if count := int(bad.sum()):  # in training they would be a loss that is NaN
             first = int(bad.nonzero()[0, 0])
             raise CompareError(
-                f"{name}: {count} of {len(values)} {part} {kind} hold NaN or infinity, the first is number {first}."
+                f"{name}: {count} of {len(values)} {subset} {kind} hold NaN or infinity, the first is number {first}."
             )
     if is_tokens(inputs) and int(inputs.min()) < 0:
-        raise CompareError(f"{name}: {part} inputs are tokens (integers) and must not be negative.")
+        raise CompareError(f"{name}: {subset} inputs are tokens (integers) and must not be negative.")
 
 
 def check_augmentation(augmentation: Augmentation, data: Dataset) -> None:

@@ -106,7 +106,7 @@ def _tokens(model: Any, tokens: int, target: str, shape: tuple[int, ...], option
 def _numbers(text: str, option: str, kind: type[Any]) -> list[Any]:
     """Numbers separated by commas."""
     try:
-        return [kind(part) for part in text.replace("x", ",").split(",")]
+        return [kind(word) for word in text.replace("x", ",").split(",")]
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
         raise vp.VarpropError(f"{option} takes {what} separated by commas, not {text!r}.") from None
@@ -135,28 +135,28 @@ def _per_channel(text: str | None, option: str, shape: tuple[int, ...]) -> Any:
 def _gaussian(shape: tuple[int, ...], mean: Any, std: Any, dtype: torch.dtype, positions: bool) -> vp.Moments:
     """Moments of the input without data, mean 0 and std 1 unless given; for every position, or one for all."""
     stored = shape if positions else [1] * len(shape)
-    nothing, one = torch.zeros(1, *stored), torch.ones(1, *stored)
-    first, spread = torch.broadcast_tensors(nothing if mean is None else mean, one if std is None else std)
+    nothing, unit = torch.zeros(1, *stored), torch.ones(1, *stored)
+    first, spread = torch.broadcast_tensors(nothing if mean is None else mean, unit if std is None else std)
     return vp.Moments(first.to(dtype), spread.square().to(dtype))
 
 
 def _standardized(inputs: Any, mean: Any, std: Any) -> Any:
     """The inputs with their channels brought to the mean and std given, if any."""
-    own = vp.input_moments(inputs)
-    target_mean = own.mean if mean is None else mean.to(inputs.dtype)
-    factor = 1.0 if std is None else std.to(inputs.dtype) / own.std.clamp_min(1e-12)
-    return (inputs - own.mean) * factor + target_mean
+    measured = vp.input_moments(inputs)
+    target_mean = measured.mean if mean is None else mean.to(inputs.dtype)
+    factor = 1.0 if std is None else std.to(inputs.dtype) / measured.std.clamp_min(1e-12)
+    return (inputs - measured.mean) * factor + target_mean
 
 
 def _data(name: str, shape: tuple[int, ...], root: Path | None) -> Any:
     """Inputs as the model would take them: pictures in [0, 1], saved tensors as they are."""
-    place = Path(name).expanduser()
-    if place.is_dir():
-        return _folder(place, shape)
-    if place.suffix.lower() in SAVED:
-        if not place.is_file():
-            raise vp.VarpropError(f"There is no file {place} with data.")
-        return saved_inputs([place], shape)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder(path, shape)
+    if path.suffix.lower() in SAVED:
+        if not path.is_file():
+            raise vp.VarpropError(f"There is no file {path} with data.")
+        return saved_inputs([path], shape)
     extension = next((extension for extension in extensions() if name in extension.DATASETS), None)
     if extension is None:
         raise vp.VarpropError(
@@ -199,14 +199,14 @@ def _pictures(folder: Path, files: list[Path], shape: tuple[int, ...]) -> Any:
 
 def saved_inputs(files: list[Path], shape: tuple[int, ...]) -> Any:
     """Inputs out of files, each with one of them or with a stack."""
-    found: list[Any] = []
+    inputs: list[Any] = []
     for file in files:
-        found += list(_stack(file, shape))
-        if len(found) >= MOST:
+        inputs += list(_stack(file, shape))
+        if len(inputs) >= MOST:
             break
-    if len(found) < 2:
-        raise vp.VarpropError(f"{files[0]} holds {len(found)} input(s); two are needed at least.")
-    return torch.stack(found[:MOST])
+    if len(inputs) < 2:
+        raise vp.VarpropError(f"{files[0]} holds {len(inputs)} input(s); two are needed at least.")
+    return torch.stack(inputs[:MOST])
 
 
 def _stack(file: Path, shape: tuple[int, ...]) -> Any:

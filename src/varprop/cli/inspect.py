@@ -170,14 +170,14 @@ def other_model(as_built: Any, model: Any, against: str, inputs: Inputs) -> Any:
     return as_built
 
 
-def compared(own: vp.Report, other: vp.Report, weights: Path | None, against: str) -> Any:
+def compared(report: vp.Report, earlier: vp.Report, weights: Path | None, against: str) -> Any:
     """The comparison of both reports, the earlier state first: ``vp.init_`` comes after, weights in a file before."""
     name = weights.name if weights is not None else "as built"
     if against == INIT:
-        return own.compare(other, (name, "vp.init_"))
+        return report.compare(earlier, (name, "vp.init_"))
     if against == FRESH:
-        return other.compare(own, ("as built", name))
+        return earlier.compare(report, ("as built", name))
     file = Path(against).expanduser()
     if weights is not None and weights.name == file.name:
-        return other.compare(own, (str(file), str(weights)))
-    return other.compare(own, (file.name, name))
+        return earlier.compare(report, (str(file), str(weights)))
+    return earlier.compare(report, (file.name, name))

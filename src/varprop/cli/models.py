@@ -33,28 +33,28 @@ class NamedModel:
 
 def load(text: str, seed: int = 0) -> NamedModel:
     """The model that a target names, in evaluation mode, with the random weights of a seed."""
-    place, _, name = text.rpartition(":")
-    if not place or not name:
+    source, _, name = text.rpartition(":")
+    if not source or not name:
         raise vp.VarpropError(
             f"TARGET is package.module:callable, file.py:factory, torchvision:NAME, timm:NAME or hf:NAME, not {text!r}."
         )
-    known: dict[str, Callable[[str], NamedModel]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
+    makers: dict[str, Callable[[str], NamedModel]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
     torch.manual_seed(seed)
     try:
-        found = known[place](name) if place in known else _own(place, name)
+        named = makers[source](name) if source in makers else _own(source, name)
     except vp.VarpropError:
         raise
     except Exception as error:  # of somebody else's code
         raise vp.VarpropError(f"{text} failed: {located(error)}") from error
-    if not isinstance(found.model, nn.Module):
-        raise vp.VarpropError(f"{text} must return an nn.Module, not {type(found.model).__name__}.")
-    found.model.eval()
-    return found
+    if not isinstance(named.model, nn.Module):
+        raise vp.VarpropError(f"{text} must return an nn.Module, not {type(named.model).__name__}.")
+    named.model.eval()
+    return named
 
 
-def _own(place: str, name: str) -> NamedModel:
+def _own(source: str, name: str) -> NamedModel:
     """What a function or a class of the user's makes; or a model, if that is what the name stands for."""
-    named = callable_named(place, name)
+    named = callable_named(source, name)
     return NamedModel(named if isinstance(named, nn.Module) else named())
 
 
@@ -89,16 +89,16 @@ def _hugging_face(name: str) -> NamedModel:
     return NamedModel(model, (32,), config.vocab_size)
 
 
-def _no_such_model(package: str, name: str, known: Iterable[str]) -> vp.VarpropError:
-    return vp.VarpropError(f"{package} has no model {name!r}.{did_you_mean(name, known)}")
+def _no_such_model(package: str, name: str, available: Iterable[str]) -> vp.VarpropError:
+    return vp.VarpropError(f"{package} has no model {name!r}.{did_you_mean(name, available)}")
 
 
-def check_inputs(model: Any, target: str, given: int) -> None:
+def check_inputs(model: Any, target: str, shapes: int) -> None:
     """Refuse a model that cannot do without more inputs than shapes were given."""
     parameters = signatures.signature(model.forward).parameters.values()
     usual = (signatures.Parameter.POSITIONAL_ONLY, signatures.Parameter.POSITIONAL_OR_KEYWORD)
     required = [p.name for p in parameters if p.default is p.empty and p.kind in usual]
-    if len(required) > given:
+    if len(required) > shapes:
         raise vp.VarpropError(
             f"{target} takes {len(required)} inputs ({', '.join(required)}): give --input-shape once for each, in this "
             f"order, or name a factory that wraps it."
@@ -143,14 +143,14 @@ def load_weights(model: Any, file: Path) -> None:
     file = file.expanduser()
     if not file.is_file():
         raise vp.VarpropError(f"There is no file {file} with weights.")
-    own, given = model.state_dict(), _state(file)
-    missing, unknown = [n for n in own if n not in given], [n for n in given if n not in own]
-    differing = [n for n in own if n in given and own[n].shape != given[n].shape]
+    expected, state = model.state_dict(), _state(file)
+    missing, unknown = [n for n in expected if n not in state], [n for n in state if n not in expected]
+    differing = [n for n in expected if n in state and expected[n].shape != state[n].shape]
     for what, names in (("lacks", missing), ("has no place for", unknown), ("has another shape for", differing)):
         if names:
             subject = "The model" if what == "has no place for" else str(file)
             raise vp.VarpropError(f"{file} does not fit: {subject} {what} {len(names)} tensor(s), such as {names[0]}.")
-    model.load_state_dict(given)
+    model.load_state_dict(state)
 
 
 def _state(file: Path) -> dict[str, Any]:

@@ -18,15 +18,15 @@ import torch
 import varprop as vp
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """A question to add to a sentence; empty if nothing looks alike."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: str, candidates: Iterable[str]) -> str:
     """The sentence on a name that does not exist."""
-    names = list(known)
+    names = list(candidates)
     return f"There is no {kind} {name!r}; known are {', '.join(names)}.{did_you_mean(name, names)}"
 
 
@@ -48,25 +48,26 @@ def located(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename).is_file() and not any(Path(frame.filename).is_relative_to(one) for one in libraries)
+        if Path(frame.filename).is_file()
+        and not any(Path(frame.filename).is_relative_to(library) for library in libraries)
     ]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {first_line(error)}" if frames else first_line(error)
 
 
-def callable_named(place: str, name: str) -> Callable[..., Any]:
+def callable_named(source: str, name: str) -> Callable[..., Any]:
     """The function or class that ``path.py:name`` or ``package.module:name`` names.
 
     Raises:
         VarpropError: If there is none.
     """
-    module = _file_module(Path(place).expanduser()) if place.endswith(".py") else _package_module(place)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        known = [own for own in vars(module) if callable(getattr(module, own)) and not own.startswith("_")]
-        raise vp.VarpropError(f"{place} has no function or class {name!r}.{did_you_mean(name, known)}")
-    return found  # type: ignore[no-any-return]
+    module = _file_module(Path(source).expanduser()) if source.endswith(".py") else _package_module(source)
+    value: Any = module
+    for attribute in name.split("."):
+        value = getattr(value, attribute, None)
+    if not callable(value):
+        candidates = [key for key in vars(module) if callable(getattr(module, key)) and not key.startswith("_")]
+        raise vp.VarpropError(f"{source} has no function or class {name!r}.{did_you_mean(name, candidates)}")
+    return value  # type: ignore[no-any-return]
 
 
 def _file_module(file: Path) -> ModuleType:

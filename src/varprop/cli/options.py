@@ -54,8 +54,8 @@ class Parser(argparse.ArgumentParser):
     def refuse_unknown(self, words: list[str]) -> None:
         """Exit if there are words that the parser did not take."""
         if words:
-            known = [name for action in self._actions for name in action.option_strings]
-            near = difflib.get_close_matches(words[0], known, n=3, cutoff=0.5)
+            options = [name for action in self._actions for name in action.option_strings]
+            near = difflib.get_close_matches(words[0], options, n=3, cutoff=0.5)
             self.error(f"there is no {words[0]}" + f", did you mean {' or '.join(near)}" * bool(near))
 
 
@@ -87,17 +87,17 @@ def number(kind: type[Any], least: float = -math.inf, most: float = math.inf) ->
     return read
 
 
-def listed(text: str, known: tuple[str, ...], option: str) -> tuple[str, ...]:
+def listed(text: str, allowed: tuple[str, ...], option: str) -> tuple[str, ...]:
     """Names separated by commas, each once, in the order given.
 
     Raises:
         VarpropError: If a name is not among those known, or there is none.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in allowed]
     if unknown or not names:
-        near = did_you_mean(unknown[0], known) if unknown else ""
-        raise vp.VarpropError(f"{option} takes names out of {','.join(known)}, not {text!r}.{near}")
+        near = did_you_mean(unknown[0], allowed) if unknown else ""
+        raise vp.VarpropError(f"{option} takes names out of {','.join(allowed)}, not {text!r}.{near}")
     return tuple(dict.fromkeys(names))
 
 

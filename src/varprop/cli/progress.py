@@ -46,15 +46,15 @@ class Progress:
         elapsed = self.printed - self.started
         rate = self.done / elapsed if elapsed > 0 else 0.0
         share = min(100.0, 100 * self.done / max(1, self.total))  # a search that is widened takes longer
-        parts = [
+        texts = [
             f"{self.title}: {share:3.0f} % ({round(self.done, 2)}/{self.total})",
             _rate(rate),
             f"{_clock(elapsed)} gone",
         ]
         if rate and self.done < self.total:
-            parts.append(f"{_clock((self.total - self.done) / rate)} left")
+            texts.append(f"{_clock((self.total - self.done) / rate)} left")
         if self.stream is not None:
-            print(", ".join([*parts, self.text] if self.text else parts), file=self.stream, flush=True)
+            print(", ".join([*texts, self.text] if self.text else texts), file=self.stream, flush=True)
 
 
 @contextmanager
@@ -106,6 +106,6 @@ def _rate(per_second: float) -> str:
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"

@@ -34,8 +34,8 @@ class Recipe:
 
     def layer(self, kind: Any, inputs: int, outputs: int, *settings: int, **more: int) -> nn.Module:
         """Both as one module."""
-        made = self.layers(kind, inputs, outputs, *settings, **more)
-        return made[0] if len(made) == 1 else nn.Sequential(*made)
+        modules = self.layers(kind, inputs, outputs, *settings, **more)
+        return modules[0] if len(modules) == 1 else nn.Sequential(*modules)
 
 
 def logistic(recipe: Recipe, inputs: int = 784, units: int = 20) -> nn.Module:
@@ -102,11 +102,11 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the classes of every pixel."""
-        kept: list[Tensor] = []
+        skips: list[Tensor] = []
         for level, block in enumerate(self.down):
             x = block(F.max_pool2d(x, 2) if level else x)
-            kept.append(x)
-        for up, merge, skip in zip(self.up, self.merge, reversed(kept[:-1]), strict=True):
+            skips.append(x)
+        for up, merge, skip in zip(self.up, self.merge, reversed(skips[:-1]), strict=True):
             x = merge(torch.cat([up(x), skip], 1))
         scores: Tensor = self.head(x)
         return scores

@@ -80,20 +80,20 @@ class Record:
 
     def cell(self, case: str, mode: str, variant: str) -> Measurement | None:
         """One that was measured."""
-        found = (c for c in self.cells if (c.case, c.mode, c.variant) == (case, mode, variant) and c.rounds)
-        return next(found, None)
+        matching = (c for c in self.cells if (c.case, c.mode, c.variant) == (case, mode, variant) and c.rounds)
+        return next(matching, None)
 
     def time_ratio(self, cell: Measurement) -> float | None:
         """Of its step to that without normalization in the same rounds."""
-        other = self.cell(cell.case, cell.mode, "none")
-        if other is None or len(other.rounds) != len(cell.rounds) or not cell.rounds:
+        plain = self.cell(cell.case, cell.mode, "none")
+        if plain is None or len(plain.rounds) != len(cell.rounds) or not cell.rounds:
             return None
-        return ratio(cell.rounds, other.rounds)
+        return ratio(cell.rounds, plain.rounds)
 
     def memory_ratio(self, cell: Measurement) -> float | None:
         """Of its memory to that without normalization."""
-        other = self.cell(cell.case, cell.mode, "none")
-        return cell.memory / other.memory if other and other.memory and cell.memory else None
+        plain = self.cell(cell.case, cell.mode, "none")
+        return cell.memory / plain.memory if plain and plain.memory and cell.memory else None
 
     def write(self, folder: Path) -> None:
         """Keep all that there is, whole or not at all."""
@@ -115,10 +115,10 @@ def tables(record: Record) -> list[Table]:
     for cell in record.cells:
         groups.setdefault(cell.group, []).append(cell)
     columns = ("variant", "step ms", "quartiles", "x none", "MiB", "x none", "kernels", "note")
-    found = [Table(name, columns, [_step(record, c) for c in cells], _LEFT) for name, cells in groups.items()]
+    result = [Table(name, columns, [_step(record, c) for c in cells], _LEFT) for name, cells in groups.items()]
     if record.inferences:
-        found.append(_inference(record))
-    return [table.without_empty_columns() for table in found]
+        result.append(_inference(record))
+    return [table.without_empty_columns() for table in result]
 
 
 def _step(record: Record, cell: Measurement) -> Sequence[str]:
@@ -137,10 +137,10 @@ def _ratio(value: float | None) -> str:
 
 def _inference(record: Record) -> Table:
     rows = []
-    for found in record.inferences:
-        times = [f"{1e3 * quartiles(seconds)[1]:.3f}" for seconds in (found.folded, found.plain)]
-        same = "yes" if found.identical else "NO"
-        rows.append((f"{found.title}, {found.precision}", *times, _ratio(found.ratio), same))
+    for inference in record.inferences:
+        times = [f"{1e3 * quartiles(seconds)[1]:.3f}" for seconds in (inference.folded, inference.plain)]
+        same = "yes" if inference.identical else "NO"
+        rows.append((f"{inference.title}, {inference.precision}", *times, _ratio(inference.ratio), same))
     return Table("Inference", ("model", "folded ms", "plain ms", "x plain", "same bits"), rows, _LEFT)
 
 
@@ -148,10 +148,10 @@ def write_page(record: Record, folder: Path) -> Path:
     """All that was measured, with the command and the machine, as Markdown beside the file of numbers."""
     lines = [f"- {name}: {f'`{value}`' if name == 'Command' else value}" for name, value in facts(record.manifest)]
     how = "\n".join(lines) + f"\n\n{record.manifest['step']}"
-    parts = [f"# What the normalizations cost\n\n{how}"]
-    parts += [f"## {table.heading}\n\n{table.markdown()}" for table in tables(record) if table.rows]
+    sections = [f"# What the normalizations cost\n\n{how}"]
+    sections += [f"## {table.heading}\n\n{table.markdown()}" for table in tables(record) if table.rows]
     if record.notes:
-        parts.append("## Notes\n\n" + "\n".join(f"- {note}" for note in record.notes))
+        sections.append("## Notes\n\n" + "\n".join(f"- {note}" for note in record.notes))
     path = (folder / FILE).with_suffix(".md")
-    write_atomically(path, ("\n\n".join(parts) + "\n").encode(), then=ROOM)
+    write_atomically(path, ("\n\n".join(sections) + "\n").encode(), then=ROOM)
     return path

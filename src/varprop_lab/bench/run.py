@@ -174,11 +174,11 @@ def _measure_case(session: Session, case: Case, modes: tuple[str, ...], wanted: 
             session.note(f"{case.name} captured: skipped, a CPU has no CUDA graphs")
             continue
         _measure_mode(session, case, mode, variants_of(case, mode, wanted), network_of)
-        for made in networks.values():
-            drop_traces(made)
+        for network_made in networks.values():
+            drop_traces(network_made)
     if wanted is None or "analytic" in wanted:
         attempt(session, f"{case.name} inference", lambda: _add_inference(session, network_of("analytic")))
-    if any(made.losses for made in networks.values()):
+    if any(network_made.losses for network_made in networks.values()):
         torch._dynamo.reset()
     networks.clear()
     clean()
@@ -248,7 +248,7 @@ def _add_inference(session: Session, analytic: BenchModel) -> None:
         functions = {name: lambda model=model: model(analytic.images) for name, model in models.items()}
         times = interleaved(functions, session.rounds, session.options.seconds, device)
     sides = tuple(times["folded"]), tuple(times["plain"])
-    found = Inference(case.name, case.title, case.eager, *sides, identical)
-    session.record.inferences.append(found)
+    inference = Inference(case.name, case.title, case.eager, *sides, identical)
+    session.record.inferences.append(inference)
     same = "bit-identical" if identical else "NOT bit-identical"
-    session.print(f"{found.case} folded inference: {found.ratio:.3f} x plain, {same}")
+    session.print(f"{inference.case} folded inference: {inference.ratio:.3f} x plain, {same}")

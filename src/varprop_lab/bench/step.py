@@ -120,7 +120,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> float:
     """Median over rounds of the ratio within a round."""
-    return statistics.median(value / other for value, other in zip(values, base, strict=True))
+    return statistics.median(value / divisor for value, divisor in zip(values, base, strict=True))
 
 
 TimedStep = Callable[[], Tensor]  # returns the loss
@@ -161,8 +161,8 @@ class BenchModel:
     def compiled(self, precision: str, backend: str) -> Callable[..., Tensor]:
         """The loss compiled, with the same settings for all variants."""
         if precision not in self.losses:
-            made = torch.compile(self.loss(precision), backend=backend, fullgraph=True, dynamic=False)
-            self.losses[precision] = made
+            compiled = torch.compile(self.loss(precision), backend=backend, fullgraph=True, dynamic=False)
+            self.losses[precision] = compiled
         return self.losses[precision]
 
 

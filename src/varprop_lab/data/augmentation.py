@@ -42,8 +42,8 @@ def augmented(images: Tensor, augmentation: Augmentation, generator: torch.Gener
     pixels = scaled(moved(images, shift, rows, columns, flips))
     if not augmentation.noise_variance:
         return pixels
-    own = pixels.clone() if pixels is images else pixels
-    return own.add_(torch.randn(images.shape, **drawn), alpha=augmentation.noise_variance**0.5)
+    noisy = pixels.clone() if pixels is images else pixels
+    return noisy.add_(torch.randn(images.shape, **drawn), alpha=augmentation.noise_variance**0.5)
 
 
 def scaled(images: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ def _power_means(images: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("statistics needs at least one training image.")
     first = torch.zeros(images.shape[1:], dtype=torch.float64, device=images.device)
     second = torch.zeros_like(first)
-    for part in indices.split(_CHUNK):
-        values = images[part].double()
+    for chunk in indices.split(_CHUNK):
+        values = images[chunk].double()
         first += values.sum(0)
         second += values.square_().sum(0)
     top = 255.0 if images.dtype == torch.uint8 else 1.0

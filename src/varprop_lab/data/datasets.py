@@ -61,8 +61,8 @@ def load(name: str, root: Path | str | None = None, device: torch.device | str =
     if name not in NAMES:
         raise DataError(unknown("data set", name, NAMES))
     read = {"mnist": _load_mnist, "cifar10": _load_cifar10}
-    parts = _load_digits() if name == "digits" else read[name](_found(name, root))
-    train_x, train_y, test_x, test_y = (part.to(device) for part in parts)
+    tensors = _load_digits() if name == "digits" else read[name](_found(name, root))
+    train_x, train_y, test_x, test_y = (tensor.to(device) for tensor in tensors)
     return Dataset(name, train_x, train_y, test_x, test_y, classes=10)
 
 
@@ -92,7 +92,7 @@ def cache_folder() -> Path:
 def places(root: Path | str | None = None) -> list[Path]:
     """All folders where data is looked for, in order; downloads go to the first."""
     named = [root, os.environ.get(DATA_VARIABLE)]
-    return [*(Path(place).expanduser() for place in named if place), cache_folder()]
+    return [*(Path(folder).expanduser() for folder in named if folder), cache_folder()]
 
 
 def find_folder(name: str, root: Path | str | None = None) -> Path | None:
@@ -101,8 +101,11 @@ def find_folder(name: str, root: Path | str | None = None) -> Path | None:
     It is the official place under one of the roots, or such a root itself.
     """
     folder, mark = _MARKS[name]
-    candidates = (candidate for place in places(root) for candidate in (place / folder, place))
-    return next((place for place in candidates if _is_file(place / mark) or _is_file(place / f"{mark}.gz")), None)
+    candidates = (candidate for root_folder in places(root) for candidate in (root_folder / folder, root_folder))
+    return next(
+        (candidate for candidate in candidates if _is_file(candidate / mark) or _is_file(candidate / f"{mark}.gz")),
+        None,
+    )
 
 
 def _is_file(path: Path) -> bool:
@@ -115,7 +118,7 @@ def _is_file(path: Path) -> bool:
 def _found(name: str, root: Path | str | None) -> Path:
     folder = find_folder(name, root)
     if folder is None:
-        looked = ", ".join(str(place) for place in places(root))
+        looked = ", ".join(str(folder) for folder in places(root))
         raise DataError(
             f"{name} was not found (looked in {looked}); run `varprop data get {name}`, "
             f"or say where it is by --root or ${DATA_VARIABLE}."
@@ -127,12 +130,12 @@ def _load_mnist(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return *_idx_pair(folder, "train"), *_idx_pair(folder, "t10k")
 
 
-def _idx_pair(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    images = read_idx(folder / f"{part}-images-idx3-ubyte")
-    labels = read_idx(folder / f"{part}-labels-idx1-ubyte")
+def _idx_pair(folder: Path, subset: str) -> tuple[Tensor, Tensor]:
+    images = read_idx(folder / f"{subset}-images-idx3-ubyte")
+    labels = read_idx(folder / f"{subset}-labels-idx1-ubyte")
     if images.dim() != 3 or labels.dim() != 1 or len(images) != len(labels):
         shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
-        raise DataError(f"Images and labels of {part} in {folder} do not fit together: their extents are {shapes}.")
+        raise DataError(f"Images and labels of {subset} in {folder} do not fit together: their extents are {shapes}.")
     return images[:, None], _labels(labels, folder)
 
 
@@ -181,9 +184,9 @@ def _tensor(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-def _labels(values: Tensor, place: Path) -> Tensor:
+def _labels(values: Tensor, source: Path) -> Tensor:
     if len(values) and int(values.max()) > 9:
-        raise DataError(f"The labels in {place} go up to {int(values.max())}; ten classes, 0 to 9, were expected.")
+        raise DataError(f"The labels in {source} go up to {int(values.max())}; ten classes, 0 to 9, were expected.")
     return values.long()
 
 

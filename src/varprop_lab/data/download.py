@@ -71,15 +71,15 @@ def get(name: str, root: Path | str | None = None, say: Say = print) -> Path:
     """
     if name not in ARCHIVES:
         raise DownloadError(unknown("data set", name, ARCHIVES))
-    place = datasets.places(root)[0]
+    target = datasets.places(root)[0]
     for archive in ARCHIVES[name]:
-        folder = place / archive.folder
+        folder = target / archive.folder
         if _is_installed(archive, folder):
             say(f"{archive.name}: already in {folder}")
         else:
             _install(name, archive, folder)
             say(f"{archive.name}: checked, in {folder}")
-    return place
+    return target
 
 
 def _is_installed(archive: Archive, folder: Path) -> bool:
@@ -110,17 +110,17 @@ def _install(name: str, archive: Archive, folder: Path) -> None:
 
 
 def _fetched(url: str, name: str) -> bytes:
-    parts = []
+    chunks = []
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
             pieces = math.ceil(int(response.headers.get("Content-Length", 0)) / _PIECE)
             with progress.show(pieces, f"{name}, MiB") as bar:
-                while part := response.read(_PIECE):
-                    parts.append(part)
+                while chunk := response.read(_PIECE):
+                    chunks.append(chunk)
                     bar.advance()
     except (OSError, http.client.HTTPException) as error:
         raise _SourceFailed(f"{urlsplit(url).netloc}: {_reason(error)}") from error
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 def _reason(error: Exception) -> str:
@@ -157,13 +157,13 @@ def _gunzip(packed: BinaryIO, archive: Archive) -> dict[str, bytes]:
 def _untar(packed: BinaryIO, archive: Archive) -> dict[str, bytes]:
     """The expected members, if they are plain files; nothing else in it is looked at, and nothing is extracted."""
     expected = {f"{archive.folder}/{name}": name for name in archive.contents}
-    found = {}
+    contents = {}
     with tarfile.open(fileobj=packed, mode="r:gz") as tar:
         for member in tar:
             stream = tar.extractfile(member) if member.isreg() and member.name in expected else None
             if stream is not None:
-                found[expected[member.name]] = stream.read(_LARGEST)
-    return found
+                contents[expected[member.name]] = stream.read(_LARGEST)
+    return contents
 
 
 _MNIST_SOURCES = (

@@ -42,7 +42,7 @@ def find_lrs(
     evaluate: Evaluate,
     evaluations: int = 10,
     grids: Sequence[int] = (),
-    known: Mapping[str, Trace] | None = None,
+    recorded: Mapping[str, Trace] | None = None,
     limit: float | None = None,
 ) -> dict[str, vp.LRSearch]:
     """Search for several learning rates at once, as `vp.find_lr` does for one.
@@ -55,22 +55,22 @@ def find_lrs(
         evaluate: Gives the losses at the rates that all searches that are not finished want next, by name.
         evaluations: At most so many for each.
         grids: As for `vp.find_lr`.
-        known: Evaluations of an earlier run, in order.
+        recorded: Evaluations of an earlier run, in order.
         limit: While the best rate lies at the upper bound, the bound is moved up by a decade, at most to here; by
             default it stays.
     """
-    traces = {name: list((known or {}).get(name, [])) for name in bounds}
-    found: dict[str, vp.LRSearch] = {}
+    traces = {name: list((recorded or {}).get(name, [])) for name in bounds}
+    searches: dict[str, vp.LRSearch] = {}
     while True:
         wanted: dict[str, float] = {}
-        for name in bounds.keys() - found.keys():
+        for name in bounds.keys() - searches.keys():
             try:
                 loss = _recorded_loss(name, traces[name])
-                found[name] = _widened(loss, vp.find_lr(loss, bounds[name], evaluations, grids=grids), limit)
+                searches[name] = _widened(loss, vp.find_lr(loss, bounds[name], evaluations, grids=grids), limit)
             except _Unknown as next_evaluation:
                 wanted[name] = next_evaluation.lr
         if not wanted:
-            return {name: found[name] for name in bounds}
+            return {name: searches[name] for name in bounds}
         losses = evaluate({name: wanted[name] for name in bounds if name in wanted})
         for name, lr in wanted.items():
             traces[name].append((lr, losses[name]))
@@ -81,7 +81,7 @@ def _widened(loss: Callable[[float], float], search: vp.LRSearch, limit: float |
     low, high = search.bounds
     while limit is not None and high < limit and search.at_bound and search.lr > math.sqrt(low * high):
         above = vp.find_lr(loss, (high, min(10 * high, limit)), 5, grids=(3,))
-        best = min(search, above, key=lambda part: (part.loss, part.lr))
+        best = min(search, above, key=lambda stage: (stage.loss, stage.lr))
         high = above.bounds[1]
         at_bound = best.lr == max(rate for rate, _ in above.trace)  # no larger one was tried that is worse
         search = vp.LRSearch(best.lr, best.loss, search.trace + above.trace, (low, high), at_bound, False)
@@ -92,13 +92,13 @@ def _recorded_loss(name: str, trace: Trace) -> Callable[[float], float]:
     recorded = iter(trace)
 
     def loss(lr: float) -> float:
-        known, value = next(recorded, (None, math.nan))
-        if known is None:
+        recorded_lr, value = next(recorded, (None, math.nan))
+        if recorded_lr is None:
             raise _Unknown(lr)
-        if not math.isclose(known, lr, rel_tol=1e-9):
+        if not math.isclose(recorded_lr, lr, rel_tol=1e-9):
             raise RuntimeError(
-                f"The search for {name} asks for the learning rate {lr:g} where an earlier run evaluated {known:g}: "
-                "that run had other settings or versions; start again in another folder."
+                f"The search for {name} asks for the learning rate {lr:g} where an earlier run evaluated "
+                f"{recorded_lr:g}: that run had other settings or versions; start again in another folder."
             )
         return value
 
@@ -149,11 +149,11 @@ class Context:
 
 def missing_jobs(experiment: Experiment, store: Store) -> dict[str, list[Cell]]:
     """Which of the cells that are not finished run together, by the name of their files."""
-    found: dict[str, list[Cell]] = {}
+    jobs: dict[str, list[Cell]] = {}
     for cell in experiment.cells():
         if not store.has(cell):
-            found.setdefault(f"b{cell.batch_size}" if experiment.together else cell.key, []).append(cell)
-    return found
+            jobs.setdefault(f"b{cell.batch_size}" if experiment.together else cell.key, []).append(cell)
+    return jobs
 
 
 def run_job(context: Context, name: str, cells: list[Cell]) -> None:
@@ -168,8 +168,8 @@ def run_job(context: Context, name: str, cells: list[Cell]) -> None:
     for cell, model, lost in zip(trainer.cells, trainer.trained(), diverged, strict=True):
         if not lost:  # before the outcomes: a cell that is finished has its weights
             store.write_weights(cell, without_parametrization(model, cell.method).state_dict())
-    parts = zip(trainer.cells, searches, curves, tests, diverged, trainer.gaps, strict=True)
-    for cell, search, curve, (loss, accuracy), lost, gap in parts:
+    results = zip(trainer.cells, searches, curves, tests, diverged, trainer.gaps, strict=True)
+    for cell, search, curve, (loss, accuracy), lost, gap in results:
         store.write_outcome(Outcome(cell, search, curve, or_infinite(loss), accuracy, lost, gap, share))
     store.drop_partial(name)
 
@@ -199,8 +199,8 @@ class _Job:
         cells, protocol, context = self.trainer.cells, self.protocol, self.context
         if not context.task.experiment.search:
             return [Search(cell.lr_max, math.nan) for cell in cells]
-        known = self.kept["traces"]
-        traces: dict[str, Trace] = {cell.key: [(lr, loss) for lr, loss in known.get(cell.key, ())] for cell in cells}
+        recorded = self.kept["traces"]
+        traces: dict[str, Trace] = {cell.key: [(lr, loss) for lr, loss in recorded.get(cell.key, ())] for cell in cells}
 
         def evaluate(wanted: dict[str, float]) -> dict[str, float]:
             losses = losses_at(self.trainer, wanted, protocol, context.tick)
@@ -212,10 +212,10 @@ class _Job:
 
         context.tick(max(map(len, traces.values())) * protocol.search_epochs * self.trainer.steps)
         bounds = {cell.key: (protocol.lr_min, cell.lr_max) for cell in cells}
-        found = find_lrs(
+        result = find_lrs(
             bounds, evaluate, protocol.evaluations, protocol.grids, traces, self.context.task.experiment.lr_limit
         )
-        searches = [found[cell.key] for cell in cells]
+        searches = [result[cell.key] for cell in cells]
         return [Search(s.lr, s.loss, list(s.trace), s.at_bound, s.flat, s.diverged) for s in searches]
 
     def train(self, rates: list[float]) -> Curves:
@@ -252,8 +252,8 @@ def _trainer(task: Task, cells: list[Cell]) -> Trainer:
 
 def _extend(curves: Curves, trainer: Trainer, number: int, log: Log) -> None:
     """Add an epoch to the curve of each cell, unless it has diverged: then its curve ends."""
-    for cell, curve, found in zip(trainer.cells, curves, trainer.curves(number), strict=True):
-        if math.isfinite(found[TRAIN_LOSS]):
-            log(cell, number, found)
-            for name, value in found.items():
+    for cell, curve, measured in zip(trainer.cells, curves, trainer.curves(number), strict=True):
+        if math.isfinite(measured[TRAIN_LOSS]):
+            log(cell, number, measured)
+            for name, value in measured.items():
                 curve.setdefault(name, []).append(value)

@@ -84,21 +84,21 @@ def run(
         raise RunError("Event files can be written by one process only: leave out --tensorboard, or --jobs and --ray.")
     if resume and overwrite:
         raise RunError("--resume goes on with what is there and --overwrite deletes it: give one of them.")
-    deadline, place = time.monotonic() + max_seconds, chosen_device(device)
+    deadline, target = time.monotonic() + max_seconds, chosen_device(device)
     small = experiment.together  # networks that more than one thread would not make faster
     if jobs > 1 and ray is None:
         experiment = replace(experiment, together=False)
     store = Store(Path(out) / experiment.name)
     _require_free(store, resume or overwrite)
-    data = datasets.load(experiment.dataset, root, place) if dataset is None else datasets.on_device(dataset, place)
+    data = datasets.load(experiment.dataset, root, target) if dataset is None else datasets.on_device(dataset, target)
     task = Task(experiment, data, factory or experiment.model, loss=loss, optimizer=optimizer)
-    own = {"loss": loss, "optimizer": optimizer}
-    now = describe(experiment, place, fingerprints(task.factory, data, own))
+    functions = {"loss": loss, "optimizer": optimizer}
+    now = describe(experiment, target, fingerprints(task.factory, data, functions))
     described = _continued(store, now) if resume else now
     started = time.monotonic()
     with (
         _logger(tensorboard, experiment.name) as log,
-        reproducible(place, 1 if small else _threads(jobs)),
+        reproducible(target, 1 if small else _threads(jobs)),
         _ready(store, resume, overwrite),
         show(_total_steps(task, store), experiment.name) as bar,
     ):
@@ -145,9 +145,9 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
         json.loads(json.dumps(c)) for c in (now["configuration"], defaults | before["configuration"])
     )
     names = dict.fromkeys([*configuration, *earlier])
-    if other := [name for name in names if configuration.get(name) != earlier.get(name)]:
+    if differing := [name for name in names if configuration.get(name) != earlier.get(name)]:
         raise RunError(
-            f"{store.folder} was made with other settings ({', '.join(other)}): repeat them, start anew with "
+            f"{store.folder} was made with other settings ({', '.join(differing)}): repeat them, start anew with "
             "--overwrite, or choose another --out."
         )
     if different := changed(now["fingerprints"], before["fingerprints"]):

@@ -208,8 +208,8 @@ def _run(ray: Any, context: Context, at_once: int) -> bool:
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     # writing twice does no harm, so that a call to a keeper that was lost may be repeated
-    kept = ray.remote(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)(_FileKeeper)
-    setup, keeper = Setup.of(context), kept.remote()
+    keeper_class = ray.remote(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)(_FileKeeper)
+    setup, keeper = Setup.of(context), keeper_class.remote()
     needs = _needs(setup, at_once)
     _require_resources(ray.cluster_resources(), needs)
     task = ray.remote(max_retries=RETRIES, **needs)(_run_task)

@@ -66,25 +66,25 @@ from that of the seeds; where one search was made, nothing is known of it.
 def write_runs(runs: Sequence[Run], folder: Path) -> None:
     """Figures, tables and manifests, in a folder for each run."""
     for run in runs:
-        place = folder / run.experiment
-        for earlier in (*place.glob("*.png"), *place.glob("*.svg")):
+        target = folder / run.experiment
+        for earlier in (*target.glob("*.png"), *target.glob("*.svg")):
             earlier.unlink()
         for figure in _headlines(run):
-            plotting.draw(figure, place / figure.name, experiment_label(run.experiment))
+            plotting.draw(figure, target / figure.name, experiment_label(run.experiment))
         if run.outcomes:
-            write_tables(place, run.outcomes, run.manifest)
+            write_tables(target, run.outcomes, run.manifest)
         if run.manifest:
-            write_atomically(place / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
+            write_atomically(target / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
 
 
 def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
     """The claims, and the page that says how everything came about: ``experiments.md`` in ``docs/results``."""
     shown = {run.experiment: _headlines(run) for run in runs}
-    addresses = {f"{name}/{figure.name}" for name, those in shown.items() for figure in those}
+    addresses = {f"{name}/{figure.name}" for name, figures in shown.items() for figure in figures}
     judge.write(verdicts, folder)
     claims = judge.markdown(verdicts, lambda figure: _address(figure) if figure in addresses else "")
-    parts = [_HEADER, "## Claims\n\n" + claims, _REGRET, *(_section(run, shown[run.experiment]) for run in runs)]
-    write_atomically(folder / "experiments.md", "\n".join(parts).encode())
+    sections = [_HEADER, "## Claims\n\n" + claims, _REGRET, *(_section(run, shown[run.experiment]) for run in runs)]
+    write_atomically(folder / "experiments.md", "\n".join(sections).encode())
     return folder / "experiments.md"
 
 
@@ -132,8 +132,8 @@ def _code(text: str) -> str:
 def _summaries(run: Run) -> Iterator[str]:
     """One table for each bound and batch size: mean and standard deviation over seeds."""
     for setting in sorted({setting_of(outcome) for outcome in run.outcomes}):
-        known = lowest_known(run.outcomes, setting[0])
-        rows = list(_summary_rows([o for o in run.outcomes if setting_of(o) == setting], known))
+        lowest = lowest_known(run.outcomes, setting[0])
+        rows = list(_summary_rows([o for o in run.outcomes if setting_of(o) == setting], lowest))
         table = Table("", _COLUMNS, rows, left=_COLUMNS).markdown()
         naive = f"lr = {setting[0]:g}, batch {setting[1]}"
         title = naive if not any(o.search.trace for o in run.outcomes) else setting_text(setting).replace("\u00a0", " ")
@@ -145,25 +145,25 @@ def lowest_known(outcomes: Sequence[Outcome], bound: float) -> dict[Cell, float]
 
     Cells that were searched once are left out: nothing is known but what that search found.
     """
-    found: dict[Cell, list[float]] = {}
+    lowest_losses: dict[Cell, list[float]] = {}
     for outcome in outcomes:
         losses = [loss for rate, loss in outcome.search.trace if rate <= bound]
-        found.setdefault(replace(outcome.cell, lr_max=bound), []).append(min(losses, default=math.inf))
-    return {cell: min(lowest) for cell, lowest in found.items() if len(lowest) > 1}
+        lowest_losses.setdefault(replace(outcome.cell, lr_max=bound), []).append(min(losses, default=math.inf))
+    return {cell: min(lowest) for cell, lowest in lowest_losses.items() if len(lowest) > 1}
 
 
-def _regret(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> str:
-    lowest = [(o.search.loss, known.get(o.cell, math.inf)) for o in outcomes]
-    regrets = [loss / best - 1 for loss, best in lowest if math.isfinite(best)]
+def _regret(outcomes: Sequence[Outcome], lowest: dict[Cell, float]) -> str:
+    pairs = [(o.search.loss, lowest.get(o.cell, math.inf)) for o in outcomes]
+    regrets = [loss / best - 1 for loss, best in pairs if math.isfinite(best)]
     return f"{100 * sum(regrets) / len(regrets):.1f} %, {100 * max(regrets):.1f} %" if regrets else "–"
 
 
-def _summary_rows(outcomes: Sequence[Outcome], known: dict[Cell, float]) -> Iterator[tuple[str, ...]]:
+def _summary_rows(outcomes: Sequence[Outcome], lowest: dict[Cell, float]) -> Iterator[tuple[str, ...]]:
     groups = grouped(outcomes, lambda cell: (start_label(cell.start), method_label(cell.method, cell.variant)))
-    for (start, method), those in groups.items():
-        rates = ", ".join(f"{o.search.lr:.2g}{' (at bound)' * o.search.at_bound}" for o in those)
-        ends = (_over_seeds(those, metric, factor) for metric, factor in _METRICS)
-        yield escaped(start), escaped(method), rates, _regret(those, known), *ends
+    for (start, method), group in groups.items():
+        rates = ", ".join(f"{o.search.lr:.2g}{' (at bound)' * o.search.at_bound}" for o in group)
+        ends = (_over_seeds(group, metric, factor) for metric, factor in _METRICS)
+        yield escaped(start), escaped(method), rates, _regret(group, lowest), *ends
 
 
 def _over_seeds(outcomes: Sequence[Outcome], metric: Metric, factor: float) -> str:

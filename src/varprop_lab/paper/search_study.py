@@ -41,9 +41,9 @@ def study(out: Path, root: Path | None = None, experiments: Mapping[str, Experim
     source = provenance(_CPU)
     rounds = len(experiments) * sum(_evaluations().values())
     with reproducible(_CPU, 1), progress.show(rounds, "search") as shown:
-        found = {title: _compared(experiment, root, shown) for title, experiment in experiments.items()}
-    write_atomically(out / "search.json", f"{json.dumps({**source, 'cells': found}, indent=1)}\n".encode())
-    write_atomically(out / "search.md", markdown(found, source["command"]).encode())
+        results = {title: _compared(experiment, root, shown) for title, experiment in experiments.items()}
+    write_atomically(out / "search.json", f"{json.dumps({**source, 'cells': results}, indent=1)}\n".encode())
+    write_atomically(out / "search.md", markdown(results, source["command"]).encode())
     return out / "search.md"
 
 
@@ -77,25 +77,25 @@ def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> C
 
     for index in range(GRID):  # evenly spaced below the upper bound
         recorded({name: high * 10 ** (-DECADES * (index + 0.5) / GRID) for name, (_, high) in bounds.items()})
-    found = {"grid": {name: min(trace, key=lambda pair: pair[1]) for name, trace in seen.items()}}
+    chosen = {"grid": {name: min(trace, key=lambda pair: pair[1]) for name, trace in seen.items()}}
     for search, (evaluations, grids) in SEARCHES.items():
         results = find_lrs(bounds, recorded, evaluations, grids)
-        found[search] = {name: (result.lr, result.loss) for name, result in results.items()}
+        chosen[search] = {name: (result.lr, result.loss) for name, result in results.items()}
     best = {name: min(loss for _, loss in trace) for name, trace in seen.items()}
     return {
         name: {
-            s: {"lr": f[name][0], "loss": f[name][1], "regret": f[name][1] / best[name] - 1} for s, f in found.items()
+            s: {"lr": f[name][0], "loss": f[name][1], "regret": f[name][1] / best[name] - 1} for s, f in chosen.items()
         }
         for name in bounds
     }
 
 
-def markdown(found: Mapping[str, Cells], command: str) -> str:
+def markdown(results: Mapping[str, Cells], command: str) -> str:
     """The table of regrets."""
     evaluations = _evaluations()
     rows = [
         (experiment, search, str(evaluations[search]), *_shares([cell[search]["regret"] for cell in cells.values()]))
-        for experiment, cells in found.items()
+        for experiment, cells in results.items()
         for search in evaluations
     ]
     headings = ("cells", "search", "evaluations", "mean regret", "largest", "above 2 %")

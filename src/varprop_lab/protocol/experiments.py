@@ -148,10 +148,10 @@ class Experiment:
 
     def _only(self, methods: tuple[Method, ...], starts: tuple[Start, ...]) -> Experiment:
         check_names(methods, starts)
-        kept = tuple(c for c in self.combinations if c[0] in methods and c[1] in starts)
+        chosen = tuple(c for c in self.combinations if c[0] in methods and c[1] in starts)
         names = f"the methods {', '.join(methods)} from the starts {', '.join(starts)}"
-        _require(bool(kept) or not self.combinations, f"{self.name} has no cells with {names}.")
-        return replace(self, methods=methods, starts=starts, combinations=kept)
+        _require(bool(chosen) or not self.combinations, f"{self.name} has no cells with {names}.")
+        return replace(self, methods=methods, starts=starts, combinations=chosen)
 
 
 # A run may be continued with more of these.
@@ -160,13 +160,13 @@ _MAY_GROW = {"seeds", "lr_max", "methods", "starts", "combinations", "batch_size
 
 def check_names(methods: Sequence[str], starts: Sequence[str]) -> None:
     """Refuse methods and starts that do not exist."""
-    for kind, names, known in (("method", methods, ALL_METHODS), ("start", starts, ALL_STARTS)):
+    for kind, names, available in (("method", methods, ALL_METHODS), ("start", starts, ALL_STARTS)):
         for name in names:
-            _require(name in known, unknown(kind, name, known))
+            _require(name in available, unknown(kind, name, available))
 
 
-def _require_known(name: str, value: str | None, known: Collection[str]) -> None:
-    _require(value is None or value in known, f"{name} must be one of {', '.join(known)}, got {value!r}.")
+def _require_known(name: str, value: str | None, available: Collection[str]) -> None:
+    _require(value is None or value in available, f"{name} must be one of {', '.join(available)}, got {value!r}.")
 
 
 def _require(condition: bool, message: str) -> None:

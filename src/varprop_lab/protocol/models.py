@@ -49,9 +49,9 @@ class RowByRow(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Scores of the classes."""
-        first, *others = images.squeeze(1).unflatten(1, (-1, self.rows)).flatten(2).unbind(1)
+        first, *later = images.squeeze(1).unflatten(1, (-1, self.rows)).flatten(2).unbind(1)
         state = torch.tanh(self.input(first))
-        for strip in others:
+        for strip in later:
             state = torch.tanh(self.input(strip) + self.state(state))
         scores: Tensor = self.output(state)
         return scores
@@ -66,20 +66,20 @@ def logistic(inputs: int, hidden: int, units: int = 20, classes: int = 10, layer
 
     `layers` makes every layer but the last, with whatever is to follow it, from its kind and arguments.
     """
-    made: list[nn.Module] = [nn.Flatten()]
+    modules: list[nn.Module] = [nn.Flatten()]
     for index in range(hidden):
-        made += [*layers(nn.Linear, units if index else inputs, units), nn.Sigmoid()]
-    return nn.Sequential(*made, nn.Linear(units, classes))
+        modules += [*layers(nn.Linear, units if index else inputs, units), nn.Sigmoid()]
+    return nn.Sequential(*modules, nn.Linear(units, classes))
 
 
 def convolutional(width: int = 96, classes: int = 10, layers: Layers = _alone) -> nn.Module:
     """The paper's network for CIFAR-10: nine convolutions, then the mean over positions; `layers` as of `logistic`."""
-    made: list[nn.Module] = []
+    modules: list[nn.Module] = []
     before = 3
     for kernel, stride, factor in _CONVOLUTIONS:
-        made += [*layers(nn.Conv2d, before, width * factor, kernel, stride, padding=kernel // 2), LeakyRelu()]
+        modules += [*layers(nn.Conv2d, before, width * factor, kernel, stride, padding=kernel // 2), LeakyRelu()]
         before = width * factor
-    return nn.Sequential(*made, nn.Conv2d(before, classes, 1), GlobalAverage())
+    return nn.Sequential(*modules, nn.Conv2d(before, classes, 1), GlobalAverage())
 
 
 FACTORIES: dict[str, Factory] = {

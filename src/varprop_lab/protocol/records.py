@@ -47,8 +47,8 @@ class Cell:
     @property
     def key(self) -> str:
         """A name that is unique within its experiment and safe for a file."""
-        parts = [self.method, self.start, f"s{self.seed}", f"b{self.batch_size}", f"lr{exact(self.lr_max)}"]
-        return ".".join([*parts, self.variant] if self.variant else parts)
+        fields = [self.method, self.start, f"s{self.seed}", f"b{self.batch_size}", f"lr{exact(self.lr_max)}"]
+        return ".".join([*fields, self.variant] if self.variant else fields)
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class Outcome:
 
 def grouped(outcomes: Iterable[Outcome], key: Callable[[Cell], Key]) -> dict[Key, list[Outcome]]:
     """Outcomes whose cells have the same key, in the order in which keys come first."""
-    found: dict[Key, list[Outcome]] = {}
+    groups: dict[Key, list[Outcome]] = {}
     for outcome in outcomes:
-        found.setdefault(key(outcome.cell), []).append(outcome)
-    return found
+        groups.setdefault(key(outcome.cell), []).append(outcome)
+    return groups
 
 
 METHOD_LABELS = {"standard": "Standard", "weight": "WN", "batch": "BN", "analytic": "AP2", "layer": "LN", "group": "GN"}

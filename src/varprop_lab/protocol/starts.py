@@ -114,43 +114,43 @@ def _groups(channels: int) -> int:
 
 def _called(model: nn.Module, batch: Tensor) -> list[str]:
     """The paths of linear layers in the order of their first calls."""
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, ROWS_FIRST)}
-    watch(model, batch, layers, lambda path, _: found.setdefault(path))
-    return list(found)
+    watch(model, batch, layers, lambda path, _: paths.setdefault(path))
+    return list(paths)
 
 
 def _outputs(model: nn.Module, path: str, batch: Tensor, last: bool) -> Tensor:
     """What a layer gives in all its calls: a column for every channel."""
-    found: list[Tensor] = []
-    watch(model, batch, {path: model.get_submodule(path)}, lambda _, output: found.append(output))
-    return torch.cat([(y if last else y.movedim(1, -1)).flatten(0, -2) for y in found]).double()
+    outputs: list[Tensor] = []
+    watch(model, batch, {path: model.get_submodule(path)}, lambda _, output: outputs.append(output))
+    return torch.cat([(y if last else y.movedim(1, -1)).flatten(0, -2) for y in outputs]).double()
 
 
 @torch.no_grad()
-def _mix_(layer: Any, found: Tensor, wanted: Tensor) -> None:
+def _mix_(layer: Any, outputs: Tensor, wanted: Tensor) -> None:
     """Replace a layer by a mixture of its outputs that is nearest to the wanted ones; nothing changes if it is there.
 
     Ridge regression of what is missing: with fewer samples than channels it would follow the batch, not the function.
     """
-    centred, missing = found - found.mean(0), wanted - found
+    centred, missing = outputs - outputs.mean(0), wanted - outputs
     gram = centred.t() @ centred
     ridge = _RIDGE * gram.diagonal().mean().clamp_min(1e-12)
     change = torch.linalg.solve(gram + ridge * torch.eye(len(gram)).to(gram), centred.t() @ missing).t()
     weight = layer.weight.double().flatten(1)
     layer.weight.add_((change @ weight).view_as(layer.weight))
     if layer.bias is not None:
-        shift = missing.mean(0) - change @ found.mean(0)
+        shift = missing.mean(0) - change @ outputs.mean(0)
         layer.bias.add_(change @ layer.bias.double() + shift)
 
 
 @torch.no_grad()
-def _fit_(norm: SampleNorm, found: Tensor, wanted: Tensor) -> None:
+def _fit_(norm: SampleNorm, outputs: Tensor, wanted: Tensor) -> None:
     """Scale and shift of every channel by least squares."""
-    centred = found - found.mean(0)
+    centred = outputs - outputs.mean(0)
     slope = (centred * (wanted - wanted.mean(0))).mean(0) / centred.square().mean(0).clamp_min(1e-12)
     norm.weight.copy_(slope)
-    norm.bias.copy_(wanted.mean(0) - slope * found.mean(0))
+    norm.bias.copy_(wanted.mean(0) - slope * outputs.mean(0))
 
 
 # Of the log-probabilities, in units of the rounding of their dtype: what nine layers add up to, with room to spare.
@@ -170,8 +170,12 @@ class StartData:
 
     def analytic(self, make: Make, model: nn.Module, **options: Any) -> nn.Module:
         """What a function of varprop makes of a model, these moments and an example, with borders as asked for."""
-        made = functools.partial(make, example=self.batch[:1], **options)
-        return made(model, self.moments) if self.borders == "pooled" else without_borders(made, model, self.moments)
+        make_analytic = functools.partial(make, example=self.batch[:1], **options)
+        return (
+            make_analytic(model, self.moments)
+            if self.borders == "pooled"
+            else without_borders(make_analytic, model, self.moments)
+        )
 
 
 def without_borders(make: Make, model: nn.Module, moments: vp.Moments | vp.Tokens) -> nn.Module:
@@ -185,13 +189,13 @@ def without_borders(make: Make, model: nn.Module, moments: vp.Moments | vp.Token
     for path in padded:
         layers[path].padding_mode = "circular"
     try:
-        made = make(model, moments)
+        result = make(model, moments)
     finally:
         for path in padded:
             layers[path].padding_mode = "zeros"
     for path in padded:
-        made.get_submodule(path).padding_mode = "zeros"  # type: ignore[assignment]
-    return made
+        result.get_submodule(path).padding_mode = "zeros"  # type: ignore[assignment]
+    return result
 
 
 @dataclass(frozen=True)
@@ -291,17 +295,17 @@ def with_original_weights(model: nn.Module, original: nn.Module, method: Method,
 @torch.no_grad()
 def _set_direction_(layer: nn.Module, weight: Tensor) -> None:
     """Give a weight-normalized layer another vector of the same direction in every row."""
-    parts: Any = layer.parametrizations
-    parts.weight.original1.copy_(weight)
+    parametrizations: Any = layer.parametrizations
+    parametrizations.weight.original1.copy_(weight)
 
 
 @torch.no_grad()
 def _rescale_(layer: nn.Module, norm: _BatchNorm, weight: Tensor) -> None:
     """Give a layer under batch norm a weight whose rows are multiples of its own; what follows stays the same."""
-    own = layer.weight
-    assert isinstance(own, Tensor) and norm.running_mean is not None and norm.running_var is not None
-    factor = own.flatten(1).norm(dim=1) / weight.flatten(1).norm(dim=1)
-    own.copy_(weight)
+    current = layer.weight
+    assert isinstance(current, Tensor) and norm.running_mean is not None and norm.running_var is not None
+    factor = current.flatten(1).norm(dim=1) / weight.flatten(1).norm(dim=1)
+    current.copy_(weight)
     norm.running_mean.div_(factor)
     norm.running_var.div_(factor.square())
     norm.weight.copy_(factor * torch.sqrt(norm.running_var + norm.eps))
@@ -383,16 +387,16 @@ def starting_points(
         RuntimeError: If a form computes something else than the plain network of its start.
     """
     plain: dict[Start, nn.Module] = {}
-    found: dict[tuple[Method, Start, str], StartingPoint] = {}
+    started: dict[tuple[Method, Start, str], StartingPoint] = {}
     for cell in cells:
         kind = (cell.method, cell.start, cell.variant)
         if cell.start not in plain:
             plain[cell.start] = plain_network(factory, cell.start, cell.seed, data)
-        if kind not in found:
-            own = own_weights == "original" and cell.start in OWN_STARTS.get(cell.method, ())
-            original = original_network(factory, cell.start, cell.seed, data) if own else None
-            found[kind] = _started(cell, plain[cell.start], data, original)
-    return {cell: found[cell.method, cell.start, cell.variant] for cell in cells}
+        if kind not in started:
+            at_home = own_weights == "original" and cell.start in OWN_STARTS.get(cell.method, ())
+            original = original_network(factory, cell.start, cell.seed, data) if at_home else None
+            started[kind] = _started(cell, plain[cell.start], data, original)
+    return {cell: started[cell.method, cell.start, cell.variant] for cell in cells}
 
 
 def _started(cell: Cell, plain: nn.Module, data: StartData, original: nn.Module | None) -> StartingPoint:

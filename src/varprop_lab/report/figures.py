@@ -76,8 +76,8 @@ def _main_setting(run: Run) -> Setting:
 def _figure_name(run: Run, stem: str, setting: Setting) -> str:
     """The stem for the main setting; what differs from it is added for the others."""
     (bound, batch), (main_bound, main_batch) = setting, _main_setting(run)
-    parts = [f"lr{exact(bound)}"] * (bound != main_bound) + [f"b{batch}"] * (batch != main_batch)
-    return "-".join([stem, *parts])
+    suffixes = [f"lr{exact(bound)}"] * (bound != main_bound) + [f"b{batch}"] * (batch != main_batch)
+    return "-".join([stem, *suffixes])
 
 
 def setting_text(setting: Setting) -> str:

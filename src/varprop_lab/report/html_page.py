@@ -74,7 +74,7 @@ def render(runs: Sequence[Run], pictures: Path | None = None, verdicts: Sequence
     """
     sections = [_section(run, pictures) for run in runs]
     methods = {outcome.cell.method for run in runs for outcome in run.outcomes}
-    figures = [figure for one in sections for figure in one["figures"]]
+    figures = [figure for section in sections for figure in section["figures"]]
     text: str = (
         environment(_TEMPLATES)
         .get_template("report.html.j2")
@@ -96,9 +96,9 @@ def render(runs: Sequence[Run], pictures: Path | None = None, verdicts: Sequence
     return text
 
 
-def _starts(found: set[Method]) -> str:
+def _starts(methods: set[Method]) -> str:
     """Where these methods begin: layer and group norm cannot begin from the function of the others."""
-    apart = [method_label(method) for method in SAMPLE_NORMS if method in found]
+    apart = [method_label(method) for method in SAMPLE_NORMS if method in methods]
     if not apart:
         return "Every method starts from the same function."
     return (
@@ -107,10 +107,10 @@ def _starts(found: set[Method]) -> str:
     )
 
 
-def _legend(found: set[Method]) -> str:
+def _legend(methods: set[Method]) -> str:
     """What the short names of these methods stand for."""
-    known = [f"{method_label(name)}: {meaning}" for name, meaning in METHOD_MEANINGS.items() if name in found]
-    return "; ".join(known) + "." * bool(known)
+    meanings = [f"{method_label(name)}: {meaning}" for name, meaning in METHOD_MEANINGS.items() if name in methods]
+    return "; ".join(meanings) + "." * bool(meanings)
 
 
 def _section(run: Run, pictures: Path | None) -> dict[str, Any]:

@@ -106,8 +106,8 @@ def _draw_series(series: PlottedSeries, axis: Axis, index: int) -> None:
     if series.low:
         axis.fill_between(series.x, _numbers(series.low), _numbers(series.high), color=series.colour, alpha=0.16, lw=0)
     every = max(1, len(series.x) // 5)
-    places = (2 * index * every // 9 % every, every)
-    axis.plot(series.x, y, **_line_look(series), markevery=places, markersize=4, zorder=3)
+    marked = (2 * index * every // 9 % every, every)
+    axis.plot(series.x, y, **_line_look(series), markevery=marked, markersize=4, zorder=3)
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
@@ -121,9 +121,9 @@ def _draw_mark(mark: Mark, series: PlottedSeries, axis: Axis) -> None:
         "chosen": {"facecolors": "none", "edgecolors": series.colour},
         "at bound": {"facecolors": series.colour, "edgecolors": "#202124"},
     }
-    place = {"transform": axis.get_xaxis_transform()} if mark.y is None else {}
+    transform = {"transform": axis.get_xaxis_transform()} if mark.y is None else {}
     height = 0.97 if mark.y is None else mark.y
-    axis.scatter([mark.x], [height], zorder=5, clip_on=False, **MARKS[mark.kind], **colours[mark.kind], **place)
+    axis.scatter([mark.x], [height], zorder=5, clip_on=False, **MARKS[mark.kind], **colours[mark.kind], **transform)
 
 
 def _label_axes(axes: list[Axis], figure: Figure, columns: int) -> None:
@@ -151,7 +151,7 @@ def stretch_accuracies(axis: Axis) -> None:
     def forward(accuracy: Any) -> Any:
         return -numpy.log10(numpy.maximum(PERFECT - accuracy, 1e-3))
 
-    axis.set_yscale("function", functions=(forward, lambda place: PERFECT - 10.0**-place))
+    axis.set_yscale("function", functions=(forward, lambda stretched: PERFECT - 10.0**-stretched))
 
 
 def set_ticks(axis: Axis, figure: Figure) -> None:
@@ -185,7 +185,7 @@ def _accuracy_ticks(low: float, high: float) -> list[float]:
     apart = math.log(max(PERFECT - low, 1e-3) / max(PERFECT - high, 1e-3)) / 9
     chosen: list[float] = []
     for value in ACCURACIES:
-        gaps = [abs(math.log((PERFECT - value) / (PERFECT - other))) for other in chosen]
+        gaps = [abs(math.log((PERFECT - value) / (PERFECT - tick))) for tick in chosen]
         if low <= value <= high and min(gaps, default=math.inf) >= apart:
             chosen.append(float(value))
     return sorted(chosen)

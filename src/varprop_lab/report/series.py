@@ -279,7 +279,7 @@ def seed_counts(every: Sequence[PlottedSeries]) -> dict[str, str]:
         counts.setdefault(series.label, set()).add(series.seeds)
     if len(set().union(*counts.values())) < 2:
         return {}
-    spans = {label: (min(found), max(found)) for label, found in counts.items()}
+    spans = {label: (min(seeds), max(seeds)) for label, seeds in counts.items()}
     return {
         label: f" ({most if fewest == most else f'{fewest} to {most}'} seed{'s' * (most != 1)})"
         for label, (fewest, most) in spans.items()

@@ -30,7 +30,7 @@ def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     if not manifest:
         return []
     versions = manifest.get("versions", {})
-    known = {
+    entries = {
         "Command": manifest.get("command"),
         "Hardware": _machine(manifest.get("hardware", {})),
         "Versions": ", ".join(f"{name} {value}" for name, value in versions.items() if value is not None),
@@ -40,7 +40,7 @@ def facts(manifest: dict[str, Any]) -> list[tuple[str, str]]:
         "Data": manifest.get("fingerprints", {}).get("data"),
         "Configuration": ", ".join(_flat(manifest.get("configuration", {}))),
     }
-    return [(name, str(value)) for name, value in known.items() if value not in (None, "")]
+    return [(name, str(value)) for name, value in entries.items() if value not in (None, "")]
 
 
 def git_text(git: dict[str, Any]) -> str:
@@ -53,8 +53,8 @@ def git_text(git: dict[str, Any]) -> str:
 
 def _machine(hardware: dict[str, Any]) -> str:
     names = {"gpu": "", "cuda": "CUDA ", "machine": "", "cpu_threads": ""}
-    parts = [f"{prefix}{hardware[name]}" for name, prefix in names.items() if hardware.get(name)]
-    return ", ".join(parts) + (" threads" if hardware.get("cpu_threads") else "")
+    items = [f"{prefix}{hardware[name]}" for name, prefix in names.items() if hardware.get(name)]
+    return ", ".join(items) + (" threads" if hardware.get("cpu_threads") else "")
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -70,8 +70,8 @@ def duration(seconds: float | None) -> str | None:
     """Seconds in words; None where they are not known."""
     if seconds is None:
         return None
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{seconds:.1f} s" if seconds < 100 else f"{minutes} min {rest} s"
+    minutes, remainder = divmod(round(seconds), 60)
+    return f"{seconds:.1f} s" if seconds < 100 else f"{minutes} min {remainder} s"
 
 
 HEADINGS = ("experiment", "start", "method", "lr", "training loss", "validation", "test")
@@ -143,17 +143,17 @@ def answer(outcomes: Sequence[Outcome]) -> str:
         return ""
     starts = len({outcome.cell.start for outcome in outcomes}) == len(cases)
     counted = f"{len(cases)} {'start' if starts else 'case'}{'s' * (len(cases) > 1)}"
-    parts = [_leaders(cases, final(TRAIN_LOSS), "the lowest training loss", counted)]
+    clauses = [_leaders(cases, final(TRAIN_LOSS), "the lowest training loss", counted)]
     if any(outcome.curves.get(VALID_ACCURACY) for outcome in outcomes):
-        parts += [_leaders(cases, final_error, "the highest validation accuracy", counted)]
+        clauses += [_leaders(cases, final_error, "the highest validation accuracy", counted)]
     lost = sum(outcome.diverged for outcome in outcomes)
-    parts += [f"{lost} of {len(outcomes)} runs diverged"] * bool(lost)
+    clauses += [f"{lost} of {len(outcomes)} runs diverged"] * bool(lost)
     bounded = sum(any(run.search.at_bound for runs in case.values() for run in runs) for case in cases)
     if bounded:
-        parts += [f"from {bounded} of {counted} a best learning rate lies at the bound of its search (--lr-max)"]
+        clauses += [f"from {bounded} of {counted} a best learning rate lies at the bound of its search (--lr-max)"]
     if len({outcome.cell.seed for outcome in outcomes}) == 1:
-        parts += ["one seed decides nothing, take three or more (--seeds 3)"]
-    sentence = "; ".join(parts)
+        clauses += ["one seed decides nothing, take three or more (--seeds 3)"]
+    sentence = "; ".join(clauses)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
@@ -172,9 +172,9 @@ def _leaders(cases: Sequence[Case], metric: Metric, what: str, counted: str) -> 
     wins = Counter(leader for case in cases if (leader := _leader(case, metric)) is not None)
     if not wins:
         return f"which method has {what} is undecided"
-    first, *rest = sorted(wins, key=lambda method: (-wins[method], method_rank(*method)))
+    first, *following = sorted(wins, key=lambda method: (-wins[method], method_rank(*method)))
     texts = [f"{method_label(*first)} has {what} from {wins[first]} of {counted}"]
-    texts += [f"{method_label(*method)} from {wins[method]}" for method in rest]
+    texts += [f"{method_label(*method)} from {wins[method]}" for method in following]
     undecided = len(cases) - wins.total()
     return ", ".join(texts + [f"undecided from {undecided}"] * bool(undecided))
 

@@ -43,7 +43,7 @@ def _of_function(function: Any) -> str:
     name = getattr(function, "__qualname__", repr(function))
     file = _file_of(function)
     text = Path(file).read_text("utf-8", errors="replace") if file and Path(file).is_file() else ""
-    return _digest(part.encode() for part in (name, text))
+    return _digest(text_piece.encode() for text_piece in (name, text))
 
 
 def changed(now: dict[str, str], before: dict[str, str]) -> list[str]:
@@ -55,15 +55,15 @@ def _of_model(factory: str | Factory) -> str:
     model = build(factory, 0)
     tensors = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in model.state_dict().items()]
     function = FACTORIES[factory] if isinstance(factory, str) else factory
-    return _digest(part.encode() for part in (repr(model), *tensors, *_sources(function, model)))
+    return _digest(text.encode() for text in (repr(model), *tensors, *_sources(function, model)))
 
 
 def _sources(function: Factory, model: nn.Module) -> list[str]:
     """The text of every file that the model is written in, those of libraries aside."""
     written = [function, *dict.fromkeys(type(module) for module in model.modules())]
-    files = {Path(file) for one in written if (file := _file_of(one))}
-    own = sorted(file for file in files if not any(file.is_relative_to(library) for library in _LIBRARIES))
-    return [file.read_text("utf-8", errors="replace") for file in own if file.is_file()]
+    files = {Path(file) for entity in written if (file := _file_of(entity))}
+    user_files = sorted(file for file in files if not any(file.is_relative_to(library) for library in _LIBRARIES))
+    return [file.read_text("utf-8", errors="replace") for file in user_files if file.is_file()]
 
 
 def _file_of(written: object) -> str | None:
@@ -74,7 +74,7 @@ def _file_of(written: object) -> str | None:
 
 
 def _of_data(dataset: Dataset) -> str:
-    return _digest(_bytes_of(part) for part in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))
+    return _digest(_bytes_of(tensor) for tensor in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))
 
 
 def _bytes_of(tensor: Tensor) -> bytes:
@@ -82,11 +82,11 @@ def _bytes_of(tensor: Tensor) -> bytes:
     return shape + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def _digest(parts: Iterable[bytes]) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(hashlib.sha256(part).digest())
-    return found.hexdigest()[:16]
+def _digest(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(hashlib.sha256(piece).digest())
+    return digest.hexdigest()[:16]
 
 
 def describe(experiment: Experiment, device: torch.device, fingerprints: dict[str, str]) -> dict[str, Any]:
@@ -158,15 +158,15 @@ class Store:
         Raises:
             StoreError: On a damaged cell, without `problems`.
         """
-        found = []
+        outcomes = []
         for path in sorted((self.folder / "cells").glob("*.json")):
             try:
-                found.append(_outcome(path, self.files))
+                outcomes.append(_outcome(path, self.files))
             except StoreError as error:
                 if problems is None:
                     raise
                 problems.append(str(error))
-        return found
+        return outcomes
 
     def write_manifest(self, values: dict[str, Any]) -> None:
         """Keep how the run was made."""
@@ -184,12 +184,12 @@ class Store:
 
     def begun(self) -> bool:
         """Whether there is something to go on with."""
-        return any(next((self.folder / part).glob("*"), None) for part in ("cells", "partial"))
+        return any(next((self.folder / subfolder).glob("*"), None) for subfolder in ("cells", "partial"))
 
     def clear(self) -> None:
         """Delete what runs wrote here, and nothing else."""
-        for part in _WRITTEN:
-            path = self.folder / part
+        for entry in _WRITTEN:
+            path = self.folder / entry
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -248,11 +248,15 @@ def _check_manifest(values: Any) -> None:
     """Raise unless all that is read from a manifest is of the kind that everything here relies on."""
     settings, sittings = values.get("configuration", {}), values.get("sittings", [])
     texts = [values.get("command", ""), *settings.get("methods", []), *settings.get("starts", [])]
-    numbers = [values.get("seconds", 0.0), *values.get("seeds", []), *(one.get("seconds", 0.0) for one in sittings)]
-    parts = [values.get(name, {}) for name in ("fingerprints", "git", "hardware", "versions")]
-    parts += [one.get("git", {}) for one in sittings]
-    for kind, found in ((str, texts), ((int, float), numbers), (dict, parts)):
-        if not all(isinstance(value, kind) for value in found):
+    numbers = [
+        values.get("seconds", 0.0),
+        *values.get("seeds", []),
+        *(sitting.get("seconds", 0.0) for sitting in sittings),
+    ]
+    mappings = [values.get(name, {}) for name in ("fingerprints", "git", "hardware", "versions")]
+    mappings += [sitting.get("git", {}) for sitting in sittings]
+    for kind, group in ((str, texts), ((int, float), numbers), (dict, mappings)):
+        if not all(isinstance(value, kind) for value in group):
             raise TypeError("it holds values of the wrong kind")
 
 

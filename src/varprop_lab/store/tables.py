@@ -75,18 +75,18 @@ def _tables(outcomes: list[Outcome], manifest: dict[str, Any]) -> dict[str, list
 def _run_row(outcome: Outcome) -> Row:
     """One training run: what it was, what rate was found, how it ended."""
     search = outcome.search
-    found = (search.lr, search.loss, len(search.trace), search.at_bound, search.flat, search.diverged)
+    searched = (search.lr, search.loss, len(search.trace), search.at_bound, search.flat, search.diverged)
     ends = {f"final_{name}": outcome.last(name) for name in _CURVES}
-    rest = {name: getattr(outcome, name) for name in _TEST if hasattr(outcome, name)}
+    ending = {name: getattr(outcome, name) for name in _TEST if hasattr(outcome, name)}
     epochs = max(map(len, outcome.curves.values()), default=0)
-    return {**asdict(outcome.cell), **dict(zip(_SEARCH, found, strict=True)), **ends, "epochs": epochs, **rest}
+    return {**asdict(outcome.cell), **dict(zip(_SEARCH, searched, strict=True)), **ends, "epochs": epochs, **ending}
 
 
 def _source_row(manifest: dict[str, Any]) -> Row:
     """Versions, hardware and git state, None where unknown: cells of several sittings come from any of them."""
     git = manifest.get("git", {}) if len(manifest.get("sittings", ())) < 2 else {}
-    known = {**manifest.get("versions", {}), **git, **{name: manifest.get(name) for name in ("hardware", "started")}}
-    return {name: known.get(name) for name in _SOURCE}
+    values = {**manifest.get("versions", {}), **git, **{name: manifest.get(name) for name in ("hardware", "started")}}
+    return {name: values.get(name) for name in _SOURCE}
 
 
 def read_tables(folder: Path) -> list[Outcome]:
@@ -148,8 +148,8 @@ def read_runs(out: Path, experiments: list[str] | None = None) -> list[Run]:
     """The runs asked for, found or not, and all others that lie in the folder given to ``--out``."""
     asked = [name for name in experiments or [] if name not in _NO_EXPERIMENT]
     folders = list(out.iterdir()) if out.is_dir() else []
-    found = [f.name for f in folders if (f / "manifest.json").is_file() or (f / "cells").is_dir()]
-    return [read_run(out / name) for name in sorted({*asked, *found}, key=experiment_rank)]
+    names = [f.name for f in folders if (f / "manifest.json").is_file() or (f / "cells").is_dir()]
+    return [read_run(out / name) for name in sorted({*asked, *names}, key=experiment_rank)]
 
 
 def read_run(folder: Path) -> Run:
@@ -211,8 +211,8 @@ def _missing_seeds(outcomes: list[Outcome], manifest: dict[str, Any]) -> list[st
     expected = {*manifest.get("seeds", []), *(o.cell.seed for o in outcomes)}
     have = grouped(outcomes, lambda c: (c.lr_max, c.batch_size, c.method, c.variant, c.start))
     lacking: dict[tuple[str, str], list[str]] = {}
-    for (bound, batch, method, variant, start), those in have.items():
-        if lost := ", ".join(map(str, sorted(expected - {o.cell.seed for o in those}))):
+    for (bound, batch, method, variant, start), group in have.items():
+        if lost := ", ".join(map(str, sorted(expected - {o.cell.seed for o in group}))):
             what = f"{method}{f' ({variant})' * bool(variant)} with seed {lost}"
             lacking.setdefault((what, f"(batch {batch}, lr at most {bound:g})"), []).append(start)
     return [f"no finished cell of {what} from {', '.join(starts)} {where}" for (what, where), starts in lacking.items()]

@@ -60,10 +60,10 @@ def flat_step(function: Flat, arguments: list[Tensor]) -> Flat:
 
 def _without_mutation(function: Flat, arguments: list[Tensor]) -> fx.GraphModule:
     # In two passes: torch cannot yet do it while a function with a derivative of its own is being differentiated.
-    found = _graph_of(function, arguments)
-    if any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in found.graph.nodes):
-        found = _graph_of(torch.func.functionalize(found), arguments)
-    return _reduced(found)
+    graph = _graph_of(function, arguments)
+    if any(getattr(getattr(n.target, "_schema", None), "is_mutable", False) for n in graph.graph.nodes):
+        graph = _graph_of(torch.func.functionalize(graph), arguments)
+    return _reduced(graph)
 
 
 def _graph_of(function: Callable[..., Any], arguments: list[Tensor]) -> fx.GraphModule:
@@ -72,27 +72,27 @@ def _graph_of(function: Callable[..., Any], arguments: list[Tensor]) -> fx.Graph
         return make_fx(lambda *tensors: function(*tensors))(*arguments)
 
 
-def _reduced(found: fx.GraphModule) -> fx.GraphModule:
-    found.graph.eliminate_dead_code()
-    return fx.GraphModule(found, fx_graph_cse(found.graph))
+def _reduced(graph: fx.GraphModule) -> fx.GraphModule:
+    graph.graph.eliminate_dead_code()
+    return fx.GraphModule(graph, fx_graph_cse(graph.graph))
 
 
-def _with_constants(found: fx.GraphModule) -> fx.GraphModule:
+def _with_constants(graph: fx.GraphModule) -> fx.GraphModule:
     """Tensors that depend on no argument become attributes, in place."""
-    for index, (node, value) in enumerate(_constants(found).items()):
+    for index, (node, value) in enumerate(_constants(graph).items()):
         if node.op == "call_function" and isinstance(value, Tensor):
-            found.register_buffer(f"_constant{index}", value)
-            with found.graph.inserting_before(node):
-                node.replace_all_uses_with(found.graph.get_attr(f"_constant{index}"))
-    return found
+            graph.register_buffer(f"_constant{index}", value)
+            with graph.graph.inserting_before(node):
+                node.replace_all_uses_with(graph.graph.get_attr(f"_constant{index}"))
+    return graph
 
 
-def _constants(found: fx.GraphModule) -> dict[fx.Node, Any]:
+def _constants(graph: fx.GraphModule) -> dict[fx.Node, Any]:
     values: dict[fx.Node, Any] = {}
-    for node in found.graph.nodes:
+    for node in graph.graph.nodes:
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if node.op == "get_attr":
-            values[node] = operator.attrgetter(str(node.target))(found)
+            values[node] = operator.attrgetter(str(node.target))(graph)
         elif node.op == "call_function" and not random and all(x in values for x in node.all_input_nodes):
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
@@ -119,9 +119,9 @@ def with_plain_norms_(model: nn.Module, batch_norm: bool) -> nn.Module:
     """
     for module in model.modules():
         if isinstance(module, parametrize.ParametrizationList):
-            for index, part in enumerate(module):
-                if type(part).__name__ == "_WeightNorm":
-                    module[index] = _PlainWeightNorm(int(part.dim))  # type: ignore[arg-type]
+            for index, parametrization in enumerate(module):
+                if type(parametrization).__name__ == "_WeightNorm":
+                    module[index] = _PlainWeightNorm(int(parametrization.dim))  # type: ignore[arg-type]
         if batch_norm and type(module) in _BATCH_NORMS and module.momentum is not None and module.track_running_stats:
             module.__class__ = _PlainBatchNorm
     return model
@@ -172,16 +172,16 @@ class _RowLayout:
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """The stacked tensors by name, as views of the rows."""
-        parts = rows.split(self.sizes, 1) if self.sizes else ()
+        columns = rows.split(self.sizes, 1) if self.sizes else ()
         return {
-            n: part.unflatten(1, s) if s else part[:, 0]
-            for (n, s), part in zip(self.shapes.items(), parts, strict=True)
+            n: column.unflatten(1, s) if s else column[:, 0]
+            for (n, s), column in zip(self.shapes.items(), columns, strict=True)
         }
 
     def rows(self, stacked: dict[str, Tensor]) -> Tensor:
         """The inverse of `views`, as a new tensor; there must be at least one."""
-        parts = [stacked[name].flatten(1) if shape else stacked[name][:, None] for name, shape in self.shapes.items()]
-        return torch.cat(parts, 1)
+        columns = [stacked[name].flatten(1) if shape else stacked[name][:, None] for name, shape in self.shapes.items()]
+        return torch.cat(columns, 1)
 
 
 class StackedNetworks:
@@ -206,8 +206,8 @@ class StackedNetworks:
         self.parameters, self.buffers = self.start.clone(), self.buffer_start.clone()
         self.mean, self.square = torch.zeros_like(self.start), torch.zeros_like(self.start)  # of gradients, for Adam
         device = self.start.device
-        own = [list(seeds).index(cell.seed) for cell in cells]
-        self.seed_index = torch.tensor(own, device=device) if len(seeds) > 1 else None
+        indices = [list(seeds).index(cell.seed) for cell in cells]
+        self.seed_index = torch.tensor(indices, device=device) if len(seeds) > 1 else None
         self.decay = self._decay([weight_decay * (cell.variant == DECAY) for cell in cells])
         self.unit = torch.tensor([cell.variant == UNIT_NORM for cell in cells], device=device)
         self.projected = invariant_names(models[0]) if self.unit.any() else []
@@ -272,13 +272,13 @@ class StackedNetworks:
             project_(self.layout.views(self.parameters)[name], self.unit)
         return losses
 
-    def measured(self, parts: Iterable[LabelledImages], scores: Scores | None = None) -> tuple[Tensor, Tensor]:
+    def measured(self, batches: Iterable[LabelledImages], scores: Scores | None = None) -> tuple[Tensor, Tensor]:
         """Loss and accuracy of every network on samples and targets of its own; in evaluation mode by default."""
         scores = scores or self.scores
         if self.loss is None:
-            return loss_and_accuracy(scores, parts)
+            return loss_and_accuracy(scores, batches)
         targets = None if self.seed_index is None else 0
-        return loss_and_accuracy(scores, parts, torch.vmap(self.loss, in_dims=(0, targets)), axis=1)
+        return loss_and_accuracy(scores, batches, torch.vmap(self.loss, in_dims=(0, targets)), axis=1)
 
     def tensors(self) -> list[dict[str, Tensor]]:
         """Parameters and buffers of every network, by name."""
@@ -289,9 +289,9 @@ class StackedNetworks:
     def scores(self, images: Tensor) -> Tensor:
         """What each network, in evaluation mode, makes of images with a first axis for the seeds."""
         self.template.eval()
-        found = self.scores_in_batch_mode(images)
+        scores = self.scores_in_batch_mode(images)
         self.template.train()
-        return found
+        return scores
 
     @torch.no_grad()
     def scores_in_batch_mode(self, images: Tensor) -> Tensor:
@@ -304,8 +304,8 @@ class StackedNetworks:
         buffers = {**self.buffer_layout.views(self.buffers), **self.counters}
         samples = None if self.seed_index is None else 0
         together = torch.vmap(run, in_dims=(0, 0, samples), randomness="different")
-        found: Tensor = together(self.layout.views(self.parameters), buffers, self.own(images))
-        return found
+        result: Tensor = together(self.layout.views(self.parameters), buffers, self.own(images))
+        return result
 
 
 class CannotStack(RuntimeError):
@@ -326,8 +326,10 @@ class EnsembleTrainer(Trainer):
         started = task.starts(cells) if started is None else started
         with _stacking():
             self.stacks = [
-                StackedNetworks(own, [started[c].model for c in own], self.seeds, self.protocol.weight_decay, task.loss)
-                for own in _by_structure(cells)
+                StackedNetworks(
+                    group, [started[c].model for c in group], self.seeds, self.protocol.weight_decay, task.loss
+                )
+                for group in _by_structure(cells)
             ]
         self.cells = [cell for stack in self.stacks for cell in stack.cells]
         self.gaps = [started[cell].gap for cell in self.cells]
@@ -336,7 +338,7 @@ class EnsembleTrainer(Trainer):
         self.rates = torch.zeros(len(self.cells), dtype=torch.float64, device=task.device)
         self.number = torch.zeros((), dtype=torch.float64, device=task.device)
         self.running = RunningLoss(len(self.cells), self.steps, self.protocol.remain, task.device)
-        images, labels = (part[:, 0] for part in next(self._chunks(0)))
+        images, labels = (tensor[:, 0] for tensor in next(self._chunks(0)))
         with _stacking():
             for stack in self.stacks:
                 stack.prepare(images, labels)
@@ -344,8 +346,8 @@ class EnsembleTrainer(Trainer):
 
     def _chunks(self, epoch: int, purpose: int = AUGMENT) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels with axes for seeds, steps and samples."""
-        for parts in zip(*(batches.chunks(epoch, purpose) for batches in self.batches), strict=True):
-            images, labels = zip(*parts, strict=True)
+        for chunks in zip(*(batches.chunks(epoch, purpose) for batches in self.batches), strict=True):
+            images, labels = zip(*chunks, strict=True)
             yield self.task.as_input(torch.stack(images)), torch.stack(labels)
 
     @torch.no_grad()
@@ -353,8 +355,8 @@ class EnsembleTrainer(Trainer):
         self.number.add_(1)
         rates = self.rates.split([len(stack.cells) for stack in self.stacks])
         tasks = [
-            functools.partial(stack.step, images, labels, own, self.number)
-            for stack, own in zip(self.stacks, rates, strict=True)
+            functools.partial(stack.step, images, labels, rate, self.number)
+            for stack, rate in zip(self.stacks, rates, strict=True)
         ]
         self.running.update(torch.cat(in_parallel_streams(tasks, images.device)))
 
@@ -384,30 +386,30 @@ class EnsembleTrainer(Trainer):
         return self.task.as_input(torch.stack(images)), torch.stack(labels)
 
     def _measured(self, images: Tensor, labels: Tensor) -> list[tuple[float, float]]:
-        found = [
+        measured = [
             stack.measured((x, stack.own(y)) for x, y in in_parts(images, labels, axis=1)) for stack in self.stacks
         ]
-        losses, shares = (torch.cat(part).tolist() for part in zip(*found, strict=True))
+        losses, shares = (torch.cat(tensors).tolist() for tensors in zip(*measured, strict=True))
         return list(zip(losses, shares, strict=True))
 
     def _training_losses(self, number: int) -> list[float]:
-        found: list[float] = []
+        losses: list[float] = []
         for stack in self.stacks:
-            parts = ((x.flatten(1, 2), stack.own(y.flatten(1, 2))) for x, y in self._chunks(number, MEASURE))
-            found += stack.measured(parts)[0].tolist()
-        return found
+            batches = ((x.flatten(1, 2), stack.own(y.flatten(1, 2))) for x, y in self._chunks(number, MEASURE))
+            losses += stack.measured(batches)[0].tolist()
+        return losses
 
     def _batch_validation(self) -> list[tuple[float, float] | None]:
         images, labels = self._validation_samples()
-        found: list[tuple[float, float] | None] = []
+        result: list[tuple[float, float] | None] = []
         for stack in self.stacks:
             if stack.cells[0].method != "batch":
-                found += [None] * len(stack.cells)
+                result += [None] * len(stack.cells)
                 continue
-            parts = full_batches(images, labels, stack.cells[0].batch_size, axis=1)
-            measured = stack.measured(((x, stack.own(y)) for x, y in parts), stack.scores_in_batch_mode)
-            found += zip(*(part.tolist() for part in measured), strict=True)
-        return found
+            batches = full_batches(images, labels, stack.cells[0].batch_size, axis=1)
+            measured = stack.measured(((x, stack.own(y)) for x, y in batches), stack.scores_in_batch_mode)
+            result += zip(*(tensor.tolist() for tensor in measured), strict=True)
+        return result
 
     def test(self) -> list[tuple[float, float]]:
         """Loss and accuracy of every cell on the official test set."""
@@ -418,7 +420,7 @@ class EnsembleTrainer(Trainer):
 
     def trained(self) -> list[nn.Module]:
         """Every network as it is now."""
-        values = [one for stack in self.stacks for one in stack.tensors()]
+        values = [tensors for stack in self.stacks for tensors in stack.tensors()]
         models = [copy.deepcopy(model) for model in self.started]
         for model, tensors in zip(models, values, strict=True):
             model.load_state_dict(tensors, strict=False)  # what is not among the parameters and buffers does not change
@@ -426,8 +428,8 @@ class EnsembleTrainer(Trainer):
 
     def state(self) -> dict[str, Tensor]:
         """All tensors that training changes, by name."""
-        parts = {f"group{index}": stack.state() for index, stack in enumerate(self.stacks)}
-        named = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+        states = {f"group{index}": stack.state() for index, stack in enumerate(self.stacks)}
+        named = {f"{group}.{name}": tensor for group, tensors in states.items() for name, tensor in tensors.items()}
         return {**named, **self.running.state(), "number": self.number}
 
 
@@ -444,9 +446,9 @@ def _stacking() -> Iterator[None]:
 
 def _by_structure(cells: list[Cell]) -> list[list[Cell]]:
     """Cells that differ in nothing but values; an analytic network has the input moments of its seed in its graph."""
-    found: dict[tuple[str, str, int | None], list[Cell]] = {}
+    groups: dict[tuple[str, str, int | None], list[Cell]] = {}
     for cell in cells:
         structure = cell.variant if cell.variant in (DOUBLE, MOMENTUM) else ""
         seed = cell.seed if cell.method == "analytic" else None
-        found.setdefault((cell.method, structure, seed), []).append(cell)
-    return list(found.values())
+        groups.setdefault((cell.method, structure, seed), []).append(cell)
+    return list(groups.values())

@@ -80,8 +80,8 @@ class SingleTrainer(Trainer):
         chosen = decaying_names(self.model) if self.cell.variant == DECAY else []
         named = dict(self.model.named_parameters())
         decaying = {"params": [named[n] for n in chosen], "weight_decay": self.protocol.weight_decay}
-        others = {"params": [p for n, p in named.items() if n not in chosen], "weight_decay": 0.0}
-        return [group for group in (decaying, others) if group["params"]]
+        plain = {"params": [p for n, p in named.items() if n not in chosen], "weight_decay": 0.0}
+        return [group for group in (decaying, plain) if group["params"]]
 
     def _placed(self, images: Tensor) -> Tensor:
         images = images.to(next(self.model.parameters()).dtype) if images.is_floating_point() else images
@@ -126,11 +126,11 @@ class SingleTrainer(Trainer):
         self._set_rate(0.0)
         self.running.reset_()
         self._step(self._placed(images), labels)
-        found, limit = self.losses()[0], _LIMITS[self.precision.half] * (1 + abs(plain[0]))
-        if plain[0] == plain[1] and not abs(found - plain[0]) <= limit:  # a model may draw random numbers
+        loss, limit = self.losses()[0], _LIMITS[self.precision.half] * (1 + abs(plain[0]))
+        if plain[0] == plain[1] and not abs(loss - plain[0]) <= limit:  # a model may draw random numbers
             raise RuntimeError(
                 f"The training step of {self.cell.key} does not compute what the model does: "
-                f"its loss is {found:.6g} instead of {plain[0]:.6g}."
+                f"its loss is {loss:.6g} instead of {plain[0]:.6g}."
             )
 
     @torch.no_grad()
@@ -173,22 +173,22 @@ class SingleTrainer(Trainer):
         return [self._measured(in_parts(*self.task.validation(self.cell.seed)))]
 
     def _training_losses(self, number: int) -> list[float]:
-        parts = ((x.flatten(0, 1), y.flatten(0, 1)) for x, y in self.batches.chunks(number, MEASURE))
-        return [self._measured(parts)[0]]
+        batches = ((x.flatten(0, 1), y.flatten(0, 1)) for x, y in self.batches.chunks(number, MEASURE))
+        return [self._measured(batches)[0]]
 
     def _batch_validation(self) -> list[tuple[float, float] | None]:
         if self.cell.method != "batch":
             return [None]
-        kept = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        parts = full_batches(*self.task.validation(self.cell.seed), self.cell.batch_size)
-        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), parts, self.task.loss)
-        for buffer, value in kept:
+        saved = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        batches = full_batches(*self.task.validation(self.cell.seed), self.cell.batch_size)
+        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), batches, self.task.loss)
+        for buffer, value in saved:
             buffer.copy_(value)
         return [(float(loss), float(right))]
 
-    def _measured(self, parts: Any) -> tuple[float, float]:
+    def _measured(self, batches: Any) -> tuple[float, float]:
         self.model.eval()
-        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), parts, self.task.loss)
+        loss, right = loss_and_accuracy(functools.partial(self._scores, self.model), batches, self.task.loss)
         self.model.train()
         return float(loss), float(right)
 

@@ -29,17 +29,17 @@ def normalized_layers(model: nn.Module) -> dict[str, Any]:
 
 def ratios(model: nn.Module, data: Tensor) -> dict[str, float]:
     """True over predicted standard deviation of every normalized layer, root mean squares over its channels."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     layers = normalized_layers(model)
 
     def measure(path: str, output: Tensor) -> None:
         channels = output.ndim - 1 if layers[path].weight.ndim == 2 else 1
         over = [axis for axis in range(output.ndim) if axis != channels]
         true, predicted = output.double().var(over, correction=0), layers[path].scale.double().square()
-        found[path] = float((true.mean() / predicted.mean()).sqrt())
+        result[path] = float((true.mean() / predicted.mean()).sqrt())
 
     watch(model, data, layers, measure)
-    return found
+    return result
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -84,8 +84,8 @@ class Task:
         chosen = self.split(seed)[0]
         if augmentation.is_tokens(self.dataset.train_x):
             return self._token_frequencies(self.dataset.train_x[chosen])
-        found = augmentation.statistics(self.dataset, chosen, self.experiment.augmentation)
-        return vp.Moments(found.mean.to(self.dtype), found.var.to(self.dtype))
+        moments = augmentation.statistics(self.dataset, chosen, self.experiment.augmentation)
+        return vp.Moments(moments.mean.to(self.dtype), moments.var.to(self.dtype))
 
     def _token_frequencies(self, tokens: Tensor) -> vp.Tokens:
         rows = embedding_rows(build(self.factory, 0), tokens[:1].cpu())
@@ -110,13 +110,13 @@ class Task:
 
     def starts(self, cells: list[Cell]) -> dict[Cell, StartingPoint]:
         """Where each cell begins."""
-        found: dict[Cell, StartingPoint] = {}
+        result: dict[Cell, StartingPoint] = {}
         for seed in sorted({cell.seed for cell in cells}):
-            own = [cell for cell in cells if cell.seed == seed]
+            of_seed = [cell for cell in cells if cell.seed == seed]
             size = max(self.experiment.batch_sizes)  # the start does not depend on the batch size trained with
             batch, probe = self.batches(seed, size).first_batch(), self.validation(seed)[0][:_PROBE]
             classes = self.dataset.classes > 0
             samples = self.as_input(batch), self.as_input(probe)
             data = StartData(self.moments(seed), *samples, classes, self.experiment.borders)
-            found.update(starting_points(self.factory, own, data, self.experiment.own_weights))
-        return found
+            result.update(starting_points(self.factory, of_seed, data, self.experiment.own_weights))
+        return result

@@ -47,13 +47,13 @@ def full_batches(images: Tensor, labels: Tensor, size: int, axis: int = 0) -> It
 
 @torch.no_grad()
 def loss_and_accuracy(
-    scores: Scores, parts: Iterable[LabelledImages], losses: Losses | None = None, axis: int = 0
+    scores: Scores, batches: Iterable[LabelledImages], losses: Losses | None = None, axis: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Mean loss and share of right answers; an answer that is not finite is not right.
 
     Args:
         scores: Makes scores (..., samples, classes) of images.
-        parts: Images, and their labels in a shape that broadcasts to (..., samples).
+        batches: Images, and their labels in a shape that broadcasts to (..., samples).
         losses: Mean losses of networks, from their outputs and the targets; cross-entropy by default. With it outputs
             may have any shape, and the share of right answers is NaN unless targets are classes of their last axis.
         axis: Of the samples in the outputs, for `losses`.
@@ -62,10 +62,10 @@ def loss_and_accuracy(
         Two float64 tensors, without the axis of samples: nothing here waits for the device.
     """
     if losses is None:
-        sums = [_sums(scores(images), labels) for images, labels in parts]
+        sums = [_sums(scores(images), labels) for images, labels in batches]
     else:
-        sums = [_own_sums(scores(images), labels, losses, axis) for images, labels in parts]
-    loss, right, count = (torch.stack(part).sum(0) for part in zip(*sums, strict=True))
+        sums = [_own_sums(scores(images), labels, losses, axis) for images, labels in batches]
+    loss, right, count = (torch.stack(tensors).sum(0) for tensors in zip(*sums, strict=True))
     return loss / count, right / count
 
 
@@ -109,8 +109,8 @@ class RunningLoss:
 
     def values(self) -> list[float]:
         """The means so far."""
-        found: list[float] = (self.sums / self.weight).tolist()
-        return found
+        means: list[float] = (self.sums / self.weight).tolist()
+        return means
 
     def reset_(self) -> None:
         """Forget everything."""
@@ -241,14 +241,14 @@ class Trainer(ABC):
     def curves(self, number: int) -> list[dict[str, float]]:
         """What is measured of every cell after an epoch, by the names of `records`."""
         measured = self._training_losses(number), self._validation(), self._batch_validation()
-        found = []
+        result = []
         for train, evaluated, (loss, right), in_batches in zip(self.losses(), *measured, strict=True):
             curve = {TRAIN_LOSS: train, TRAIN_EVAL_LOSS: evaluated, VALID_LOSS: loss}
             curve |= _unless_nan(VALID_ACCURACY, right)
             if in_batches is not None:
                 curve |= {VALID_BATCH_LOSS: in_batches[0]} | _unless_nan(VALID_BATCH_ACCURACY, in_batches[1])
-            found.append(curve)
-        return found
+            result.append(curve)
+        return result
 
     def load_(self, rates: list[float], state: dict[str, Tensor]) -> None:
         """Put the trainer back to where it was when its state was kept."""

@@ -52,7 +52,7 @@ def test_known_evaluations_are_answered_at_once_and_the_result_is_the_same():
         fresh.append(wanted)
         return evaluate(wanted)
 
-    assert find_lrs({"a": BOUNDS, "b": BOUNDS}, counted, 8, known=known) == whole
+    assert find_lrs({"a": BOUNDS, "b": BOUNDS}, counted, 8, recorded=known) == whole
     assert len(fresh) == 3
 
 
@@ -68,12 +68,12 @@ def test_the_upper_bound_moves_up_to_a_limit_while_the_best_rate_lies_there(limi
     else:
         assert edge.at_bound and edge.bounds == (1e-6, 0.1)
     known = {"edge": list(edge.trace[:13])}
-    assert find_lrs({"edge": BOUNDS}, evaluate, 10, known=known, limit=limit)["edge"] == edge
+    assert find_lrs({"edge": BOUNDS}, evaluate, 10, recorded=known, limit=limit)["edge"] == edge
 
 
 def test_known_evaluations_of_another_search_are_refused():
     with pytest.raises(RuntimeError, match="other settings or versions"):
-        find_lrs({"a": BOUNDS}, evaluate, 8, known={"a": [(0.5, 1.0)]})
+        find_lrs({"a": BOUNDS}, evaluate, 8, recorded={"a": [(0.5, 1.0)]})
 
 
 def test_an_error_of_the_evaluation_ends_all_searches():

@@ -39,14 +39,17 @@ def _better(first: Place, second: Place) -> Rule:
 
 
 def _figure(records: Records) -> Figure:
-    own = (
+    batch_norm = (
         curve(records, BN, "valid_loss", "BN, evaluation mode", 1),
         curve(records, BN, "batch_loss", "BN, batch mode", 2),
     )
     last, mean = (
         tuple(curve(records, arm, f"{kind}_loss", arm, look) for arm, look in LOOKS.items()) for kind in (LAST, MEAN)
     )
-    panels = (Panel("weights as they are", own + last), Panel("averaged weights (BN as it is)", own + mean))
+    panels = (
+        Panel("weights as they are", batch_norm + last),
+        Panel("averaged weights (BN as it is)", batch_norm + mean),
+    )
     caption = f"Validation loss, each method at its best rate. {BANDS}"
     return Figure("averaging", "Averages of weights beside batch norm's", caption, panels, "epoch", "validation loss")
 

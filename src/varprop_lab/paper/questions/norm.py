@@ -38,9 +38,9 @@ def _differ_by(passes: Callable[[float], bool], rates: Sequence[float | None]) -
 
     def rule(records: Records) -> Judgement:
         losses = [records.last(named(f), TRAINED, rate) for f, rate in zip(FACTORS, rates, strict=True)]
-        by_seed = zip(*(one.values for one in losses), strict=True)
+        by_seed = zip(*(sample.values for sample in losses), strict=True)
         spread = Sample(tuple(max(v) / min(v) if math.isfinite(max(v)) else math.inf for v in by_seed), losses[0].ids)
-        means = ", ".join(f"{one.mean:.3g}" for one in losses)
+        means = ", ".join(f"{sample.mean:.3g}" for sample in losses)
         verdict = in_every_seed([passes(value) for value in spread.values])
         return Judgement(verdict, (f"{spread.text()} times", f"training losses {means}, shortest weights first"))
 
@@ -48,11 +48,11 @@ def _differ_by(passes: Callable[[float], bool], rates: Sequence[float | None]) -
 
 
 def _figure(records: Records) -> Figure:
-    def panel(title: str, place: Callable[[float, float], float]) -> Panel:
+    def panel(title: str, position: Callable[[float, float], float]) -> Panel:
         drawn = []
         for look, factor in enumerate(FACTORS):
             runs = list(zip(*(records.last(named(factor), TRAINED, rate).values for rate in RATES), strict=True))
-            drawn.append(line(named(factor), look, [place(rate, factor) for rate in RATES], runs))
+            drawn.append(line(named(factor), look, [position(rate, factor) for rate in RATES], runs))
         return Panel(title, tuple(drawn))
 
     panels = (

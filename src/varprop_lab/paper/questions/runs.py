@@ -78,12 +78,12 @@ def trained(arm: Arm, seed: int, data: Dataset, settings: Experiment) -> Iterato
 
 def _run(arm: Arm, rate: float, trainer: AveragingTrainer) -> Run:
     trainer.reset([rate])
-    found: Run = {}
-    _keep(found, _watched(arm, trainer))
+    curves: Run = {}
+    _keep(curves, _watched(arm, trainer))
     for number in range(trainer.protocol.epochs):
         trainer.epoch(number, lambda steps: None)
-        _keep(found, {**trainer.measured(arm.averaged), **_watched(arm, trainer)})
-    return {**found, "train_eval_loss": rounded(trainer.training_loss(number))}
+        _keep(curves, {**trainer.measured(arm.averaged), **_watched(arm, trainer)})
+    return {**curves, "train_eval_loss": rounded(trainer.training_loss(number))}
 
 
 def _watched(arm: Arm, trainer: AveragingTrainer) -> Run:
@@ -94,9 +94,9 @@ def _watched(arm: Arm, trainer: AveragingTrainer) -> Run:
     return {"ratios": list(ratios(arm.watched(trainer.model, task, seed), images).values())}
 
 
-def _keep(found: Run, values: Run) -> None:
+def _keep(curves: Run, values: Run) -> None:
     for name, value in values.items():
-        found.setdefault(name, []).append(rounded(value))  # None where a run diverged
+        curves.setdefault(name, []).append(rounded(value))  # None where a run diverged
 
 
 class AveragingTrainer(SingleTrainer):
@@ -116,26 +116,26 @@ class AveragingTrainer(SingleTrainer):
     def _averaged(self) -> Iterator[None]:
         """Within, the network has the means for its parameters."""
         parameters: list[Tensor] = list(self.model.parameters())
-        own = [parameter.detach().clone() for parameter in parameters]
+        weights = [parameter.detach().clone() for parameter in parameters]
         with torch.no_grad():
             torch._foreach_copy_(parameters, self.means)
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(parameters, own)
+                torch._foreach_copy_(parameters, weights)
 
     def measured(self, averaged: bool) -> Run:
         """Running training loss; loss and error in validation, with averaged weights and in batches if there are."""
         (loss, right), in_batches = self._validation()[0], self._batch_validation()[0]
-        found = {"train_loss": self.losses()[0], "valid_loss": loss, "valid_error": 1 - right}
+        result = {"train_loss": self.losses()[0], "valid_loss": loss, "valid_error": 1 - right}
         if in_batches is not None:
-            found |= {"batch_loss": in_batches[0], "batch_error": 1 - in_batches[1]}
+            result |= {"batch_loss": in_batches[0], "batch_error": 1 - in_batches[1]}
         if averaged:
             with self._averaged():
                 loss, right = self._measured(in_parts(*self.task.validation(self.cell.seed)))
-            found |= {"averaged_loss": loss, "averaged_error": 1 - right}
-        return found
+            result |= {"averaged_loss": loss, "averaged_error": 1 - right}
+        return result
 
     def training_loss(self, number: int) -> float:
         """On the training images of an epoch, in evaluation mode."""
@@ -162,7 +162,9 @@ class Records:
         rates = {run["rate"] for run in self.runs if run["arm"] == arm}
         if not rates:
             raise NotRun(f"{arm} was not run", "questions")
-        chosen = min(sorted(rates), key=lambda one: self.last(arm, TRAINED, one).mean) if rate is None else rate
+        chosen = (
+            min(sorted(rates), key=lambda candidate: self.last(arm, TRAINED, candidate).mean) if rate is None else rate
+        )
         return sorted((r for r in self.runs if r["arm"] == arm and r["rate"] == chosen), key=lambda r: int(r["seed"]))
 
     def last(self, arm: str, name: str, rate: float | None = None) -> Sample:
@@ -171,8 +173,8 @@ class Records:
 
     def of(self, arm: str, value: Value, rate: float | None = None) -> Sample:
         """A number of every run; infinite where it diverged."""
-        found = {int(run["seed"]): value(run) for run in self.at(arm, rate)}
-        return Sample(tuple(math.inf if v is None else v for v in found.values()), tuple(found))
+        values = {int(run["seed"]): value(run) for run in self.at(arm, rate)}
+        return Sample(tuple(math.inf if v is None else v for v in values.values()), tuple(values))
 
 
 Rule = Callable[[Records], Judgement]
@@ -187,7 +189,7 @@ def is_lower(*pairs: tuple[Place, Place]) -> Rule:
         for first, second in pairs:
             a, b = records.last(*first), records.last(*second)
             verdicts.append(lower(a, b))
-            texts = [one.percent() if first[1].endswith("error") else one.text() for one in (a, b)]
+            texts = [sample.percent() if first[1].endswith("error") else sample.text() for sample in (a, b)]
             lines.append(f"{first[1].rpartition('_')[2]} {texts[0]} against {texts[1]}: {verdicts[-1]}")
         return Judgement(all_of(verdicts), tuple(lines))
 
@@ -207,8 +209,8 @@ class Question:
 
     def verdicts(self, records: Records) -> str:
         """A table: every claim, its verdict, and the numbers it rests on."""
-        found = [(text, judged(rule, records)) for text, rule in self.claims]
-        rows = [(text, judgement.verdict, "; ".join(judgement.measured)) for text, judgement in found]
+        judgements = [(text, judged(rule, records)) for text, rule in self.claims]
+        rows = [(text, judgement.verdict, "; ".join(judgement.measured)) for text, judgement in judgements]
         columns = ("claim", "verdict", "measured")
         return Table("", columns, rows, left=columns).markdown()
 

@@ -18,7 +18,7 @@ from .runs import Question, Records, trained
 
 FILE = "questions.json"
 QUESTIONS: dict[str, Question] = {
-    part.QUESTION.name: part.QUESTION for part in (truth, averaging, dropout, norm, correlations)
+    module.QUESTION.name: module.QUESTION for module in (truth, averaging, dropout, norm, correlations)
 }
 Kept = dict[str, dict[str, Any]]
 
@@ -32,11 +32,11 @@ def study(
 ) -> None:
     """Answer questions on a CPU; runs that the file has are not made again."""
     with locked(out):
-        kept = recorded(out)
+        records_by_question = recorded(out)
         for name in only or QUESTIONS:
             question = QUESTIONS[name]
-            _make(question, kept, out, root, seeds, say)
-            records = Records(kept[name]["runs"])
+            _make(question, records_by_question, out, root, seeds, say)
+            records = Records(records_by_question[name]["runs"])
             draw(question.figure(records), out / f"question-{name}")
             say(f"\n{question.title}\n{question.verdicts(records)}")
 
@@ -47,32 +47,34 @@ def recorded(out: Path) -> Kept:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def _make(question: Question, kept: Kept, out: Path, root: Path | None, seeds: int, say: Callable[[str], None]) -> None:
+def _make(
+    question: Question, records_by_question: Kept, out: Path, root: Path | None, seeds: int, say: Callable[[str], None]
+) -> None:
     settings = {"epochs": question.settings.protocol.epochs, "images": question.settings.train_samples}
-    if kept.get(question.name, {}).get("settings") != settings:
-        kept[question.name] = {"settings": settings, "runs": []}
-    runs = kept[question.name]["runs"]
+    if records_by_question.get(question.name, {}).get("settings") != settings:
+        records_by_question[question.name] = {"settings": settings, "runs": []}
+    runs = records_by_question[question.name]["runs"]
     there = {(run["arm"], run["seed"]) for run in runs}
     missing = [(arm, seed) for seed in range(seeds) for arm in question.arms if (arm.name, seed) not in there]
     if not missing:
         return
     cpu = torch.device("cpu")
     data = datasets.load(question.settings.dataset, root, cpu)
-    kept[question.name] |= {"source": provenance(cpu)}
+    records_by_question[question.name] |= {"source": provenance(cpu)}
     with reproducible(cpu, 1):
         for arm, seed in missing:
-            made = list(trained(arm, seed, data, question.settings))
-            runs += made
-            losses = ", ".join(str(run["train_eval_loss"]) for run in made)
+            new_runs = list(trained(arm, seed, data, question.settings))
+            runs += new_runs
+            losses = ", ".join(str(run["train_eval_loss"]) for run in new_runs)
             say(f"{question.name}: {arm.name}, seed {seed}: training losses {losses}")
-            write_atomically(out / FILE, _text(kept).encode())
+            write_atomically(out / FILE, _text(records_by_question).encode())
 
 
-def _text(kept: Kept) -> str:
+def _text(records_by_question: Kept) -> str:
     """A line for every run."""
-    parts = []
-    for name, question in kept.items():
+    entries = []
+    for name, question in records_by_question.items():
         runs = ",\n".join(json.dumps(run, separators=(",", ":")) for run in question["runs"])
         about = json.dumps({key: value for key, value in question.items() if key != "runs"}, indent=1)
-        parts.append(f'"{name}": {about[:-2]},\n "runs": [\n{runs}\n]}}')
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+        entries.append(f'"{name}": {about[:-2]},\n "runs": [\n{runs}\n]}}')
+    return "{\n" + ",\n".join(entries) + "\n}\n"

@@ -49,9 +49,9 @@ LOSS_TOLERANCE = 0.10
 )
 def _unstable_from_other_starts(evidence: Evidence) -> Judgement:
     cases = [(experiment, start) for experiment in evidence.ran(PAPER_GRIDS) for start in ("none", "ap2")]
-    parts = [judged(lambda case: _rougher_than_at_home(evidence, *case), case) for case in cases]
-    verdicts = [part.verdict for part in parts]
-    lines = tuple(line for part in parts for line in part.measured)
+    judgements = [judged(lambda case: _rougher_than_at_home(evidence, *case), case) for case in cases]
+    verdicts = [judgement.verdict for judgement in judgements]
+    lines = tuple(line for judgement in judgements for line in judgement.measured)
     return Judgement(MISSING if MISSING in verdicts else most_of(verdicts), lines)
 
 
@@ -79,19 +79,19 @@ def _rougher_than_at_home(evidence: Evidence, experiment: str, start: str) -> Ju
     cases=OTHERS,
 )
 def _rougher_than_others(evidence: Evidence, method: str) -> Judgement:
-    own, other = ("mnist", "batch", "bn"), ("mnist", method, "bn")
-    return _rougher(evidence, own, other, "BN", f"of {method_label(method)}")
+    batch, against = ("mnist", "batch", "bn"), ("mnist", method, "bn")
+    return _rougher(evidence, batch, against, "BN", f"of {method_label(method)}")
 
 
 def _rougher(
-    evidence: Evidence, cell: tuple[str, str, str], other: tuple[str, str, str], name: str, other_name: str
+    evidence: Evidence, cell: tuple[str, str, str], baseline: tuple[str, str, str], name: str, baseline_name: str
 ) -> Judgement:
     """Whether both training losses of a cell are rougher than those of another."""
     verdicts, texts = [], []
     for curve, mode in ((TRAIN_LOSS, "in batches"), (TRAIN_EVAL_LOSS, "in evaluation")):
-        own, against = (evidence.sample(*which, roughness(curve)) for which in (cell, other))
-        verdicts.append(lower(against, own))
-        texts.append(f"{mode} {own.text()} against {against.text()} {other_name}: {verdicts[-1]}")
+        sample, against = (evidence.sample(*which, roughness(curve)) for which in (cell, baseline))
+        verdicts.append(lower(against, sample))
+        texts.append(f"{mode} {sample.text()} against {against.text()} {baseline_name}: {verdicts[-1]}")
     return Judgement(all_of(verdicts), (f"{name}, roughness {'; '.join(texts)}",))
 
 
@@ -103,13 +103,13 @@ def _rougher(
     "mnist/learning-rate",
 )
 def _wants_a_smaller_rate(evidence: Evidence) -> Judgement:
-    own, other = (evidence.sample("mnist", "batch", start, log_rate) for start in ("bn", "ap2"))
+    at_home, away = (evidence.sample("mnist", "batch", start, log_rate) for start in ("bn", "ap2"))
     rates = "; ".join(
         f"{start_label(start)} {', '.join(f'{10**log:.2g}' for log in logs.values)}"
-        for start, logs in (("ap2", other), ("bn", own))
+        for start, logs in (("ap2", away), ("bn", at_home))
     )
-    ratio = f"ratio of their geometric means {10 ** (other.mean - own.mean):.2g}"
-    return Judgement(at_most(other, own, TEN_TIMES), (f"rates found, seed by seed: {rates}; {ratio}",))
+    ratio = f"ratio of their geometric means {10 ** (away.mean - at_home.mean):.2g}"
+    return Judgement(at_most(away, at_home, TEN_TIMES), (f"rates found, seed by seed: {rates}; {ratio}",))
 
 
 @claim(
@@ -120,11 +120,11 @@ def _wants_a_smaller_rate(evidence: Evidence) -> Judgement:
     "noisy-cifar10/validation-accuracy",
 )
 def _boost_in_evaluation(evidence: Evidence) -> Judgement:
-    found, beside = (
+    judgement, beside = (
         each(lambda case: _better_in_evaluation(evidence, *case), [(e, start) for e in experiments for start in STARTS])
         for experiments in (("noisy-cifar10",), ("mnist", "noisy-mnist"))
     )
-    return Judgement(found.verdict, (*found.measured, *beside.measured))
+    return Judgement(judgement.verdict, (*judgement.measured, *beside.measured))
 
 
 def _better_in_evaluation(evidence: Evidence, experiment: str, start: str) -> Judgement:
@@ -160,7 +160,7 @@ def _overfits_less(evidence: Evidence) -> Judgement:
     "mnist/validation-accuracy",
 )
 def _generalizes(evidence: Evidence) -> Judgement:
-    return _compare_validation(evidence, "mnist", OTHERS, lambda own, other, _: lower(own, other))
+    return _compare_validation(evidence, "mnist", OTHERS, lambda a, b, _: lower(a, b))
 
 
 @claim(
@@ -172,20 +172,20 @@ def _generalizes(evidence: Evidence) -> Judgement:
     "noisy-mnist/validation-accuracy",
 )
 def _on_par(evidence: Evidence) -> Judgement:
-    def judge(own: Sample, other: Sample, metric: Metric) -> str:
-        return within(own, other, ACCURACY_TOLERANCE if metric is final_error else LOSS_TOLERANCE * own.mean)
+    def judge(batch: Sample, analytic: Sample, metric: Metric) -> str:
+        return within(batch, analytic, ACCURACY_TOLERANCE if metric is final_error else LOSS_TOLERANCE * batch.mean)
 
     return _compare_validation(evidence, "noisy-mnist", ["analytic"], judge)
 
 
 def _compare_validation(
-    evidence: Evidence, experiment: str, others: Sequence[str], judge: Callable[[Sample, Sample, Metric], str]
+    evidence: Evidence, experiment: str, methods: Sequence[str], judge: Callable[[Sample, Sample, Metric], str]
 ) -> Judgement:
     """Batch norm against others in validation loss and error, from batch norm's start as in the paper's figures."""
     verdicts, lines = [], []
     for metric, name in ((final(VALID_LOSS), "loss"), (final_error, "error")):
-        samples = {method: evidence.sample(experiment, method, "bn", metric) for method in ("batch", *others)}
-        verdicts += [judge(samples["batch"], samples[method], metric) for method in others]
+        samples = {method: evidence.sample(experiment, method, "bn", metric) for method in ("batch", *methods)}
+        verdicts += [judge(samples["batch"], samples[method], metric) for method in methods]
         ends = {m: sample.percent() if metric is final_error else sample.text() for m, sample in samples.items()}
         lines.append(f"validation {name}: {', '.join(f'{method_label(m)} {end}' for m, end in ends.items())}")
     return Judgement(all_of(verdicts), tuple(lines))
@@ -207,14 +207,14 @@ def _orthogonal_helps(evidence: Evidence) -> Judgement:
     for method in METHODS:
         starts = ("ap2", "orthogonal")
         random, orthogonal = (evidence.sample("orthogonal", method, start, final(TRAIN_LOSS)) for start in starts)
-        found = verdicts[method] = lower(orthogonal, random)
-        texts.append(f"{method_label(method)}: {orthogonal.text()} from orthogonal, {random.text()} random: {found}")
+        verdict = verdicts[method] = lower(orthogonal, random)
+        texts.append(f"{method_label(method)}: {orthogonal.text()} from orthogonal, {random.text()} random: {verdict}")
     return Judgement(verdicts["analytic"], tuple(texts))
 
 
 def _decayed_and(evidence: Evidence, variant: str, method: str, metric: Metric) -> tuple[Sample, Sample]:
-    decayed, other = (evidence.sample("decay", method, "ap2", metric, v) for v in (DECAY, variant))
-    return decayed, other
+    decayed, varied = (evidence.sample("decay", method, "ap2", metric, v) for v in (DECAY, variant))
+    return decayed, varied
 
 
 @claim(
@@ -227,9 +227,9 @@ def _decayed_and(evidence: Evidence, variant: str, method: str, metric: Metric) 
 )
 def _decay_achieves_nothing(evidence: Evidence, method: str) -> Judgement:
     decayed, plain = _decayed_and(evidence, "", method, final_error)
-    found = at_most(plain, decayed, ACCURACY_TOLERANCE)
-    text = f"{decayed.percent()} with, {plain.percent()} without: {found}"
-    return Judgement(found, (f"validation error, {method_label(method)}: {text}",))
+    verdict = at_most(plain, decayed, ACCURACY_TOLERANCE)
+    text = f"{decayed.percent()} with, {plain.percent()} without: {verdict}"
+    return Judgement(verdict, (f"validation error, {method_label(method)}: {text}",))
 
 
 @claim(
@@ -241,9 +241,9 @@ def _decay_achieves_nothing(evidence: Evidence, method: str) -> Judgement:
 )
 def _decay_destabilizes(evidence: Evidence, method: str) -> Judgement:
     decayed, plain = _decayed_and(evidence, "", method, roughness(TRAIN_LOSS))
-    found = lower(plain, decayed)
-    text = f"{decayed.text()} with decay, {plain.text()} without: {found}"
-    return Judgement(found, (f"roughness, {method_label(method)}: {text}",))
+    verdict = lower(plain, decayed)
+    text = f"{decayed.text()} with decay, {plain.text()} without: {verdict}"
+    return Judgement(verdict, (f"roughness, {method_label(method)}: {text}",))
 
 
 @claim(
@@ -257,18 +257,20 @@ def _decay_destabilizes(evidence: Evidence, method: str) -> Judgement:
 def _projection_replaces_decay(evidence: Evidence, method: str) -> Judgement:
     decayed, projected = _decayed_and(evidence, UNIT_NORM, method, final(TRAIN_LOSS))
     worse = lower(projected, decayed) == FAILS
-    found = FAILS if worse else at_most(projected, decayed, AS_GOOD * decayed.mean)
+    verdict = FAILS if worse else at_most(projected, decayed, AS_GOOD * decayed.mean)
     neither = evidence.find("decay", method, "ap2", final(TRAIN_LOSS))
     beside = {"with decay": decayed} | ({"with neither": neither} if neither else {})
-    texts = ", ".join(_higher(projected, other, name) for name, other in beside.items())
-    return Judgement(found, (f"training loss, {method_label(method)}: {projected.text()} projected, {texts}: {found}",))
+    texts = ", ".join(_higher(projected, compared, name) for name, compared in beside.items())
+    return Judgement(
+        verdict, (f"training loss, {method_label(method)}: {projected.text()} projected, {texts}: {verdict}",)
+    )
 
 
-def _higher(sample: Sample, other: Sample, name: str) -> str:
+def _higher(sample: Sample, compared: Sample, name: str) -> str:
     """The other, and in how many seeds the sample is above it."""
-    common = [seed for seed in sample.by_seed if seed in other.by_seed]
-    count = sum(sample.by_seed[seed] > other.by_seed[seed] for seed in common)
-    return f"{other.text()} {name} (lower in {count} of {len(common)})"
+    common = [seed for seed in sample.by_seed if seed in compared.by_seed]
+    count = sum(sample.by_seed[seed] > compared.by_seed[seed] for seed in common)
+    return f"{compared.text()} {name} (lower in {count} of {len(common)})"
 
 
 @claim(
@@ -319,8 +321,8 @@ def _small_batches(
 ) -> Judgement:
     sizes = (size, PAPER_BATCH)
     small, usual = (evidence.sample("small-batches", method, "bn", metric, batch_size=b) for b in sizes)
-    found = verdict(small, usual)
+    outcome = verdict(small, usual)
     name = "validation error" if metric is final_error else "training loss"
     texts = [sample.percent() if metric is final_error else sample.text() for sample in (small, usual)]
-    line = f"{name}, {method_label(method)}: {texts[0]} with batches of {size}, {texts[1]} with 128: {found}"
-    return Judgement(found, (line,))
+    line = f"{name}, {method_label(method)}: {texts[0]} with batches of {size}, {texts[1]} with 128: {outcome}"
+    return Judgement(outcome, (line,))

@@ -212,11 +212,11 @@ def _analytic_comparable(evidence: Evidence, metric: Metric, what: str) -> Judge
 
 
 def _from_the_best_start(evidence: Evidence, method: str, metric: Metric) -> tuple[str, Sample]:
-    found = [(start, evidence.find("noisy-cifar10", method, start, metric)) for start in STARTS]
-    known = [(start, sample) for start, sample in found if sample is not None]
-    if not known:
+    samples = [(start, evidence.find("noisy-cifar10", method, start, metric)) for start in STARTS]
+    measured = [(start, sample) for start, sample in samples if sample is not None]
+    if not measured:
         raise NotRun(f"{method_label(method)} not run", "noisy-cifar10")
-    return min(known, key=lambda pair: pair[1].mean)
+    return min(measured, key=lambda pair: pair[1].mean)
 
 
 def _best_starts(best: Mapping[str, tuple[str, Sample]], metric: Metric, what: str) -> str:
@@ -241,7 +241,7 @@ _STANDARD = "the same network without normalization, which has biases instead"
 
 
 def _at_most_above(share: float) -> Limit:
-    return lambda own, other: at_most(own, other.map(lambda seconds: (1 + share) * seconds), 0.0)
+    return lambda a, b: at_most(a, b.map(lambda seconds: (1 + share) * seconds), 0.0)
 
 
 @claim(
@@ -250,7 +250,7 @@ def _at_most_above(share: float) -> Limit:
     f"{_FOR_EVERY} the time of a training step with BN is more than {LITTLE:.0%} above that of {_STANDARD}.",
     variant="batch",
     against="none",
-    limit=lambda own, other: opposite(_at_most_above(LITTLE)(own, other)),
+    limit=lambda a, b: opposite(_at_most_above(LITTLE)(a, b)),
 )
 @claim(
     "overhead",
@@ -288,33 +288,37 @@ def overhead(evidence: Evidence, variant: str, against: str, limit: Limit) -> Ju
         measured = _read(file)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return Judgement(MISSING, (f"{file} was not understood ({type(error).__name__}: {error})",))
-    both = {where: steps for where, steps in measured.items() if {variant, against} <= steps.keys()}
-    convolutional = [where for where in both if where[0] in CONVOLUTIONAL]
+    comparable = {where: steps for where, steps in measured.items() if {variant, against} <= steps.keys()}
+    convolutional = [where for where in comparable if where[0] in CONVOLUTIONAL]
     names = f"{NAMES[variant]} and {NAMES[against]}"
     missing = () if convolutional else (f"{names} were not both measured in a convolutional network",)
 
     def compare(where: tuple[str, str]) -> Judgement:
-        own, other = both[where][variant], both[where][against]
-        verdict = limit(own, other)
-        return Judgement(verdict, (f"{where[1]}: {_line(variant, own, against, other)}: {verdict}",))
+        a, b = comparable[where][variant], comparable[where][against]
+        verdict = limit(a, b)
+        return Judgement(verdict, (f"{where[1]}: {_line(variant, a, against, b)}: {verdict}",))
 
-    found = each(compare, convolutional)
-    rest = each(compare, [where for where in both if where not in convolutional])
-    return Judgement(found.verdict, (*missing, *found.measured, *(f"for comparison: {line}" for line in rest.measured)))
+    judgement = each(compare, convolutional)
+    beside = each(compare, [where for where in comparable if where not in convolutional])
+    return Judgement(
+        judgement.verdict, (*missing, *judgement.measured, *(f"for comparison: {line}" for line in beside.measured))
+    )
 
 
 def _read(file: Path) -> dict[tuple[str, str], Steps]:
     """The times by network and how it was run."""
-    found: dict[tuple[str, str], Steps] = {}
+    steps_by_case: dict[tuple[str, str], Steps] = {}
     for cell in json.loads(file.read_text("utf-8"))["cells"]:
         where = f"{cell['title']}, batch {cell['batch']}, {cell['mode']} {cell['precision']}"
         if cell["rounds"]:
-            found.setdefault((cell["case"], where), {})[cell["variant"]] = Sample(tuple(map(float, cell["rounds"])))
-    return found
+            steps_by_case.setdefault((cell["case"], where), {})[cell["variant"]] = Sample(
+                tuple(map(float, cell["rounds"]))
+            )
+    return steps_by_case
 
 
-def _line(variant: str, own: Sample, against: str, other: Sample) -> str:
-    pairs = ((variant, own), (against, other))
+def _line(variant: str, a: Sample, against: str, b: Sample) -> str:
+    pairs = ((variant, a), (against, b))
     texts = [f"{NAMES[name]} {1e3 * statistics.median(sample.values):.3g} ms" for name, sample in pairs]
-    ratio = statistics.median(a / b for a, b in zip(own.values, other.values, strict=False))
+    ratio = statistics.median(x / y for x, y in zip(a.values, b.values, strict=False))
     return f"{', '.join(texts)}, {number(abs(100 * (ratio - 1)), 2)} % {'less' if ratio < 1 else 'more'}"

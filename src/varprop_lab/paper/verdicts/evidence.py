@@ -56,37 +56,37 @@ class Evidence:
     ) -> Sample | None:
         """A metric over seeds, at another bound if one is given; None where it was not run or leaves nothing."""
         wanted = (experiment, method, start, variant, batch_size, self.bound if bound is None else bound)
-        found = {o.cell.seed: metric(o) for o in self.outcomes if _KIND(o.cell) == wanted}
-        known = {seed: value for seed, value in found.items() if not math.isnan(value)}
-        return Sample(tuple(known.values()), tuple(known)) if known else None
+        values = {o.cell.seed: metric(o) for o in self.outcomes if _KIND(o.cell) == wanted}
+        finite = {seed: value for seed, value in values.items() if not math.isnan(value)}
+        return Sample(tuple(finite.values()), tuple(finite)) if finite else None
 
     def sample(
         self, experiment: str, method: str, start: str, metric: Metric, variant: str = "", **setting: Any
     ) -> Sample:
         """The same; raises `NotRun` where there is none."""
-        found = self.find(experiment, method, start, metric, variant, **setting)
-        if found is None:
+        sample = self.find(experiment, method, start, metric, variant, **setting)
+        if sample is None:
             name = f"{method_label(method, variant)} from {start_label(start)}"
             raise NotRun(f"{name} was not run, or this was not recorded", experiment)
-        return found
+        return sample
 
     def spread(self, experiment: str, cells: Sequence[tuple[str, str]], bound: float | None = None) -> Sample:
         """The highest final training loss of several methods and starts over the lowest, seed by seed."""
-        found = [self.sample(experiment, *cell, final(TRAIN_LOSS), bound=bound).by_seed for cell in cells]
-        seeds = [seed for seed in found[0] if all(seed in values for values in found)]
+        by_seed = [self.sample(experiment, *cell, final(TRAIN_LOSS), bound=bound).by_seed for cell in cells]
+        seeds = [seed for seed in by_seed[0] if all(seed in values for values in by_seed)]
         if not seeds:
             raise NotRun("there is no seed in common", experiment)
-        ends = [[values[seed] for values in found] for seed in seeds]
+        ends = [[values[seed] for values in by_seed] for seed in seeds]
         ratios = [max(e) / min(e) if min(e) > 0 and math.isfinite(max(e)) else math.inf for e in ends]
         return Sample(tuple(ratios), tuple(seeds))
 
     def ran(self, experiments: Sequence[str]) -> list[str]:
         """Those of the experiments that have an outcome at this bound; raises `NotRun` if none has."""
         there = {outcome.cell.experiment for outcome in self.outcomes if outcome.cell.lr_max == self.bound}
-        found = [name for name in experiments if name in there]
-        if not found:
+        names = [name for name in experiments if name in there]
+        if not names:
             raise NotRun("none of the experiments was run", *experiments)
-        return found
+        return names
 
 
 def judged(rule: Callable[[Case], Judgement], case: Case) -> Judgement:
@@ -99,17 +99,17 @@ def judged(rule: Callable[[Case], Judgement], case: Case) -> Judgement:
 
 def each(rule: Callable[[Case], Judgement], cases: Iterable[Case]) -> Judgement:
     """A rule that must hold in all cases, with the lines of each."""
-    parts = [judged(rule, case) for case in cases]
-    lines = dict.fromkeys(line for part in parts for line in part.measured)
-    return Judgement(all_of(part.verdict for part in parts), tuple(lines))
+    judgements = [judged(rule, case) for case in cases]
+    lines = dict.fromkeys(line for judgement in judgements for line in judgement.measured)
+    return Judgement(all_of(judgement.verdict for judgement in judgements), tuple(lines))
 
 
 def all_of(verdicts: Iterable[str]) -> str:
     """One verdict of several parts, all of which must hold."""
-    parts = list(verdicts)
-    if not parts or MISSING in parts:
+    listed = list(verdicts)
+    if not listed or MISSING in listed:
         return MISSING
-    return FAILS if FAILS in parts else HOLDS if set(parts) == {HOLDS} else NOISE
+    return FAILS if FAILS in listed else HOLDS if set(listed) == {HOLDS} else NOISE
 
 
 def most_of(verdicts: Sequence[str]) -> str:
@@ -241,8 +241,8 @@ def claim(
         def judge_all(evidence: Evidence) -> Judgement:
             return each(functools.partial(judge_one, evidence), cases or ())
 
-        whole = judge_one if cases is None else judge_all
-        REGISTERED[name] = Claim(name, text, rule, figure, about, whole, fixed)
+        judge_claim = judge_one if cases is None else judge_all
+        REGISTERED[name] = Claim(name, text, rule, figure, about, judge_claim, fixed)
         return judge
 
     return register

@@ -112,7 +112,7 @@ def markdown(verdicts: Sequence[Verdict], link: Callable[[str], str] = lambda fi
 
 def _row(verdict: Verdict, link: Callable[[str], str]) -> tuple[str, ...]:
     verdicts = "<br>".join(
-        [f"**{verdict.verdict}**", *(f"{other.setting}: {other.verdict}" for other in verdict.others)]
+        [f"**{verdict.verdict}**", *(f"{beside.setting}: {beside.verdict}" for beside in verdict.others)]
     )
     measured = "<br>".join(map(escaped, verdict.measured))
     address = link(verdict.figure) if verdict.figure else ""

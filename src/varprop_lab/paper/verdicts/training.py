@@ -85,14 +85,14 @@ def train(evidence: Evidence, cells: Cells, among: Sequence[str] = PAPER_GRIDS) 
     """Whether these methods train from these starts, in every experiment that was run."""
     ran = evidence.ran(among)
     limits = {experiment: trained_limit(evidence, experiment) for experiment in ran}
-    parts = [_trains(evidence, e, method, start, limits[e]) for e in ran for method, start in cells]
-    verdicts = [part.verdict for part in parts]
+    judgements = [_trains(evidence, e, method, start, limits[e]) for e in ran for method, start in cells]
+    verdicts = [judgement.verdict for judgement in judgements]
     bounds = ", ".join(f"{experiment_label(e)} {number(limit)}" for e, limit in limits.items())
     count = f"{verdicts.count(HOLDS)} of {len(verdicts)} train in every seed (limits: {bounds})"
-    rest = " ".join(_others_that_fail(evidence, limits, cells)) or "none"
+    failing = " ".join(_others_that_fail(evidence, limits, cells)) or "none"
     missing = [f"{experiment_label(experiment)}: not run" for experiment in among if experiment not in ran]
-    lines = [line for part in parts for line in part.measured]
-    return Judgement(all_of(verdicts), (count, *lines, f"others that miss the limit in some seed: {rest}", *missing))
+    lines = [line for judgement in judgements for line in judgement.measured]
+    return Judgement(all_of(verdicts), (count, *lines, f"others that miss the limit in some seed: {failing}", *missing))
 
 
 def _trains(evidence: Evidence, experiment: str, method: str, start: str, limit: float) -> Judgement:
@@ -105,13 +105,13 @@ def _trains(evidence: Evidence, experiment: str, method: str, start: str, limit:
 
 def _others_that_fail(evidence: Evidence, limits: dict[str, float], cells: Cells) -> list[str]:
     """What the limit tells apart: the other methods and starts of the same experiments that miss it."""
-    found = []
-    others = [(m, s) for s in STARTS for m in METHODS if (m, s) not in cells]
+    texts = []
+    beside = [(m, s) for s in STARTS for m in METHODS if (m, s) not in cells]
     for experiment, limit in limits.items():
-        failed = [(m, s) for m, s in others if _trains(evidence, experiment, m, s, limit).verdict in (FAILS, NOISE)]
+        failed = [(m, s) for m, s in beside if _trains(evidence, experiment, m, s, limit).verdict in (FAILS, NOISE)]
         names = ", ".join(f"{method_label(m)} from {start_label(s)}" for m, s in failed)
-        found += [f"{experiment_label(experiment)}: {names};"] if names else []
-    return found
+        texts += [f"{experiment_label(experiment)}: {names};"] if names else []
+    return texts
 
 
 @claim(
@@ -150,21 +150,21 @@ def _hard_from_random_weights(evidence: Evidence) -> Judgement:
 def _often_lowest(evidence: Evidence, metric: Metric) -> Judgement:
     texts = {HOLDS: "AP2 lowest", NOISE: "undecided", FAILS: "another is lower"}
     cases = [(e, start, _analytic_lowest(evidence, e, start, metric)) for e in PAPER_GRIDS for start in STARTS]
-    known = [verdict for _, _, verdict in cases if verdict != MISSING]
-    if not known:
+    verdicts = [verdict for _, _, verdict in cases if verdict != MISSING]
+    if not verdicts:
         raise NotRun("no start was run and recorded with all four methods", *PAPER_GRIDS)
     names = [f"{experiment_label(e)}, {start_label(s)}: {texts[v]}" for e, s, v in cases if v != MISSING]
-    count = f"lowest in {known.count(HOLDS)} of {len(known)} cases, undecided in {known.count(NOISE)}"
-    return Judgement(most_of(known), (count, *names))
+    count = f"lowest in {verdicts.count(HOLDS)} of {len(verdicts)} cases, undecided in {verdicts.count(NOISE)}"
+    return Judgement(most_of(verdicts), (count, *names))
 
 
 def _analytic_lowest(evidence: Evidence, experiment: str, start: str, metric: Metric) -> str:
     """Whether AP2 ends lower than each other method; no data unless all were run."""
     samples = {method: evidence.find(experiment, method, start, metric) for method in METHODS}
-    own = samples.pop("analytic")
-    if own is None or None in samples.values():
+    analytic = samples.pop("analytic")
+    if analytic is None or None in samples.values():
         return MISSING
-    return all_of(lower(own, other) for other in samples.values() if other is not None)
+    return all_of(lower(analytic, sample) for sample in samples.values() if sample is not None)
 
 
 @claim(
@@ -200,8 +200,8 @@ def _analytic_overfits(evidence: Evidence, start: str) -> Judgement:
     cases=METHODS,
 )
 def _does_not_overfit_with_noise(evidence: Evidence, method: str) -> Judgement:
-    found = _overfits(evidence, "noisy-mnist", method, "bn")
-    return Judgement(opposite(found.verdict), found.measured)
+    judgement = _overfits(evidence, "noisy-mnist", method, "bn")
+    return Judgement(opposite(judgement.verdict), judgement.measured)
 
 
 def _overfits(evidence: Evidence, experiment: str, method: str, start: str) -> Judgement:
@@ -261,15 +261,15 @@ def _running_loss_matches(evidence: Evidence) -> Judgement:
     def rule(method: str) -> Judgement:
         return each(lambda start: matches(evidence, "mnist", method, start), STARTS)
 
-    found = each(rule, [method for method in METHODS if method != "batch"])
-    return Judgement(found.verdict, (*found.measured, *rule("batch").measured))
+    judgement = each(rule, [method for method in METHODS if method != "batch"])
+    return Judgement(judgement.verdict, (*judgement.measured, *rule("batch").measured))
 
 
 def matches(evidence: Evidence, experiment: str, method: str, start: str) -> Judgement:
     """Whether the loss in evaluation mode is that of training, but for a small gap, in every seed."""
-    found = [(name, *_gap_and_distance(evidence, experiment, method, start, span)) for name, span in SPANS]
-    verdict = all_of(in_every_seed([far <= EVALUATION_GAP for far in away.values]) for _, _, away in found)
-    texts = ", ".join(f"{_away(gap, away)} {name}" for name, gap, away in found)
+    gaps = [(name, *_gap_and_distance(evidence, experiment, method, start, span)) for name, span in SPANS]
+    verdict = all_of(in_every_seed([far <= EVALUATION_GAP for far in away.values]) for _, _, away in gaps)
+    texts = ", ".join(f"{_away(gap, away)} {name}" for name, gap, away in gaps)
     return Judgement(verdict, (f"{method_label(method)}, {start_label(start)}: {texts}: {verdict}",))
 
 
