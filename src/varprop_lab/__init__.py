@@ -25,7 +25,7 @@ __all__ = ["MethodComparison", "compare"]
 
 
 def __getattr__(name: str) -> Any:
-    """What users call is imported when it is asked for: most of the lab's parts need none of it."""
+    """Import `compare` and its result when they are asked for: most modules of the lab need neither."""
     if name in __all__:
         return getattr(import_module(".comparison", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

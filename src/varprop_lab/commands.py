@@ -85,7 +85,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Of `_add_run_options`, what says how to run and not what."""
+    """The options of `_add_run_options` that `execution.run.run` takes."""
     names = ("device", "root", "resume", "overwrite", "max_seconds", "ray")
     tensorboard = options.out / "tensorboard" if options.tensorboard else None
     return {**{name: getattr(options, name) for name in names}, "tensorboard": tensorboard}

@@ -31,7 +31,7 @@ HIGHEST_LR = 10.0  # that a search tries by itself
 
 @dataclass(frozen=True, eq=False)
 class MethodComparison:
-    """What came of a comparison; printed, it is the answer and the table.
+    """The results of a comparison; printed, the answer and the table.
 
     Attributes:
         outcomes: Of every cell: its learning rate with the whole search, curves, and the test.
@@ -47,7 +47,7 @@ class MethodComparison:
 
     @property
     def answer(self) -> str:
-        """What was found, in one sentence."""
+        """The result in one sentence."""
         return report.answer(self.outcomes)
 
     def table(self) -> str:

@@ -81,14 +81,14 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """What was called, without the folder of the interpreter or script; the module if one was run."""
+    """The command that was called, without the folder of the interpreter or script; the module if one was run."""
     program = Path(sys.argv[0]).name
     called = ["python", "-m", "varprop"] if program == "__main__.py" else [program]
     return shlex.join([*called, *sys.argv[1:]])
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that matter, where they are installed."""
+    """Versions of Python and of the packages that matter, where they are installed."""
     numbers = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -84,7 +84,7 @@ class Sample:
 
     @property
     def all_finite(self) -> bool:
-        """Whether no run diverged."""
+        """True if no run diverged."""
         return all(map(math.isfinite, self.values))
 
     @property
@@ -94,7 +94,7 @@ class Sample:
 
     @property
     def none_finite(self) -> bool:
-        """Whether every run diverged."""
+        """True if every run diverged."""
         return not any(map(math.isfinite, self.values))
 
     def map(self, function: Callable[[float], float]) -> Sample:
@@ -115,7 +115,7 @@ class Sample:
         return f"{value}{unit} ({self.seeds} seed{'s' * (self.seeds != 1)})"
 
     def percent(self) -> str:
-        """The same of shares."""
+        """The text of shares, in percent."""
         return self.text(3, 100, " %")
 
 
@@ -135,17 +135,17 @@ def difference(a: Sample, b: Sample) -> tuple[float, float]:
 
 
 def lower(a: Sample, b: Sample) -> str:
-    """Whether `a` is lower than `b` beyond the noise."""
+    """Verdict on `a` being lower than `b` beyond the noise."""
     return _lost(a, b) or _decided(*difference(a, b), 0.0, strictly=True)
 
 
 def at_most(a: Sample, b: Sample, limit: float) -> str:
-    """Whether the mean of a - b is at most a limit, with the noise to spare on either side."""
+    """Verdict on the mean of a - b being at most a limit, with the noise to spare on either side."""
     return _lost(a, b) or _decided(*difference(a, b), limit)
 
 
 def within(a: Sample, b: Sample, tolerance: float) -> str:
-    """Whether the means differ by at most the tolerance, with the noise to spare on either side."""
+    """Verdict on the means differing by at most the tolerance, with the noise to spare on either side."""
     if lost := _lost(a, b):
         return FAILS if lost == HOLDS else lost  # whichever side diverged
     mean, margin = difference(a, b)
@@ -160,6 +160,6 @@ def _lost(a: Sample, b: Sample) -> str:
 
 
 def _decided(mean: float, margin: float, limit: float, strictly: bool = False) -> str:
-    """Whether a mean is below a limit; NaN, where the noise is not known, decides nothing."""
+    """Verdict on a mean being below a limit; NaN, where the noise is not known, decides nothing."""
     below = mean + margin < limit if strictly else mean + margin <= limit
     return HOLDS if below else FAILS if mean - margin > limit else NOISE

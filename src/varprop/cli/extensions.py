@@ -17,7 +17,7 @@ MODULE = "commands"
 
 
 class Extension(Protocol):
-    """What the module `commands` of such a package has."""
+    """The contents of the module `commands` of such a package."""
 
     DATASETS: tuple[str, ...]  # names that `load_inputs` takes
 

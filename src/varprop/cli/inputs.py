@@ -23,7 +23,7 @@ RUNS = 8  # and how often at least: standard errors come from the differences
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What the options say of the input."""
+    """The options on the input."""
 
     shapes: list[str]
     mean: str | None = None
@@ -45,7 +45,7 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What every state of the model is inspected with, as `vp.inspect` takes it."""
+    """The arguments of `vp.inspect` that every state of the model shares."""
 
     moments: Any
     example: Any
@@ -53,7 +53,7 @@ class Inputs:
 
 
 def make_inputs(named: NamedModel, target: str, options: InputOptions) -> Inputs:
-    """What enters a model, from the options and from what is known of it."""
+    """The inputs of a model, from the options and from what is known of it."""
     model = named.model
     if not options.shapes and named.shape is None:
         raise vp.VarpropError(f"The shape of the input of {target} is not known: give it by --input-shape 3,224,224.")

@@ -53,7 +53,7 @@ def load(text: str, seed: int = 0) -> NamedModel:
 
 
 def _own(source: str, name: str) -> NamedModel:
-    """What a function or a class of the user's makes; or a model, if that is what the name stands for."""
+    """The model that a function or a class of the user's makes; or the model itself, if the name stands for one."""
     named = callable_named(source, name)
     return NamedModel(named if isinstance(named, nn.Module) else named())
 
@@ -163,7 +163,7 @@ def _state(file: Path) -> dict[str, Any]:
 
 
 def read_file(file: Path, purpose: str, advice: str = "") -> Any:
-    """What a file holds; a file that cannot be read gets a sentence with its purpose, and what to give instead."""
+    """The contents of a file; one that cannot be read gets a sentence with its purpose, and what to give instead."""
     try:
         if file.suffix == ".safetensors":
             return needed("safetensors.torch").load_file(str(file))

@@ -187,7 +187,7 @@ class Case:
     to_compile: tuple[str, ...] = FEW  # by default: compilation takes most of the time
 
     def precision(self, mode: str) -> str:
-        """That of a mode."""
+        """The precision of a mode."""
         return self.eager if mode == "eager" else self.compiled
 
     def data(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -264,7 +264,7 @@ def default_modes(device: torch.device) -> tuple[str, ...]:
 
 
 def variants_of(case: Case, mode: str, wanted: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Those that were asked for; by default all in eager mode and those of the case in the others."""
+    """The variants wanted; by default all in eager mode, and those of the case in the other modes."""
     if wanted is not None:
         return wanted
     return tuple(VARIANTS) if mode == "eager" else case.to_compile

@@ -65,7 +65,7 @@ class Inference:
 
     @property
     def ratio(self) -> float:
-        """Of the folded to the plain model."""
+        """Time of the folded model over that of the plain one."""
         return ratio(self.folded, self.plain)
 
 
@@ -84,14 +84,14 @@ class Record:
         return next(matching, None)
 
     def time_ratio(self, cell: Measurement) -> float | None:
-        """Of its step to that without normalization in the same rounds."""
+        """Time of a step over that without normalization in the same rounds; None if that was not measured."""
         plain = self.cell(cell.case, cell.mode, "none")
         if plain is None or len(plain.rounds) != len(cell.rounds) or not cell.rounds:
             return None
         return ratio(cell.rounds, plain.rounds)
 
     def memory_ratio(self, cell: Measurement) -> float | None:
-        """Of its memory to that without normalization."""
+        """Memory of a step over that without normalization; None if that was not measured."""
         plain = self.cell(cell.case, cell.mode, "none")
         return cell.memory / plain.memory if plain and plain.memory and cell.memory else None
 

@@ -41,7 +41,7 @@ BUSY = 0.7  # a run of the benchmark just before leaves more than 0
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure and for how long; None for the default of the device."""
+    """Settings of the benchmark; None stands for the default of the device."""
 
     device: str = "auto"  # or ``cpu`` or ``cuda``
     cases: tuple[str, ...] | None = None
@@ -55,7 +55,7 @@ class Options:
 
     @property
     def backend(self) -> str:
-        """Of torch.compile."""
+        """The backend of torch.compile."""
         return "aot_eager" if self.tiny else "inductor"
 
 
@@ -93,7 +93,7 @@ class Session:
         self.record.write(self.options.out)
 
     def is_over(self, name: str) -> bool:
-        """Whether the time is; then it is noted that something is skipped."""
+        """True if the time is over; then it is noted that something is skipped."""
         if over := self.spent > self.limit:
             self.note(f"{name}: skipped, {self.limit:.0f} s are over")
         return over

@@ -181,7 +181,7 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
 
 
 def optimizer(network: BenchModel, capturable: bool) -> torch.optim.Optimizer:
-    """That of the case, over all parameters, with the foreach implementation."""
+    """The optimizer of the case over all parameters, with the foreach implementation."""
     parameters = list(network.model.parameters())
     if network.case.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=LR, foreach=True, capturable=capturable)

@@ -18,7 +18,7 @@ _CHUNK = 4096  # images summed at once: 100 MB in float64 for CIFAR-10
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to an image on its way into training."""
+    """Random changes of an image on its way into training."""
 
     shift: int = 0  # offsets are uniform on the integers in [-shift, shift], along both axes, with zero padding
     flip: bool = False  # whether half of the images are mirrored left to right
@@ -54,7 +54,7 @@ def scaled(images: Tensor) -> Tensor:
 
 
 def is_tokens(samples: Tensor) -> bool:
-    """Whether samples are numbers of tokens, which are no quantities: integers, but for bytes, which are pixels."""
+    """True if samples are numbers of tokens: integers, except bytes, which are pixels."""
     return not samples.is_floating_point() and samples.dtype != torch.uint8
 
 

@@ -67,7 +67,7 @@ def load(name: str, root: Path | str | None = None, device: torch.device | str =
 
 
 def on_device(dataset: Dataset, device: torch.device) -> Dataset:
-    """The same data set there."""
+    """A data set with its tensors on a device."""
     names = ("train_x", "train_y", "test_x", "test_y")
     return replace(dataset, **{name: getattr(dataset, name).to(device) for name in names})
 

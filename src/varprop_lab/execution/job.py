@@ -133,7 +133,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a job needs of the run it belongs to."""
+    """The run that a job belongs to."""
 
     task: Task  # the experiment and its data
     store: Store  # of the experiment

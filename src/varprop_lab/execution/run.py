@@ -122,7 +122,7 @@ def run(
 
 
 def _threads(jobs: int) -> int:
-    """Of torch's threads, the share of each job."""
+    """The share of torch's threads that each job gets."""
     return max(1, torch.get_num_threads() // jobs)
 
 

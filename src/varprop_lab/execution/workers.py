@@ -43,7 +43,7 @@ class WorkerError(vp.VarpropError):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker has to know, here or on another machine."""
+    """All that a worker has to know, here or on another machine."""
 
     task: Task  # with its data on the CPU
     folder: Path  # of the experiment
@@ -52,12 +52,12 @@ class Setup:
 
     @classmethod
     def of(cls, context: Context) -> Setup:
-        """Of a run."""
+        """The setup for workers of a run."""
         task = replace(context.task, dataset=on_device(context.task.dataset, torch.device("cpu")))
         return cls(task, context.store.folder.resolve(), context.task.device, torch.get_num_threads())
 
     def context(self, files: Files, tick: Tick, deadline: float) -> Context:
-        """The same run in a worker."""
+        """The context of the run in a worker."""
         torch.set_num_threads(self.threads)
         task = replace(self.task, dataset=on_device(self.task.dataset, self.device))
         return Context(task, Store(self.folder, files), tick, lambda *_: None, deadline)
@@ -228,7 +228,7 @@ def _run(ray: Any, context: Context, at_once: int) -> bool:
 
 
 def _needs(setup: Setup, at_once: int) -> dict[str, float]:
-    """What Ray sets aside for a job: a GPU or its share, or the threads that it computes with."""
+    """The resources that Ray sets aside for a job: a GPU or its share, or the threads that it computes with."""
     if setup.device.type == "cuda":
         return {"num_cpus": 1, "num_gpus": 1 / at_once}
     return {"num_cpus": 1 if setup.task.experiment.together else setup.threads}
@@ -251,7 +251,7 @@ def _result(reference: Any) -> Any:
 
 
 def _results(references: list[Any]) -> list[Any]:
-    """What tasks returned; the error of one as it was raised there."""
+    """The values that tasks returned; raises the error of one as it was raised there."""
     import ray
 
     try:

@@ -101,7 +101,7 @@ class Experiment:
         ]
 
     def configuration(self) -> dict[str, Any]:
-        """What must be the same for two runs to belong together, as plain values."""
+        """The settings that two runs must share to belong together, as plain values."""
         return {name: value for name, value in asdict(self).items() if name not in _MAY_GROW}
 
     def adapted(
@@ -116,7 +116,7 @@ class Experiment:
         borders: str | None = None,
         search: str | None = None,
     ) -> Experiment:
-        """The same with other settings; what is left out stays.
+        """A copy with other settings; those that are left out stay.
 
         Raises:
             SettingError: If a value is out of range, a name unknown, or no cell is left.

@@ -65,7 +65,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a cell."""
+    """The result of a cell."""
 
     cell: Cell
     search: Search  # of its learning rate

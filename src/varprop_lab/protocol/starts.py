@@ -121,7 +121,7 @@ def _called(model: nn.Module, batch: Tensor) -> list[str]:
 
 
 def _outputs(model: nn.Module, path: str, batch: Tensor, last: bool) -> Tensor:
-    """What a layer gives in all its calls: a column for every channel."""
+    """The outputs of a layer in all its calls: a column for every channel."""
     outputs: list[Tensor] = []
     watch(model, batch, {path: model.get_submodule(path)}, lambda _, output: outputs.append(output))
     return torch.cat([(y if last else y.movedim(1, -1)).flatten(0, -2) for y in outputs]).double()
@@ -169,7 +169,7 @@ class StartData:
     borders: Borders = "pooled"  # as for `Experiment`
 
     def analytic(self, make: Make, model: nn.Module, **options: Any) -> nn.Module:
-        """What a function of varprop makes of a model, these moments and an example, with borders as asked for."""
+        """Apply a function of varprop to a model, these moments and an example, with borders as asked for."""
         make_analytic = functools.partial(make, example=self.batch[:1], **options)
         return (
             make_analytic(model, self.moments)
@@ -179,7 +179,7 @@ class StartData:
 
 
 def without_borders(make: Make, model: nn.Module, moments: vp.Moments | vp.Tokens) -> nn.Module:
-    """What a function makes of a model and moments whose statistics are sums of whole kernels, as the paper's.
+    """The result of a function of a model and moments, with statistics that are sums of whole kernels, as the paper's.
 
     While they are laid out, images are continued beyond their border by their other end instead of zeros: every tap
     meets the same moments at every position. What is made computes with zeros there, as the model does.
@@ -279,7 +279,7 @@ OWN_STARTS: dict[Method, tuple[Start, ...]] = {"weight": ("wn",), "batch": ("bn"
 
 
 def with_original_weights(model: nn.Module, original: nn.Module, method: Method, data: StartData) -> nn.Module:
-    """The same function as a normalized model of its own start, on the weights which that start was made from."""
+    """A normalized model of equal function on the weights that its own start was made from."""
     if method == "analytic":
         return data.analytic(vp.normalize, original, form="paper")
     for path, layer in original.named_modules():
@@ -312,7 +312,7 @@ def _rescale_(layer: nn.Module, norm: _BatchNorm, weight: Tensor) -> None:
 
 
 def parametrized(plain: nn.Module, method: Method, data: StartData, variant: str = "") -> nn.Module:
-    """The same function as the plain network, in the parametrization of a method and variant."""
+    """The plain network's function in the parametrization of a method and variant."""
     if variant == DOUBLE:
         return doubled(plain)
     if method in SAMPLE_NORMS:
@@ -360,7 +360,7 @@ class _Double(nn.Module):
 
 
 def doubled(plain: nn.Module) -> nn.Module:
-    """The same function with every weight written as w = 2w': no normalization, only other units of measurement."""
+    """A copy with every weight written as w = 2w': no normalization, only other units of measurement."""
     model = copy.deepcopy(plain)
     for layer in model.modules():
         if isinstance(getattr(layer, "weight", None), nn.Parameter):

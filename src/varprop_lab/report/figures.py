@@ -63,7 +63,7 @@ def _measured(run: Run) -> list[CurveFigure]:
 
 
 def setting_of(outcome: Outcome) -> Setting:
-    """What is the same throughout one figure."""
+    """The bound and the batch size, which are equal throughout one figure."""
     return outcome.cell.lr_max, outcome.cell.batch_size
 
 
@@ -105,7 +105,7 @@ def _panels_by_start(run: Run, outcomes: Sequence[Outcome], make: MakePanel) -> 
 
 
 def _caption(outcomes: Sequence[Outcome], curve: CurveFigure) -> str:
-    """What dashes, lines, bands and crosses mean, as far as they occur."""
+    """The meaning of dashes, lines, bands and crosses, as far as they occur."""
     note = curve.note if any(o.cell.method == "batch" for o in outcomes) else ""
     crosses = " A cross marks where a run diverged." if any(o.diverged for o in outcomes) else ""
     return f"{note} {_seeds_text(outcomes)}{crosses}"

@@ -108,7 +108,7 @@ def _starts(methods: set[Method]) -> str:
 
 
 def _legend(methods: set[Method]) -> str:
-    """What the short names of these methods stand for."""
+    """The meanings of these methods' short names."""
     meanings = [f"{method_label(name)}: {meaning}" for name, meaning in METHOD_MEANINGS.items() if name in methods]
     return "; ".join(meanings) + "." * bool(meanings)
 
@@ -187,7 +187,7 @@ def _row(outcome: Outcome) -> list[_Value]:
 
 
 def _flags(outcome: Outcome) -> tuple[str, ...]:
-    """What is to be said about the learning rate."""
+    """Notes on the learning rate."""
     search = outcome.search
     upper = search.lr > outcome.bound / 10
     states = {
@@ -211,7 +211,7 @@ def _percent(value: float | None) -> _Value:
 
 
 def _hints(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
-    """What the flags in the table mean, those that occur, and what can be done."""
+    """The meaning of every flag that occurs in the table, and what can be done."""
     flags = {flag for o in outcomes for flag in (*_flags(o), *["diverged"] * o.diverged)}
     further = 10 * max((o.bound for o in outcomes if o.search.at_bound), default=0.0)
     meanings = {

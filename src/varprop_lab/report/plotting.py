@@ -140,7 +140,7 @@ def _label_axes(axes: list[Axis], figure: Figure, columns: int) -> None:
 
 
 def is_accuracy(figure: Figure) -> bool:
-    """Whether the vertical axis is an accuracy in percent."""
+    """True if the vertical axis is an accuracy in percent."""
     return figure.y_label == ACCURACY_LABEL
 
 

@@ -169,7 +169,7 @@ def finite(value: float) -> float | None:
 
 
 def rounded(value: Any) -> Any:
-    """The same with five significant digits, and None for what JSON cannot say."""
+    """A value with five significant digits in every number, and None for what JSON cannot say."""
     if isinstance(value, float):
         return finite(float(f"{value:.5g}"))
     if isinstance(value, dict):

@@ -33,13 +33,13 @@ _LIBRARIES = (
 def fingerprints(
     factory: str | Factory, dataset: Dataset, functions: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """Of the model, with the files it is written in, of the data, and of functions; by the names that messages use."""
+    """Digests of the model with its source files, of the data, and of functions, by their names in messages."""
     named = {name: _of_function(function) for name, function in (functions or {}).items()}
     return {"model": _of_model(factory), "data": _of_data(dataset), **named}
 
 
 def _of_function(function: Any) -> str:
-    """Of its name and the file it is written in; of objects that are called, what they say of themselves."""
+    """Digest of a function's name and file; objects that are called have their `repr` for a name."""
     name = getattr(function, "__qualname__", repr(function))
     file = _file_of(function)
     text = Path(file).read_text("utf-8", errors="replace") if file and Path(file).is_file() else ""
@@ -47,7 +47,7 @@ def _of_function(function: Any) -> str:
 
 
 def changed(now: dict[str, str], before: dict[str, str]) -> list[str]:
-    """What differs."""
+    """The names whose fingerprints differ."""
     return [name for name, value in now.items() if before.get(name) != value]
 
 
@@ -149,7 +149,7 @@ class Store:
         return self.folder / "weights" / f"{_file_name(cell.key)}.pt"
 
     def has(self, cell: Cell) -> bool:
-        """Whether the cell is finished."""
+        """True if the cell is finished."""
         return self._cell_file(cell).is_file()
 
     def outcomes(self, problems: list[str] | None = None) -> list[Outcome]:
@@ -173,7 +173,7 @@ class Store:
         self.files.write(self.folder / "manifest.json", _json(values))
 
     def manifest(self) -> dict[str, Any]:
-        """What `write_manifest` kept; empty if there is none."""
+        """The values that `write_manifest` kept; empty if there are none."""
         path = self.folder / "manifest.json"
         values = _read_json(path, self.files) if path.is_file() else {}
         try:
@@ -183,7 +183,7 @@ class Store:
         return values
 
     def begun(self) -> bool:
-        """Whether there is something to go on with."""
+        """True if there is something to go on with."""
         return any(next((self.folder / subfolder).glob("*"), None) for subfolder in ("cells", "partial"))
 
     def clear(self) -> None:

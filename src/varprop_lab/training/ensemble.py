@@ -214,7 +214,7 @@ class StackedNetworks:
         self.graph: Any = None
 
     def _decay(self, rates: list[float]) -> Tensor | None:
-        """What each parameter of each network is multiplied by to give its part of the gradient."""
+        """The factor of each parameter of each network that gives its part of the gradient."""
         if not any(rates):
             return None
         decaying = decaying_names(self.template)
@@ -234,7 +234,7 @@ class StackedNetworks:
         return {"parameters": self.parameters, "buffers": self.buffers, "mean": self.mean, "square": self.square}
 
     def own(self, samples: Tensor) -> Tensor:
-        """Of samples with a first axis for the seeds, those of each network; without that axis if all share one."""
+        """The samples of each network, out of samples with a first axis for the seeds; no axis if all share one."""
         return samples[0] if self.seed_index is None else samples.index_select(0, self.seed_index)
 
     def prepare(self, images: Tensor, labels: Tensor) -> None:
@@ -287,7 +287,7 @@ class StackedNetworks:
 
     @torch.no_grad()
     def scores(self, images: Tensor) -> Tensor:
-        """What each network, in evaluation mode, makes of images with a first axis for the seeds."""
+        """Outputs of each network in evaluation mode, for images with a first axis for the seeds."""
         self.template.eval()
         scores = self.scores_in_batch_mode(images)
         self.template.train()
@@ -295,7 +295,7 @@ class StackedNetworks:
 
     @torch.no_grad()
     def scores_in_batch_mode(self, images: Tensor) -> Tensor:
-        """The same with the statistics of these images where a network uses them; its buffers stay."""
+        """Outputs with the statistics of these images where a network uses them; its buffers stay."""
 
         def run(parameters: Any, buffers: Any, x: Tensor) -> Tensor:
             copies = {name: buffer.clone() for name, buffer in buffers.items()}

@@ -108,7 +108,7 @@ class SingleTrainer(Trainer):
         self.running.update(loss.detach())
 
     def _require_the_same_function(self, images: Tensor, labels: Tensor) -> None:
-        """What is compiled and captured must follow inputs and parameters as the model does, after a step too.
+        """Check that the compiled and captured step follows inputs and parameters as the model does, after a step too.
 
         Raises:
             RuntimeError: If it does not: nothing that it trained could be believed.

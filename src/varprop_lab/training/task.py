@@ -23,7 +23,7 @@ from ..protocol.starts import StartData, StartingPoint, starting_points, watch
 
 
 def normalized_layers(model: nn.Module) -> dict[str, Any]:
-    """Those with a scale, by path."""
+    """The layers with a scale, by path."""
     return {path: m for path, m in model.named_modules() if isinstance(getattr(m, "scale", None), nn.Parameter)}
 
 

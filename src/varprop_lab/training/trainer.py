@@ -118,7 +118,7 @@ class RunningLoss:
         self.weight.zero_()
 
     def state(self) -> dict[str, Tensor]:
-        """What changes in training."""
+        """The tensors that change in training."""
         return {"sums": self.sums, "weight": self.weight}
 
 
@@ -239,7 +239,7 @@ class Trainer(ABC):
         return self.running.values()
 
     def curves(self, number: int) -> list[dict[str, float]]:
-        """What is measured of every cell after an epoch, by the names of `records`."""
+        """The measurements of every cell after an epoch, by the names of `records`."""
         measured = self._training_losses(number), self._validation(), self._batch_validation()
         result = []
         for train, evaluated, (loss, right), in_batches in zip(self.losses(), *measured, strict=True):

@@ -81,7 +81,7 @@ class WithCovariances(nn.Module):
 
 
 def with_covariances(model: nn.Module, task: Task, seed: int) -> nn.Module:
-    """The same weights under the better statistics; those of the images are measured."""
+    """A model's weights under statistics with covariances; those of the images are measured."""
     chunks = [images.flatten(0, 1).flatten(1).double() for images, _ in task.batches(seed, 128).chunks(0, MEASURE)]
     images = torch.cat(chunks)
     return WithCovariances(list(normalized_layers(model).values()), images.mean(0), torch.cov(images.t(), correction=0))

@@ -22,7 +22,7 @@ MATTERS, ALIKE = 1.1, 1.05  # highest training loss over lowest
 
 @torch.no_grad()
 def lengthened(factor: float, model: nn.Module, task: Task, seed: int) -> nn.Module:
-    """The same function on weights that are so many times as long."""
+    """A model of equal function on weights that are so many times as long."""
     for layer in normalized_layers(model).values():
         layer.weight.mul_(factor)
     return model

@@ -46,7 +46,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Arm:
-    """What is trained and how it is looked at."""
+    """A way of training, and how it is looked at."""
 
     name: str
     method: Method = "analytic"
@@ -198,7 +198,7 @@ def is_lower(*pairs: tuple[Place, Place]) -> Rule:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, what is trained for it, and what is said of the records."""
+    """A question with the arms trained for it, the claims on their records, and the figure."""
 
     name: str
     title: str

@@ -42,7 +42,7 @@ def study(
 
 
 def recorded(out: Path) -> Kept:
-    """What lies in a folder, by question."""
+    """The records in a folder, by question."""
     file = out / FILE
     return json.loads(file.read_text()) if file.exists() else {}
 

@@ -86,7 +86,7 @@ def _rougher_than_others(evidence: Evidence, method: str) -> Judgement:
 def _rougher(
     evidence: Evidence, cell: tuple[str, str, str], baseline: tuple[str, str, str], name: str, baseline_name: str
 ) -> Judgement:
-    """Whether both training losses of a cell are rougher than those of another."""
+    """Judge if both training losses of a cell are rougher than those of another."""
     verdicts, texts = [], []
     for curve, mode in ((TRAIN_LOSS, "in batches"), (TRAIN_EVAL_LOSS, "in evaluation")):
         sample, against = (evidence.sample(*which, roughness(curve)) for which in (cell, baseline))

@@ -90,7 +90,7 @@ def _step_is_four_times_as_large(_: Evidence, optimizer: str) -> Judgement:
 
 
 def four_times(optimizer: str, factor: float) -> Judgement:
-    """Whether a factor is the paper's."""
+    """Judge if a factor is the paper's."""
     verdict = HOLDS if abs(factor - PAPER_FACTOR) <= FACTOR_TOLERANCE else FAILS
     return Judgement(verdict, (f"with {optimizer} the step of w is {number(factor)} times as large",))
 

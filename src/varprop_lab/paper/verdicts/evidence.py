@@ -30,7 +30,7 @@ class Judgement:
 
 
 class NotRun(Exception):
-    """What a rule needs was not run or not recorded."""
+    """An outcome that a rule needs was not run or not recorded."""
 
     def __init__(self, what: str, *experiments: str) -> None:
         self.lines = (what, f"to be made by: varprop reproduce {' '.join(experiments)} --seeds 3")
@@ -63,7 +63,7 @@ class Evidence:
     def sample(
         self, experiment: str, method: str, start: str, metric: Metric, variant: str = "", **setting: Any
     ) -> Sample:
-        """The same; raises `NotRun` where there is none."""
+        """A metric over seeds, as `find` gives it; raises `NotRun` where there is none."""
         sample = self.find(experiment, method, start, metric, variant, **setting)
         if sample is None:
             name = f"{method_label(method, variant)} from {start_label(start)}"
@@ -81,7 +81,7 @@ class Evidence:
         return Sample(tuple(ratios), tuple(seeds))
 
     def ran(self, experiments: Sequence[str]) -> list[str]:
-        """Those of the experiments that have an outcome at this bound; raises `NotRun` if none has."""
+        """The experiments among these that have an outcome at this bound; raises `NotRun` if none has."""
         there = {outcome.cell.experiment for outcome in self.outcomes if outcome.cell.lr_max == self.bound}
         names = [name for name in experiments if name in there]
         if not names:
@@ -90,7 +90,7 @@ class Evidence:
 
 
 def judged(rule: Callable[[Case], Judgement], case: Case) -> Judgement:
-    """What a rule finds; what is missing, with the command that would make it, where it cannot find anything."""
+    """The judgement of a rule; where something was not run, no data, with the command that would make it."""
     try:
         return rule(case)
     except NotRun as missing:
@@ -113,13 +113,13 @@ def all_of(verdicts: Iterable[str]) -> str:
 
 
 def most_of(verdicts: Sequence[str]) -> str:
-    """Whether at least half of several cases hold; undecided ones count neither way."""
+    """Verdict on at least half of several cases holding; undecided ones count neither way."""
     wins, undecided = verdicts.count(HOLDS), verdicts.count(NOISE)
     return HOLDS if 2 * wins >= len(verdicts) else NOISE if 2 * (wins + undecided) >= len(verdicts) else FAILS
 
 
 def opposite(verdict: str) -> str:
-    """That on the contrary; what is not decided stays so."""
+    """The verdict on the contrary statement; an undecided one stays undecided."""
     return {HOLDS: FAILS, FAILS: HOLDS}.get(verdict, verdict)
 
 

@@ -47,7 +47,7 @@ CLAIMS = tuple(REGISTERED[name] for name in _ORDER.split())
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say about one claim."""
+    """The verdict on one claim."""
 
     name: str
     claim: str  # the paper's sentence
@@ -85,7 +85,7 @@ def judge_claim(claim: Claim, runs: Sequence[Run], benchmarks: Sequence[Path] = 
 
 
 def as_in_the_paper(run: Run) -> list[Outcome]:
-    """What a run has to say on the claims: nothing if its folder has another name than its experiment.
+    """The outcomes of a run that bear on the claims: none if its folder has another name than its experiment.
 
     Such folders hold the same cells with other settings, which would take the place of those that are meant.
     """

@@ -82,7 +82,7 @@ def trained_limit(evidence: Evidence, experiment: str) -> float:
     among=("mnist",),
 )
 def train(evidence: Evidence, cells: Cells, among: Sequence[str] = PAPER_GRIDS) -> Judgement:
-    """Whether these methods train from these starts, in every experiment that was run."""
+    """Judge if these methods train from these starts, in every experiment that was run."""
     ran = evidence.ran(among)
     limits = {experiment: trained_limit(evidence, experiment) for experiment in ran}
     judgements = [_trains(evidence, e, method, start, limits[e]) for e in ran for method, start in cells]
@@ -104,7 +104,7 @@ def _trains(evidence: Evidence, experiment: str, method: str, start: str, limit:
 
 
 def _others_that_fail(evidence: Evidence, limits: dict[str, float], cells: Cells) -> list[str]:
-    """What the limit tells apart: the other methods and starts of the same experiments that miss it."""
+    """The other methods and starts of the experiments that miss their limit, in words."""
     texts = []
     beside = [(m, s) for s in STARTS for m in METHODS if (m, s) not in cells]
     for experiment, limit in limits.items():
@@ -159,7 +159,7 @@ def _often_lowest(evidence: Evidence, metric: Metric) -> Judgement:
 
 
 def _analytic_lowest(evidence: Evidence, experiment: str, start: str, metric: Metric) -> str:
-    """Whether AP2 ends lower than each other method; no data unless all were run."""
+    """Verdict on AP2 ending lower than each other method; no data unless all were run."""
     samples = {method: evidence.find(experiment, method, start, metric) for method in METHODS}
     analytic = samples.pop("analytic")
     if analytic is None or None in samples.values():
@@ -266,7 +266,7 @@ def _running_loss_matches(evidence: Evidence) -> Judgement:
 
 
 def matches(evidence: Evidence, experiment: str, method: str, start: str) -> Judgement:
-    """Whether the loss in evaluation mode is that of training, but for a small gap, in every seed."""
+    """Judge if the loss in evaluation mode is that of training, but for a small gap, in every seed."""
     gaps = [(name, *_gap_and_distance(evidence, experiment, method, start, span)) for name, span in SPANS]
     verdict = all_of(in_every_seed([far <= EVALUATION_GAP for far in away.values]) for _, _, away in gaps)
     texts = ", ".join(f"{_away(gap, away)} {name}" for name, gap, away in gaps)
@@ -287,7 +287,7 @@ def _away(gap: Sample, away: Sample) -> str:
 @claim("bn-evaluation-early", f"{_STOCHASTIC} epochs 1 to 10", _EVALUATION, "mnist/training", span=EARLY)
 @claim("bn-evaluation-late", f"{_STOCHASTIC} after epoch 10", _EVALUATION, "mnist/training", span=LATE)
 def _evaluation_differs(evidence: Evidence, span: Span) -> Judgement:
-    """Whether batch norm's loss in evaluation mode is away from that in its batches, and rougher."""
+    """Judge if batch norm's loss in evaluation mode is away from that in its batches, and rougher."""
     lines, verdicts = [], []
     for start in STARTS:
         if start != "none" and evidence.find("mnist", "batch", start, evaluation_gap(span)) is None:
