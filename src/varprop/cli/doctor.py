@@ -79,12 +79,11 @@ def _devices() -> list[str]:
     cores = f"cpu: {os.cpu_count()} cores, torch uses {torch.get_num_threads()}"
     if not torch.cuda.is_available():
         return [cores, "cuda: none that torch can use"]
-    return [cores, *(_gpu(index) for index in range(torch.cuda.device_count()))]
-
-
-def _gpu(index: int) -> str:
-    properties = torch.cuda.get_device_properties(index)
-    return f"cuda:{index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+    gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [cores] + [
+        f"cuda:{index}: {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
+        for index, gpu in enumerate(gpus)
+    ]
 
 
 def _extra(name: str, packages: tuple[str, ...]) -> str:

@@ -98,7 +98,7 @@ def run(
     started = time.monotonic()
     with (
         _logger(tensorboard, experiment.name) as log,
-        reproducible(target, 1 if small else _threads(jobs)),
+        reproducible(target, 1 if small else max(1, torch.get_num_threads() // jobs)),
         _ready(store, resume, overwrite),
         show(_total_steps(task, store), experiment.name) as bar,
     ):
@@ -119,11 +119,6 @@ def run(
         left = f"{len(outcomes)} of {len(wanted)} cells of {experiment.name} are finished"
         print(f"The time is over: {left}; go on with --resume.", file=sys.stderr)
     return outcomes
-
-
-def _threads(jobs: int) -> int:
-    """The share of torch's threads that each job gets."""
-    return max(1, torch.get_num_threads() // jobs)
 
 
 def _require_free(store: Store, allowed: bool) -> None:

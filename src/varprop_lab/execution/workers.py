@@ -234,10 +234,10 @@ def _needs(setup: Setup, at_once: int) -> dict[str, float]:
     return {"num_cpus": 1 if setup.task.experiment.together else setup.threads}
 
 
-def _require_resources(there: dict[str, float], needs: dict[str, float]) -> None:
+def _require_resources(available: dict[str, float], needs: dict[str, float]) -> None:
     for name, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
-        if there.get(kind, 0) < needs.get(name, 0):
-            raise WorkerError(f"A job needs {needs[name]:g} {kind} of Ray, which has {there.get(kind, 0):g}.")
+        if available.get(kind, 0) < needs.get(name, 0):
+            raise WorkerError(f"A job needs {needs[name]:g} {kind} of Ray, which has {available.get(kind, 0):g}.")
 
 
 def _run_task(setup: Setup, keeper: Any, until: float, name: str, cells: list[Any]) -> bool:

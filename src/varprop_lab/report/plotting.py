@@ -77,7 +77,7 @@ def _draw_panel(panel: Panel, axis: Axis, figure: Figure) -> None:
     axis.set_title(panel.title + missing, fontsize=8.5 if missing else None)
     if figure.x_log:
         axis.set_xscale("log")
-    if figure.y_log and any(_has_positive(series) for series in panel.series):
+    if figure.y_log and any(value is not None and value > 0 for series in panel.series for value in series.y):
         axis.set_yscale("log")
     if is_accuracy(figure):
         stretch_accuracies(axis)
@@ -90,10 +90,6 @@ def _draw_panel(panel: Panel, axis: Axis, figure: Figure) -> None:
             _draw_mark(mark, series, axis)
     if not panel.series:
         axis.text(0.5, 0.5, "no data", transform=axis.transAxes, ha="center", va="center", color="#80868b")
-
-
-def _has_positive(series: PlottedSeries) -> bool:
-    return any(value is not None and value > 0 for value in series.y)
 
 
 def _draw_series(series: PlottedSeries, axis: Axis, index: int) -> None:

@@ -14,6 +14,7 @@ from ..protocol.records import (
     TRAIN_LOSS,
     VALID_ACCURACY,
     Cell,
+    Method,
     Outcome,
     grouped,
     method_label,
@@ -127,8 +128,7 @@ def _spread(ends: Sequence[float | None], form: str) -> str:
     return f"{mean} ± {form.replace('.4g', '.2g').format(statistics.stdev(values))}" if len(values) > 1 else mean
 
 
-Method = tuple[str, str]  # and its variant
-Case = dict[Method, list[Outcome]]  # all that started from the same function with the same settings
+Case = dict[tuple[Method, str], list[Outcome]]  # by method and variant, all that started from the same function
 
 
 def answer(outcomes: Sequence[Outcome]) -> str:
@@ -138,7 +138,9 @@ def answer(outcomes: Sequence[Outcome]) -> str:
     differences, seed by seed, to every other method. It is undecided which one leads where that is not so, with one
     seed, and where a method that is behind has a learning rate at the bound of its search: a better one may lie beyond.
     """
-    cases = [case for case in _cases(outcomes) if len(case) > 1]
+    by_start = grouped(outcomes, lambda cell: (cell.lr_max, cell.batch_size, cell.start)).values()
+    cases: list[Case] = [grouped(same_start, lambda cell: (cell.method, cell.variant)) for same_start in by_start]
+    cases = [case for case in cases if len(case) > 1]
     if not cases:
         return ""
     starts = len({outcome.cell.start for outcome in outcomes}) == len(cases)
@@ -162,11 +164,6 @@ def answer_and_table(outcomes: Sequence[Outcome]) -> str:
     return "\n\n".join(filter(None, (answer(outcomes), result_table(outcomes))))
 
 
-def _cases(outcomes: Sequence[Outcome]) -> list[Case]:
-    same_start = grouped(outcomes, lambda cell: (cell.lr_max, cell.batch_size, cell.start))
-    return [grouped(case, lambda cell: (cell.method, cell.variant)) for case in same_start.values()]
-
-
 def _leaders(cases: Sequence[Case], metric: Metric, what: str, counted: str) -> str:
     """``AP2 has the lowest training loss from 2 of 3 starts, BN from 1``, and how many are undecided."""
     wins = Counter(leader for case in cases if (leader := _leader(case, metric)) is not None)
@@ -179,7 +176,7 @@ def _leaders(cases: Sequence[Case], metric: Metric, what: str, counted: str) -> 
     return ", ".join(texts + [f"undecided from {undecided}"] * bool(undecided))
 
 
-def _leader(case: Case, metric: Metric) -> Method | None:
+def _leader(case: Case, metric: Metric) -> tuple[Method, str] | None:
     """The method that leads in a case; None where that is undecided."""
     samples = {m: Sample(tuple(map(metric, runs)), tuple(r.cell.seed for r in runs)) for m, runs in case.items()}
     best = min(samples, key=lambda method: (samples[method].mean, method_rank(*method)))

@@ -35,7 +35,8 @@ def fingerprints(
 ) -> dict[str, str]:
     """Digests of the model with its source files, of the data, and of functions, by their names in messages."""
     named = {name: _of_function(function) for name, function in (functions or {}).items()}
-    return {"model": _of_model(factory), "data": _of_data(dataset), **named}
+    tensors = dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y
+    return {"model": _of_model(factory), "data": _digest(map(_bytes_of, tensors)), **named}
 
 
 def _of_function(function: Any) -> str:
@@ -43,7 +44,7 @@ def _of_function(function: Any) -> str:
     name = getattr(function, "__qualname__", repr(function))
     file = _file_of(function)
     text = Path(file).read_text("utf-8", errors="replace") if file and Path(file).is_file() else ""
-    return _digest(text_piece.encode() for text_piece in (name, text))
+    return _digest([name.encode(), text.encode()])
 
 
 def changed(now: dict[str, str], before: dict[str, str]) -> list[str]:
@@ -71,10 +72,6 @@ def _file_of(written: object) -> str | None:
         return inspect.getsourcefile(inspect.unwrap(written))  # type: ignore[arg-type]
     except (TypeError, OSError):  # made in a session: what it makes is all there is to look at
         return None
-
-
-def _of_data(dataset: Dataset) -> str:
-    return _digest(_bytes_of(tensor) for tensor in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y))
 
 
 def _bytes_of(tensor: Tensor) -> bytes:

@@ -161,19 +161,15 @@ def read_run(folder: Path) -> Run:
     except StoreError as error:
         problems.append(f"How this was run is unknown: {error}")
     compact = (folder / "runs.csv").is_file() and not (folder / "cells").is_dir()
-    outcomes = _read_compact(folder, problems) if compact else store.outcomes(problems)
+    try:
+        outcomes = read_tables(folder) if compact else store.outcomes(problems)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        problems.append(f"The tables in {folder} cannot be read ({type(error).__name__}: {error})")
+        outcomes = []
     outcomes.sort(key=_place_in_paper)
     if folder.name not in WITHOUT_CELLS:
         problems += _missing_cells(folder.name, outcomes, manifest) + _missing_seeds(outcomes, manifest)
     return Run(folder.name, outcomes, manifest, problems, compact)
-
-
-def _read_compact(folder: Path, problems: list[str]) -> list[Outcome]:
-    try:
-        return read_tables(folder)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        problems.append(f"The tables in {folder} cannot be read ({type(error).__name__}: {error})")
-        return []
 
 
 def _place_in_paper(outcome: Outcome) -> tuple[Any, ...]:

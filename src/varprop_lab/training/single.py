@@ -89,14 +89,10 @@ class SingleTrainer(Trainer):
         return images.contiguous(memory_format=torch.channels_last) if last else images
 
     def _scores(self, network: nn.Module, images: Tensor) -> Tensor:
-        with self._arithmetic():
+        half = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.precision.half else None
+        with half or contextlib.nullcontext():
             result: Tensor = network(self._placed(images))
         return result if result.dtype == torch.float64 else result.float()
-
-    def _arithmetic(self) -> contextlib.AbstractContextManager[Any]:
-        if not self.precision.half:
-            return contextlib.nullcontext()
-        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
 
     def _one_step(self, images: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -122,7 +118,8 @@ class SingleTrainer(Trainer):
         self.reset([0.0])
 
     def _compare(self, images: Tensor, labels: Tensor) -> None:
-        plain = [self._plain_loss(images, labels) for _ in range(2)]
+        with torch.no_grad():
+            plain = [float(self.loss(self._scores(self.model, images), labels)) for _ in range(2)]
         self._set_rate(0.0)
         self.running.reset_()
         self._step(self._placed(images), labels)
@@ -132,10 +129,6 @@ class SingleTrainer(Trainer):
                 f"The training step of {self.cell.key} does not compute what the model does: "
                 f"its loss is {loss:.6g} instead of {plain[0]:.6g}."
             )
-
-    @torch.no_grad()
-    def _plain_loss(self, images: Tensor, labels: Tensor) -> float:
-        return float(self.loss(self._scores(self.model, images), labels))
 
     @torch.no_grad()
     def reset(self, rates: list[float]) -> None:

@@ -83,13 +83,11 @@ class Task:
         """
         chosen = self.split(seed)[0]
         if augmentation.is_tokens(self.dataset.train_x):
-            return self._token_frequencies(self.dataset.train_x[chosen])
+            tokens = self.dataset.train_x[chosen]
+            rows = embedding_rows(build(self.factory, 0), tokens[:1].cpu())
+            return vp.Tokens(torch.bincount(tokens.flatten(), minlength=rows).to(self.dtype))
         moments = augmentation.statistics(self.dataset, chosen, self.experiment.augmentation)
         return vp.Moments(moments.mean.to(self.dtype), moments.var.to(self.dtype))
-
-    def _token_frequencies(self, tokens: Tensor) -> vp.Tokens:
-        rows = embedding_rows(build(self.factory, 0), tokens[:1].cpu())
-        return vp.Tokens(torch.bincount(tokens.flatten(), minlength=rows).to(self.dtype))
 
     def batches(self, seed: int, batch_size: int) -> Batches:
         """The training batches of a seed."""
