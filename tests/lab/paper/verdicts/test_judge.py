@@ -94,7 +94,7 @@ def test_what_is_missing_comes_with_the_command_that_makes_it():
 
 
 def test_the_limit_of_training_separates_in_every_experiment_on_record():
-    runs = read_runs(Path(__file__).parents[3] / "docs" / "results")
+    runs = read_runs(Path(__file__).parents[4] / "docs" / "results")
     found = {verdict.name: verdict for verdict in judge(runs)}["trains"]
     (missed,) = (line for line in found.measured if line.startswith("others that miss"))
     assert missed.count(";") == len(PAPER_GRIDS)

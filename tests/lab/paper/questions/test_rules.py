@@ -12,7 +12,7 @@ from varprop_lab.paper.questions.study import QUESTIONS, recorded
 from varprop_lab.paper.verdicts.evidence import MISSING
 from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CLEAR, CLOSE = (0.0, 0.01, 0.02), (0.0, 0.4, -0.3)  # how seeds differ: less, and more, than arms
 
 

@@ -13,7 +13,7 @@ from varprop_lab.protocol.records import STARTS, TRAIN_LOSS, VALID_LOSS, grouped
 from varprop_lab.seed_statistics import HOLDS, Sample, final, final_error, lower
 from varprop_lab.store.tables import read_runs
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 HEADINGS = {
     "What holds:": "holds",
     "What does not hold:": "does not hold",
