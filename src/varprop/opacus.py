@@ -30,7 +30,7 @@ try:
     import opacus
     from opacus.layers import DPGRU, DPLSTM, DPRNN
 except ImportError as error:
-    raise ImportError("Private training needs Opacus: pip install 'varprop[opacus]'.") from error
+    raise ImportError("Private training needs Opacus: pip install '.[opacus]' in a checkout of varprop.") from error
 
 
 class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]

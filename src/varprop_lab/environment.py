@@ -47,7 +47,7 @@ def require(package: str, purpose: str, extra: str = "lab") -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         name = package.partition(".")[0]
-        raise vp.VarpropError(f"{purpose} needs {name}: pip install 'varprop[{extra}]'.") from error
+        raise vp.VarpropError(f"{purpose} needs {name}: pip install '.[{extra}]' in a checkout of varprop.") from error
 
 
 @contextlib.contextmanager

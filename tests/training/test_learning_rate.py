@@ -155,9 +155,9 @@ def test_missing_extras_are_named(monkeypatch):
     search = find_lr(quadratic(-3))
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"varprop\[lab\]"):
+    with pytest.raises(ImportError, match=r"\.\[lab\]"):
         find_lr(quadratic(-3))
-    with pytest.raises(ImportError, match=r"varprop\[lab\]"):
+    with pytest.raises(ImportError, match=r"\.\[lab\]"):
         search.plot()
 
 

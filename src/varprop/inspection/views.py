@@ -403,7 +403,7 @@ def _sheet() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise VarpropError("The figure needs matplotlib: pip install 'varprop[report]'.") from error
+        raise VarpropError("The figure needs matplotlib: pip install '.[report]' in a checkout of varprop.") from error
     return Figure(figsize=(10, 3.8), layout="constrained")
 
 

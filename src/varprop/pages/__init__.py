@@ -16,7 +16,9 @@ def environment(templates: Path) -> Any:
     try:
         import jinja2
     except ImportError as error:
-        raise VarpropError("The page needs jinja2, which comes with torch: pip install 'varprop[report]'.") from error
+        raise VarpropError(
+            "The page needs jinja2, which comes with torch: pip install '.[report]' in a checkout of varprop."
+        ) from error
     loader = jinja2.FileSystemLoader([templates, _HERE])
     return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 

@@ -111,7 +111,9 @@ class LRSearch:
             try:
                 from matplotlib import pyplot
             except ImportError as error:
-                raise ImportError("LRSearch.plot needs matplotlib: pip install 'varprop[lab]'.") from error
+                raise ImportError(
+                    "LRSearch.plot needs matplotlib: pip install '.[lab]' in a checkout of varprop."
+                ) from error
             ax = pyplot.subplots()[1]
         finite = [(lr, loss) for lr, loss in sorted(self.trace) if math.isfinite(loss)]
         diverged = [lr for lr, loss in self.trace if not math.isfinite(loss)]
@@ -169,7 +171,7 @@ def find_lr(
     try:
         from scipy.optimize import minimize_scalar
     except ImportError as error:
-        raise ImportError("find_lr needs scipy: pip install 'varprop[lab]'.") from error
+        raise ImportError("find_lr needs scipy: pip install '.[lab]' in a checkout of varprop.") from error
     low, high = (float(bound) for bound in bounds)
     if not (0 < low < high < math.inf):
         raise ValueError(f"bounds must be two finite rates with 0 < low < high, got ({low:g}, {high:g}).")

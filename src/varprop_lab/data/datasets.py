@@ -211,7 +211,7 @@ def _load_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError("The digits come with scikit-learn: pip install 'varprop[lab]'.") from error
+        raise DataError("The digits come with scikit-learn: pip install '.[lab]' in a checkout of varprop.") from error
     values, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(_DIGITS_SEED))
     images = torch.as_tensor(values, dtype=torch.float32).div(16).view(-1, 1, 8, 8)[order]

@@ -202,7 +202,7 @@ def _logger(folder: Path | None, name: str) -> Iterator[Log]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise RunError("Event files need tensorboard: pip install 'varprop[tracking]'.") from error
+        raise RunError("Event files need tensorboard: pip install '.[tracking]' in a checkout of varprop.") from error
 
     def log(cell: Cell, number: int, values: dict[str, float]) -> None:
         for curve, value in values.items():

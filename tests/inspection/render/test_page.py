@@ -260,7 +260,7 @@ def test_the_page_needs_no_extra(monkeypatch):
 def test_a_missing_jinja2_is_named(monkeypatch):
     _environment.cache_clear()
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(vp.VarpropError, match=r"needs jinja2.*varprop\[report\]"):
+    with pytest.raises(vp.VarpropError, match=r"needs jinja2.*\.\[report\]"):
         report().to_html()
 
 

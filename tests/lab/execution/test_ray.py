@@ -177,7 +177,7 @@ def test_resources_that_are_not_there_are_named():
 
 def test_without_ray_one_sentence_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(vp.VarpropError, match=r"--ray needs ray: pip install 'varprop\[ray\]'"):
+    with pytest.raises(vp.VarpropError, match=r"--ray needs ray: pip install '\.\[ray\]'"):
         run(tmp_path, "local")
 
 

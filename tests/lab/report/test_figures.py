@@ -286,5 +286,5 @@ def test_odd_outcomes_are_drawn_all_the_same(outcomes, tmp_path):
 
 def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(vp.VarpropError, match=r"^A figure needs matplotlib: pip install 'varprop\[lab\]'\.$"):
+    with pytest.raises(vp.VarpropError, match=r"^A figure needs matplotlib: pip install '\.\[lab\]' in a checkout of"):
         plotting.draw(relu_figure(), tmp_path / "relu")

@@ -239,7 +239,7 @@ def test_infinite_and_missing_values_stay_valid_json(tmp_path, drawn):
 
 def test_without_jinja_one_sentence_says_what_to_install(tmp_path, drawn, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(vp.VarpropError, match=r"needs jinja2.*varprop\[report\]"):
+    with pytest.raises(vp.VarpropError, match=r"needs jinja2.*\.\[report\]"):
         report.write(synthetic.write(tmp_path, synthetic.grid("mnist")))
     assert (tmp_path / "mnist" / "runs.csv").exists() and (tmp_path / "claims.md").exists()
 
