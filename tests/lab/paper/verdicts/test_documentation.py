@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from varprop_lab.paper.verdicts.evidence import Evidence
-from varprop_lab.paper.verdicts.judge import as_in_the_paper
-from varprop_lab.protocol.experiments import PAPER_LR_MAX
-from varprop_lab.protocol.records import STARTS, TRAIN_LOSS, VALID_LOSS, grouped
-from varprop_lab.seed_statistics import HOLDS, Sample, final, final_error, lower
+from varprop_lab.protocol.records import TRAIN_LOSS, grouped
+from varprop_lab.seed_statistics import Sample, final, final_error
 from varprop_lab.store.tables import read_runs
 
 DOCS = Path(__file__).parents[4] / "docs"
@@ -54,26 +51,3 @@ def test_what_other_settings_change_is_on_the_page_of_results_or_in_their_record
                 known += f"{losses.text()} {errors.percent()}"
     found = re.findall(r"\d[\d.]* ± \d[\d.]*\d", text)
     assert found and not [number for number in found if number not in known]
-
-
-def test_the_readme_says_no_more_than_the_records():
-    outcomes = tuple(outcome for run in read_runs(DOCS / "results") for outcome in as_in_the_paper(run))
-    evidence = Evidence(outcomes, PAPER_LR_MAX)
-
-    def leads(method, other, metric):
-        pairs = [[evidence.sample("noisy-cifar10", m, start, metric) for m in (method, other)] for start in STARTS]
-        return ("none", "one", "two", "three")[sum(lower(*pair) == HOLDS for pair in pairs)]
-
-    def rises(size, metric):
-        usual, small = (evidence.sample("small-batches", "batch", "bn", metric, batch_size=b) for b in (128, size))
-        return lower(usual, small) == HOLDS
-
-    text = " ".join((DOCS.parent / "README.md").read_text("utf-8").split())
-    trains, validates = leads("analytic", "batch", final(TRAIN_LOSS)), leads("batch", "analytic", final(VALID_LOSS))
-    assert f"AP2 has a lower training loss than batch norm from {trains} of three starts" in text
-    assert f"batch norm a lower validation loss from {validates}" in text
-    assert leads("batch", "analytic", final_error) == leads("analytic", "batch", final_error) == "none"
-    assert "in validation error the differences are within noise" in text
-    assert [rises(size, final(TRAIN_LOSS)) for size in (4, 16)] == [True, True]
-    assert [rises(size, final_error) for size in (4, 16)] == [True, False]
-    assert "With small batches batch norm's training loss rises, and with batches of 4, not of 16" in text
