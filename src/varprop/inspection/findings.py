@@ -93,6 +93,7 @@ class FindingContext:
         measured_input_std: Standard deviation of the inputs on which they were measured.
         input_std: The one that the moments of the input have.
         gradients: Runs the trial again with gradients, where a finding rests on them.
+        untried: The model could not be run on random inputs.
     """
 
     unsettled: int = 0
@@ -101,6 +102,7 @@ class FindingContext:
     measured_input_std: float = 0.0
     input_std: float = 0.0
     gradients: Callable[[], list[Estimates]] = list
+    untried: bool = False
 
 
 def findings(rows: list[ReportRow], context: FindingContext) -> tuple[Finding, ...]:
@@ -119,6 +121,9 @@ def findings(rows: list[ReportRow], context: FindingContext) -> tuple[Finding, .
                 trial = context.gradients() or trial
             result = _confirmed(result, _judgement(_with(rows, trial, context.input_std)))
     result += [*_unsettled(context.unsettled), *_disagreement(rows, context), *_dependence(rows)]
+    if context.untried:
+        text = "the model was not tried on random inputs: findings rest on independent units alone"
+        result.append(Finding("note", "untried", "(model)", text, MEASURE, 1.0))
     result += _approximations([row for row in rows if row.is_layer], context.check is not None)
     result = [replace(finding, advice=_advice(finding, rows, context)) for finding in result]
     return tuple(sorted(result, key=lambda finding: (ORDER[finding.severity], finding.kind not in CAUSES)))

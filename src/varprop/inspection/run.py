@@ -66,6 +66,14 @@ def inspect(
     Raises:
         CaptureError: If the model cannot be captured or the input does not fit it.
         MissingRule: If operations have no rule and ``on_missing="raise"``.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> nn.init.zeros_(model[0].weight)
+        >>> report = vp.inspect(model, vp.Moments(0.0, 1.0), example=(1, 8))
+        >>> report.findings[0].kind, report.findings[0].where
+        ('constant', '0')
+        >>> report.to_html("report.html")
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
@@ -85,6 +93,7 @@ def inspect(
         data = measure(evaluation, regions, check, samples, seed, lambda: step("running data"))
     elif not unsettled:
         trial = _trial(evaluation, regions, backward=False) or nothing
+    untried = check is None and not unsettled and trial is nothing
     with torch.no_grad():
         seen = zip(regions, data.regions, trial.regions, strict=True)
         rows = [make_row(evaluation, back, region, k, *estimates) for region, *estimates in seen]
@@ -93,7 +102,13 @@ def inspect(
         return (_trial(evaluation, regions, backward=True) or nothing).regions
 
     context = FindingContext(
-        unsettled, _arguments(program, with_example), check, data.input_std, _input_std(evaluation), gradients_on_trial
+        unsettled,
+        _arguments(program, with_example),
+        check,
+        data.input_std,
+        _input_std(evaluation),
+        gradients_on_trial,
+        untried,
     )
     return Report(
         type(program.model).__name__,

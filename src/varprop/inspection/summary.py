@@ -112,6 +112,9 @@ def summary(
 
     Raises:
         CaptureError: If the model cannot be captured or the input does not fit it.
+
+    Example:
+        >>> print(vp.summary(nn.Linear(8, 2), (8,)))
     """
     if depth is not None and depth < 0:
         raise ValueError(f"depth must be 0 or more, not {depth!r}.")

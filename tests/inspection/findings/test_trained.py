@@ -248,3 +248,14 @@ def test_the_effective_rank_is_that_of_the_singular_values():
     assert row.rank == pytest.approx(float((-(shares * shares.log()).sum()).exp()), rel=1e-6)
     assert row.full_rank == 64 and row.weight == "2.weight"
     assert vp.inspect(model, STANDARD, example=(1, 64))["1"].rank is None
+
+
+def test_a_model_that_was_not_tried_says_so():
+    """Batch norms in training mode need a batch, which the example may not have."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    model(torch.randn(32, 8))
+    kinds = {
+        mode: {finding.kind for finding in vp.inspect(model.train(mode), STANDARD, example=(2, 8)).findings}
+        for mode in (True, False)
+    }
+    assert "untried" in kinds[True] and "untried" not in kinds[False]
