@@ -16,7 +16,7 @@ from .gaussian.normal import safe_sqrt
 
 
 class _Trust(threading.local):
-    """Inside a walk the values are checked once at the end, by node: rules run without host synchronisation."""
+    """Inside an evaluation the values are checked once at the end, by node: rules run without host synchronisation."""
 
     given = False
 

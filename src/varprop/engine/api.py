@@ -79,9 +79,9 @@ def propagate(
     if on_missing == "raise":
         require_complete(plan)
     with _recording(inputs, gradients):
-        walk = Evaluation(plan, {**program.tensors(), **inputs})
-        walk.run()
-        return _result(walk)
+        evaluation = Evaluation(plan, {**program.tensors(), **inputs})
+        evaluation.run()
+        return _result(evaluation)
 
 
 def _recording(inputs: dict[Node, Any], gradients: bool | None) -> contextlib.AbstractContextManager[Any]:
@@ -148,15 +148,15 @@ def _op_name(node: Node) -> str:
     return str(node.target) if overload else getattr(node.target, "__name__", str(node.target))
 
 
-def _result(walk: Evaluation) -> Result:
-    program = walk.plan.program
-    calls = program.module_outputs(walk.plan.random)
-    wanted = [node for nodes in calls.values() for node in nodes.outputs if walk.plan.random(node)]
-    wanted += [out for out in program.outputs if walk.plan.random(out)]
-    walk.finish(wanted)
-    outputs = [walk.env.get(out, out) if isinstance(out, Node) else out for out in program.outputs]
-    entries = tuple(_dynamic_entry(walk, node) for node in program.nodes if _counts(walk.plan, node))
-    moments = {path: _random_calls(walk, values.outputs) for path, values in calls.items()}
+def _result(evaluation: Evaluation) -> Result:
+    program = evaluation.plan.program
+    calls = program.module_outputs(evaluation.plan.random)
+    wanted = [node for nodes in calls.values() for node in nodes.outputs if evaluation.plan.random(node)]
+    wanted += [out for out in program.outputs if evaluation.plan.random(out)]
+    evaluation.finish(wanted)
+    outputs = [evaluation.env.get(out, out) if isinstance(out, Node) else out for out in program.outputs]
+    entries = tuple(_dynamic_entry(evaluation, node) for node in program.nodes if _counts(evaluation.plan, node))
+    moments = {path: _random_calls(evaluation, values.outputs) for path, values in calls.items()}
     moments = {path: values for path, values in moments.items() if values}
     return Result(
         pytree.tree_unflatten(outputs, program.output_spec),
@@ -166,15 +166,15 @@ def _result(walk: Evaluation) -> Result:
     )
 
 
-def _random_calls(walk: Evaluation, nodes: list[Node]) -> tuple[Moments, ...]:
-    values = (walk.env.get(node) for node in nodes)
+def _random_calls(evaluation: Evaluation, nodes: list[Node]) -> tuple[Moments, ...]:
+    values = (evaluation.env.get(node) for node in nodes)
     return tuple(value for value in values if isinstance(value, Moments))
 
 
-def _dynamic_entry(walk: Evaluation, node: Node) -> Entry:
-    value = walk.env.get(node)
+def _dynamic_entry(evaluation: Evaluation, node: Node) -> Entry:
+    value = evaluation.env.get(node)
     moments = value if isinstance(value, Moments) else None
-    if node in walk.sampled:
+    if node in evaluation.sampled:
         return _entry(node, "sampled", ("estimated by sampling for want of a rule",), moments)
-    reasons = tuple(walk.notes.get(node, ()))
+    reasons = tuple(evaluation.notes.get(node, ()))
     return _entry(node, "approximate" if reasons else "exact", reasons, moments)

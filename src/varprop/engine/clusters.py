@@ -81,7 +81,7 @@ LONG_TAILS = (0.0, -2.5, 2.5, -12.0, 12.0, -60.0, 60.0)
 
 
 class Clusters:
-    """The elementwise part of a walk: values of `env` are Moments for roots and plain tensors for constants."""
+    """The elementwise part of a evaluation: values of `env` are Moments for roots and plain tensors for constants."""
 
     def __init__(self, plan: Plan, env: dict[Node, Any]) -> None:
         self.plan = plan

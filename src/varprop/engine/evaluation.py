@@ -90,7 +90,7 @@ Forms = dict[Node, tuple[Branch, ...]]  # a node as a sum of branches of each of
 
 
 class Branches:
-    """The sums of a walk that can be put together."""
+    """The sums of a evaluation that can be put together."""
 
     def __init__(self, clusters: Clusters) -> None:
         self.clusters, self.plan, self.env = clusters, clusters.plan, clusters.env
@@ -504,18 +504,22 @@ def _stand_in(value: Any) -> Any:
     return value
 
 
-def _check(walk: Evaluation) -> None:
+def _check(evaluation: Evaluation) -> None:
     """One look at all results; if it shows an impossible value, name the first operation that led to one.
 
     An infinite variance does, in the end; an infinite mean need not, as that of masked scores.
     """
-    results = [(node, v) for node, v in walk.env.items() if isinstance(v, Moments) and not _only_moves(walk, node)]
+    results = [
+        (node, v) for node, v in evaluation.env.items() if isinstance(v, Moments) and not _only_moves(evaluation, node)
+    ]
     if not _any_impossible([v for _, v in results]):
         return
     node, value = next((node, v) for node, v in results if _any_impossible([v]) or bool(v.var.isinf().any()))
     line = f" ({node.line})" if node.line else ""
-    state = walk.plan.program.state
-    bad = [state[operand] for operand in node.operands if operand in state and not walk.env[operand].isfinite().all()]
+    state = evaluation.plan.program.state
+    bad = [
+        state[operand] for operand in node.operands if operand in state and not evaluation.env[operand].isfinite().all()
+    ]
     reason = "check the parameters and the input for NaN, infinity or values outside the operation's domain."
     if bad:
         reason = f"{' and '.join(bad)} of the model {'have' if len(bad) > 1 else 'has'} values that are not finite."
@@ -528,9 +532,9 @@ def _trouble(value: Moments) -> str:
     return "an infinite variance" if bool(value.var.isinf().any()) else "a negative variance"
 
 
-def _only_moves(walk: Evaluation, node: Node) -> bool:
+def _only_moves(evaluation: Evaluation, node: Node) -> bool:
     """True if all elements of a value are elements of another value."""
-    rule = walk.plan.rules.get(node)
+    rule = evaluation.plan.rules.get(node)
     return rule is not None and rule.kind == "structural" and len(node.operands) == 1
 
 

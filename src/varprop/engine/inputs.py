@@ -104,7 +104,7 @@ def _hint(moments: Moments) -> str:
 
 def _differing(program: Program, longer: Program, inputs: Any) -> Iterator[Node]:
     """Operations whose results have other statistics where an axis is longer."""
-    first, second = (_walked(captured, inputs) for captured in (program, longer))
+    first, second = (_evaluated(captured, inputs) for captured in (program, longer))
     for node, counterpart in zip(program.nodes, longer.nodes, strict=False):
         if (
             node.target != counterpart.target
@@ -115,12 +115,12 @@ def _differing(program: Program, longer: Program, inputs: Any) -> Iterator[Node]
 
 
 @torch.no_grad()
-def _walked(program: Program, inputs: Any) -> Evaluation:
+def _evaluated(program: Program, inputs: Any) -> Evaluation:
     values = fitted_inputs(program, inputs)
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, Tensor)])
-    walk = Evaluation(plan, {**program.tensors(), **values}, annotate=False)
-    walk.run()
-    return walk
+    evaluation = Evaluation(plan, {**program.tensors(), **values}, annotate=False)
+    evaluation.run()
+    return evaluation
 
 
 def _alike(first: Any, second: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.evaluation import Evaluation as Walk
+from ..engine.evaluation import Evaluation
 from ..engine.plan import Plan, make_plan
 from ..gaussian.normal import Pair
 from ..gaussian.stability import stable_shift
@@ -102,7 +102,7 @@ def _activated(statistics: Statistics, mean: Tensor, std: Tensor) -> Pair:
     (root,), (end,) = statistics.graph.calls, statistics.targets
     shape = (-1, *[1] * (root.ndim - 1))
     given = Moments(mean.view(shape), std.square().view(shape), root.form.shape)
-    walk = Walk(statistics.plan, statistics.given_values() | {root: given}, annotate=False)
+    walk = Evaluation(statistics.plan, statistics.given_values() | {root: given}, annotate=False)
     walk.run()
     found = walk.value(end)
     return found.mean, found.var

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engine.evaluation import Evaluation as Walk
+from ..engine.evaluation import Evaluation
 from ..engine.plan import make_plan, require_complete
 from ..graph.node import Node, resolve
 from ..graph.program import Program, tensor_at
@@ -83,7 +83,7 @@ class Statistics:
         env = self.given_values()
         refuse_sharded([env[node] for node in self.graph.program.state])
         env.update({node: source.output_moments(node.form, known.get(source)) for node, source in sources.items()})
-        walk = Walk(self.plan, env, annotate=False)
+        walk = Evaluation(self.plan, env, annotate=False)
         walk.run()
         values = [_as_moments(walk.value(target)) for target in self.targets]
         return [values[number] for number in self.numbers]
