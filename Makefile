@@ -15,6 +15,7 @@ OPACUS_READY := $(OPACUS)/.ready
 FLOWER := $(VENV)/flower
 FLOWER_READY := $(FLOWER)/.ready
 FRAMEWORKS_READY := $(VENV)/.ready-frameworks
+DOCS_READY := $(VENV)/.ready-docs
 OLDEST_VENV := .venv-oldest
 OLDEST_READY := $(OLDEST_VENV)/.ready
 RAY_VENV := .venv-ray
@@ -27,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz test-zoo zoo zoo-findings test-kernels test-opacus test-flower test-frameworks test-ray test-oldest test-gpu test-browser check format format-check lint types house bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo zoo-findings test-kernels test-opacus test-flower test-frameworks test-ray test-oldest test-gpu test-browser docs check format format-check lint types house bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -85,6 +86,10 @@ test-browser: $(READY) ## the HTML report in headless Chromium (installed by apt
 		|| echo "No Chromium, and none could be installed: the browser tests will be skipped." >&2
 	@$(PYTEST) -m browser $(NONE_IS_FINE)
 
+docs: $(DOCS_READY) ## the site, strictly, into docs/_build/html (installs Sphinx)
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 check: format-check lint types test ## what has to pass before a change goes in
 
 format: $(READY) ## rewrite the sources in the common format
@@ -133,6 +138,10 @@ $(FLOWER_READY): $(READY)
 
 $(FRAMEWORKS_READY): $(READY)
 	@$(PIP) install -c constraints.txt lightning transformers accelerate
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	@$(PIP) install -c constraints.txt sphinx furo myst-parser
 	@touch $@
 
 # Ray has a venv of its own: it is large, and nothing else may come to depend on it.

@@ -4,7 +4,8 @@ python benchmarks/safe_depth.py [--widths 256 32] [--depth 100] [--seeds 3] [--s
 
 For every layer: the standard deviation of its units over the samples (median and root mean square over the units) and
 their second moment, in the median over the seeds; the safe depth is the last layer up to which the root mean square
-stays in [0.9, 1.1].
+stays in [0.9, 1.1]. And what the chain does to gradients: root mean square of those by the first layer's outputs over
+that by the last ones, for a random gradient at the end, beside He's rule.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ STARTS: dict[str, dict[str, Any]] = {
     "first shift": {"shift": True},
     "mean 0": {"shift": False},
     "center=False": {"center": False},
+    "He": {"center": False},
 }
 SHOWN = (1, 5, 10, 15, 20, 30, 40, 50, 70, 100)
 RANGE = (0.9, 1.1)
@@ -48,6 +50,25 @@ def chain(activation: Callable[[], nn.Module], width: int, depth: int, seed: int
     torch.manual_seed(seed)
     layers = [part for _ in range(depth) for part in (nn.Linear(width, width), activation())]
     return nn.Sequential(*layers[:-1])
+
+
+def gradient_growth(net: nn.Sequential, samples: int, seed: int) -> float:
+    """Gradients by the outputs of the first layer over those by the last layer's, as root mean squares."""
+    generator = torch.Generator().manual_seed(2000 + seed)
+    first = net[0](torch.randn(min(samples, 512), net[0].in_features, generator=generator))
+    last = net[1:](first)
+    weights = torch.randn(last.shape, generator=generator)
+    (gradient,) = torch.autograd.grad(last, first, weights)
+    return float((gradient.double().square().mean() / weights.double().square().mean()).sqrt())
+
+
+def by_he(net: nn.Sequential) -> nn.Sequential:
+    """He's rule for rectifiers: weights of variance 2 / n, no biases."""
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            nn.init.kaiming_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return net
 
 
 @torch.no_grad()
@@ -74,11 +95,13 @@ def safe_depth(stds: list[float]) -> int:
 
 def study(name: str, start: str, width: int, options: argparse.Namespace) -> dict[str, Any]:
     """All seeds of one activation; only the layers shown, and the safe depths."""
-    given = vp.Moments(torch.zeros(1, width), torch.ones(1, width))
-    runs, center = [], STARTS[start].get("center", True)
+    moments = vp.Moments(torch.zeros(1, width), torch.ones(1, width))
+    runs, gradients, center = [], [], STARTS[start].get("center", True)
     for seed in range(options.seeds):
-        net = vp.init_(chain(ACTIVATIONS[name], width, options.depth, seed), given, **STARTS[start])
+        plain = chain(ACTIVATIONS[name], width, options.depth, seed)
+        net = by_he(plain) if start == "He" else vp.init_(plain, moments, **STARTS[start])
         runs.append(measure(net, options.samples, seed))
+        gradients.append(gradient_growth(net, options.samples, seed))
     shown = [layer for layer in SHOWN if layer <= options.depth]
     table: dict[str, Any] = {
         what: {layer: rounded(statistics.median(run[what][layer - 1] for run in runs)) for layer in shown}
@@ -87,6 +110,7 @@ def study(name: str, start: str, width: int, options: argparse.Namespace) -> dic
     table["second moment, seeds' extremes at any layer"] = [
         rounded(pick(pick(run["second moment"]) for run in runs)) for pick in (min, max)
     ]
+    table["gradient of the first layer over the last"] = rounded(statistics.median(gradients))
     what = "rms std" if center else "second moment"
     tracks = [run[what] if center else [value**0.5 for value in run[what]] for run in runs]
     table["safe depth of each seed"] = [safe_depth(track) for track in tracks]
@@ -104,9 +128,11 @@ def rounded(value: float | Tensor) -> float:
 
 def show(name: str, heading: str, table: dict[str, Any]) -> None:
     """A line of what the safe depth goes by."""
-    what = "second moment" if "center=False" in heading else "rms std"
+    what = "rms std" if "shift" in heading or "mean" in heading else "second moment"
     values = "  ".join(f"{layer}: {value:.3g}" for layer, value in table[what].items())
-    print(f"{name:<16} {heading:<24} safe depth {table['safe depth']:>3}  {what:<14} {values}", flush=True)
+    growth = table["gradient of the first layer over the last"]
+    depth = table["safe depth"]
+    print(f"{name:<16} {heading:<24} safe depth {depth:>3}  gradient x {growth:<9.3g} {what:<14} {values}", flush=True)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def reparametrize(
     - ``"standard"``: plain layers. Batch norms directly after a layer are absorbed into it; the model's own leave an
       `nn.Identity` behind, to which ``"batch"`` returns, and those whose class does more (an activation, say) do that
       alone from then on. Batch norms elsewhere stay.
-    - ``"weight"``: torch's `weight_norm`, w = g v / |v|, on every layer.
+    - ``"weight"``: torch's `weight_norm`, ``w = g v / |v|``, on every layer.
     - ``"batch"``: torch's batch norm after every layer, in a `Batched` at the layer's path (``fc.layer.weight``,
       ``fc.norm.weight``), with the statistics of `batch`: the same function in evaluation mode on every input, and in
       training mode on that batch, unless a layer is called several times, which is warned of.

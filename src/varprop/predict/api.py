@@ -48,8 +48,8 @@ def predict(
         input_var: Variance of the input's elements, a number or a tensor that broadcasts to `x`.
         parameter_var: Variances of parameters by name, as a mean-field posterior has them; tensors of the parameters'
             shapes, or numbers.
-        outputs: Which outputs, as flat indices of one sample's output, or directions as a tensor (k, *output shape),
-            such as the difference of two logits; all of them if left out.
+        outputs: Which outputs, as flat indices of one sample's output, or directions as a tensor
+            ``(k, *output shape)``, such as the difference of two logits; all of them if left out.
         random: The modules whose noise counts: a path or several, or a predicate called as ``random(path, module)``;
             all dropout and drop-path modules if left out.
         draws: How many real draws to add. The analytic result serves as a control variate: it makes a few draws

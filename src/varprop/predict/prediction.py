@@ -38,8 +38,8 @@ class Prediction:
         mean: Expected outputs, (batch, outputs).
         covariance: Of the outputs of every sample, (batch, outputs, outputs).
         shares: The variance by source, in the order of execution.
-        input_variance: The variance that every element of the input adds to every output, (batch, outputs, *input), if
-            the input is random.
+        input_variance: The variance that every element of the input adds to every output,
+            ``(batch, outputs, *input)``, if the input is random.
         reliable: For every sample, whether the first-order picture holds: the curvature of activations adds at most
             30 % of the variance. That share is computed from hidden variances for which units count as independent;
             it is enlarged by as much as these fall short of the outputs' variance.

@@ -28,7 +28,7 @@ def input_moments(
     Args:
         data: A tensor (N, C, ...), a Dataset (map-style or iterable), a DataLoader, or any batches.
         per: "channel" gives statistics of shape (1, C, 1, ..., 1), and (1, F) for items of one axis;
-            "element" gives (1, *item shape).
+            "element" gives ``(1, *item shape)``.
 
     Returns:
         Moments with a batch axis of extent 1, on the data's device, in its dtype (float32 for halves). They know the

@@ -1,0 +1,30 @@
+"""The site: Sphinx with furo, pages in Markdown (MyST), the reference from docstrings."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from varprop.version import __version__
+
+project = "varprop"
+author = "varprop contributors"
+release = version = __version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+exclude_patterns = ["_build", "results/begun", "results/claims.md"]
+myst_enable_extensions = ["dollarmath", "deflist"]
+myst_heading_anchors = 4
+suppress_warnings = ["myst.xref_missing"]  # links to sources and examples, which tests/test_files.py checks
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+napoleon_use_ivar = True
+html_theme = "furo"
+html_title = f"varprop {release}"
+html_static_path: list[str] = []
