@@ -28,9 +28,10 @@ LARGE = 150_000_000  # parameters; larger models are compared in single precisio
 # that a change of the input by so much of itself makes, where the model amplifies or rounds by itself.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 CHANGE = {torch.float64: 1e-12, torch.float32: 1e-6}
-ROUNDING = {torch.float64: 1e3, torch.float32: 10.0}
+ROUNDING = {torch.float64: 1.0, torch.float32: 10.0}
 LEARNING_RATE = 1e-3
 DIFFERENCES = ("preserve", "preserve, fold", "fold", "step, fold")
+TOLERANCES = ("tolerance", "tolerance, normalized")
 # An error of one of these types is an answer with a sentence; any other is a crash.
 ANSWERS = (vp.VarpropError, ValueError, NotImplementedError)
 
@@ -77,8 +78,9 @@ def compare(model: nn.Module, inputs: Inputs) -> Record:
 
     Returns:
         The largest differences (keys in `DIFFERENCES`), each relative to the standard deviation of the output it was
-        found in, the `tolerance` they have to keep, and under `step` what is wrong with a step of training, if
-        anything. `status` is "done" if all is well and "differs" if not; else the error's class, with its `error`.
+        found in, the `TOLERANCES` they have to keep (of the model itself and, for folds, of the normalized one), and
+        under `step` what is wrong with a step of training, if anything. `status` is "done" if all is well and "differs"
+        if not; else the error's class, with its `error`.
     """
     torch.manual_seed(2)
     example = drawn(inputs)
@@ -93,13 +95,21 @@ def compare(model: nn.Module, inputs: Inputs) -> Record:
         gc.collect()  # the sweep switches collecting off
         normalized = vp.normalize(model, moments(inputs), example=example)
         expected = outputs(normalized, example)
+        sensitive = _tolerance(normalized, example, expected)
         record["fold"] = difference(outputs(vp.fold(normalized), example), expected)
         record["step"] = step(model, normalized, several(inputs))
-        record["step, fold"] = difference(outputs(vp.fold(normalized), example), outputs(normalized, example))
+        trained = outputs(normalized, example)
+        record["tolerance, normalized"] = max(sensitive, _tolerance(normalized, example, trained))
+        record["step, fold"] = difference(outputs(vp.fold(normalized), example), trained)
     except ANSWERS as error:
         return record | {"status": type(error).__name__, "error": _sentence(error)}
-    right = not record["step"] and all(record[key] <= tolerance for key in DIFFERENCES)
-    return record | {"status": "done" if right else "differs"}
+    return record | {"status": "differs" if record["step"] or beyond(record) else "done"}
+
+
+def beyond(record: Record) -> list[str]:
+    """The differences of a record that are no rounding: above the tolerance of the model that was compared with."""
+    limits = {key: record.get("tolerance, normalized", record["tolerance"]) for key in ("fold", "step, fold")}
+    return [key for key in DIFFERENCES if record[key] > limits.get(key, record["tolerance"])]
 
 
 def _sentence(error: Exception) -> str:
@@ -198,7 +208,7 @@ def step(model: nn.Module, normalized: nn.Module, batch: Any) -> str:
 
 def said(record: Record) -> str:
     """A record in a few words."""
-    distances = [f"{key} {record[key]:.0e}" for key in (*DIFFERENCES, "tolerance") if key in record]
+    distances = [f"{key} {record[key]:.0e}" for key in (*DIFFERENCES, *TOLERANCES) if key in record]
     return ", ".join(distances) + (f"; {record['step']}" if record.get("step") else "")
 
 
@@ -210,7 +220,7 @@ def write(names: list[str], measured: dict[str, Record]) -> list[Record]:
     """
     records = {record["model"]: record for record in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
     for record in measured.values():
-        rounded = {key: float(f"{record[key]:.1e}") for key in (*DIFFERENCES, "tolerance") if key in record}
+        rounded = {key: float(f"{record[key]:.1e}") for key in (*DIFFERENCES, *TOLERANCES) if key in record}
         more = {key: record[key] for key in ("dtype", "step", "error") if record.get(key)}
         records[record["model"]] = {"model": record["model"], "status": record["status"]} | rounded | more
     ordered = [records[name] for name in names if name in records]

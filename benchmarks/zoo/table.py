@@ -12,6 +12,7 @@ from typing import Any
 
 from .causes import GOOD, said
 from .models import GROUPS, ROOT
+from .normalized import beyond
 
 GOLDEN, TIMES, PAGE = (ROOT / "docs" / name for name in ("results/zoo.json", "results/zoo_times.json", "zoo.md"))
 Record = dict[str, Any]
@@ -44,11 +45,12 @@ seconds are those of capture, of propagation, and of propagation with positions 
 
 
 NORMALIZED = """## Normalized, folded and trained
-The same models through `vp.normalize`, after parameters that are all 0 or 1 and the statistics of batch norms have got
-random values: with `init="preserve"` the function is the one it was, `vp.fold` gives the function of the normalized
-model, before and after a step of training, the loss is finite, and no parameter that had a gradient is without one.
-Differences are the largest of any output, relative to its standard deviation, in double precision (in single precision
-for models above 150 million parameters, and where it is written into their code). *Refused*: with one sentence, below.
+{count} of these models through `vp.normalize`, after parameters that are all 0 or 1 and the statistics of batch norms
+have got random values: with `init="preserve"` the function is the one it was, `vp.fold` gives the function of the
+normalized model, before and after a step of training, the loss is finite, and no parameter that had a gradient is
+without one. Differences are the largest of any output, relative to its standard deviation, in double precision (in
+single precision for models above 150 million parameters, and where it is written into their code). *Refused*: with one
+sentence, below.
 """
 
 
@@ -104,7 +106,13 @@ def _times(record: Record) -> list[float]:
 def page(records: list[Record], times: dict[str, list[float]], normalized: list[Record], samples: int) -> str:
     """The page in markdown."""
     head = INTRODUCTION.format(total=len(records), machine=_machine(), versions=_versions(), samples=samples)
-    sections = [head, _groups(records, times), NORMALIZED, _normalized(normalized), _not_normalized(normalized)]
+    sections = [
+        head,
+        _groups(records, times),
+        NORMALIZED.format(count=len(normalized)),
+        _normalized(normalized),
+        _not_normalized(normalized),
+    ]
     sections += ["## Not end to end", _failures(records), "## Error above 10 %", _large(records)]
     sections += ["## What keeping positions apart brings", _apart(records), "## All models", _models(records, times)]
     return "\n".join(sections)
@@ -172,8 +180,7 @@ def _not_normalized(records: list[Record]) -> str:
 
 
 def _distances(record: Record) -> str:
-    keys = ("preserve", "preserve, fold", "fold", "step, fold")
-    return ", ".join(f"{key} {record[key]:.0e}" for key in keys if record[key] > record["tolerance"])
+    return ", ".join(f"{key} {record[key]:.0e}" for key in beyond(record))
 
 
 def _failures(records: list[Record]) -> str:

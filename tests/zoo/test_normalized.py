@@ -17,11 +17,11 @@ INPUTS = (Normal((1, 3, 8, 8)),)
 # One of each family that is small enough; `make zoo` takes all.
 PUBLIC = {
     "basic": "nn_lstm nn_gru nn_transformer_encoder nn_transformer paper_mnist_mlp paper_cifar_cnn",
-    "torchvision": "squeezenet1_1 mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 resnet18 regnet_y_400mf",
-    "timm": "mobilenetv3_small_050 lcnetv2_small resnetv2_18 deit_tiny_patch16_224 efficientvit_m0 ghostnet_050 "
-    "repghostnet_050 fasternet_t0 mambaout_femto starnet_s1 pit_ti_224 eva02_tiny_patch14_224 gmlp_ti16_224 "
-    "repvit_m1 selecsls42",
-    "hf": "bert roberta distilbert albert electra deberta_v2 modernbert llama mistral qwen2 gemma2 t5 vit",
+    "torchvision": "squeezenet1_1 mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 resnet18 regnet_x_400mf "
+    "regnet_y_400mf",
+    "timm": "mobilenetv3_small_050 lcnetv2_small resnet18 resnetv2_18 skresnet18 selecsls42 fasternet_t0 starnet_s1 "
+    "deit_tiny_patch16_224 vit_tiny_patch16_224 pit_ti_224 eva02_tiny_patch14_224 gmlp_ti16_224",
+    "hf": "bert roberta distilbert albert electra deberta_v2 modernbert bloom llama mistral qwen2 gemma2 t5 vit",
 }
 
 
