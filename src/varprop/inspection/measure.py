@@ -26,6 +26,7 @@ from .rows import UnitStatistics, numbers
 INPUT = -1  # stands for the inputs among the numbers of regions
 GROUPS = 8  # for the jackknife
 FEWEST, MOST, AFFORDED = 4, 64, 8e9  # random inputs of a trial, and multiplications with additions for all of them
+TOO_MUCH = 1e11  # of these for the fewest inputs: no trial then
 
 
 @dataclass
@@ -48,8 +49,10 @@ class MeasuredNumbers:
 
 
 def trial_size(program: Program) -> int:
-    """How many random inputs a trial takes: few where one of them is much work."""
+    """How many random inputs a trial takes: few where one of them is much work, none where it is too much."""
     work = sum(macs(node) for node in program.nodes) / batch_extent(program)
+    if FEWEST * work > TOO_MUCH:
+        return 0
     return int(min(MOST, max(FEWEST, AFFORDED / max(work, 1.0))))
 
 

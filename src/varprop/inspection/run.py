@@ -127,8 +127,11 @@ def _trial(evaluation: Evaluation, regions: list[Region], backward: bool) -> Mea
     program = evaluation.plan.program
     if any(isinstance(module, BATCH_NORM) and module.training for module in program.model.modules()):
         return None  # normalized by the statistics of a batch, of which the example may have a single input
+    size = trial_size(program)
+    if not size:
+        return None
     try:
-        return measure(evaluation, regions, "gaussian", trial_size(program), 0, backward=backward)
+        return measure(evaluation, regions, "gaussian", size, 0, backward=backward)
     except (VarpropError, RuntimeError, IndexError, ValueError):
         return None
 

@@ -259,3 +259,9 @@ def test_a_model_that_was_not_tried_says_so():
         for mode in (True, False)
     }
     assert "untried" in kinds[True] and "untried" not in kinds[False]
+
+
+def test_a_model_of_too_much_work_is_not_tried(monkeypatch):
+    monkeypatch.setattr("varprop.inspection.measure.TOO_MUCH", 1.0)
+    report = vp.inspect(chain(1), STANDARD, example=(1, 64))
+    assert "untried" in {finding.kind for finding in report.findings} and not report["0"].trial
