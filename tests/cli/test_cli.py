@@ -372,7 +372,7 @@ for name in ("typer", "rich", "scipy", "sklearn", "matplotlib", "jinja2", "panda
 from varprop.cli.main import main
 
 def run(*arguments):
-    print("$", *arguments)
+    print("$>", *arguments)
     try:
         main(arguments)
     except SystemExit as ended:
@@ -392,7 +392,7 @@ run()
 @pytest.mark.slow
 def test_with_torch_alone_the_command_line_works_in_plain_text():
     run = subprocess.run([sys.executable, "-c", BARE], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    answers = [part.split("\n", 1)[1] for part in run.stdout.split("$")[1:]]
+    answers = [part.split("\n", 1)[1] for part in run.stdout.split("$>")[1:]]
     version, doctor, relu, misspelt, few, demo, nothing = answers
     assert version.startswith("varprop ") and version.endswith("status 0\n")
     assert "torch " in doctor and doctor.endswith("status 0\n")
