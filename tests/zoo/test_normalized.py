@@ -20,7 +20,7 @@ PUBLIC = {
     "torchvision": "squeezenet1_1 mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 resnet18 regnet_x_400mf "
     "regnet_y_400mf",
     "timm": "mobilenetv3_small_050 lcnetv2_small resnet18 resnetv2_18 skresnet18 selecsls42 fasternet_t0 starnet_s1 "
-    "deit_tiny_patch16_224 vit_tiny_patch16_224 pit_ti_224 eva02_tiny_patch14_224 gmlp_ti16_224",
+    "deit_tiny_patch16_224 vit_tiny_patch16_224 pit_ti_224 eva02_tiny_patch14_224 hgnet_tiny",
     "hf": "bert roberta distilbert albert electra deberta_v2 modernbert bloom llama mistral qwen2 gemma2 t5 vit",
 }
 
