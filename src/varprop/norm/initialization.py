@@ -36,14 +36,14 @@ def first_shifts(graph: CapturedMode) -> dict[str, float]:
     random = [node for node, value in graph.inputs.items() if not isinstance(value, Tensor)]
     plan = make_plan(graph.program, random)
     depths = _depths(graph)
-    found: dict[str, float] = {}
-    known: dict[str, float] = {}
+    shifts: dict[str, float] = {}
+    cache: dict[str, float] = {}
     for root, end in _activations(plan):
         call = _layer_before(root, plan, graph, depths)
         if call is not None:
-            shift = _known_shift(graph, root, end, known)
-            found[graph.calls[call]] = max(shift, found.get(graph.calls[call], 0.0), key=abs)
-    return found
+            shift = _shift_before(graph, root, end, cache)
+            shifts[graph.calls[call]] = max(shift, shifts.get(graph.calls[call], 0.0), key=abs)
+    return shifts
 
 
 def layers_in_a_row(graph: CapturedMode) -> int:
@@ -78,8 +78,8 @@ def _layer_before(node: Node, plan: Plan, graph: CapturedMode, depths: dict[Node
     return min(calls, key=lambda call: depths[call]) if calls and len(calls) == len(before) else None
 
 
-def _known_shift(graph: CapturedMode, root: Node, end: Node, known: dict[str, float]) -> float:
-    """The shift, computed once for all layers with the same operations behind them."""
+def _shift_before(graph: CapturedMode, root: Node, end: Node, cache: dict[str, float]) -> float:
+    """The shift of a value before an activation, computed once for all layers with the same operations behind them."""
     # An activation reads no data, but perhaps a constant that has its form from them, such as zeros_like(x).
     fixed = {
         node: value if isinstance(value, Tensor) else torch.zeros(node.form.shape, dtype=node.form.dtype)
@@ -92,20 +92,20 @@ def _known_shift(graph: CapturedMode, root: Node, end: Node, known: dict[str, fl
     if any(node.ndim == root.ndim and node.form.shape[0] > 1 for node in constants):
         return 0.0  # they differ from sample to sample, and with them the activation
     key = statistics.key()
-    if key not in known:
-        known[key] = stable_shift(functools.partial(_activated, statistics))
-    return known[key]
+    if key not in cache:
+        cache[key] = stable_shift(functools.partial(_activated, statistics))
+    return cache[key]
 
 
 def _activated(statistics: Statistics, mean: Tensor, std: Tensor) -> Pair:
-    """Mean and variance of what an activation makes of values with a mean and a standard deviation."""
+    """Mean and variance of an activation, for arguments with some means and standard deviations."""
     (root,), (end,) = statistics.graph.calls, statistics.targets
     shape = (-1, *[1] * (root.ndim - 1))
-    given = Moments(mean.view(shape), std.square().view(shape), root.form.shape)
-    walk = Evaluation(statistics.plan, statistics.given_values() | {root: given}, annotate=False)
-    walk.run()
-    found = walk.value(end)
-    return found.mean, found.var
+    argument = Moments(mean.view(shape), std.square().view(shape), root.form.shape)
+    evaluation = Evaluation(statistics.plan, statistics.input_values() | {root: argument}, annotate=False)
+    evaluation.run()
+    result = evaluation.value(end)
+    return result.mean, result.var
 
 
 SWEEPS = 300
@@ -126,27 +126,31 @@ def set_first_shifts_(layers: dict[str, Any], shifts: dict[str, float]) -> None:
             layers[path].shift.copy_(shift * layers[path].scale)
 
 
-def preserve_(sites: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
-    """Set every scale and shift to what the layer does now.
+def preserve_(layers: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
+    """Set scales and shifts so that every layer computes the same as without normalization.
 
-    One sweep does it, and a second one finds nothing left to do, unless a layer feeds itself through a later call: its
+    One sweep does it, and a second one changes nothing, unless a layer feeds itself through a later call: its
     statistics depend on its own scale and shift, and the sweeps approach the point where both agree.
+
+    Args:
+        layers: The normalized layers with the biases of the plain ones, by path.
+        silent: By path, the channels that a batch norm had silenced.
     """
     for sweep in range(SWEEPS):
-        moved = [path for path, (site, bias) in sites.items() if _set_to_present(path, site, bias, silent.get(path))]
+        moved = [path for path, (layer, bias) in layers.items() if _set_to_present(path, layer, bias, silent.get(path))]
         if not moved:
             return
         if sweep == 0:
-            _refuse_not_finite(sites)
+            _refuse_not_finite(layers)
     raise ValueError(
         f"Layer '{moved[0]}' is called on its own output, and no scale and shift agree with the statistics that follow "
         f'from them: use init="project", or leave it out with `only`.'
     )
 
 
-def _refuse_not_finite(sites: dict[str, tuple[Normalized, Tensor | None]]) -> None:
-    for path, (site, _) in sites.items():
-        if not all(bool(parameter.isfinite().all()) for parameter in site.parameters()):
+def _refuse_not_finite(layers: dict[str, tuple[Normalized, Tensor | None]]) -> None:
+    for path, (layer, _) in layers.items():
+        if not all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
             raise ValueError(
                 f"Outputs of '{path}' have no finite mean and variance: look for NaN, infinity and values too large in "
                 f"its weights and biases, and in those before it."
@@ -154,16 +158,16 @@ def _refuse_not_finite(sites: dict[str, tuple[Normalized, Tensor | None]]) -> No
 
 
 @torch.no_grad()
-def _set_to_present(path: str, site: Normalized, bias: Tensor | None, silent: Tensor | None) -> bool:
-    """Set scale and shift of a layer so that it does what it did; whether that changed them beyond rounding."""
-    if isinstance(site, NormalizedRecurrent):
-        return site.set_to_present(path)
-    mean, std = site.output_statistics()
+def _set_to_present(path: str, layer: Normalized, bias: Tensor | None, silent: Tensor | None) -> bool:
+    """Set scale and shift of a layer so that it does what it did; True if that changed them beyond rounding."""
+    if isinstance(layer, NormalizedRecurrent):
+        return layer.set_to_present(path)
+    mean, std = layer.output_statistics()
     if silent is not None:
         mean, std = mean.masked_fill(silent, 0), std.masked_fill(silent, 0)
-    scale, shift = (t.to(site.scale.dtype) for t in (std, mean if bias is None else mean + bias))
-    change = torch.maximum((scale - site.scale).abs().max(), (shift - site.shift).abs().max())
+    scale, shift = (t.to(layer.scale.dtype) for t in (std, mean if bias is None else mean + bias))
+    change = torch.maximum((scale - layer.scale).abs().max(), (shift - layer.shift).abs().max())
     size = torch.maximum(scale.max(), shift.abs().max())
-    site.scale.copy_(scale)
-    site.shift.copy_(shift)
+    layer.scale.copy_(scale)
+    layer.shift.copy_(shift)
     return not bool(size.isfinite() & (change <= 4 * torch.finfo(scale.dtype).eps * size))

@@ -29,7 +29,7 @@ CHANGED = (
 
 
 class FoldedAlone(NamedTuple):
-    """Folded weight and bias of a layer that is part of no network, and what they were computed from and in."""
+    """Folded weight and bias of a layer that is in no network, and the parameters and mode they were computed with."""
 
     pair: Pair
     parameters: list[Tensor]
@@ -37,13 +37,13 @@ class FoldedAlone(NamedTuple):
     inference: bool
 
     def serves(self, layer: nn.Module) -> bool:
-        """Whether it is what would be computed now for the layer, as far as autograd can tell."""
+        """True if it is what would be computed now for the layer, as far as autograd can tell."""
         parameters = [getattr(layer, name) for name in PARAMETERS]
         if torch.is_grad_enabled() and not self.pair[0].requires_grad and any(p.requires_grad for p in parameters):
             return False
         if torch.compiler.is_compiling():
             return True
-        same = all(own is known for own, known in zip(parameters, self.parameters, strict=True))
+        same = all(now is before for now, before in zip(parameters, self.parameters, strict=True))
         return (
             same
             and [p._version for p in parameters] == self.versions
@@ -52,52 +52,70 @@ class FoldedAlone(NamedTuple):
 
 
 class _Current(threading.local):
-    folded: list[tuple[Network, Folded]] | None = None  # while a model is called in this thread
-    known: dict[nn.Module, Pair] | None = None  # shifts and scales met in this call, where some are sharded
-    alone: dict[nn.Module, FoldedAlone] | None = None  # layers of no network that were called in this call
-    module: nn.Module | None = None  # whose call it is
-    level = (0, 0)  # of the transforms within which it is called
-    promised: tuple[Network, ...] = ()  # not to change, by `unchanged`
-    kept: list[tuple[Network, Folded]] = []  # noqa: RUF012  of those, over calls; replaced, never changed in place
+    """The scope of this thread.
+
+    Attributes:
+        folds: Networks and their folds, while a model is called; None outside of a call.
+        vectors: Shifts and scales of layers folded in this call, where some are sharded.
+        alone: Folds of layers that are in no network.
+        module: The module that is called.
+        level: Of the transforms within which it is called (`_level`).
+        promised: Networks that `unchanged` promises not to change.
+        promised_folds: Their folds, shared by calls; the list is replaced, never changed in place.
+        promise_level: Of the transforms within which `unchanged` was entered.
+        stepped: Networks of `promised` whose parameters an optimizer has changed.
+    """
+
+    folds: list[tuple[Network, Folded]] | None = None
+    vectors: dict[nn.Module, Pair] | None = None
+    alone: dict[nn.Module, FoldedAlone] | None = None
+    module: nn.Module | None = None
+    level = (0, 0)
+    promised: tuple[Network, ...] = ()
+    promised_folds: list[tuple[Network, Folded]] = []  # noqa: RUF012
     promise_level = (0, 0)
-    stepped: frozenset[Network] | set[Network] = frozenset()  # of those: an optimizer has changed their parameters
+    stepped: frozenset[Network] | set[Network] = frozenset()
 
 
 _current = _Current()
 
 
-def folded_layer(network: Network, place: int) -> Pair:
-    """The folded weight and bias of one layer of a network."""
-    network.require_in_use(place, _current.module)
+def folded_layer(network: Network, index: int) -> Pair:
+    """The folded weight and bias of one layer of a network.
+
+    Within a call of the model they are shared by all layers, so long as the parameters stay as they are.
+    """
+    network.require_in_use(index, _current.module)
     # A compiled graph cannot see whether a parameter was written to: it folds in every call.
     compiling = torch.compiler.is_compiling()
     promised = network in _current.promised and not compiling
-    shared = _current.kept if promised else _current.folded
+    shared = _current.promised_folds if promised else _current.folds
     shared = shared if (_current.promise_level if promised else _current.level) == _level() else None
     if shared is None and not compiling:
-        return network.fold_one(place)
-    unit, found = _shared_with(shared or (), network, place)
-    layer = network.layers[place]
-    if found is not None and promised and (network in _current.stepped or unit.changed_between(found)):
-        raise RuntimeError(CHANGED.format(network.specs[place].path))
-    if found is None or not found.serves(layer, unit.index_of[place], compiling):
-        if found is not None and promised and found.changed(layer, unit.index_of[place]):
-            raise RuntimeError(CHANGED.format(network.specs[place].path))
-        unit, found = fold_around(network, place, {} if _current.known is None else _current.known)
-        if shared is not None and not (promised and (found.serves_one_backward or not found.versions)):
-            shared[:] = [pair for pair in shared if pair[0] is not unit] + [(unit, found)]
-    return found.layer(unit.index_of[place])
+        return network.fold_one(index)
+    subnetwork, folded = _latest_fold(shared or (), network, index)
+    layer = network.layers[index]
+    if folded is not None and promised and (network in _current.stepped or subnetwork.changed_between(folded)):
+        raise RuntimeError(CHANGED.format(network.specs[index].path))
+    if folded is None or not folded.serves(layer, subnetwork.index_of[index], compiling):
+        if folded is not None and promised and folded.changed(layer, subnetwork.index_of[index]):
+            raise RuntimeError(CHANGED.format(network.specs[index].path))
+        subnetwork, folded = fold_around(network, index, {} if _current.vectors is None else _current.vectors)
+        if shared is not None and not (promised and (folded.serves_one_backward or not folded.versions)):
+            shared[:] = [pair for pair in shared if pair[0] is not subnetwork] + [(subnetwork, folded)]
+    return folded.layer(subnetwork.index_of[index])
 
 
 def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
-    """The folded weight and bias of a layer that is part of no network: computed by `fold` once in a call of its model.
+    """The folded weight and bias of a layer that is in no network: computed by `fold` once in a call of its model.
 
-    A layer that the model calls n times has statistics of n inputs: computed at each of them they would cost n² walks.
+    A layer that the model calls n times has statistics of n inputs: computed at each of them they would cost n²
+    evaluations.
     """
-    within = _current.folded is not None and _current.level == _level()
+    within = _current.folds is not None and _current.level == _level()
     calls = _current.alone if within and _current.alone is not None else {}
-    found = calls.get(layer)
-    if found is None or not found.serves(layer):
+    folded = calls.get(layer)
+    if folded is None or not folded.serves(layer):
         with own_saved_tensors():  # one that is computed within a gradient checkpoint serves calls outside of it
             pair = fold()
         if not within:
@@ -105,18 +123,18 @@ def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
         parameters = [getattr(layer, name) for name in PARAMETERS]
         compiling = torch.compiler.is_compiling()
         versions = [] if compiling else [p._version for p in parameters]
-        found = FoldedAlone(pair, parameters, versions, not compiling and torch.is_inference_mode_enabled())
-        calls[layer] = found
-    return found.pair
+        folded = FoldedAlone(pair, parameters, versions, not compiling and torch.is_inference_mode_enabled())
+        calls[layer] = folded
+    return folded.pair
 
 
-def _shared_with(
-    shared: Sequence[tuple[Network, Folded]], network: Network, place: int
+def _latest_fold(
+    shared: Sequence[tuple[Network, Folded]], network: Network, index: int
 ) -> tuple[Network, Folded | None]:
-    """The latest fold that has a layer, and of what it is one."""
-    for unit, folded in reversed(shared):
-        if unit.full is network and place in unit.index_of:
-            return unit, folded
+    """The subnetwork with a layer that was folded last, and its fold; the network and None if there is none."""
+    for subnetwork, folded in reversed(shared):
+        if subnetwork.full is network and index in subnetwork.index_of:
+            return subnetwork, folded
     return network, None
 
 
@@ -137,14 +155,14 @@ def called_module() -> nn.Module | None:
 
 
 def _open(level: tuple[int, int], module: nn.Module | None) -> Any:
-    """Begin a scope; what is to be put back at its end."""
-    before = _current.folded, _current.known, _current.alone, _current.level, _current.module
-    _current.folded, _current.known, _current.alone, _current.level, _current.module = [], {}, {}, level, module
+    """Begin a scope, and return the state that `_close` restores at its end."""
+    before = _current.folds, _current.vectors, _current.alone, _current.level, _current.module
+    _current.folds, _current.vectors, _current.alone, _current.level, _current.module = [], {}, {}, level, module
     return before
 
 
 def _close(before: Any) -> None:
-    _current.folded, _current.known, _current.alone, _current.level, _current.module = before
+    _current.folds, _current.vectors, _current.alone, _current.level, _current.module = before
 
 
 class ScopedForward:
@@ -164,7 +182,7 @@ class ScopedForward:
             bound.__dict__["forward"] = self if bound is self.module else ScopedForward(bound, None)
             return bound.forward(*args[1:], **kwargs)
         level = _level()
-        if _current.folded is not None and _current.level == level:
+        if _current.folds is not None and _current.level == level:
             return self._call(*args, **kwargs)
         before = _open(level, self.module)
         try:
@@ -198,7 +216,7 @@ def open_scopes_(model: nn.Module, layers: list[nn.Module]) -> None:
 
 
 def close_scopes_(model: nn.Module) -> None:
-    """Take away what `open_scopes_` put on the model."""
+    """Undo `open_scopes_`."""
     for module in model.modules():
         scoped = module.__dict__.get("forward")
         scoped = getattr(scoped, "__func__", scoped)  # if it was bound like a function
@@ -241,14 +259,14 @@ def unchanged(model: nn.Module) -> Iterator[nn.Module]:
             stepped.update(networks)
 
     hook = register_optimizer_step_post_hook(note_step)
-    before = _current.promised, _current.kept, _current.promise_level, _current.stepped
-    _current.promised, _current.kept = (*_current.promised, *networks), list(_current.kept)
+    before = _current.promised, _current.promised_folds, _current.promise_level, _current.stepped
+    _current.promised, _current.promised_folds = (*_current.promised, *networks), list(_current.promised_folds)
     _current.promise_level, _current.stepped = _level(), stepped
     try:
         yield model
     finally:
         hook.remove()
-        _current.promised, _current.kept, _current.promise_level, _current.stepped = before
+        _current.promised, _current.promised_folds, _current.promise_level, _current.stepped = before
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from .intact import Intact, refuse_sharded
 
 @dataclass(frozen=True)
 class CapturedMode:
-    """A model in one mode, or a part of it: its graph, the calls of normalized layers, and the moments of inputs."""
+    """A model in one mode, or a subgraph of it: the program, calls of normalized layers, and moments of inputs."""
 
     program: Program
     calls: dict[Node, str]  # with the path of the layer
@@ -36,15 +36,15 @@ class Statistics:
 
     Args:
         graph: The captured model; earlier layers and other parameters are looked up in it at every use.
-        targets: The nodes whose moments are wanted: what the layer reads, one for each of its calls.
+        targets: The nodes whose moments are computed: the inputs of the layer, one for each of its calls.
         labels: One for each target: those with equal labels that follow by the same operations from the same layers
             are computed once. By default each is computed for itself.
         intact: For a layer by itself, the model as it was when it was normalized.
 
     Attributes:
-        graph: What of it leads from earlier layers to the targets, as nodes that refer to no others.
+        graph: The subgraph from earlier layers to the targets, as nodes that refer to no others.
         targets: The nodes in it that are computed.
-        numbers: For every target that was asked for, its place among those that are computed.
+        numbers: For every target that was asked for, its index among those that are computed.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Statistics:
         keys: list[Any] = list(range(len(targets)))
         if labels is not None:
             keys = [(_derivation(target, graph), label) for target, label in zip(targets, labels, strict=True)]
-        places: dict[Any, int] = {}
-        self.numbers = [places.setdefault(key, len(places)) for key in keys]
-        distinct = [targets[self.numbers.index(number)] for number in range(len(places))]
+        number_of: dict[Any, int] = {}
+        self.numbers = [number_of.setdefault(key, len(number_of)) for key in keys]
+        distinct = [targets[self.numbers.index(number)] for number in range(len(number_of))]
         self.graph, self.targets = _leading_to(distinct, graph)
         self._plan()
 
@@ -69,24 +69,24 @@ class Statistics:
         self.plan = make_plan(self.graph.program, [*self.graph.calls, *inputs])
         require_complete(self.plan, "let vp.normalize leave out the layers behind them with `only`")
 
-    def __call__(self, known: Mapping[nn.Module, Any] | None = None) -> list[Moments]:
+    def __call__(self, vectors: Mapping[nn.Module, Any] | None = None) -> list[Moments]:
         """The moments of every target, as they follow from the present parameters.
 
         Args:
-            known: Shifts and scales of earlier layers that cannot be read there now.
+            vectors: Shifts and scales of earlier layers that are sharded now, as they were when those ran.
         """
+        vectors = vectors or {}
         with trusted():
-            return self._run(known or {})
-
-    def _run(self, known: Mapping[nn.Module, Any]) -> list[Moments]:
-        sources = {node: _module(self.graph.program.model, path) for node, path in self.graph.calls.items()}
-        env = self.given_values()
-        refuse_sharded([env[node] for node in self.graph.program.state])
-        env.update({node: source.output_moments(node.form, known.get(source)) for node, source in sources.items()})
-        walk = Evaluation(self.plan, env, annotate=False)
-        walk.run()
-        values = [_as_moments(walk.value(target)) for target in self.targets]
-        return [values[number] for number in self.numbers]
+            sources = {node: _module(self.graph.program.model, path) for node, path in self.graph.calls.items()}
+            env = self.input_values()
+            refuse_sharded([env[node] for node in self.graph.program.state])
+            for node, source in sources.items():
+                env[node] = source.output_moments(node.form, vectors.get(source))
+            evaluation = Evaluation(self.plan, env, annotate=False)
+            evaluation.run()
+            values = [evaluation.value(target) for target in self.targets]
+            moments = [x if isinstance(x, Moments) else Moments(x, torch.zeros_like(x)) for x in values]
+        return [moments[number] for number in self.numbers]
 
     def require_intact(self, layer: nn.Module, called: nn.Module | None) -> None:
         """Raise if the model has become another one, or the layer is a copy without what it reads from.
@@ -108,37 +108,37 @@ class Statistics:
 
     def facts(self, *kinds: type) -> Tensor:
         """The moments or probabilities of the model's inputs of some kinds that these statistics follow from."""
-        given: list[Any] = [value for value in self.graph.inputs.values() if isinstance(value, kinds)]
-        parts = [(x.mean, x.var) if isinstance(x, Moments) else (x.probabilities,) for x in given]
-        flat = [part.detach().cpu().double().flatten() for pair in parts for part in pair]
+        inputs: list[Any] = [value for value in self.graph.inputs.values() if isinstance(value, kinds)]
+        tensors = [(x.mean, x.var) if isinstance(x, Moments) else (x.probabilities,) for x in inputs]
+        flat = [tensor.detach().cpu().double().flatten() for pair in tensors for tensor in pair]
         return torch.cat([torch.zeros(0).double(), *flat])
 
     def modules_read(self) -> set[str]:
         """The paths of the modules whose parameters and buffers the moments follow from."""
         return {*self.graph.calls.values(), *(name.rpartition(".")[0] for name in self.graph.program.state.values())}
 
-    def given_values(self) -> dict[Node, Any]:
-        """All that is known beforehand: parameters, buffers, constants and the model's inputs."""
+    def input_values(self) -> dict[Node, Any]:
+        """The present values of parameters, buffers and constants, and the moments of the model's inputs."""
         program = self.graph.program
         device = next(program.model.parameters()).device
         fixed = program.constants | self.graph.inputs
         return program.tensors() | {node: _to(value, device) for node, value in fixed.items()}
 
     def nodes_by_name(self) -> dict[str, Node]:
-        """All nodes: of earlier layers, of what is given, and of operations."""
+        """All nodes: calls of earlier layers, inputs, parameters, constants and operations."""
         program = self.graph.program
-        found = (*self.graph.calls, *self.graph.inputs, *program.state, *program.constants, *program.nodes)
-        return {node.name: node for node in found}
+        nodes = (*self.graph.calls, *self.graph.inputs, *program.state, *program.constants, *program.nodes)
+        return {node.name: node for node in nodes}
 
     def key(self) -> str:
         """Equal for those that compute the same from the same shapes; no input of the model may be random."""
         nodes = self.graph.program.nodes
-        names = {node: f"%{place}" for place, node in enumerate((*self.graph.calls, *nodes))}
+        names = {node: f"%{number}" for number, node in enumerate((*self.graph.calls, *nodes))}
         operations = [
             (id(node.target), resolve((node.args, node.kwargs), lambda operand: names.get(operand, "")), node.form)
             for node in nodes
         ]
-        return repr((operations, [value.flatten().tolist() for value in self.given_values().values()]))
+        return repr((operations, [value.flatten().tolist() for value in self.input_values().values()]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "plan"}
@@ -169,20 +169,20 @@ def _derivation(target: Node, graph: CapturedMode) -> str:
 
 
 def _leading_to(targets: list[Node], graph: CapturedMode) -> tuple[CapturedMode, list[Node]]:
-    """What of a graph leads to some nodes, and these, as nodes of their own; calls of layers are where it begins."""
+    """The subgraph between calls of layers and some nodes, and these nodes, all as copies."""
     program, between = graph.program, _needed(targets, set(graph.calls))
-    given = (*graph.calls, *graph.inputs, *program.state, *program.constants)
-    own = {node: Node(node.name, form=node.form) for node in given if node in between}
-    computed = [node for node in program.nodes if node in between and node not in own]
+    leaves = (*graph.calls, *graph.inputs, *program.state, *program.constants)
+    copied = {node: Node(node.name, form=node.form) for node in leaves if node in between}
+    computed = [node for node in program.nodes if node in between and node not in copied]
     for node in computed:
-        args, kwargs = resolve((node.args, node.kwargs), own.__getitem__)
-        own[node] = Node(node.name, node.target, args, kwargs, node.form, node.stack, node.line)
+        args, kwargs = resolve((node.args, node.kwargs), copied.__getitem__)
+        copied[node] = Node(node.name, node.target, args, kwargs, node.form, node.stack, node.line)
     calls, inputs, state, constants = (
-        {own[node]: value for node, value in values.items() if node in between}
+        {copied[node]: value for node, value in values.items() if node in between}
         for values in (graph.calls, graph.inputs, program.state, program.constants)
     )
-    cut = Program(program.model, [own[node] for node in computed], [], state, constants, [], None)
-    return CapturedMode(cut, calls, inputs), [own[node] for node in targets]
+    cut = Program(program.model, [copied[node] for node in computed], [], state, constants, [], None)
+    return CapturedMode(cut, calls, inputs), [copied[node] for node in targets]
 
 
 def _needed(targets: list[Node], calls: set[Node]) -> set[Node]:
@@ -207,7 +207,3 @@ def _to(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tokens):
         return Tokens(value.probabilities.to(device), value.full)
     return value.to(device) if isinstance(value, Tensor) else value
-
-
-def _as_moments(value: Any) -> Moments:
-    return value if isinstance(value, Moments) else Moments(value, torch.zeros_like(value))
