@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import varprop as vp
 from tests.models import LSTMClassifier
 from tests.norm.networks import both_forms
-from varprop.norm.recurrent import NormalizedRecurrent, in_one_chunk, joined, parted, with_centred_gates
+from varprop.norm.recurrent import NormalizedRecurrent, gate_terms, in_one_chunk, row_terms, with_centred_gates
 
 INPUTS, HIDDEN = 5, 6
 CELLS = {
@@ -245,11 +245,11 @@ def test_the_gradient_is_orthogonal_to_the_weights_of_every_gate(name, form):
     (output * torch.linspace(-1, 3, output.numel()).view_as(output).double()).sum().backward()
     for suffix in suffixes(site):
         pair = [getattr(site, f"{kind}_{suffix}") for kind in ("weight_ih", "weight_hh")]
-        products = joined(site.mode, *((w * w.grad).sum(1) for w in pair)).detach()
-        sizes = joined(site.mode, *((w.norm(dim=1) * w.grad.norm(dim=1)) for w in pair)).detach()
+        products = gate_terms(site.mode, *((w * w.grad).sum(1) for w in pair)).detach()
+        sizes = gate_terms(site.mode, *((w.norm(dim=1) * w.grad.norm(dim=1)) for w in pair)).detach()
         assert sizes.any() and (products.abs() <= 1e-12 * sizes).all()
         if form == "deep":
-            assert (joined(site.mode, *(w.grad.sum(1) for w in pair)).abs() <= 1e-12 * sizes.max()).all()
+            assert (gate_terms(site.mode, *(w.grad.sum(1) for w in pair)).abs() <= 1e-12 * sizes.max()).all()
 
 
 @all_variants
@@ -259,7 +259,7 @@ def test_a_number_added_to_a_centred_gates_weights_does_not_matter(name):
     with torch.no_grad():
         for suffix in suffixes(site):
             gates = torch.linspace(-3, 5, len(getattr(site, f"scale_{suffix}"))).double()
-            for kind, rows in zip(("weight_ih", "weight_hh"), parted(site.mode, gates), strict=True):
+            for kind, rows in zip(("weight_ih", "weight_hh"), row_terms(site.mode, gates), strict=True):
                 getattr(site, f"{kind}_{suffix}").add_(rows[:, None])
     same(before, site(x))
 
@@ -303,7 +303,7 @@ def test_a_common_factor_of_a_gates_weights_does_not_matter(cell, factor):
     before = site(x)
     gates = torch.logspace(-1, 1, len(site.scale_l0)) * factor
     with torch.no_grad():
-        for kind, rows in zip(("weight_ih_l1", "weight_hh_l1"), parted(site.mode, gates), strict=True):
+        for kind, rows in zip(("weight_ih_l1", "weight_hh_l1"), row_terms(site.mode, gates), strict=True):
             getattr(site, kind).mul_(rows[:, None])
     same(before, site(x), 1e-5)
 
@@ -323,7 +323,7 @@ def test_unit_norm_changes_no_output(name, form):
     vp.unit_norm_(site)
     same(before, site(x))
     pair = [getattr(site, f"{kind}_l0").detach().square().sum(1) for kind in ("weight_ih", "weight_hh")]
-    torch.testing.assert_close(joined(site.mode, *pair), torch.ones_like(site.scale_l0))
+    torch.testing.assert_close(gate_terms(site.mode, *pair), torch.ones_like(site.scale_l0))
 
 
 def test_decay_spares_all_but_a_projection():
@@ -340,7 +340,7 @@ def gates_of(layer: nn.RNNBase, x: Tensor) -> Tensor:
     output, _ = layer(x)
     before = torch.cat([torch.zeros_like(output[:1]), output[:-1]])
     from_input = x @ layer.weight_ih_l0.T + layer.bias_ih_l0
-    return joined(layer.mode, from_input, before @ layer.weight_hh_l0.T + layer.bias_hh_l0).detach()
+    return gate_terms(layer.mode, from_input, before @ layer.weight_hh_l0.T + layer.bias_hh_l0).detach()
 
 
 @all_cells

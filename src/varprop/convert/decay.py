@@ -96,7 +96,7 @@ def unit_norm_(model: nn.Module) -> nn.Module:
     recurrent = [site for site in normalized_layers(model).values() if isinstance(site, NormalizedRecurrent)]
     for site in recurrent:
         for suffix in suffixes(site):  # only a common factor may scale the rows of a gate's two weights
-            weights = [site.part(name, suffix) for name in ("weight_ih", "weight_hh")]
+            weights = [site.parameter(name, suffix) for name in ("weight_ih", "weight_hh")]
             if all(weight.requires_grad and len(holders[weight]) == 1 for weight in weights):
                 unit_gates_(site, suffix)
     return model

@@ -151,18 +151,18 @@ def _form_for(init: Init, form: NormalizationForm | None) -> NormalizationForm |
 
 
 class Captured(NamedTuple):
-    """What a model's normalization is found from: its graphs by mode, and what it was captured with.
+    """The programs of a model that is to be normalized, by mode, and the inputs it was captured with.
 
     Attributes:
         programs: In training (True) and in evaluation.
-        given: The moments of the inputs.
+        moments: The moments of the inputs.
         example: The inputs it was captured with.
         constant: The paths of layers whose inputs are the same for all data: there is nothing to normalize by.
         by_batch: The paths of batch norms that stay and count as normalizing by the batch.
     """
 
     programs: dict[bool, Program]
-    given: Any
+    moments: Any
     example: Any
     constant: frozenset[str]
     by_batch: frozenset[str] = frozenset()
@@ -170,7 +170,7 @@ class Captured(NamedTuple):
 
 def captured_for(
     model: nn.Module,
-    given: Any,
+    moments: Any,
     example: Any,
     only: Only | None = None,
     by_batch: Callable[[nn.Module], bool] = lambda module: False,
@@ -179,16 +179,16 @@ def captured_for(
 
     Batch norms that stay and that `by_batch` names count as normalizing by the batch.
     """
-    check_model(model, given)
+    check_model(model, moments)
     layers = find_layers(model, only, _can_be_normalized)  # complains of a wrong choice before anything takes time
-    example = example_for(model, given, example)
+    example = example_for(model, moments, example)
     programs = capture_modes(model, example)
     pairs = batch_norms_in(programs[False])
     absorbed = {model.get_submodule(norm) for path, norm in pairs.items() if path in layers}
     staying = {path: m for path, m in model.named_modules() if by_batch(m) and m not in absorbed}
     programs = capture_modes(model, example, staying.values()) if staying else programs
-    constant = reading_constants(programs.values(), layers, given)
-    return Captured(programs, given, example, constant, frozenset(staying))
+    constant = reading_constants(programs.values(), layers, moments)
+    return Captured(programs, moments, example, constant, frozenset(staying))
 
 
 def normalized_(
@@ -204,8 +204,8 @@ def normalized_(
 
     `shifted` gives the paper's form the first shifts of the deep one.
     """
-    found: dict[str, Any] = find_layers(model, only, _can_be_normalized)
-    chosen = {path: layer for path, layer in found.items() if path not in captured.constant}
+    candidates: dict[str, Any] = find_layers(model, only, _can_be_normalized)
+    chosen = {path: layer for path, layer in candidates.items() if path not in captured.constant}
     model, programs, silent = _without_batch_norms(model, captured, chosen)
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
@@ -213,13 +213,13 @@ def normalized_(
         if not chosen and (unknown := linear_by_look(model, captured.constant)):
             reason = f": only layers of torch's own classes can be, not {listed(unknown)}"
         raise ValueError(f"The model has no linear layer to normalize{reason}.")
-    graph = with_calls(programs[False], layers, captured.given)
+    graph = with_calls(programs[False], layers, captured.moments)
     long = form is None and layers_in_a_row(graph) > SHALLOW
     shifts = first_shifts(graph) if form == "deep" or long or shifted else {}
     deep = form == "deep" or (long and any(shifts.values()))
     check_weights(layers, deep)
     refuse_reading_by_hand(programs[False], layers)
-    graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.given, deep))
+    graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.moments, deep))
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in layers.items()}
@@ -268,17 +268,17 @@ def _without_batch_norms(
 
 
 def _by_distinct(values: dict[bool, T], make: Callable[[T], Made]) -> dict[bool, Made]:
-    """What is made of the value of each mode, once where both modes have the same one."""
-    made = {key: make(value) for key, value in {id(value): value for value in values.values()}.items()}
-    return {mode: made[id(value)] for mode, value in values.items()}
+    """The result of `make` for the value of each mode, computed once where both modes have one value."""
+    results = {key: make(value) for key, value in {id(value): value for value in values.values()}.items()}
+    return {mode: results[id(value)] for mode, value in values.items()}
 
 
 def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str, Any]) -> None:
     """Let all layers that are called once be folded together, and the others know what they read by themselves."""
     intact = Intact(model, {*layers, *_modules_before(graphs.values())})
     for mode, network in _by_distinct(graphs, lambda graph: make_network(graph, layers, intact)).items():
-        for place, layer in enumerate(network.layers if network else ()):
-            layer.networks[mode] = (network, place)
+        for index, layer in enumerate(network.layers if network else ()):
+            layer.networks[mode] = (network, index)
     for path, layer in layers.items():
         alone = {mode: graph for mode, graph in graphs.items() if mode not in layer.networks}
         calls = {mode: [node for node, owner in g.calls.items() if owner == path] for mode, g in alone.items()}
@@ -291,9 +291,9 @@ def _join_(model: nn.Module, graphs: dict[bool, CapturedMode], layers: dict[str,
 
 
 def _modules_before(graphs: Iterable[CapturedMode]) -> set[str]:
-    """The paths of the modules that compute something of what layers read."""
-    found = (Statistics(graph, [call.args[0] for call in graph.calls]) for graph in graphs)
-    return {node.module for statistics in found for node in statistics.graph.program.nodes}
+    """The paths of the modules that compute inputs of layers."""
+    inputs = (Statistics(graph, [call.args[0] for call in graph.calls]) for graph in graphs)
+    return {node.module for statistics in inputs for node in statistics.graph.program.nodes}
 
 
 def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True) -> nn.Module:
@@ -318,34 +318,34 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
     if inplace:
         refuse_part(model)
     model = model if inplace else copy.deepcopy(model)
-    sites = normalized_layers(model)
-    if not sites:
+    layers = normalized_layers(model)
+    if not layers:
         raise ValueError("The model is not normalized: there is nothing to fold.")
     require_values(model)
     with preserved_modes(model), torch.no_grad(), shared_fold(model):
         model.eval()
-        folded: dict[str, Any] = {path: site.folded() for path, site in sites.items()}
-    notes = find_notes(model, sites) if keep_batchnorm else {}  # type: ignore[arg-type]
+        folded: dict[str, Any] = {path: layer.folded() for path, layer in layers.items()}
+    notes = find_notes(model, layers) if keep_batchnorm else {}  # type: ignore[arg-type]
     gained, untied = [], []
-    for path, site in sites.items():
-        if isinstance(site, NormalizedRecurrent):
-            gained += [] if site.plain_biases else [path]
-            site.become_plain_(folded[path])
+    for path, layer in layers.items():
+        if isinstance(layer, NormalizedRecurrent):
+            gained += [] if layer.plain_biases else [path]
+            layer.become_plain_(folded[path])
             continue
         weight, bias = folded[path]
-        if parametrize.is_parametrized(site):
-            remove_parametrizations_of_(site)
+        if parametrize.is_parametrized(layer):
+            remove_parametrizations_of_(layer)
         if path in notes:
-            weight, norm = return_batch_norm(notes[path], weight, bias, site.scale, site.shift)
+            weight, norm = return_batch_norm(notes[path], weight, bias, layer.scale, layer.shift)
             left, keeps_bias = torch.zeros_like(bias), note_of(notes[path])["bias"]
             model = put_back_(model, notes[path], norm)
         else:
-            left, gains = bias, site.plain_bias is None and not _is_rounding(bias, site)
+            left, gains = bias, layer.plain_bias is None and not _is_rounding(bias, layer)
             gained += [path] if gains else []
-            keeps_bias = gains or site.plain_bias is not None
+            keeps_bias = gains or layer.plain_bias is not None
         with torch.no_grad():
-            untied += [path] if assign_weight_(model, site, weight) else []  # type: ignore[arg-type]
-        become_plain_(site, left if keeps_bias else None)
+            untied += [path] if assign_weight_(model, layer, weight) else []  # type: ignore[arg-type]
+        become_plain_(layer, left if keeps_bias else None)
     close_scopes_(model)
     allow_fusing_(model)
     stop_checking_(model)
@@ -357,9 +357,9 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
 
 
 @torch.no_grad()
-def _is_rounding(bias: Tensor, site: Normalized) -> bool:
-    """Whether a folded bias is what rounding leaves of none."""
-    return bool((bias.abs() <= 8 * torch.finfo(bias.dtype).eps * (site.shift.abs() + site.scale.abs())).all())
+def _is_rounding(bias: Tensor, layer: Normalized) -> bool:
+    """True if a folded bias is zero up to rounding, so that a layer without bias can stay without."""
+    return bool((bias.abs() <= 8 * torch.finfo(bias.dtype).eps * (layer.shift.abs() + layer.scale.abs())).all())
 
 
 def init_(
@@ -400,5 +400,5 @@ def init_(
 
 
 def _normalizes_by_batch(module: nn.Module) -> bool:
-    """Whether a batch norm is in training mode or will be: what it has stored says nothing."""
+    """True for a batch norm that is in training mode, or has seen no data: its stored statistics say nothing."""
     return is_batch_norm(module) and (module.training or has_seen_nothing(module))

@@ -24,7 +24,7 @@ _TENSORS = ("weight", "bias", "running_mean", "running_var")  # of a batch norm,
 
 
 def has_seen_nothing(module: nn.Module) -> bool:
-    """Whether it is a batch norm whose statistics are those it was made with: mean 0 and variance 1."""
+    """True for a batch norm with the statistics of a new one: mean 0 and variance 1."""
     if not is_batch_norm(module) or module.running_mean is None or module.running_var is None:
         return False
     return bool((module.running_mean == 0).all() & (module.running_var == 1).all())
@@ -49,7 +49,7 @@ def batch_norms_after(model: nn.Module, example: Any) -> dict[str, str]:
 
 
 def batch_norms_in(program: Program) -> dict[str, str]:
-    """The same for a model captured in evaluation mode."""
+    """`batch_norms_after` for a model captured in evaluation mode."""
     paths = {module: path for path, module in program.model.named_modules()}
     calls = list(_calls(program))
     pairs = {layer: norm for layer, norm in calls if layer is not None and norm is not None}
@@ -93,7 +93,7 @@ def _direct_reader(program: Program, call: Node) -> Node | None:
 
 
 def _is_its_own(program: Program, call: Node, norm: _BatchNorm) -> bool:
-    """Whether a batch norm operation is that of a module's own tensors, which no other operation reads.
+    """True if a batch norm operation reads the tensors of a module, which no other operation reads.
 
     A module may do more than that (activate, scale), before it or after it: that is for the graph to say.
     """
@@ -109,7 +109,7 @@ def _is_its_own(program: Program, call: Node, norm: _BatchNorm) -> bool:
 
 
 def _holds(program: Program, operand: Any, tensor: Any) -> bool:
-    """Whether an operand is a parameter or buffer of the model: a certain tensor."""
+    """True if an operand is a parameter or buffer of the model, namely this tensor."""
     return operand in program.state and tensor_at(program.model, program.state[operand]) is tensor
 
 
@@ -119,7 +119,7 @@ def _channels_agree(output: Node, layer: LinearLayer) -> bool:
 
 
 def _read_by_layers_alone(program: Program, weight: Node) -> bool:
-    """Not so where the model also reads a layer's weight by hand, which a change of the layer would alter."""
+    """False where the model also reads a layer's weight by hand, which a change of the layer would alter."""
     modules = [program.module_of(reader) for reader in weight.users]
     return all(module is not None and is_linear_layer(module) for module in modules)
 
@@ -129,10 +129,10 @@ def _only_pair(calls: list[LayerAndNorm], layer: nn.Module, norm: nn.Module) -> 
 
 
 class Absorbed(TypedDict):
-    """What is noted where a batch norm was taken out, so that it can be put back there."""
+    """A note where a batch norm was taken out, by which it can be put back."""
 
     layer: LinearLayer  # itself, wherever it and the batch norm's module may be put together
-    bias: bool  # whether the layer had one
+    bias: bool  # True if the layer had one
     norm: _BatchNorm  # no submodule here: not in the state_dict, and not called
 
 
@@ -156,14 +156,14 @@ class AbsorbedTensor:
 
 
 def computes_as_torch_batch_norm(module: nn.Module) -> bool:
-    """Whether a module is a batch norm that does nothing else, by the forward of torch's own classes."""
+    """True for a batch norm that does nothing else, by the forward of torch's own classes."""
     kind: Any = type(module)
     inherited = kind.forward in (_BatchNorm.forward, SyncBatchNorm.forward) and kind.__call__ is nn.Module.__call__
     return isinstance(module, _BatchNorm) and inherited and "forward" not in module.__dict__
 
 
 def is_batch_norm(module: nn.Module) -> TypeGuard[_BatchNorm]:
-    """Whether a module is a batch norm of any class that has not been absorbed."""
+    """True for a batch norm of any class that has not been absorbed."""
     return isinstance(module, _BatchNorm) and _NOTE not in module.__dict__
 
 
@@ -249,10 +249,10 @@ def absorb_(model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm, k
 
 @torch.no_grad()
 def absorb_direction_(model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm) -> Tensor:
-    """As `absorb_` with a bias, for a layer that will be normalized: channels with gamma 0 keep their weights.
+    """`absorb_` with a bias, for a layer that will be normalized: channels with gamma 0 keep their weights.
 
     Returns:
-        Which channels those are: the layer has to multiply them by 0.
+        A mask of those channels: the layer has to multiply them by 0.
     """
     weight, bias = folded(layer, norm)
     silent = batch_norm_rate(norm) == 0

@@ -1,4 +1,4 @@
-"""What cannot be normalized, and what stays as it is: told in one sentence."""
+"""Models and layers that cannot be normalized are refused, each in one sentence."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def check_copyable(model: nn.Module) -> None:
             require_weight_of_its_own(path, module)
 
 
-def check_model(model: nn.Module, given: Any) -> None:
-    """What can be seen before the model is captured."""
+def check_model(model: nn.Module, moments: Any) -> None:
+    """Raise if a model is normalized already, or moments of its inputs are not finite or have no variance."""
     done = next(iter(normalized_layers(model)), None)
     if done is not None:
         raise ValueError(f"The model is normalized already (layer '{done}'); fold it first.")
-    values = leaves_of(given, (Moments, Tokens))
-    moments = [value for value in values if isinstance(value, Moments)]
-    if any(not bool(value.mean.isfinite().all() & value.var.isfinite().all()) for value in moments):
+    values = leaves_of(moments, (Moments, Tokens))
+    pairs = [value for value in values if isinstance(value, Moments)]
+    if any(not bool(value.mean.isfinite().all() & value.var.isfinite().all()) for value in pairs):
         raise ValueError(
             "The moments of the input are not finite: give those of data that have a mean and a variance (see "
             "vp.input_moments), or clip the data first."
         )
-    if moments and len(moments) == len(values) and all(not bool(value.var.any()) for value in moments):
+    if pairs and len(pairs) == len(values) and all(not bool(value.var.any()) for value in pairs):
         raise ValueError("The input's variance is zero everywhere: there is nothing to normalize by.")
 
 
@@ -79,8 +79,8 @@ def check_finite(layers: dict[str, Any]) -> None:
     with shared_fold():
         for path, layer in layers.items():
             folded = layer.folded()
-            parts = folded.values() if isinstance(folded, dict) else folded
-            if not all(bool(part.isfinite().all()) for part in parts):
+            tensors = folded.values() if isinstance(folded, dict) else folded
+            if not all(bool(tensor.isfinite().all()) for tensor in tensors):
                 raise ValueError(
                     f"What enters layer '{path}' has no finite mean and variance, for an operation before it gives NaN "
                     f"or infinity for some values of its input (a power or a root of negative numbers, say): "
@@ -92,11 +92,11 @@ def refuse_reading_by_hand(program: Program, layers: dict[str, Any]) -> None:
     """Raise if something besides its layer reads a parameter, but for modules that hold it as well."""
     calls, holders = calls_of(program, layers), _holders(program.model)
     for node, name in program.state.items():
-        path, _, own = name.rpartition(".")
+        path, _, parameter = name.rpartition(".")
         readers = [user for user in node.users if user not in calls and user.module not in holders.get(name, ())]
         if path in layers and readers and any(calls.get(user) == path for user in node.users):
             raise ValueError(
-                f"The model reads the {own} of '{path}' by hand as well, where the normalization does not reach: "
+                f"The model reads the {parameter} of '{path}' by hand as well, where the normalization does not reach: "
                 f"leave the layer out with `only`."
             )
 
@@ -107,8 +107,8 @@ def refuse_part(model: nn.Module) -> None:
     for layer in normalized_layers(model).values():
         networks = [network.joint for network, _ in layer.networks.values()]
         for statistics in (*networks, *getattr(layer, "statistics", {}).values()):
-            whole = normalized_layers(statistics.graph.program.model)
-            outside = [repr(path) for path, module in whole.items() if module not in inside]
+            layers = normalized_layers(statistics.graph.program.model)
+            outside = [repr(path) for path, module in layers.items() if module not in inside]
             if outside:
                 raise ValueError(
                     f"This is a part of a normalized model, whose layers {listed(outside)} are normalized by means "
@@ -125,18 +125,18 @@ def _holders(model: nn.Module) -> dict[str, set[str]]:
     return {name: paths[id(parameter)] for name, parameter in named}
 
 
-def linear_by_look(model: nn.Module, told: Container[str] = ()) -> list[str]:
-    """The modules that are not normalized but have a weight matrix, but for those it was told of already."""
-    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
+def linear_by_look(model: nn.Module, except_paths: Container[str] = ()) -> list[str]:
+    """The modules with a weight matrix that are not normalized, as text, except those at some paths."""
+    modules = model.named_modules()
+    named = [(path, m) for path, m in modules if not isinstance(m, Normalized) and path not in except_paths]
     return [f"'{path}' ({type(m).__name__})" for path, m in named if _looks_linear(m)]
 
 
 def _looks_linear(module: nn.Module) -> bool:
-    """A module with a weight matrix that is none of the embeddings."""
+    """True for a module with a weight matrix that is no embedding."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return False
-    own = [p for name, p in module.named_parameters(recurse=False) if "weight" in name]
-    return any(p.ndim > 1 for p in own)
+    return any(p.ndim > 1 for name, p in module.named_parameters(recurse=False) if "weight" in name)
 
 
 def listed(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""That a model is still the one that was normalized: its modules in their places, with the settings they had.
+"""A record of the model that was normalized, by which changes of its modules and their settings are refused.
 
 Statistics follow from the graph that was captured. Another module in the place of one, or another slope of a rectifier
 or probability of dropout, would leave them as they were without a word. So would a copy of some of the modules, whose
@@ -51,7 +51,7 @@ class Link(NamedTuple):
 
 
 class RecordedSetting(NamedTuple):
-    """A module, its path, and the value that an attribute of it has to have."""
+    """An attribute of a module as it was recorded: `getattr(module, name)` has to be `value` still."""
 
     module: nn.Module
     path: str
@@ -60,15 +60,15 @@ class RecordedSetting(NamedTuple):
 
 
 class Intact:
-    """A model as it is when it is normalized: copies and pickles of it hold the same of themselves.
+    """A model as it is when it is normalized; copies and pickles of the model have a record of themselves.
 
     Args:
         root: The model.
-        paths: Of its normalized layers, and of the modules between them.
+        paths: The paths of its normalized layers, and of the modules between them.
 
     Attributes:
-        apart: Whether it is of a copy of some modules alone, made without the model. It then holds a copy of all of it,
-            which nobody else knows and which does not follow the model.
+        apart: True for a copy of some modules alone, made without the model. It then holds a copy of all of the model,
+            which nothing else refers to and which does not follow the model.
     """
 
     def __init__(self, root: nn.Module, paths: Iterable[str]) -> None:
@@ -76,21 +76,21 @@ class Intact:
         self.root, self.apart = root, False
         self.settings: list[RecordedSetting] = []
         for path in sorted(paths):
-            way = list(_way(root, path))
-            links |= {(id(link.parent), link.name): link for link in way}
-            module = way[-1].child if way else root
+            links_to_module = list(_links_to(root, path))
+            links |= {(id(link.parent), link.name): link for link in links_to_module}
+            module = links_to_module[-1].child if links_to_module else root
             self.settings += [RecordedSetting(module, path, name, value) for name, value in _settings(module).items()]
         self.links = list(links.values())
         self._in_use: set[str] = set()  # where it is apart: the paths of modules that were copied or called
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Intact:
-        made = object.__new__(Intact)
-        memo[id(self)] = made
-        made.apart = id(self.root) not in memo  # which has the model first, where that is copied
-        named = self.root.named_modules(remove_duplicate=False) if made.apart else ()
-        made._in_use = {path for path, module in named if id(module) in memo}
-        made.root, made.links, made.settings = copy.deepcopy((self.root, self.links, self.settings), memo)
-        return made
+        copied = object.__new__(Intact)
+        memo[id(self)] = copied
+        copied.apart = id(self.root) not in memo  # which has the model first, where that is copied
+        named = self.root.named_modules(remove_duplicate=False) if copied.apart else ()
+        copied._in_use = {path for path, module in named if id(module) in memo}
+        copied.root, copied.links, copied.settings = copy.deepcopy((self.root, self.links, self.settings), memo)
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         return {"root": self.root, "links": self.links, "settings": self.settings}
@@ -115,11 +115,15 @@ class Intact:
             raise ValueError(self._complaint())
 
     def _complaint(self) -> str:
-        """What has changed in the model. Compiled graphs ask when they are made: they are anew if modules change."""
+        """A sentence on the first change of the model; empty if there is none.
+
+        Compiled graphs ask when they are made: they are made anew if modules change.
+        """
         for parent, name, child in self.links:
             module = parent._modules.get(name)
             if module is not child and _unwrapped(module) is not child:
-                return _about(name, module)
+                wrapped = type(module).__name__ == "FullyShardedDataParallel"  # whose import would take a second
+                return (WRAPPED if wrapped else REPLACED).format(name)
         for module, path, name, value in self.settings:
             if module.__dict__.get(name) != value:
                 return CHANGED.format(name, path, value, module.__dict__.get(name))
@@ -160,7 +164,7 @@ def refuse_sharded(parameters: Sequence[Tensor]) -> None:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """What torch lists as the constants of a module, but for whether it writes in place.
+    """The constants of a module, as torch lists them, but for `inplace`.
 
     Of batch norms there is nothing: those that stay normalize by data, and the others are gone. Nor is there of linear
     layers, whose borders may be made to count otherwise than they are computed.
@@ -171,14 +175,8 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, PLAIN)}
 
 
-def _about(name: str, found: nn.Module | None) -> str:
-    """What is wrong with a module that stands in the place of another one."""
-    sharded = type(found).__name__ == "FullyShardedDataParallel"  # whose import would take a second
-    return (WRAPPED if sharded else REPLACED).format(name)
-
-
-def _way(root: nn.Module, path: str) -> Iterator[Link]:
-    """From a model to one of its modules, as far as there are any."""
+def _links_to(root: nn.Module, path: str) -> Iterator[Link]:
+    """The links from a model to one of its modules, as far as the path exists."""
     module = root
     for name in path.split(".") if path else ():
         child = _unwrapped(module._modules.get(name))
@@ -189,7 +187,7 @@ def _way(root: nn.Module, path: str) -> Iterator[Link]:
 
 
 def _unwrapped(module: nn.Module | None) -> nn.Module | None:
-    """What torch.compile or torch's wrapper for gradient checkpoints calls, which change nothing of its function."""
+    """The module inside wrappers of torch.compile and of gradient checkpoints, which compute the same."""
     for name in ("_orig_mod", "_checkpoint_wrapped_module"):
         module = module._modules.get(name, module) if module is not None else None
     return module

@@ -49,8 +49,8 @@ class Normalized(nn.Module):
         weight: The layer's weight; its scale does not matter.
         scale: Standard deviation of every output channel (s of the paper).
         shift: Mean of every output channel (b of the paper).
-        centred_rows: Whether the mean of the weights of every output channel does not matter either: it is subtracted
-            first. Not so where an output channel has one weight only, whatever the form.
+        centred_rows: True if the mean of the weights of every output channel does not matter either: it is subtracted
+            first. False where an output channel has one weight only, whatever the form.
     """
 
     weight: Tensor
@@ -79,15 +79,15 @@ class Normalized(nn.Module):
     def output_statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of every output channel before normalization and without bias."""
         if self.training in self.networks:
-            network, place = self.networks[self.training]
-            return network.output_statistics(place)
+            network, index = self.networks[self.training]
+            return network.output_statistics(index)
         _, size, mean, var = self._unit_statistics()
         return mean * size, safe_sqrt(var) * size
 
     def _unit_statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The rows divided by their sizes (and centred), the sizes, and mean and variance of what those rows make.
+        """The rows divided by their sizes (and centred), the sizes, and mean and variance of outputs of those rows.
 
-        A layer that is called several times is one site: its statistics are those of the mixture of its calls.
+        The statistics of a layer that is called several times are those of the mixture of its calls.
         """
         with full_precision(self.weight.device), trusted():
             weight = _at_least_float32(self.weight)
@@ -96,12 +96,12 @@ class Normalized(nn.Module):
             unit = with_centred_rows(unit, self) if self.centred_rows else unit
             self._require_calls()
             statistics, pooled = self.statistics[self.training], []
-            known: dict[int, tuple[Tensor, Tensor]] = {}
+            outputs: dict[int, tuple[Tensor, Tensor]] = {}
             for use, number, x in zip(self.uses[self.training], statistics.numbers, statistics(), strict=True):
-                if number not in known:  # equal numbers: the same use of inputs with the same moments
-                    known[number] = self._per_channel(use.outputs(self._entering(x, unit), unit))
-                pooled.append(known[number])
-            means, variances = (torch.stack([part.flatten() for part in parts]) for parts in zip(*pooled, strict=True))
+                if number not in outputs:  # equal numbers: the same use of inputs with the same moments
+                    outputs[number] = self._per_channel(use.outputs(self._entering(x, unit), unit))
+                pooled.append(outputs[number])
+            means, variances = (torch.stack([t.flatten() for t in tensors]) for tensors in zip(*pooled, strict=True))
             mean = means.mean(0)
             return unit, size, mean, (variances + (means - mean).square()).mean(0)
 
@@ -116,7 +116,7 @@ class Normalized(nn.Module):
         self.statistics[self.training].require_intact(self, called_module())
 
     def _entering(self, x: Moments, weight: Tensor) -> Moments:
-        """What enters, per channel; epsilon goes with its variance."""
+        """Moments of the input per channel; epsilon is added to the variance."""
         mean, var = self._per_channel(x)
         if not self.center:
             mean, var = torch.zeros_like(mean), var + mean.square()
@@ -144,7 +144,7 @@ class Normalized(nn.Module):
             )
 
     def __prepare_scriptable__(self) -> None:
-        """What torch.jit.script asks for first."""
+        """Called by torch.jit.script first, which is refused."""
         raise RuntimeError("torch.jit.script cannot compile a normalized model: script vp.fold(model).")
 
     def entering_moments(self, x: Moments) -> tuple[Tensor, Tensor]:
@@ -156,13 +156,13 @@ class Normalized(nn.Module):
             return mean.expand(size).flatten(), var.expand(size).flatten()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As usual, but for a bias, which would be a parameter that does nothing."""
+        """Register a parameter; a bias is refused, which would be a parameter that does nothing."""
         if name.startswith("bias") and param is not None:
             raise ValueError(f"A normalized layer has no {name}: set its shift, or put the bias into vp.fold(model).")
         super().register_parameter(name, param)
 
     def register_forward_hook(self, hook: Any, **settings: Any) -> Any:
-        """As usual, but for Opacus: gradients of one layer at a time miss what goes through those of others."""
+        """Register a hook; those of Opacus are refused: gradients layer by layer miss paths through other layers."""
         if type(getattr(hook, "__self__", None)).__module__.split(".")[0] == "opacus":
             raise RuntimeError(
                 "Opacus takes the gradients of single samples layer by layer, which is wrong for a normalized layer: "
@@ -189,7 +189,7 @@ class Normalized(nn.Module):
         )
 
     def output_moments(self, form: Form, vectors: tuple[Tensor, Tensor] | None = None) -> Moments:
-        """What the next layers see: mean `shift` and variance `scale`^2 in every channel; or other vectors for them."""
+        """Moments of the output: mean `shift` and variance `scale`^2 in every channel, or `vectors` in their place."""
         shape = [1] * len(form.shape)
         shape[self._channel_axis(len(shape))] = -1
         shift, scale = vectors or (self.shift, self.scale)
@@ -213,20 +213,21 @@ class Normalized(nn.Module):
     # --- checkpoints: one of another function is refused before anything of it is loaded ---
 
     def get_extra_state(self) -> Tensor:
-        """What besides parameters defines the function of the layer's network, or of the layer by itself.
+        """The numbers besides parameters that define the function of the layer's network, or of the layer by itself.
 
-        The first layer of a network speaks for all of it, the others have nothing to say. A layer by itself tells
-        whether its rows are centred, and the moments of the inputs that it reads.
+        The first layer of a network has those of the network, the next ones none. A layer that is in no network has
+        one for whether its rows are centred, and the moments of the inputs that it reads.
         """
         if False in self.networks:
-            network, place = self.networks[False]
-            return torch.empty(0) if place else network.facts()
+            network, index = self.networks[False]
+            return torch.empty(0) if index else network.facts()
         inputs = self.statistics[False].facts(Moments, Tokens)
-        told = self.centred_rows or len(inputs)
-        return torch.cat([torch.tensor([float(self.centred_rows)]).double(), inputs]) if told else torch.empty(0)
+        if not self.centred_rows and not len(inputs):
+            return torch.empty(0)
+        return torch.cat([torch.tensor([float(self.centred_rows)]).double(), inputs])
 
-    def _is_told_by_older_versions(self, state: Tensor) -> bool:
-        """Whether facts are those of a checkpoint from before the moments of all inputs were among them."""
+    def _is_of_older_version(self, state: Tensor) -> bool:
+        """True for the state of a checkpoint from before the moments of all inputs were in it."""
         if False not in self.networks:
             return self.centred_rows and len(state) == 1
         network, _ = self.networks[False]
@@ -241,7 +242,7 @@ class Normalized(nn.Module):
         if not isinstance(state, Tensor):
             raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")
         facts = self.get_extra_state().to(state.device)
-        facts = facts[: len(state)] if self._is_told_by_older_versions(state) else facts
+        facts = facts[: len(state)] if self._is_of_older_version(state) else facts
         if facts.shape != state.shape or not torch.allclose(facts, state.to(facts.dtype), rtol=1e-4, atol=1e-6):
             raise ValueError(ANOTHER_FUNCTION)
 
@@ -261,14 +262,14 @@ class Normalized(nn.Module):
             self.set_extra_state(state_dict[facts])
         from_normalized = any(f"{prefix}{name}" in state_dict for name in scales)
         if self.centred_rows and False not in self.networks and from_normalized and facts not in state_dict:
-            raise ValueError(ANOTHER_FUNCTION)  # of a layer by itself, which has told that it is centred if it was
+            raise ValueError(ANOTHER_FUNCTION)  # saved by a layer that was not centred, else the state would say so
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *lists: Any
     ) -> None:
         self.check_state(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
-        # Older versions told nothing of a layer by itself with rows as they are.
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
+        # Older versions saved nothing for a layer that is in no network and has rows that are not centred.
         silent = not len(self.get_extra_state()) or (False not in self.networks and not self.centred_rows)
         if silent and f"{prefix}_extra_state" in missing:
             missing.remove(f"{prefix}_extra_state")
@@ -341,8 +342,8 @@ def normalized_layers(model: nn.Module) -> dict[str, Normalized]:
 
 
 def computes_as_torch(layer: nn.Module) -> bool:
-    """Whether a layer is one of `CLASSES`, or of a subclass and with attributes that leave its computation as it is."""
-    plain = next((own for own in CLASSES if isinstance(layer, own)), None)
+    """True for a layer of `CLASSES`, or of a subclass whose attributes leave the computation as it is."""
+    plain = next((stock for stock in CLASSES if isinstance(layer, stock)), None)
     names = ("forward", "__call__", "_conv_forward", "_output_padding")
     inherited = all(getattr(type(layer), name, None) is getattr(plain, name, None) for name in names)
     return plain is not None and inherited and layer.__dict__.keys().isdisjoint(names)
@@ -351,7 +352,7 @@ def computes_as_torch(layer: nn.Module) -> bool:
 @functools.cache
 def _subclass(plain: Any) -> Any:
     """The normalized class that keeps what a subclass of torch's layer adds to it."""
-    normalized = next(normalized for own, normalized in CLASSES.items() if issubclass(plain, own))
+    normalized = next(normalized for stock, normalized in CLASSES.items() if issubclass(plain, stock))
     if plain in CLASSES:
         return normalized
     return type(f"Normalized{plain.__name__}", (normalized, plain), {"__module__": plain.__module__})
@@ -390,13 +391,15 @@ def remove_parametrizations_of_(layer: Normalized) -> None:
 
 @torch.no_grad()
 def become_plain_(layer: Normalized, bias: Tensor | None) -> None:
-    """Turn a normalized layer back into a plain one with the weight it has and the given bias."""
-    kept, plain_class = layer.__dict__["plain_bias"], layer.plain_class
+    """Turn a normalized layer back into a plain one with the weight it has and a bias."""
+    plain_bias, plain_class = layer.__dict__["plain_bias"], layer.plain_class
     for name in ("scale", "shift", "plain_class", "plain_bias", *SETTINGS):
         delattr(layer, name)
     cast(Any, layer).__class__ = plain_class
     if bias is not None:
-        parameter = kept if kept is not None else nn.Parameter(torch.empty_like(bias), layer.weight.requires_grad)
+        parameter = plain_bias
+        if parameter is None:
+            parameter = nn.Parameter(torch.empty_like(bias), layer.weight.requires_grad)
         parameter.data = bias.detach().clone()
         layer.register_parameter("bias", parameter)
 
@@ -421,7 +424,7 @@ def check_when_loading_(model: nn.Module) -> None:
 
 
 def stop_checking_(model: nn.Module) -> None:
-    """Take that away again."""
+    """Undo `check_when_loading_`."""
     for module in model.modules():
         hooks = module._load_state_dict_pre_hooks
         for key, hook in list(hooks.items()):

@@ -45,19 +45,23 @@ def find_linear_layers(model: nn.Module, only: Only | None = None) -> dict[str, 
 
 def find_layers(model: nn.Module, only: Only | None, wanted: Callable[[nn.Module], bool]) -> dict[str, nn.Module]:
     """The wanted modules of a model, as in `find_linear_layers`."""
-    found = {path: module for path, module in model.named_modules() if wanted(module)}
+    layers = {path: module for path, module in model.named_modules() if wanted(module)}
     if only is None:
-        return found
+        return layers
     if callable(only):
-        return {path: layer for path, layer in found.items() if only(path, layer)}
-    chosen = {
-        id(layer) for path in ([only] if isinstance(only, str) else only) for layer in _layers_at(model, path, wanted)
-    }
-    return {path: layer for path, layer in found.items() if id(layer) in chosen}
+        return {path: layer for path, layer in layers.items() if only(path, layer)}
+    named = list(model.named_modules(remove_duplicate=False))  # each path of a reused layer names it
+    chosen: set[nn.Module] = set()
+    for path in [only] if isinstance(only, str) else only:
+        inside = {m for at, m in named if wanted(m) and (at == path or not path or at.startswith(path + "."))}
+        if not inside:
+            raise ValueError(f"`only` names '{path}', where the model has no linear layer.")
+        chosen |= inside
+    return {path: layer for path, layer in layers.items() if layer in chosen}
 
 
 def is_linear_layer(module: nn.Module) -> TypeGuard[LinearLayer]:
-    """Whether a module is a linear layer that is called as one.
+    """True for a linear layer that is called as one.
 
     Attention's output projection is not: attention reads its weight and never calls it.
     """
@@ -65,18 +69,9 @@ def is_linear_layer(module: nn.Module) -> TypeGuard[LinearLayer]:
 
 
 def is_call_of_linear_layer(node: Node) -> bool:
-    """Whether an operation is what a linear layer does: a linear map or a convolution of any kind."""
+    """True for the operation of a linear layer: a linear map or a convolution of any kind."""
     rule = lookup(node.target)
     return rule is not None and rule.linear
-
-
-def _layers_at(model: nn.Module, path: str, wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    # With duplicates, so that each path of a reused layer names it.
-    named = model.named_modules(remove_duplicate=False)
-    found = [m for at, m in named if wanted(m) and (at == path or not path or at.startswith(path + "."))]
-    if not found:
-        raise ValueError(f"`only` names '{path}', where the model has no linear layer.")
-    return found
 
 
 def output_axis(layer: nn.Module) -> int:
@@ -92,14 +87,14 @@ def output_size(layer: LinearLayer) -> int:
 def along_outputs(vector: Tensor, weight: Tensor, layer: nn.Module) -> Tensor:
     """A vector over output channels in the shape that multiplies the layer's weight.
 
-    A transposed convolution's weight is (in, out / groups, ...): the inputs of a group meet its part of the vector.
+    A transposed convolution's weight is (in, out / groups, ...): the rows of a group are multiplied by its entries.
     """
-    ones = [1] * (weight.ndim - 2)
+    trailing = [1] * (weight.ndim - 2)
     if not output_axis(layer):
-        return vector.reshape(-1, 1, *ones)
+        return vector.reshape(-1, 1, *trailing)
     groups = getattr(layer, "groups", 1)
     rows = vector.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
-    return rows.reshape(weight.shape[0], -1, *ones)
+    return rows.reshape(weight.shape[0], -1, *trailing)
 
 
 _ENTRIES = (1, 3)  # the axes of `_by_rows` that run along a row
@@ -168,24 +163,24 @@ def remove_parametrizations_(layer: Any) -> None:
 
 def owners(model: nn.Module) -> dict[Tensor, list[tuple[nn.Module, str]]]:
     """Every parameter with the modules that hold it and its name there; several for tied weights."""
-    found: dict[Tensor, list[tuple[nn.Module, str]]] = {}
+    holders: dict[Tensor, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            found.setdefault(parameter, []).append((module, name))
-    return found
+            holders.setdefault(parameter, []).append((module, name))
+    return holders
 
 
 def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Put `new` in all the places of `old`, with its hooks and its mode.
+    """Put `new` wherever `old` is, with its hooks and its mode.
 
     Returns:
         The model, which is `new` where `old` was the model itself.
     """
     new.training = old.training
     for name in _HOOKS:  # the containers themselves, so that the handles users hold still remove their hooks
-        own, other = getattr(new, name), getattr(old, name)
-        setattr(new, name, other)
-        setattr(old, name, own)
+        hooks = getattr(new, name)
+        setattr(new, name, getattr(old, name))
+        setattr(old, name, hooks)
     if model is old:
         return new
     for parent in list(model.modules()):

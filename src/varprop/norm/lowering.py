@@ -335,13 +335,13 @@ class Lowering:
 
     def _reads_parameters(self, node: Node, root: Node) -> bool:
         path = self.evaluation.clusters.path(node, root)
-        return any(not self.plan.random(operand) for other in path for operand in other.operands)
+        return any(not self.plan.random(operand) for step in path for operand in step.operands)
 
     def _behind_parameters(self, node: Node, root: Node) -> Node:
         """The last node that is Gaussian like the root and of which alone, without parameters, a node is a function."""
         for start in reversed(self.evaluation.clusters.path(node, root)[:-1]):
             path = self.evaluation.clusters.path(node, start)
-            read = {operand for other in path for operand in other.operands}
+            read = {operand for step in path for operand in step.operands}
             if root not in read and read <= {start, *path} and self._is_affine(start):
                 return start
         raise NotLowered
@@ -366,11 +366,11 @@ class Lowering:
         )
 
     def _is_affine(self, node: Node) -> bool:
-        """Whether a node follows from its root by factors and sums with constants, and so is Gaussian as well."""
+        """True if a node follows from its root by factors and sums with constants, and so is Gaussian as well."""
         root = self.plan.root[node]
         path = self.evaluation.clusters.path(node, root) if node is not root else []
         return all(
-            self.plan.rules[other].affine is not None and sum(map(self.plan.random, other.reads)) == 1 for other in path
+            self.plan.rules[step].affine is not None and sum(map(self.plan.random, step.reads)) == 1 for step in path
         )
 
     def _fixed(self, node: Node, like: Node, shape: Sequence[int]) -> Moments:

@@ -35,8 +35,8 @@ def drawn_elsewhere() -> Any:
     numpy = sys.modules.get("numpy")  # the core does not need numpy, the user's model may
     if numpy is None:
         return random.getstate(), None
-    kind, keys, *rest = numpy.random.get_state()
-    return random.getstate(), (kind, keys.tobytes(), *rest)
+    kind, keys, *settings = numpy.random.get_state()
+    return random.getstate(), (kind, keys.tobytes(), *settings)
 
 
 def warn_of_draws(model: nn.Module) -> None:
@@ -59,7 +59,7 @@ def with_attention_of_like_tokens(program: Program) -> Program:
     the dropout of its weights: the most it can have, exact for tokens that are all alike. So a layer behind attention
     depends on its values alone, channel by channel, and is folded with the others.
     """
-    values = {node: found for node in program.nodes if (found := attended_values(node)) is not None}
+    values = {node: value for node in program.nodes if (value := attended_values(node)) is not None}
     if not values:
         return program
     replaced = {node: (ops.token_average, (value, tuple(node.form.shape))) for node, value in values.items()}
@@ -109,9 +109,9 @@ def with_averages_of_like_positions(program: Program) -> Program:
     for node in program.nodes:
         source = node.args[0] if node.args else None
         if isinstance(source, Node) and isinstance(source.form, Form) and isinstance(node.form, Form):
-            found = _averaged(node, source)
-            if found is not None:
-                replaced[node] = (ops.position_average, (source, *found))
+            average = _averaged(node, source)
+            if average is not None:
+                replaced[node] = (ops.position_average, (source, *average))
     return transferred(program, program.model, replaced=replaced) if replaced else program
 
 
@@ -200,31 +200,31 @@ def _steps(program: Program) -> list[str]:
     return [str((node.target, node.args, node.kwargs)) for node in program.nodes]
 
 
-def with_calls(program: Program, layers: dict[str, Any], given: Any, deep: bool = False) -> CapturedMode:
+def with_calls(program: Program, layers: dict[str, Any], moments: Any, deep: bool = False) -> CapturedMode:
     """A captured model with the calls of some layers, and with averages as they count between them in a form."""
     program = with_attention_of_like_tokens(program)
     if deep:
         program = with_averages_of_like_positions(program)
-    return CapturedMode(program, calls_of(program, layers), fitted_inputs(program, given))
+    return CapturedMode(program, calls_of(program, layers), fitted_inputs(program, moments))
 
 
 def calls_of(program: Program, layers: dict[str, Any]) -> dict[Node, str]:
     """Every call of a layer, with the layer's path; a layer under several paths is known by its first."""
     path_of = {layer: path for path, layer in layers.items()}
-    found: dict[Node, str] = {}
+    calls: dict[Node, str] = {}
     for node in program.nodes:
         if node.stack and (is_call_of_linear_layer(node) or str(node.target) in CALLS):
             layer = program.module_of(node)
             if layer in path_of:
-                found[node] = path_of[layer]
-    return found
+                calls[node] = path_of[layer]
+    return calls
 
 
-def reading_constants(programs: Iterable[Program], layers: dict[str, Any], given: Any) -> frozenset[str]:
+def reading_constants(programs: Iterable[Program], layers: dict[str, Any], moments: Any) -> frozenset[str]:
     """The called layers that read nothing random in any of a model's graphs: a layer of parameters, or of constants."""
     random: dict[str, bool] = {}
     for program in programs:
-        inputs = fitted_inputs(program, given).items()
+        inputs = fitted_inputs(program, moments).items()
         plan = make_plan(program, [node for node, value in inputs if _varies(value)])
         for node, path in calls_of(program, layers).items():
             random[path] = random.get(path, False) or plan.random(node)

@@ -37,9 +37,9 @@ def _times(a: Pair, b: Pair) -> Pair:
     return m1 * m2, v1 * v2 + m1.square() * v2 + m2.square() * v1
 
 
-def _forgotten(rest: Tensor, var: Tensor) -> Tensor:
-    """1 - E f^2 for a gate f with E f = 1 - rest; a sum of positive terms."""
-    return rest + (rest * (1 - rest) - var)
+def _forgotten(complement: Tensor, var: Tensor) -> Tensor:
+    """1 - E f^2 for a gate f with E f = 1 - complement; a sum of positive terms."""
+    return complement + (complement * (1 - complement) - var)
 
 
 def _gates(means: list[Tensor], stds: list[Tensor]) -> list[Pair]:
@@ -51,20 +51,20 @@ def _gates(means: list[Tensor], stds: list[Tensor]) -> list[Pair]:
 def _lstm(shift: Tensor, std: Tensor) -> list[Pair]:
     """c' = f c + i g: E c = E i E g / (1 - E f), Var c = (Var f (E c)^2 + Var(i g)) / (1 - E f^2); h = o tanh(c)."""
     (mi, mf, mg, mo), (si, sf, sg, so) = shift.chunk(4, -1), std.chunk(4, -1)
-    enter, (rest, forget_var), leave = _gates([mi, -mf, mo], [si, sf, so])
+    enter, (complement, forget_var), leave = _gates([mi, -mf, mo], [si, sf, so])
     new, new_var = _times(enter, activations.tanh(mg, sg))
-    mean = new / rest
-    var = (forget_var * mean.square() + new_var) / _forgotten(rest, forget_var)
+    mean = new / complement
+    var = (forget_var * mean.square() + new_var) / _forgotten(complement, forget_var)
     return [_times(leave, activations.tanh(mean, safe_sqrt(var))), (mean, var)]
 
 
 def _gru(shift: Tensor, std: Tensor) -> list[Pair]:
     """h' = (1 - z) n + z h: E h = E n, Var h = E(1-z)^2 Var n / (1 - E z^2); n = tanh(A + r B)."""
     (mr, mz, ma, mb), (sr, sz, sa, sb) = shift.chunk(4, -1), std.chunk(4, -1)
-    reset, (rest, keep_var) = _gates([mr, -mz], [sr, sz])
+    reset, (complement, keep_var) = _gates([mr, -mz], [sr, sz])
     gated, gated_var = _times(reset, (mb, sb.square()))
     mean, var = activations.tanh(ma + gated, safe_sqrt(sa.square() + gated_var))
-    return [(mean, (rest.square() + keep_var) * var / _forgotten(rest, keep_var))]
+    return [(mean, (complement.square() + keep_var) * var / _forgotten(complement, keep_var))]
 
 
 # From mean and standard deviation of the gates to the stationary moments of h, and of an LSTM's cell.
@@ -76,16 +76,16 @@ STATES: dict[str, Callable[[Tensor, Tensor], list[Pair]]] = {
 }
 
 
-def joined(mode: str, x: Tensor, h: Tensor) -> Tensor:
-    """What gates get from the input and from the state: the sum; for a GRU's candidate one after the other."""
+def gate_terms(mode: str, x: Tensor, h: Tensor) -> Tensor:
+    """Terms of the gates from those of input and state: their sum; for a GRU's candidate one after the other."""
     if mode != "GRU":
         return x + h
-    both = 2 * h.shape[-1] // 3
-    alone = h[..., both:].expand(*x.shape[:-1], -1)
-    return torch.cat([x[..., :both] + h[..., :both], x[..., both:], alone], -1)
+    summed = 2 * h.shape[-1] // 3
+    alone = h[..., summed:].expand(*x.shape[:-1], -1)
+    return torch.cat([x[..., :summed] + h[..., :summed], x[..., summed:], alone], -1)
 
 
-def parted(mode: str, gates: Tensor) -> Pair:
+def row_terms(mode: str, gates: Tensor) -> Pair:
     """The entries for the rows of W_ih and of W_hh from those of the gates."""
     if mode != "GRU":
         return gates, gates
@@ -95,8 +95,8 @@ def parted(mode: str, gates: Tensor) -> Pair:
 
 def gate_statistics(mode: str, w_ih: Tensor, w_hh: Tensor, x: Moments, h: Moments) -> Pair:
     """Mean and variance of the gates, without bias, for inputs that are a mixture (one row for each)."""
-    means = joined(mode, F.linear(x.mean, w_ih), F.linear(h.mean, w_hh))
-    variances = joined(mode, F.linear(x.var, w_ih.square()), F.linear(h.var, w_hh.square()))
+    means = gate_terms(mode, F.linear(x.mean, w_ih), F.linear(h.mean, w_hh))
+    variances = gate_terms(mode, F.linear(x.var, w_ih.square()), F.linear(h.var, w_hh.square()))
     mean = means.mean(0)
     return mean, (variances + (means - mean).square()).mean(0)
 
@@ -132,17 +132,17 @@ def suffixes(layer: nn.RNNBase, index: int | None = None) -> list[str]:
 
 
 def list_weights(layer: nn.RNNBase, bias: bool) -> None:
-    """Tell torch's bookkeeping which parameters there are."""
+    """Set the lists of parameter names that torch's recurrent layers hold."""
     names = ["weight_ih", "weight_hh"] + ["bias_ih", "bias_hh"] * bias + ["weight_hr"] * bool(layer.proj_size)
     layer.bias = bias
     layer._all_weights = [[f"{name}_{suffix}" for name in names] for suffix in suffixes(layer)]
-    layer._flat_weights_names = [name for part in layer._all_weights for name in part]
+    layer._flat_weights_names = [name for names in layer._all_weights for name in names]
     layer._init_flat_weights()
 
 
 def gate_norms(mode: str, w_ih: Tensor, w_hh: Tensor) -> Tensor:
     """The Euclidean norm of all weights of every gate, those of W_ih and W_hh together."""
-    return joined(mode, w_ih.square().sum(1), w_hh.square().sum(1)).sqrt()
+    return gate_terms(mode, w_ih.square().sum(1), w_hh.square().sum(1)).sqrt()
 
 
 def with_centred_gates(mode: str, w_ih: Tensor, w_hh: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,9 +151,9 @@ def with_centred_gates(mode: str, w_ih: Tensor, w_hh: Tensor) -> tuple[Tensor, T
     Of a GRU's candidate, the parts that read input and state are rows by themselves, and stay as they are where they
     have one weight.
     """
-    both = 2 * len(w_hh) // 3 if mode == "GRU" else len(w_hh)
-    shared = minus_row_mean(torch.cat([w_ih[:both], w_hh[:both]], 1), (1,)).split([w_ih.shape[1], w_hh.shape[1]], 1)
-    alone = [minus_row_mean(w[both:], (1,)) if w.shape[1] > 1 else w[both:] for w in (w_ih, w_hh)]
+    count = 2 * len(w_hh) // 3 if mode == "GRU" else len(w_hh)
+    shared = minus_row_mean(torch.cat([w_ih[:count], w_hh[:count]], 1), (1,)).split([w_ih.shape[1], w_hh.shape[1]], 1)
+    alone = [minus_row_mean(w[count:], (1,)) if w.shape[1] > 1 else w[count:] for w in (w_ih, w_hh)]
     return torch.cat([shared[0], alone[0]]), torch.cat([shared[1], alone[1]])
 
 
@@ -174,11 +174,11 @@ def check_gates(path: str, layer: nn.RNNBase, centred: bool = False) -> None:
 
 
 def in_one_chunk(weights: list[Tensor]) -> list[Tensor]:
-    """The same weights as views of one tensor in cuDNN's order, matrices first; it would copy others, and warn."""
+    """Weights as views of one tensor in cuDNN's order, matrices first; cuDNN would copy others, and warn."""
     order = sorted(range(len(weights)), key=lambda i: weights[i].ndim == 1)
     chunk = torch.cat([weights[i].flatten() for i in order])
-    parts = dict(zip(order, chunk.split([weights[i].numel() for i in order]), strict=True))
-    return [parts[i].view_as(weight) for i, weight in enumerate(weights)]
+    views = dict(zip(order, chunk.split([weights[i].numel() for i in order]), strict=True))
+    return [views[i].view_as(weight) for i, weight in enumerate(weights)]
 
 
 class WithWeights:
@@ -191,7 +191,7 @@ class WithWeights:
         self._flat_weights = in_one_chunk(weights) if weights[0].is_cuda else weights
 
     def check_forward_args(self, *args: Any) -> None:
-        """As in torch, against these weights."""
+        """Check arguments as torch does, against these weights."""
         type(self._layer).check_forward_args(cast(Any, self), *args)
 
     def _update_flat_weights(self) -> None:
@@ -222,32 +222,33 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
         """Turn a plain layer into a normalized one where it stands."""
         plain_class = type(layer)
         cast(Any, layer).__class__ = cls
-        site = cast(NormalizedRecurrent, layer)
-        site.plain_class, site.center, site.centred_rows, site.networks = plain_class, center, centred_rows, {}
-        biases = {name: p for name, p in site._parameters.items() if name.startswith("bias_") and p is not None}
-        site.plain_biases = biases  # kept for `become_plain_`, but no parameters of the normalized model
+        normalized = cast(NormalizedRecurrent, layer)
+        normalized.plain_class, normalized.center, normalized.centred_rows = plain_class, center, centred_rows
+        normalized.networks = {}
+        biases = {name: p for name, p in normalized._parameters.items() if name.startswith("bias_") and p is not None}
+        normalized.plain_biases = biases  # kept for `become_plain_`, but no parameters of the normalized model
         for name in biases:
-            delattr(site, name)
-        list_weights(site, bias=False)
-        for suffix in suffixes(site):
-            like = site.part("weight_ih", suffix)
-            size = (4 if site.mode in ("LSTM", "GRU") else 1) * site.hidden_size
+            delattr(normalized, name)
+        list_weights(normalized, bias=False)
+        for suffix in suffixes(normalized):
+            like = normalized.parameter("weight_ih", suffix)
+            size = (4 if normalized.mode in ("LSTM", "GRU") else 1) * normalized.hidden_size
             for name, value in (("scale", 1.0), ("shift", 0.0)):
                 parameter = nn.Parameter(like.new_full((size,), value), requires_grad=like.requires_grad)
-                site.register_parameter(f"{name}_{suffix}", parameter)
-        return site
+                normalized.register_parameter(f"{name}_{suffix}", parameter)
+        return normalized
 
     @torch.no_grad()
     def become_plain_(self, folded: dict[str, Tensor]) -> None:
         """Turn it back into a plain layer with the given parameters, with biases in any case."""
-        known, plain_class = {**self._parameters, **self.plain_biases}, self.plain_class
+        parameters, plain_class = {**self._parameters, **self.plain_biases}, self.plain_class
         trainable = self._first.requires_grad
         gates = [f"{name}_{suffix}" for suffix in suffixes(self) for name in ("scale", "shift")]
         for name in (*gates, "plain_class", "plain_biases", *SETTINGS):
             delattr(self, name)
         cast(Any, self).__class__ = plain_class
         for name, value in folded.items():
-            parameter = known.get(name)
+            parameter = parameters.get(name)
             if parameter is None:
                 parameter = nn.Parameter(value, requires_grad=trainable)
             parameter.data = value.detach().clone()
@@ -263,76 +264,79 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
 
     def folded(self) -> dict[str, Tensor]:  # type: ignore[override]
         """All parameters of the plain layer that does the same, by name, in torch's order."""
-        found: dict[str, Tensor] = {}
+        parameters: dict[str, Tensor] = {}
         with full_precision(self._first.device), trusted():
             states = self.states()
             for index in range(self.num_layers):
                 x = self._reads(index, states)
                 for suffix in suffixes(self, index):
-                    found.update(self._folded_part(suffix, x, self._recurring(*states[suffix][0])))
-        return found
+                    parameters.update(self._folded_direction(suffix, x, self._recurring(*states[suffix][0])))
+        return parameters
 
-    def _folded_part(self, suffix: str, x: Moments, h: Moments) -> Iterator[tuple[str, Tensor]]:
+    def _folded_direction(self, suffix: str, x: Moments, h: Moments) -> Iterator[tuple[str, Tensor]]:
+        """Folded parameters of one layer and direction, for moments of its input and of its state."""
         names = ("weight_ih", "weight_hh", "scale", "shift")
-        w_ih, w_hh, scale, shift = (self.part(name, suffix, self._dtype) for name in names)
+        w_ih, w_hh, scale, shift = (self.parameter(name, suffix, self._dtype) for name in names)
         if self.centred_rows:
             w_ih, w_hh = with_centred_gates(self.mode, w_ih, w_hh)
         mean, var = gate_statistics(self.mode, w_ih, w_hh, x, h)
         rate = rate_of(scale, var)
-        rate_ih, rate_hh = parted(self.mode, rate)
-        bias_ih, bias_hh = parted(self.mode, shift - rate * mean)
+        rate_ih, rate_hh = row_terms(self.mode, rate)
+        bias_ih, bias_hh = row_terms(self.mode, shift - rate * mean)
         shared = 2 * self.hidden_size if self.mode == "GRU" else len(bias_hh)  # there bias_ih has it all
         bias_hh = torch.cat([torch.zeros_like(bias_hh[:shared]), bias_hh[shared:]])
-        parts = {"weight_ih": w_ih * rate_ih[:, None], "weight_hh": w_hh * rate_hh[:, None]}
-        for name, value in {**parts, "bias_ih": bias_ih, "bias_hh": bias_hh}.items():
+        weights = {"weight_ih": w_ih * rate_ih[:, None], "weight_hh": w_hh * rate_hh[:, None]}
+        for name, value in {**weights, "bias_ih": bias_ih, "bias_hh": bias_hh}.items():
             yield f"{name}_{suffix}", value.to(self._first.dtype)
         if self.proj_size:
-            yield f"weight_hr_{suffix}", self.part("weight_hr", suffix)
+            yield f"weight_hr_{suffix}", self.parameter("weight_hr", suffix)
 
     def states(self, dtype: torch.dtype | None = None) -> States:
         """The stationary moments of h, and of an LSTM's cell, in every layer and direction."""
         names = suffixes(self)
-        shift, scale = (torch.stack([self.part(p, s, dtype or self._dtype) for s in names]) for p in ("shift", "scale"))
-        found = STATES[self.mode](shift, scale.abs())  # all at once: many small tensors would take longer
-        each = {name: [(mean[i], var[i]) for mean, var in found] for i, name in enumerate(names)}
+        shift, scale = (
+            torch.stack([self.parameter(p, s, dtype or self._dtype) for s in names]) for p in ("shift", "scale")
+        )
+        stationary = STATES[self.mode](shift, scale.abs())  # all at once: many small tensors would take longer
+        each = {name: [(mean[i], var[i]) for mean, var in stationary] for i, name in enumerate(names)}
         return {name: self._projected(name, states) for name, states in each.items()}
 
     def _projected(self, suffix: str, states: list[Pair]) -> list[Pair]:
         (mean, var), *cell = states
         if self.proj_size:
-            project = self.part("weight_hr", suffix, mean.dtype)
+            project = self.parameter("weight_hr", suffix, mean.dtype)
             mean, var = F.linear(mean, project), F.linear(var, project.square())
         return [(mean, var), *cell]
 
     def _reads(self, index: int, states: States) -> Moments:
-        """What enters a layer: the input, a row for each call, or the states of the layer before, after dropout."""
+        """Moments of a layer's input: of the data, a row for each call, or of the layer before it, after dropout."""
         like = states["l0"][0][0]
         if index:
             before = [states[suffix][0] for suffix in suffixes(self, index - 1)]
-            mean, var = (torch.cat(parts)[None] for parts in zip(*before, strict=True))
+            mean, var = (torch.cat(tensors)[None] for tensors in zip(*before, strict=True))
             return self._entering(drop(Moments(mean, var), self.dropout, self.training), like)
         self._require_calls()
         calls = [self._entering(x, like) for x in self.statistics[self.training]()]
-        parts = ([part.flatten().expand(self.input_size) for part in (x.mean, x.var)] for x in calls)
-        means, variances = zip(*parts, strict=True)  # one number may stand for all inputs
+        pairs = ([t.flatten().expand(self.input_size) for t in (x.mean, x.var)] for x in calls)
+        means, variances = zip(*pairs, strict=True)  # one number may stand for all inputs
         return Moments(torch.stack(means), torch.stack(variances))
 
     def _recurring(self, mean: Tensor, var: Tensor) -> Moments:
         return self._entering(Moments(mean[None], var[None]), mean)
 
     def output_moments(self, form: Any, _vectors: Any = None) -> list[Moments]:  # type: ignore[override]
-        """What the next layers see: the stationary moments as output, last states, and for an LSTM last cells."""
+        """Stationary moments of the layer's results: output, last states, and for an LSTM last cells."""
         states, last = self.states(), suffixes(self, self.num_layers - 1)
-        mean, var = (torch.cat(parts)[None, None] for parts in zip(*(states[s][0] for s in last), strict=True))
-        found = [Moments(mean, var, form[0].shape)]
+        mean, var = (torch.cat(tensors)[None, None] for tensors in zip(*(states[s][0] for s in last), strict=True))
+        results = [Moments(mean, var, form[0].shape)]
         for pairs, each in zip(zip(*states.values(), strict=True), form[1:], strict=True):
-            mean, var = (torch.stack(parts)[:, None] for parts in zip(*pairs, strict=True))
-            found.append(Moments(mean, var, each.shape))
-        return found
+            mean, var = (torch.stack(tensors)[:, None] for tensors in zip(*pairs, strict=True))
+            results.append(Moments(mean, var, each.shape))
+        return results
 
     @torch.no_grad()
     def set_to_present(self, path: str) -> bool:
-        """Set scale and shift so that the layer does what it did; whether that changed them beyond rounding.
+        """Set scale and shift so that the layer does what it did; True if that changed them beyond rounding.
 
         The statistics of a gate depend on its own scale and shift: solved in float64.
 
@@ -351,16 +355,16 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
                     f"The recurrence of '{path}' ({suffix}) has no stationary state that its weights agree with: "
                     f'use init="project", or leave it out with `only`.'
                 )
-            self.part("shift", suffix).copy_(gates[0])
-            self.part("scale", suffix).copy_(gates[1])
+            self.parameter("shift", suffix).copy_(gates[0])
+            self.parameter("scale", suffix).copy_(gates[1])
         return moved
 
     def _preserving(self, suffix: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         """The statistics that follow from those of the gates, to be the same; and the present ones."""
         names = ("weight_ih", "weight_hh", "shift", "scale")
-        w_ih, w_hh, *present = (self.part(name, suffix, torch.float64) for name in names)
+        w_ih, w_hh, *present = (self.parameter(name, suffix, torch.float64) for name in names)
         biases = [self.plain_biases.get(f"{name}_{suffix}") for name in ("bias_ih", "bias_hh")]
-        bias = joined(self.mode, *(w_ih.new_zeros(len(w_ih)) if b is None else b.double() for b in biases))
+        bias = gate_terms(self.mode, *(w_ih.new_zeros(len(w_ih)) if b is None else b.double() for b in biases))
         x = self._reads(int(suffix[1:].removesuffix("_reverse")), self.states(torch.float64))
 
         def step(gates: Tensor) -> Tensor:
@@ -370,14 +374,14 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
 
         return step, torch.stack(present)
 
-    def part(self, name: str, suffix: str, dtype: torch.dtype | None = None) -> Tensor:
+    def parameter(self, name: str, suffix: str, dtype: torch.dtype | None = None) -> Tensor:
         """One of the parameters of a layer and direction."""
         tensor: Tensor = getattr(self, f"{name}_{suffix}")
         return tensor if dtype is None else tensor.to(dtype)
 
     @property
     def _first(self) -> Tensor:
-        return self.part("weight_ih", "l0")
+        return self.parameter("weight_ih", "l0")
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -415,14 +419,14 @@ def recurrent_class(layer: nn.Module) -> type[NormalizedRecurrent] | None:
 
 
 @torch.no_grad()
-def unit_gates_(site: NormalizedRecurrent, suffix: str) -> None:
+def unit_gates_(layer: NormalizedRecurrent, suffix: str) -> None:
     """Scale the weights of every gate to norm 1, those of W_ih and W_hh together; the output stays the same.
 
     Of centred rows, the mean goes as well.
     """
-    own = [site.part(name, suffix) for name in ("weight_ih", "weight_hh")]
-    weights = with_centred_gates(site.mode, own[0], own[1]) if site.centred_rows else own
-    norms = gate_norms(site.mode, *weights)
-    rows = parted(site.mode, torch.where(norms > 0, norms, torch.ones_like(norms)))
-    for parameter, weight, row in zip(own, weights, rows, strict=True):
+    parameters = [layer.parameter(name, suffix) for name in ("weight_ih", "weight_hh")]
+    weights = with_centred_gates(layer.mode, parameters[0], parameters[1]) if layer.centred_rows else parameters
+    norms = gate_norms(layer.mode, *weights)
+    rows = row_terms(layer.mode, torch.where(norms > 0, norms, torch.ones_like(norms)))
+    for parameter, weight, row in zip(parameters, weights, rows, strict=True):
         parameter.copy_(weight / row[:, None])

@@ -27,14 +27,14 @@ class PlainWarning(UserWarning):
 
 @dataclass(frozen=True)
 class FoldedLayer:
-    """How one layer is folded.
+    """A layer, and how it is folded.
 
     Attributes:
         path: Of the layer.
         how: ``"together"`` with all others, from functions of single channels; ``"walked"``, together with the others
             but with moments that the engine computes operation by operation at every call; ``"alone"``, by itself.
         why: The reason, where it is not together; empty else.
-        centred: Whether the means of its weight rows are taken away first (the deep form).
+        centred: True if the means of its weight rows are subtracted first (the deep form).
     """
 
     path: str
@@ -77,10 +77,10 @@ def fold_report(model: nn.Module) -> FoldReport:
 
 def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
     if layer.training in layer.networks:
-        network, place = layer.networks[layer.training]
-        if place not in network.evaluated:
+        network, index = layer.networks[layer.training]
+        if index not in network.evaluated:
             return FoldedLayer(path, "together")
-        return FoldedLayer(path, "walked", f"after {network.evaluated[place]}")
+        return FoldedLayer(path, "walked", f"after {network.evaluated[index]}")
     if isinstance(layer, NormalizedRecurrent):
         return FoldedLayer(path, "alone", "recurrent layers have statistics of their own")
     calls = len(layer.uses[layer.training])
@@ -112,11 +112,12 @@ def warn_of_frozen(plain: nn.Module, normalized: nn.Module) -> None:
         )
 
 
-def warn_of_plain(model: nn.Module, told: Container[str] = ()) -> None:
-    """Say which modules stay as they are that one could expect to change, but for those it was told of already."""
-    named = [(path, m) for path, m in model.named_modules() if not isinstance(m, Normalized) and path not in told]
+def warn_of_plain(model: nn.Module, except_paths: Container[str] = ()) -> None:
+    """Say which modules stay as they are that one could expect to change, except those at some paths."""
+    modules = model.named_modules()
+    named = [(path, m) for path, m in modules if not isinstance(m, Normalized) and path not in except_paths]
     norms = [path for path, m in named if is_batch_norm(m)]
-    layers = linear_by_look(model, told)
+    layers = linear_by_look(model, except_paths)
     if norms:
         warnings.warn(
             f"Batch norms that do not directly follow a linear layer, or whose parameters something else reads, stay, "
@@ -131,33 +132,32 @@ def warn_of_plain(model: nn.Module, told: Container[str] = ()) -> None:
 
 def warn_of_fold(model: nn.Module) -> None:
     """Say once which layers `fold` gives a bias, and which it unties: their state then does not fit the plain class."""
-    sites = normalized_layers(model)
-    gained = [repr(path) for path in _without_bias(model, sites)]
-    untied = [repr(path) for path in _tied(model, sites)]
-    parts = [f"give a bias to {listed(gained)}"] * bool(gained) + [f"untie the weights of {listed(untied)}"] * bool(
-        untied
-    )
-    if parts:
+    layers = normalized_layers(model)
+    gained = [repr(path) for path in _without_bias(model, layers)]
+    untied = [repr(path) for path in _tied(model, layers)]
+    changes = [f"give a bias to {listed(gained)}"] * bool(gained)
+    changes += [f"untie the weights of {listed(untied)}"] * bool(untied)
+    if changes:
         warnings.warn(
-            f"vp.fold will in general {' and '.join(parts)}, and a strict load_state_dict into the plain class will "
+            f"vp.fold will in general {' and '.join(changes)}, and a strict load_state_dict into the plain class will "
             "not take what it returns.",
             stacklevel=3,
         )
 
 
-# Milliseconds of a CPU core, forward and backward: any walk, each operation of it, an operation of a plain model; the
-# operations on numbers that a device does in one. Within a factor of two of what was measured.
-WALK, WALKED, PLAIN, RATES = 3.0, 1.0, 0.04, {"cpu": 3e7, "cuda": 1e10}
+# Milliseconds of a CPU core, forward and backward: any evaluation by the engine, each operation of it, one operation of
+# a plain model; the operations on numbers that a device does in one. Within a factor of two of what was measured.
+EVALUATION, OPERATION, PLAIN, RATES = 3.0, 1.0, 0.04, {"cpu": 3e7, "cuda": 1e10}
 SLOW = 1.5  # times a plain step
 BATCH = 32  # which a step is taken to have at least, whatever the example
 
 
 def warn_of_time(model: nn.Module, program: Program) -> None:
     """Say so if a step of a normalized model is expected to take much longer than one of the plain model."""
-    walks = _walks(model)
-    operations = sum(sum(map(walk.plan.random, walk.graph.program.nodes)) + len(walk.targets) for walk in walks)
-    extra, plain = WALK + WALKED * operations, _plain_step(program)
-    if walks and plain + extra > SLOW * plain:
+    evaluations = _evaluations(model)
+    operations = sum(sum(map(e.plan.random, e.graph.program.nodes)) + len(e.targets) for e in evaluations)
+    extra, plain = EVALUATION + OPERATION * operations, _plain_step(program)
+    if evaluations and plain + extra > SLOW * plain:
         reports = [layer for layer in fold_report(model).layers if layer.how != "together"]
         named = [f"'{layer.path}' ({layer.why})" for layer in reports]
         warnings.warn(
@@ -169,17 +169,17 @@ def warn_of_time(model: nn.Module, program: Program) -> None:
         )
 
 
-def _walks(model: nn.Module) -> list[Statistics]:
-    """What is computed operation by operation in every call of a model, but for recurrent layers."""
-    walks: dict[int, Statistics] = {}
+def _evaluations(model: nn.Module) -> list[Statistics]:
+    """The statistics that are computed operation by operation in every call of a model, but for recurrent layers."""
+    evaluations: dict[int, Statistics] = {}
     for layer in normalized_layers(model).values():
         if layer.training in layer.networks:
-            walk, given = layer.networks[layer.training][0].evaluation, layer.networks[layer.training][0].evaluated
-            if walk is not None and given:
-                walks[id(walk)] = walk
+            network, _ = layer.networks[layer.training]
+            if network.evaluation is not None and network.evaluated:
+                evaluations[id(network.evaluation)] = network.evaluation
         elif not isinstance(layer, NormalizedRecurrent):
-            walks[id(layer)] = layer.statistics[layer.training]
-    return list(walks.values())
+            evaluations[id(layer)] = layer.statistics[layer.training]
+    return list(evaluations.values())
 
 
 def _plain_step(program: Program) -> float:
@@ -193,19 +193,19 @@ def _plain_step(program: Program) -> float:
     return PLAIN * len(program.nodes) + operations / RATES.get(device, RATES["cuda"])
 
 
-def _without_bias(model: nn.Module, sites: dict[str, Normalized]) -> list[str]:
+def _without_bias(model: nn.Module, layers: dict[str, Normalized]) -> list[str]:
     """Layers that had no bias, and no batch norm of the model's own behind them to take it."""
-    notes = find_notes(model, sites)  # type: ignore[arg-type]
-    return [path for path, site in sites.items() if path not in notes and not _has_place_for_bias(site)]
+    notes = find_notes(model, layers)  # type: ignore[arg-type]
+    without = []
+    for path, layer in layers.items():
+        bias = layer.plain_biases if isinstance(layer, NormalizedRecurrent) else layer.plain_bias is not None
+        without += [path] if path not in notes and not bias else []
+    return without
 
 
-def _has_place_for_bias(site: Normalized) -> bool:
-    return bool(site.plain_biases) if isinstance(site, NormalizedRecurrent) else site.plain_bias is not None
-
-
-def _tied(model: nn.Module, sites: dict[str, Normalized]) -> list[str]:
+def _tied(model: nn.Module, layers: dict[str, Normalized]) -> list[str]:
     """Layers whose weight others hold as well."""
     held = owners(model)
-    plain = {path: s for path, s in sites.items() if not isinstance(s, NormalizedRecurrent)}
-    whole = {path: site for path, site in plain.items() if not parametrize.is_parametrized(site, "weight")}
-    return [path for path, site in whole.items() if len(held[site.weight]) > 1]
+    linear = {path: s for path, s in layers.items() if not isinstance(s, NormalizedRecurrent)}
+    registered = {path: layer for path, layer in linear.items() if not parametrize.is_parametrized(layer, "weight")}
+    return [path for path, layer in registered.items() if len(held[layer.weight]) > 1]
