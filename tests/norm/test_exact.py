@@ -91,3 +91,29 @@ def test_deployment_needs_nothing_but_the_original_class(name: str, form: str) -
         fresh = NETWORKS[name][0]().double().eval()
         fresh.load_state_dict(folded.state_dict(), strict=True)
         assert apart(given.run(fresh), given.run(trained)) <= 1e-12
+
+
+class BehindSkip(nn.Module):
+    """A function of a rectified sum that has a rectified term, as at the end of a residual block."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.function = function
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x))
+        return self.last(self.function(torch.relu(self.second(hidden) + hidden)))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda y: 0.5 * y + 1, torch.relu, nn.functional.gelu], ids=["line", "relu", "gelu"]
+)
+def test_a_function_of_a_rectified_sum(function):
+    """Its statistics are those that `propagate` has for the folded model."""
+    torch.manual_seed(0)
+    moments = vp.Moments(torch.zeros(1, 6), torch.ones(1, 6))
+    model = vp.normalize(BehindSkip(function), moments, form="paper")
+    output = vp.propagate(vp.fold(model), moments).output
+    torch.testing.assert_close(output.mean, torch.zeros(1, 3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(output.var, torch.ones(1, 3), atol=1e-4, rtol=0)

@@ -314,6 +314,9 @@ class Lowering:
             raise NotLowered  # a function of what is kept is mixed with one of what is dropped
         if any(not self.plan.random(operand) for operand in node.operands):
             return self._with_parameter(node)
+        base = self.evaluation.clusters.line(node)[0] if not self._reads_parameters(node, root) else node
+        if base is not node and base in self.plan.skips:  # a line of a rectifier that reads two values
+            return self._applied(self._function_from(node, base), node, base)
         if self._reads_parameters(node, root):  # a function of what is Gaussian like the root
             argument = self._behind_parameters(node, root)
             return self._applied(self._function_from(node, argument), node, argument)
