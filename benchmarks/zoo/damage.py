@@ -111,7 +111,7 @@ DAMAGES = {
     "weights too small": Damage(scale_weights(0.1), (CHAIN,), frozenset({"decay", "vanish"})),
     "branches without their scale": Damage(unscaled_branches, (RESNET, TRANSFORMER, TOKENS), GROWTH),
     "dead rectifiers": Damage(dead_rectifiers, (CHAIN, RESNET), frozenset({"dead"})),
-    "saturated gates": Damage(saturated_gates, (GATED, RECURRENT), frozenset({"saturated", "shift"})),
+    "saturated gates": Damage(saturated_gates, (GATED, RECURRENT), frozenset({"saturated", "shift", "constant"})),
     "a branch of zeros": Damage(zeroed_branch, (RESNET, TRANSFORMER, TOKENS), frozenset({"constant"})),
     "an exploding head": Damage(exploding_head, (CHAIN, RESNET, TRANSFORMER, GATED), GROWTH),
     "embeddings too large": Damage(large_embedding, (TOKENS,), frozenset({"growth"})),

@@ -143,7 +143,7 @@ def test_a_model_that_was_not_finished_keeps_its_record() -> None:
 
 def test_damage_that_is_not_found_is_said() -> None:
     (record,) = damage.study("basic/nn_lstm")
-    assert record["damages"] == {"saturated gates": ["shift"]}
+    assert record["damages"] == {"saturated gates": ["constant"]}
     record["damages"]["saturated gates"] = []
     assert damage.said(record) == "saturated gates: NOT FOUND"
 

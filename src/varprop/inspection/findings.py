@@ -404,11 +404,12 @@ def _constant(rows: list[ReportRow], weighted: list[ReportRow]) -> Iterator[Find
             advice = "look for rows of zeros in its weights, or for units before it that are dead"
             yield Finding("warning", "constant", row.label, text, advice, row.constant)
     constant = next((row for row in rows if row.std.most == 0 and "dead" not in row.numbers), None)
-    if constant is not None and constant.label == weighted[-1].label:
+    last = constant is not None and constant.label == weighted[-1].label
+    if constant is not None and last and (constant.rank == 0.0 or constant.mean.most == constant.mean.least == 0):
         text = "none of its units varies: the output starts at zero, and nothing before it gets a gradient at first"
         yield Finding("note", "constant", constant.label, text, "leave it if that is on purpose", 1.0)
     elif constant is not None:
-        advice = "look for zeros in its weights, or for a layer before it that is dead"
+        advice = "look for zeros in its weights, biases that saturate it, or a layer before it that is dead"
         if constant.rank == 0.0:
             advice = f"give {constant.weight or 'its weights'} values (torch.nn.init.kaiming_normal_): all are zero"
         severity: Severity = "error" if rows[-1].std.most == 0 else "warning"
