@@ -358,7 +358,9 @@ def _kind(node: Node, rule: Rule) -> str:
         or (rule.kind == "source" and node.stack and "Drop" in node.stack[-1].class_name)
     ):
         return "dropout"
-    return "draw" if rule.kind == "source" else str(node.packet).rpartition(".")[2]
+    if rule.kind == "source":
+        return "draw"
+    return "product" if rule.transposable else str(node.packet).rpartition(".")[2]
 
 
 def _summed_to(gradient: Tensor, shape: Sequence[int], channels: int = -1) -> Tensor:

@@ -276,7 +276,7 @@ def _gradients(chosen: Tensor, sources: list[Source]) -> list[list[Tensor]]:
 
 def _reliable(covariance: Tensor, diagonal: Tensor, shares: tuple[SourceShare, ...], count: int) -> Tensor:
     total = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[:count]
-    first_order = ("input", "parameter", "dropout", "dropout of what varies", "draw")
+    first_order = ("input", "parameter", "dropout", "dropout of what varies", "draw", "product")
     curved = sum((s.variance.sum(1) for s in shares if s.kind not in first_order), torch.zeros_like(total))
     shortfall = (diagonal.sum(1)[:count] / total.clamp_min(torch.finfo(total.dtype).tiny)).clamp_max(1)
     return curved <= CURVED * shortfall * total

@@ -21,7 +21,8 @@ class SourceShare:
 
     Attributes:
         name: Path of the module, or the name of the input or parameter.
-        kind: ``input``, ``parameter``, ``dropout``, ``draw``, or the non-linear operation whose curvature adds it.
+        kind: ``input``, ``parameter``, ``dropout``, ``draw``, ``product`` of two random values, or the non-linear
+            operation whose curvature adds it.
         variance: The variance it adds to every output, (batch, outputs).
     """
 
