@@ -84,7 +84,7 @@ test-browser: $(READY) ## the HTML report in headless Chromium (installed by apt
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null \
 		|| { apt-get install -qq -y chromium > /dev/null 2>&1 || sudo -n apt-get install -qq -y chromium > /dev/null 2>&1; } \
 		|| echo "No Chromium, and none could be installed: the browser tests will be skipped." >&2
-	@$(PYTEST) -m browser $(NONE_IS_FINE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser $(NONE_IS_FINE)  # one at a time: some measure times
 
 docs: $(DOCS_READY) ## the site, strictly, into docs/_build/html (installs Sphinx)
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html

@@ -9,7 +9,7 @@ import pytest
 
 from varprop_lab.paper import report
 from varprop_lab.protocol.records import ALL_METHODS
-from varprop_lab.report import plotting
+from varprop_lab.report import plotting, write_one
 
 from ...chromium import SIZES, count, keep
 from .. import synthetic
@@ -46,9 +46,7 @@ def test_it_loads_without_errors_or_requests_and_fits(browser, address, size, da
 def compared(tmp_path_factory):
     """The page of `varprop compare`, with its pictures, alone in a folder as if it had been mailed."""
     out, mailed = tmp_path_factory.mktemp("out"), tmp_path_factory.mktemp("mailed")
-    page = report.write_one(
-        synthetic.write(out, synthetic.grid("compare", seeds=(0, 1), methods=ALL_METHODS)), "compare"
-    )
+    page = write_one(synthetic.write(out, synthetic.grid("compare", seeds=(0, 1), methods=ALL_METHODS)), "compare")
     return Path(shutil.copy(page, mailed)).as_uri()
 
 
