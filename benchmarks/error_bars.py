@@ -27,6 +27,8 @@ from varprop.text_table import Table
 from varprop_lab.data.datasets import load
 from varprop_lab.environment import versions
 
+RESOLVED = 4000  # draws of the truth: no smaller error of a standard deviation can be told
+
 
 class Block(nn.Module):
     """Two convolutions with batch norm, dropout between them, and a skip."""
@@ -271,7 +273,7 @@ def measure(name: str, case: Case, root: str | None, device: str, tiny: bool) ->
     task = task_of(case.data, root, device, tiny)
     model = case.model().to(device)
     train(model, task, 0.2 if tiny else case.epochs)
-    samples, truth_draws = (8, 100) if tiny else (128, 4000)
+    samples, truth_draws = (8, 100) if tiny else (128, RESOLVED)
     x = task.test[:samples].contiguous()
     variances = laplace_variances(model, task, 100 if tiny else 2000) if case.laplace else {}
     noise = case.input_noise or 0.0
@@ -334,7 +336,8 @@ def show(records: list[dict[str, Any]]) -> str:
         ["network, noise", "outputs", "forward ms", "predict ms", "forward passes", "worth draws"],
         [
             [r["case"], str(r["outputs"]), f"{1e3 * r['forward seconds']:.2f}", f"{1e3 * r['seconds']:.1f}",
-             f"{r['seconds'] / r['forward seconds']:.0f}", f"{r['worth draws']:.0f}"]
+             f"{r['seconds'] / r['forward seconds']:.0f}",
+             f"{r['worth draws']:.0f}" if r["worth draws"] < RESOLVED else f"> {RESOLVED}"]
             for r in records
         ],
         left=["network, noise"],
