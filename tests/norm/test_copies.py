@@ -133,6 +133,17 @@ def test_a_copy_of_a_head_is_refused(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", PARTS)
+def test_a_copy_of_a_block_that_starts_with_a_batch_norm_is_refused(how: str) -> None:
+    """The layer before the block has absorbed the batch norm, which knows it; still it is not copied by the user."""
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    model = vp.normalize(nn.Sequential(nn.Linear(4, 6), block).double(), moments(4), example=numbers(2, 4))
+    with pytest.raises(ValueError, match="without '0', from which their statistics follow"):
+        PARTS[how](model[1])(numbers(3, 6))
+    assert torch.equal(PARTS[how](model)(numbers(3, 4)), model(numbers(3, 4)))
+
+
+@pytest.mark.parametrize("how", PARTS)
 def test_a_copy_that_holds_all_it_reads_from_is_used(how: str) -> None:
     model, x = encoder_and_head(), numbers(3, 4)
     encoder = PARTS[how](model[0])

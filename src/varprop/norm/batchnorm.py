@@ -213,11 +213,17 @@ def note_of(module: nn.Module) -> Absorbed:
     return note
 
 
+def absorbing_layers(model: nn.Module) -> Iterator[tuple[nn.Module, LinearLayer]]:
+    """The modules at which batch norms were taken out, each with the layer that does the work."""
+    for module in model.modules():
+        if note := module.__dict__.get(_NOTE):
+            yield module, note["layer"]
+
+
 def find_notes(model: nn.Module, layers: Mapping[str, LinearLayer]) -> dict[str, nn.Module]:
     """The modules at which batch norms of the model's own were taken out, by the path of the layer before."""
     paths = {layer: path for path, layer in layers.items()}
-    noted = [(m, m.__dict__.get(_NOTE)) for m in model.modules()]
-    return {paths[note["layer"]]: module for module, note in noted if note and note["layer"] in paths}
+    return {paths[layer]: module for module, layer in absorbing_layers(model) if layer in paths}
 
 
 def batch_norm_rate(norm: _BatchNorm) -> Tensor:

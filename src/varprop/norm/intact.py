@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from .batchnorm import absorbing_layers
 from .linear_layers import is_linear_layer
 
 REPLACED = (
@@ -87,8 +88,7 @@ class Intact:
         copied = object.__new__(Intact)
         memo[id(self)] = copied
         copied.apart = id(self.root) not in memo  # which has the model first, where that is copied
-        named = self.root.named_modules(remove_duplicate=False) if copied.apart else ()
-        copied._in_use = {path for path, module in named if id(module) in memo}
+        copied._in_use = _copied_before(self.root, memo) if copied.apart else set()
         copied.root, copied.links, copied.settings = copy.deepcopy((self.root, self.links, self.settings), memo)
         return copied
 
@@ -150,6 +150,22 @@ class Intact:
         for path in paths:
             if not any(path == used or not used or path.startswith(used + ".") for used in self._in_use):
                 raise ValueError(APART.format(path))
+
+
+def _copied_before(root: nn.Module, memo: dict[int, Any]) -> set[str]:
+    """The paths of modules that a deepcopy has come to so far.
+
+    A layer that it came to by the note of a batch norm, which the layer has absorbed, is not among them: the user has
+    copied the batch norm's module and not the layer.
+    """
+    reached = {key: n for n, key in enumerate(memo)}
+    by_note = {
+        id(layer)
+        for module, layer in absorbing_layers(root)
+        if id(module) in reached and reached[id(module)] < reached.get(id(layer), 0)
+    }
+    named = root.named_modules(remove_duplicate=False)
+    return {path for path, module in named if id(module) in reached and id(module) not in by_note}
 
 
 def is_sharded(parameter: Tensor) -> bool:

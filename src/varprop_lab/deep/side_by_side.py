@@ -415,5 +415,7 @@ def one_cycle(steps: int) -> list[float]:
     def between(start: float, end: float, part: float) -> float:
         return end + (start - end) / 2 * (1 + math.cos(math.pi * part))
 
-    up = [between(first, 1.0, n / top) for n in range(steps) if n <= top]
+    up = [
+        between(first, 1.0, n / top if top else 1.0) for n in range(steps) if n <= top
+    ]  # of 4 steps the first is the top
     return up + [between(1.0, lowest, (n - top) / (last - top)) for n in range(len(up), steps)]

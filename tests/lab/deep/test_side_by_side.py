@@ -130,3 +130,10 @@ def test_the_rates_are_those_of_one_cycle(steps: int) -> None:
         optimizer.step()
         scheduler.step() if len(wanted) < steps else None
     assert one_cycle(steps) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_rates_of_a_few_steps_start_at_the_top() -> None:
+    for steps in range(1, 5):  # torch's own scheduler divides by zero at four
+        rates = one_cycle(steps)
+        assert len(rates) == steps and max(rates) == rates[0] <= 1.0 and rates == sorted(rates, reverse=True)
+    assert one_cycle(4)[0] == 1.0
