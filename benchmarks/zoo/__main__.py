@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("command", choices=["sweep", "normalize", "table", "alarms", "damage", "findings"])
     parser.add_argument("models", nargs="*", default=[])
     parser.add_argument("--samples", type=int, default=24)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds a model")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds of CPU time a model")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB a model")
     parser.add_argument("--again", action="store_true", help="also models that have a result")
     options = parser.parse_intermixed_args()

@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import multiprocessing
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import varprop as vp
 from .models import group_of, prepare, present
 
 GIB = 2**30
+WAITING = 10.0  # times the limit of CPU time after which a process that computes nothing is given up
 Record = dict[str, Any]
 
 
@@ -33,7 +35,7 @@ class Settings:
         journal: The file results are appended to, a line of JSON each.
         study: What is done with a model, by its name; a later record of it replaces an earlier one.
         said: What is printed of a record.
-        limit: Seconds a model may take.
+        limit: Seconds of CPU time a model may take: other work on the machine changes no result.
         memory: GiB of address space a model may take.
         again: Whether to study models that have a result already.
         stamp: What every record says besides; results with another "judge" than this are taken for none.
@@ -88,12 +90,14 @@ def run(name: str, settings: Settings) -> Record:
     # no gradients, as a torch with CUDA would then refuse to compute any in its forks
     process = multiprocessing.get_context("fork").Process(target=_work, args=(name, settings, there))
     start, found = time.perf_counter(), {}
+    patience = WAITING * settings.limit
     process.start()
     there.close()
     try:
-        while here.poll(max(0.0, start + settings.limit - time.perf_counter())):
-            found = _newer(found, here.recv()) | {"total_s": time.perf_counter() - start}
-        late = {"error": f"not finished within {settings.limit:g} s"}
+        while (left := settings.limit - _cpu_seconds(process)) > 0 and time.perf_counter() < start + patience:
+            if here.poll(left):  # one thread computes, and cannot use up what is left sooner
+                found = _newer(found, here.recv()) | {"total_s": time.perf_counter() - start}
+        late = {"error": f"not finished within {settings.limit:g} s of CPU time"}
         return found | {"apart": late} if found else {"model": name, "status": "too long"} | late
     except EOFError:
         process.join()
@@ -101,6 +105,12 @@ def run(name: str, settings: Settings) -> Record:
     finally:
         process.kill()
         process.join()
+
+
+def _cpu_seconds(process: multiprocessing.process.BaseProcess) -> float:
+    """What a process has computed so far."""
+    after_name = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _newer(found: Record, record: Record) -> Record:

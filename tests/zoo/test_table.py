@@ -79,8 +79,10 @@ def test_the_page_tells_what_the_normalization_changed() -> None:
     wrong = done | {"model": "basic/b", "status": "differs"} | distances
     refused = {"model": "basic/c", "status": "ValueError", "dtype": "float64", "error": "There is no layer."}
     crashed = {"model": "basic/d", "status": "crash", "error": "KeyError: p"}
-    text = page(golden([record()]), {"basic/net": [1.2, 0.5]}, [done, wrong, refused, crashed], 8)
-    assert "| basic | 3 | 1 | 1 | 1 | 2e-15 | 0e+00 | float64 |" in text
-    assert "| basic | 1 | 0 | 0 | 1 |  |  |  |" in text
+    slow = {"model": "basic/e", "status": "too long", "error": "not finished within 5 s of CPU time"}
+    text = page(golden([record()]), {"basic/net": [1.2, 0.5]}, [done, wrong, refused, crashed, slow], 8)
+    assert "| basic | 3 | 1 | 1 | 1 | 0 | 2e-15 | 0e+00 | float64 |" in text
+    assert "| basic | 2 | 0 | 0 | 1 | 1 |  |  |  |" in text
+    assert "| all | 5 | 1 | 1 | 2 | 1 |  |  |  |" in text
     assert "| basic/b | differs | preserve 1e+01, fold 1e-03 |" in text
     assert "| basic/c | ValueError | There is no layer. |" in text and "| basic/d | crash | KeyError: p |" in text
