@@ -102,7 +102,11 @@ def walk_imports(node, at_top):
 
 
 def is_type_checking(node):
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    return isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+        "_typing.TYPE_CHECKING",
+    )
 
 
 def modules_of(node, package, root):
@@ -175,12 +179,16 @@ def homeless_parts(root):
 
 
 def cycle(root):
-    """A circle of files, whoever imports, and also where the import is for type checkers or inside a function."""
+    """A circle of files, whoever imports, and also where the import is for type checkers or inside a function.
+
+    The one exception: the facade names, for type checkers, parts outside that it imports when they are asked for.
+    """
     graph = defaultdict(set)
     for file in files_of(root):
         for found in imports_of(file, root):
             target = file_of(found.module, root) if found.inside else None
-            if target is not None and target != file:
+            asked_for = file == root / FACADE and not found.at_top and found.part in OUTSIDE
+            if target is not None and target != file and not asked_for:
                 graph[str(file.relative_to(root))].add(str(target.relative_to(root)))
     try:
         graphlib.TopologicalSorter(graph).prepare()

@@ -32,7 +32,7 @@ for form in ("paper", "deep"):
     compiled = torch.compile(model, backend="aot_eager")
     assert torch.allclose(compiled(x), model(x), atol=1e-5)
 for to in ("weight", "batch", "analytic", "standard"):
-    vp.reparametrize(plain, to, input=moments, batch=x, example=x)
+    vp.reparametrize(plain, to, moments=moments, batch=x, example=x)
 assert sys.modules["numpy"] is None
 """
 

@@ -1,7 +1,7 @@
 """Mean and variance of every unit of a PyTorch model, computed from its weights instead of measured on data."""
 
+import typing as _typing
 from importlib import import_module as _import_module
-from typing import Any as _Any
 
 from .convert import batch_norm_start, param_groups, reparametrize, unit_norm_
 from .engine.api import capture, coverage, propagate
@@ -60,8 +60,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> _Any:
-    """`vp.callbacks` is imported when it is asked for."""
-    if name == "callbacks":
-        return _import_module(".callbacks", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if _typing.TYPE_CHECKING:
+    from . import callbacks as callbacks
+else:  # a checker would take a function here for the type of every misspelt name
+
+    def __getattr__(name):
+        """`vp.callbacks` is imported when it is asked for."""
+        if name == "callbacks":
+            return _import_module(".callbacks", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

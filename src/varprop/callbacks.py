@@ -54,7 +54,7 @@ class LayerWatcher:
             raise CallbackError(f"every must be at least 1 step, got {every}.")
         self.writers = _writers(to)
         self.moments, self.every = moments, every
-        self.program = vp.capture(model, example, input=moments)
+        self.program = vp.capture(model, example, moments=moments)
         self.layers = {path: layer for path, layer in model.named_modules() if path and not any(layer.children())}
 
     def due(self, step: int) -> bool:

@@ -16,16 +16,16 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .comparison import MethodComparison, compare
+from typing import TYPE_CHECKING
 
 __all__ = ["MethodComparison", "compare"]
 
+if TYPE_CHECKING:
+    from .comparison import MethodComparison, compare
+else:  # a checker would take a function here for the type of every misspelt name
 
-def __getattr__(name: str) -> Any:
-    """Import `compare` and its result when they are asked for: most modules of the lab need neither."""
-    if name in __all__:
-        return getattr(import_module(".comparison", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name):
+        """Import `compare` and its result when they are asked for: most modules of the lab need neither."""
+        if name in __all__:
+            return getattr(import_module(".comparison", __name__), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ import torch.nn as nn
 
 from varprop.cli import inspect as command
 from varprop.cli.main import main
-from varprop.cli.models import needed
+from varprop.cli.models import _without_wrappers, needed
 
 MODELS = """
 import torch
@@ -142,6 +142,37 @@ def test_weights_are_loaded(run, models, tmp_path, name):
     _, out, _ = run(f"{models}:good", "--input-shape", "8", "--weights", tmp_path / name, "--json", "-")
     row = next(row for row in json.loads(out)["rows"] if row["label"] == "0")
     assert row["numbers"]["std"] == pytest.approx((8 * 0.25) ** 0.5)
+
+
+def compiled_inside(model):
+    model[0] = torch.compile(model[0])
+    return model
+
+
+WRAPPERS = {
+    "compiled": torch.compile,
+    "DataParallel": nn.DataParallel,
+    "compiled, then DataParallel": lambda model: nn.DataParallel(torch.compile(model)),
+    "DataParallel, then compiled": lambda model: torch.compile(nn.DataParallel(model)),
+    "averaged": torch.optim.swa_utils.AveragedModel,
+    "a layer compiled": compiled_inside,
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_weights_of_a_wrapped_model_are_loaded(run, models, tmp_path, wrapper):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    nn.init.constant_(model[0].weight, 0.5)
+    torch.save(WRAPPERS[wrapper](model).state_dict(), tmp_path / "weights.pt")
+    _, out, _ = run(f"{models}:good", "--input-shape", "8", "--weights", tmp_path / "weights.pt", "--json", "-")
+    row = next(row for row in json.loads(out)["rows"] if row["label"] == "0")
+    assert row["numbers"]["std"] == pytest.approx((8 * 0.25) ** 0.5)
+
+
+def test_a_module_that_is_called_module_keeps_its_name():
+    model = nn.ModuleDict({"module": nn.Linear(2, 1)})
+    state = {name: value + 1 for name, value in model.state_dict().items()}
+    assert _without_wrappers(state, model.state_dict()).keys() == state.keys()
 
 
 def test_saved_tensors_are_data(run, models, tmp_path):

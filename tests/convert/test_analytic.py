@@ -25,19 +25,19 @@ def moments(x: Tensor) -> vp.Moments:
 @pytest.mark.parametrize("name", NAMES)
 def test_to_and_from_every_form(name: str) -> None:
     model, x = network(name)
-    analytic = reparametrize(model, "analytic", input=moments(x), example=x)
+    analytic = reparametrize(model, "analytic", moments=moments(x), example=x)
     assert any(isinstance(m, norm.layers.Normalized) for m in analytic.modules())
     assert close(analytic(x), model(x))
     for form in ("standard", "weight", "batch"):
         other = reparametrize(analytic, form, batch=x)
         assert not any(isinstance(m, norm.layers.Normalized) for m in other.modules())
         assert close(other(x), model(x))
-        assert close(reparametrize(other, "analytic", input=moments(x), example=x)(x), model(x))
+        assert close(reparametrize(other, "analytic", moments=moments(x), example=x)(x), model(x))
 
 
 def test_its_weights_are_spared_and_scaled() -> None:
     model, x = network("grouped")
-    analytic = reparametrize(model, "analytic", input=moments(x), example=x)
+    analytic = reparametrize(model, "analytic", moments=moments(x), example=x)
     assert all(not group["weight_decay"] for group in param_groups(analytic, 0.1))
     before = analytic(x)
     assert close(unit_norm_(analytic)(x), before)

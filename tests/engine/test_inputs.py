@@ -35,7 +35,7 @@ def stds(result):
         vp.normalize,
         vp.init_,
         vp.inspect,
-        lambda model, moments: vp.reparametrize(model, to="analytic", input=moments),
+        lambda model, moments: vp.reparametrize(model, to="analytic", moments=moments),
     ],
     ids=["propagate", "normalize", "init_", "inspect", "reparametrize"],
 )
@@ -106,7 +106,7 @@ def test_a_shape_is_an_example_everywhere():
     vp.inspect(pooled(), moments, example=shape)
     vp.init_(pooled(), moments, example=shape)
     vp.normalize(pooled(), moments, example=shape)
-    vp.reparametrize(pooled(), to="analytic", input=moments, example=shape)
+    vp.reparametrize(pooled(), to="analytic", moments=moments, example=shape)
     vp.param_groups(pooled(), 1e-4, example=shape)
     assert vp.coverage(pooled(), shape).complete
     assert vp.propagate(vp.capture(pooled(), shape), moments).output.full == (1, 2)

@@ -94,3 +94,20 @@ def test_bad_depths_are_refused():
 def test_a_shape_with_a_batch_axis_is_answered_with_one_without():
     with pytest.raises(vp.CaptureError, match=r"without a batch axis: \(3, 32, 32\)"):
         vp.summary(Small(), (1, 3, 9, 9))
+
+
+def test_shape_example_and_moments_say_how_large_the_input_is():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    by_shape = vp.summary(model, shape=(3, 8, 8))
+    assert vp.summary(model, (3, 8, 8)).rows == by_shape.rows
+    assert vp.summary(model, example=(1, 3, 8, 8)).rows == by_shape.rows
+    assert vp.summary(model, example=torch.randn(1, 3, 8, 8)).rows == by_shape.rows
+    by_moments = vp.summary(model, moments=vp.input_moments(torch.randn(64, 3, 8, 8)))
+    assert [row.extents for row in by_moments.rows] == [row.extents for row in by_shape.rows]
+
+
+def test_a_summary_of_no_size_or_of_two_is_refused():
+    with pytest.raises(ValueError, match="follows from `shape`"):
+        vp.summary(nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="not both"):
+        vp.summary(nn.Linear(3, 2), (3,), example=(1, 3))

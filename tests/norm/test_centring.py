@@ -129,7 +129,7 @@ def test_what_preserves_has_free_rows() -> None:
     given = case("mlp")
     assert not any(site.centred_rows for site in sites(given.normalized(init="preserve")).values())
     deep = given.normalized(form="deep")
-    again = vp.reparametrize(deep, "analytic", input=given.moments, example=given.inputs)
+    again = vp.reparametrize(deep, "analytic", moments=given.moments, example=given.inputs)
     assert apart(given.run(again), given.run(deep)) <= 1e-12
     assert not any(site.centred_rows for site in sites(again).values())
 

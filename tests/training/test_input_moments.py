@@ -181,6 +181,10 @@ def test_no_floating_tensor_is_refused_with_its_place():
         input_moments(Items([torch.zeros(2), "a word"]))
     with pytest.raises(TypeError, match=r"batch 0 \(found torch.int64\)"):
         input_moments([torch.arange(6).view(2, 3)])
+    with pytest.raises(TypeError, match=r"tokens, give vp.Tokens\(probabilities\) or vp.Tokens.uniform"):
+        input_moments([{"input_ids": torch.arange(6).view(2, 3), "labels": torch.zeros(2, dtype=torch.int64)}])
+    with pytest.raises(TypeError, match=r"found torch.uint8\): convert the input to float"):
+        input_moments(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(TypeError, match=r"found ndarray\): give torch.from_numpy"):
         input_moments(numpy.zeros((6, 2)))
 

@@ -143,7 +143,8 @@ def load_weights(model: Any, file: Path) -> None:
     file = file.expanduser()
     if not file.is_file():
         raise vp.VarpropError(f"There is no file {file} with weights.")
-    expected, state = model.state_dict(), _state(file)
+    expected = model.state_dict()
+    state = _without_wrappers(_state(file), expected)
     missing, unknown = [n for n in expected if n not in state], [n for n in state if n not in expected]
     differing = [n for n in expected if n in state and expected[n].shape != state[n].shape]
     for what, names in (("lacks", missing), ("has no place for", unknown), ("has another shape for", differing)):
@@ -160,6 +161,21 @@ def _state(file: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
         raise vp.VarpropError(f"{file} holds no state_dict, a dict of tensors by name.")
     return loaded
+
+
+def _without_wrappers(state: dict[str, Any], expected: Iterable[str]) -> dict[str, Any]:
+    """A state_dict without what wrappers add to names, where the model has no modules called so itself.
+
+    torch.compile adds `_orig_mod.`, at any depth; DataParallel, DistributedDataParallel and AveragedModel `module.`.
+    """
+    expected = list(expected)
+    if not any("_orig_mod." in name for name in expected):
+        state = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
+    if any(name.startswith("module.") for name in expected):
+        return state
+    while (wrapped := [name for name in state if name.startswith("module.")]) and {*state} <= {*wrapped, "n_averaged"}:
+        state = {name.removeprefix("module."): state[name] for name in wrapped}
+    return state
 
 
 def read_file(file: Path, purpose: str, advice: str = "") -> Any:

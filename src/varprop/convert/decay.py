@@ -19,6 +19,7 @@ from ..norm.batchnorm import batch_norms_after, computes_as_torch_batch_norm
 from ..norm.layers import normalized_layers
 from ..norm.linear_layers import along_outputs, is_linear_layer, output_axis, owners, weight_norms, with_centred_rows
 from ..norm.recurrent import NormalizedRecurrent, suffixes, unit_gates_
+from ..norm.scope import ModuleT
 from .batchnorm import Batched, own_batch_norms
 from .weightnorm import has_weight_norm, parts_of
 
@@ -57,7 +58,7 @@ def param_groups(model: nn.Module, weight_decay: float, *, example: Any = None) 
 
 
 @torch.no_grad()
-def unit_norm_(model: nn.Module) -> nn.Module:
+def unit_norm_(model: ModuleT) -> ModuleT:
     """Scale the weights of every output channel to norm 1 where the output does not depend on their scale.
 
     Where it does not depend on their mean either (the deep form), they lose that first.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from ..moments import Moments, Tokens
 from ..norm.api import captured_for, fold, normalized_
 from ..norm.layers import normalized_layers
 from ..norm.linear_layers import find_linear_layers, replace
+from ..norm.scope import ModuleT
 from .batchnorm import Batched, calibrate_, from_batch_norm_, own_batch_norms, to_batch_norm_
 from .weightnorm import from_weight_norm_, to_weight_norm_
 
@@ -21,14 +22,14 @@ Parametrization = Literal["standard", "weight", "batch", "analytic"]
 
 
 def reparametrize(
-    model: nn.Module,
+    model: ModuleT,
     to: Parametrization,
     *,
-    input: Any = None,
+    moments: Any = None,
     example: Any = None,
     batch: Any = None,
     inplace: bool = False,
-) -> nn.Module:
+) -> ModuleT:
     """Write a model in another parametrization that computes the same, after every linear layer.
 
     Whatever form the model is in, in part or in whole, it becomes the plain one first:
@@ -50,9 +51,9 @@ def reparametrize(
     Args:
         model: Any model, in any mode; the mode stays.
         to: The form to write it in.
-        input: For ``"analytic"``, the moments of the input, as for `normalize`.
+        moments: For ``"analytic"``, the moments of the data, as for `normalize`.
         example: An input tensor (or tuple, or dict), to see which layers the model's own batch norms follow; may be
-            left out if there are none, or if `batch` or `input` is given.
+            left out if there are none, or if `batch` or `moments` are given.
         batch: An input tensor (or tuple, or dict) to take the statistics of batch norms from.
         inplace: Change the model itself instead of a copy; if that fails it is as before.
 
@@ -65,31 +66,32 @@ def reparametrize(
 
     Example:
         >>> plain = vp.reparametrize(model, "standard", example=x)
-        >>> analytic = vp.reparametrize(model, "analytic", input=moments, example=x)
+        >>> analytic = vp.reparametrize(model, "analytic", moments=moments, example=x)
     """
     if to not in get_args(Parametrization):
         raise ValueError(f"`to` must be one of {', '.join(map(repr, get_args(Parametrization)))}, not {to!r}.")
     if to == "batch" and batch is None:
         raise ValueError('to="batch" needs `batch`, an input to take the mean and variance of every layer from.')
-    if to == "analytic" and input is None:
-        raise ValueError('to="analytic" needs `input`, the mean and variance of the data (see vp.input_moments).')
+    if to == "analytic" and moments is None:
+        raise ValueError('to="analytic" needs `moments`, the mean and variance of the data (see vp.input_moments).')
     trial = copy.deepcopy(model)
-    result = _convert(trial, to, input, example, batch)
+    result = _convert(trial, to, moments, example, batch)
     if not inplace:
-        return result
+        return cast(ModuleT, result)
     if result is not trial:
         raise ValueError("The model is a single layer, which cannot be replaced in place: use the model returned.")
-    return _convert(model, to, input, example, batch)  # the trial on a copy has shown that nothing fails midway
+    # the trial on a copy has shown that nothing fails midway
+    return cast(ModuleT, _convert(model, to, moments, example, batch))
 
 
-def _convert(model: nn.Module, to: Parametrization, input: Any, example: Any, batch: Any) -> nn.Module:
+def _convert(model: nn.Module, to: Parametrization, moments: Any, example: Any, batch: Any) -> nn.Module:
     """`reparametrize` in place and without a net: a failure midway leaves the model half done."""
     if example is None:
         example = batch
-    if example is None and input is not None:  # what the moments tell
-        leaves = pytree.tree_leaves(input, is_leaf=lambda leaf: isinstance(leaf, (Moments, Tokens)))
+    if example is None and moments is not None:  # what the moments tell
+        leaves = pytree.tree_leaves(moments, is_leaf=lambda leaf: isinstance(leaf, (Moments, Tokens)))
         if not any(isinstance(leaf, Tokens) for leaf in leaves):
-            example = example_for(model, input, None)
+            example = example_for(model, moments, None)
     if normalized_layers(model):
         model = fold(model, inplace=True, keep_batchnorm=False)
     model = from_weight_norm_(model)
@@ -101,10 +103,10 @@ def _convert(model: nn.Module, to: Parametrization, input: Any, example: Any, ba
         return to_weight_norm_(model)
     if to == "batch":
         return to_batch_norm_(model, batch)
-    return normalized_(model, captured_for(model, input, example), "preserve") if to == "analytic" else model
+    return normalized_(model, captured_for(model, moments, example), "preserve") if to == "analytic" else model
 
 
-def batch_norm_start(model: nn.Module, batch: Any, generator: torch.Generator | None = None) -> nn.Module:
+def batch_norm_start(model: ModuleT, batch: Any, generator: torch.Generator | None = None) -> ModuleT:
     """The plain model that starts where a batch-normalized one does (init=BN of Shekhovtsov & Flach 2018).
 
     Batch norm goes after every linear layer with s uniform on (0, 1), as PyTorch drew it in 2018, and b = 0; the mean
@@ -123,7 +125,7 @@ def batch_norm_start(model: nn.Module, batch: Any, generator: torch.Generator | 
     Example:
         >>> plain = vp.batch_norm_start(model, x)
     """
-    plain = reparametrize(model, "standard", example=batch)
+    plain: nn.Module = reparametrize(model, "standard", example=batch)
     elsewhere, wrappers = own_batch_norms(plain), {}
     for path, layer in find_linear_layers(plain).items():
         wrappers[path] = Batched(layer)
@@ -136,4 +138,4 @@ def batch_norm_start(model: nn.Module, batch: Any, generator: torch.Generator | 
     reached = calibrate_(plain, {**elsewhere, **norms}, batch, pool=True)
     for path in wrappers.keys() - reached:
         plain = replace(plain, wrappers[path], wrappers[path].layer)
-    return from_batch_norm_(plain, example=batch)
+    return cast(ModuleT, from_batch_norm_(plain, example=batch))

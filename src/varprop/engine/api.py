@@ -21,26 +21,26 @@ from .reasons import reasons_of
 from .report import Coverage, Entry, Result, Status
 
 
-def capture(model: nn.Module, example: Any, *, input: Any = None) -> Program:
+def capture(model: nn.Module, example: Any, *, moments: Any = None) -> Program:
     """Capture a model once, to propagate through it many times while its parameters change.
 
     Args:
         model: Any module `torch.export` can trace.
         example: An input tensor, a tuple of positional arguments, or a dict of keyword arguments; shapes such as
-            ``(1, 3, 32, 32)`` will do. May be None where `input` knows the shape.
-        input: What will be propagated, as for `propagate`.
+            ``(1, 3, 32, 32)`` will do. May be None where `moments` know the shape.
+        moments: What will be propagated, as for `propagate`.
 
     Returns:
         A program that `propagate` and `coverage` take in place of the model.
     """
-    if input is not None:
-        example = example_for(model, input, example)
+    if moments is not None:
+        example = example_for(model, moments, example)
     return capture_for_rules(model, example)
 
 
 def propagate(
     model: nn.Module | Program,
-    input: Any,
+    moments: Any,
     example: Any = None,
     *,
     on_missing: Literal["raise", "sample"] = "raise",
@@ -51,16 +51,16 @@ def propagate(
     Args:
         model: A module in the mode it is to be looked at, or the result of `capture`. Batch norms in training mode
             normalize by the statistics of a large batch.
-        input: `Moments` shaped like one batch of the model's input with a batch axis of extent 1; any axis may have
+        moments: `Moments` shaped like one batch of the model's input with a batch axis of extent 1; any axis may have
             extent 1 and is then uniform, so ``(1, 3, 1, 1)`` is "per channel". `Tokens` for integer inputs of
             embeddings. A tuple (or a dict by name) for several inputs; plain tensors among them are constants.
             ``Moments(0.0, 1.0)`` is one mean and variance for everything.
         example: The real shape, as ``(1, 3, 32, 32)`` or as an input of it (or a tuple, or a dict); may be left out
-            where `input` knows it, as that of `input_moments` does.
+            where `moments` know it, as those of `input_moments` do.
         on_missing: ``"raise"`` lists operations without a rule; ``"sample"`` estimates those by sampling and marks
             them.
         gradients: Whether to record the computation for derivatives by the parameters and the moments, which takes
-            memory for every operation. Left out, it is recorded if `input` requires gradients; never under
+            memory for every operation. Left out, it is recorded if `moments` require gradients; never under
             ``torch.no_grad()``.
 
     Returns:
@@ -73,8 +73,8 @@ def propagate(
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
-    program = model if isinstance(model, Program) else capture(model, example, input=input)
-    inputs = fitted_inputs(program, input)
+    program = model if isinstance(model, Program) else capture(model, example, moments=moments)
+    inputs = fitted_inputs(program, moments)
     plan = _plan(program, tuple(node for node, value in inputs.items() if not isinstance(value, Tensor)))
     if on_missing == "raise":
         require_complete(plan)

@@ -150,7 +150,7 @@ def _check_dtype(model: nn.Module, inputs: Any) -> None:
             (expected,) = dtypes
             raise CaptureError(
                 f"Input {index} is {_short(value.dtype)} but the model's parameters are {_short(expected)}: "
-                f"convert one of them, e.g. input.to({expected})."
+                f"convert one of them, such as moments.to({expected})."
             )
 
 

@@ -34,7 +34,7 @@ SECONDS = 1.0  # between two reports within a step
 
 def inspect(
     model: nn.Module | Program,
-    input: Any,
+    moments: Any,
     *,
     example: Any = None,
     check: Any = None,
@@ -49,8 +49,8 @@ def inspect(
     Args:
         model: A module in the mode it is to be looked at, or the result of `capture`. Batch norms that have seen no
             data normalize by the statistics of a large batch, as those in training mode do.
-        input: Moments of the data, as for `propagate`.
-        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
+        moments: Moments of the data, as for `propagate`.
+        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `moments` do not know it.
         check: Inputs to measure the same numbers on: a tensor, a loader of batches, or ``"gaussian"`` for random ones
             with the given moments.
         samples: How many inputs of `check` to use at most.
@@ -78,13 +78,13 @@ def inspect(
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
     with_example = example is not None or isinstance(model, Program)
-    example = None if isinstance(model, Program) else example_for(model, input, example)
+    example = None if isinstance(model, Program) else example_for(model, moments, example)
     runs = 0 if check is None else math.ceil(samples / _batch_extent(model, example))
     step = _Steps(progress or (lambda text, done, total: None), STEPS + runs)
     step("capturing the graph")
     program, unsettled = (model, 0) if isinstance(model, Program) else captured(model, example)
     step("propagating moments")
-    evaluation = evaluated(program, input, on_missing, step.within)
+    evaluation = evaluated(program, moments, on_missing, step.within)
     step("following gradients back")
     back, regions = gradients(evaluation), regions_of(evaluation)
     nothing = MeasuredNumbers([{} for _ in regions], 0.0)

@@ -94,8 +94,9 @@ class Summary:
 
 def summary(
     model: nn.Module,
-    input: Any,
+    shape: Any = None,
     *,
+    example: Any = None,
     moments: Any = None,
     depth: int | None = None,
 ) -> Summary:
@@ -103,7 +104,8 @@ def summary(
 
     Args:
         model: Any module `torch.export` can trace; batch norms that have seen no data count as in training.
-        input: The shape of one input, without a batch axis: ``(3, 32, 32)``; or an example, as for `propagate`.
+        shape: Of one input, without a batch axis: ``(3, 32, 32)``. An input in its place is taken as `example`.
+        example: The real shape with its batch axis, ``(1, 3, 32, 32)`` or an input of it, as for `propagate`.
         moments: Of the data, as for `propagate`; mean 0 and variance 1 if left out.
         depth: The deepest level of modules to print, the model itself being level 0; all if left out.
 
@@ -118,12 +120,18 @@ def summary(
     """
     if depth is not None and depth < 0:
         raise ValueError(f"depth must be 0 or more, not {depth!r}.")
+    if shape is not None and example is not None:
+        raise ValueError("Give `shape`, that of one input without a batch axis, or `example`, not both.")
+    if shape is None and example is None and moments is None:
+        raise ValueError("How large the input is follows from `shape`, such as (3, 32, 32), `example` or `moments`.")
+    if shape is not None:
+        example = (1, *shape) if is_shape(shape) else shape
     input_moments = Moments(0.0, 1.0) if moments is None else moments
-    example = example_for(model, input_moments, (1, *input) if is_shape(input) else input)
+    example = example_for(model, input_moments, example)
     try:
         program, _ = captured(model, example)
     except CaptureError as error:
-        if is_shape(input) and "could not be run on the example" in str(error):
+        if is_shape(shape) and "could not be run on the example" in str(error):
             raise CaptureError(f"{error}\nA shape is that of one input, without a batch axis: (3, 32, 32).") from error
         raise
     evaluation = evaluated(program, input_moments, "sample")

@@ -61,7 +61,7 @@ from .modes import calls_of, capture_modes, reading_constants, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
 from .report import warn_of_constants, warn_of_fold, warn_of_frozen, warn_of_plain, warn_of_time
-from .scope import close_scopes_, open_scopes_, shared_fold
+from .scope import ModuleT, close_scopes_, open_scopes_, shared_fold
 from .statistics import CapturedMode, Statistics
 
 T = TypeVar("T")
@@ -72,15 +72,15 @@ SHALLOW = 8  # layers in a row; errors of scale do not pile up in so few
 
 
 def normalize(
-    model: nn.Module,
-    input: Any,
+    model: ModuleT,
+    moments: Any,
     *,
     example: Any = None,
     init: Init = "project",
     form: NormalizationForm | None = None,
     only: Only | None = None,
     inplace: bool = False,
-) -> nn.Module:
+) -> ModuleT:
     """Put the paper's normalization after every linear layer: X' = (X - mu) / sigma * scale + shift.
 
     mu and sigma follow from the parameters by analytic propagation, so they are the same in training and evaluation,
@@ -94,8 +94,8 @@ def normalize(
 
     Args:
         model: Any model `torch.export` can trace.
-        input: Moments of the data, as for `propagate`.
-        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
+        moments: Moments of the data, as for `propagate`.
+        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `moments` do not know it.
         init: ``"project"`` sets scale 1 (0 for a channel whose batch norm has gamma 0) and the shift of the form;
             ``"preserve"`` sets them so that the function (in evaluation mode) stays the same.
         form: ``"deep"`` first takes from the weights of every output channel their mean, which then does
@@ -120,8 +120,8 @@ def normalize(
     """
     form = _form_for(init, form)
     check_copyable(model)
-    captured = captured_for(model, input, example, only)
-    result = normalized_(copy.deepcopy(model), captured, init, form, only)
+    captured = captured_for(model, moments, example, only)
+    result = cast(ModuleT, normalized_(copy.deepcopy(model), captured, init, form, only))
     warn_of_constants(captured.constant)
     if only is None:
         warn_of_plain(result, captured.constant)
@@ -129,7 +129,7 @@ def normalize(
     warn_of_frozen(model, result)
     warn_of_time(result, captured.programs[result.training])
     if inplace:  # the trial on a copy has shown that nothing fails midway
-        return normalized_(model, captured, init, form, only)
+        return cast(ModuleT, normalized_(model, captured, init, form, only))
     return result
 
 
@@ -296,7 +296,7 @@ def _modules_before(graphs: Iterable[CapturedMode]) -> set[str]:
     return {node.module for statistics in inputs for node in statistics.graph.program.nodes}
 
 
-def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True) -> nn.Module:
+def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) -> ModuleT:
     """Take the analytic normalization out: plain layers that compute the same, with nothing of varprop in them.
 
     A batch norm that stood after a layer comes back with the computed statistics, scale and shift; other layers take
@@ -338,7 +338,7 @@ def fold(model: nn.Module, *, inplace: bool = False, keep_batchnorm: bool = True
         if path in notes:
             weight, norm = return_batch_norm(notes[path], weight, bias, layer.scale, layer.shift)
             left, keeps_bias = torch.zeros_like(bias), note_of(notes[path])["bias"]
-            model = put_back_(model, notes[path], norm)
+            model = cast(ModuleT, put_back_(model, notes[path], norm))
         else:
             left, gains = bias, layer.plain_bias is None and not _is_rounding(bias, layer)
             gained += [path] if gains else []
@@ -363,14 +363,14 @@ def _is_rounding(bias: Tensor, layer: Normalized) -> bool:
 
 
 def init_(
-    model: nn.Module,
-    input: Any,
+    model: ModuleT,
+    moments: Any,
     *,
     example: Any = None,
     center: bool = True,
     shift: bool = True,
     only: Only | None = None,
-) -> nn.Module:
+) -> ModuleT:
     """Initialize a plain model without data, so that every unit starts with variance 1 and a mean that is known.
 
     The normalization is projected onto the present weights (random, orthogonal, ...) and folded into them: weights are
@@ -379,8 +379,8 @@ def init_(
 
     Args:
         model: The model; its weights and biases are changed.
-        input: Moments of the data, as for `propagate`.
-        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `input` does not know it.
+        moments: Moments of the data, as for `propagate`.
+        example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `moments` do not know it.
         center: Whether to set the mean of every unit by its bias. Without, weights are scaled by the second moment
             alone and biases are zero: He's rule for any activation and graph.
         shift: Whether means start, before activations that let errors of scale grow at mean 0 (rectifiers), at the
@@ -391,12 +391,12 @@ def init_(
         The model.
     """
     check_copyable(model)
-    captured = captured_for(model, input, example, only, by_batch=_normalizes_by_batch)
+    captured = captured_for(model, moments, example, only, by_batch=_normalizes_by_batch)
     projected = functools.partial(
         normalized_, captured=captured, init="project", only=only, center=center, shifted=center and shift
     )
     projected(copy.deepcopy(model))  # a trial: where it fails, the model is as before
-    return fold(projected(model), inplace=True)
+    return cast(ModuleT, fold(projected(model), inplace=True))
 
 
 def _normalizes_by_batch(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from .distributed import fold_around
 from .fold.autograd import own_saved_tensors
 from .network import PARAMETERS, Folded, Network
 
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 CHANGED = (
     "What '{}' is folded from was changed within `vp.unchanged`, which promises that it is not: leave it before the "
     "optimizer's step."
@@ -227,7 +228,7 @@ def close_scopes_(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def unchanged(model: nn.Module) -> Iterator[nn.Module]:
+def unchanged(model: ModuleT) -> Iterator[ModuleT]:
     """A promise that the parameters stay as they are within: the normalization is computed once for all passes.
 
     For the passes of a gradient accumulation or of an evaluation, in the thread that enters. An optimizer's step, and

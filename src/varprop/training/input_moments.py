@@ -15,6 +15,7 @@ from ..moments import Moments
 
 _CHUNK_ELEMENTS = 1 << 20  # 8 MB in float64: bounds the memory of a pass whatever the batch size
 _OF_IMAGES = (torch.uint8, torch.int16, torch.uint16)  # labels and indices are of others
+_OF_TOKENS = ("torch.int64", "torch.int32")
 
 
 def input_moments(
@@ -186,6 +187,12 @@ def _floating_tensor(item: Any, position: str, *, batched: bool) -> Tensor:
     if kind == "ndarray":
         raise TypeError(
             f"No tensor to take moments of in {position} (found ndarray): give torch.from_numpy(x).float()."
+        )
+    if kind in _OF_TOKENS:
+        raise TypeError(
+            f"No floating tensor to take moments of in {position} (found {kind}): where these are tokens, give "
+            "vp.Tokens(probabilities) or vp.Tokens.uniform(vocabulary) in place of moments; where they are numbers, "
+            "convert them to float first, exactly as the model will see them."
         )
     raise TypeError(
         f"No floating tensor to take moments of in {position} (found {kind}): convert the input to float "

@@ -319,7 +319,7 @@ def parametrized(plain: nn.Module, method: Method, data: StartData, variant: str
         return with_sample_norms(plain, method, data.batch)
     if method == "analytic":
         model = data.analytic(
-            lambda net, moments, **more: vp.reparametrize(net, "analytic", input=moments, **more), plain
+            lambda net, moments, **more: vp.reparametrize(net, "analytic", moments=moments, **more), plain
         )
     else:
         model = vp.reparametrize(plain, cast(Any, method), batch=data.batch if method == "batch" else None)

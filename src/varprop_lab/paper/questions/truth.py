@@ -30,7 +30,7 @@ def itself(model: nn.Module, task: Task, seed: int) -> nn.Module:
 
 def _normalized(model: nn.Module, task: Task, seed: int) -> nn.Module:
     """The function of a plain network, with its predictions for scales."""
-    return vp.reparametrize(model, "analytic", input=task.moments(seed))
+    return vp.reparametrize(model, "analytic", moments=task.moments(seed))
 
 
 def farthest(epoch: int) -> Value:
