@@ -123,12 +123,12 @@ def nothing():
 """
 
 
-def test_doctor_says_which_layers_are_folded_together_which_are_walked_and_why(varprop_command, tmp_path):
+def test_doctor_says_which_layers_are_folded_together_which_by_operation_and_why(varprop_command, tmp_path):
     (tmp_path / "net.py").write_text(DOCTORED)
     code, out, err = varprop_command("doctor", f"{tmp_path / 'net.py'}:plain", "--input-shape", "6")
     lines = [line[10:] for line in out[out.index("layers ") :].splitlines()]
     assert code == 0 and lines[:2] == ["0  together", "2  together"], err
-    assert lines[2].startswith("4  walked    after ") and lines[3] == "2 together, 1 walked, 0 alone"
+    assert lines[2].startswith("4  by operation  after ") and lines[3] == "2 together, 1 by operation, 0 alone"
     code, _, err = varprop_command("doctor", f"{tmp_path / 'net.py'}:nothing", "--input-shape", "6")
     assert code and "cannot be normalized: The model has no linear layer" in err and err.count("\n") == 1
 

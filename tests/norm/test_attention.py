@@ -62,7 +62,7 @@ def normalized(attend: str) -> nn.Module:
 @pytest.mark.parametrize("attend", WAYS)
 def test_layers_behind_attention_are_folded_with_the_others(attend: str) -> None:
     report = str(vp.fold_report(normalized(attend)))
-    assert "2 together, 0 walked, 0 alone" in report
+    assert "2 together, 0 by operation, 0 alone" in report
 
 
 @pytest.mark.parametrize("attend", WAYS)

@@ -41,7 +41,7 @@ def test_one_export_serves_unless_the_modes_differ(exports, dropout, expected, i
     normalized = vp.normalize(model, MOMENTS, example=X, inplace=inplace)
     assert len(exports) == expected
     assert (normalized is model) == inplace
-    assert "4 together, 0 walked, 0 alone" in str(vp.fold_report(normalized))
+    assert "4 together, 0 by operation, 0 alone" in str(vp.fold_report(normalized))
 
 
 class Reader(nn.Module):

@@ -11,7 +11,7 @@ import varprop as vp
 from tests.norm.networks import alone_
 from varprop.norm.distributed import subnetwork_of
 
-TOGETHER = "3 together, 0 walked, 0 alone"
+TOGETHER = "3 together, 0 by operation, 0 alone"
 
 
 class Scaled(nn.Module):

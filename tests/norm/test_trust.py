@@ -814,11 +814,11 @@ def test_what_stays_dependent_on_the_batch_is_named() -> None:
 
 def test_a_report_says_how_layers_are_folded() -> None:
     report = vp.fold_report(mlp(nn.LayerNorm(6), nn.GELU()))
-    assert [(layer.path, layer.how) for layer in report.layers] == [("0", "together"), ("3", "walked")]
-    assert "layer_norm" in report.layers[1].why and str(report).endswith("1 together, 1 walked, 0 alone")
+    assert [(layer.path, layer.how) for layer in report.layers] == [("0", "together"), ("3", "by operation")]
+    assert "layer_norm" in report.layers[1].why and report.table().endswith("1 together, 1 by operation, 0 alone")
     deep = vp.normalize(nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 3)).double(), moments(1), form="deep")
     assert [layer.centred for layer in vp.fold_report(deep).layers] == [False, True]  # the first has rows of one weight
-    assert str(vp.fold_report(deep)).endswith("1 with centred rows")
+    assert vp.fold_report(deep).table().endswith("1 with centred rows")
     with pytest.raises(ValueError, match="not normalized"):
         vp.fold_report(nn.Linear(2, 2))
 

@@ -67,7 +67,7 @@ def _folded_layers(target: str, shapes: list[str]) -> list[str]:
             normalized = vp.normalize(named.model, inputs.moments, example=inputs.example)
         except ValueError as error:
             raise vp.VarpropError(f"{target} cannot be normalized: {error}") from error
-    return [*str(vp.fold_report(normalized)).splitlines(), *(f"warning: {warning.message}" for warning in warned)]
+    return [*vp.fold_report(normalized).table().splitlines(), *(f"warning: {warning.message}" for warning in warned)]
 
 
 def own_version() -> str:

@@ -60,15 +60,21 @@ from .linear_layers import Only, find_layers, is_linear_layer
 from .modes import calls_of, capture_modes, reading_constants, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
-from .report import warn_of_constants, warn_of_fold, warn_of_frozen, warn_of_plain, warn_of_time
+from .report import (
+    SHALLOW,
+    NormalizationForm,
+    warn_of_constants,
+    warn_of_fold,
+    warn_of_frozen,
+    warn_of_plain,
+    warn_of_time,
+)
 from .scope import ModuleT, close_scopes_, open_scopes_, shared_fold
 from .statistics import CapturedMode, Statistics
 
 T = TypeVar("T")
 Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
-NormalizationForm = Literal["paper", "deep"]
-SHALLOW = 8  # layers in a row; errors of scale do not pile up in so few
 
 
 def normalize(
@@ -111,7 +117,7 @@ def normalize(
             new parameters, so that an optimizer is to be made afterwards.
 
     Returns:
-        The normalized model.
+        The normalized model; ``print(vp.fold_report(model))`` says what was done and how to train it.
 
     Raises:
         ValueError: If the model is normalized already, has no layer to normalize, or a layer cannot be normalized (a

@@ -129,10 +129,10 @@ def linear_by_look(model: nn.Module, except_paths: Container[str] = ()) -> list[
     """The modules with a weight matrix that are not normalized, as text, except those at some paths."""
     modules = model.named_modules()
     named = [(path, m) for path, m in modules if not isinstance(m, Normalized) and path not in except_paths]
-    return [f"'{path}' ({type(m).__name__})" for path, m in named if _looks_linear(m)]
+    return [f"'{path}' ({type(m).__name__})" for path, m in named if looks_linear(m)]
 
 
-def _looks_linear(module: nn.Module) -> bool:
+def looks_linear(module: nn.Module) -> bool:
     """True for a module with a weight matrix that is no embedding."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return False

@@ -1,28 +1,45 @@
-"""What the user is told of a normalized model: how its layers are folded, what stays plain, what folding will add.
+"""What the user is told of a normalized model: what was done to it, how it is folded, what folding will add.
 
 `fold_report` is asked for; the warnings are given by `normalize`, not after a model was trained.
 """
 
 from __future__ import annotations
 
+import graphlib
 import warnings
-from collections.abc import Collection, Container
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from torch import nn
 from torch.nn.utils import parametrize
 
 from ..graph.program import Program
 from .batchnorm import find_notes, is_batch_norm
-from .checks import linear_by_look, listed
+from .checks import linear_by_look, listed, looks_linear
 from .layers import Normalized, normalized_layers
 from .linear_layers import is_call_of_linear_layer, owners
 from .recurrent import NormalizedRecurrent
 from .statistics import Statistics
 
+NormalizationForm = Literal["paper", "deep"]
+SHALLOW = 8  # layers in a row; errors of scale do not pile up in so few
+
 
 class PlainWarning(UserWarning):
-    """Modules that one could expect to be normalized stay as they are."""
+    """Modules that one could expect to be normalized stay as they are.
+
+    Example:
+        >>> import varprop as vp, warnings
+        >>> from torch import nn
+        >>> plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     model = vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))
+        >>> [warning.category.__name__ for warning in caught]
+        ['PlainWarning']
+    """
 
 
 @dataclass(frozen=True)
@@ -31,8 +48,8 @@ class FoldedLayer:
 
     Attributes:
         path: Of the layer.
-        how: ``"together"`` with all others, from functions of single channels; ``"walked"``, together with the others
-            but with moments that the engine computes operation by operation at every call; ``"alone"``, by itself.
+        how: ``"together"`` with all others, from functions of single channels; ``"by operation"``, together with the
+            others but with moments that are computed operation by operation in every call; ``"alone"``, by itself.
         why: The reason, where it is not together; empty else.
         centred: True if the means of its weight rows are subtracted first (the deep form).
     """
@@ -43,36 +60,145 @@ class FoldedLayer:
     centred: bool = False
 
 
+WAYS = ("together", "by operation", "alone")
+
+
 @dataclass(frozen=True)
 class FoldReport:
-    """How every layer of a model is folded in one mode."""
+    """What `normalize` has done to a model, and how its layers are folded in one mode; it prints as ten lines or fewer.
+
+    Attributes:
+        layers: The normalized layers.
+        batch_norms: How many batch norms they have replaced.
+        in_a_row: The most layers on a path through the model; 0 where that is not defined, since layers are called
+            several times in turns.
+        staying: How many modules stay as they are, by class and reason.
+
+    Example:
+        >>> import varprop as vp
+        >>> from torch import nn
+        >>> plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        >>> report = vp.fold_report(vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4)))
+        >>> report.form, report.batch_norms, report.in_a_row
+        ('paper', 1, 2)
+    """
 
     layers: tuple[FoldedLayer, ...]
+    batch_norms: int = 0
+    in_a_row: int = 0
+    staying: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
-    def __str__(self) -> str:
+    @property
+    def form(self) -> NormalizationForm:
+        """``"deep"`` if weights count without their mean, else ``"paper"``.
+
+        Example:
+            >>> import varprop as vp
+            >>> from torch import nn
+            >>> plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+            >>> model = vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4), form="deep")
+            >>> vp.fold_report(model).form
+            'deep'
+        """
+        return "deep" if any(layer.centred for layer in self.layers) else "paper"
+
+    def table(self) -> str:
+        """One line a layer with how it is folded and why, and their numbers.
+
+        Returns:
+            Lines of text.
+
+        Example:
+            >>> import varprop as vp
+            >>> from torch import nn
+            >>> plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+            >>> print(vp.fold_report(vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))).table())
+            0  together
+            2  together
+            2 together, 0 by operation, 0 alone
+        """
         width = max((len(layer.path) for layer in self.layers), default=0)
-        lines = [f"{layer.path:<{width}}  {layer.how:<8}  {layer.why}".rstrip() for layer in self.layers]
-        counts = [f"{sum(layer.how == how for layer in self.layers)} {how}" for how in ("together", "walked", "alone")]
+        lines = [f"{layer.path:<{width}}  {layer.how:<12}  {layer.why}".rstrip() for layer in self.layers]
+        return "\n".join([*lines, self._counts()])
+
+    def _counts(self) -> str:
+        counts = [f"{sum(layer.how == how for layer in self.layers)} {how}" for how in WAYS]
         centred = sum(layer.centred for layer in self.layers)
         counts += [f"{centred} with centred rows"] if centred else []
-        return "\n".join([*lines, ", ".join(counts)])
+        return ", ".join(counts)
+
+    def __str__(self) -> str:
+        norms = (
+            f"; {_counted(self.batch_norms, 'batch norm')} replaced, which vp.fold puts back"
+            if self.batch_norms
+            else ""
+        )
+        slow = [f"'{layer.path}' ({layer.why})" for layer in self.layers if layer.how != "together"]
+        lines = [
+            f"normalized: {_counted(len(self.layers), 'layer')}{norms}",
+            f"form:       {self.form}, {self._why_this_form()}",
+        ]
+        lines += [f"stays:      {count} {name}: {reason}" for (name, reason), count in self.staying.items()]
+        lines += [f"folded:     {self._counts()}" + (f"; slower: {listed(slow)}" if slow else "")]
+        lines += [
+            "optimizer:  make it after vp.normalize: one made before does not hold the new scales and shifts, or none "
+            "of the parameters",
+            "rate:       start with the one that suits batch norm, or search it by vp.find_lr",
+            f"clipping:   {CLIPPING[self.form]}",
+            "afterwards: vp.fold(model) is a plain model that computes the same",
+        ]
+        return "\n".join(lines)
+
+    def _why_this_form(self) -> str:
+        deep, shallow = self.form == "deep", self.in_a_row <= SHALLOW
+        row = f"{_counted(self.in_a_row, 'layer')} in a row" if self.in_a_row else "layers called in turns"
+        if deep and not shallow:
+            return f"weights without their mean: {row}, and activations that let errors of scale grow"
+        if deep:
+            return f'weights without their mean, as form="deep" asked for ({row})'
+        if self.in_a_row and shallow:
+            return f"weights as they are: {row}, and errors of scale do not pile up in {SHALLOW}"
+        return f'weights as they are: {row}; asked for, init="preserve", or activations that damp errors of scale'
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number != 1)}"
+
+
+CLIPPING = {
+    "deep": "the norm of the gradient at 2 sqrt(256 / batch size), for a transformer at 1",
+    "paper": "none, or the norm of the gradient at 2 sqrt(256 / batch size) if the loss jumps",
+}
 
 
 def fold_report(model: nn.Module) -> FoldReport:
-    """Say how the layers of a normalized model are folded at every call, and why some take longer than others.
+    """Say what `normalize` has done to a model, what to train it with, and how its layers are folded at every call.
 
     Args:
         model: A normalized model, in the mode that is asked about.
 
+    Returns:
+        The report; printed, ten lines or fewer. Its `table` has a line for every layer.
+
     Raises:
         ValueError: If the model is not normalized.
+
+    Example:
+        >>> import varprop as vp
+        >>> from torch import nn
+        >>> plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        >>> print(vp.fold_report(vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))))
+        normalized: 2 layers; 1 batch norm replaced, which vp.fold puts back
+        form:       paper, weights as they are: 2 layers in a row, and errors of scale do not pile up in 8
+        folded:     2 together, 0 by operation, 0 alone
+        ...
     """
     layers = normalized_layers(model)
     if not layers:
         raise ValueError("The model is not normalized: there is nothing to report.")
-    return FoldReport(
-        tuple(replace(_folded_layer(path, layer), centred=layer.centred_rows) for path, layer in layers.items())
-    )
+    rows = (replace(_folded_layer(path, layer), centred=layer.centred_rows) for path, layer in layers.items())
+    replaced = len(find_notes(model, layers))  # type: ignore[arg-type]
+    return FoldReport(tuple(rows), replaced, _in_a_row(layers), _staying(model))
 
 
 def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
@@ -80,11 +206,49 @@ def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
         network, index = layer.networks[layer.training]
         if index not in network.evaluated:
             return FoldedLayer(path, "together")
-        return FoldedLayer(path, "walked", f"after {network.evaluated[index]}")
+        return FoldedLayer(path, "by operation", f"after {network.evaluated[index]}")
     if isinstance(layer, NormalizedRecurrent):
         return FoldedLayer(path, "alone", "recurrent layers have statistics of their own")
     calls = len(layer.uses[layer.training])
     return FoldedLayer(path, "alone", f"called {calls} times" if calls != 1 else "statistics of another form")
+
+
+def _in_a_row(layers: dict[str, Normalized]) -> int:
+    """The most layers on a path through the model; 0 if some are called in turns."""
+    before: dict[str, set[str]] = {}
+    for path, layer in layers.items():
+        network, index = layer.networks.get(layer.training, (None, 0))
+        statistics = layer.statistics[layer.training] if network is None else network.joint
+        targets = statistics.targets if network is None else [statistics.targets[statistics.numbers[index]]]
+        before[path] = statistics.layers_before(targets)
+    depths: dict[str, int] = {}
+    try:
+        for path in graphlib.TopologicalSorter(before).static_order():
+            depths[path] = 1 + max((depths[earlier] for earlier in before.get(path, ())), default=0)
+    except graphlib.CycleError:
+        return 0
+    return max(depths.values())
+
+
+def _staying(model: nn.Module) -> dict[tuple[str, str], int]:
+    """How many modules stay as they are that one could expect to change, by class and reason."""
+    staying: Counter[tuple[str, str]] = Counter()
+    within = {m for module in model.modules() if isinstance(module, nn.MultiheadAttention) for m in module.children()}
+    for module in model.modules():
+        if isinstance(module, Normalized) or module in within:
+            continue
+        if is_batch_norm(module):
+            reason = "follows no linear layer, or something else reads its parameters; it depends on the batch"
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
+            reason = "normalizes every sample by itself, so it does not depend on the batch"
+        elif isinstance(module, nn.MultiheadAttention):
+            reason = "its projections are arguments of one function of torch, not layers"
+        elif looks_linear(module):
+            reason = "left out with only=, of another class than torch's, or its input never varies"
+        else:
+            continue
+        staying[type(module).__name__, reason] += 1
+    return dict(staying)
 
 
 def warn_of_constants(paths: Collection[str]) -> None:

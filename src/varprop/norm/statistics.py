@@ -7,7 +7,7 @@ reads from and on the operations between, and on no data (paper, section 2.1).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,11 @@ class Statistics:
         inputs = [node for node, value in self.graph.inputs.items() if not isinstance(value, Tensor)]
         self.plan = make_plan(self.graph.program, [*self.graph.calls, *inputs])
         require_complete(self.plan, "let vp.normalize leave out the layers behind them with `only`")
+
+    def layers_before(self, targets: Iterable[Node]) -> set[str]:
+        """The paths of the layers that targets follow from directly."""
+        calls = self.graph.calls
+        return {calls[node] for node in _needed(list(targets), set(calls)) if node in calls}
 
     def __call__(self, vectors: Mapping[nn.Module, Any] | None = None) -> list[Moments]:
         """The moments of every target, as they follow from the present parameters.

@@ -1,0 +1,99 @@
+"""`print(vp.fold_report(model))`: what was done to a model, what stays and why, and how to train it, in ten lines."""
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+
+MOMENTS = vp.Moments(0.0, 1.0)
+
+
+def chain(depth: int, norm: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        layers += [nn.Linear(6, 6), *([nn.BatchNorm1d(6)] if norm else []), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(6, 3))
+
+
+def report_of(model: nn.Module, **settings: object) -> vp.FoldReport:
+    return vp.fold_report(vp.normalize(model, MOMENTS, example=(2, 6), **settings))
+
+
+def test_batch_norms_that_were_replaced_are_counted():
+    report = report_of(chain(3, norm=True))
+    assert report.batch_norms == 3
+    assert "4 layers; 3 batch norms replaced" in str(report)
+    assert report_of(chain(3)).batch_norms == 0 and "batch norms replaced" not in str(report_of(chain(3)))
+
+
+@pytest.mark.parametrize(
+    ("depth", "settings", "form", "why"),
+    [
+        (3, {}, "paper", "4 layers in a row, and errors of scale do not pile up"),
+        (9, {}, "deep", "10 layers in a row, and activations that let errors of scale grow"),
+        (3, {"form": "deep"}, "deep", 'as form="deep" asked for (4 layers in a row)'),
+        (9, {"form": "paper"}, "paper", "10 layers in a row; asked for"),
+    ],
+)
+def test_the_form_comes_with_its_reason(depth, settings, form, why):
+    report = report_of(chain(depth), **settings)
+    assert (report.form, report.in_a_row) == (form, depth + 1)
+    assert f"{form}, weights" in str(report) and why in str(report)
+
+
+class Block(nn.Module):
+    """Attention and layers on a stream, with a batch norm that follows no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(6), nn.BatchNorm1d(6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.first, self.second, self.plain = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        x = x + self.second(self.first(x).relu())
+        return self.plain(self.last(x.mean(1)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_stays_is_named_with_the_reason():
+    torch.manual_seed(0)
+    model = vp.normalize(Block(), MOMENTS, example=(2, 4, 6), only=["first", "second"])
+    text = str(vp.fold_report(model))
+    assert "1 LayerNorm: normalizes every sample by itself" in text
+    assert "1 MultiheadAttention: its projections are arguments of one function" in text
+    assert "1 BatchNorm1d: follows no linear layer" in text and "depends on the batch" in text
+    assert "1 Linear: left out with only=" in text
+    assert len(text.splitlines()) <= 12
+
+
+def test_it_says_how_to_train():
+    for text in (str(report_of(chain(3))), str(report_of(chain(9, norm=True)))):
+        lines = dict(line.split(":", 1) for line in text.splitlines())
+        assert "after vp.normalize" in lines["optimizer"]
+        assert "vp.find_lr" in lines["rate"] and "2 sqrt(256 / batch size)" in lines["clipping"]
+        assert len(text.splitlines()) <= 10
+
+
+def test_skips_and_layers_called_in_turns_are_counted():
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            x = self.a(x)
+            return self.c(x + self.b(x.relu()))
+
+    assert report_of(Skips()).in_a_row == 3
+
+    class Turns(Skips):
+        def forward(self, x):
+            return self.b(self.a(self.b(self.a(x).relu()).relu()).relu())
+
+    report = report_of(Turns())
+    assert report.in_a_row == 0 and "layers called in turns" in str(report)
