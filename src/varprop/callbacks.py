@@ -24,7 +24,13 @@ Select = Callable[[nn.Module], nn.Module]
 
 
 class CallbackError(vp.VarpropError):
-    """A callback cannot do what was asked; the message says why."""
+    """A callback cannot do what was asked; the message says why.
+
+    Example:
+        >>> vp.callbacks.LayerWatcher(nn.Linear(4, 2), vp.Moments(0.0, 1.0), (1, 4), to=3)
+        Traceback (most recent call last):
+        varprop.callbacks.CallbackError: int has neither add_scalar nor log, and is no function of values and step.
+    """
 
 
 class LayerWatcher:
@@ -41,12 +47,18 @@ class LayerWatcher:
         to: A writer, or several.
         every: Steps from one measurement to the next.
 
+    Raises:
+        CallbackError: If there is nothing to write to, or no steps between measurements.
+
     Example:
-        >>> watcher = LayerWatcher(model, moments, to=writer)
-        >>> for number, (x, y) in enumerate(loader):
+        >>> written, model = [], nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> write = lambda values, step: written.append((step, sorted(values)))
+        >>> watcher = vp.callbacks.LayerWatcher(model, vp.Moments(0.0, 1.0), (1, 4), to=write, every=10)
+        >>> for number in range(20):
         ...     with watcher.step(number):
-        ...         loss = loss_fn(model(x), y)
-        ...     loss.backward(), optimizer.step(), optimizer.zero_grad()
+        ...         loss = model(torch.randn(16, 4)).square().mean()
+        >>> [step for step, _ in written], written[0][1][:2]
+        ([0, 10], ['std/0/measured', 'std/0/predicted'])
     """
 
     def __init__(self, model: nn.Module, moments: Any, example: Any = None, to: Any = (), every: int = 100) -> None:
@@ -58,11 +70,34 @@ class LayerWatcher:
         self.layers = {path: layer for path, layer in model.named_modules() if path and not any(layer.children())}
 
     def due(self, step: int) -> bool:
-        """True if this step, counted from 0, is one to measure."""
+        """True if this step, counted from 0, is one to measure.
+
+        Args:
+            step: Its number.
+
+        Returns:
+            True or False.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 2))
+            >>> watcher = vp.callbacks.LayerWatcher(model, vp.Moments(0.0, 1.0), (1, 4), to=lambda values, step: None)
+            >>> watcher.due(0), watcher.due(1), watcher.due(100)
+            (True, False, True)
+        """
         return step % self.every == 0
 
     def predicted(self) -> dict[str, float]:
-        """The standard deviation of every layer by its path, from the present parameters."""
+        """The standard deviation of every layer by its path, from the present parameters.
+
+        Returns:
+            Standard deviations.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 2))
+            >>> watcher = vp.callbacks.LayerWatcher(model, vp.Moments(0.0, 1.0), (1, 4), to=lambda values, step: None)
+            >>> sorted(watcher.predicted())
+            ['0']
+        """
         return {path: _std(moments.var) for path, moments in self._propagated().items()}
 
     def _propagated(self) -> dict[str, vp.Moments]:
@@ -72,7 +107,20 @@ class LayerWatcher:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around the forward pass of a step, counted from 0: measures and writes if it is due."""
+        """Around the forward pass of a step, counted from 0: measures and writes if it is due.
+
+        Args:
+            number: Of the step.
+
+        Returns:
+            A context manager.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 2))
+            >>> watcher = vp.callbacks.LayerWatcher(model, vp.Moments(0.0, 1.0), (1, 4), to=lambda values, step: None)
+            >>> with watcher.step(0):
+            ...     output = model(torch.randn(8, 4))
+        """
         if not self.due(number):
             yield
             return
@@ -84,7 +132,16 @@ class LayerWatcher:
         self.write(measured, number)
 
     def start(self) -> None:
-        """Measure from now on; the first call of every layer counts."""
+        """Measure from now on; the first call of every layer counts.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 2))
+            >>> watcher = vp.callbacks.LayerWatcher(model, vp.Moments(0.0, 1.0), (1, 4), to=lambda values, step: None)
+            >>> watcher.start()
+            >>> output = model(torch.randn(8, 4))
+            >>> sorted(watcher.stop())
+            ['0']
+        """
         self._measured: dict[str, float] = {}
         self._expected = self._propagated()  # of the parameters that the batch meets, before the step changes them
         self._handles = [
@@ -92,13 +149,36 @@ class LayerWatcher:
         ]
 
     def stop(self) -> dict[str, float]:
-        """Measure no more; what was measured."""
+        """Measure no more; what was measured.
+
+        Returns:
+            Standard deviations by the path of the layer.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 2))
+            >>> watcher = vp.callbacks.LayerWatcher(model, vp.Moments(0.0, 1.0), (1, 4), to=lambda values, step: None)
+            >>> watcher.start()
+            >>> watcher.stop()  # no layer was called
+            {}
+        """
         for handle in self._handles:
             handle.remove()
         return self._measured
 
     def write(self, measured: Mapping[str, float], number: int) -> None:
-        """Hand both numbers of every layer that was called to the writers."""
+        """Hand both numbers of every layer that was called to the writers.
+
+        Args:
+            measured: From `stop`.
+            number: Of the step.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(4, 2))
+            >>> watcher = vp.callbacks.LayerWatcher(model, vp.Moments(0.0, 1.0), (1, 4), to=lambda values, step: None)
+            >>> watcher.start()
+            >>> output = model(torch.randn(8, 4))
+            >>> watcher.write(watcher.stop(), 0)
+        """
         values: dict[str, float] = {}
         for path, value in measured.items():
             values |= {f"std/{path}/predicted": _std(self._expected[path].var), f"std/{path}/measured": value}
@@ -192,9 +272,15 @@ def lightning_watcher(
         every: Steps from one measurement to the next.
         select: A function from the LightningModule to the network to watch; the module itself if left out.
 
+    Returns:
+        A `lightning.Callback`.
+
+    Raises:
+        CallbackError: If Lightning is not installed, or there is nothing to write to.
+
     Example:
-        >>> watcher = lightning_watcher(moments, to=writer, select=lambda module: module.model)
-        >>> lightning.Trainer(callbacks=[watcher]).fit(module, loader)
+        >>> watcher = vp.callbacks.lightning_watcher(moments, to=writer)  # doctest: +SKIP
+        >>> lightning.Trainer(callbacks=[watcher]).fit(module, loader)  # doctest: +SKIP
     """
     watching = _Watching(moments, example, to, every, select)
     return _callback(
@@ -210,9 +296,22 @@ def transformers_watcher(
 ) -> Any:
     """A callback for the Trainer of transformers that does what `LayerWatcher` does; arguments as for Lightning's.
 
+    Args:
+        moments: The moments of the input, as for `vp.propagate`.
+        example: An input or its shape, as for `vp.propagate`.
+        to: A writer, or several.
+        every: Steps from one measurement to the next.
+        select: A function from the model to the network to watch; the model itself if left out.
+
+    Returns:
+        A `transformers.TrainerCallback`.
+
+    Raises:
+        CallbackError: If transformers is not installed, or there is nothing to write to.
+
     Example:
-        >>> watcher = transformers_watcher(vp.Tokens.uniform(vocabulary), to=writer)
-        >>> transformers.Trainer(model, arguments, train_dataset=data, callbacks=[watcher]).train()
+        >>> watcher = vp.callbacks.transformers_watcher(vp.Tokens.uniform(vocabulary), to=writer)  # doctest: +SKIP
+        >>> transformers.Trainer(model, arguments, train_dataset=data, callbacks=[watcher]).train()  # doctest: +SKIP
     """
     watching = _Watching(moments, example, to, every, select)
     return _callback(
@@ -241,10 +340,16 @@ def lightning_lr_finder(
         maxiter: At most so many evaluations.
         plot: A file for the picture of the search.
 
+    Returns:
+        A `lightning.Callback`.
+
+    Raises:
+        CallbackError: If Lightning is not installed; when training begins, if there are several optimizers.
+
     Example:
-        >>> finder = lightning_lr_finder(steps=100)
-        >>> lightning.Trainer(callbacks=[finder]).fit(module, loader)
-        >>> finder.found.message
+        >>> finder = vp.callbacks.lightning_lr_finder(steps=100)  # doctest: +SKIP
+        >>> lightning.Trainer(callbacks=[finder]).fit(module, loader)  # doctest: +SKIP
+        >>> finder.found.message  # doctest: +SKIP
     """
 
     def find(trainer: Any, module: Any) -> None:
@@ -277,9 +382,22 @@ def transformers_lr_finder(
 
     The models must return their loss, as those of transformers do; arguments as for `lightning_lr_finder`.
 
+    Args:
+        steps: Batches of the training data to search on.
+        epochs: How often an evaluation goes through them.
+        bounds: Of the search.
+        maxiter: At most so many evaluations.
+        plot: A file for the picture of the search.
+
+    Returns:
+        A `transformers.TrainerCallback`.
+
+    Raises:
+        CallbackError: If transformers is not installed.
+
     Example:
-        >>> finder = transformers_lr_finder(steps=100)
-        >>> transformers.Trainer(model, arguments, train_dataset=data, callbacks=[finder]).train()
+        >>> finder = vp.callbacks.transformers_lr_finder(steps=100)  # doctest: +SKIP
+        >>> transformers.Trainer(model, arguments, train_dataset=data, callbacks=[finder]).train()  # doctest: +SKIP
     """
 
     def loss_of(model: nn.Module, batch: Any) -> Tensor:

@@ -38,6 +38,11 @@ class Moments:
 
     Raises:
         ValueError: On mismatched shapes, NaN, or a negative variance; the message names the position.
+
+    Example:
+        >>> moments = vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1))  # by channel
+        >>> moments.std.flatten()
+        tensor([1., 1., 1.])
     """
 
     __slots__ = ("full", "mean", "var")
@@ -77,27 +82,91 @@ class Moments:
         return self.mean.ndim
 
     def to(self, *args: Any, **kwargs: Any) -> Moments:
-        """Both tensors through `Tensor.to`."""
+        """Both tensors through `Tensor.to`.
+
+        Args:
+            args: As for `Tensor.to`.
+            kwargs: As for `Tensor.to`.
+
+        Returns:
+            Moments of that dtype and on that device.
+
+        Example:
+            >>> moments = vp.Moments(torch.zeros(1, 3), torch.full((1, 3), 4.0))
+            >>> moments.to(torch.float64).dtype
+            torch.float64
+        """
         return Moments(self.mean.to(*args, **kwargs), self.var.to(*args, **kwargs), self.full)
 
     def clone(self) -> Moments:
-        """The same values in memory of their own."""
+        """The same values in memory of their own.
+
+        Returns:
+            A copy.
+
+        Example:
+            >>> moments = vp.Moments(torch.zeros(1, 3), torch.full((1, 3), 4.0))
+            >>> moments.clone().mean is moments.mean
+            False
+        """
         return Moments(self.mean.clone(), self.var.clone(), self.full)
 
     def expand(self, *sizes: int) -> Moments:
-        """Both tensors through `Tensor.expand`."""
+        """Both tensors through `Tensor.expand`.
+
+        Args:
+            sizes: As for `Tensor.expand`.
+
+        Returns:
+            Moments of that shape.
+
+        Example:
+            >>> moments = vp.Moments(torch.zeros(1, 3), torch.full((1, 3), 4.0))
+            >>> moments.expand(5, 3).shape
+            torch.Size([5, 3])
+        """
         return Moments(self.mean.expand(*sizes), self.var.expand(*sizes))
 
     def dense(self) -> Moments:
-        """The same statistics with every uniform axis written out (as a view of stride zero)."""
+        """The same statistics with every uniform axis written out (as a view of stride zero).
+
+        Returns:
+            Moments without uniform axes.
+
+        Example:
+            >>> moments = vp.Moments(torch.zeros(1, 3, 1), torch.ones(1, 3, 1), full=(1, 3, 8))
+            >>> moments.shape, moments.dense().shape
+            (torch.Size([1, 3, 1]), torch.Size([1, 3, 8]))
+        """
         return self if self.shape == self.full else Moments(self.mean.expand(self.full), self.var.expand(self.full))
 
     def detach(self) -> Moments:
-        """The same values, cut from the autograd graph."""
+        """The same values, cut from the autograd graph.
+
+        Returns:
+            Moments that require no gradient.
+
+        Example:
+            >>> moments = vp.Moments(torch.zeros(1, 3, requires_grad=True), torch.ones(1, 3))
+            >>> moments.detach().mean.requires_grad
+            False
+        """
         return Moments(self.mean.detach(), self.var.detach(), self.full)
 
     def is_uniform(self, axis: int) -> bool:
-        """Whether one stored value stands for the whole axis."""
+        """Whether one stored value stands for the whole axis.
+
+        Args:
+            axis: Of the tensor.
+
+        Returns:
+            True if the statistics do not change along the axis.
+
+        Example:
+            >>> moments = vp.Moments(torch.zeros(1, 3, 1), torch.ones(1, 3, 1), full=(1, 3, 8))
+            >>> moments.is_uniform(1), moments.is_uniform(2)
+            (False, True)
+        """
         return self.shape[axis] == 1
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -190,6 +259,14 @@ class Tokens:
 
     Args:
         probabilities: One per token, non-negative; normalised to sum to one.
+
+    Raises:
+        ValueError: If these are no probabilities.
+
+    Example:
+        >>> counts = torch.bincount(torch.tensor([0, 2, 2, 1]), minlength=3)
+        >>> vp.Tokens(counts.float()).probabilities
+        tensor([0.2500, 0.2500, 0.5000])
     """
 
     __slots__ = ("full", "probabilities")
@@ -206,7 +283,22 @@ class Tokens:
 
     @classmethod
     def uniform(cls, count: int) -> Tokens:
-        """Every one of ``count`` tokens equally likely."""
+        """Every one of ``count`` tokens equally likely.
+
+        Args:
+            count: The number of tokens.
+
+        Returns:
+            The tokens.
+
+        Raises:
+            ValueError: If the count is no whole number above 0.
+
+        Example:
+            >>> model = nn.Sequential(nn.Embedding(1000, 8), nn.Linear(8, 2))
+            >>> vp.propagate(model, vp.Tokens.uniform(1000), example=(1, 16)).output.full
+            torch.Size([1, 16, 2])
+        """
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"Tokens.uniform takes the number of tokens, a whole number above 0, not {count!r}.")
         return cls(torch.full((count,), 1.0 / count))

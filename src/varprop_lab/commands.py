@@ -50,7 +50,9 @@ def data_lines() -> list[str]:
     from .data import datasets
 
     looked = f"looked for in {', '.join(map(str, datasets.places()))}"
-    digits = "there, with scikit-learn" if find_spec("sklearn") else "missing: pip install '.[lab]'"
+    digits = (
+        "there, with scikit-learn" if find_spec("sklearn") else "missing: pip install '.[lab]' in a checkout of varprop"
+    )
     fetched = (
         f"{name}: {datasets.find_folder(name) or f'missing: varprop data get {name}'}" for name in ("mnist", "cifar10")
     )

@@ -89,7 +89,7 @@ def _devices() -> list[str]:
 def _extra(name: str, packages: tuple[str, ...]) -> str:
     missing = [package for package in packages if _version(package) is None]
     if missing:
-        return f"{name}: {', '.join(missing)} missing: pip install '.[{name}]'"
+        return f"{name}: {', '.join(missing)} missing: pip install '.[{name}]' in a checkout of varprop"
     return f"{name}: {', '.join(f'{package} {_version(package)}' for package in packages)}"
 
 

@@ -42,8 +42,15 @@ def param_groups(model: nn.Module, weight_decay: float, *, example: Any = None) 
     Returns:
         Up to two groups for any `torch.optim` optimizer, every trainable parameter in exactly one.
 
+    Raises:
+        ValueError: If the decay is negative.
+
     Example:
-        >>> optimizer = torch.optim.SGD(vp.param_groups(model, 5e-4, example=x), 0.1)
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
+        >>> groups = vp.param_groups(model, weight_decay=5e-4)
+        >>> [(len(group["params"]), group["weight_decay"]) for group in groups]
+        [(2, 0.0005), (4, 0.0)]
+        >>> optimizer = torch.optim.SGD(groups, lr=0.1)
     """
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay}.")
@@ -75,8 +82,11 @@ def unit_norm_(model: ModuleT) -> ModuleT:
         The model, with the same output.
 
     Example:
-        >>> optimizer.step()
-        >>> vp.unit_norm_(model)  # after every step, in place of weight decay
+        >>> plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> model = vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))
+        >>> model = vp.unit_norm_(model)  # after every step of the optimizer, in place of weight decay
+        >>> torch.allclose(model[0].weight.norm(dim=1), torch.ones(8))
+        True
     """
     holders = owners(model)
     invariant = list(_invariant(model))

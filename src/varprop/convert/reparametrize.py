@@ -65,8 +65,10 @@ def reparametrize(
             layer, since a batch norm is called several times; the message names it.
 
     Example:
-        >>> plain = vp.reparametrize(model, "standard", example=x)
-        >>> analytic = vp.reparametrize(model, "analytic", moments=moments, example=x)
+        >>> plain, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(16, 4)
+        >>> analytic = vp.reparametrize(plain, "analytic", moments=vp.input_moments(x))
+        >>> torch.allclose(analytic(x), plain(x), atol=1e-5)
+        True
     """
     if to not in get_args(Parametrization):
         raise ValueError(f"`to` must be one of {', '.join(map(repr, get_args(Parametrization)))}, not {to!r}.")
@@ -122,8 +124,14 @@ def batch_norm_start(model: ModuleT, batch: Any, generator: torch.Generator | No
     Returns:
         A plain model, ready for `reparametrize`.
 
+    Raises:
+        ValueError: If the batch gives a layer a single value, or values that are not finite.
+
     Example:
-        >>> plain = vp.batch_norm_start(model, x)
+        >>> x = torch.randn(64, 4)
+        >>> plain = vp.batch_norm_start(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), x)
+        >>> bool(plain[0](x).mean(0).abs().max() < 1e-5)
+        True
     """
     plain: nn.Module = reparametrize(model, "standard", example=batch)
     elsewhere, wrappers = own_batch_norms(plain), {}

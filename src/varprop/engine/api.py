@@ -31,7 +31,18 @@ def capture(model: nn.Module, example: Any, *, moments: Any = None) -> Program:
         moments: What will be propagated, as for `propagate`.
 
     Returns:
-        A program that `propagate` and `coverage` take in place of the model.
+        A program that `propagate`, `coverage`, `inspect` and `predict` take in place of the model.
+
+    Raises:
+        CaptureError: If the model cannot be captured, or the example does not fit it.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+        >>> program = vp.capture(model, (1, 8))
+        >>> before = vp.propagate(program, vp.Moments(0.0, 1.0))["0"].var
+        >>> _ = model[0].weight.data.mul_(2)
+        >>> torch.allclose(vp.propagate(program, vp.Moments(0.0, 1.0))["0"].var, 4 * before)
+        True
     """
     if moments is not None:
         example = example_for(model, moments, example)
@@ -70,6 +81,11 @@ def propagate(
         MissingRule: If operations on the random path have no rule.
         CaptureError: If the model cannot be captured, the input does not fit it, or none of it is random.
         WrongMode: If a batch norm has no statistics to normalize by.
+
+    Example:
+        >>> result = vp.propagate(nn.Linear(100, 1, bias=False), vp.Moments(0.0, 1.0), example=(1, 100))
+        >>> result.output.mean, result.output.var.shape
+        (tensor([[0.]]), torch.Size([1, 1]))
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
@@ -99,6 +115,16 @@ def coverage(model: nn.Module | Program, example: Any) -> Coverage:
     Args:
         model: A module, or the result of `capture`.
         example: An input tensor, a tuple of them, or a dict by name, or their shapes; every one is taken as random.
+
+    Returns:
+        The operations, with the reasons.
+
+    Raises:
+        CaptureError: If the model cannot be captured, or the example does not fit it.
+
+    Example:
+        >>> vp.coverage(nn.Sequential(nn.Linear(8, 4), nn.Softmax(1)), (1, 8)).complete
+        True
     """
     program = model if isinstance(model, Program) else capture(model, example)
     plan = _plan(program, tuple(program.inputs))

@@ -80,6 +80,11 @@ class Program:
         output_spec: The structure of what it returns.
         names: What the inputs are called, in their order: an argument, or a place inside one.
         several: The outputs, in their order, of every call of a module that returned several, by the key of the call.
+
+    Example:
+        >>> program = vp.capture(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), (1, 8))
+        >>> [str(node.target) for node in program.nodes]
+        ['aten.linear.default', 'aten.relu.default']
     """
 
     model: nn.Module

@@ -43,7 +43,16 @@ class ReportData:
         return "random inputs" if self.check == "gaussian" else self.check
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Everything as plain values, ready for JSON.
+
+        Returns:
+            Dicts, lists, numbers and text.
+
+        Example:
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> report.to_dict()["model"]
+            'Sequential'
+        """
         return {
             "format": FORMAT,
             "model": self.model,
@@ -116,12 +125,39 @@ class ComparisonData:
     findings: Differences
 
     def largest(self, count: int | None = None) -> list[Change]:
-        """The layers that changed most, the largest change first."""
+        """The layers that changed most, the largest change first.
+
+        Args:
+            count: How many; all if left out.
+
+        Returns:
+            The changes.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
+            >>> before = vp.inspect(model, moments)
+            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
+            >>> [change.label for change in comparison.largest(1)]
+            ['1']
+        """
         layers = [change for change in self.changes if change.after.is_layer]
         return sorted(layers, key=lambda change: -change.size)[:count]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Everything as plain values, ready for JSON.
+
+        Returns:
+            Dicts, lists, numbers and text.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
+            >>> before = vp.inspect(model, moments)
+            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
+            >>> comparison.to_dict()["names"]
+            ['before', 'after']
+        """
         return {
             "format": FORMAT,
             "model": self.after.model,

@@ -28,11 +28,29 @@ class Exports(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON."""
+        """Everything as plain values, ready for JSON.
+
+        Returns:
+            Dicts, lists, numbers and text.
+
+        Example:
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> report.to_dict()["model"]
+            'Sequential'
+        """
 
     @abstractmethod
     def text(self) -> str:
-        """Text for a terminal."""
+        """Text for a terminal.
+
+        Returns:
+            Lines of text.
+
+        Example:
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> "verdict" in report.text().lower()
+            True
+        """
 
     @abstractmethod
     def _page(self) -> Page: ...
@@ -40,8 +58,19 @@ class Exports(ABC):
     def to_json(self, path: str | Path | None = None) -> str:
         """The dict as JSON text, also written to a file if a path is given; what is not finite becomes null.
 
+        Args:
+            path: Where to write it, if anywhere.
+
+        Returns:
+            The text.
+
         Raises:
             VarpropError: If the file cannot be written.
+
+        Example:
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> report.to_json()[:1]
+            '{'
         """
         text = finite_json(self.to_dict())
         if path is not None:
@@ -51,8 +80,19 @@ class Exports(ABC):
     def to_html(self, path: str | Path | None = None) -> str:
         """One HTML page with nothing outside it, also written to a file if a path is given.
 
+        Args:
+            path: Where to write it, if anywhere.
+
+        Returns:
+            The page.
+
         Raises:
             VarpropError: If the file cannot be written.
+
+        Example:
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> report.to_html().rstrip().endswith("</html>")
+            True
         """
         text = render(self._page())
         if path is not None:
@@ -83,7 +123,16 @@ LARGEST = 12  # changes that `show` prints
 
 @dataclass(frozen=True, repr=False)
 class Comparison(ComparisonData, Exports):
-    """Two states of a model and the changes between them; `ComparisonData` lists what it holds."""
+    """Two states of a model and the changes between them; `ComparisonData` lists what it holds.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+        >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
+        >>> before = vp.inspect(model, moments)
+        >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
+        >>> [change.label for change in comparison.largest(1)]
+        ['1']
+    """
 
     @property
     def new(self) -> tuple[Finding, ...]:
@@ -96,18 +145,62 @@ class Comparison(ComparisonData, Exports):
         return self.findings.gone
 
     def text(self, count: int = LARGEST) -> str:
-        """Findings and the largest changes as text."""
+        """Findings and the largest changes as text.
+
+        Args:
+            count: How many of the changes, the largest first.
+
+        Returns:
+            Lines of text.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
+            >>> before = vp.inspect(model, moments)
+            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
+            >>> print(comparison.text(1).splitlines()[0])
+            Sequential: before -> after
+        """
         return comparison_text(self, count)
 
     def show(self, file: TextIO | None = None) -> None:
-        """Print findings that are new or gone, and the largest changes."""
+        """Print findings that are new or gone, and the largest changes.
+
+        Args:
+            file: Where to; standard output if left out.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
+            >>> before = vp.inspect(model, moments)
+            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
+            >>> comparison.show()
+            Sequential: before -> after
+            ...
+        """
         print(self.text(), file=file or sys.stdout)
 
     def figure(self, path: str | Path) -> Path:
         """One picture of both states: standard deviation and gradient by depth, as PNG, SVG or PDF.
 
+        Args:
+            path: The file, whose ending says the format.
+
+        Returns:
+            The path.
+
         Raises:
             VarpropError: If matplotlib is not installed or the file cannot be written.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
+            >>> before = vp.inspect(model, moments)
+            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     comparison.figure(folder + "/states.png").name
+            'states.png'
         """
         return draw(self, Path(path))
 
@@ -124,6 +217,11 @@ class Report(ReportData, Exports):
 
     Attributes:
         source: The evaluation and the regions the report was made from; None in a copy that was saved and loaded.
+
+    Example:
+        >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+        >>> report["0"].name, len(report.errors)
+        ('Linear', 0)
     """
 
     source: tuple[Evaluation, tuple[Region, ...]] | None = field(default=None, compare=False)
@@ -146,11 +244,28 @@ class Report(ReportData, Exports):
         Args:
             file: Where to; standard output if left out.
             depth: The deepest level of modules in the table, the model itself being level 0; all if left out.
+
+        Example:
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> report.show(depth=0)
+            Sequential, 36 parameters; gradient first to last: ...
         """
         show_report(self, file, depth)
 
     def text(self, depth: int | None = None) -> str:
-        """Findings, the table and a verdict as plain text."""
+        """Findings, the table and a verdict as plain text.
+
+        Args:
+            depth: The deepest level of modules in the table, the model itself being level 0; all if left out.
+
+        Returns:
+            Lines of text.
+
+        Example:
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> len(report.text(depth=0)) < len(report.text())
+            True
+        """
         return report_text(self, depth)
 
     def compare(self, after: ReportData, names: tuple[str, str] = ("before", "after")) -> Comparison:
@@ -160,16 +275,35 @@ class Report(ReportData, Exports):
             after: The report of the later state.
             names: What to call this state and the later one.
 
+        Returns:
+            Both states with the changes between them.
+
         Raises:
             VarpropError: If the reports have no layer in common.
+
+        Example:
+            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
+            >>> before = vp.inspect(model, moments)
+            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
+            >>> comparison.names
+            ('before', 'after')
         """
         return Comparison(self, after, names, **compared(self, after))
 
     def to_dataframe(self) -> Any:
         """One line a row, as a pandas DataFrame.
 
+        Returns:
+            The rows of the report.
+
         Raises:
             VarpropError: If pandas is not installed.
+
+        Example:
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> report.to_dataframe()["std"].max()  # doctest: +SKIP
+            0.62
         """
         try:
             import pandas  # type: ignore[import-untyped, unused-ignore]
@@ -195,6 +329,11 @@ class Report(ReportData, Exports):
 
         Raises:
             VarpropError: If the weights have changed since, or the report was saved and loaded.
+
+        Example:
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> [layer["weight"] for layer in report.quantization(bits=8)["layers"]]
+            ['0.weight']
         """
         if self.source is None:
             raise VarpropError("This report was saved and loaded, without the model it is about: inspect again.")

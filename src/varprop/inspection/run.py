@@ -69,11 +69,10 @@ def inspect(
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> nn.init.zeros_(model[0].weight)
+        >>> _ = nn.init.zeros_(model[0].weight)
         >>> report = vp.inspect(model, vp.Moments(0.0, 1.0), example=(1, 8))
         >>> report.findings[0].kind, report.findings[0].where
         ('constant', '0')
-        >>> report.to_html("report.html")
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')

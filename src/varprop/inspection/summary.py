@@ -62,6 +62,11 @@ class Summary:
         parameter_memory: Bytes of parameters and buffers.
         activation_memory: Bytes of the results of all operations, which is what training keeps at most.
         depth: The deepest level that is printed.
+
+    Example:
+        >>> table = vp.summary(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), (8,))
+        >>> table.parameters, table["0"].class_name
+        (36, 'Linear')
     """
 
     rows: tuple[SummaryRow, ...]
@@ -80,7 +85,16 @@ class Summary:
         raise KeyError(unknown_name("no module", label, [row.label for row in self.rows]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Plain values, ready for JSON.
+
+        Returns:
+            Dicts, lists, numbers and text.
+
+        Example:
+            >>> table = vp.summary(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), (8,))
+            >>> table.to_dict()["macs"]
+            32
+        """
         return asdict(self)
 
     def __repr__(self) -> str:
@@ -113,10 +127,16 @@ def summary(
         Rows and totals; printed, a table.
 
     Raises:
+        ValueError: If nothing, or more than one argument, says how large the input is.
         CaptureError: If the model cannot be captured or the input does not fit it.
 
     Example:
-        >>> print(vp.summary(nn.Linear(8, 2), (8,)))
+        >>> model = nn.Sequential(nn.Linear(8, 2))
+        >>> _ = nn.init.ones_(model[0].weight), nn.init.zeros_(model[0].bias)
+        >>> print(vp.summary(model, (8,)))
+        layer  class       output  parameters  MACs  memory  mean   std
+        ...
+        18 parameters (18 trainable, 72 B), 16 MACs, activations 8 B
     """
     if depth is not None and depth < 0:
         raise ValueError(f"depth must be 0 or more, not {depth!r}.")

@@ -123,6 +123,14 @@ def normalize(
         ValueError: If the model is normalized already, has no layer to normalize, or a layer cannot be normalized (a
             weight row of zeros, or of equal weights in the deep form, a weight that is not finite, one that a hook
             computes or the model reads by hand); the message names it.
+
+    Example:
+        >>> plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+        >>> x = torch.rand(16, 3, 8, 8)
+        >>> model = vp.normalize(plain, vp.input_moments(x))
+        >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)  # made afterwards
+        >>> [type(module).__name__ for module in model[:2]]
+        ['NormalizedConv2d', 'Identity']
     """
     form = _form_for(init, form)
     check_copyable(model)
@@ -320,6 +328,13 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
 
     Raises:
         ValueError: If the model is not normalized, or is a part of one and to be folded in place.
+
+    Example:
+        >>> plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> model = vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))
+        >>> folded, x = vp.fold(model), torch.randn(5, 4)
+        >>> torch.allclose(folded(x), model(x), atol=1e-6), type(folded[0]).__name__
+        (True, 'Linear')
     """
     if inplace:
         refuse_part(model)
@@ -395,6 +410,16 @@ def init_(
 
     Returns:
         The model.
+
+    Raises:
+        ValueError: As `normalize`: if the model has no layer to initialize, or the weights of a layer cannot be scaled
+            (a row of zeros, say).
+
+    Example:
+        >>> moments = vp.Moments(torch.zeros(1, 100), torch.ones(1, 100))
+        >>> model = vp.init_(nn.Sequential(nn.Linear(100, 8), nn.Tanh(), nn.Linear(8, 2)), moments)
+        >>> vp.propagate(model, moments)["0"].var.mean().round(decimals=4).item()
+        1.0
     """
     check_copyable(model)
     captured = captured_for(model, moments, example, only, by_batch=_normalizes_by_batch)

@@ -37,8 +37,8 @@ class PlainWarning(UserWarning):
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     model = vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))
-        >>> [warning.category.__name__ for warning in caught]
-        ['PlainWarning']
+        >>> [warning.message.args[0] for warning in caught if warning.category is vp.PlainWarning]
+        ["Batch norms that do not directly follow a linear layer, ...: '2'."]
     """
 
 

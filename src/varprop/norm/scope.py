@@ -239,13 +239,13 @@ def unchanged(model: ModuleT) -> Iterator[ModuleT]:
     Args:
         model: A normalized model.
 
+    Returns:
+        A context manager that gives the model.
+
     Raises:
         RuntimeError: At the next call after a change.
 
     Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> import varprop as vp
         >>> moments = vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))
         >>> model = vp.normalize(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), moments)
         >>> with vp.unchanged(model), torch.no_grad():

@@ -87,6 +87,9 @@ class Prediction:
         Returns:
             Two tensors of the mean's shape.
 
+        Raises:
+            ValueError: If the probability does not lie between 0 and 1.
+
         Example:
             >>> import torch, varprop as vp
             >>> prediction = vp.Prediction(torch.zeros(1, 1), torch.ones(1, 1, 1))
@@ -100,6 +103,9 @@ class Prediction:
 
     def probabilities(self) -> Tensor:
         """The expected softmax of the outputs under their covariance, by 512 quasi-random points.
+
+        Returns:
+            Probabilities, (batch, outputs).
 
         Example:
             >>> import torch, varprop as vp
@@ -121,6 +127,9 @@ class Prediction:
         Args:
             output: The output to look at; all together if left out.
 
+        Returns:
+            Tuples, whose shares sum to 1.
+
         Example:
             >>> import torch, varprop as vp
             >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
@@ -134,12 +143,40 @@ class Prediction:
         return sorted(rows, key=lambda row: -row[2])
 
     def table(self) -> str:
-        """The sources as a table of text."""
+        """The sources as a table of text.
+
+        Returns:
+            Lines of text, the largest share first.
+
+        Example:
+            >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
+            >>> prediction = vp.predict(model, torch.ones(2, 3))
+            >>> print(prediction.table())
+            source  kind     share of the variance
+            --------------------------------------
+            0       dropout  100.0 %
+        """
         rows = [(name, kind, f"{100 * share:.1f} %") for name, kind, share in self.sources()]
         return text_table(("source", "kind", "share of the variance"), rows)
 
     def plot(self, axes: Any = None) -> Any:
-        """Bars of the sources' shares, by matplotlib; returns the axes."""
+        """Bars of the sources' shares, by matplotlib; returns the axes.
+
+        Args:
+            axes: Matplotlib axes to draw on; new ones if left out.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+
+        Example:
+            >>> model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
+            >>> prediction = vp.predict(model, torch.ones(2, 3))
+            >>> prediction.plot().get_xlabel()
+            'share of the variance, %'
+        """
         if axes is None:
             try:
                 from matplotlib import pyplot

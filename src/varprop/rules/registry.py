@@ -331,6 +331,23 @@ def rule(
         repeats: Whether the rule knows what to do with two arguments that are one, as in ``x @ x``; otherwise it is
             said to take them as independent.
         facts: Further fields of `Rule`.
+
+    Returns:
+        A decorator, which gives the function back.
+
+    Raises:
+        TypeError: If these are no operations or module classes.
+        ValueError: If one of them has a rule already.
+
+    Example:
+        >>> class Scaled(nn.Module):
+        ...     def forward(self, x):
+        ...         return 3 * x
+        >>> @vp.rule(Scaled)
+        ... def scaled(module, x):
+        ...     return vp.Moments(3 * x.mean, 9 * x.var)
+        >>> vp.propagate(Scaled(), vp.Moments(torch.ones(1, 2), torch.ones(1, 2))).output.var
+        tensor([[9., 9.]])
     """
     registered_rule = Rule(
         "rule",
@@ -366,6 +383,27 @@ def structural(*ops: Key, evaluate: Callable[..., Any] | None = None, **facts: A
         ops: The operations.
         evaluate: What to run on the means and on the variances; the operation itself if left out.
         facts: Further fields of `Rule`.
+
+    Returns:
+        A decorator for a function of Moments, which need not be used.
+
+    Raises:
+        TypeError: If these are no operations or module classes.
+        ValueError: If one of them has a rule already.
+
+    Example:
+        >>> @torch.library.custom_op("example::mirrored", mutates_args=())
+        ... def mirrored(x: torch.Tensor) -> torch.Tensor:
+        ...     return x.flip(1)
+        >>> @mirrored.register_fake
+        ... def _(x):
+        ...     return torch.empty_like(x)
+        >>> _ = vp.structural(torch.ops.example.mirrored)
+        >>> class Model(nn.Module):
+        ...     def forward(self, x):
+        ...         return torch.ops.example.mirrored(x)
+        >>> vp.propagate(Model(), vp.Moments(torch.zeros(1, 2), torch.tensor([[1.0, 2.0]]))).output.var
+        tensor([[2., 1.]])
     """
     registered_rule = Rule("structural", evaluate=evaluate, **_functions(facts))
     _register(ops, registered_rule)
@@ -416,6 +454,27 @@ def elementwise(
         evaluate: How to compute the function on a tensor with one axis more in front; the operation itself if left out.
         approximate: As for `rule`.
         facts: Further fields of `Rule`.
+
+    Returns:
+        A decorator for the closed form, which need not be used.
+
+    Raises:
+        TypeError: If these are no operations or module classes.
+        ValueError: If one of them has a rule already.
+
+    Example:
+        >>> @torch.library.custom_op("example::cube", mutates_args=())
+        ... def cube(x: torch.Tensor) -> torch.Tensor:
+        ...     return x**3
+        >>> @cube.register_fake
+        ... def _(x):
+        ...     return torch.empty_like(x)
+        >>> _ = vp.elementwise(torch.ops.example.cube, monotone=True)
+        >>> class Model(nn.Module):
+        ...     def forward(self, x):
+        ...         return torch.ops.example.cube(x)
+        >>> vp.propagate(Model(), vp.Moments(torch.zeros(1, 2), torch.ones(1, 2))).output.var  # E[x^6]
+        tensor([[15., 15.]])
     """
     registered_rule = Rule(
         "elementwise",

@@ -31,8 +31,9 @@ class LRSearch:
     """The result of `find_lr`, with every evaluation on the way to it.
 
     Example:
-        >>> vp.find_lr(lambda lr: (math.log10(lr) + 3) ** 2).lr
-        0.001
+        >>> import math
+        >>> vp.find_lr(lambda lr: (math.log10(lr) + 3) ** 2)
+        LRSearch(lr=0.001, loss=..., 6 evaluations in [1e-06, 0.01])
 
     Attributes:
         lr: The rate with the least finite loss; the smallest rate tried if every evaluation diverged.
@@ -76,7 +77,17 @@ class LRSearch:
         return not math.isfinite(self.loss)
 
     def widen(self) -> tuple[float, float]:
-        """The bounds to try next; the present ones if the optimum lies inside them."""
+        """The bounds to try next; the present ones if the optimum lies inside them.
+
+        Returns:
+            The least and the largest rate.
+
+        Example:
+            >>> trace = (1e-3, 0.7), (1e-2, 0.5)
+            >>> search = vp.LRSearch(1e-2, 0.5, trace, bounds=(1e-6, 1e-2), at_bound=True, flat=False)
+            >>> search.widen()
+            (1e-06, 1.0)
+        """
         low, high = self.bounds
         if self.failed:
             return low / _WIDEN_BY**2, low
@@ -92,6 +103,16 @@ class LRSearch:
 
         Returns:
             The same optimizer.
+
+        Raises:
+            ValueError: If every evaluation diverged.
+
+        Example:
+            >>> trace = (1e-3, 0.7), (1e-2, 0.5)
+            >>> search = vp.LRSearch(1e-2, 0.5, trace, bounds=(1e-6, 1e-2), at_bound=True, flat=False)
+            >>> optimizer = search.apply(torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=1.0))
+            >>> optimizer.param_groups[0]["lr"]
+            0.01
         """
         if self.failed:
             raise ValueError(f"There is no rate to apply: {self.message}")
@@ -106,6 +127,15 @@ class LRSearch:
 
         Returns:
             The axes.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+
+        Example:
+            >>> trace = (1e-3, 0.7), (1e-2, 0.5)
+            >>> search = vp.LRSearch(1e-2, 0.5, trace, bounds=(1e-6, 1e-2), at_bound=True, flat=False)
+            >>> search.plot().get_xlabel()
+            'learning rate'
         """
         if ax is None:
             try:
@@ -163,10 +193,15 @@ def find_lr(
     Returns:
         The search: rate, loss, every evaluation, and the flags `at_bound`, `flat` and `diverged`.
 
+    Raises:
+        ImportError: If scipy is not installed.
+        ValueError: If the bounds are no interval of positive rates, or there are too few evaluations.
+
     Example:
-        >>> objective = vp.training_objective(model, torch.optim.Adam, loader, nn.CrossEntropyLoss())
-        >>> search = vp.find_lr(objective)
-        >>> optimizer = search.apply(torch.optim.Adam(model.parameters()))
+        >>> import math
+        >>> search = vp.find_lr(lambda lr: (math.log10(lr) + 3) ** 2)
+        >>> round(search.lr, 5)
+        0.001
     """
     try:
         from scipy.optimize import minimize_scalar
@@ -288,9 +323,15 @@ def training_objective(
     Returns:
         A function from learning rate to loss, infinite as soon as training diverges.
 
+    Raises:
+        TypeError: If not exactly one of `loss_fn` and `step` is given, or the data are an iterator or have no length.
+        ValueError: If there is nothing to train on.
+
     Example:
-        >>> objective = vp.training_objective(model, torch.optim.Adam, loader, nn.CrossEntropyLoss())
-        >>> objective(1e-3)
+        >>> data = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]
+        >>> objective = vp.training_objective(nn.Linear(4, 2), torch.optim.Adam, data, nn.CrossEntropyLoss(), epochs=2)
+        >>> objective(1e-3) < objective(10.0)
+        True
     """
     if (loss_fn is None) == (step is None):
         raise TypeError("Pass either loss_fn, for batches (input, target), or step, for anything else.")

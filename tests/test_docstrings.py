@@ -1,0 +1,86 @@
+"""Every public object says what it takes, returns and raises, with an example that runs.
+
+The examples take `torch`, `nn` and `vp` as imported, as the reference (docs/api.md) says.
+"""
+
+import doctest
+import inspect
+
+import matplotlib
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from varprop.rules import registry
+
+# A captured model is handed on: its methods serve the parts of varprop that read graphs.
+OPAQUE = (vp.Program,)
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def public():
+    """Functions, classes and their methods by name; properties are described by their class."""
+    names = [*vp.__all__, *(f"callbacks.{name}" for name in vars(vp.callbacks) if name[0] != "_")]
+    for name in names:
+        value = vp.callbacks
+        value = getattr(value, name.removeprefix("callbacks.")) if "." in name else getattr(vp, name)
+        if getattr(value, "__module__", "").startswith("varprop") and callable(value):
+            yield name, value
+            if inspect.isclass(value) and value not in OPAQUE:
+                yield from methods(name, value)
+
+
+def methods(name, cls):
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("varprop"):
+            for attribute in vars(base):
+                method = inspect.unwrap(getattr(cls, attribute))
+                if attribute[0] != "_" and inspect.isroutine(method):
+                    yield f"{name}.{attribute}", getattr(cls, attribute)
+
+
+PUBLIC = dict(public())
+
+
+def sections(documented):
+    return {line.strip(" :") for line in (inspect.getdoc(documented) or "").splitlines() if line.endswith(":")}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_everything_public_is_documented(name):
+    documented = PUBLIC[name]
+    text = inspect.getdoc(documented) or ""
+    assert ">>> " in text, "no example"
+    if inspect.isclass(documented):
+        return
+    signature = inspect.signature(documented)
+    arguments = [argument for argument in signature.parameters if argument != "self"]
+    assert not arguments or "Args" in sections(documented), "arguments are not described"
+    for argument in arguments:
+        assert f"{argument}: " in text, f"{argument} is not described"
+    returns = signature.return_annotation
+    assert returns in (None, "None") or "Returns" in sections(documented), "what it returns is not described"
+    if "raise " in inspect.getsource(inspect.unwrap(documented)):
+        assert "Raises" in sections(documented), "what it raises is not described"
+
+
+@pytest.fixture
+def undisturbed():
+    """Rules that examples register are gone afterwards; figures are not shown."""
+    matplotlib.use("Agg")
+    before = registry.registered()
+    yield
+    registry.unregister(*(registry.registered().keys() - before.keys()))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PUBLIC)
+def test_examples_run(name, undisturbed):
+    torch.manual_seed(0)
+    names = {"torch": torch, "nn": nn, "vp": vp}
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+    said: list[str] = []
+    results = doctest.DocTestRunner(optionflags=FLAGS).run(example, out=said.append)
+    assert results.failed == 0, "".join(said)
