@@ -28,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz test-zoo zoo zoo-findings test-kernels test-opacus test-flower test-frameworks test-ray test-oldest test-gpu test-browser docs check format format-check lint types house bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo zoo-findings test-kernels test-opacus test-flower test-frameworks test-ray test-oldest test-gpu test-browser test-wheel docs check format format-check lint types house bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -85,6 +85,9 @@ test-browser: $(READY) ## the HTML report in headless Chromium (installed by apt
 		|| { apt-get install -qq -y chromium > /dev/null 2>&1 || sudo -n apt-get install -qq -y chromium > /dev/null 2>&1; } \
 		|| echo "No Chromium, and none could be installed: the browser tests will be skipped." >&2
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser $(NONE_IS_FINE)  # one at a time: some measure times
+
+test-wheel: ## build wheel and sdist, check them, install the wheel where nothing else is, and use it there (1 GB in a temporary folder)
+	@$(PYTHON) tools/check_wheel.py
 
 docs: $(DOCS_READY) ## the site, strictly, into docs/_build/html (installs Sphinx)
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
