@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine.clusters import Clusters
 from ..engine.evaluation import Evaluation, apply
 from ..engine.plan import Plan
 from ..errors import VarpropError
@@ -31,9 +30,10 @@ from ..moments import Moments
 from ..rules.axes import per_axis
 from ..rules.registry import Rule
 from .attention import FIRST_ORDER, dropped_variance
+from .curves import SlopedClusters, left_by_slopes
+from .recurrent import RECURRENT
 
 aten = torch.ops.aten
-NODES = 33  # of the trapezoidal rule: variances of GELU, SiLU, tanh within 1e-6 up to std 1, 1 % up to std 3
 DROPOUTS = (aten.dropout, aten.native_dropout, aten.feature_dropout)
 
 
@@ -44,7 +44,7 @@ class ElementNoise:
     Attributes:
         name: Path of the module in which it enters, or the name of the input.
         kind: ``input``, ``dropout``, ``draw`` or the name of a non-linear operation.
-        leaf: The zero tensor that was added to the mean.
+        entry: The mean to which it is added, by which the outputs are differentiated.
         var: Its variance, element by element.
         node: The operation or input.
         odds: Of dropout, p / (1 - p).
@@ -54,7 +54,7 @@ class ElementNoise:
 
     name: str
     kind: str
-    leaf: Tensor
+    entry: Tensor
     var: Tensor
     node: Node
     odds: float | None = None
@@ -69,22 +69,43 @@ class ElementNoise:
         return self.var if self.kind in ("input", "dropout", "draw") else None
 
     @property
-    def leaves(self) -> list[Tensor]:
-        """Zero tensors that were added to means, by which the outputs are differentiated."""
-        return [self.leaf]
+    def entries(self) -> list[Tensor]:
+        """The means by which the outputs are differentiated."""
+        return [self.entry]
+
+    @property
+    def width(self) -> int:
+        """Elements of the factors of one output, all samples together."""
+        return self.entry.numel()
 
     def factors(self, gradients: Sequence[Tensor]) -> Tensor:
-        """A = J √var, (batch, outputs, elements): this noise adds A Aᵀ to the covariance of the outputs.
+        """A = J √var, (outputs, batch, elements): this noise adds A Aᵀ to the covariance of a sample's outputs.
 
         Args:
-            gradients: For each leaf, the derivatives of all outputs by it, (outputs, batch, ...).
+            gradients: For each entry, the derivatives of all outputs by it, (outputs, batch, ...).
         """
         (gradient,) = gradients
         if self.by_channel:
             assert self.before is not None and self.odds is not None
-            by_channel: Tensor = (gradient * self.before).flatten(3).sum(3).movedim(0, 1)
-            return by_channel * math.sqrt(self.odds)
-        return (gradient * self.var.sqrt()).flatten(2).movedim(0, 1)
+            return (gradient * self.before).flatten(3).sum(3) * math.sqrt(self.odds)
+        return (gradient * self.var.sqrt()).flatten(2)
+
+
+@dataclass
+class ParameterUse:
+    """An operation that reads a random parameter.
+
+    Attributes:
+        entry: The mean of its result.
+        pull: From derivatives by that, (outputs, batch, ...), to derivatives by the parameter, (outputs, batch,
+            *parameter).
+        spread: The variance that the parameter adds to every element of the result, if these are independent: of a
+            linear layer's weight that every sample meets once, Var W (E x)².
+    """
+
+    entry: Tensor
+    pull: Callable[[Tensor], Tensor]
+    spread: Tensor | None = None
 
 
 @dataclass
@@ -94,60 +115,37 @@ class ParameterNoise:
     Attributes:
         name: The parameter's name.
         var: Its variance.
-        uses: For every use, the zero tensor added to the result and a function from derivatives by that tensor,
-            (outputs, batch, ...), to derivatives by the parameter, (outputs, batch, *parameter).
+        uses: The operations that read it.
     """
 
     name: str
     var: Tensor
     kind: str = "parameter"
-    uses: list[tuple[Tensor, Any]] = field(default_factory=list)
+    uses: list[ParameterUse] = field(default_factory=list)
 
     @property
-    def leaves(self) -> list[Tensor]:
-        """One leaf for every use."""
-        return [leaf for leaf, _ in self.uses]
+    def entries(self) -> list[Tensor]:
+        """One for every use."""
+        return [use.entry for use in self.uses]
+
+    @property
+    def width(self) -> int:
+        """Elements of the factors of one output, all samples together."""
+        return self.entries[0].numel() if self._spread() is not None else len(self.entries[0]) * self.var.numel()
+
+    def _spread(self) -> Tensor | None:
+        return self.uses[0].spread if len(self.uses) == 1 else None
 
     def factors(self, gradients: Sequence[Tensor]) -> Tensor:
-        """As for `ElementNoise`: per-sample derivatives by the parameter, times its standard deviation."""
-        total = sum(pull(gradient) for (_, pull), gradient in zip(self.uses, gradients, strict=True))
+        """A with A Aᵀ what this noise adds to the covariance of a sample's outputs, (outputs, batch, elements)."""
+        spread = self._spread()
+        return self.by_weight(gradients) if spread is None else gradients[0] * spread.sqrt()
+
+    def by_weight(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Per-sample derivatives by the parameter, times its standard deviation, (outputs, batch, weights)."""
+        total = sum(use.pull(gradient) for use, gradient in zip(self.uses, gradients, strict=True))
         assert isinstance(total, Tensor)
-        return (total * self.var.sqrt()).flatten(2).movedim(0, 1)
-
-
-class SmoothClusters(Clusters):
-    """Smooth functions by the trapezoidal rule, with their slope by Stein's identity E f' = E[f (x - m)] / v.
-
-    So no derivative goes through the integrals.
-    """
-
-    def moments(self, node: Node, value: Callable[[Node], Moments]) -> Moments:
-        """Moments of a clustered node; the mean is the line of its smoothed slope."""
-        root = self.plan.root[node]
-        if self.line(node)[0] is not node or node in self.plan.skips or not self._is_smooth(node, root):
-            return super().moments(node, value)
-        x, path = value(root).dense(), self.path(node, root)
-        with torch.no_grad():
-            z = torch.linspace(-6, 6, NODES, dtype=x.dtype, device=x.device).view(-1, *[1] * x.ndim)
-            weight = torch.softmax(-0.5 * z.square(), 0)
-            std = x.var.sqrt()
-            f = self.evaluate(path, root, x.mean + std * z)
-            mean = (weight * f).sum(0)
-            var = (weight * (f - mean).square()).sum(0)
-            slope = (weight * z * f).sum(0) / std
-            at_mean = std <= torch.finfo(std.dtype).eps ** 0.5 * x.mean.abs().clamp_min(1)  # too narrow for differences
-        if bool(at_mean.any()):
-            plain = self.evaluate(path, root, x.mean.unsqueeze(0)).squeeze(0)
-            tangent = _gradient(plain, x.mean)
-            slope = slope if tangent is None else torch.where(at_mean, tangent, slope)
-        return Moments(mean + slope * (x.mean - x.mean.detach()), var)
-
-    def _is_smooth(self, node: Node, root: Node) -> bool:
-        source, path = self.plan.rules.get(root), self.path(node, root)
-        if (source is not None and (source.drawn or source.outcomes)) or self.needs_positive(path, root):
-            return False
-        rules = [(self.plan.rules[step], *self._further(step)) for step in path]
-        return not any([*r.kinks(*args, **named), *r.jumps(*args, **named)] or r.swings for r, args, named in rules)
+        return (total * self.var.sqrt()).flatten(2)
 
 
 class MeanEvaluation(Evaluation):
@@ -160,7 +158,7 @@ class MeanEvaluation(Evaluation):
 
     def __init__(self, plan: Plan, env: dict[Node, Any], parameters: dict[Node, ParameterNoise]) -> None:
         super().__init__(plan, env, annotate=False)
-        self.clusters = SmoothClusters(plan, env)
+        self.clusters: SlopedClusters = SlopedClusters(plan, env)
         self.parameters = parameters
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
@@ -172,37 +170,46 @@ class MeanEvaluation(Evaluation):
         return self._entered(node, value)
 
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
-        first_order = FIRST_ORDER.get(node.packet)
-        return first_order(node, *args, **kwargs) if first_order else super()._apply(node, args, kwargs)
+        if (first_order := FIRST_ORDER.get(node.packet)) is not None:
+            return first_order(node, *args, **kwargs)
+        if (unroll := RECURRENT.get(node.target)) is not None:
+            result = unroll(node, *args, **kwargs)
+            if result is not None:
+                return result
+        return super()._apply(node, args, kwargs)
 
     def _entered(self, node: Node, value: Any) -> Any:
         """A value with its variance held fixed, and the noise that this operation adds to its mean."""
         if not isinstance(value, Moments):
             return value
         value = value.dense()
-        mean, var = value.mean, value.var.detach()
-        name, rule = node.module or "(model)", self.plan.rules.get(node)
+        var, rule = value.var.detach(), self.plan.rules.get(node)
         if rule is None or node.target is operator.getitem:
+            return Moments(value.mean, var)
+        fresh, mean = self._fresh(node, rule, Moments(value.mean, var))
+        parameters = [operand for operand in node.operands if operand in self.parameters]
+        if fresh is None and not parameters:
             return Moments(mean, var)
-        for parameter, pull in self._parameter_uses(node, rule):
-            leaf = torch.zeros_like(mean, requires_grad=True)
-            mean = mean + leaf
-            self.parameters[parameter].uses.append((leaf, pull))
-        fresh, mean = self._fresh(node, rule, Moments(mean, var))
-        if fresh is None:
-            return Moments(mean, var)
-        leaf = torch.zeros_like(mean, requires_grad=True)
-        source = ElementNoise(name, _kind(node, rule), leaf, fresh.expand(mean.shape), node)
+        # a node of autograd of its own: dropout hands on the mean that it reads, into which it puts no noise
+        mean = mean.view_as(mean) if mean.requires_grad else mean.detach().requires_grad_()
+        for parameter in parameters:
+            pull, spread = self._way_back(node, rule, parameter)
+            self.parameters[parameter].uses.append(ParameterUse(mean, pull, spread))
+        if fresh is not None:
+            self._add_source(node, rule, mean, fresh.expand(mean.shape))
+        return Moments(mean, var)
+
+    def _add_source(self, node: Node, rule: Rule, mean: Tensor, fresh: Tensor) -> None:
+        name = node.module or "(model)"
+        source = ElementNoise(name, _kind(node, rule), mean, fresh, node)
         if source.kind == "dropout" and node.packet in DROPOUTS:
             source.before, source.odds = self._mean(node.args[0]).detach(), _odds(node)
         self.sources.append(source)
         if node.packet is aten.feature_dropout:  # all positions of a channel by one factor, and each by what it varies
             assert source.before is not None and source.odds is not None
-            source.by_channel, own = True, torch.zeros_like(mean, requires_grad=True)
+            source.by_channel = True
             left = (source.var - source.odds * source.before.square()).clamp_min(0)
-            self.sources.append(ElementNoise(name, "dropout of what varies", own, left, node))
-            mean = mean + own
-        return Moments(mean + leaf, var)
+            self.sources.append(ElementNoise(name, "dropout of what varies", mean, left, node))
 
     def _mean(self, node: Node) -> Tensor:
         value = self.value(node)
@@ -221,6 +228,8 @@ class MeanEvaluation(Evaluation):
         if self.plan.inside_cluster(node):
             if self.clusters.line(node)[0] is not node:
                 return None, value.mean
+            if (slopes := self.clusters.slopes.pop(node, None)) is not None:
+                return left_by_slopes(value.var, slopes), value.mean
             return self._of_elements(value, self.plan.skips.get(node, (self.plan.root[node],)))
         if rule.noise or node.packet is aten.feature_dropout:
             return self._of_elements(value, operands)
@@ -279,36 +288,33 @@ class MeanEvaluation(Evaluation):
             left = left - _first_result(rule, node, args, kwargs).var.detach()
         return left.clamp_min(0)
 
-    def _parameter_uses(self, node: Node, rule: Rule) -> list[tuple[Node, Any]]:
-        """The random parameters an operation reads, each with the way back from its result to the parameter."""
-        used = [operand for operand in node.operands if operand in self.parameters]
-        return [(parameter, self._pull(node, rule, parameter)) for parameter in used]
-
-    def _pull(self, node: Node, rule: Rule, parameter: Node) -> Any:
-        """From derivatives by the result, (outputs, batch, ...), to per-sample derivatives by a parameter."""
+    def _way_back(self, node: Node, rule: Rule, parameter: Node) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+        """`ParameterUse.pull` and `spread` of an operation."""
         position = next(i for i, argument in enumerate(node.args) if argument is parameter)
         shape, channels = parameter.form.shape, rule.channels or -1
         normalizes = rule.batch_norm is not None or rule.normalizes(*node.args)
         weight = 2 if node.packet in (aten.layer_norm, aten.group_norm, aten.rms_norm) else 1
         adds = rule.signs is not None and rule.signs[position] == 1.0 and not node.kwargs
         if position == rule.bias or adds or (normalizes and position == weight + 1):
-            return lambda gradient: _summed_to(gradient, shape, channels)
+            return lambda gradient: _summed_to(gradient, shape, channels), None
         if normalizes and position == weight:
             plain = self._without_scale_and_shift(node, rule, weight)
-            return lambda gradient: _summed_to(gradient * plain, shape, channels)
+            return lambda gradient: _summed_to(gradient * plain, shape, channels), None
         if rule.kind == "elementwise" and rule.product and len(node.operands) == 2:
             factor = self._mean(node.args[1 - position]).detach()
-            return lambda gradient: _summed_to(gradient * factor, shape)
+            return lambda gradient: _summed_to(gradient * factor, shape), None
         if rule.linear and position == 1:
             x = self._mean(node.args[0]).detach()
             if rule.convolution is None:
-                return lambda gradient: _linear_weight_gradient(gradient, x)
+                once = x.ndim == 2 and node.packet is aten.linear
+                spread = F.linear(x.square(), self.parameters[parameter].var) if once else None
+                return lambda gradient: _linear_weight_gradient(gradient, x), spread
             settings = rule.convolution(*resolve(node.args, self.value))
             if not settings.transposed and len(shape) == 4:
-                return lambda gradient: _convolution_weight_gradient(gradient, x, shape, settings)
+                return lambda gradient: _convolution_weight_gradient(gradient, x, shape, settings), None
         if node.packet is aten.embedding and position == 0:
             tokens = self.value(node.args[1])
-            return lambda gradient: _embedding_gradient(gradient, tokens, shape)
+            return lambda gradient: _embedding_gradient(gradient, tokens, shape), None
         raise VarpropError(
             f"parameter_var names '{self.parameters[parameter].name}', which {node.packet or node.target} in "
             f"'{node.module or '(model)'}' reads: random parameters of linear layers, convolutions, embeddings and "
@@ -441,3 +447,16 @@ def _windows(node: Node) -> _Windows | None:
 
 
 Source = ElementNoise | ParameterNoise
+SMALL = 400_000  # multiplications for a sample, below which a matrix product costs a CPU more than its elements
+
+
+def gram(factors: Tensor) -> Tensor:
+    """A Aᵀ of every sample, (batch, outputs, outputs), for factors (outputs, batch, elements)."""
+    outputs, _, elements = factors.shape
+    if factors.is_cuda or outputs**2 * elements > SMALL:
+        by_sample = factors.movedim(0, 1).contiguous()
+        return by_sample @ by_sample.mT
+    found = factors.new_empty(factors.shape[1], outputs, outputs)
+    for row in range(outputs):
+        found[:, row, row:] = found[:, row:, row] = (factors[row:] * factors[row]).sum(-1).T
+    return found

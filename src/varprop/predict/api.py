@@ -14,7 +14,7 @@ from ..graph.node import Node
 from ..graph.program import Program
 from ..moments import Moments
 from ..training.restore import preserved_modes
-from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source
+from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source, gram
 from .draws import combine_with_draws
 from .prediction import CURVED, Prediction, SourceShare
 
@@ -164,25 +164,22 @@ def _predict_batch(
     with torch.enable_grad():
         evaluation, mean, sources = _evaluate(program, plan, x, input_var, parameters)
         directions = _directions(mean, outputs)
-        chosen = mean.flatten(1) @ directions.T
-        _require_memory(chosen, sources)
-        gradients = _gradients(chosen, sources)
+        _require_memory(mean, len(directions), sources)
+        gradients = _gradients(mean, directions, sources)
     with torch.no_grad():
-        factors = [source.factors(gradient) for source, gradient in zip(sources, gradients, strict=True)]
-        covariance = sum((factor @ factor.mT for factor in factors), torch.zeros((), dtype=x.dtype, device=x.device))
-        assert isinstance(covariance, Tensor)
-        shares = tuple(
-            SourceShare(source.name, source.kind, factor.square().sum(-1)[:count])
-            for source, factor in zip(sources, factors, strict=True)
-        )
-        by_input = None
-        if input_var is not None:
-            by_input = factors[0].square().view(len(x), -1, *x.shape[1:])[:count]
+        covariance, shares, by_input = x.new_zeros(()), [], None
+        for source, gradient in zip(sources, gradients, strict=True):
+            factors = source.factors(gradient)
+            added = gram(factors)
+            covariance = covariance + added
+            shares.append(SourceShare(source.name, source.kind, added.diagonal(dim1=-2, dim2=-1)[:count]))
+            if source.kind == "input":
+                by_input = factors.square().movedim(0, 1).unflatten(2, x.shape[1:])[:count]
         diagonal = evaluation.value(program.outputs[0]).dense().var.flatten(1) @ directions.square().T
         prediction = Prediction(
-            chosen.detach()[:count],
+            mean.detach().flatten(1)[:count] @ directions.T,
             covariance[:count],
-            shares,
+            tuple(shares),
             by_input,
             _reliable(covariance, diagonal, shares, count),
             diagonal[:count],
@@ -216,9 +213,9 @@ def _evaluate(
     sources: list[Source] = []
     env[entry] = x.detach()
     if input_var is not None:
-        leaf = torch.zeros_like(x, requires_grad=True)
-        env[entry] = Moments(x.detach() + leaf, input_var)
-        sources.append(ElementNoise(program.names[0], "input", leaf, input_var, entry))
+        mean = x.detach().requires_grad_()
+        env[entry] = Moments(mean, input_var)
+        sources.append(ElementNoise(program.names[0], "input", mean, input_var, entry))
     evaluation = MeanEvaluation(plan, env, parameters)
     evaluation.run()
     mean = evaluation.value(program.outputs[0]).dense().mean
@@ -250,31 +247,31 @@ def _directions(mean: Tensor, outputs: Any) -> Tensor:
     return rows
 
 
-def _require_memory(chosen: Tensor, sources: list[Source]) -> None:
-    each = sum(leaf.numel() for source in sources for leaf in source.leaves) * chosen.element_size()
-    if 2 * each * chosen.shape[1] > MEMORY and chosen.shape[1] > 1:
-        fits = max(1, MEMORY // (2 * each))
+def _require_memory(mean: Tensor, outputs: int, sources: list[Source]) -> None:
+    """Refuse what does not fit: all derivatives by entries, and one source at a time with its factors."""
+    entries = {id(entry): entry.numel() for source in sources for entry in source.entries}
+    each = (sum(entries.values()) + 2 * max(source.width for source in sources)) * mean.element_size()
+    if each * outputs > MEMORY and outputs > 1:
+        fits = max(1, MEMORY // each)
         raise ValueError(
-            f"{chosen.shape[1]} outputs for {len(chosen)} samples at a time need "
-            f"{2 * each * chosen.shape[1] / 2**30:.1f} GiB of derivatives: {fits} outputs fit, or "
-            f"{max(1, len(chosen) * fits // chosen.shape[1])} samples at a time."
+            f"{outputs} outputs for {len(mean)} samples at a time need {each * outputs / 2**30:.1f} GiB of "
+            f"derivatives: {fits} outputs fit, or {max(1, len(mean) * fits // outputs)} samples at a time."
         )
 
 
-def _gradients(chosen: Tensor, sources: list[Source]) -> list[list[Tensor]]:
-    """For every source, derivatives of all outputs by its leaves, (outputs, batch, ...)."""
-    leaves = [leaf for source in sources for leaf in source.leaves]
-    found: list[list[Tensor]] = [[] for _ in leaves]
-    for output in range(chosen.shape[1]):
-        last = output == chosen.shape[1] - 1
-        by_leaf = torch.autograd.grad(chosen[:, output].sum(), leaves, retain_graph=not last, allow_unused=True)
-        for column, leaf, gradient in zip(found, leaves, by_leaf, strict=True):
-            column.append(torch.zeros_like(leaf) if gradient is None else gradient)
-    stacked = iter([torch.stack(column) for column in found])
-    return [[next(stacked) for _ in source.leaves] for source in sources]
+def _gradients(mean: Tensor, directions: Tensor, sources: list[Source]) -> list[list[Tensor]]:
+    """For every source, derivatives of all outputs by its entries, (outputs, batch, ...), in one backward pass."""
+    entries = {id(entry): entry for source in sources for entry in source.entries}
+    along = directions.view(-1, 1, *mean.shape[1:]).expand(-1, *mean.shape)
+    by_entry = torch.autograd.grad(mean, list(entries.values()), along, allow_unused=True, is_grads_batched=True)
+    found = {
+        key: entry.new_zeros(len(along), *entry.shape) if gradient is None else gradient
+        for (key, entry), gradient in zip(entries.items(), by_entry, strict=True)
+    }
+    return [[found[id(entry)] for entry in source.entries] for source in sources]
 
 
-def _reliable(covariance: Tensor, diagonal: Tensor, shares: tuple[SourceShare, ...], count: int) -> Tensor:
+def _reliable(covariance: Tensor, diagonal: Tensor, shares: Sequence[SourceShare], count: int) -> Tensor:
     total = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[:count]
     first_order = ("input", "parameter", "dropout", "dropout of what varies", "draw", "product")
     curved = sum((s.variance.sum(1) for s in shares if s.kind not in first_order), torch.zeros_like(total))

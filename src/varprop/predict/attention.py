@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..graph.node import Node
 from ..moments import Moments
@@ -56,7 +57,8 @@ def attention(
     Dropout of the weights multiplies p_j² E[v_j²] by d / (1 - d) more.
     """
     q, k, v, mask = (mean_of(argument) for argument in (query, key, value, attn_mask))
-    plain = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    with sdpa_kernel(SDPBackend.MATH):  # the others cannot carry several output directions back at once
+        plain = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     with torch.no_grad():
         vq, vk, vv = (var_of(argument) for argument in (query, key, value))
         if enable_gqa:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..graph.node import Node, resolve
 from ..graph.program import Program
-from .adjoint import MeanEvaluation, ParameterNoise, Source, aten
+from .adjoint import MeanEvaluation, ParameterNoise, Source, aten, gram
 from .prediction import Prediction
 
 
@@ -38,7 +38,7 @@ def combine_with_draws(
     if draws < 4:
         raise ValueError(f"draws={draws} are too few to regress on: at least 4.")
     factors = [_drawn_factors(source, gradient) for source, gradient in zip(sources, gradients, strict=True)]
-    linear_covariance = sum((f @ f.mT for f in factors if f is not None), torch.zeros_like(prediction.covariance[:1]))
+    linear_covariance = sum((gram(f) for f in factors if f is not None), torch.zeros_like(prediction.covariance[:1]))
     assert isinstance(linear_covariance, Tensor)
     pairs = [_draw(program, evaluation, sources, factors, gradients, x) for _ in range(draws)]
     real = torch.stack([output.flatten(1) @ directions.T for output, _ in pairs])[:, :count]
@@ -60,12 +60,10 @@ def combine_with_draws(
 def _drawn_factors(source: Source, gradients: Sequence[Tensor]) -> Tensor | None:
     """As `Source.factors`, for the part of the noise that a draw shows; None if there is none."""
     if isinstance(source, ParameterNoise):
-        return source.factors(gradients)
-    if source.drawn_var is None:
-        return None
-    if source.by_channel:
-        return source.factors(gradients)
-    return (gradients[0] * source.drawn_var.sqrt()).flatten(2).movedim(0, 1)
+        return source.by_weight(gradients)
+    if source.drawn_var is None or source.by_channel:
+        return source.factors(gradients) if source.by_channel else None
+    return (gradients[0] * source.drawn_var.sqrt()).flatten(2)
 
 
 def _draw(
@@ -87,7 +85,7 @@ def _draw(
             assert factor is not None
             node, draw = names[source.name], torch.randn_like(source.var)
             env[node] = env[node] + source.var.sqrt() * draw
-            response = response + factor @ draw.flatten()
+            response = response + (factor @ draw.flatten()).T
         elif source.kind == "input":
             noise = source.var.sqrt() * torch.randn_like(x)
             env[source.node] = x + noise

@@ -231,7 +231,7 @@ def _joined(join: Callable[..., Tensor], values: Sequence[Moments], axis: int) -
     return Moments(join([p.mean for p in values], axis), join([p.var for p in values], axis))
 
 
-def _by_layer(params: Sequence[Tensor], has_biases: bool, count: int) -> list[Params]:
+def by_layer(params: Sequence[Tensor], has_biases: bool, count: int) -> list[Params]:
     """The flat list of parameters by layer and direction, None for those that are missing."""
     size, last = len(params) // count, 4 if has_biases else 2
     groups = [params[i * size : (i + 1) * size] for i in range(count)]
@@ -256,7 +256,7 @@ def _unroll(
     directions = 2 if bidirectional else 1
     last: list[State] = []
     lags: list[Tensor] | None = None
-    for k, weights in enumerate(_by_layer(params, has_biases, num_layers * directions)):
+    for k, weights in enumerate(by_layer(params, has_biases, num_layers * directions)):
         if k % directions == 0:
             source, remembered, outputs = (drop(line, dropout, train) if k else line), lags, list[Line]()
         state = tuple(Moments(s.mean[k], s.var[k]) for s in starts)

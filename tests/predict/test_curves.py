@@ -1,0 +1,95 @@
+"""Activations with slopes, and recurrent layers, against the rules they stand for."""
+
+import pytest
+import torch
+from torch import nn
+
+import varprop as vp
+from varprop.gaussian import activations
+from varprop.gaussian.rectifier import relu_of_sum
+from varprop.predict.adjoint import gram
+from varprop.predict.curves import rectified, rectified_sum
+
+from .test_predict import assert_like_draws, drawn
+
+
+def grid():
+    mean, std = torch.meshgrid(
+        torch.linspace(-8, 8, 33, dtype=torch.float64), torch.logspace(-3, 1, 9, dtype=torch.float64), indexing="ij"
+    )
+    return mean.contiguous(), std.contiguous()
+
+
+@pytest.mark.parametrize("negative", [0.0, 0.2, -1.0])
+def test_a_rectifier_has_the_moments_and_the_slope_of_its_rule(negative):
+    mean, std = grid()
+    at = mean.clone().requires_grad_()
+    expected_mean, expected_var = activations.leaky_relu(at, std, negative)
+    (expected_slope,) = torch.autograd.grad(expected_mean.sum(), at)
+    found = rectified(vp.Moments(mean, std.square()), negative)
+    for value, expected in zip(found, (expected_mean, expected_var, expected_slope), strict=True):
+        torch.testing.assert_close(value, expected.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_single_precision_keeps_the_variance_far_from_the_kink():
+    mean, std = torch.tensor([300.0, 1.0, -300.0]), torch.tensor([0.1, 0.01, 0.1])
+    _, var, slope = rectified(vp.Moments(mean, std.square()))
+    torch.testing.assert_close(var, torch.tensor([0.01, 0.0001, 0.0]), rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(slope, torch.tensor([1.0, 1.0, 0.0]))
+
+
+def test_the_rectifier_of_a_sum_has_the_slopes_of_its_rule():
+    torch.manual_seed(0)
+    x, y = torch.rand(50, dtype=torch.float64).requires_grad_(), torch.randn(50, dtype=torch.float64).requires_grad_()
+    vx, vy = torch.rand(2, 50, dtype=torch.float64)
+    mean, var = relu_of_sum(x, vx, y, vy)
+    slopes = torch.autograd.grad(mean.sum(), (x, y))
+    found = rectified_sum(vp.Moments(x, vx), vp.Moments(y, vy))
+    for value, expected in zip(found, (mean, var, *slopes), strict=True):
+        torch.testing.assert_close(value, expected.detach(), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("elements", [3, 50_000])
+def test_products_of_factors_by_rows_and_by_matrices(elements):
+    factors = torch.randn(4, 2, elements, dtype=torch.float64)
+    torch.testing.assert_close(gram(factors), torch.einsum("kbn,lbn->bkl", factors, factors))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer, **settings):
+        super().__init__()
+        self.dropout, self.layer = nn.Dropout(0.2), layer(6, 16, batch_first=True, **settings)
+        self.head = nn.Linear(32 if settings.get("bidirectional") else 16, 3)
+
+    def forward(self, x):
+        return self.head(self.dropout(self.layer(self.dropout(x))[0][:, -1]))
+
+
+@pytest.mark.parametrize(
+    ("layer", "settings"),
+    [(nn.LSTM, {}), (nn.GRU, {}), (nn.LSTM, {"num_layers": 2, "bidirectional": True}), (nn.RNN, {})],
+)
+def test_dropout_around_recurrent_layers(layer, settings):
+    torch.manual_seed(0)
+    model, x = Recurrent(layer, **settings), torch.randn(16, 5, 6)
+    found = vp.predict(model, x)
+    assert_like_draws(found, drawn(model, x))
+    assert found.linearized
+
+
+def test_without_noise_a_recurrent_layer_is_itself():
+    for layer in (nn.LSTM(3, 4, 2, bidirectional=True), nn.GRU(3, 4), nn.LSTM(3, 4, proj_size=2)):
+        model = nn.Sequential(Sequence(layer.double()), nn.Flatten())
+        x = torch.randn(2, 5, 3, dtype=torch.float64)
+        torch.testing.assert_close(vp.predict(model, x, input_var=1e-18).mean, model(x).detach())
+
+
+class Sequence(nn.Module):
+    """The sequence that a recurrent layer puts out for samples along the first axis."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x.transpose(0, 1))[0].transpose(0, 1)
