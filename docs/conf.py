@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from varprop.version import __version__
 
@@ -16,12 +17,14 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "generate",  # docs/generate.py: the command line, the rules, llms.txt
 ]
 exclude_patterns = ["_build", "results/begun", "results/claims.md"]
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.xref_missing"]  # links to sources and examples, which tests/test_files.py checks
 autodoc_typehints = "description"
+default_role = "code"  # `name` in a docstring
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 napoleon_use_ivar = True
