@@ -12,6 +12,8 @@ ZOO_VENV_READY := $(ZOO_VENV)/.ready
 KERNELS_READY := $(VENV)/.ready-kernels
 OPACUS := $(VENV)/opacus
 OPACUS_READY := $(OPACUS)/.ready
+UNCERTAINTY := $(VENV)/uncertainty
+UNCERTAINTY_READY := $(UNCERTAINTY)/.ready
 FLOWER := $(VENV)/flower
 FLOWER_READY := $(FLOWER)/.ready
 FRAMEWORKS_READY := $(VENV)/.ready-frameworks
@@ -28,7 +30,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow fuzz test-zoo zoo zoo-findings test-kernels test-opacus test-flower test-frameworks test-ray test-oldest test-gpu test-browser test-wheel docs check format format-check lint types house bench clean
+.PHONY: help demo test test-slow fuzz test-zoo zoo zoo-findings test-kernels test-opacus test-uncertainty test-flower test-frameworks test-ray test-oldest test-gpu test-browser test-wheel docs check format format-check lint types house bench clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -63,6 +65,9 @@ test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the C
 
 test-opacus: $(OPACUS_READY) ## private training with Opacus (installs it)
 	@PYTHONPATH=$(OPACUS) $(PYTEST) -m opacus tests/test_opacus.py
+
+test-uncertainty: $(UNCERTAINTY_READY) ## error bars from posteriors of laplace-torch, IVON and bayesian-torch (installs them)
+	@PYTHONPATH=$(UNCERTAINTY) $(PYTEST) -m uncertainty tests/predict
 
 test-flower: $(FLOWER_READY) ## federated averaging by Flower (installs it into a folder of its own: it pins other versions)
 	@PYTHONPATH=$(FLOWER) $(PYTEST) -m flower tests/test_flower.py
@@ -133,6 +138,13 @@ $(KERNELS_READY): $(READY)
 # dependencies: those that matter are there, and none can replace the torch already chosen.
 $(OPACUS_READY): $(READY)
 	@$(PIP) install -c constraints.txt --no-deps --upgrade --target $(OPACUS) opacus opt_einsum
+	@touch $@
+
+# In a folder of its own and without dependencies: laplace-torch asks for torchvision, which it does not need here.
+$(UNCERTAINTY_READY): $(READY)
+	@$(PIP) install -c constraints.txt --no-deps --upgrade --target $(UNCERTAINTY) laplace-torch==0.3 ivon-opt==0.1.3 \
+		bayesian-torch==0.5.0 curvlinops-for-pytorch==3.0.1 backpack-for-pytorch asdfghjkl==0.1a4 einops einconv unfoldNd linear_operator jaxtyping wadler_lindig \
+		opt_einsum torchmetrics lightning-utilities tqdm
 	@touch $@
 
 $(FLOWER_READY): $(READY)

@@ -1,15 +1,18 @@
 """How true and how expensive `vp.predict` is on trained networks, beside the diagonal rules and beside draws.
 
-    python -m benchmarks.error_bars run RECORDS [--data DIR] [--device cuda] [--cases a,b] [--tiny]
-    python -m benchmarks.error_bars show RECORDS    # the tables, as Markdown
+    python -m benchmarks.error_bars run RECORDS [--data DIR] [--device cuda] [--cases a,b] [--draws N] [--tiny]
+    python -m benchmarks.error_bars cost RECORDS       # in forward passes, for 1, 10 and 100 outputs, and memory
+    python -m benchmarks.error_bars quality RECORDS [--data DIR]    # accuracy, NLL, ECE, ... beside MC dropout
+    python -m benchmarks.error_bars show RECORDS       # the tables, as Markdown
 
-Every case trains a network, predicts some test samples, and compares with 4,000 real draws: predicted over true std
-over samples and outputs. RECORDS is a file of JSON lines, one a case; cases that it has are not made again.
+Every case of `run` trains a network, predicts some test samples, and compares with 4,000 real draws: predicted over
+true std over samples and outputs. RECORDS is a file of JSON lines, one a case; cases that it has are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import time
@@ -47,7 +50,7 @@ class Block(nn.Module):
         return F.relu(self.second(self.dropout(F.relu(self.first(x)))) + self.skip(x))
 
 
-def resnet18(width: int, p: float) -> nn.Module:
+def resnet18(width: int, p: float, outputs: int = 10) -> nn.Module:
     widths = [width, 2 * width, 4 * width, 8 * width]
     blocks = [
         Block(before if not index else after, after, 2 if not index and after > width else 1, p)
@@ -55,7 +58,7 @@ def resnet18(width: int, p: float) -> nn.Module:
         for index in range(2)
     ]
     stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10))
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, outputs))
 
 
 def mlp(depth: int, p: float, inputs: int = 784, outputs: int = 10, width: int = 256) -> nn.Module:
@@ -63,6 +66,13 @@ def mlp(depth: int, p: float, inputs: int = 784, outputs: int = 10, width: int =
     for index in range(depth):
         layers += [nn.Linear(width if index else inputs, width), nn.ReLU(), nn.Dropout(p)]
     return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def cnn() -> nn.Module:
+    """Two convolutions with maxima over windows, for digits."""
+    first = [nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(800, 10))
 
 
 class Transformer(nn.Module):
@@ -100,10 +110,10 @@ class Attention(nn.Module):
 class Recurrent(nn.Module):
     """The rows of an image through two LSTMs with dropout between and behind them."""
 
-    def __init__(self, p: float = 0.3) -> None:
+    def __init__(self, p: float = 0.3, outputs: int = 10) -> None:
         super().__init__()
         self.first, self.second = nn.LSTM(28, 128, batch_first=True), nn.LSTM(128, 128, batch_first=True)
-        self.dropout, self.head = nn.Dropout(p), nn.Linear(128, 10)
+        self.dropout, self.head = nn.Dropout(p), nn.Linear(128, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.second(self.dropout(self.first(x.squeeze(1))[0]))[0]
@@ -136,7 +146,7 @@ class Case:
     input_noise: float | None = None  # of a pixel's std
     laplace: bool = False
     outputs: Any = None
-    draws: int = 0
+    draws: tuple[int, ...] = ()  # with how many real draws to predict as well
 
 
 CASES = {
@@ -152,8 +162,10 @@ CASES = {
     "ResNet-18, width 32, Laplace": Case(lambda: resnet18(32, 0.0), "cifar10", 6, laplace=True),
     "MLP 3 x 256, input noise .1": Case(lambda: mlp(3, 0.0), "mnist", input_noise=0.1),
     "MLP 3 x 256, input noise 1": Case(lambda: mlp(3, 0.0), "mnist", input_noise=1.0),
-    "ResNet-18, input noise .1": Case(lambda: resnet18(64, 0.0), "cifar10", 6, input_noise=0.1),
-    "ResNet-18, input noise .1, 64 draws": Case(lambda: resnet18(64, 0.0), "cifar10", 6, input_noise=0.1, draws=64),
+    "ResNet-18, input noise .1": Case(lambda: resnet18(64, 0.0), "cifar10", 6, input_noise=0.1, draws=(16, 64)),
+    "CNN, input noise .1": Case(cnn, "mnist", 1, input_noise=0.1, draws=(16, 64)),
+    "CNN, input noise .3": Case(cnn, "mnist", 1, input_noise=0.3, draws=(16, 64)),
+    "CNN, input noise 1": Case(cnn, "mnist", 1, input_noise=1.0, draws=(16, 64)),
 }
 
 
@@ -267,13 +279,67 @@ def timed(function: Callable[[], Any], repeat: int = 3) -> tuple[float, Any]:
     return best, result
 
 
-def measure(name: str, case: Case, root: str | None, device: str, tiny: bool) -> dict[str, Any]:
-    """One record."""
+TRAINED: dict[tuple[str, ...], tuple[nn.Module, Task]] = {}  # cases that differ in their noise alone share a network
+
+
+def trained(case: Case, root: str | None, device: str, tiny: bool) -> tuple[nn.Module, Task]:
+    """The network of a case after training, and its data."""
     torch.manual_seed(0)
-    task = task_of(case.data, root, device, tiny)
     model = case.model().to(device)
-    train(model, task, 0.2 if tiny else case.epochs)
-    samples, truth_draws = (8, 100) if tiny else (128, RESOLVED)
+    key = str(model), case.data, str(case.epochs)
+    if key not in TRAINED:
+        task = task_of(case.data, root, device, tiny)
+        train(model, task, 0.2 if tiny else case.epochs)
+        TRAINED[key] = model, task
+    return TRAINED[key]
+
+
+@torch.no_grad()
+def published(model: nn.Module, x: Tensor, variances: dict[str, Tensor], noise: float, smooth: bool) -> Tensor | None:
+    """Variances of the outputs by diagonal formulas of others; None for models that are no chain of simple layers.
+
+    Assumed density filtering (`smooth`; Gast and Roth, 2018) matches mean and variance of a rectified Gaussian. SUQ (Li
+    et al., 2024) takes activations as lines at the mean; dropout, of which it does not speak, adds its own variance.
+    """
+    if not isinstance(model, nn.Sequential):
+        return None
+    mean, var = x, torch.full_like(x, noise**2)
+    for name, layer in model.named_children():
+        if isinstance(layer, nn.Flatten):
+            mean, var = mean.flatten(1), var.flatten(1)
+        elif isinstance(layer, nn.Linear):
+            spread = variances.get(f"{name}.weight")
+            through = F.linear(var, layer.weight.square())
+            var = through if spread is None else through + F.linear(mean.square() + var, spread)
+            mean = layer(mean)
+        elif isinstance(layer, nn.Dropout):
+            var = (var + layer.p * mean.square()) / (1 - layer.p)
+        elif isinstance(layer, nn.ReLU) and smooth:
+            std = var.sqrt().clamp_min(1e-20)
+            normal = torch.distributions.Normal(0.0, 1.0)
+            above, density = normal.cdf(mean / std), normal.log_prob(mean / std).exp()
+            after = mean * above + std * density
+            second = (mean.square() + var) * above + mean * std * density
+            mean, var = after, (second - after.square()).clamp_min(0)
+        elif isinstance(layer, nn.ReLU):
+            mean, var = mean.relu(), var * (mean > 0)
+        else:
+            return None
+    return var
+
+
+def curvature(found: vp.Prediction) -> tuple[Tensor, Tensor]:
+    """For every sample, the share of the variance that activations add, and that which independent units explain."""
+    total = sum(share.variance.sum(1) for share in found.shares)
+    linear = ("input", "parameter", "dropout", "dropout of what varies", "draw", "product")
+    curved = sum(share.variance.sum(1) for share in found.shares if share.kind not in linear)
+    return torch.as_tensor(curved / total), torch.as_tensor(found.diagonal_var.sum(1) / total)
+
+
+def measure(name: str, case: Case, root: str | None, device: str, tiny: bool, truth_draws: int) -> dict[str, Any]:
+    """One record."""
+    model, task = trained(case, root, device, tiny)
+    samples, truth_draws = (8, 100) if tiny else (128, truth_draws)
     x = task.test[:samples].contiguous()
     variances = laplace_variances(model, task, 100 if tiny else 2000) if case.laplace else {}
     noise = case.input_noise or 0.0
@@ -284,24 +350,217 @@ def measure(name: str, case: Case, root: str | None, device: str, tiny: bool) ->
         settings["input_var"] = noise**2
     truth = draws_of(model, x, case, variances, noise, truth_draws)
     std, fresh = truth.std(0), draws_of(model, x, case, variances, noise, 32)
-    model.eval()
-    for module in model.modules():
-        module.train(isinstance(module, nn.Dropout) and module.p > 0)
-    program = vp.capture(model, x)
-    seconds, found = timed(lambda: vp.predict(program, x, draws=case.draws, **settings))
+    program = captured(model, x)
+    seconds, found = timed(lambda: vp.predict(program, x, **settings))
     forward, _ = timed(lambda: draws_of(model, x, case, {}, 0.0, 1), 10)
     ratio = found.std / std
     error = ((ratio - 1).square().mean() - 0.5 / truth_draws).clamp_min(1e-6)  # the truth's own error taken out
+    by_sample = found.var.sum(1).sqrt() / truth.var(0).sum(1).sqrt()
+    curved, explained = curvature(found)
+    by_others = {
+        key: None if (var := published(model, x, variances, noise, smooth)) is None else quantiles(var.sqrt() / std)
+        for key, smooth in (("ADF", True), ("SUQ", False))
+    }
     return {
         "case": name, "adjoint": quantiles(ratio), "diagonal": quantiles(found.diagonal_var.sqrt() / std),
-        "draws 4": quantiles(fresh[:4].std(0) / std), "draws 32": quantiles(fresh.std(0) / std),
+        **by_others, "draws 4": quantiles(fresh[:4].std(0) / std), "draws 32": quantiles(fresh.std(0) / std),
         "mean off": float(((found.mean - truth.mean(0)) / std).abs().median()),
         "within 10 %": float(((ratio - 1).abs() < 0.1).float().mean()),
         "worth draws": float(0.5 / error), "reliable": float(found.reliable.float().mean()),
-        "outputs": found.mean.shape[1], "seconds": seconds, "forward seconds": forward,
-        "linearized": sorted(set(found.linearized.values())), "draws": case.draws,
+        "off": float(((by_sample - 1).abs() > 0.1).float().mean()),
+        "samples": [[float(f"{v:.3g}") for v in row] for row in zip(curved, explained, by_sample, strict=True)],
+        "mended": {n: mended(vp.predict(program, x, draws=n, **settings), std) for n in case.draws},
+        "outputs": found.mean.shape[1], "seconds": seconds, "forward seconds": forward, "truth": truth_draws,
+        "linearized": sorted(set(found.linearized.values())),
         "accuracy": accuracy(model, task), "device": device, "versions": versions(),
     }  # fmt: skip
+
+
+def mended(found: vp.Prediction, std: Tensor) -> dict[str, Any]:
+    """Draws with the analytic result as their control variate, beside the same draws alone."""
+    alone = found.draws.std(0)
+    return {
+        "alone": quantiles(alone / std), "combined": quantiles(found.std / std),
+        "bias alone": float((alone / std).square().mean()), "bias": float((found.std / std).square().mean()),
+    }  # fmt: skip
+
+
+def captured(model: nn.Module, x: Tensor) -> vp.Program:
+    """The model with dropout at work and everything else in evaluation mode."""
+    model.eval()
+    for module in model.modules():
+        module.train(isinstance(module, nn.Dropout) and module.p > 0)
+    return vp.capture(model, x)
+
+
+def cost(tiny: bool) -> list[dict[str, Any]]:
+    """Time and peak memory of a prediction beside one forward pass, in turns, for 1, 10 and 100 outputs."""
+    torch.manual_seed(0)
+    batch = 4 if tiny else 64
+    cases: dict[str, tuple[nn.Module, Tensor, dict[str, Any]]] = {
+        "MLP 3 x 256, dropout .5": (mlp(3, 0.5, outputs=100), torch.randn(batch, 784), {}),
+        "MLP 3 x 256, input noise .1": (mlp(3, 0.0, outputs=100), torch.randn(batch, 784), {"input_var": 0.01}),
+        "MLP 3 x 256, weights": (mlp(3, 0.0, outputs=100), torch.randn(batch, 784), {"parameter_var": None}),
+        "LSTM, dropout .3": (Recurrent(outputs=100), torch.randn(batch, 1, 28, 28), {}),
+        "ResNet-18, width 16, dropout .1": (resnet18(16, 0.1, 100), torch.randn(batch // 4, 3, 32, 32), {}),
+    }
+    records = []
+    for name, (model, x, settings) in cases.items():
+        if "parameter_var" in settings:
+            settings["parameter_var"] = {n: 1e-4 for n, p in model.named_parameters() if p.ndim > 1}
+        program = captured(model, x)
+        for outputs in (1, 10, 100):
+            chosen = list(range(outputs))
+
+            def forward(model: nn.Module = model, x: Tensor = x) -> Tensor:
+                with torch.no_grad():
+                    return model(x)
+
+            def prediction(
+                program: Any = program, x: Tensor = x, chosen: Any = chosen, settings: Any = settings
+            ) -> Any:
+                return vp.predict(program, x, outputs=chosen, **settings)
+
+            turns = [(timed(forward, 3)[0], timed(prediction, 1)[0]) for _ in range(2 if tiny else 7)]
+            ratios = torch.tensor([predicted / plain for plain, predicted in turns])
+            plain, predicted = min(t for t, _ in turns), min(t for _, t in turns)
+            record = {
+                "kind": "cost", "case": name, "outputs": outputs, "samples": len(x), "forward seconds": plain,
+                "seconds": predicted, "passes": predicted / plain, "passes in turns": float(ratios.median()),
+                "forward MiB": peak_mebibytes(forward), "MiB": peak_mebibytes(prediction),
+                "threads": torch.get_num_threads(), "device": "cpu", "versions": versions(),
+            }  # fmt: skip
+            print(name, outputs, {k: round(v, 4) for k, v in record.items() if isinstance(v, float)}, flush=True)
+            records.append(record)
+    return records
+
+
+def peak_mebibytes(function: Callable[[], Any]) -> float | None:
+    """By how much the process grows at most while a function runs; None where Linux does not tell."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not serve
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = _status("VmRSS")
+        function()
+        return (_status("VmHWM") - before) / 1024
+    except (AttributeError, OSError):
+        return None
+
+
+def _status(key: str) -> int:
+    """A line of /proc/self/status, in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+DRAW_COUNTS = (4, 16, 64)
+SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "rotated by 45°": lambda x: rotated(x, 45.0),
+    "noisy": lambda x: x + torch.randn_like(x),
+    "shuffled blocks": lambda x: shuffled(x),
+}
+
+
+def rotated(x: Tensor, degrees: float) -> Tensor:
+    """Images turned about their centre."""
+    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    turn = torch.tensor([[[c, -s, 0.0], [s, c, 0.0]]]).expand(len(x), -1, -1)
+    lowest = x.amin()
+    return (
+        F.grid_sample(x - lowest, F.affine_grid(turn, list(x.shape), align_corners=False), align_corners=False) + lowest
+    )
+
+
+def shuffled(x: Tensor, size: int = 7) -> Tensor:
+    """Images whose blocks change places: strokes as before, and no digit."""
+    blocks = F.unfold(x, size, stride=size)
+    return F.fold(blocks[..., torch.randperm(blocks.shape[-1])], list(x.shape[2:]), size, stride=size)
+
+
+def scores(probabilities: Tensor, y: Tensor) -> dict[str, float]:
+    """Accuracy, NLL, expected calibration error over 15 bins, and area under the risk-coverage curve."""
+    confidence, choice = probabilities.max(1)
+    right = (choice == y).float()
+    bins = (confidence * 15).long().clamp_max(14)
+    gaps = [(right[bins == b].sum() - confidence[bins == b].sum()).abs() for b in range(15)]
+    risk = (1 - right)[confidence.argsort(descending=True)].cumsum(0) / torch.arange(1, len(y) + 1)
+    nll = -probabilities.gather(1, y.unsqueeze(1)).clamp_min(1e-12).log().mean()
+    values = {"accuracy": right.mean(), "NLL": nll, "ECE": torch.stack(gaps).sum() / len(y), "AURC": risk.mean()}
+    return {key: float(value) for key, value in values.items()}
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """The chance that a sample from outside scores higher than one from inside."""
+    both = torch.cat([inside, outside])
+    ranks = both.argsort().argsort().double() + 1
+    high = ranks[len(inside) :].sum() - len(outside) * (len(outside) + 1) / 2
+    return float(high / (len(inside) * len(outside)))
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    return -(probabilities * probabilities.clamp_min(1e-12).log()).sum(1)
+
+
+def quality(root: str | None, tiny: bool) -> list[dict[str, Any]]:
+    """Classification under shifts and regression intervals, deterministic, by MC dropout and by `vp.predict`."""
+    records = []
+    case = CASES["MLP 3 x 256, dropout .5"]
+    for seed in range(1 if tiny else 3):
+        torch.manual_seed(seed)
+        task = task_of(case.data, root, "cpu", tiny)
+        model = case.model()
+        train(model, task, 0.2 if tiny else case.epochs)
+        x, y = task.test[: 64 if tiny else 2000], task.test_targets[: 64 if tiny else 2000]
+        program = captured(model, x[:250])
+        clean: dict[str, Tensor] = {}
+        for shift, change in SHIFTS.items():
+            shifted = change(x)
+            predictive: dict[str, Tensor] = {}
+            with torch.no_grad():
+                predictive["deterministic"] = model.eval()(shifted).softmax(1)
+                draws = draws_of(model, shifted, case, {}, 0.0, max(DRAW_COUNTS)).softmax(2)
+                for count in DRAW_COUNTS:
+                    predictive[f"{count} draws"] = draws[:count].mean(0)
+                predictive["vp.predict"] = vp.predict(program, shifted).probabilities()
+            clean = predictive if shift == "none" else clean
+            for method, p in predictive.items():
+                told = {} if shift == "none" else {"AUROC": auroc(entropy(clean[method]), entropy(p))}
+                found = scores(p, y) if shift != "shuffled blocks" else {}
+                records.append(
+                    {"kind": "quality", "case": f"MNIST, {shift}", "seed": seed, "method": method, **found, **told,
+                     "versions": versions()}
+                )  # fmt: skip
+    return records + [record for seed in range(2 if tiny else 10) for record in regression_quality(seed)]
+
+
+def regression_quality(seed: int) -> list[dict[str, Any]]:
+    """Coverage of 90 % intervals on diabetes; for each method the targets' noise is fitted to held-out samples."""
+    torch.manual_seed(seed)
+    task, case = task_of("diabetes", None, "cpu", False), CASES["regression, dropout .1"]
+    x, y = torch.cat([task.train, task.test]), torch.cat([task.targets, task.test_targets]).squeeze(1)
+    order = torch.randperm(len(x))
+    fit, held, test = order[:265], order[265:353], order[353:]
+    model = case.model()
+    train(model, Task(x[fit], y[fit].unsqueeze(1), x[held], y[held].unsqueeze(1), F.mse_loss), case.epochs)
+    draws = draws_of(model, x, case, {}, 0.0, max(DRAW_COUNTS)).squeeze(2)
+    with torch.no_grad():
+        plain = model.eval()(x).squeeze(1)
+    predicted = vp.predict(model, x)
+    moments = {"deterministic": (plain, torch.zeros_like(plain))}
+    moments |= {f"{n} draws": (draws[:n].mean(0), draws[:n].var(0)) for n in DRAW_COUNTS}
+    moments["vp.predict"] = (predicted.mean.squeeze(1), predicted.var.squeeze(1))
+    records = []
+    for method, (mean, var) in moments.items():
+        noise = ((y - mean).square() - var)[held].mean().clamp_min(1e-3)
+        total, off = (var + noise)[test], (y - mean)[test]
+        nll = 0.5 * (off.square() / total + total.log() + math.log(2 * math.pi)).mean()
+        inside = (off.abs() < 1.6449 * total.sqrt()).float().mean()
+        records.append(
+            {"kind": "quality", "case": "diabetes", "seed": seed, "method": method, "NLL": float(nll),
+             "coverage": float(inside), "versions": versions()}
+        )  # fmt: skip
+    return records
 
 
 @torch.no_grad()
@@ -315,44 +574,97 @@ def accuracy(model: nn.Module, task: Task) -> float | None:
 
 
 def show(records: list[dict[str, Any]]) -> str:
-    """Two tables: how true, and what it costs."""
+    """How true, what draws add, what `reliable` says, what it costs, and how good it is where it is used."""
+    kinds: dict[str, list[dict[str, Any]]] = {"truth": [], "cost": [], "quality": []}
+    for record in records:
+        kinds[record.get("kind", "truth")].append(record)
+    tables = [*truth_tables(kinds["truth"]), cost_table(kinds["cost"]), *quality_tables(kinds["quality"])]
+    return "\n\n".join(table.markdown() for table in tables if table.rows)
 
-    def cell(values: list[float]) -> str:
-        median, low, high = values
-        return f"{median:.2f} ({low:.2f}, {high:.2f})"
 
+def cell(values: list[float] | None) -> str:
+    """The median with the 10 % and 90 % quantiles."""
+    return "" if values is None else "{:.2f} ({:.2f}, {:.2f})".format(*values)
+
+
+def worth(record: dict[str, Any]) -> str:
+    """How many draws have the same error, as far as the draws of the truth can tell."""
+    most = record.get("truth", RESOLVED)
+    return f"{record['worth draws']:.0f}" if record["worth draws"] < most else f"> {most}"
+
+
+def truth_tables(records: list[dict[str, Any]]) -> list[Table]:
+    columns = {"diagonal rules": "diagonal", "ADF": "ADF", "SUQ": "SUQ", "vp.predict": "adjoint", "4 draws": "draws 4",
+               "32 draws": "draws 32"}  # fmt: skip
     truth = Table(
         "",
-        ["network, noise", "diagonal rules", "vp.predict", "4 draws", "32 draws", "mean off, std", "reliable"],
+        ["network, noise", *columns, "mean off, std", "worth draws"],
         [
-            [r["case"], *(cell(r[key]) for key in ("diagonal", "adjoint", "draws 4", "draws 32")),
-             f"{r['mean off']:.2f}", f"{100 * r['reliable']:.0f} %"]
+            [r["case"], *(cell(r.get(key)) for key in columns.values()), f"{r['mean off']:.2f}", worth(r)]
             for r in records
         ],
         left=["network, noise"],
     )  # fmt: skip
-    cost = Table(
+    with_draws = Table(
         "",
-        ["network, noise", "outputs", "forward ms", "predict ms", "forward passes", "worth draws"],
+        ["network, noise", "draws", "vp.predict", "draws alone", "with draws=", "var, draws alone", "var, with draws="],
         [
-            [r["case"], str(r["outputs"]), f"{1e3 * r['forward seconds']:.2f}", f"{1e3 * r['seconds']:.1f}",
-             f"{r['seconds'] / r['forward seconds']:.0f}",
-             f"{r['worth draws']:.0f}" if r["worth draws"] < RESOLVED else f"> {RESOLVED}"]
-            for r in records
+            [r["case"], n, cell(r["adjoint"]), cell(m["alone"]), cell(m["combined"]), f"{m['bias alone']:.2f}",
+             f"{m['bias']:.2f}"]
+            for r in records for n, m in r.get("mended", {}).items()
         ],
         left=["network, noise"],
     )  # fmt: skip
-    return truth.markdown() + "\n\n" + cost.markdown()
+    doubtful = Table(
+        "",
+        ["network, noise", "flagged", "off by more than 10 %"],
+        [
+            [r["case"], f"{100 * (1 - r['reliable']):.0f} %", f"{100 * r['off']:.0f} %"]
+            for r in records if "off" in r
+        ],
+        left=["network, noise"],
+    )  # fmt: skip
+    return [truth, with_draws, doubtful]
+
+
+def cost_table(records: list[dict[str, Any]]) -> Table:
+    rows = [
+        [r["case"], str(r["samples"]), str(r["outputs"]), f"{r['passes in turns']:.1f}", f"{r['forward MiB']:.0f}",
+         f"{r['MiB']:.0f}"]
+        for r in records
+    ]  # fmt: skip
+    titles = ["network, noise", "samples", "outputs", "forward passes", "MiB of a forward pass", "MiB"]
+    return Table("", titles, rows, left=titles[:1])
+
+
+def quality_tables(records: list[dict[str, Any]]) -> list[Table]:
+    """Means over seeds."""
+    tables = []
+    for chosen, values in (
+        ("MNIST", ("accuracy", "NLL", "ECE", "AURC", "AUROC")),
+        ("diabetes", ("coverage", "NLL")),
+    ):
+        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for record in records:
+            if record["case"].startswith(chosen):
+                groups.setdefault((record["case"], record["method"]), []).append(record)
+        rows = [
+            [*key, *(f"{sum(r[v] for r in group) / len(group):.3f}" if v in group[0] else "" for v in values)]
+            for key, group in groups.items()
+        ]
+        tables.append(Table("", ["data", "prediction", *values], rows, left=["data", "prediction"]))
+    return tables
 
 
 def main() -> None:
     """Run cases, or show what was recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["run", "show"])
+    parser.add_argument("action", choices=["run", "cost", "quality", "show"])
     parser.add_argument("records", type=Path)
     parser.add_argument("--data")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cases", default="")
+    parser.add_argument("--draws", type=int, default=RESOLVED, help="of the truth")
     parser.add_argument("--max-seconds", type=float, default=math.inf)
     parser.add_argument("--tiny", action="store_true", help="a trial on scikit-learn's digits")
     options = parser.parse_args()
@@ -361,13 +673,18 @@ def main() -> None:
     if options.action == "show":
         print(show(records))
         return
+    if options.action in ("cost", "quality"):
+        new = cost(options.tiny) if options.action == "cost" else quality(options.data, options.tiny)
+        before = [record for record in records if record.get("kind") != options.action]
+        options.records.write_text("".join(json.dumps(record) + "\n" for record in [*before, *new]))
+        return
     start = time.monotonic()
     for name, case in CASES.items():
         if any(r["case"] == name for r in records) or not any(part in name for part in options.cases.split(",")):
             continue
         if time.monotonic() - start > options.max_seconds:
             break
-        record = measure(name, case, options.data, options.device, options.tiny)
+        record = measure(name, case, options.data, options.device, options.tiny, options.draws)
         print(name, record["adjoint"], f"{time.monotonic() - start:.0f} s", flush=True)
         with options.records.open("a") as file:
             file.write(json.dumps(record) + "\n")
