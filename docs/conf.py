@@ -25,6 +25,7 @@ myst_heading_anchors = 4
 suppress_warnings = ["myst.xref_missing"]  # links to sources and examples, which tests/test_files.py checks
 autodoc_typehints = "description"
 default_role = "code"  # `name` in a docstring
+smartquotes = False  # options (--json) and primes (X') stay as they are written
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 napoleon_use_ivar = True
