@@ -77,9 +77,20 @@ def undisturbed():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PUBLIC)
 def test_examples_run(name, undisturbed):
+    run_examples(name, PUBLIC[name])
+
+
+@pytest.mark.slow
+def test_the_example_of_the_lab_runs():
+    import varprop_lab
+
+    run_examples("compare", varprop_lab.compare)
+
+
+def run_examples(name, documented):
     torch.manual_seed(0)
     names = {"torch": torch, "nn": nn, "vp": vp}
-    text = inspect.getdoc(PUBLIC[name]) or ""
+    text = inspect.getdoc(documented) or ""
     example = doctest.DocTestParser().get_doctest(text, names, name, None, None)
     said: list[str] = []
     results = doctest.DocTestRunner(optionflags=FLAGS).run(example, out=said.append)

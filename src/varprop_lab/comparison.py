@@ -121,8 +121,23 @@ def compare(
         root: Where data sets are looked for first.
         options: For `execution.run.run`: device, resume, overwrite, max_seconds, ray, show, tensorboard.
 
+    Returns:
+        The results; printed, the answer and the table.
+
     Raises:
         VarpropError: If something does not fit; the message says what and what to do.
+
+    Example:
+        >>> import varprop_lab
+        >>> def model():
+        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> x = torch.randn(120, 4)
+        >>> data = x[:80], (x[:80, 0] > 0).long(), x[80:], (x[80:, 0] > 0).long()
+        >>> size = {"seeds": 1, "epochs": 1, "batch_size": 16, "starts": ["none"]}  # three seeds or more in earnest
+        >>> results = varprop_lab.compare(model, data, methods=["standard", "analytic"], **size)
+        >>> sorted(outcome.cell.method for outcome in results.outcomes)
+        ['analytic', 'standard']
+        >>> trained = results.model("analytic", "none")
     """
     check_names(methods, starts)
     if batch_size < 2:
