@@ -135,7 +135,7 @@ class WithSpectrum(nn.Module):
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.fft.fft(self.first(x)).real)
+        return self.second(torch.fft.fft(self.first(x)).abs())
 
 
 def test_the_way_around_a_missing_rule_is_one_that_there_is() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from varprop.graph import ops
+
 from .case import Case, normal, weight
 
 aten = torch.ops.aten
@@ -28,4 +30,6 @@ rows = [
     Case(aten.cumprod.default, lambda: (normal(2, 4, shift=1.0, scale=0.3), 1)),
     Case(aten.diff.default, lambda: (normal(2, 4, 3), 1, 1)),
     Case(aten.diff.default, lambda: (normal(2, 4), 1, -1, normal(2, 1), weight(2, 2)), label="longer"),
+    Case(ops.fourier, lambda: (normal(2, 4, 5), [1, 2], "real")),
+    Case(ops.fourier, lambda: (normal(2, 4, 5), [2], "imag"), label="imaginary"),
 ]

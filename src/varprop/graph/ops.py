@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -26,6 +27,12 @@ def unit_normalize(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
 def softsign(x: Tensor) -> Tensor:
     """x / (1 + |x|)."""
     return x / (1 + x.abs())
+
+
+def fourier(x: Tensor, dims: Sequence[int], part: str) -> Tensor:
+    """The real or imaginary part of the discrete Fourier transform of real values along some axes."""
+    transformed: Tensor = torch.fft.fftn(x, dim=list(dims))
+    return transformed.real if part == "real" else transformed.imag
 
 
 def token_average(value: Tensor, shape: Sequence[int]) -> Tensor:

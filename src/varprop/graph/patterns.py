@@ -1,4 +1,4 @@
-"""Puts hand-written normalizations back together, so that one rule sees the whole of each; other spellings too."""
+"""Puts hand-written normalizations and softmaxes back together, so that one rule sees each; other spellings too."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ Packet = Any
 
 
 def fold(graph: fx.Graph) -> None:
-    """Replace every recognised expression by a call of the operation in `ops`, in place."""
-    for node in list(graph.nodes):
-        match = _match(node)
-        if match is not None:
-            target, *args = match
-            with graph.inserting_before(node):
-                call = graph.call_function(target, tuple(args))
-            call.meta.update(node.meta)
-            node.replace_all_uses_with(call)
-            _erase_unused(graph, [node])
+    """Replace every recognised expression by a call of the operation in `ops`, or of torch's, in place."""
+    first = (_softsign, _signed_size, _truth, _broadcast, _length, _unit_length, _normalization, _softmax, _fourier)
+    for patterns in (first, (_below_maximum,)):  # a softmax takes its maximum off, and is no longer seen behind it
+        for node in list(graph.nodes):
+            match = next((match for pattern in patterns if (match := pattern(node)) is not None), None)
+            if match is not None:
+                with graph.inserting_before(node):
+                    call = _inserted(graph, node, match)
+                node.replace_all_uses_with(call)
+                _erase_unused(graph, [node])
 
 
-def _match(node: fx.Node) -> tuple[Any, ...] | None:
-    for pattern in (_softsign, _signed_size, _truth, _broadcast, _length, _unit_length, _normalization):
-        match = pattern(node)
-        if match is not None:
-            return match
-    return None
+def _inserted(graph: fx.Graph, node: fx.Node, match: tuple[Any, ...]) -> fx.Node:
+    """The call of an operation on its arguments, tuples among which are calls too, all of the form of a node."""
+    target, *args = match
+    operands = [_inserted(graph, node, arg) if isinstance(arg, tuple) else arg for arg in args]
+    call = graph.call_function(target, tuple(operands))
+    call.meta.update(node.meta)
+    return call
 
 
 def _softsign(node: fx.Node) -> tuple[Any, ...] | None:
@@ -125,6 +126,83 @@ def _normalization(node: fx.Node) -> tuple[Any, ...] | None:
     return None
 
 
+def _softmax(node: fx.Node) -> tuple[Any, ...] | None:
+    """exp(x) / sum(exp(x)) and exp(x - logsumexp(x)): whatever is taken off x along that axis, it is softmax(x)."""
+    for terms, divisor in _factors(node):
+        if _is(node, aten.mul) and not _is(divisor, aten.reciprocal):
+            continue
+        divisor = divisor.args[0] if _is(node, aten.mul) else divisor
+        divisor = divisor.args[0] if _is(divisor, aten.expand) else divisor
+        if _is(terms, aten.exp) and _is(divisor, aten.sum) and _same(divisor.args[0], terms) and _keeps(divisor):
+            dims = divisor.args[1]
+            return _softmax_of(terms.args[0], dims[0]) if len(dims) == 1 else None
+    if not _is(node, aten.exp):
+        return None
+    x, total = _operands(node.args[0], aten.sub)
+    if _is(total, aten.logsumexp) and _same(total.args[0], x) and _keeps(total) and len(total.args[1]) == 1:
+        return _softmax_of(x, total.args[1][0])
+    return None
+
+
+def _softmax_of(x: fx.Node, dim: int) -> tuple[Any, ...]:
+    """softmax(x), without what is taken off x first and is the same all along the axis."""
+    while True:
+        source, shift = _operands(x, aten.sub)
+        extents = _shape(shift)
+        if not isinstance(source, fx.Node) or "alpha" in x.kwargs or len(_shape(source)) != len(_shape(x)):
+            return aten.softmax.int, x, dim
+        axis = dim % len(_shape(x)) - len(_shape(x))
+        if len(extents) >= -axis and extents[axis] != 1:
+            return aten.softmax.int, x, dim
+        x = source
+
+
+def _shape(node: Any) -> Sequence[int]:
+    """The extents of a tensor; those of a number are none."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value.shape if isinstance(value, torch.Tensor) else ()
+
+
+def _below_maximum(node: fx.Node) -> tuple[Any, ...] | None:
+    """x - maximum(x, y), which is -relu(y - x), and x - max(x), never above zero either: -relu(max(x) - x)."""
+    x, maximum = _operands(node, aten.sub)
+    if not isinstance(x, fx.Node) or "alpha" in node.kwargs or _shape(x) != _shape(node) or not _is_floating(node):
+        return None
+    if _is(maximum, aten.maximum) and any(_same(operand, x) for operand in maximum.args):
+        larger = maximum.args[0] if _same(maximum.args[1], x) else maximum.args[1]
+        return aten.neg.default, (aten.relu.default, (aten.sub.Tensor, larger, x))
+    inner = maximum
+    while _is(inner, aten.detach) or _is(inner, aten.alias) or _is(inner, aten.expand):
+        inner = inner.args[0]
+    if isinstance(inner, fx.Node) and inner.target is operator.getitem and inner.args[1] == 0:
+        inner = inner.args[0]
+    largest = _is(inner, aten.amax) or _is(inner, aten.max)
+    if not largest or not _same(inner.args[0], x):
+        return None
+    return aten.neg.default, (aten.relu.default, (aten.sub.Tensor, maximum, x))
+
+
+def _fourier(node: fx.Node) -> tuple[Any, ...] | None:
+    """The real or imaginary part of discrete Fourier transforms of real values, one or several axes in turn."""
+    pairs, axis, index = _arguments(node, None, None, None)
+    if not _is(node, aten.select) or not _is(pairs, aten.view_as_real) or axis not in (-1, len(_shape(node))):
+        return None
+    x, axes, part = pairs.args[0], list[int](), "imag" if index in (1, -1) else "real"
+    while isinstance(x, fx.Node) and x.target in _TRANSFORMS:
+        source, sizes, dims, norm = _arguments(x, None, None, _TRANSFORMS[x.target], None)
+        if sizes is not None or norm is not None or x.kwargs:
+            return None
+        rank = len(_shape(x))
+        axes += [dim % rank for dim in ([dims] if isinstance(dims, int) else range(rank) if dims is None else dims)]
+        x = source
+    real = isinstance(x, fx.Node) and _is_floating(x)
+    return (ops.fourier, x, axes, part) if axes and real and len(set(axes)) == len(axes) else None
+
+
+# Transforms, and the axes that each takes where it is told none.
+_TRANSFORMS: dict[Any, Any] = {aten.fft_fft.default: -1, aten.fft_fft2.default: [-2, -1], aten.fft_fftn.default: None}
+
+
 def _factors(node: fx.Node) -> list[tuple[Any, Any]]:
     if _is(node, aten.mul):
         a, b = node.args
@@ -172,6 +250,11 @@ def _keeps(mean: fx.Node) -> bool:
     return len(mean.args) > 2 and mean.args[2] is True
 
 
+def _arguments(node: Any, *defaults: Any) -> list[Any]:
+    """As many of a node's arguments as there are defaults, which stand for those that are left out."""
+    return [*node.args, *defaults[len(node.args) :]][: len(defaults)]
+
+
 def _operands(node: Any, packet: Packet) -> tuple[Any, Any]:
     return tuple(node.args[:2]) if _is(node, packet) and len(node.args) > 1 else (None, None)
 
@@ -185,8 +268,10 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _erase_unused(graph: fx.Graph, nodes: Sequence[Any]) -> None:
-    for node in nodes:
-        if isinstance(node, fx.Node) and node.op == "call_function" and not node.users:
-            operands = node.args  # an erased node has none
+    waiting, erased = list(nodes), set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, fx.Node) and node.op == "call_function" and not node.users and node not in erased:
+            waiting += node.all_input_nodes  # an erased node has none
+            erased.add(node)
             graph.erase_node(node)
-            _erase_unused(graph, operands)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..gaussian import closed
+from ..graph import ops
 from ..moments import Moments
 from .arithmetic import add_independent, mul_independent, sub_independent
 from .attention import matmul, product
@@ -232,3 +233,19 @@ def diff(x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, appe
     count = joined.shape[dim] - 1
     later, earlier = (Moments(joined.mean.narrow(dim, k, count), joined.var.narrow(dim, k, count)) for k in (1, 0))
     return sub_independent(later, earlier)
+
+
+@rule(ops.fourier, multilinear=True, mixes_positions=True)
+def fourier(x: Moments, dims: Sequence[int], part: str) -> Moments:
+    """Weights cos(2 pi jk/n) or -sin(2 pi jk/n), whose squares are (1 +- cos(2 pi 2jk/n)) / 2.
+
+    So with F the transform and x independent, Var[Re F(x)]_k = (sum Var[x] + Re F(Var[x])_2k) / 2, and the same with a
+    minus for the imaginary part; exact.
+    """
+    x = write_out(x, *dims)
+    doubled = total = torch.fft.fftn(x.var, dim=list(dims)).real  # the total by the same sums: zeros stay zeros
+    for axis in dims:
+        total = total.narrow(axis, 0, 1)
+        doubled = doubled.index_select(axis, torch.arange(0, 2 * x.full[axis], 2, device=x.device) % x.full[axis])
+    sign = 1 if part == "real" else -1
+    return Moments(ops.fourier(x.mean, dims, part), ((total + sign * doubled) / 2).clamp_min(0), x.full)
