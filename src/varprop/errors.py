@@ -45,3 +45,7 @@ class WrongMode(VarpropError):
         >>> issubclass(vp.WrongMode, vp.VarpropError)
         True
     """
+
+
+class RandomChoice(CaptureError):
+    """The model chooses by a random number which of several graphs it runs."""

@@ -11,6 +11,8 @@ import varprop as vp
 from varprop.graph.examples import of_fixed_sizes
 from varprop.graph.tracing import HookWarning
 
+UNIT = vp.Moments(0.0, 1.0)
+
 
 class TrainsElsewhere(nn.Module):
     """While it is captured, another thread trains a batch norm."""
@@ -217,3 +219,54 @@ def test_gradients_taken_inside_a_model_are_named():
         vp.CaptureError, match=r"Score does something .*, such as torch.autograd.grad inside its forward"
     ):
         vp.propagate(Score(), vp.Moments(torch.zeros(1, 6), 1.0))
+
+
+class LayerDrop(nn.Module):
+    """Layers that are skipped at random in training, as transformers writes it in two ways."""
+
+    def __init__(self, layerdrop, always_draws):
+        super().__init__()
+        self.layerdrop, self.always_draws = layerdrop, always_draws
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.always_draws:
+                skips = self.training and torch.rand([]) < self.layerdrop
+                if not skips:
+                    x = x + layer(x)
+            elif not self.training or torch.rand([]) >= self.layerdrop:
+                x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("always_draws", [False, True])
+def test_layers_skipped_at_random_get_a_sentence_and_its_advice_helps(always_draws):
+    model = LayerDrop(0.3, always_draws).train()
+    with pytest.raises(vp.CaptureError, match=r"if torch.rand (<|>=) 0.3.*model.eval\(\).*layerdrop = 0"):
+        vp.propagate(model, UNIT, (1, 8))
+    outputs = [vp.propagate(model.eval(), UNIT, (1, 8)).output.var]
+    model.layerdrop = 0
+    outputs.append(vp.propagate(model.train(), UNIT, (1, 8)).output.var)
+    torch.testing.assert_close(*outputs)
+    model.layerdrop = 1.0
+    assert (vp.propagate(model, UNIT, (1, 8)).output.var == 1).all()
+
+
+def test_layers_skipped_at_random_are_normalized_as_in_evaluation():
+    model = LayerDrop(0.3, True)
+    with pytest.warns(UserWarning, match="LayerDrop.*its statistics are those of evaluation mode in training, too"):
+        normalized = vp.normalize(model, UNIT, example=(1, 8), init="preserve")
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(normalized.eval()(x), model.eval()(x))
+    normalized.train()(x).sum().backward()
+
+
+def test_another_choice_by_values_is_not_taken_for_a_random_one():
+    class Masked(nn.Module):
+        def forward(self, x):
+            x = x * (torch.rand(1) < 0.5)
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(vp.CaptureError, match="branches on the values of its input"):
+        vp.propagate(Masked(), UNIT, (1, 8))

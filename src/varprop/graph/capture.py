@@ -24,14 +24,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..errors import CaptureError
+from ..errors import CaptureError, RandomChoice
 from . import patterns
 from .examples import as_arguments, as_example, named_leaves, of_fixed_sizes
 from .functional import in_functional_form, take_apart
 from .leaf import keep_whole, restore_leaves
 from .node import Call, Node, fill_open_extents, form_of, resolve
 from .program import Program, outputs_marked
-from .tracing import attributes_kept, observers_named, recurrences_not_run
+from .tracing import RandomChoices, attributes_kept, observers_named, recurrences_not_run
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__)
@@ -68,7 +68,8 @@ def capture(
         observers_named(model),
         _quiet(),
         generators,
-        _said_in_one_sentence(model),
+        RandomChoices() as choices,
+        _said_in_one_sentence(model, choices),
         whole_modules,
         outputs_marked(model) as marked,
         _AnyBatch(),
@@ -156,11 +157,17 @@ def _unchecked_distributions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _said_in_one_sentence(model: nn.Module) -> Iterator[None]:
+def _said_in_one_sentence(model: nn.Module, choices: RandomChoices) -> Iterator[None]:
     """Whatever goes wrong within is said in one sentence."""
     try:
         yield
     except Exception as error:
+        if choices.undecided:
+            raise RandomChoice(
+                f"{type(model).__name__} chooses at random what it does (`if {choices.undecided}`), so there is no "
+                f"single graph to follow: call model.eval() if it does so in training mode alone, or let the chance be "
+                f"0, as that of LayerDrop by model.config.layerdrop = 0."
+            ) from error
         raise CaptureError(_explain(model, error)) from error
 
 

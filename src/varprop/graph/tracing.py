@@ -1,8 +1,8 @@
 """What holds while a model is traced on tensors without values, and a trace that only lists operations.
 
-Attributes that the model's code sets are put back, hooks of the user that keep tensors are named, and recurrent
-operations take the shape of their results from that of their arguments: torch would run them step by step, several
-times in a capture.
+Choices by a random number are decided where chance leaves none, attributes that the model's code sets are put back,
+hooks of the user that keep tensors are named, and recurrent operations take the shape of their results from that of
+their arguments: torch would run them step by step, several times in a capture.
 """
 
 from __future__ import annotations
@@ -18,10 +18,48 @@ import torch
 from torch import Tensor, nn
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
+_SIGNS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_COMPARISONS = {
+    function: name
+    for name in _SIGNS
+    for function in (getattr(Tensor, name), getattr(Tensor, f"__{name}__"), getattr(torch, name))
+}
+
+
+class RandomChoices(TorchFunctionMode):
+    """Within, `if torch.rand([]) < chance` is decided where the chance is 0 or 1, as that of LayerDrop may be.
+
+    Attributes:
+        undecided: The comparison with another chance that an `if` asked for; empty if there was none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.undecided = ""
+        # by their ids, with the tensors: an id may be used again when one is gone
+        self._drawn: dict[int, Tensor] = {}
+        self._compared: dict[int, tuple[Tensor, str]] = {}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        number, limit = (*args, None, None)[:2]
+        name = _COMPARISONS.get(function) if id(number) in self._drawn and isinstance(limit, (int, float)) else None
+        if name is not None:
+            least, most = (getattr(operator, name)(end, limit) for end in (0.0, 1 - 2**-24))
+            if least == most:
+                return least
+        if function in (Tensor.__bool__, Tensor.item) and id(number) in self._compared:
+            self.undecided = self._compared[id(number)][1]
+        result = function(*args, **(kwargs or {}))
+        if function is torch.rand and isinstance(result, Tensor) and result.numel() == 1:
+            self._drawn[id(result)] = result
+        elif name is not None:
+            self._compared[id(result)] = result, f"torch.rand {_SIGNS[name]} {limit:g}"
+        return result
 
 
 @contextlib.contextmanager

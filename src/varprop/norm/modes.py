@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..engine.api import capture
 from ..engine.inputs import fitted_inputs
 from ..engine.plan import make_plan, operation_of, rule_of
+from ..errors import RandomChoice
 from ..graph import ops
 from ..graph.examples import as_arguments, as_example
 from ..graph.node import Form, Node
@@ -39,11 +40,11 @@ def drawn_elsewhere() -> Any:
     return random.getstate(), (kind, keys.tobytes(), *settings)
 
 
-def warn_of_draws(model: nn.Module) -> None:
-    """Say what becomes of a model that decides by such numbers what it does in training, which layers to skip say."""
+def warn_of_draws(model: nn.Module, verb: str) -> None:
+    """Say what becomes of a model that decides by random numbers what it does in training, which layers to skip say."""
     warnings.warn(
-        f"{type(model).__name__} draws from Python's random or from numpy in training mode, so that no single graph "
-        "tells what it does: its statistics are those of evaluation mode in training, too. Draw with torch (a mask by "
+        f"{type(model).__name__} {verb} in training mode, so that no single graph tells what it does: its statistics "
+        "are those of evaluation mode in training, too. Draw with torch and without an `if` (a mask by "
         "torch.bernoulli, say) for statistics that count what is drawn.",
         stacklevel=5,
     )
@@ -140,10 +141,14 @@ def capture_modes(model: nn.Module, example: Any, by_batch: Collection[nn.Module
         evaluation = capture(_in_mode(model, False, by_batch), example)
         before = drawn_elsewhere()
         alike = _ignores_mode(model, example, by_batch)
-        training = evaluation if alike else capture(_in_mode(model, True, by_batch), example)
+        try:
+            training = evaluation if alike else capture(_in_mode(model, True, by_batch), example)
+        except RandomChoice:
+            training = evaluation
+            warn_of_draws(model, "chooses by torch.rand what it does (LayerDrop skips layers)")
     drawn = drawn_elsewhere() != before
     if drawn:
-        warn_of_draws(model)
+        warn_of_draws(model, "draws from Python's random or from numpy")
     return {False: evaluation, True: evaluation if drawn or _steps(training) == _steps(evaluation) else training}
 
 
