@@ -139,6 +139,7 @@ class ReportRow:
         full_rank: The largest that it could have.
         trial: The same numbers from a few random inputs, where no data was given.
         branch: Of a residual sum, the standard deviation of what is added over that of the stream it is added to.
+        branch_gain: And by how much the layer at the end of that branch multiplies the standard deviation.
     """
 
     path: str
@@ -173,6 +174,7 @@ class ReportRow:
     full_rank: int = 0
     trial: dict[str, dict[str, float]] = field(default_factory=dict)
     branch: float | None = None
+    branch_gain: float | None = None
 
     @property
     def is_layer(self) -> bool:
@@ -263,6 +265,7 @@ def make_row(
     used_rule, single = evaluation.plan.rules.get(maker), len(evaluation.plan.random_operands(maker)) == 1
     weighted = region.leaf and used_rule is not None and used_rule.weighted and single
     weight, rank, full_rank = _weight(evaluation, maker) if weighted else ("", None, 0)
+    branch, branch_gain = _branch(evaluation, region.output) if region.leaf else (None, None)
     return ReportRow(
         path=region.path,
         kind=region.kind,
@@ -297,7 +300,8 @@ def make_row(
         rank=rank,
         full_rank=full_rank,
         trial=trial,
-        branch=_branch(evaluation, region.output) if region.leaf else None,
+        branch=branch,
+        branch_gain=branch_gain,
     )
 
 
@@ -316,16 +320,34 @@ def _weight(evaluation: Evaluation, node: Node) -> tuple[str, float | None, int]
     return evaluation.plan.program.state.get(weight, ""), *effective_rank(value, groups)
 
 
-def _branch(evaluation: Evaluation, node: Node) -> float | None:
-    """The std of a residual branch over that of the stream that it is added to; None if a node is no such sum."""
+def _branch(evaluation: Evaluation, node: Node) -> tuple[float | None, float | None]:
+    """The std of a residual branch over that of the stream that it is added to, and the gain of the layer at its end.
+
+    None for the first if a node is no such sum, and for the second if something else than that layer sets the scale.
+    """
     rule, terms = evaluation.plan.rules.get(node), evaluation.plan.random_operands(node)
     if rule is None or rule.signs is None or len(terms) != 2:
-        return None
+        return None, None
     for stream, branch in (terms, terms[::-1]):
         if _follows_from(evaluation, branch, stream):
             before, added = (_input_std(evaluation, [term]) for term in (stream, branch))
-            return added / before if before else None
-    return None
+            return (added / before if before else None), _last_gain(evaluation, branch)
+    return None, None
+
+
+def _last_gain(evaluation: Evaluation, node: Node) -> float | None:
+    """The std of a value over that of what a layer reads, if only moves and factors lie between the layer and it."""
+    layer = node
+    while True:
+        rule, operands = evaluation.plan.rules.get(layer), evaluation.plan.random_operands(layer)
+        if rule is None or len(operands) != 1:
+            return None
+        if rule.weighted:
+            before, after = (_input_std(evaluation, [value]) for value in (operands[0], node))
+            return after / before if before else None
+        if not (rule.kind == "structural" or rule.copies or rule.noise or rule.product):
+            return None
+        layer = operands[0]
 
 
 def _follows_from(evaluation: Evaluation, node: Node, earlier: Node) -> bool:

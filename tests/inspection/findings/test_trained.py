@@ -192,10 +192,11 @@ class WithSkips(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Residual blocks behind an embedding, with a normalization in front of each branch."""
+    """Residual blocks behind an embedding, with a normalization in front of each branch, or also behind each sum."""
 
-    def __init__(self, factor, width=32, tokens=100):
+    def __init__(self, factor, behind=False, width=32, tokens=100):
         super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) if behind else nn.Identity() for _ in range(5))
         self.embedding = nn.Embedding(tokens, width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.branches = nn.ModuleList(
@@ -206,18 +207,33 @@ class Blocks(nn.Module):
             nn.init.normal_(branch[3].weight, std=0.02 * factor)
 
     def forward(self, x):
-        x = self.embedding(x)
-        for branch in self.branches:
-            x = x + branch(x)
+        x = self.norms[-1](self.embedding(x))
+        for branch, norm in zip(self.branches, self.norms, strict=False):
+            x = norm(x + branch(x))
         return x
 
 
+@pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize(("factor", "found"), [(1.0, []), (100.0, ["branch"])])
-def test_branches_are_judged_by_the_stream_they_are_added_to(factor, found):
-    """Whatever its scale: that of embeddings is small."""
+def test_branches_are_judged_by_the_stream_they_are_added_to(factor, found, behind):
+    """Whatever its scale: that of embeddings is small, and one behind a normalization is 1."""
     torch.manual_seed(0)
-    report = vp.inspect(Blocks(factor), vp.Tokens.uniform(100), example=(1, 8))
+    report = vp.inspect(Blocks(factor, behind), vp.Tokens.uniform(100), example=(1, 8))
     assert [kind for kind in alarms(report) if kind != "growth"] == found, report.text()
+
+
+def test_one_branch_among_others_is_found_by_the_layer_that_amplifies():
+    """Behind its sum all scales are gone again, and what it adds is only a few times as large as the stream."""
+    torch.manual_seed(0)
+    model = Blocks(1.0, behind=True)
+    with torch.no_grad():
+        model.branches[2][3].weight.mul_(100)
+    report = vp.inspect(model, vp.Tokens.uniform(100), example=(1, 8))
+    (finding,) = (finding for finding in report.findings if finding.kind == "branch")
+    sums = [row for row in report.rows if row.branch is not None]
+    assert finding.where == sums[2].label and 1 < finding.value == sums[2].branch < 30
+    assert sums[2].branch_gain == pytest.approx(report["branches.2.3"].gain)
+    assert "multiplies the std by" in finding.text and "others have" in finding.text
 
 
 class Softmax(nn.Module):
