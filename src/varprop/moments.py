@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any
@@ -32,29 +32,51 @@ class Moments:
 
     Args:
         mean: Expected values, floating point; a number is the same for every element.
-        var: Variances, of the same shape, dtype and device, or a number.
+        var: Variances, of the same shape, dtype and device, or a number; left out where there is a covariance.
         full: The model's extents, where they differ from ``mean.shape``; set by `propagate`, and by `input_moments` to
             those of the data.
+        covariance: In place of ``var``: the covariance of all elements, flattened, (elements, elements).
 
     Raises:
-        ValueError: On mismatched shapes, NaN, or a negative variance; the message names the position.
+        ValueError: On mismatched shapes, NaN, a negative variance, or a matrix that is no covariance; the message names
+            the position.
 
     Example:
         >>> moments = vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1))  # by channel
         >>> moments.std.flatten()
         tensor([1., 1., 1.])
+        >>> vp.Moments(torch.zeros(2), covariance=torch.tensor([[1.0, 0.5], [0.5, 2.0]])).var
+        tensor([1., 2.])
     """
 
-    __slots__ = ("full", "mean", "var")
+    __slots__ = ("covariance", "full", "mean", "var")
 
-    def __init__(self, mean: Tensor | float, var: Tensor | float, full: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        mean: Tensor | float,
+        var: Tensor | float | None = None,
+        full: Sequence[int] | None = None,
+        *,
+        covariance: Tensor | None = None,
+    ) -> None:
+        checked = not (torch.compiler.is_compiling() or _trust.given)
+        if covariance is not None:
+            if var is not None:
+                raise TypeError(
+                    "Moments take var or covariance, of which the variances are the diagonal, and not both."
+                )
+            if checked:
+                _check_covariance(mean, covariance)
+            assert isinstance(mean, Tensor)
+            var = covariance.diagonal().view(mean.shape)
         mean, var = _as_tensors(mean, var)
-        if not (torch.compiler.is_compiling() or _trust.given):
+        if checked:
             _check_form(mean, var)
             _check_values(mean, var)
         self.mean = mean
         self.var = var
         self.full = torch.Size(full) if full is not None else mean.shape
+        self.covariance = covariance
 
     @property
     def std(self) -> Tensor:
@@ -82,7 +104,7 @@ class Moments:
         return self.mean.ndim
 
     def to(self, *args: Any, **kwargs: Any) -> Moments:
-        """Both tensors through `Tensor.to`.
+        """All tensors through `Tensor.to`.
 
         Args:
             args: As for `Tensor.to`.
@@ -96,7 +118,7 @@ class Moments:
             >>> moments.to(torch.float64).dtype
             torch.float64
         """
-        return Moments(self.mean.to(*args, **kwargs), self.var.to(*args, **kwargs), self.full)
+        return self._each(lambda tensor: tensor.to(*args, **kwargs))
 
     def clone(self) -> Moments:
         """The same values in memory of their own.
@@ -109,10 +131,10 @@ class Moments:
             >>> moments.clone().mean is moments.mean
             False
         """
-        return Moments(self.mean.clone(), self.var.clone(), self.full)
+        return self._each(Tensor.clone)
 
     def expand(self, *sizes: int) -> Moments:
-        """Both tensors through `Tensor.expand`.
+        """Mean and variance through `Tensor.expand`; a covariance is left out.
 
         Args:
             sizes: As for `Tensor.expand`.
@@ -151,7 +173,12 @@ class Moments:
             >>> moments.detach().mean.requires_grad
             False
         """
-        return Moments(self.mean.detach(), self.var.detach(), self.full)
+        return self._each(Tensor.detach)
+
+    def _each(self, function: Callable[[Tensor], Tensor]) -> Moments:
+        if self.covariance is not None:
+            return Moments(function(self.mean), full=self.full, covariance=function(self.covariance))
+        return Moments(function(self.mean), function(self.var), self.full)
 
     def is_uniform(self, axis: int) -> bool:
         """Whether one stored value stands for the whole axis.
@@ -170,21 +197,28 @@ class Moments:
         return self.shape[axis] == 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Moments, (self.mean, self.var, tuple(self.full))
+        return _restored, (self.mean, self.var, tuple(self.full), self.covariance)
 
     def __repr__(self) -> str:
         seen = "" if self.shape == self.full else f", full={tuple(self.full)}"
-        return f"Moments(mean={self.mean}, var={self.var}{seen})"
+        joint = "" if self.covariance is None else f", covariance={tuple(self.covariance.shape)}"
+        return f"Moments(mean={self.mean}, var={self.var}{seen}{joint})"
 
 
-torch.serialization.add_safe_globals([Moments])  # torch.load reads no class it does not know
+def _restored(mean: Tensor, var: Tensor, full: Sequence[int], covariance: Tensor | None = None) -> Moments:
+    """Moments from a pickle."""
+    return Moments(mean, var if covariance is None else None, full, covariance=covariance)
 
 
-def _as_tensors(mean: Tensor | float, var: Tensor | float) -> tuple[Tensor, Tensor]:
+torch.serialization.add_safe_globals([Moments, _restored])  # torch.load reads no class it does not know
+
+
+def _as_tensors(mean: Tensor | float, var: Tensor | float | None) -> tuple[Tensor, Tensor]:
     """Numbers as tensors, of the other's shape if that is one."""
     for what, value in (("mean", mean), ("var", var)):
         if not isinstance(value, (Tensor, Real)):
             raise TypeError(f"{what} must be a tensor or a number, not {type(value).__name__}: use torch.as_tensor.")
+    assert var is not None
     if isinstance(mean, Tensor):
         return mean, var if isinstance(var, Tensor) else torch.full_like(mean, float(var))
     if isinstance(var, Tensor):
@@ -201,6 +235,29 @@ def _check_form(mean: Tensor, var: Tensor) -> None:
         raise ValueError(f"mean and var must share one floating dtype; got {mean.dtype} and {var.dtype}.")
     if mean.device != var.device:
         raise ValueError(f"mean and var must be on one device; got {mean.device} and {var.device}.")
+
+
+def _check_covariance(mean: Any, covariance: Tensor) -> None:
+    count = mean.numel() if isinstance(mean, Tensor) else 0
+    if not isinstance(mean, Tensor) or not isinstance(covariance, Tensor) or covariance.shape != (count, count):
+        shape = f"shape {tuple(covariance.shape)}" if isinstance(covariance, Tensor) else f"{covariance!r}"
+        raise ValueError(
+            f"covariance must be a tensor with a row and a column for each of the {count} elements of the mean, a "
+            f"tensor too; got {shape}."
+        )
+    covariance = covariance.detach()
+    largest = covariance.diagonal().clamp_min(0).sqrt()
+    slack = 1e-4 * float(largest.amax().square()) if count else 0.0
+    off = (covariance - covariance.mT).abs() > slack
+    off |= covariance.abs() > largest[:, None] * largest + slack
+    off.diagonal().zero_()  # negative variances have a message of their own
+    if bool(off.any()):
+        row, column = (int(i) for i in off.nonzero()[0])
+        raise ValueError(
+            f"covariance is not one: at ({row}, {column}) it is {covariance[row, column].item()}, and at the mirrored "
+            f"position {covariance[column, row].item()}, with variances {covariance[row, row].item()} and "
+            f"{covariance[column, column].item()}."
+        )
 
 
 def _check_values(mean: Tensor, var: Tensor) -> None:
@@ -241,12 +298,14 @@ def compact(mean: Tensor, var: Tensor) -> Moments:
 
 
 def _flatten(moments: Moments) -> tuple[list[Tensor], torch.Size]:
-    return [moments.mean, moments.var], moments.full
+    joint = [] if moments.covariance is None else [moments.covariance]
+    return [moments.mean, moments.var, *joint], moments.full
 
 
 def _unflatten(tensors: Any, full: torch.Size) -> Moments:
     made = object.__new__(Moments)  # leaves may be placeholders of a tree_map: no checks here
-    made.mean, made.var = tensors
+    made.mean, made.var, *joint = tensors
+    made.covariance = joint[0] if joint else None
     made.full = full
     return made
 

@@ -14,6 +14,7 @@ from ..graph.node import Form, Node, resolve
 from ..graph.program import Program
 from ..moments import Moments, trusted
 from ..rules.registry import rules_revision
+from .covariance import CovarianceEvaluation
 from .evaluation import Evaluation
 from .inputs import capture_for_rules, example_for, fitted_inputs
 from .plan import Plan, make_plan, require_complete
@@ -56,6 +57,7 @@ def propagate(
     *,
     on_missing: Literal["raise", "sample"] = "raise",
     gradients: bool | None = None,
+    covariance: Literal["full"] | None = None,
 ) -> Result:
     """Mean and variance of every unit of a model, computed from its parameters and the input's moments.
 
@@ -73,6 +75,10 @@ def propagate(
         gradients: Whether to record the computation for derivatives by the parameters and the moments, which takes
             memory for every operation. Left out, it is recorded if `moments` require gradients; never under
             ``torch.no_grad()``.
+        covariance: ``"full"`` follows the covariance of all units of a layer, and of layers that meet again, in place
+            of the assumption that units are independent: for layers of up to a few thousand units. The input's is that
+            of `input_moments` with ``covariance=True``, or of independent elements; the results have theirs as
+            ``covariance``.
 
     Returns:
         Statistics of the output and of every module and operation.
@@ -81,23 +87,34 @@ def propagate(
         MissingRule: If operations on the random path have no rule.
         CaptureError: If the model cannot be captured, the input does not fit it, or none of it is random.
         WrongMode: If a batch norm has no statistics to normalize by.
+        VarpropError: If covariances do not fit into memory.
 
     Example:
         >>> result = vp.propagate(nn.Linear(100, 1, bias=False), vp.Moments(0.0, 1.0), example=(1, 100))
         >>> result.output.mean, result.output.var.shape
         (tensor([[0.]]), torch.Size([1, 1]))
+        >>> vp.propagate(nn.Linear(8, 2), vp.Moments(0.0, 1.0), (1, 8), covariance="full").output.covariance.shape
+        torch.Size([2, 2])
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
+    evaluation_class = evaluation_for(covariance)
     program = model if isinstance(model, Program) else capture(model, example, moments=moments)
     inputs = fitted_inputs(program, moments)
     plan = _plan(program, tuple(node for node, value in inputs.items() if not isinstance(value, Tensor)))
     if on_missing == "raise":
         require_complete(plan)
     with _recording(inputs, gradients):
-        evaluation = Evaluation(plan, {**program.tensors(), **inputs})
+        evaluation = evaluation_class(plan, {**program.tensors(), **inputs})
         evaluation.run()
         return _result(evaluation)
+
+
+def evaluation_for(covariance: Any) -> type[Evaluation]:
+    """The evaluation that the argument `covariance` of `propagate` and of `inspect` asks for."""
+    if covariance not in (None, "full"):
+        raise ValueError(f'covariance must be "full" or None, not {covariance!r}.')
+    return Evaluation if covariance is None else CovarianceEvaluation
 
 
 def _recording(inputs: dict[Node, Any], gradients: bool | None) -> contextlib.AbstractContextManager[Any]:

@@ -219,4 +219,6 @@ def _fit(index: int, node: Node, value: Input) -> Input:
             f"Input {index} has moments of shape {tuple(value.shape)}, but the model sees {tuple(shape)}: every axis "
             f"must have that extent, or 1 where the statistics do not change along it."
         )
-    return Moments(value.mean.to(form.dtype), value.var.to(form.dtype), shape)
+    fitted = value.to(form.dtype)
+    fitted.full = shape
+    return fitted

@@ -245,6 +245,8 @@ class Coverage:
 
 
 def _average(path: str, calls: tuple[Moments, ...]) -> Moments:
+    if len(calls) == 1:
+        return calls[0]
     if len({call.shape for call in calls}) > 1:
         raise ValueError(f"'{path}' is called with different shapes; take one of result.calls['{path}'].")
     mean = torch.stack([call.mean for call in calls]).mean(0)
