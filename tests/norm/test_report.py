@@ -74,8 +74,9 @@ def test_what_stays_is_named_with_the_reason():
 def test_it_says_how_to_train():
     for text in (str(report_of(chain(3))), str(report_of(chain(9, norm=True)))):
         lines = dict(line.split(":", 1) for line in text.splitlines())
-        assert "after vp.normalize" in lines["optimizer"]
-        assert "vp.find_lr" in lines["rate"] and "2 sqrt(256 / batch size)" in lines["clipping"]
+        assert "one made before vp.normalize trains nothing" in lines["optimizer"]
+        assert "0.2 x batch size / 256" in lines["rate"] and "vp.find_lr" in lines["rate"]
+        assert "2 sqrt(256 / batch size)" in lines["clipping"]
         assert len(text.splitlines()) <= 10
 
 
@@ -97,3 +98,21 @@ def test_skips_and_layers_called_in_turns_are_counted():
 
     report = report_of(Turns())
     assert report.in_a_row == 0 and "layers called in turns" in str(report)
+
+
+def test_an_optimizer_made_before_trains_nothing():
+    plain, x = chain(3), torch.randn(8, 6)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    model = vp.normalize(plain, MOMENTS, example=(2, 6))
+    before = model(x)
+    model(x).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(model(x), before)
+
+
+def test_an_optimizer_made_before_has_no_scale_or_shift_in_place():
+    plain = chain(3)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    model = vp.normalize(plain, MOMENTS, example=(2, 6), inplace=True)
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert not any(id(layer.scale) in held or id(layer.shift) in held for layer in model if hasattr(layer, "scale"))
