@@ -24,6 +24,7 @@ from tests.norm.networks import (
     sites,
     train_a_little,
 )
+from varprop.norm import statistics
 
 
 def quiet_fold(model: nn.Module, **settings: Any) -> nn.Module:
@@ -117,3 +118,25 @@ def test_a_function_of_a_rectified_sum(function):
     output = vp.propagate(vp.fold(model), moments).output
     torch.testing.assert_close(output.mean, torch.zeros(1, 3), atol=1e-5, rtol=0)
     torch.testing.assert_close(output.var, torch.ones(1, 3), atol=1e-4, rtol=0)
+
+
+def test_work_grows_with_the_layers_and_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a layer reads was evaluated together with what all others read, here behind layer norms."""
+    evaluated: list[int] = []
+    run = statistics.Evaluation.run
+
+    def counted(evaluation: Any) -> None:
+        evaluated.append(len(evaluation.plan.program.nodes))
+        run(evaluation)
+
+    monkeypatch.setattr(statistics.Evaluation, "run", counted)
+    work = []
+    for count in (3, 12):
+        evaluated.clear()
+        layers = [nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(count)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = vp.normalize(nn.Sequential(*layers), vp.Moments(0.0, 1.0), example=(1, 4), init="preserve")
+        assert len(sites(model)) == count
+        work.append(sum(evaluated))
+    assert work[1] < 6 * work[0]

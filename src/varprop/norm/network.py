@@ -235,7 +235,7 @@ class Network:
         parameters, count = self.parameters(), len(self.layers)
         layout = restricted(self.layout, [index])
         weights, shifts, scales = [parameters[index]], parameters[count : 2 * count], parameters[2 * count :]
-        return reference.output_statistics(layout, weights, shifts, scales, self.external_moments())[0]
+        return reference.output_statistics(layout, weights, shifts, scales, self.external_moments(reader=index))[0]
 
     def facts(self) -> Tensor:
         """All numbers besides parameters that define the function: sizes of inputs, moments of the data, the form.
@@ -249,23 +249,31 @@ class Network:
         constants = (channels.constant_mean, channels.constant_var)
         return torch.cat([counted_sizes, *constants, form, self.joint.facts(Tokens)])
 
-    def external_moments(self, vectors: Vectors | None = None) -> Pair | None:
+    def external_moments(self, vectors: Vectors | None = None, reader: int | None = None) -> Pair | None:
         """Mean and variance of the layout's external channels; None if it has none.
 
         First come outputs of layers outside, then what only the engine can evaluate, then parameters between layers.
 
         Args:
             vectors: Shifts and scales of layers that are sharded now, as they were when those ran.
+            reader: The index of the one layer that is asked for: zeros stand for what other layers read.
         """
         pairs: list[Pair] = []
         for layer in self.outside:
             shift, scale = (vectors or {}).get(layer) or (layer.shift, layer.scale)
             pairs.append((shift, scale.double().square()))
         if self.evaluation is not None:
-            values = self.evaluation(vectors)
-            entering = zip(self.evaluated, values, strict=False)
-            pairs += [self.layers[index].entering_moments(x) for index, x in entering]
-            fixed = [f.expanded(x.mean) for f, x in zip(self.fixed, values[len(self.evaluated) :], strict=True)]
+            read = [index for index in self.evaluated if reader in (None, index)]
+            asked = self.evaluation if reader is None else evaluation_of(self.joint, self.specs, read, self.fixed)
+            values = [] if asked is None else asked(vectors)
+            entering = dict(zip(read, values, strict=False))
+            for index in self.evaluated:
+                if index in entering:
+                    pairs.append(self.layers[index].entering_moments(entering[index]))
+                else:
+                    nothing = self.layers[index].weight.new_zeros(self.specs[index].groups * self.specs[index].channels)
+                    pairs.append((nothing, nothing))
+            fixed = [f.expanded(x.mean) for f, x in zip(self.fixed, values[len(read) :], strict=True)]
             refuse_sharded(fixed)
             pairs += [(value, torch.zeros_like(value)) for value in fixed]
         if not pairs:
