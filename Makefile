@@ -96,6 +96,7 @@ test-wheel: ## build wheel and sdist, check them, install the wheel where nothin
 
 docs: $(DOCS_READY) ## the site, strictly, into docs/_build/html (installs Sphinx)
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@$(BIN)/python tools/check_site.py docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 check: format-check lint types test ## what has to pass before a change goes in

@@ -12,12 +12,16 @@ from varprop.rules import registry
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.fixture(scope="module")
-def generate():
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+def loaded(file):
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generate():
+    return loaded(DOCS / "generate.py")
 
 
 def test_every_command_and_option_is_on_the_page(generate):
@@ -60,3 +64,19 @@ def test_text_is_escaped_but_for_code(generate):
 
 def test_the_page_has_no_default_of_a_switch(generate):
     assert "`False`" not in generate.commands_page()
+
+
+def test_links_that_lead_nowhere_are_named(tmp_path):
+    broken_links = loaded(DOCS.parent / "tools" / "check_site.py").broken_links
+    assert len(list(broken_links(tmp_path))) == 1, "a site without pages"
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.html").write_text('<a href="sub/b.html#here">b</a> <a href="https://example.org/x">out</a>')
+    (tmp_path / "sub" / "b.html").write_text(
+        '<h1 id="here">B</h1> <a href="../a.html?x=1">a</a> <a href="#here">up</a>'
+    )
+    assert list(broken_links(tmp_path)) == []
+    (tmp_path / "a.html").write_text('<a href="sub/b.html#gone">b</a> <img src="c.png">')
+    assert list(broken_links(tmp_path)) == [
+        "a.html: sub/b.html#gone has no such anchor",
+        "a.html: c.png does not exist",
+    ]
