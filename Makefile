@@ -35,7 +35,7 @@ NONE_IS_FINE := || [ $$? -eq 5 ]
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
-demo: $(READY) ## four normalizations from three starts on scikit-learn's digits, with a report to open
+demo: $(READY) ## batch norm, group norm and the analytic normalization by batch size, in about a minute
 	@$(BIN)/varprop demo
 
 test: $(READY) ## all tests but the slow and the zoo ones

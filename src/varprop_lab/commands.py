@@ -25,7 +25,7 @@ DATASETS = ("mnist", "cifar10", "digits")
 CONTINUE = "What is finished is kept: run the command again with --resume."
 UNTRAINED = ("relu", "claims")  # made by the report from nothing, and from what lies in the folder
 STUDIES = ("search", "deep", "questions")  # no experiments of the paper
-DEMO = "digits"  # has a command of its own
+SMALL = "digits"  # for tests and first tries, no part of `all`
 COMPARED_STARTS = (*STARTS, "orthogonal")  # weight norm's own start is for the paper's naive comparison
 
 
@@ -97,24 +97,18 @@ def _run_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _add_demo(commands: Any) -> None:
-    text = "Compare the four parametrizations from the three starts on scikit-learn's digits, in two minutes or so."
-    parser = add_command(commands, "demo", demo, text)
-    add_device(parser, "cpu")
-    add_out(parser, "runs/demo")
-    add_resume(parser)
+    text = "Batch norm, group norm and the analytic normalization by batch size, on scikit-learn's digits, in a minute."
+    add_out(add_command(commands, "demo", demo, text), "runs/demo")
 
 
 def demo(options: argparse.Namespace) -> None:
-    """Run the comparison on the digits, in a new folder unless an earlier one is to be resumed, and report it."""
-    from . import report
-    from .paper import experiments
+    """Run the demonstration in a new folder, and print its report."""
+    from .demo import run
 
-    folder = options.out if options.resume else unused(options.out)
-    with stoppable(CONTINUE):
-        run_options = {"device": options.device, "resume": options.resume}
-        outcomes = experiments.reproduce([DEMO], folder, {"seeds": 3}, **run_options)[DEMO]
-        print(report.answer_and_table(outcomes))
-        print(f"Report: {report.write_one(folder, DEMO).resolve()}")
+    folder = unused(options.out)
+    with stoppable("Nothing is kept: run the command again."):
+        run(folder)
+        print(f"Figure: {(folder / 'demo.png').resolve()}")
 
 
 def unused(folder: Path) -> Path:
@@ -178,7 +172,7 @@ def expanded(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in available:
             raise vp.VarpropError(unknown("experiment", name, available))
-    everything = [name for name in available if name not in (DEMO, *STUDIES, "all")]
+    everything = [name for name in available if name not in (SMALL, *STUDIES, "all")]
     return list(dict.fromkeys(entry for name in names for entry in (everything if name == "all" else [name])))
 
 

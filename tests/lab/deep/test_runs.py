@@ -104,9 +104,14 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert kept["hardware"] and kept["versions"]["torch"]
 
 
+def documentation() -> str:
+    """The page on deep networks with the page of all its runs."""
+    return "".join((ROOT / "docs" / name).read_text() for name in ("deep.md", "results/deep_tables.md"))
+
+
 @pytest.mark.parametrize("table", ["resnet18", "resnet34", "finetuning", "gpt", "vit"])
 def test_the_documentation_says_what_its_records_say(table: str) -> None:
-    page = (ROOT / "docs/deep.md").read_text()
+    page = documentation()
     documented = Study(table, ROOT / "docs/results/deep.json")
     for row in documented.best():
         found = [run[TEST] for run in documented.found(row, TEST)]
@@ -121,12 +126,12 @@ def test_the_documentation_says_what_its_records_say(table: str) -> None:
 def test_so_does_the_choice_of_the_bound_of_gradients() -> None:
     runs = json.loads((ROOT / "docs/results/deep.json").read_text())["runs"]
     found = [run[HELD_OUT] for key, run in runs.items() if " | clip | " in key]
-    assert len(found) == 2 and all(f"{value:.4f}" in (ROOT / "docs/deep.md").read_text() for value in found)
+    assert len(found) == 2 and all(f"{value:.4f}" in documentation() for value in found)
 
 
 @pytest.mark.parametrize("table", ["long", "batches", "resnet102"])
 def test_so_do_short_and_long_runs(table: str) -> None:
-    page = (ROOT / "docs/deep.md").read_text()
+    page = documentation()
     documented = Study(table, ROOT / "docs/results/deep.json")
     found = [run[TEST] for row in documented.best() for run in documented.found(row, TEST)]
     assert len(found) >= 2 and all(f"{value:.4f}" in page for value in found)
@@ -134,19 +139,19 @@ def test_so_do_short_and_long_runs(table: str) -> None:
 
 def test_so_does_what_is_said_of_the_plain_network() -> None:
     runs = json.loads((ROOT / "docs/results/deep.json").read_text())["runs"]
-    page = (ROOT / "docs/deep.md").read_text()
+    page = documentation()
     found = [run.get(HELD_OUT, run.get(TEST)) for key, run in runs.items() if " | plain50 | " in key]
     assert len(found) == 14 and all(f"{value:.4f}" in page for value in found)
 
 
 def test_so_does_the_table_of_costs() -> None:
-    page = (ROOT / "docs/deep.md").read_text()
+    page = documentation()
     for cost in json.loads((ROOT / "docs/results/cost.json").read_text())["steps"]["resnet18"].values():
         assert f"| {cost['ms']:.2f} | {cost['of batch norm']:.2f} | {cost['MiB']} MiB |" in page
 
 
 def test_so_does_the_table_of_true_deviations() -> None:
-    page = (ROOT / "docs/deep.md").read_text()
+    page = documentation()
     for states in json.loads((ROOT / "docs/results/truth_resnet.json").read_text()).values():
         for trained in (0, 1, 3, 15):
             values = sorted(states[trained]["ratios"].values())
@@ -155,7 +160,7 @@ def test_so_does_the_table_of_true_deviations() -> None:
 
 def test_so_does_that_of_the_gpt() -> None:
     runs = json.loads((ROOT / "docs/results/deep.json").read_text())["runs"]
-    page = (ROOT / "docs/deep.md").read_text()
+    page = documentation()
     found = [run[HELD_OUT] for key, run in runs.items() if key.startswith(f"{HELD_OUT} | gpt")]
     assert len(found) == 22 and all(f"{value:.4f}" in page for value in found)
 

@@ -1,0 +1,78 @@
+"""The demonstration: what it trains, what it says of results, and the files it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from varprop_lab import demo
+from varprop_lab.demo import Digits, Trained
+
+
+def results(batch_norm: list[float], analytic: list[float]) -> list[Trained]:
+    small = {"batch norm": batch_norm, "group norm": [0.8, 0.8, 0.8], "analytic": analytic}
+    large = [0.84, 0.85, 0.86]
+    return [
+        Trained(method, batch, 0.01, False, {}, small[method] if batch == 2 else large, 1.0)
+        for batch in (2, 32)
+        for method in demo.METHODS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "analytic", "sentences"),
+    [
+        (
+            [0.3, 0.4, 0.5],
+            [0.84, 0.85, 0.86],
+            ("batch norm loses 45.0 points", "45.0 points ahead of", "in every seed"),
+        ),
+        (
+            [0.83, 0.84, 0.85],
+            [0.82, 0.85, 0.85],
+            ("changes by -1.0 points", "ahead of batch norm, which these seeds do"),
+        ),
+        ([0.9, 0.9, 0.9], [0.8, 0.8, 0.8], ("batch norm gains 5.0", "10.0 points behind batch norm, in every seed")),
+    ],
+)
+def test_the_answer_says_what_the_seeds_decide(
+    batch_norm: list[float], analytic: list[float], sentences: tuple[str, ...]
+) -> None:
+    answer = demo.answer(results(batch_norm, analytic))
+    assert all(sentence in answer for sentence in sentences), answer
+
+
+def test_networks_of_one_seed_start_with_the_same_weights() -> None:
+    first, *others = (demo.network(method, seed=1) for method in demo.METHODS)
+    for other in others:
+        torch.testing.assert_close(other[0].weight, first[0].weight, rtol=0, atol=0)
+    assert not torch.equal(demo.network("analytic", seed=2)[0].weight, first[0].weight)
+
+
+def test_it_trains_judges_and_leaves_a_report_with_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = demo.load()
+    few = [(images[:20], labels[:20]) for images, labels in vars(digits).values()]
+    monkeypatch.setattr(demo, "load", lambda: Digits(*few))
+    monkeypatch.setattr(demo, "RATES", (0.01, 0.02))
+    monkeypatch.setattr(demo, "SEEDS", (0, 1))
+    monkeypatch.setattr(demo, "BATCHES", (2, 4))
+    lines: list[str] = []
+    found = demo.run(tmp_path / "demo", lines.append, epochs=1)
+    assert [(result.batch, result.method) for result in found] == [(b, m) for b in (2, 4) for m in demo.METHODS]
+    for result in found:
+        means = {rate: sum(seeds) for rate, seeds in result.held_out.items()}
+        assert means[result.rate] == max(means.values()) and len(result.test) == 2
+    report = (tmp_path / "demo" / "report.md").read_text("utf-8")
+    assert demo.answer(found) in report and demo.answer(found) in lines[-1] and "demo.png" in report
+    assert (tmp_path / "demo" / "demo.png").stat().st_size > 1000
+    records = json.loads((tmp_path / "demo" / "demo.json").read_text("utf-8"))
+    assert len(records["results"]) == 6 and records["versions"]["torch"] == torch.__version__
+
+
+def test_held_out_and_test_images_are_not_trained_on() -> None:
+    digits = demo.load()
+    rows = torch.cat([images.flatten(1) for images, _ in vars(digits).values()])
+    assert len(rows.unique(dim=0)) == len(rows) == 1797
