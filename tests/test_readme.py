@@ -43,6 +43,17 @@ def test_the_blocks_run_in_order_and_print_what_stands_below_them():
     assert len(BLOCKS) >= 2
 
 
+@pytest.mark.parametrize("page", ("index.md", "start.md"))
+def test_the_blocks_of_the_first_pages_run(page):
+    text = (Path(__file__).parents[1] / "docs" / page).read_text("utf-8")
+    names: dict[str, object] = {}
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="vp.fold will in general give a bias")
+        for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(code, names)
+    assert isinstance(names["folded"], nn.Sequential)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_the_calls_it_names_can_be_made(call):
     x = torch.rand(16, 3, 16, 16)

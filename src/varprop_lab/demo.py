@@ -100,7 +100,7 @@ def network(method: str, seed: int) -> nn.Sequential:
         if method == "batch norm":
             layers.append(nn.BatchNorm2d(outputs))
         elif method == "group norm":
-            layers.append(nn.GroupNorm(4, outputs))
+            layers.append(nn.GroupNorm(2, outputs))
         layers.append(nn.ReLU())
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * WIDTH, 10))
 
