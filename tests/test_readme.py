@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import re
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -49,8 +50,9 @@ def test_the_blocks_of_the_first_pages_run(page):
     names: dict[str, object] = {}
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="vp.fold will in general give a bias")
-        for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-            exec(code, names)
+        for code in re.findall(r"^ *```python\n(.*?)```", text, re.DOTALL | re.MULTILINE):
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(textwrap.dedent(code), names)
     assert isinstance(names["folded"], nn.Sequential)
 
 

@@ -72,6 +72,16 @@ def test_it_trains_judges_and_leaves_a_report_with_a_figure(tmp_path: Path, monk
     assert len(records["results"]) == 6 and records["versions"]["torch"] == torch.__version__
 
 
+def test_the_first_page_says_what_the_records_say() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "start.md").read_text("utf-8")
+    recorded = json.loads((docs / "results" / "demo.json").read_text("utf-8"))["results"]
+    for result in recorded:
+        values = [100 * accuracy for accuracy in result["test"]]
+        assert f"{sum(values) / len(values):.1f} ({min(values):.1f} to {max(values):.1f})" in page
+    assert len(recorded) == len(demo.METHODS) * len(demo.BATCHES)
+
+
 def test_held_out_and_test_images_are_not_trained_on() -> None:
     digits = demo.load()
     rows = torch.cat([images.flatten(1) for images, _ in vars(digits).values()])
