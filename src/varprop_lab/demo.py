@@ -115,7 +115,8 @@ def train(method: str, batch: int, digits: Digits, epochs: int = EPOCHS) -> Trai
         model = joined([network(method, member.seed) for member in members])
     if method == "analytic":
         moments = vp.input_moments(images)
-        side_by_side = vp.Moments(*(m.expand(1, len(members), 1, 1).clone() for m in (moments.mean, moments.var)))
+        mean, var = (moment.expand(1, len(members), 1, 1).clone() for moment in (moments.mean, moments.var))
+        side_by_side = vp.Moments(mean, var)
         model = vp.normalize(model, side_by_side, example=(batch, len(members), *images.shape[2:]), form="deep")
 
     def epoch(seed: int, number: int) -> tuple[Tensor, Tensor]:
@@ -193,9 +194,10 @@ def figure(results: list[Trained]) -> Figure:
     for rank, method in enumerate(METHODS):
         chosen = [result for result in results if result.method == method]
         percent = [[100 * accuracy for accuracy in result.test] for result in chosen]
-        columns = [tuple(map(of_seeds, percent)) for of_seeds in (statistics.mean, min, max)]
         sizes = tuple(float(result.batch) for result in chosen)
-        series.append(PlottedSeries(method, *LOOK[method], sizes, *columns, seeds=len(SEEDS), rank=rank))
+        means = tuple(map(statistics.mean, percent))
+        low, high = (tuple(map(extreme, percent)) for extreme in (min, max))
+        series.append(PlottedSeries(method, *LOOK[method], sizes, means, low, high, seeds=len(SEEDS), rank=rank))
     caption = "Every normalization at its best rate on held-out images; bands from the lowest to the highest seed."
     labels = "batch size", "test accuracy (%)"
     return Figure("demo", "Digits by batch size", caption, (Panel("", tuple(series)),), *labels, True, False)
