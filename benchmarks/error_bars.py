@@ -4,6 +4,7 @@
     python -m benchmarks.error_bars cost RECORDS       # in forward passes, for 1, 10 and 100 outputs, and memory
     python -m benchmarks.error_bars quality RECORDS [--data DIR]    # accuracy, NLL, ECE, ... beside MC dropout
     python -m benchmarks.error_bars show RECORDS       # the tables, as Markdown
+    python -m benchmarks.error_bars pictures FOLDER [--data DIR]    # of docs/predict.md
 
 Every case of `run` trains a network, predicts some test samples, and compares with 4,000 real draws: predicted over
 true std over samples and outputs. RECORDS is a file of JSON lines, one a case; cases that it has are not made again.
@@ -147,6 +148,7 @@ class Case:
     laplace: bool = False
     outputs: Any = None
     draws: tuple[int, ...] = ()  # with how many real draws to predict as well
+    samples: int = 128
 
 
 CASES = {
@@ -163,9 +165,9 @@ CASES = {
     "MLP 3 x 256, input noise .1": Case(lambda: mlp(3, 0.0), "mnist", input_noise=0.1),
     "MLP 3 x 256, input noise 1": Case(lambda: mlp(3, 0.0), "mnist", input_noise=1.0),
     "ResNet-18, input noise .1": Case(lambda: resnet18(64, 0.0), "cifar10", 6, input_noise=0.1, draws=(16, 64)),
-    "CNN, input noise .1": Case(cnn, "mnist", 1, input_noise=0.1, draws=(16, 64)),
-    "CNN, input noise .3": Case(cnn, "mnist", 1, input_noise=0.3, draws=(16, 64)),
-    "CNN, input noise 1": Case(cnn, "mnist", 1, input_noise=1.0, draws=(16, 64)),
+    "CNN, input noise .1": Case(cnn, "mnist", 1, input_noise=0.1, draws=(16, 64), samples=32),
+    "CNN, input noise .3": Case(cnn, "mnist", 1, input_noise=0.3, draws=(16, 64), samples=32),
+    "CNN, input noise 1": Case(cnn, "mnist", 1, input_noise=1.0, draws=(16, 64), samples=32),
 }
 
 
@@ -339,7 +341,7 @@ def curvature(found: vp.Prediction) -> tuple[Tensor, Tensor]:
 def measure(name: str, case: Case, root: str | None, device: str, tiny: bool, truth_draws: int) -> dict[str, Any]:
     """One record."""
     model, task = trained(case, root, device, tiny)
-    samples, truth_draws = (8, 100) if tiny else (128, truth_draws)
+    samples, truth_draws = (8, 100) if tiny else (case.samples, truth_draws)
     x = task.test[:samples].contiguous()
     variances = laplace_variances(model, task, 100 if tiny else 2000) if case.laplace else {}
     noise = case.input_noise or 0.0
@@ -656,10 +658,50 @@ def quality_tables(records: list[dict[str, Any]]) -> list[Table]:
     return tables
 
 
+def pictures(folder: Path, root: str | None, tiny: bool) -> None:
+    """Digits with their logits and error bars, and where the variance of the largest logit comes from."""
+    from matplotlib import pyplot
+
+    model, task = trained(Case(lambda: mlp(3, 0.5), "mnist", 1), root, "cpu", tiny)
+    torch.manual_seed(0)
+    digit = task.test[(task.test_targets == 4).nonzero()[:1, 0]]
+    images = {"as it is": digit, "rotated by 45°": rotated(digit, 45.0), "noisy": digit + torch.randn_like(digit)}
+    x = torch.cat(list(images.values()))
+    found = vp.predict(captured(model, x), x)
+    low, high = found.interval(0.9)
+    figure, axes = pyplot.subplots(2, len(x), figsize=(9, 5), layout="constrained", height_ratios=[1, 1.2])
+    figure.suptitle("logits with 90 % intervals under dropout, and expected probability of the largest")
+    for index, (title, column) in enumerate(zip(images, axes.T, strict=True)):
+        column[0].imshow(x[index, 0], cmap="gray_r")
+        column[0].set_title(title)
+        column[0].set_axis_off()
+        spread = torch.stack([found.mean[index] - low[index], high[index] - found.mean[index]])
+        column[1].errorbar(range(10), found.mean[index], spread, fmt="o", capsize=3)
+        probability, best = found.probabilities()[index].max(0)
+        column[1].set_xticks(range(10))
+        column[1].set_xlabel(f"class; {int(best)} with {float(probability):.2f}")
+        column[1].axhline(0, color="0.8", linewidth=0.8)
+    axes[1, 0].set_ylabel("logit")
+    figure.savefig(folder / "predict-digits.png", dpi=110)
+    noisy = vp.predict(captured(model, x), x, input_var=0.1)
+    figure, axes = pyplot.subplots(1, 3, figsize=(10, 3.2), layout="constrained", width_ratios=[1, 1.2, 1.6])
+    axes[0].imshow(digit[0, 0], cmap="gray_r")
+    axes[0].set_title("input, with noise of variance 0.1")
+    best = int(noisy.mean[0].argmax())
+    shown = axes[1].imshow(noisy.input_variance[0, best, 0], cmap="magma_r")
+    axes[1].set_title(f"variance of logit {best} by pixel")
+    figure.colorbar(shown, ax=axes[1])
+    for axis in axes[:2]:
+        axis.set_axis_off()
+    noisy.plot(axes[2])
+    axes[2].set_title("by source, all logits")
+    figure.savefig(folder / "predict-sources.png", dpi=110)
+
+
 def main() -> None:
     """Run cases, or show what was recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["run", "cost", "quality", "show"])
+    parser.add_argument("action", choices=["run", "cost", "quality", "show", "pictures"])
     parser.add_argument("records", type=Path)
     parser.add_argument("--data")
     parser.add_argument("--device", default="cpu")
@@ -668,6 +710,9 @@ def main() -> None:
     parser.add_argument("--max-seconds", type=float, default=math.inf)
     parser.add_argument("--tiny", action="store_true", help="a trial on scikit-learn's digits")
     options = parser.parse_args()
+    if options.action == "pictures":
+        pictures(options.records, options.data, options.tiny)
+        return
     lines = options.records.read_text().splitlines() if options.records.exists() else []
     records = [json.loads(line) for line in lines]
     if options.action == "show":

@@ -1,6 +1,7 @@
 """Error bars in one pass against exact covariances where they are known, and against real draws elsewhere."""
 
 import doctest
+import re
 
 import pytest
 import torch
@@ -269,6 +270,7 @@ def test_only_named_modules_are_random():
 BAD = {
     "nothing": (lambda m, x: vp.predict(nn.Linear(8, 2), x), "Nothing that reaches the output is random"),
     "negative": (lambda m, x: vp.predict(m, x, input_var=-1.0), "input_var must be finite and not negative"),
+    "negative weight": (lambda m, x: vp.predict(m, x, parameter_var={"0.bias": -1.0}), r"\['0.bias'\] must be finite"),
     "shape": (lambda m, x: vp.predict(m, x, input_var=torch.ones(3)), "does not broadcast"),
     "name": (lambda m, x: vp.predict(m, x, parameter_var={"0.w": 1.0}), "'0.w', which the model does not use"),
     "weight": (lambda m, x: vp.predict(m, x, parameter_var={"0.bias": torch.ones(3)}), r"parameter_var\['0.bias'\]"),
@@ -289,10 +291,26 @@ def test_bad_input_gets_one_sentence(case):
         call(mlp(), torch.randn(4, 8))
 
 
+def test_an_operation_without_a_rule_is_named():
+    class Inverse(nn.Module):
+        def forward(self, x):
+            return torch.linalg.inv(F.dropout(x, 0.1, self.training)).flatten(1)
+
+    with pytest.raises(vp.MissingRule, match="linalg_inv"):
+        vp.predict(Inverse(), torch.eye(3).expand(2, 3, 3), random=lambda path, module: True)
+
+
 def test_too_many_outputs_for_memory_names_what_fits(monkeypatch):
-    monkeypatch.setattr(api, "MEMORY", 2000)
-    with pytest.raises(ValueError, match=r"outputs fit, or \d+ samples at a time"):
-        vp.predict(mlp(), torch.randn(4, 8))
+    monkeypatch.setattr(api, "MEMORY", 30_000)
+    model, x = mlp(), torch.randn(8, 8)
+    with pytest.raises(ValueError, match=r"(\d+) outputs fit, or (\d+) samples at a time") as raised:
+        vp.predict(model, x)
+    outputs, samples = map(int, re.findall(r"(\d+) (?:outputs fit|samples at a time\.)", str(raised.value)))
+    assert 1 <= outputs < 5
+    assert vp.predict(model, x, outputs=list(range(outputs))).mean.shape == (8, outputs)
+    assert vp.predict(model, x[:samples]).mean.shape == (samples, 5)
+    with pytest.raises(ValueError, match="outputs fit"):
+        vp.predict(model, x, outputs=list(range(outputs + 1)))
 
 
 @pytest.mark.parametrize("module", [api, prediction])
