@@ -55,6 +55,16 @@ def test_products_of_factors_by_rows_and_by_matrices(elements):
     torch.testing.assert_close(gram(factors), torch.einsum("kbn,lbn->bkl", factors, factors))
 
 
+def test_a_random_weight_on_a_random_input_leaves_the_product_of_their_variances():
+    layer, x = nn.Linear(3, 2).double(), torch.randn(4, 3, dtype=torch.float64)
+    spread = {"weight": torch.rand(2, 3, dtype=torch.float64), "bias": 0.5}
+    found = vp.predict(layer, x, input_var=0.3, parameter_var=spread)
+    weight, squares = layer.weight.detach(), x.square() @ spread["weight"].T
+    expected = 0.3 * weight.square().sum(1) + squares + 0.3 * spread["weight"].sum(1) + 0.5
+    torch.testing.assert_close(found.var, expected)
+    assert {kind for _, kind, _ in found.sources()} == {"input", "parameter", "product"}
+
+
 class Recurrent(nn.Module):
     def __init__(self, layer, **settings):
         super().__init__()

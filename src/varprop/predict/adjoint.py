@@ -275,8 +275,11 @@ class MeanEvaluation(Evaluation):
                 mean = mean + turn * windows.sums(slope * (before.mean - before.mean.detach()))
         return fresh.clamp_min(0), mean
 
+    @torch.no_grad()
     def _left_of_product(self, node: Node, rule: Rule, value: Moments, random: list[Node]) -> Tensor:
         """Of a function linear in each argument: the variance left when each is taken as the only random one."""
+        if node.packet is aten.linear and {*node.args[:2]} <= {*random}:  # Var x through Var W; a bias leaves nothing
+            return F.linear(*(self.value(operand).dense().var for operand in node.args[:2]))
         left = value.var
         for chosen in random:
 
