@@ -64,16 +64,16 @@ test-kernels: $(KERNELS_READY) ## the Triton kernels in its interpreter on the C
 	@TRITON_INTERPRET=1 $(PYTEST) -m kernels tests/norm/backends/triton
 
 test-opacus: $(OPACUS_READY) ## private training with Opacus (installs it)
-	@PYTHONPATH=$(OPACUS) $(PYTEST) -m opacus tests/test_opacus.py
+	@PYTHONPATH=$(OPACUS) $(PYTEST) -m opacus tests/test_opacus.py tests/test_howto.py
 
 test-uncertainty: $(UNCERTAINTY_READY) ## error bars from posteriors of laplace-torch, IVON and bayesian-torch (installs them)
 	@PYTHONPATH=$(UNCERTAINTY) $(PYTEST) -m uncertainty tests/predict
 
 test-flower: $(FLOWER_READY) ## federated averaging by Flower (installs it into a folder of its own: it pins other versions)
-	@PYTHONPATH=$(FLOWER) $(PYTEST) -m flower tests/test_flower.py
+	@PYTHONPATH=$(FLOWER) $(PYTEST) -m flower tests/test_flower.py tests/test_howto.py
 
 test-frameworks: $(FRAMEWORKS_READY) ## training by Lightning, transformers and accelerate (installs them)
-	@HF_HUB_OFFLINE=1 $(PYTEST) -m frameworks tests/test_frameworks.py
+	@HF_HUB_OFFLINE=1 $(PYTEST) -m frameworks tests/test_frameworks.py tests/test_howto.py
 
 test-ray: $(RAY_READY) ## sweeps on Ray, with workers and drivers that are killed (.venv-ray, with torch and ray)
 	@OMP_NUM_THREADS=1 $(RAY_VENV)/bin/python -m pytest -q -m ray tests/lab/execution
@@ -94,8 +94,8 @@ test-browser: $(READY) ## the HTML report in headless Chromium (installed by apt
 test-wheel: ## build wheel and sdist, check them, install the wheel where nothing else is, and use it there (1 GB in a temporary folder)
 	@$(PYTHON) tools/check_wheel.py
 
-docs: $(DOCS_READY) ## the site, strictly, into docs/_build/html (installs Sphinx)
-	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+docs: $(DOCS_READY) $(OPACUS_READY) ## the site, strictly, into docs/_build/html; executes the tutorials (installs Sphinx, ONNX Runtime, Opacus)
+	@OMP_NUM_THREADS=1 PYTHONPATH=$(abspath src):$(abspath $(OPACUS)) $(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 	@$(BIN)/python tools/check_site.py docs/_build/html
 	@echo "docs/_build/html/index.html"
 
@@ -157,7 +157,7 @@ $(FRAMEWORKS_READY): $(READY)
 	@touch $@
 
 $(DOCS_READY): $(READY)
-	@$(PIP) install -c constraints.txt sphinx furo myst-parser
+	@$(PIP) install -c constraints.txt sphinx furo myst-nb ipykernel onnxruntime
 	@touch $@
 
 # Ray has a venv of its own: it is large, and nothing else may come to depend on it.

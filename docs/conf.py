@@ -1,4 +1,4 @@
-"""The site: Sphinx with furo, pages in Markdown (MyST), the reference from docstrings."""
+"""The site: Sphinx with furo, pages in Markdown (MyST), tutorials executed (myst-nb), the reference from docstrings."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ project = "varprop"
 author = "varprop contributors"
 release = version = __version__
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -22,6 +22,9 @@ extensions = [
 exclude_patterns = ["_build", "results/begun", "results/claims.md"]
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 4
+nb_execution_mode = "force"  # of the tutorials; a cache would not see that the library has changed
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
 suppress_warnings = ["myst.xref_missing"]  # links to sources and examples, which tests/test_files.py checks
 autodoc_typehints = "description"
 default_role = "code"  # `name` in a docstring
