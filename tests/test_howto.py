@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import socket
 import warnings
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+if importlib.util.find_spec("torchvision"):
+    importlib.import_module("tests.torchvision_on_cpu")  # which other packages import where it is installed
 FOLDER = Path(__file__).parents[1] / "docs" / "howto"
 # The marker of pages that need a large package, and the package.
 NEEDS = {
