@@ -484,3 +484,18 @@ def test_a_timm_model_brings_its_shape(run, monkeypatch):
     assert code == 0 and json.loads(out)["inputs"][0]["extents"] == [1, 3, 9, 9]
     code, _, err = run("timm:smal")
     assert code == 2 and err == "varprop: timm has no model 'smal'. Did you mean small?\n"
+
+
+def test_covariance_of_the_data_is_followed(models, run, tmp_path):
+    torch.manual_seed(0)
+    torch.save(torch.randn(64, 1) + 0.1 * torch.randn(64, 8), tmp_path / "data.pt")
+    options = ["--input-shape", "8", "--json", "-", "--data", tmp_path / "data.pt", "--check", "--samples", "64"]
+    independent, full = (
+        json.loads(run(f"{models}:good", *options, *more)[1]) for more in ([], ["--covariance", "full"])
+    )
+    assert (independent["covariance"], full["covariance"]) == ("", "full")
+    worst = [
+        max(abs(row["numbers"]["std"] / row["measured"]["std"]["value"] - 1) for row in report["rows"])
+        for report in (independent, full)
+    ]
+    assert worst[1] < 0.05 and worst[0] > 0.1

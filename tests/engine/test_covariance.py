@@ -196,3 +196,15 @@ def test_moments_carry_their_covariance_along() -> None:
         assert torch.equal(twin.covariance, moments.covariance)
     assert moments.to(torch.float64).covariance.dtype == torch.float64
     assert moments.var.tolist() == [[1.0, 2.0]]
+
+
+def test_table_says_under_which_assumption_numbers_are_exact() -> None:
+    result = vp.propagate(nn.Linear(2, 2), vp.Moments(0.0, 1.0), (1, 2), covariance="full")
+    assert "exact if units are jointly Gaussian" in result.table()
+    assert "exact if units are independent" in vp.propagate(nn.Linear(2, 2), vp.Moments(0.0, 1.0), (1, 2)).table()
+
+
+def test_covariance_of_one_input_does_not_fit_a_batch() -> None:
+    moments = vp.Moments(torch.zeros(1, 2), covariance=torch.eye(2))
+    with pytest.raises(vp.CaptureError, match=r"covariance of one input .* the model sees \(4, 2\)"):
+        vp.propagate(nn.Linear(2, 2), moments, (4, 2), covariance="full")

@@ -222,3 +222,21 @@ def test_extents_of_the_data_are_kept_where_all_items_have_them():
     assert input_moments([small, small]).full == (1, 3, 8, 6)
     assert input_moments([small, large]).full == (1, 3, 8, 1)
     assert input_moments(small, per="element").full == (1, 3, 8, 6)
+
+
+def test_covariance_in_pieces_is_that_of_all_data():
+    torch.manual_seed(0)
+    data = torch.randn(500, 2, 3) @ torch.randn(3, 3) + 5
+    moments = input_moments([data[:100], data[100:101], data[101:]], covariance=True)
+    expected = torch.cov(data.double().flatten(1).mT, correction=0)
+    torch.testing.assert_close(moments.covariance.double(), expected, atol=1e-5, rtol=1e-5)
+    assert moments.mean.shape == (1, 2, 3)
+    assert torch.equal(moments.var.flatten(), moments.covariance.diagonal())
+    assert input_moments(data[:, :1, :1], covariance=True).covariance.shape == (1, 1)
+
+
+def test_covariance_is_one_of_elements_and_of_small_items():
+    with pytest.raises(ValueError, match="leave `per` out"):
+        input_moments(torch.zeros(2, 3), "channel", covariance=True)
+    with pytest.raises(ValueError, match=r"Items of 20,000 elements have 4e\+08 covariances"):
+        input_moments(torch.zeros(2, 20_000), covariance=True)

@@ -33,10 +33,11 @@ class InputOptions:
     samples: int = 64
     root: Path | None = None
     positions: bool = False
+    covariance: bool = False
 
     def batch(self, available: int) -> int:
         """How many inputs to run at a time."""
-        return max(1, min(BATCH, available // RUNS)) if self.check else 1
+        return max(1, min(BATCH, available // RUNS)) if self.check and not self.covariance else 1
 
     def moments_of(self, shape: tuple[int, ...]) -> tuple[Any, Any]:
         """Mean and std as given for an input, None where they are not."""
@@ -70,7 +71,10 @@ def make_inputs(named: NamedModel, target: str, options: InputOptions) -> Inputs
         raise vp.VarpropError("--data is for one input, and several shapes were given: leave it out.")
     (shape,) = shapes
     data = _standardized(_data(options.data, shape, options.root).to(dtype), *options.moments_of(shape))
-    moments = vp.input_moments(data, "element" if options.positions else "channel")
+    if options.covariance:
+        moments = vp.input_moments(data, covariance=True)
+    else:
+        moments = vp.input_moments(data, "element" if options.positions else "channel")
     example = torch.zeros(options.batch(min(options.samples, len(data))), *shape, dtype=dtype)
     return Inputs(moments, example, data if options.check else None)
 

@@ -32,6 +32,10 @@ POSITIONS = (
     "Follow every position of an image by itself instead of one for all: right at borders and behind averages too, but "
     "slower."
 )
+COVARIANCE = (
+    "Follow the covariance of all units, from that of --data: for trained networks, whose units are far from "
+    "independent, of up to a few thousand units a layer."
+)
 AGAINST = (
     "Compare with an earlier state: a file of weights, or `fresh` for the model as built, without --weights; `init` "
     "compares with the same weights after vp.init_."
@@ -57,6 +61,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--check", action="store_true", help=text)
     parser.add_argument("--samples", type=number(int, 16), default=64, help="How many inputs --check runs.")
     parser.add_argument("--positions", action="store_true", help=POSITIONS)
+    parser.add_argument("--covariance", choices=("full",), help=COVARIANCE)
     parser.add_argument("--against", metavar="STATE", help=AGAINST)
     text = "Write a page to open in a browser, one file without links."
     parser.add_argument("--html", type=Path, metavar="FILE", help=text)
@@ -97,6 +102,7 @@ def inspect(options: argparse.Namespace) -> int:
             options.samples,
             options.root,
             options.positions,
+            options.covariance is not None,
         )
         inputs = make_inputs(named, options.target, settings)
         # both states before the work: a file that does not fit is refused at once
@@ -140,6 +146,7 @@ def _write(result: Any, options: argparse.Namespace) -> None:
 
 def _inspected(model: Any, inputs: Inputs, options: argparse.Namespace) -> Any:
     settings: dict[str, Any] = {"check": inputs.check, "samples": options.samples, "seed": options.seed}
+    settings["covariance"] = options.covariance
     with _progress() as progress:
         return vp.inspect(model, inputs.moments, example=inputs.example, progress=progress.reach, **settings)
 

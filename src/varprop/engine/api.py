@@ -206,6 +206,7 @@ def _result(evaluation: Evaluation) -> Result:
         entries,
         moments,
         {path: calls[path].class_name for path in moments},
+        evaluation.assumption,
     )
 
 

@@ -70,7 +70,7 @@ class CovarianceEvaluation(Evaluation):
     """
 
     def __init__(self, plan: Plan, env: dict[Node, Any]) -> None:
-        super().__init__(replace(plan, skips={}), env)
+        super().__init__(replace(plan, skips={}), env, assumption="exact if units are jointly Gaussian")
         self.blocks: dict[tuple[Node, Node], Tensor | None] = {}
         self.local: dict[Node, Local] = {}
         program = plan.program

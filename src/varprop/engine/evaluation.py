@@ -261,6 +261,7 @@ class Evaluation:
     annotate: bool = True
     report: Callable[[int], None] | None = None
     notes: dict[Node, list[str]] = field(default_factory=dict)
+    assumption: str = "exact if units are independent"  # of operations without notes
     sampled: set[Node] = field(default_factory=set)
 
     def __post_init__(self) -> None:

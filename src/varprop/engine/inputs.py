@@ -219,6 +219,11 @@ def _fit(index: int, node: Node, value: Input) -> Input:
             f"Input {index} has moments of shape {tuple(value.shape)}, but the model sees {tuple(shape)}: every axis "
             f"must have that extent, or 1 where the statistics do not change along it."
         )
+    if value.covariance is not None and value.shape != shape:
+        raise CaptureError(
+            f"Input {index} has the covariance of one input of shape {tuple(value.shape)}, but the model sees "
+            f"{tuple(shape)}: give an example of the first shape, or none."
+        )
     fitted = value.to(form.dtype)
     fitted.full = shape
     return fitted

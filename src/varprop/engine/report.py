@@ -66,6 +66,7 @@ class Result:
         entries: Every random operation in the order of execution.
         calls: Module path to the moments of each of its calls.
         classes: Module path to class name.
+        assumption: Where operations that are not marked are exact.
 
     Example:
         >>> result = vp.propagate(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
@@ -77,6 +78,7 @@ class Result:
     entries: tuple[Entry, ...]
     calls: dict[str, tuple[Moments, ...]]
     classes: dict[str, str]
+    assumption: str = ASSUMPTION
 
     def __getitem__(self, path: str) -> Moments:
         """Output statistics of a module, averaged over its calls (see `calls` for each).
@@ -148,7 +150,7 @@ class Result:
                 )
         text = text_table(header, rows)
         legend = [f"{mark} {reason}" for reason, mark in _legend(self.entries).items()]
-        return "\n".join([text, f"Without a mark: {ASSUMPTION}.", *legend])
+        return "\n".join([text, f"Without a mark: {self.assumption}.", *legend])
 
     def to_dict(self, values: bool = False) -> dict[str, Any]:
         """Plain numbers, ready for JSON; with ``values`` also every unit's mean and variance.

@@ -27,6 +27,7 @@ class ReportData:
         inputs: Extents, mean and std of every random input.
         gradient_ratio: Gradient at the first layer over that at the last, both summed over positions.
         check: What the numbers were compared with: ``""``, ``"gaussian"`` or ``"data"``.
+        covariance: ``"full"`` where the covariance of all units was followed, ``""`` where they count as independent.
     """
 
     model: str
@@ -36,6 +37,12 @@ class ReportData:
     inputs: tuple[dict[str, Any], ...]
     gradient_ratio: float | None
     check: str = ""
+    covariance: str = ""
+
+    @property
+    def assumption(self) -> str:
+        """Where numbers without a mark are exact."""
+        return "exact if units are jointly Gaussian" if self.covariance else "exact if units are independent"
 
     @property
     def measured_on(self) -> str:
@@ -60,6 +67,7 @@ class ReportData:
             "inputs": list(self.inputs),
             "gradient_ratio": self.gradient_ratio,
             "check": self.check,
+            "covariance": self.covariance,
             "findings": [finding.to_dict() for finding in self.findings],
             "rows": [row.to_dict() for row in self.rows],
         }

@@ -92,8 +92,10 @@ def _inputs(evaluation: Evaluation, data: Any, runs: int, batch: int) -> Iterato
     if isinstance(data, str):
         if data != "gaussian":
             raise ValueError(f'check must be "gaussian", a tensor or batches of inputs, not {data!r}.')
+        laws = [evaluation.env[node] for node in program.inputs]
+        roots = [_root(law.covariance) if isinstance(law, Moments) else None for law in laws]
         for _ in range(runs):
-            yield [_drawn(evaluation.env[node]) for node in program.inputs]
+            yield [_drawn(law, root) for law, root in zip(laws, roots, strict=True)]
         return
     random = [node for node in program.inputs if evaluation.plan.random(node)]
     if len(random) != 1:
@@ -132,14 +134,25 @@ def _first_tensor(item: Any) -> Tensor:
     return _first_tensor(items[0])
 
 
-def _drawn(value: Any) -> Any:
+def _drawn(value: Any, root: Tensor | None) -> Any:
     if isinstance(value, Moments):
+        if root is not None:
+            return value.mean + (root @ torch.randn_like(value.mean).flatten()).view(value.shape)
         mean, std = value.mean.expand(value.full), value.std.expand(value.full)
         return mean + std * torch.randn(value.full, dtype=mean.dtype, device=mean.device)
     if isinstance(value, Tokens):
         count = math.prod(value.full or ())
         return torch.multinomial(value.probabilities, count, replacement=True).view(value.full or ())
     return value
+
+
+def _root(covariance: Tensor | None) -> Tensor | None:
+    """A matrix A with A Aᵀ the covariance, which may be singular; None without one."""
+    if covariance is None:
+        return None
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = vectors * values.clamp_min(0).sqrt()
+    return root
 
 
 def _run(evaluation: Evaluation, regions: list[Region], inputs: list[Any], sums: RunSums, backward: bool) -> None:

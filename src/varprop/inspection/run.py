@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ..engine.api import capture
+from ..engine.api import capture, evaluation_for
 from ..engine.evaluation import Evaluation
 from ..engine.inputs import example_for, fitted_inputs
 from ..engine.plan import make_plan, require_complete
@@ -42,6 +42,7 @@ def inspect(
     seed: int = 0,
     k: float = 4.0,
     on_missing: Literal["raise", "sample"] = "sample",
+    covariance: Literal["full"] | None = None,
     progress: ProgressCallback | None = None,
 ) -> Report:
     """See inside a network without data: statistics of every layer, gradients, and what is wrong with it.
@@ -57,6 +58,8 @@ def inspect(
         seed: Of the random draws of `check`.
         k: Half width of the activation ranges, in standard deviations.
         on_missing: As for `propagate`.
+        covariance: ``"full"`` follows the covariance of all units, as for `propagate`: with that of the data, from
+            `input_moments`, it is near the truth also about trained networks, whose units are far from independent.
         progress: Called with what is being done, the number of steps done and of all steps; within long ones once a
             second, with the part of the step that is done.
 
@@ -76,6 +79,7 @@ def inspect(
     """
     if on_missing not in ("raise", "sample"):
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
+    evaluation_class = evaluation_for(covariance)
     with_example = example is not None or isinstance(model, Program)
     example = None if isinstance(model, Program) else example_for(model, moments, example)
     runs = 0 if check is None else math.ceil(samples / _batch_extent(model, example))
@@ -83,7 +87,7 @@ def inspect(
     step("capturing the graph")
     program, unsettled = (model, 0) if isinstance(model, Program) else captured(model, example)
     step("propagating moments")
-    evaluation = evaluated(program, moments, on_missing, step.within)
+    evaluation = evaluated(program, moments, on_missing, step.within, evaluation_class)
     step("following gradients back")
     back, regions = gradients(evaluation), regions_of(evaluation)
     nothing = MeasuredNumbers([{} for _ in regions], 0.0)
@@ -117,6 +121,7 @@ def inspect(
         tuple(_described(evaluation, node) for node in program.inputs),
         gradient_ratio(rows),
         "" if check is None else "gaussian" if isinstance(check, str) else "data",
+        covariance or "",
         (evaluation, tuple(regions)),
     )
 
@@ -183,14 +188,18 @@ def _batch_extent(model: nn.Module | Program, example: Any) -> int:
 
 @torch.no_grad()
 def evaluated(
-    program: Program, moments: Any, on_missing: str, report: Callable[[int, int], None] | None = None
+    program: Program,
+    moments: Any,
+    on_missing: str,
+    report: Callable[[int, int], None] | None = None,
+    evaluation_class: type[Evaluation] = Evaluation,
 ) -> Evaluation:
     """Every random value of a captured model; `report` is told how many operations are done, and of how many."""
     values = fitted_inputs(program, moments)
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, torch.Tensor)])
     if on_missing == "raise":
         require_complete(plan)
-    evaluation = Evaluation(plan, {**program.tensors(), **values})
+    evaluation = evaluation_class(plan, {**program.tensors(), **values})
     if report is not None:
         evaluation.report = lambda done: report(done, len(program.nodes))
     evaluation.run()

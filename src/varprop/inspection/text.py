@@ -68,12 +68,13 @@ def _report_lines(report: ReportData, depth: int | None) -> Iterator[tuple[str, 
     meanings = [f"{name}: {COLUMNS[name][1]}" for name in names if COLUMNS[name][1]]
     if report.check:
         meanings = [line.replace("the inputs of the check", report.measured_on) for line in meanings]
-    for line in textwrap.wrap("; ".join([*meanings, EXACT]) + ".", WIDTH):
+    exact = f"all computed numbers are {report.assumption}{GAUSSIAN * (not report.covariance)}, unless marked"
+    for line in textwrap.wrap("; ".join([*meanings, exact]) + ".", WIDTH):
         yield "note", line
     yield "", verdict(report)
 
 
-EXACT = "all computed numbers are exact if units are independent and Gaussian, unless marked"
+GAUSSIAN = " and Gaussian"
 
 
 def verdict(report: ReportData) -> str:

@@ -81,7 +81,8 @@ MEANINGS = {
     "always on": "units whose rectifier is off less than once in a thousand times",
     "rank": "effective rank of the weight, of the largest that it could have: near 1 all units are copies",
     "on trial": "std on a few random inputs over the computed one where these differ: units are not independent",
-    "status": "exact if units are independent and Gaussian, approximate, or sampled; ~ if only the gradient is",
+    "status": "exact if units are Gaussian, and independent unless covariances were followed; approximate; sampled; "
+    "~ if only the gradient is approximate",
     "extents": "extents of the result; along an axis in brackets one unit stands for all",
     "measured mean": "mean on the inputs of the check, with its standard error",
     "measured std": "standard deviation on the inputs of the check, with its standard error",
@@ -158,9 +159,7 @@ def _report_facts(report: ReportData) -> list[tuple[str, str]]:
         ("input", "; ".join(_input(**about) for about in report.inputs)),
         (
             "layers",
-            f"{len(layers)}, of these {inexact} approximate"
-            if inexact
-            else f"{len(layers)}, exact if units are independent",
+            f"{len(layers)}, of these {inexact} approximate" if inexact else f"{len(layers)}, {report.assumption}",
         ),
     ]
     if report.gradient_ratio is not None:

@@ -15,11 +15,15 @@ from ..moments import Moments
 
 _CHUNK_ELEMENTS = 1 << 20  # 8 MB in float64: bounds the memory of a pass whatever the batch size
 _OF_IMAGES = (torch.uint8, torch.int16, torch.uint16)  # labels and indices are of others
+_LARGEST = 1 << 14  # elements of an item whose covariances are measured: 2 GiB of them
 _OF_TOKENS = ("torch.int64", "torch.int32")
 
 
 def input_moments(
-    data: Tensor | Dataset[Any] | Iterable[Any], per: Literal["channel", "element"] = "channel"
+    data: Tensor | Dataset[Any] | Iterable[Any],
+    per: Literal["channel", "element"] | None = None,
+    *,
+    covariance: bool = False,
 ) -> Moments:
     """Mean and population variance of the input, in float64 over one pass (Chan, Golub & LeVeque 1983).
 
@@ -29,26 +33,35 @@ def input_moments(
     Args:
         data: A tensor (N, C, ...), a Dataset (map-style or iterable), a DataLoader, or any batches.
         per: "channel" gives statistics of shape (1, C, 1, ..., 1), and (1, F) for items of one axis;
-            "element" gives ``(1, *item shape)``.
+            "element" gives ``(1, *item shape)``. Left out, it is "channel", and "element" with a covariance.
+        covariance: Also measure the covariance of all elements of an item, for ``covariance="full"`` of `propagate` and
+            `inspect`.
 
     Returns:
         Moments with a batch axis of extent 1, on the data's device, in its dtype (float32 for halves). They know the
         extents of the data, where all items have the same, so that a model can be looked at without an example.
 
     Raises:
-        ValueError: On empty data, items whose statistics differ in shape, NaN or infinity (with its place).
+        ValueError: On empty data, items whose statistics differ in shape, NaN or infinity (with its place), items too
+            large for a covariance.
         TypeError: On data without a floating tensor, images of bytes among it.
 
     Example:
         >>> vp.input_moments(torch.tensor([[1.0, 2.0], [3.0, 2.0]])).mean
         tensor([[2., 2.]])
+        >>> vp.input_moments(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), covariance=True).covariance
+        tensor([[1., 1.],
+                [1., 1.]])
     """
-    if per not in ("channel", "element"):
+    if per not in (None, "channel", "element"):
         raise ValueError(f'per must be "channel" or "element", got {per!r}.')
+    if covariance and per == "channel":
+        raise ValueError('A covariance is one of all elements: leave `per` out, or give "element".')
+    per = per or ("element" if covariance else "channel")
     total: _RunningStatistics | None = None
     with torch.no_grad():
         for chunk in _split(_chunks(data)):
-            statistics = _statistics(chunk, per)
+            statistics = _statistics(chunk, per, covariance)
             total = statistics if total is None else total.merged(statistics, chunk)
     if total is None:
         raise ValueError("The data is empty: input_moments needs at least one item.")
@@ -72,7 +85,10 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _RunningStatistics:
-    """Count, mean and sum of squared deviations in float64, with the batch axis kept."""
+    """Count, mean and sum of squared deviations in float64, with the batch axis kept.
+
+    With `joint`, in place of the squares there are the products of all elements' deviations, (elements, elements).
+    """
 
     count: int
     mean: Tensor
@@ -80,6 +96,7 @@ class _RunningStatistics:
     dtype: torch.dtype
     device: torch.device
     extents: tuple[int, ...]  # of the data, 1 along an axis where items differ
+    joint: bool = False
 
     def merged(self, new: _RunningStatistics, chunk: _Chunk) -> _RunningStatistics:
         """The statistics of all values so far and those of one more chunk."""
@@ -91,18 +108,22 @@ class _RunningStatistics:
         count = self.count + new.count
         shift = new.mean.to(self.mean.device) - self.mean
         mean = self.mean + shift * (new.count / count)
-        between = shift.square() * (self.count * (new.count / count))
+        between = torch.outer(shift.flatten(), shift.flatten()) if self.joint else shift.square()
+        between = between * (self.count * (new.count / count))
         deviations = self.deviations + new.deviations.to(self.mean.device) + between
         dtype = torch.promote_types(self.dtype, new.dtype)
         extents = tuple(a if a == b else 1 for a, b in zip(self.extents, new.extents, strict=True))
-        return _RunningStatistics(count, mean, deviations, dtype, self.device, extents)
+        return _RunningStatistics(count, mean, deviations, dtype, self.device, extents, self.joint)
 
     def moments(self) -> Moments:
         var = self.deviations / self.count
+        if self.joint:
+            var, mean = var.to(self.device, self.dtype), self.mean.to(self.device, self.dtype)
+            return Moments(mean, full=self.extents, covariance=var)
         return Moments(self.mean.to(self.device, self.dtype), var.to(self.device, self.dtype), self.extents)
 
 
-def _statistics(chunk: _Chunk, per: str) -> _RunningStatistics:
+def _statistics(chunk: _Chunk, per: str, covariance: bool) -> _RunningStatistics:
     # Apple's GPUs have no float64.
     values = (chunk.values.cpu() if chunk.values.device.type == "mps" else chunk.values).double()
     channels_first = per == "channel" and values.dim() > 1
@@ -112,10 +133,21 @@ def _statistics(chunk: _Chunk, per: str) -> _RunningStatistics:
     if not mean.isfinite().all():
         bad_rows = ~values.flatten(1).isfinite().all(1) if values.dim() > 1 else ~values.isfinite()
         raise ValueError(f"The data holds NaN or infinity in {chunk.position(int(bad_rows.nonzero()[0, 0]))}.")
-    deviations = (values - mean).square().sum(axes, keepdim=True)
+    if covariance:
+        size = mean.numel()
+        if size > _LARGEST:
+            raise ValueError(
+                f"Items of {size:,} elements have {size**2:.2g} covariances: they are measured up to {_LARGEST:,} "
+                f"elements; leave `covariance` out, or take smaller items."
+            )
+        centred = (values - mean).flatten(1)
+        deviations = centred.mT @ centred
+    else:
+        deviations = (values - mean).square().sum(axes, keepdim=True)
     count = math.prod(values.shape[axis] for axis in axes)
     dtype = torch.float64 if chunk.values.dtype == torch.float64 else torch.float32
-    return _RunningStatistics(count, mean, deviations, dtype, chunk.values.device, (1, *values.shape[1:]))
+    extents = (1, *values.shape[1:])
+    return _RunningStatistics(count, mean, deviations, dtype, chunk.values.device, extents, covariance)
 
 
 def _chunks(data: Tensor | Dataset[Any] | Iterable[Any]) -> Iterator[_Chunk]:
