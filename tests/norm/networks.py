@@ -16,8 +16,8 @@ import varprop as vp
 from tests.convert.networks import NETWORKS as SHARED
 from tests.convert.networks import numbers
 from tests.models import trained_looking
-from varprop.norm.layer_layout import evaluation_of
 from varprop.norm.layers import Normalized
+from varprop.norm.statistics import Statistics
 
 
 class IdentitySkip(nn.Module):
@@ -201,8 +201,10 @@ def alone_(model: nn.Module) -> nn.Module:
     """The same model, every layer folding by itself."""
     for site in sites(model).values():
         for mode, (network, place) in site.networks.items():
-            site.uses[mode] = [network.specs[place].use]
-            site.statistics[mode] = evaluation_of(network.joint, network.specs, [place], [])  # type: ignore[assignment]
+            spec, nodes = network.specs[place], network.joint.nodes_by_name()
+            calls = [call for call in spec.calls for _ in range(round(call.share * spec.times))]
+            site.uses[mode] = [call.use for call in calls]
+            site.statistics[mode] = Statistics(network.joint.graph, [nodes[call.target] for call in calls])
         site.networks = {}
     return model
 

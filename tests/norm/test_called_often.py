@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad
 from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
-from varprop.norm.layers import Normalized
-from varprop.norm.statistics import Statistics
+import varprop.norm.network
+from varprop.norm.distributed import subnetwork_of
+from varprop.norm.network import Network
+
+from .networks import alone_, both_forms, sites, train_a_little
 
 CALLS = 6
 
@@ -63,22 +67,54 @@ class Unrolled(nn.Module):
         return self.last(state)
 
 
-def normalized(plain: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
+def normalized(plain: nn.Module, shape: tuple[int, ...], **settings: Any) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     for parameter in plain.parameters():
         nn.init.normal_(parameter, std=0.5)
     x = torch.randn(shape, dtype=torch.float64)
-    data = vp.Moments(*(f(1, *[1] * (len(shape) - 2), 3, dtype=torch.float64) for f in (torch.zeros, torch.ones)))
-    return vp.normalize(plain.double(), data, example=x), x
+    return vp.normalize(plain.double(), vp.Moments(0.0, 1.0), example=x, **settings), x
 
 
-CASES = {"chain": (Chain, (4, 3)), "flow": (Flow, (4, 3)), "unrolled": (Unrolled, (4, CALLS, 3))}
+class Pyramid(nn.Module):
+    """One head for images of several sizes, padded, in groups, and one transposed convolution for two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.up, self.head = nn.ConvTranspose2d(4, 4, 2, 2), nn.Conv2d(4, 6, 3, padding=1, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = [torch.relu(self.first(x))]
+        for _ in range(CALLS - 1):
+            sizes.append(torch.relu(self.down(sizes[-1])))
+        sizes[0] = sizes[0] + self.up(sizes[1])
+        sizes[1] = torch.tanh(self.up(sizes[2]))
+        return torch.cat([self.head(image).flatten(1) for image in sizes[:4]], 1)
 
 
-def called_often(model: nn.Module) -> Iterator[Any]:
-    for layer in model.modules():
-        if isinstance(layer, Normalized) and not layer.networks:
-            yield layer
+class Behind(nn.Module):
+    """A layer behind operations that the engine evaluates, called several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(3):
+            x = x + torch.relu(self.again(self.norm(x)))
+        return self.last(x)
+
+
+CASES = {
+    "chain": (Chain, (4, 3)),
+    "flow": (Flow, (4, 3)),
+    "unrolled": (Unrolled, (4, CALLS, 3)),
+    "pyramid": (Pyramid, (2, 3, 32, 32)),
+    "behind": (Behind, (4, 3)),
+}
+cases = pytest.mark.parametrize(("plain", "shape"), CASES.values(), ids=CASES)
 
 
 def results(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -86,40 +122,85 @@ def results(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [output, *torch.autograd.grad(output.square().mean(), list(model.parameters()))]
 
 
-@pytest.mark.parametrize(("plain", "shape"), CASES.values(), ids=CASES)
-def test_merged_inputs_are_those_of_every_call(plain: type[nn.Module], shape: tuple[int, ...]) -> None:
+@both_forms
+@cases
+def test_they_are_folded_with_the_others_as_by_themselves(
+    plain: type[nn.Module], shape: tuple[int, ...], form: str
+) -> None:
+    model, x = normalized(plain(), shape, form=form)
+    expected = results(alone_(train_a_little(copy.deepcopy(model))), x)
+    assert len(set(networks(model))) == 1
+    compare(results(train_a_little(model), x), expected)
+
+
+@cases
+def test_merged_inputs_are_those_of_every_call(
+    plain: type[nn.Module], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, x = normalized(plain(), shape)
-    apart = copy.deepcopy(model)
-    for layer in called_often(apart):
-        layer.statistics = {
-            mode: Statistics(found.graph, [found.targets[number] for number in found.numbers])
-            for mode, found in layer.statistics.items()
-        }
-    assert any(len(layer.uses[True]) == CALLS for layer in called_often(model))
-    for own, expected in zip(results(model, x), results(apart, x), strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(vp.fold(model)(x), model(x), rtol=1e-12, atol=1e-13)
+    monkeypatch.setattr(varprop.norm.network, "derivation_of", lambda target, graph: target.name)
+    apart, _ = normalized(plain(), shape)
+    assert plain not in (Chain, Flow) or len(distinct_calls(apart)) > len(distinct_calls(model))
+    compare(results(train_a_little(model), x), results(train_a_little(apart), x))
+
+
+@cases
+def test_other_ways_to_fold_agree(plain: type[nn.Module], shape: tuple[int, ...]) -> None:
+    model, x = normalized(plain(), shape)
+    expected = results(train_a_little(model), x)
+    compare([vp.fold(model)(x)], expected[:1])
+    names, parameters = zip(*model.named_parameters(), strict=True)
+
+    def loss(*values: Tensor) -> Tensor:
+        return functional_call(model, dict(zip(names, values, strict=True)), (x,)).square().mean()
+
+    compare(list(grad(loss, tuple(range(len(names))))(*parameters)), expected[1:])  # by the reference
+    for network in set(networks(model)):  # in pieces, as processes that exchange gradients do
+        network.by_bytes = [subnetwork_of(network, [index]) for index in range(len(network.layers))]
+        for piece in network.by_bytes:
+            (index,) = piece.index_of
+            compare(piece.fold().tensors, network.fold().layer(index))
+
+
+def compare(results: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    for result, value in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, value, rtol=1e-10, atol=1e-12)
+
+
+def networks(model: nn.Module) -> list[Any]:
+    return [layer.networks[True][0] for layer in sites(model).values()]
+
+
+def distinct_calls(model: nn.Module) -> list[Any]:
+    return [call for spec in networks(model)[0].specs for call in spec.calls]
 
 
 def test_inputs_that_follow_in_the_same_way_are_computed_once() -> None:
     model, _ = normalized(Chain(), (4, 3))
-    (layer,) = called_often(model)
-    assert layer.statistics[True].numbers == [0, 1, 1, 1, 1, 1]
+    shares = {spec.path: [call.share for call in spec.calls] for spec in networks(model)[0].specs}
+    assert shares == {"first": [1.0], "again": [1 / 6, 5 / 6], "last": [1.0]}
     model, _ = normalized(Flow(), (4, 3))
-    numbers = [layer.statistics[True].numbers for layer in called_often(model)]
-    assert numbers == [list(range(CALLS)), [0] * CALLS]
+    calls = {spec.path: len(spec.calls) for spec in networks(model)[0].specs}
+    assert calls == {"first": 1, "inner": CALLS, "outer": 1, "last": 1}
 
 
-def test_a_layer_is_folded_once_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ("chain", "flow", "unrolled", "pyramid"))
+def test_nothing_is_left_to_the_engine(name: str) -> None:
+    plain, shape = CASES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, _ = normalized(plain(), shape)
+    assert {layer.how for layer in vp.fold_report(model).layers} == {"together"}
+    assert networks(model)[0].evaluation is None
+
+
+def test_all_layers_are_folded_once_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = normalized(Chain(), (4, 3))
     folds: list[Any] = []
-    fold = Normalized._folded_alone
-    monkeypatch.setattr(Normalized, "_folded_alone", lambda self: folds.append(self) or fold(self))
+    fold = Network.fold
+    monkeypatch.setattr(Network, "fold", lambda self, *vectors: folds.append(self) or fold(self, *vectors))
     model(x), model(x)
     assert len(folds) == 2
-    layer: Any = model.again
-    layer(torch.randn(4, 5, dtype=torch.float64))  # outside of a call of the model
-    assert len(folds) == 3
 
 
 class Written(Chain):
@@ -173,11 +254,10 @@ def test_compiled_as_one_graph() -> None:
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(("plain", "shape"), [CASES["flow"], CASES["unrolled"]], ids=("flow", "unrolled"))
-def test_what_takes_long_is_said_with_the_reason(plain: type[nn.Module], shape: tuple[int, ...]) -> None:
-    message = r"operation by operation in every call: .*called 6 times.*adds about \d+ ms.*with `only`"
+def test_what_takes_long_is_said_with_the_reason() -> None:
+    message = r"operation by operation in every call: .*layer_norm.*adds about \d+ ms.*with `only`"
     with pytest.warns(UserWarning, match=message):
-        normalized(plain(), shape)
+        normalized(Behind(), (4, 3))
 
 
 @pytest.mark.parametrize("width", (6, 2048), ids=("small", "large"))

@@ -129,7 +129,7 @@ def subnetwork_of(network: Network, indices: list[int]) -> Network:
     if key not in network.subnetworks:
         layout, read, fixed = sublayout(network.layout, indices, _fixed_sizes(network))
         evaluated = {n: network.evaluated[index] for n, index in enumerate(indices) if index in network.evaluated}
-        lowered = LoweredLayers(layout, evaluated, [network.fixed[n] for n in fixed])
+        lowered = LoweredLayers(layout, evaluated, [network.fixed[n] for n in fixed], network.data)
         specs, layers = ([values[index] for index in indices] for values in (network.specs, network.layers))
         subnetwork = Network(network.joint, specs, layers, network.intact, lowered)
         subnetwork.outside = [network.layers[index] for index in read]

@@ -24,6 +24,7 @@ from .lowering import Fixed, Lowering, NotLowered
 from .statistics import Statistics
 
 _TRIALS = 8
+_NONE: Pair = (torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
 
 
 @functools.lru_cache(maxsize=256)
@@ -105,14 +106,35 @@ class Use:
         return result
 
 
+class LayerCall(NamedTuple):
+    """A call of a layer, or several of them whose inputs have the same moments.
+
+    Attributes:
+        use: How the layer is called.
+        target: The name of the node that it reads.
+        form: Of that node.
+        share: How many of the layer's calls are such, as a fraction.
+    """
+
+    use: Use
+    target: str
+    form: Form
+    share: float = 1.0
+
+
 @dataclass(frozen=True)
 class LayerSpec:
-    """How a layer is called, on which node of the graph, and the shape of its weight."""
+    """How a layer is called, and the shape of its weight.
+
+    Attributes:
+        path: Of the layer.
+        calls: Its calls, those that read equal moments together.
+        times: How often it is called.
+    """
 
     path: str
-    use: Use
-    target: str  # the name of the node that it reads
-    form: Form  # of that node
+    calls: tuple[LayerCall, ...]
+    times: int
     shape: tuple[int, ...]
     groups: int
     transposed: bool
@@ -134,8 +156,30 @@ class LayerSpec:
 
     def taps(self) -> Tensor | None:
         """The matrix `Rows.taps` of the layer; None where a layout cannot describe its statistics."""
-        spatial = tuple(self.form.shape[self.channel_axis(self.form) + 1 :])
-        return tap_matrix(self.use.ungrouped(), tuple(self.shape[2:]), spatial, self.transposed)
+        matrices = []
+        for call in self.calls:
+            spatial = tuple(call.form.shape[self.channel_axis(call.form) + 1 :])
+            matrix = tap_matrix(call.use.ungrouped(), tuple(self.shape[2:]), spatial, self.transposed)
+            if matrix is None:
+                return None
+            matrices.append(matrix)
+        return mixed_taps(matrices, [call.share for call in self.calls])
+
+
+def mixed_taps(matrices: list[Tensor], shares: list[float]) -> Tensor:
+    """The matrix of a layer from those of its calls, of which each has a share in the mixture of all outputs.
+
+    The mean is that of the calls. To the spread count that of the means of calls around it, a column for each call, and
+    that within each of them.
+    """
+    if len(matrices) == 1:
+        return matrices[0]
+    weights = torch.tensor(shares, dtype=torch.float64)
+    spread = torch.diag(weights.sqrt()) - weights[:, None] * weights.sqrt()
+    of_calls = torch.cat([weights[:, None], spread], 1)
+    means = torch.cat([matrix[:, :1] * row for matrix, row in zip(matrices, of_calls, strict=True)])
+    within = [matrix[:, 1:] * share**0.5 for matrix, share in zip(matrices, shares, strict=True)]
+    return torch.cat([means, torch.block_diag(*within)], 1)
 
 
 class LoweredLayers(NamedTuple):
@@ -145,11 +189,13 @@ class LoweredLayers(NamedTuple):
         layout: Of the layers.
         evaluated: The layers whose inputs only the engine can evaluate, by their indices, with the reason.
         fixed: Parameters, and what follows from them alone, that functions of channels read.
+        data: Mean and variance of the data that layers which are called once follow from, and of what they read of it.
     """
 
     layout: Layout
     evaluated: dict[int, str]
     fixed: list[Fixed]
+    data: Pair
 
 
 def make_layout(joint: Statistics, specs: list[LayerSpec]) -> LoweredLayers:
@@ -169,20 +215,36 @@ def make_layout(joint: Statistics, specs: list[LayerSpec]) -> LoweredLayers:
             lowering.assign(node, outputs.view(shape), node.form.shape)
     sources = numbering.count
     data = _data(lowering, joint)
+    of_data = _joined(data.values())
     lowering.run()
-    pooled: list[Pair] = []
     nodes = joint.nodes_by_name()
-    entering = [_entering(lowering, spec, nodes[spec.target], data, sources, pooled) for spec in specs]
-    not_lowered = [index for index, numbers in enumerate(entering) if numbers is None]
-    evaluated = {index: lowering.blocker(nodes[specs[index].target]) for index in not_lowered}
+    entering: dict[int, Tensor] = {}
+    evaluated: dict[int, str] = {}
+    called_once = joint.inputs_of([spec.calls[0].target for spec in specs if spec.times == 1])
+    facts = [moments for node, moments in data.items() if node in called_once]
+    for index, spec in enumerate(specs):
+        constants = len(numbering.constants)
+        by_call = [_entering(lowering, spec, call, nodes[call.target], of_data, sources) for call in spec.calls]
+        facts += numbering.constants[constants:] if spec.times == 1 else []
+        blocked = [nodes[call.target] for call, numbers in zip(spec.calls, by_call, strict=True) if numbers is None]
+        if blocked:
+            evaluated[index] = lowering.blocker(blocked[0])
+        else:
+            entering[index] = torch.cat([numbers for numbers in by_call if numbers is not None])
     for index in evaluated:
-        entering[index] = numbering.new(specs[index].groups * specs[index].channels)
-    steps, renumbered = numbering.steps([numbers for numbers in entering if numbers is not None])
-    mean, var = (torch.cat([pair[k] for pair in (data, *pooled)]) for k in (0, 1))
-    channels = [renumbered[numbers] for numbers in entering if numbers is not None]
+        entering[index] = numbering.new(len(specs[index].calls) * specs[index].groups * specs[index].channels)
+    in_order = [entering[index] for index in range(len(specs))]
+    steps, renumbered = numbering.steps(in_order)
+    mean, var = _joined(numbering.constants)
+    channels = [renumbered[numbers] for numbers in in_order]
     external = sum(len(channels[index]) for index in evaluated) + sum(len(n) for _, n in numbering.fixed)
     layout = Layout(Channels(sources, mean, var, external, tuple(steps), torch.cat(channels)), _rows(specs))
-    return LoweredLayers(layout, evaluated, [fixed for fixed, _ in numbering.fixed])
+    return LoweredLayers(layout, evaluated, [fixed for fixed, _ in numbering.fixed], _joined(facts))
+
+
+def _joined(pairs: Iterable[Pair]) -> Pair:
+    means, variances = zip(_NONE, *pairs, strict=True)
+    return torch.cat(means), torch.cat(variances)
 
 
 def _without_model(plan: Plan) -> Plan:
@@ -190,30 +252,30 @@ def _without_model(plan: Plan) -> Plan:
     return replace(plan, program=replace(plan.program, model=nn.Module(), facts={}))
 
 
-def _data(lowering: Lowering, joint: Statistics) -> Pair:
+def _data(lowering: Lowering, joint: Statistics) -> dict[Node, Pair]:
     """Mean and variance of the model's inputs, whose channels are numbered; they never change."""
-    pairs = [torch.zeros(0, 2, dtype=torch.float64)]
+    data: dict[Node, Pair] = {}
     for node, value in joint.graph.inputs.items():
         if isinstance(value, Moments):
-            lowering.assign(node, lowering.numbering.new(value.mean.numel()).view(value.shape), value.full)
-            pairs.append(torch.stack([t.detach().cpu().double().flatten() for t in (value.mean, value.var)], 1))
-    mean, var = torch.cat(pairs).unbind(1)
-    return mean, var
+            mean, var = (tensor.detach().cpu().double().flatten() for tensor in (value.mean, value.var))
+            data[node] = mean, var
+            lowering.assign(node, lowering.numbering.constant(mean, var).view(value.shape), value.full)
+    return data
 
 
 def _entering(
-    lowering: Lowering, spec: LayerSpec, target: Node, data: Pair, first: int, pooled: list[Pair]
+    lowering: Lowering, spec: LayerSpec, call: LayerCall, target: Node, data: Pair, first: int
 ) -> Tensor | None:
-    """The number of every channel that a layer reads; None if its input was not lowered.
+    """The number of every channel that a layer reads in a call; None if its input was not lowered.
 
-    Data whose moments differ from position to position become channels with the moments at a random position, which are
-    added to `pooled`; `first` is the number of the first channel of `data`.
+    Data whose moments differ from position to position become channels with the moments at a random position; `first`
+    is the number of the first channel of `data`.
     """
     try:
         numbers = lowering.numbers(target)
     except NotLowered:
         return None
-    axis, count = spec.channel_axis(spec.form), spec.groups * spec.channels
+    axis, count = spec.channel_axis(call.form), spec.groups * spec.channels
     if numbers.shape[axis] == 1:
         numbers = numbers.expand([count if a == axis else -1 for a in range(numbers.ndim)])
     by_channel = numbers.movedim(axis, 0).reshape(count, -1)
@@ -223,8 +285,7 @@ def _entering(
         return None
     mean, var = (moments[by_channel - first] for moments in data)
     centre = mean.mean(1, keepdim=True)
-    pooled.append((centre[:, 0], (var + (mean - centre).square()).mean(1)))
-    return lowering.numbering.new(len(by_channel))
+    return lowering.numbering.constant(centre[:, 0], (var + (mean - centre).square()).mean(1))
 
 
 def _rows(specs: list[LayerSpec]) -> tuple[Rows, ...]:
@@ -233,7 +294,8 @@ def _rows(specs: list[LayerSpec]) -> tuple[Rows, ...]:
     for spec in specs:
         taps: Any = spec.taps()
         taps = distinct.setdefault((taps.shape, *taps.flatten().tolist()), taps)  # equal matrices are one object
-        rows.append(Rows(spec.outputs, spec.groups, spec.channels, taps, 0, 0, 0, spec.transposed, spec.centred))
+        form = (spec.transposed, spec.centred, len(spec.calls))
+        rows.append(Rows(spec.outputs, spec.groups, spec.channels, taps, 0, 0, 0, *form))
     return consecutive(rows)
 
 
@@ -241,7 +303,7 @@ def evaluation_of(
     joint: Statistics, specs: list[LayerSpec], evaluated: Iterable[int], fixed: Iterable[Fixed]
 ) -> Statistics | None:
     """The evaluation of external channels: inputs of some layers, then values that are not random; None if none."""
-    names = [*(specs[index].target for index in evaluated), *(value.node for value in fixed)]
+    names = [*(call.target for index in evaluated for call in specs[index].calls), *(value.node for value in fixed)]
     if not names:
         return None
     nodes = joint.nodes_by_name()

@@ -32,7 +32,7 @@ from .linear_layers import (
 )
 from .network import Network
 from .scope import called_module, folded_alone, folded_layer
-from .statistics import Statistics
+from .statistics import Statistics, alone_facts
 
 SETTINGS = ("center", "centred_rows", "uses", "statistics", "networks")  # attributes of all normalized layers
 
@@ -215,20 +215,23 @@ class Normalized(nn.Module):
     def get_extra_state(self) -> Tensor:
         """The numbers besides parameters that define the function of the layer's network, or of the layer by itself.
 
-        The first layer of a network has those of the network, the next ones none. A layer that is in no network has
-        one for whether its rows are centred, and the moments of the inputs that it reads.
+        A layer that is in no network, or is called several times, has one for whether its rows are centred, and the
+        moments of the inputs that it reads; of the others of a network the first has all (`Network.facts`).
         """
         if False in self.networks:
             network, index = self.networks[False]
-            return torch.empty(0) if index else network.facts()
-        inputs = self.statistics[False].facts(Moments, Tokens)
-        if not self.centred_rows and not len(inputs):
-            return torch.empty(0)
-        return torch.cat([torch.tensor([float(self.centred_rows)]).double(), inputs])
+            return network.facts(index)
+        return alone_facts(self.centred_rows, self.statistics[False].facts(Moments, Tokens))
+
+    @property
+    def _has_facts_alone(self) -> bool:
+        """True if the layer's extra state is its own, and not that of the network."""
+        network, index = self.networks.get(False, (None, 0))
+        return network is None or network.specs[index].times > 1
 
     def _is_of_older_version(self, state: Tensor) -> bool:
         """True for the state of a checkpoint from before the moments of all inputs were in it."""
-        if False not in self.networks:
+        if self._has_facts_alone:
             return self.centred_rows and len(state) == 1
         network, _ = self.networks[False]
         return 0 < len(state) == len(self.get_extra_state()) - len(network.joint.facts(Tokens))
@@ -261,7 +264,7 @@ class Normalized(nn.Module):
         if facts in state_dict:
             self.set_extra_state(state_dict[facts])
         from_normalized = any(f"{prefix}{name}" in state_dict for name in scales)
-        if self.centred_rows and False not in self.networks and from_normalized and facts not in state_dict:
+        if self.centred_rows and self._has_facts_alone and from_normalized and facts not in state_dict:
             raise ValueError(ANOTHER_FUNCTION)  # saved by a layer that was not centred, else the state would say so
 
     def _load_from_state_dict(
@@ -269,8 +272,8 @@ class Normalized(nn.Module):
     ) -> None:
         self.check_state(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
-        # Older versions saved nothing for a layer that is in no network and has rows that are not centred.
-        silent = not len(self.get_extra_state()) or (False not in self.networks and not self.centred_rows)
+        # Older versions saved nothing for a layer by itself with rows that are not centred.
+        silent = not len(self.get_extra_state()) or (self._has_facts_alone and not self.centred_rows)
         if silent and f"{prefix}_extra_state" in missing:
             missing.remove(f"{prefix}_extra_state")
 

@@ -29,6 +29,7 @@ from ..moments import Moments, trusted
 from .backends.torch import with_derivatives
 from .fold.layout import Function, Step
 
+LITERALS = 2**20  # elements of a tensor of constants beyond which it is left to the engine
 NUMBER = 2**40  # channels are numbered from here while they are moved, so that no constant looks like one
 
 
@@ -62,12 +63,16 @@ class Numbering:
         level: For every channel, how many steps come before it.
         raw: Every function applied: with the channels it reads, and the first channel it computes.
         fixed: Values that are not random, with the numbers of their channels.
+        constants: Mean and variance of channels that never change, in the order of their numbers.
+        values: The channels of numbers that never change.
         applied: The channels computed so far, by function and arguments: those of an equal call are the same.
     """
 
     level: list[int] = field(default_factory=list)
     raw: list[tuple[Function, tuple[Tensor, ...], int]] = field(default_factory=list)
     fixed: list[tuple[Fixed, Tensor]] = field(default_factory=list)
+    constants: list[Pair] = field(default_factory=list)
+    values: dict[float, int] = field(default_factory=dict)
     applied: dict[Any, Tensor] = field(default_factory=dict)
 
     @property
@@ -80,6 +85,21 @@ class Numbering:
         first = len(self.level)
         self.level += [level] * count
         return torch.arange(first, first + count)
+
+    def constant(self, mean: Tensor, var: Tensor) -> Tensor:
+        """Fresh channels whose mean and variance (vectors, float64) never change."""
+        self.constants.append((mean, var))
+        return self.new(len(mean))
+
+    def literal(self, values: Tensor) -> Moments:
+        """Channels for numbers that never change: one for all that are equal."""
+        distinct, inverse = torch.unique(values.double(), return_inverse=True)
+        fresh = [value for value in distinct.tolist() if value not in self.values]
+        if fresh:
+            mean = torch.tensor(fresh, dtype=torch.float64)
+            self.values |= dict(zip(fresh, self.constant(mean, torch.zeros_like(mean)).tolist(), strict=True))
+        numbers = torch.tensor([self.values[value] for value in distinct.tolist()])
+        return moving_channels(numbers[inverse].view(values.shape), values.shape)
 
     def fix(self, value: Fixed) -> Moments:
         """Channels for a value that is not random."""
@@ -297,9 +317,31 @@ class Lowering:
         return self._channelwise(node)
 
     def _moved(self, node: Node, value: Callable[[Node], Any] | None = None) -> Any:
-        self._require_only_random(node)
-        args, kwargs = resolve((node.args, node.kwargs), value or self._value)
+        def moving(operand: Node) -> Any:
+            if self.plan.random(operand):
+                return (value or self._value)(operand)
+            constant = self._constant(operand)
+            return self.numbering.literal(constant) if constant.is_floating_point() else constant
+
+        args, kwargs = resolve((node.args, node.kwargs), moving)
         return _stamped(apply(self.plan.rules[node], node.target, args, kwargs), node, self.numbering.count)
+
+    def _constant(self, node: Node) -> Tensor:
+        """A value that is not random and reads no parameter or buffer; of random arguments only the form counts."""
+        if node in self.plan.program.constants:
+            value = self.plan.program.constants[node]
+        elif node.target is None or node in self.plan.drawn:
+            raise NotLowered
+        else:
+            value = node.target(*resolve(node.args, self._stand_in), **resolve(node.kwargs, self._stand_in))
+        if not isinstance(value, Tensor) or value.is_meta or (value.is_floating_point() and value.numel() > LITERALS):
+            raise NotLowered
+        return value.cpu()
+
+    def _stand_in(self, operand: Node) -> Tensor:
+        if self.plan.random(operand):
+            return torch.zeros(operand.form.shape, dtype=operand.form.dtype)
+        return self._constant(operand)
 
     def _require_only_random(self, node: Node) -> None:
         """Tensors that are not random are parameters or tables, which differ from channel to channel."""
@@ -381,6 +423,10 @@ class Lowering:
 
         So random channels that share a parameter have a channel each for it, and are computed apart.
         """
+        try:
+            return self.numbering.literal(self._constant(node).reshape(tuple(shape)))
+        except NotLowered:
+            pass
         beside = self._value(like).shape
         if not node.form.is_floating or math.prod(shape) > math.prod(beside):
             raise NotLowered

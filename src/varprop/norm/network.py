@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..gaussian.normal import Pair
-from ..moments import Tokens
+from ..graph.node import Node
+from ..moments import Moments, Tokens
 from .fold import reference
 from .fold.autograd import fold_parts, own_saved_tensors, reference_parts
 from .fold.dispatch import Executor, computing_dtype, needs_reference, register
 from .fold.layout import Layout, restricted
 from .intact import Intact, refuse_sharded
-from .layer_layout import LayerSpec, LoweredLayers, Use, evaluation_of, make_layout
+from .layer_layout import LayerCall, LayerSpec, LoweredLayers, Use, evaluation_of, make_layout
 from .linear_layers import is_linear_layer, require_weight_of_its_own
-from .statistics import CapturedMode, Statistics
+from .statistics import CapturedMode, Statistics, alone_facts, derivation_of
 
 Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
@@ -112,6 +113,7 @@ class Network:
         layout: The layers as a fold needs to know them.
         evaluated: The layers that read something that only the engine can evaluate, by their indices, with the reason.
         fixed: Values between layers that are not random.
+        data: Mean and variance of the data, as far as layers that are called once follow from it.
         evaluation: Computes what `evaluated` layers read, and then `fixed`; None if there is neither.
         outside: The layers of the full network, but not of this one, whose outputs enter this one.
         full: The network of which it is a subnetwork; itself if it is none.
@@ -131,7 +133,7 @@ class Network:
         lowered: LoweredLayers | None = None,
     ) -> None:
         self.joint, self.specs, self.layers, self.intact = joint, specs, layers, intact
-        self.layout, self.evaluated, self.fixed = lowered or make_layout(joint, specs)
+        self.layout, self.evaluated, self.fixed, self.data = lowered or make_layout(joint, specs)
         self.evaluation = evaluation_of(joint, specs, self.evaluated, self.fixed)
         self.executor = Executor(self.layout)
         register(self)
@@ -214,8 +216,10 @@ class Network:
             called: The module whose call asks for the layer; None if it is called by itself.
         """
         if self.intact.apart:
-            target = self.joint.nodes_by_name()[self.specs[index].target]
-            reads = Statistics(self.joint.graph, [target]).modules_read()
+            nodes = self.joint.nodes_by_name()
+            reads = Statistics(
+                self.joint.graph, [nodes[call.target] for call in self.specs[index].calls]
+            ).modules_read()
             self.intact.require_in_use(reads, (called, self.layers[index]))
 
     def _folded(self, dtype: torch.dtype, external: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
@@ -235,45 +239,46 @@ class Network:
         parameters, count = self.parameters(), len(self.layers)
         layout = restricted(self.layout, [index])
         weights, shifts, scales = [parameters[index]], parameters[count : 2 * count], parameters[2 * count :]
-        return reference.output_statistics(layout, weights, shifts, scales, self.external_moments(reader=index))[0]
+        return reference.output_statistics(layout, weights, shifts, scales, self.external_moments())[0]
 
-    def facts(self) -> Tensor:
-        """All numbers besides parameters that define the function: sizes of inputs, moments of the data, the form.
+    def facts(self, index: int) -> Tensor:
+        """The numbers besides parameters that define the function of a layer, for checkpoints.
 
-        The form is left out where no rows are centred, as it was before there was another one.
+        The first of the layers that are called once has those of all of them, the others none: sizes of inputs, moments
+        of the data, and the form, which is left out where no rows are centred, as it was before there was another one.
+        A layer that is called several times has one for whether its rows are centred, and the moments of the inputs
+        that it reads; nothing where there are neither.
         """
-        sizes = [size for spec in self.specs for size in spec.form.shape[1:]]
-        channels, centred = self.layout.channels, [spec.centred for spec in self.specs]
+        spec = self.specs[index]
+        if spec.times > 1:
+            return alone_facts(spec.centred, self.joint.facts(Moments, Tokens, of=[call.target for call in spec.calls]))
+        if index:
+            return torch.empty(0)
+        specs = [spec for spec in self.specs if spec.times == 1]
+        sizes = [size for spec in specs for size in spec.calls[0].form.shape[1:]]
+        centred = [spec.centred for spec in specs]
         form = torch.tensor(centred if any(centred) else []).double()
         counted_sizes = torch.tensor([len(sizes), *sizes]).double()
-        constants = (channels.constant_mean, channels.constant_var)
-        return torch.cat([counted_sizes, *constants, form, self.joint.facts(Tokens)])
+        tokens = self.joint.facts(Tokens, of=[spec.calls[0].target for spec in specs])
+        return torch.cat([counted_sizes, *self.data, form, tokens])
 
-    def external_moments(self, vectors: Vectors | None = None, reader: int | None = None) -> Pair | None:
+    def external_moments(self, vectors: Vectors | None = None) -> Pair | None:
         """Mean and variance of the layout's external channels; None if it has none.
 
         First come outputs of layers outside, then what only the engine can evaluate, then parameters between layers.
 
         Args:
             vectors: Shifts and scales of layers that are sharded now, as they were when those ran.
-            reader: The index of the one layer that is asked for: zeros stand for what other layers read.
         """
         pairs: list[Pair] = []
         for layer in self.outside:
             shift, scale = (vectors or {}).get(layer) or (layer.shift, layer.scale)
             pairs.append((shift, scale.double().square()))
         if self.evaluation is not None:
-            read = [index for index in self.evaluated if reader in (None, index)]
-            asked = self.evaluation if reader is None else evaluation_of(self.joint, self.specs, read, self.fixed)
-            values = [] if asked is None else asked(vectors)
-            entering = dict(zip(read, values, strict=False))
-            for index in self.evaluated:
-                if index in entering:
-                    pairs.append(self.layers[index].entering_moments(entering[index]))
-                else:
-                    nothing = self.layers[index].weight.new_zeros(self.specs[index].groups * self.specs[index].channels)
-                    pairs.append((nothing, nothing))
-            fixed = [f.expanded(x.mean) for f, x in zip(self.fixed, values[len(read) :], strict=True)]
+            values = self.evaluation(vectors)
+            readers = [self.layers[index] for index in self.evaluated for _ in self.specs[index].calls]
+            pairs += [layer.entering_moments(x) for layer, x in zip(readers, values, strict=False)]
+            fixed = [f.expanded(x.mean) for f, x in zip(self.fixed, values[len(readers) :], strict=True)]
             refuse_sharded(fixed)
             pairs += [(value, torch.zeros_like(value)) for value in fixed]
         if not pairs:
@@ -293,30 +298,37 @@ class Network:
         memo[id(self)] = copied
         intact = copy.deepcopy(self.intact, memo)  # before anything that leads to the model
         joint, layers = copy.deepcopy(self.joint, memo), copy.deepcopy(self.layers, memo)
-        lowered = LoweredLayers(self.layout, self.evaluated, self.fixed)
+        lowered = LoweredLayers(self.layout, self.evaluated, self.fixed, self.data)
         copied.__init__(joint, self.specs, layers, intact, lowered)  # type: ignore[misc]
         return copied
 
 
 def make_network(graph: CapturedMode, layers: dict[str, Any], intact: Intact) -> Network | None:
-    """The network of all layers that are called once and whose statistics have the form of a layout."""
+    """The network of all linear layers whose statistics have the form of a layout."""
     specs = [spec for path, layer in layers.items() if (spec := _spec(graph, path, layer)) is not None]
     fitting = (spec for spec in specs if spec.taps() is not None)
-    specs = sorted(fitting, key=lambda spec: spec.shape)  # equal shapes side by side
+    # equal shapes side by side; those that are called several times come last
+    specs = sorted(fitting, key=lambda spec: (spec.times > 1, spec.shape))
     if not specs:
         return None
-    reads = {path: call.args[0] for call, path in graph.calls.items()}
-    joint = Statistics(graph, [reads[spec.path] for spec in specs])
+    nodes = {call.args[0].name: call.args[0] for call in graph.calls}
+    joint = Statistics(graph, [nodes[call.target] for spec in specs for call in spec.calls])
     return Network(joint, specs, [layers[spec.path] for spec in specs], intact)
 
 
 def _spec(graph: CapturedMode, path: str, layer: Any) -> LayerSpec | None:
-    """How a layer is called; None if it is not called once, or is none that a network can hold."""
-    calls = [node for node, owner in graph.calls.items() if owner == path]
-    if len(calls) != 1 or not layer.center or not is_linear_layer(layer):
+    """How a layer is called; None if it is not called, or is none that a network can hold."""
+    nodes = [node for node, owner in graph.calls.items() if owner == path]
+    if not nodes or not layer.center or not is_linear_layer(layer):
         return None
+    alike: dict[Any, list[Node]] = {}  # calls whose inputs have equal moments
+    for node in nodes:
+        alike.setdefault((derivation_of(node.args[0], graph), Use.of(node)) if len(nodes) > 1 else 0, []).append(node)
+    calls = []
+    for first, *more in alike.values():
+        target = first.args[0]
+        calls.append(LayerCall(Use.of(first), target.name, target.form, (1 + len(more)) / len(nodes)))
     transposed = bool(getattr(layer, "transposed", False))
     groups = getattr(layer, "groups", 1)
     shape, centred = tuple(layer.weight.shape), bool(layer.centred_rows)
-    target = calls[0].args[0]
-    return LayerSpec(path, Use.of(calls[0]), target.name, target.form, shape, groups, transposed, centred)
+    return LayerSpec(path, tuple(calls), len(nodes), shape, groups, transposed, centred)

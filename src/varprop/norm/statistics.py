@@ -57,7 +57,7 @@ class Statistics:
         self.intact = intact  # first, for copies: it has to see whether the model is copied, to which the graph leads
         keys: list[Any] = list(range(len(targets)))
         if labels is not None:
-            keys = [(_derivation(target, graph), label) for target, label in zip(targets, labels, strict=True)]
+            keys = [(derivation_of(target, graph), label) for target, label in zip(targets, labels, strict=True)]
         number_of: dict[Any, int] = {}
         self.numbers = [number_of.setdefault(key, len(number_of)) for key in keys]
         distinct = [targets[self.numbers.index(number)] for number in range(len(number_of))]
@@ -111,9 +111,21 @@ class Statistics:
         of_layers = [tensor for layer in layers for tensor in (*layer.parameters(), *layer.buffers())]
         return [*of_layers, *(tensor_at(model, name) for name in self.graph.program.state.values())]
 
-    def facts(self, *kinds: type) -> Tensor:
-        """The moments or probabilities of the model's inputs of some kinds that these statistics follow from."""
-        inputs: list[Any] = [value for value in self.graph.inputs.values() if isinstance(value, kinds)]
+    def inputs_of(self, names: Iterable[str]) -> dict[Node, Any]:
+        """The model's inputs, with their moments, that nodes of some names follow from."""
+        nodes = self.nodes_by_name()
+        needed = _needed([nodes[name] for name in names], set(self.graph.calls))
+        return {node: value for node, value in self.graph.inputs.items() if node in needed}
+
+    def facts(self, *kinds: type, of: Iterable[str] | None = None) -> Tensor:
+        """The moments or probabilities of the model's inputs of some kinds that these statistics follow from.
+
+        Args:
+            kinds: Moments or Tokens.
+            of: The names of the nodes that count; all targets by default.
+        """
+        read = self.graph.inputs if of is None else self.inputs_of(of)
+        inputs: list[Any] = [value for value in read.values() if isinstance(value, kinds)]
         tensors = [(x.mean, x.var) if isinstance(x, Moments) else (x.probabilities,) for x in inputs]
         flat = [tensor.detach().cpu().double().flatten() for pair in tensors for tensor in pair]
         return torch.cat([torch.zeros(0).double(), *flat])
@@ -153,7 +165,14 @@ class Statistics:
         self._plan()
 
 
-def _derivation(target: Node, graph: CapturedMode) -> str:
+def alone_facts(centred: bool, inputs: Tensor) -> Tensor:
+    """The numbers besides parameters that define a layer's function: of its form, and moments of inputs; or none."""
+    if not centred and not len(inputs):
+        return torch.empty(0)
+    return torch.cat([torch.tensor([float(centred)]).double(), inputs])
+
+
+def derivation_of(target: Node, graph: CapturedMode) -> str:
     """How a node follows from earlier layers, equal for nodes that have equal moments.
 
     Each call of a layer has the same mean and variance. Which of its calls two values share still counts, for it

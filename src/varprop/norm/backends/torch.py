@@ -376,7 +376,7 @@ class MatrixBlock:
     Attributes:
         layer: The number of the layer.
         shape: The shape of the matrix.
-        taps: E of `layout.Rows`, on the device.
+        taps: E of `layout.Rows`, on the device: (calls, taps, columns).
         transposed: Whether it is a transposed convolution.
         inner: Whether the channels of a tap lie side by side in memory (channels_last), and so in the matrix.
         centred: Whether the mean of every row is subtracted from it.
@@ -395,12 +395,12 @@ class MatrixBlock:
     def sizes(self) -> tuple[int, int, int]:
         """Numbers of rows, of entering channels, and of weights."""
         groups, rows, entries = self.shape
-        return groups * rows, groups * entries // len(self.taps), groups * rows * entries
+        return groups * rows, groups * entries * len(self.taps) // self.taps.shape[1], groups * rows * entries
 
     @property
     def spreads(self) -> bool:
         """True if the means of its rows differ by position."""
-        return self.taps.shape[1] > 1
+        return self.taps.shape[2] > 1
 
     def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
         """See `_Block.unit`."""
@@ -471,7 +471,7 @@ class MatrixBlock:
         if not self.transposed:
             return weight.reshape(self.shape)
         groups, rows, _ = self.shape
-        return weight.reshape(groups, -1, rows, len(self.taps)).transpose(1, 2).reshape(self.shape)
+        return weight.reshape(groups, -1, rows, self.taps.shape[1]).transpose(1, 2).reshape(self.shape)
 
     def _in_order(self, piece: Tensor) -> Tensor | None:
         """A view of a flat buffer as the matrix; None if the weight is in another order in memory."""
@@ -482,28 +482,34 @@ class MatrixBlock:
         """Write a matrix to a flat buffer, in the order of the weight in memory."""
         if self.transposed:
             groups, rows, _ = self.shape
-            matrix = matrix.reshape(groups, rows, -1, len(self.taps)).transpose(1, 2)
+            matrix = matrix.reshape(groups, rows, -1, self.taps.shape[1]).transpose(1, 2)
         weight = as_weight(piece, self.form)
         weight.copy_(matrix.reshape(weight.shape))
 
     def _expanded(self, vector: Tensor, columns: slice) -> Tensor:
         """A vector over channels times columns of the taps, for every entry of a row: (groups, entries, columns)."""
+        groups, _, entries = self.shape
         if self.taps.numel() == 1:
-            return vector.view(self.shape[0], self.shape[2], 1)
-        if self.inner:
-            product = vector.view(self.shape[0], 1, -1, 1) * self.taps[:, columns].unsqueeze(1)
-            return product.view(self.shape[0], self.shape[2], -1)
-        return (vector.view(-1, 1, 1) * self.taps[:, columns]).view(self.shape[0], self.shape[2], -1)
+            return vector.view(groups, entries, 1)
+        taps = self.taps[..., columns]
+        calls, count, width = taps.shape
+        product = vector.view(-1, 1, 1) * taps if calls == 1 else vector.view(calls, -1).mT @ taps.reshape(calls, -1)
+        product = product.view(groups, -1, count, width)
+        return (product.transpose(1, 2) if self.inner else product).reshape(groups, entries, width)
 
     def _summed(self, by_expanded: Tensor, columns: slice) -> Tensor:
         """The derivative by a vector over channels from that by what `_expanded` makes of it."""
         if self.taps.numel() == 1:
             return by_expanded.view(-1)
-        taps = self.taps[:, columns]
+        taps = self.taps[..., columns]
+        calls, count, width = taps.shape
+        by_entry = by_expanded
         if self.inner:
-            by_entry = by_expanded.reshape(self.shape[0], len(taps), -1, taps.shape[1])
-            return (by_entry * taps.unsqueeze(1)).sum((1, 3)).view(-1)
-        return (by_expanded.reshape(-1, *taps.shape) * taps).sum((1, 2))
+            by_entry = by_expanded.reshape(self.shape[0], count, -1, width).transpose(1, 2)
+        by_entry = by_entry.reshape(-1, count, width)
+        if calls == 1:
+            return (by_entry * taps).sum((1, 2))
+        return (taps.reshape(calls, -1) @ by_entry.flatten(1).mT).view(-1)
 
     def _view_of(self, scratch: Tensor) -> Tensor:
         return scratch[: self.shape[0] * self.shape[1] * self.shape[2]].view(self.shape)
@@ -520,7 +526,7 @@ def _matrix_block(rows: Rows, layer: int, weight: Tensor, dtype: torch.dtype) ->
     shape = (rows.groups, rows.outputs // rows.groups, rows.channels * rows.tap_count)
     channels_last = [0, *range(2, weight.ndim), 1]
     inner = not rows.transposed and not weight.is_contiguous() and memory_order(weight) == channels_last
-    taps = rows.taps.to(weight.device, dtype)
+    taps = rows.taps.to(weight.device, dtype).view(rows.calls, rows.tap_count, -1)
     return MatrixBlock(layer, shape, taps, rows.transposed, inner, rows.centred, memory_layout(weight))
 
 

@@ -332,7 +332,7 @@ def fingerprint(layout: Layout) -> int:
     for step in channels.steps:
         digest.update(repr((step.function.name, step.function.kernel, step.start, step.count)).encode())
     for rows in layout.rows:
-        shape = (rows.outputs, rows.groups, rows.channels, rows.transposed, rows.centred, rows.taps.shape)
+        shape = (rows.outputs, rows.groups, rows.channels, rows.transposed, rows.centred, rows.calls, rows.taps.shape)
         digest.update(repr(shape).encode())
     tensors = [channels.constant_mean, channels.constant_var, channels.entering]
     tensors += [index for step in channels.steps for index in step.inputs] + [rows.taps for rows in layout.rows]

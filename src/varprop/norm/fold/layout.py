@@ -90,24 +90,25 @@ class Rows:
     """The weight of one layer as rows, and the channels and taps that they multiply.
 
     Row o of group g multiplies channel i of its group at tap j by the weight W[o, i, j]. With m and v the mean and
-    variance (epsilon included) of the entering channels and E the `taps` matrix (taps x columns):
-    A[o, p] = sum_ij W[o,i,j] m_i E[j,p];  mu_o = A[o,0];  var_o = sum_ij W² v_i E[j,0] + sum_{p>0} A[o,p]².
-    Column 0 of E is the share of positions at which a tap lies inside the image; the others, the spread of the means
-    over positions, are missing where all positions are alike. Where rows are centred, W stands for the weight minus the
-    mean of each row, over channels and taps.
+    variance (epsilon included) of the channels that enter in call c, and E the matrix `taps` (calls, taps x columns):
+    A[o, p] = sum_cij W[o,i,j] m_ci E[cj,p];  mu_o = A[o,0];  var_o = sum_cij W² v_ci E[cj,0] + sum_{p>0} A[o,p]².
+    Column 0 of E is the share of calls and positions at which a tap lies inside the image; the others, the spread of
+    the means over calls and positions, are missing where all are alike. Where rows are centred, W stands for the weight
+    minus the mean of each row, over channels and taps.
 
     Attributes:
         outputs: Number of rows, all groups together.
         groups: Number of groups.
-        channels: Number of entering channels of one group.
+        channels: Number of entering channels of one group in one call.
         taps: E, float64; one object for all layers that have the same.
         first_row: Number of its first row among the sources, which are the rows of all layers of the network.
-        first_channel: Position of its first entering channel (of all groups) in `Channels.entering`.
+        first_channel: Position of its first entering channel (of all groups, call after call) in `Channels.entering`.
         first_weight: Position of its first folded weight in the flat buffer.
         transposed: True if the weight is (groups * channels, outputs / groups, taps...) instead of
             (outputs, channels, taps...).
         centred: True if the mean of every row is subtracted from it first. A row of one weight would leave nothing: a
             layer with such rows is not centred in any form.
+        calls: Number of calls whose inputs have different moments; 1 for a layer that is called once.
     """
 
     outputs: int
@@ -119,11 +120,17 @@ class Rows:
     first_weight: int
     transposed: bool = False
     centred: bool = False
+    calls: int = 1
 
     @property
     def tap_count(self) -> int:
         """Number of taps."""
-        return len(self.taps)
+        return len(self.taps) // self.calls
+
+    @property
+    def entering(self) -> int:
+        """Number of entering channels, of all groups and calls."""
+        return self.calls * self.groups * self.channels
 
     @property
     def weights(self) -> int:
@@ -156,7 +163,7 @@ def restricted(layout: Layout, layers: Sequence[int]) -> Layout:
     """
     channels, needed = layout.channels, torch.zeros(layout.channels.total, dtype=torch.bool)
     chosen = [layout.rows[layer] for layer in layers]
-    spans = [slice(rows.first_channel, rows.first_channel + rows.groups * rows.channels) for rows in chosen]
+    spans = [slice(rows.first_channel, rows.first_channel + rows.entering) for rows in chosen]
     entering = torch.cat([channels.entering[span] for span in spans])
     needed[entering] = True
     for step in reversed(channels.steps):
@@ -186,7 +193,7 @@ def consecutive(chosen: Iterable[Rows], sources_stay: bool = False) -> tuple[Row
     for rows in chosen:
         first_row = rows.first_row if sources_stay else row
         renumbered.append(replace(rows, first_row=first_row, first_channel=channel, first_weight=weight))
-        row, channel, weight = row + rows.outputs, channel + rows.groups * rows.channels, weight + rows.weights
+        row, channel, weight = row + rows.outputs, channel + rows.entering, weight + rows.weights
     return tuple(renumbered)
 
 

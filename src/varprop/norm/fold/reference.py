@@ -77,7 +77,7 @@ def unit_rows(
     """The rows of every layer with mean and variance of their outputs; `shift` and `scale` are those of all layers."""
     with full_precision(shift.device):
         mean, var = entering(layout.channels, shift, scale, external)
-        sizes = [rows.groups * rows.channels for rows in layout.rows]
+        sizes = [rows.entering for rows in layout.rows]
         layers = zip(layout.rows, weights, mean.split(sizes), var.split(sizes), strict=True)
         return [_unit_rows(*layer) for layer in layers]
 
@@ -104,9 +104,10 @@ def _unit_rows(rows: Rows, weight: Tensor, mean: Tensor, var: Tensor) -> UnitRow
     size = powers_of_two(matrix.detach().abs().amax((2, 3)))
     matrix, taps = matrix / size[..., None, None], rows.taps.to(weight)
     matrix = minus_row_mean(matrix, (2, 3)) if rows.centred else matrix
-    mean, var = (vector.to(weight).view(rows.groups, 1, -1, 1) for vector in (mean, var))
-    levers = (matrix * mean).sum(2) @ taps
-    noise = (matrix.square() * var).sum(2) @ taps[:, 0]
+    mean, var = (vector.to(weight).view(rows.calls, rows.groups, 1, -1, 1) for vector in (mean, var))
+    calls, square = list(zip(mean, var, taps.chunk(rows.calls), strict=True)), matrix.square()
+    levers = sum([(matrix * mean).sum(2) @ taps for mean, _, taps in calls])
+    noise = sum([(square * var).sum(2) @ taps[:, 0] for _, var, taps in calls])
     return UnitRows(matrix, size, levers[..., 0], noise + levers[..., 1:].square().sum(-1))
 
 

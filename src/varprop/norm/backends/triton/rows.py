@@ -164,7 +164,9 @@ def rows_saved(layout: Layout) -> SavedSizes:
 
 
 def fits(layout: Layout, weights: Sequence[Tensor]) -> bool:
-    """True if the kernels can read the memory layouts of the weights: dense, with taps at equal distances."""
+    """True if the kernels can fold all layers: called once, with dense weights whose taps are at equal distances."""
+    if any(rows.calls > 1 for rows in layout.rows):
+        return False
     try:
         for rows, weight in zip(layout.rows, weights, strict=True):
             order_of(rows, weight)
