@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 import varprop.norm.network
-from varprop.norm.distributed import subnetwork_of
+from varprop.norm import distributed
 from varprop.norm.network import Network
 
 from .networks import alone_, both_forms, sites, train_a_little
@@ -156,10 +156,25 @@ def test_other_ways_to_fold_agree(plain: type[nn.Module], shape: tuple[int, ...]
 
     compare(list(grad(loss, tuple(range(len(names))))(*parameters)), expected[1:])  # by the reference
     for network in set(networks(model)):  # in pieces, as processes that exchange gradients do
-        network.by_bytes = [subnetwork_of(network, [index]) for index in range(len(network.layers))]
+        network.by_bytes = [network.subnetwork([index]) for index in range(len(network.layers))]
         for piece in network.by_bytes:
             (index,) = piece.index_of
             compare(piece.fold().tensors, network.fold().layer(index))
+
+
+@pytest.mark.parametrize("compiled", (False, True), ids=("eager", "compiled"))
+def test_they_are_folded_by_themselves_where_kernels_fold_the_others(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    model, x = normalized(Chain(), (4, 3))
+    expected = results(train_a_little(model), x)
+    monkeypatch.setattr(distributed, "WITH_KERNELS", ("cpu",))
+    torch._dynamo.reset()
+    called = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
+    compare(results(called, x), expected)
+    (network,) = set(networks(model))
+    pieces = {tuple(network.specs[index].path for index in indices) for indices in network.subnetworks}
+    assert pieces == {("last", "first"), ("again",)}
 
 
 def compare(results: Iterable[Tensor], expected: Iterable[Tensor]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from varprop.norm.distributed import cut_by_bytes, layers_read_by, subnetwork_of, subnetworks_by_bytes
+from varprop.norm.distributed import cut_by_bytes, layers_read_by, subnetworks_by_bytes
 from varprop.norm.layers import Normalized
 from varprop.norm.network import Network
 
@@ -39,8 +39,8 @@ def gradients(network: Network, parts: list[Network]) -> list[Tensor]:
 def test_parts_are_the_whole(name: str) -> None:
     network = whole(kept(name)[1])
     count = len(network.layers)
-    alone = [subnetwork_of(network, [place]) for place in range(count)]
-    halves = [subnetwork_of(network, list(range(0, count, 2))), subnetwork_of(network, list(range(1, count, 2)))]
+    alone = [network.subnetwork([place]) for place in range(count)]
+    halves = [network.subnetwork(list(range(0, count, 2))), network.subnetwork(list(range(1, count, 2)))]
     expected = gradients(network, [network])
     for parts in (alone, halves):
         for ours, theirs in zip(gradients(network, parts), expected, strict=True):
@@ -51,7 +51,7 @@ def test_copies_have_parts() -> None:
     model = kept("own norms")[1]
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         network = whole(copied)
-        found = gradients(network, [subnetwork_of(network, [place]) for place in range(len(network.layers))])
+        found = gradients(network, [network.subnetwork([place]) for place in range(len(network.layers))])
         for ours, theirs in zip(found, gradients(network, [network]), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -62,7 +62,7 @@ def test_a_part_reads_what_its_layers_read() -> None:
     assert layers_read_by(network, index["stem"]) == set()
     assert layers_read_by(network, index["body.2"]) == {index["body.0"]}
     assert layers_read_by(network, index["head"]) == {index["stem"], index["body.2"]}
-    part = subnetwork_of(network, [index["head"]])
+    part = network.subnetwork([index["head"]])
     assert part.layout.channels.sources == 4 and part.layout.channels.external == 12
 
 

@@ -129,19 +129,20 @@ def set_first_shifts_(layers: dict[str, Any], shifts: dict[str, float]) -> None:
 def preserve_(layers: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
     """Set scales and shifts so that every layer computes the same as without normalization.
 
-    One sweep does it, and a second one changes nothing, unless a layer feeds itself through a later call: its
-    statistics depend on its own scale and shift, and the sweeps approach the point where both agree.
+    One sweep does it where every layer is called once. A layer that is called again may feed itself, so that its
+    statistics depend on its own scale and shift: the sweeps approach the point where both agree.
 
     Args:
-        layers: The normalized layers with the biases of the plain ones, by path.
+        layers: The normalized layers with the biases of the plain ones, by path, in the order of their first calls.
         silent: By path, the channels that a batch norm had silenced.
     """
+    one_sweep = all(layer.call_count() == 1 for layer, _ in layers.values())
     for sweep in range(SWEEPS):
         moved = [path for path, (layer, bias) in layers.items() if _set_to_present(path, layer, bias, silent.get(path))]
-        if not moved:
-            return
         if sweep == 0:
             _refuse_not_finite(layers)
+        if not moved or one_sweep:
+            return
     raise ValueError(
         f"Layer '{moved[0]}' is called on its own output, and no scale and shift agree with the statistics that follow "
         f'from them: use init="project", or leave it out with `only`.'

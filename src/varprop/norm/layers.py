@@ -223,11 +223,17 @@ class Normalized(nn.Module):
             return network.facts(index)
         return alone_facts(self.centred_rows, self.statistics[False].facts(Moments, Tokens))
 
+    def call_count(self, training: bool = False) -> int:
+        """How often the model called the layer in a mode when it was normalized."""
+        if training in self.networks:
+            network, index = self.networks[training]
+            return network.specs[index].times
+        return len(self.uses[training])
+
     @property
     def _has_facts_alone(self) -> bool:
         """True if the layer's extra state is its own, and not that of the network."""
-        network, index = self.networks.get(False, (None, 0))
-        return network is None or network.specs[index].times > 1
+        return False not in self.networks or self.call_count() > 1
 
     def _is_of_older_version(self, state: Tensor) -> bool:
         """True for the state of a checkpoint from before the moments of all inputs were in it."""

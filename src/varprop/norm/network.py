@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from ..moments import Moments, Tokens
 from .fold import reference
 from .fold.autograd import fold_parts, own_saved_tensors, reference_parts
 from .fold.dispatch import Executor, computing_dtype, needs_reference, register
-from .fold.layout import Layout, restricted
+from .fold.layout import sublayout
 from .intact import Intact, refuse_sharded
 from .layer_layout import LayerCall, LayerSpec, LoweredLayers, Use, evaluation_of, make_layout
 from .linear_layers import is_linear_layer, require_weight_of_its_own
@@ -118,7 +119,7 @@ class Network:
         outside: The layers of the full network, but not of this one, whose outputs enter this one.
         full: The network of which it is a subnetwork; itself if it is none.
         index_of: For the index of a layer in the full network, its index here.
-        subnetworks: Those in use, by the indices of their layers (`distributed.subnetwork_of`).
+        subnetworks: Those in use, by the indices of their layers (`subnetwork`).
         by_bytes: Those of limited size, in the order of their calls; None if never needed.
         reads: The layers that one reads from, by its index, where that was needed.
         latest: Shifts and scales as they were in the latest call, where they are sharded between the calls.
@@ -137,7 +138,6 @@ class Network:
         self.evaluation = evaluation_of(joint, specs, self.evaluated, self.fixed)
         self.executor = Executor(self.layout)
         register(self)
-        self._alone: dict[int, Layout] = {}
         self.outside: list[Any] = []
         self.full, self.index_of = self, {index: index for index in range(len(self.layers))}
         self.latest: Vectors = {}
@@ -197,15 +197,12 @@ class Network:
     def fold_one(self, index: int) -> Pair:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
         self.intact.require()
-        parameters, count = self.parameters(), len(self.layers)
+        alone = self.subnetwork([index])
+        parameters = alone.parameters()
         refuse_sharded(parameters)
-        if index not in self._alone:
-            self._alone[index] = restricted(self.layout, [index])
-        dtype = computing_dtype(parameters[index].device.type, parameters[index].dtype)
+        dtype = computing_dtype(parameters[0].device.type, parameters[0].dtype)
         with own_saved_tensors():
-            weight, bias = reference_parts(
-                self._alone[index], self.external_moments(), [parameters[index], *parameters[count:]]
-            )
+            weight, bias = reference_parts(alone.layout, alone.external_moments(), parameters)
         return weight.to(dtype), bias.to(dtype)
 
     def require_in_use(self, index: int, called: nn.Module | None) -> None:
@@ -236,10 +233,27 @@ class Network:
     @torch.no_grad()
     def output_statistics(self, index: int) -> Pair:
         """Mean and standard deviation of a layer's output channels before the normalization, without bias."""
-        parameters, count = self.parameters(), len(self.layers)
-        layout = restricted(self.layout, [index])
-        weights, shifts, scales = [parameters[index]], parameters[count : 2 * count], parameters[2 * count :]
-        return reference.output_statistics(layout, weights, shifts, scales, self.external_moments())[0]
+        alone = self.subnetwork([index])
+        vectors = ([parameter] for parameter in alone.parameters())
+        return reference.output_statistics(alone.layout, *vectors, alone.external_moments())[0]
+
+    def subnetwork(self, indices: Sequence[int]) -> Network:
+        """The network of some of the layers, by their indices in ascending order; made once."""
+        key = tuple(indices)
+        if key not in self.subnetworks:
+            layout, read, fixed = sublayout(self.layout, indices, self.fixed_sizes())
+            evaluated = {n: self.evaluated[index] for n, index in enumerate(indices) if index in self.evaluated}
+            lowered = LoweredLayers(layout, evaluated, [self.fixed[n] for n in fixed], self.data)
+            specs, layers = ([values[index] for index in indices] for values in (self.specs, self.layers))
+            subnetwork = Network(self.joint, specs, layers, self.intact, lowered)
+            subnetwork.outside = [self.layers[index] for index in read]
+            subnetwork.full, subnetwork.index_of = self, {index: n for n, index in enumerate(indices)}
+            self.subnetworks[key] = subnetwork
+        return self.subnetworks[key]
+
+    def fixed_sizes(self) -> list[int]:
+        """How many channels each value between layers has that is not random."""
+        return [math.prod(value.channels) for value in self.fixed]
 
     def facts(self, index: int) -> Tensor:
         """The numbers besides parameters that define the function of a layer, for checkpoints.

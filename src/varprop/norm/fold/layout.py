@@ -197,6 +197,66 @@ def consecutive(chosen: Iterable[Rows], sources_stay: bool = False) -> tuple[Row
     return tuple(renumbered)
 
 
+class Sublayout(NamedTuple):
+    """The layout of some of the layers, and what they read of the others.
+
+    Attributes:
+        layout: In which outputs of other layers are no sources but external channels, before those external already.
+        read: The indices of those other layers.
+        fixed: Which of the values between layers that are not random are read, by their numbers.
+    """
+
+    layout: Layout
+    read: list[int]
+    fixed: list[int]
+
+
+def sublayout(layout: Layout, indices: Sequence[int], fixed: Sequence[int]) -> Sublayout:
+    """The layout of some of the layers by themselves.
+
+    Args:
+        layout: Of all layers.
+        indices: The layers.
+        fixed: How many channels each value between layers has that is not random; they are the last external ones.
+    """
+    selected = restricted(layout, indices)
+    channels = selected.channels
+    is_read = torch.zeros(channels.total, dtype=torch.bool)
+    is_read[channels.entering] = True
+    for step in channels.steps:
+        for numbers in step.inputs:
+            is_read[numbers] = True
+    read = [
+        n for n, rows in enumerate(layout.rows) if n not in set(indices) and bool(is_read[_output_channels(rows)].any())
+    ]
+    sources, outside = (_joined([_output_channels(layout.rows[n]) for n in group]) for group in (indices, read))
+    constants, external, computed = torch.arange(channels.sources, channels.total).split(
+        [len(channels.constant_mean), channels.external, sum(step.count for step in channels.steps)]
+    )
+    evaluated, *parameters = external.split([len(external) - sum(fixed), *fixed])
+    used = {n: numbers for n, numbers in enumerate(parameters) if bool(is_read[numbers].any())}
+    external = _joined([outside, evaluated[is_read[evaluated]], *used.values()])
+    order = _joined([sources, constants, external, computed])
+    renumbered = torch.full((channels.total,), -1)  # channels that are left out have no number
+    renumbered[order] = torch.arange(len(order))
+    steps = tuple(
+        replace(step, inputs=tuple(renumbered[n] for n in step.inputs), start=int(renumbered[step.start]))
+        for step in channels.steps
+    )
+    entering = renumbered[channels.entering]
+    channels = replace(channels, sources=len(sources), external=len(external), steps=steps, entering=entering)
+    return Sublayout(Layout(channels, consecutive(selected.rows)), read, list(used))
+
+
+def _output_channels(rows: Rows) -> Tensor:
+    """The channels of a layer's outputs, which are sources."""
+    return torch.arange(rows.first_row, rows.first_row + rows.outputs)
+
+
+def _joined(channels: list[Tensor]) -> Tensor:
+    return torch.cat(channels) if channels else torch.arange(0)
+
+
 # --- memory layouts of weights, and the flat buffers of all layers ---
 
 
