@@ -86,7 +86,8 @@ class ActorCritic(nn.Module):
         return torch.distributions.Normal(self.mean(x), self.deviation.exp()).mean, self.value(x)
 
 
-def test_distributions_do_not_look_at_values_while_a_model_is_captured():
+def test_distributions_do_not_look_at_values_while_a_model_is_captured(monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile has it off for good
     model = ActorCritic()
     assert vp.propagate(model, vp.Moments(torch.zeros(1, 4), torch.ones(1, 4))).output[0].mean.shape == (1, 2)
     with pytest.raises(ValueError, match="scale"):  # but they do again afterwards

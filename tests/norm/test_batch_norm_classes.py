@@ -51,6 +51,14 @@ class NormDropAct(nn.BatchNorm2d):
         return self.act(self.drop(x))
 
 
+class InItsOwnDtype(nn.BatchNorm2d):
+    """Computes where and in the dtype in which its parameters are, as detectron2 does."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        inside = input.to(self.weight.device, self.running_var.dtype)
+        return torch.relu(super().forward(inside)).to(input.dtype) * self.weight.shape[0]
+
+
 class DropsByItself(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         return torch.relu(F.dropout(super().forward(input), 0.4, self.training))
@@ -116,7 +124,7 @@ class FrozenAffine(nn.Module):
         return x * scale + (bias - mean * scale)
 
 
-ABSORBED = (Unchanged, Calling, Activated, NormDropAct, DropsByItself, Scaled, Frozen)
+ABSORBED = (Unchanged, Calling, Activated, NormDropAct, DropsByItself, Scaled, Frozen, InItsOwnDtype)
 STAYING = (Squashed, OnePlus, ReadTwice, FrozenAffine)
 MOMENTS = vp.Moments(torch.full((1, 3, 1, 1), 0.3).double(), torch.ones(1, 3, 1, 1).double())
 EXAMPLE = (2, 3, 8, 8)
@@ -196,7 +204,7 @@ def test_statistics_are_those_of_separate_modules(kind: Any, training: bool) -> 
             assert close(a, b)
 
 
-@pytest.mark.parametrize("kind", (NormDropAct, Scaled), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", (NormDropAct, Scaled, InItsOwnDtype), ids=lambda kind: kind.__name__)
 def test_without_its_batch_norm_a_module_is_an_ordinary_one(kind: Any) -> None:
     model, x = vp.normalize(network(kind), MOMENTS, example=EXAMPLE).eval(), numbers(*EXAMPLE)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):

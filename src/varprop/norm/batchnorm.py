@@ -144,8 +144,21 @@ class AbsorbedTensor:
     """In the place of a batch norm's weight, bias or statistics: torch's batch norm then returns its input.
 
     So the forward of a class of its own (one that activates too, such as timm's BatchNormAct2d) runs as it is written,
-    but for the batch norm in it.
+    but for the batch norm in it. It may ask for dtype and device, which are those of the layer that does the work.
     """
+
+    def __init__(self, layer: LinearLayer, features: int) -> None:
+        self.layer, self.shape = layer, torch.Size([features])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the tensor would have."""
+        return self.layer.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the tensor would be on."""
+        return self.layer.weight.device
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -186,7 +199,8 @@ def take_out_(model: nn.Module, note: Absorbed) -> nn.Module:
         store: Any = norm._parameters if name in norm._parameters else norm._buffers
         to: Any = removed._parameters if name in removed._parameters else removed._buffers
         to[name], store[name] = store.get(name), None
-        norm.__dict__[name] = None if name == "num_batches_tracked" else AbsorbedTensor()
+        absorbed = None if name == "num_batches_tracked" else AbsorbedTensor(note["layer"], norm.num_features)
+        norm.__dict__[name] = absorbed
     norm.__dict__[_NOTE] = Absorbed(layer=note["layer"], bias=note["bias"], norm=removed)
     return model
 
