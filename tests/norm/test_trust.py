@@ -693,6 +693,16 @@ def test_many_models_of_one_architecture_share_what_is_compiled() -> None:
             assert same(torch.compile(model, backend="aot_eager")(X), model(X))
 
 
+def test_models_of_different_classes_have_a_limit_of_recompilation_each() -> None:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for width in (5, 6, 7):
+            kind = type(f"Model{width}", (nn.Sequential,), {})
+            plain = kind(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3)).double()
+            model = trained(vp.normalize(plain, moments(4), example=numbers(2, 4)))
+            assert same(torch.compile(model, backend="eager", fullgraph=True)(X), model(X))
+
+
 @pytest.mark.parametrize("act", (nn.ReLU, nn.Softsign, nn.CELU, nn.Tanhshrink))
 def test_inference_mode(act: type[nn.Module]) -> None:
     model = mlp(act())

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -172,15 +174,15 @@ class ScopedForward:
     It stands in the module's `__dict__` and calls the forward that it hides.
     """
 
-    def __init__(self, module: nn.Module, hidden: Any) -> None:
-        self.module, self.hidden = module, hidden
+    module: nn.Module
+    hidden: Any
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The hidden forward, in a scope of its own unless it is called within one."""
         bound = args[0] if args else None
         if isinstance(bound, nn.Module) and getattr(bound.__dict__.get("forward"), "__func__", None) is self:
             # bound to its module as a function would be (accelerate's `unwrap_model`), or to a copy of that
-            bound.__dict__["forward"] = self if bound is self.module else ScopedForward(bound, None)
+            bound.__dict__["forward"] = self if bound is self.module else scoped_forward(bound)
             return bound.forward(*args[1:], **kwargs)
         level = _level()
         if _current.folds is not None and _current.level == level:
@@ -207,13 +209,40 @@ class ScopedForward:
     def _method(self) -> Any:
         return self.hidden or type(self.module).forward.__get__(self.module)
 
+    def __reduce__(self) -> Any:
+        return _scoped_forward_of, (type(self.module),), self.__dict__
+
+
+_classes: weakref.WeakKeyDictionary[type[nn.Module], type[ScopedForward]] = weakref.WeakKeyDictionary()
+
+
+def _scoped_forward_of(plain: type[nn.Module]) -> ScopedForward:
+    """A scoped forward without its attributes, of a class that all modules of a class share.
+
+    torch.compile keeps the graphs of a code together, and allows no more than eight. A model's class has a code of its
+    own in its forward; so it has one here, for graphs begin with this one.
+    """
+    if plain not in _classes:
+        call: Any = ScopedForward.__call__
+        code = call.__code__.replace(co_name=f"{plain.__name__}_forward")
+        own_call = types.FunctionType(code, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
+        _classes[plain] = type("ScopedForward", (ScopedForward,), {"__call__": own_call})
+    return object.__new__(_classes[plain])
+
+
+def scoped_forward(module: nn.Module, hidden: Any = None) -> ScopedForward:
+    """The scoped forward of a module; `hidden` is one that stands in the module's `__dict__`, if there is one."""
+    scoped = _scoped_forward_of(type(module))
+    scoped.module, scoped.hidden = module, hidden
+    return scoped
+
 
 def open_scopes_(model: nn.Module, layers: list[nn.Module]) -> None:
     """Let every module that holds some of the layers fold them once in each of its calls."""
     inside = {id(layer) for layer in layers}
     for module in model.modules():
         if id(module) not in inside and any(id(inner) in inside for inner in module.modules()):
-            module.__dict__["forward"] = ScopedForward(module, module.__dict__.get("forward"))
+            module.__dict__["forward"] = scoped_forward(module, module.__dict__.get("forward"))
 
 
 def close_scopes_(model: nn.Module) -> None:
