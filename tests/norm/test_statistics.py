@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import varprop as vp
 from tests.norm.networks import apart, case, kept, sites, train_a_little
 from varprop.norm.layers import Normalized
+from varprop.norm.statistics import Statistics
 
 RELU_MEAN, RELU_VAR = 1 / math.sqrt(2 * math.pi), (1 - 1 / math.pi) / 2
 
@@ -341,3 +342,14 @@ def test_layers_that_start_at_zero_are_left_out_by_name() -> None:
     found = vp.propagate(model, moments)
     torch.testing.assert_close(found["1"].var, torch.ones(1, 32), rtol=1e-4, atol=0.0)
     assert not model[2].weight.any()
+
+
+def test_each_input_is_evaluated_once_to_preserve_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [module for _ in range(3) for module in (nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 4))]
+    plain, x = nn.Sequential(nn.Linear(3, 4), *blocks).double(), torch.randn(2, 3, dtype=torch.float64)
+    evaluated: list[Any] = []
+    call = Statistics.__call__
+    monkeypatch.setattr(Statistics, "__call__", lambda self, *more: evaluated.extend(self.targets) or call(self, *more))
+    model = vp.normalize(plain, vp.Moments(0.0, 1.0), example=x, init="preserve")
+    assert len(evaluated) == 3
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-10, atol=1e-12)
