@@ -234,8 +234,8 @@ class Network:
     def output_statistics(self, index: int) -> Pair:
         """Mean and standard deviation of a layer's output channels before the normalization, without bias."""
         alone = self.subnetwork([index])
-        vectors = ([parameter] for parameter in alone.parameters())
-        return reference.output_statistics(alone.layout, *vectors, alone.external_moments())[0]
+        weight, shift, scale = alone.parameters()
+        return reference.output_statistics(alone.layout, [weight], [shift], [scale], alone.external_moments())[0]
 
     def subnetwork(self, indices: Sequence[int]) -> Network:
         """The network of some of the layers, by their indices in ascending order; made once."""
