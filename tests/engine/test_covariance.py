@@ -208,3 +208,9 @@ def test_covariance_of_one_input_does_not_fit_a_batch() -> None:
     moments = vp.Moments(torch.zeros(1, 2), covariance=torch.eye(2))
     with pytest.raises(vp.CaptureError, match=r"covariance of one input .* the model sees \(4, 2\)"):
         vp.propagate(nn.Linear(2, 2), moments, (4, 2), covariance="full")
+
+
+def test_dropout_of_everything_leaves_a_constant() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0), nn.Tanh(), nn.Linear(3, 2))
+    output = vp.propagate(model, vp.Moments(0.0, 1.0), (1, 3), covariance="full").output
+    assert torch.equal(output.covariance, torch.zeros(2, 2))

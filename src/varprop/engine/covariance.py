@@ -301,7 +301,7 @@ class CovarianceEvaluation(Evaluation):
         outcomes = self._outcomes(root)
         mixture = self.plan.mixture(root)
         x = root if mixture is None else mixture[0]
-        if not self.plan.random(x):
+        if not self.plan.random(x) or not any(slope for _, slope, *_ in outcomes):
             return Local({}, value.var.flatten())
         curve = self._curve(node, root, x, outcomes, value)
         return Local({x: _scaling(curve.slope, x, node)}, curve=(x, curve))
@@ -311,7 +311,7 @@ class CovarianceEvaluation(Evaluation):
         std = moments.std.expand(value.shape).flatten()
         if self.clusters.needs_positive(path, root):
             self.reasons[node] = FIRST_ORDER
-            (slope,), _ = self._slopes(node, [x], lambda: self.clusters.moments(node, self.value), value.shape)
+            (slope,), _ = self._slopes([x], lambda: self.clusters.moments(node, self.value), value.shape)
             return Nonlinearity(std, slope.flatten())
         if len(outcomes) == 1 and (curve := self._straight_sides(path, root, moments, value)) is not None:
             return curve
@@ -394,7 +394,7 @@ class CovarianceEvaluation(Evaluation):
             return value
 
         elementwise = rule.kind == "elementwise" or rule.noise
-        slopes, result = self._slopes(node, operands, moments, value.shape if elementwise else None)
+        slopes, result = self._slopes(operands, moments, value.shape if elementwise else None)
         fresh, carries = result.dense().var.flatten(), {}
         for operand, slope in zip(operands, slopes, strict=True):
             if slope is None:
@@ -412,15 +412,14 @@ class CovarianceEvaluation(Evaluation):
         return Local(carries, None if linear else fresh.clamp_min(0))
 
     def _slopes(
-        self, node: Node, operands: list[Node], moments: Callable[[], Moments], shape: torch.Size | None
+        self, operands: list[Node], moments: Callable[[], Moments], shape: torch.Size | None
     ) -> tuple[list[Any], Moments]:
         """Derivatives of a mean by the means of what it reads, and the moments.
 
         Args:
-            node: The value.
-            operands: What it reads.
-            moments: Computes its moments.
-            shape: Of the value, if it is a function of single elements: the derivatives then have it too. Otherwise
+            operands: What the value reads.
+            moments: Computes the moments of the value.
+            shape: Its extents, if it is a function of single elements: the derivatives then have it too. Otherwise
                 they are matrices.
         """
         recorded, values = torch.is_grad_enabled(), {operand: self.env[operand] for operand in operands}
