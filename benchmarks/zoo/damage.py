@@ -1,4 +1,4 @@
-"""Eleven kinds of damage, made by code on models that are known to train: the inspector has to see every one of them.
+"""Twelve kinds of damage, made by code on models that are known to train: the inspector has to see every one of them.
 
 A damage is found if the damaged model gets an error or a warning of an expected kind that the sound one does not have.
 """
@@ -21,6 +21,7 @@ from .models import build
 Record = dict[str, Any]
 CHAIN, RESNET, TRANSFORMER = "torchvision/squeezenet1_0", "torchvision/resnet18", "timm/vit_tiny_patch16_224"
 GATED, TOKENS, RECURRENT = "torchvision/mobilenet_v3_small", "hf/gpt2", "basic/nn_lstm"
+NORM_BEHIND, NORM_BEFORE = "hf/bert", "hf/vit"  # transformers with small branches: a norm behind every sum, or before
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,13 @@ def unscaled_branches(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if name.endswith((".bn2", ".attn.proj", ".mlp.fc2", ".c_proj")):
             module.weight.mul_(1e3)  # type: ignore[operator]
+
+
+def large_branches(model: nn.Module) -> None:
+    """What ends a branch is 100 times too large, which leaves small branches a few times as large as their stream."""
+    for name, module in model.named_modules():
+        if name.endswith((".output.dense", ".o_proj", ".fc2")):
+            module.weight.mul_(1e2)  # type: ignore[operator]
 
 
 def dead_rectifiers(model: nn.Module) -> None:
@@ -110,6 +118,7 @@ DAMAGES = {
     "weights too large": Damage(scale_weights(10.0), (CHAIN,), GROWTH),
     "weights too small": Damage(scale_weights(0.1), (CHAIN,), frozenset({"decay", "vanish"})),
     "branches without their scale": Damage(unscaled_branches, (RESNET, TRANSFORMER, TOKENS), GROWTH),
+    "branches 100 times too large": Damage(large_branches, (NORM_BEHIND, NORM_BEFORE), frozenset({"branch"})),
     "dead rectifiers": Damage(dead_rectifiers, (CHAIN, RESNET), frozenset({"dead"})),
     "saturated gates": Damage(saturated_gates, (GATED, RECURRENT), frozenset({"saturated", "shift", "constant"})),
     "a branch of zeros": Damage(zeroed_branch, (RESNET, TRANSFORMER, TOKENS), frozenset({"constant"})),
