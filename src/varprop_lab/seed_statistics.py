@@ -10,13 +10,28 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .environment import require
 from .protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
 
 HOLDS, FAILS, NOISE = "holds", "does not hold", "within noise"  # of the statement that one side is lower
+LEVEL = 0.05  # the share of differences that count where there is none
+
+
+class Decision(str):
+    """A verdict that a test of a difference gave, with its p-value: how often chance alone gives such a difference."""
+
+    p: float
+
+    def __new__(cls, verdict: str, p: float) -> Decision:
+        """The verdict as a string, which it equals."""
+        decision = super().__new__(cls, verdict)
+        decision.p = p
+        return decision
+
+
 Metric = Callable[[Outcome], float]  # infinite where training diverged, NaN where there is nothing to measure
 
 
@@ -124,32 +139,30 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if abs(value) < 10 ** (digits - 1) or not math.isfinite(value) else f"{value:.0f}"
 
 
-def difference(a: Sample, b: Sample) -> tuple[float, float]:
-    """Mean of a - b over the seeds in common, and half the width of its 95 % interval; NaN where that is not known."""
-    first, second = a.by_seed, b.by_seed
-    differences = [first[seed] - second[seed] for seed in first if seed in second]
-    if len(differences) < 2:
-        return math.nan, math.nan
-    quantile = float(require("scipy.stats", "A verdict").t.ppf(0.975, len(differences) - 1))
-    return statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(len(differences))
-
-
 def lower(a: Sample, b: Sample) -> str:
     """Verdict on `a` being lower than `b` beyond the noise."""
-    return _lost(a, b) or _decided(*difference(a, b), 0.0, strictly=True)
+    return _lost(a, b) or _decided(_differences(a, b), 0.0, equal=NOISE)
 
 
 def at_most(a: Sample, b: Sample, limit: float) -> str:
     """Verdict on the mean of a - b being at most a limit, with the noise to spare on either side."""
-    return _lost(a, b) or _decided(*difference(a, b), limit)
+    return _lost(a, b) or _decided(_differences(a, b), limit)
 
 
 def within(a: Sample, b: Sample, tolerance: float) -> str:
     """Verdict on the means differing by at most the tolerance, with the noise to spare on either side."""
     if lost := _lost(a, b):
         return FAILS if lost == HOLDS else lost  # whichever side diverged
-    mean, margin = difference(a, b)
-    return _decided(abs(mean), margin, tolerance)
+    differences = _differences(a, b)
+    if differences and statistics.fmean(differences) < 0:
+        differences = [-value for value in differences]
+    return _decided(differences, tolerance)
+
+
+def _differences(a: Sample, b: Sample) -> list[float]:
+    """a - b for every seed in common."""
+    first, second = a.by_seed, b.by_seed
+    return [first[seed] - second[seed] for seed in first if seed in second]
 
 
 def _lost(a: Sample, b: Sample) -> str:
@@ -159,7 +172,16 @@ def _lost(a: Sample, b: Sample) -> str:
     return HOLDS if a.all_finite and b.none_finite else FAILS if a.none_finite and b.all_finite else NOISE
 
 
-def _decided(mean: float, margin: float, limit: float, strictly: bool = False) -> str:
-    """Verdict on a mean being below a limit; NaN, where the noise is not known, decides nothing."""
-    below = mean + margin < limit if strictly else mean + margin <= limit
-    return HOLDS if below else FAILS if mean - margin > limit else NOISE
+def _decided(differences: Sequence[float], limit: float, equal: str = HOLDS) -> Decision:
+    """Verdict on the mean of differences being below a limit, by Student's t; one difference decides nothing.
+
+    `equal` is the verdict where all differences are the limit.
+    """
+    if len(differences) < 2:
+        return Decision(NOISE, math.nan)
+    above, spread = statistics.fmean(differences) - limit, statistics.stdev(differences)
+    if spread == 0:
+        return Decision(equal if above == 0 else HOLDS if above < 0 else FAILS, 0.0)
+    t = above * math.sqrt(len(differences)) / spread
+    p = 2 * float(require("scipy.stats", "A verdict").t.sf(abs(t), len(differences) - 1))
+    return Decision(NOISE if p >= LEVEL else HOLDS if t < 0 else FAILS, p)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ...protocol.experiments import PAPER_BATCH, Protocol
 from ...protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS, Outcome, method_label, start_label
-from ...seed_statistics import FAILS, HOLDS, NOISE, Metric, Sample, final
+from ...seed_statistics import FAILS, HOLDS, LEVEL, NOISE, Decision, Metric, Sample, final
 
 MISSING = "no data"
 Case = TypeVar("Case")
@@ -105,11 +105,20 @@ def each(rule: Callable[[Case], Judgement], cases: Iterable[Case]) -> Judgement:
 
 
 def all_of(verdicts: Iterable[str]) -> str:
-    """One verdict of several parts, all of which must hold."""
+    """One verdict of several parts, all of which must hold.
+
+    Of many parts that are neither true nor false some fail by chance. So the claim fails only where a part would fail
+    at the level of one part divided by their number (Bonferroni). That all of many hold by chance is less likely than
+    that one does, and needs no correction.
+    """
     listed = list(verdicts)
     if not listed or MISSING in listed:
         return MISSING
-    return FAILS if FAILS in listed else HOLDS if set(listed) == {HOLDS} else NOISE
+    if set(listed) == {HOLDS}:
+        return HOLDS
+    failures = [verdict.p if isinstance(verdict, Decision) else 0.0 for verdict in listed if verdict == FAILS]
+    p = min(1.0, len(listed) * min(failures, default=1.0))
+    return Decision(FAILS if p < LEVEL else NOISE, p)
 
 
 def most_of(verdicts: Sequence[str]) -> str:
@@ -120,7 +129,8 @@ def most_of(verdicts: Sequence[str]) -> str:
 
 def opposite(verdict: str) -> str:
     """The verdict on the contrary statement; an undecided one stays undecided."""
-    return {HOLDS: FAILS, FAILS: HOLDS}.get(verdict, verdict)
+    contrary = {HOLDS: FAILS, FAILS: HOLDS}.get(verdict, verdict)
+    return Decision(contrary, verdict.p) if isinstance(verdict, Decision) else contrary
 
 
 def in_every_seed(passed: Sequence[bool]) -> str:

@@ -3,7 +3,8 @@
 How a verdict comes about. A *difference* counts only when zero lies outside the 95 % interval of its mean over the
 seeds that both sides have (`seed_statistics`). A *threshold* is passed when every seed passes it, failed when every
 seed fails it, and undecided otherwise. A claim of several parts holds when all parts hold, does not hold when one of
-them does not, and is within noise otherwise. What has not been run is never guessed: the verdict is ``no data``.
+them does not at a level divided by their number, and is within noise otherwise. What has not been run is never
+guessed: the verdict is ``no data``.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ RULE = (
     "for the mean of the differences; with fewer than two seeds in common nothing counts. A threshold is passed when "
     "every seed passes it, and failed when every seed fails it, so that more seeds decide more differences and put "
     "thresholds to a harder test. Whatever is not decided so is within noise. A claim of several parts holds when all "
-    "of them hold, and does not hold when one of them does not; nothing corrects for the number of comparisons. "
+    "of them hold, and does not hold when one of them fails at the 5 % level divided by the number of parts; how often "
+    "a claim fails or holds where there is no difference at all stands in docs/results/verdict_rates.md. "
     "Numbers are mean ± standard deviation over seeds."
 )
 # In the order of the paper: background, advantages, lengths of steps, MNIST, with noise, conclusion.
 _ORDER = """
 bn-recurrent bn-overhead bn-stochastic bn-batch-size-training bn-batch-size-validation
-overhead-wn overhead overhead-bn ap2-batch-size-training ap2-batch-size-validation recurrent
+overhead-wn overhead overhead-bn image-size ap2-batch-size-training ap2-batch-size-validation recurrent
 four-times four-times-adam equal-rates great-improvement fair-is-closer decay-nothing decay-destabilizes projection
 running-matches hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn
 bn-evaluation-better-early bn-evaluation-better-late others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero
@@ -78,7 +80,7 @@ def judge_claim(claim: Claim, runs: Sequence[Run], benchmarks: Sequence[Path] = 
         finding = judged(claim.judge, Evidence(outcomes, bound, benchmarks))
         setting = "" if bound is None else f"lr {'=' if claim.fixed else '≤'} {bound:g}"
         by_bound[bound] = Verdict(
-            claim.name, claim.text, finding.verdict, claim.rule, finding.measured, claim.figure, setting
+            claim.name, claim.text, str(finding.verdict), claim.rule, finding.measured, claim.figure, setting
         )
     main = min(by_bound, key=lambda bound: (not math.isclose(bound or 0.0, PAPER_LR_MAX), bound or 0.0))
     return replace(by_bound[main], others=tuple(verdict for bound, verdict in by_bound.items() if bound != main))

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from varprop_lab.paper.verdicts.evidence import all_of
 from varprop_lab.paper.verdicts.judge import CLAIMS, judge, judge_claim, markdown, write
+from varprop_lab.paper.verdicts.null_rates import rates
 from varprop_lab.protocol.experiments import PAPER_GRIDS
-from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE, Sample, difference, lower, within
+from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE, Sample, lower, within
 from varprop_lab.store.tables import Run, read_runs
 
 from .made_up import from_all_starts, verdict
@@ -59,10 +61,26 @@ def test_two_are_alike_where_the_interval_keeps_the_tolerance(a, b, expected):
 
 
 def test_differences_are_taken_seed_by_seed():
-    mean, margin = difference(Sample((1.0, 3.0)), Sample((5.0, 5.0)))
-    assert (mean, margin) == (-3.0, pytest.approx(12.706, abs=1e-3))  # Student's t with one degree of freedom
-    assert difference(Sample((1.0, 3.0, 9.0), (0, 1, 2)), Sample((4.0, 2.0), (1, 0)))[0] == -1.0
-    assert all(map(math.isnan, difference(Sample((1.0, 3.0), (0, 1)), Sample((5.0, 5.0), (1, 2)))))
+    assert lower(Sample((1.0, 3.0)), Sample((5.0, 5.0))).p == pytest.approx(0.2048, abs=1e-4)  # t = -3, one degree
+    shuffled = lower(Sample((1.0, 3.0, 9.0), (0, 1, 2)), Sample((5.0, 5.0), (1, 0)))
+    assert shuffled.p == lower(Sample((1.0, 3.0)), Sample((5.0, 5.0))).p
+    assert lower(Sample((1.0, 3.0), (0, 1)), Sample((5.0, 5.0), (1, 2))) == NOISE  # one seed in common
+
+
+def test_one_of_many_parts_fails_by_chance():
+    part = lower(Sample((2.0, 2.1, 1.9)), Sample((1.0, 1.3, 0.8)))
+    assert part == FAILS and 0.005 < part.p < 0.02
+    assert all_of([part]) == all_of([part, NOISE]) == FAILS
+    assert all_of([part, *[HOLDS] * 9]) == NOISE  # 0.05 / 10 is not reached
+    assert all_of([FAILS, *[HOLDS] * 9]) == FAILS  # of a threshold that no seed keeps
+    assert all_of([all_of([part] * 3)] * 3) == NOISE  # parts of parts
+    assert all_of([HOLDS] * 10) == HOLDS
+
+
+@pytest.mark.parametrize("name", ["robust", "bn-generalizes"])
+def test_hardly_anything_is_decided_where_there_is_nothing_to_decide(name):
+    found = rates(name, 150)
+    assert found[HOLDS] == 0 and found[FAILS] < 0.07  # 10 % or more without a correction
 
 
 @pytest.mark.parametrize(
@@ -84,7 +102,8 @@ def test_numbers_are_given_with_their_spread(values, text):
 def test_without_runs_nothing_is_said_but_what_is_measured_here():
     verdicts = {found.name: found.verdict for found in judge([])}
     assert list(verdicts) == NAMES
-    assert {name for name, verdict in verdicts.items() if verdict != "no data"} == {"four-times", "four-times-adam"}
+    measured = {"four-times", "four-times-adam", "image-size"}
+    assert {name for name, verdict in verdicts.items() if verdict != "no data"} == measured
 
 
 def test_what_is_missing_comes_with_the_command_that_makes_it():

@@ -154,12 +154,12 @@ def spread(method, ratios):
 
 @pytest.mark.parametrize(
     ("batch", "expected"),
-    [((2.0, 2.1), "holds"), ((1.01, 1.02), "does not hold"), ((1.0, 1.4), "within noise")],
+    [((2.0, 2.1), "holds"), ((1.01, 1.0299), "does not hold"), ((1.0, 1.4), "within noise")],
 )
 def test_robustness_is_a_small_spread_over_the_starts(batch, expected):
     others = [o for method in ("standard", "weight") for o in spread(method, (3.0, 3.1))]
     outcomes = [*others, *spread("analytic", (1.1, 1.12)), *spread("batch", batch)]
-    assert verdict("robust", outcomes).verdict == expected
+    assert verdict("robust", outcomes).verdict == expected  # at a third of the level: batch norm is one of three
     assert verdict("robust", others).verdict == "no data"
 
 
