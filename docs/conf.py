@@ -25,6 +25,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "force"  # of the tutorials; a cache would not see that the library has changed
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
+nb_merge_streams = True  # what a cell prints is one block
 suppress_warnings = ["myst.xref_missing"]  # links to sources and examples, which tests/test_files.py checks
 autodoc_typehints = "description"
 default_role = "code"  # `name` in a docstring
