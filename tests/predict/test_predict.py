@@ -129,6 +129,22 @@ def test_a_maximum_of_noise_makes_a_prediction_doubtful():
     assert not found.reliable.any()
 
 
+def test_reliable_predictions_of_a_deep_network_are_right_for_the_most_part():
+    """Deep and narrow: with much noise none counts as reliable, with little most do."""
+    torch.manual_seed(0)
+    layers = [layer for index in range(6) for layer in (nn.Linear(32 if index else 8, 32), nn.ReLU())]
+    model, x = nn.Sequential(*layers, nn.Linear(32, 3)), torch.randn(32, 8)
+    for layer in layers[::2]:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    truth = model(x + 0.1 * torch.randn(1000, *x.shape)).detach()
+    found = vp.predict(model, x, input_var=0.01)
+    off = ((found.var.sum(1) / truth.var(0).sum(1)).sqrt() - 1).abs()
+    assert found.reliable.float().mean() > 0.5
+    assert (off[found.reliable] < 0.1).float().mean() > 0.75
+    assert off[found.reliable].median() < 0.05
+    assert not vp.predict(model, x, input_var=1.5**2).reliable.any()
+
+
 class Attention(nn.Module):
     def __init__(self, width=16, p=0.1):
         super().__init__()
@@ -210,7 +226,7 @@ def test_draws_mend_what_is_not_linear(noise, share):
     alone = (found.draws.std(0) / truth.std(0)).log().square().mean().sqrt()
     assert with_control < share * alone
     assert abs((found.var / truth.var(0)).mean() - 1) < 0.05
-    assert bool(found.reliable.all()) is (noise < 1)
+    assert bool(found.reliable.float().mean() > 0.9) is (noise < 1)
 
 
 def test_draws_of_dropout_and_weights_agree_with_the_analytic_result():

@@ -19,7 +19,7 @@ from .draws import combine_with_draws
 from .prediction import CURVED, Prediction, SourceShare
 
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
-MOST_OUTPUTS = 256  # more have to be chosen: every output costs a backward pass
+MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
 MEMORY = 4 << 30  # bytes for derivatives of all outputs by all sources of one batch
 
 
@@ -35,9 +35,10 @@ def predict(
 ) -> Prediction:
     """Mean and covariance of a network's outputs under dropout, noisy inputs and uncertain weights.
 
-    One forward pass of the rules, and one backward pass for every output, take the place of many runs of the network
-    with drawn noise. Correlations between units are followed to first order through the whole graph; what is left out
-    is how the curvature of one layer correlates units of the next (`Prediction.reliable` says where that matters).
+    One forward pass of the rules, and one backward pass for all outputs, take the place of many runs of the network
+    with drawn noise: they cost about as much as two forward passes, and one more for every output. Correlations between
+    units are followed to first order through the whole graph; what is left out is how the curvature of one layer
+    correlates units of the next (`Prediction.reliable` says where that matters).
 
     Dropout and other noise layers are at work, everything else is in evaluation mode: batch norms use their stored
     statistics. The model itself is not changed.
@@ -235,7 +236,7 @@ def _directions(mean: Tensor, outputs: Any) -> Tensor:
     if outputs is None:
         if elements > MOST_OUTPUTS:
             raise ValueError(
-                f"The model has {elements} outputs a sample, and every one costs a backward pass: choose some by "
+                f"The model has {elements} outputs a sample, and every one costs about a forward pass: choose some by "
                 f"outputs=, as flat indices or directions."
             )
         return torch.eye(elements, dtype=mean.dtype, device=mean.device)
@@ -276,7 +277,7 @@ def _reliable(covariance: Tensor, diagonal: Tensor, shares: Sequence[SourceShare
     first_order = ("input", "parameter", "dropout", "dropout of what varies", "draw", "product")
     curved = sum((s.variance.sum(1) for s in shares if s.kind not in first_order), torch.zeros_like(total))
     shortfall = (diagonal.sum(1)[:count] / total.clamp_min(torch.finfo(total.dtype).tiny)).clamp_max(1)
-    return curved <= CURVED * shortfall * total
+    return curved <= CURVED * shortfall ** (1 / 3) * total
 
 
 def _joined(pieces: list[Prediction]) -> Prediction:
