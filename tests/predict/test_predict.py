@@ -331,4 +331,4 @@ def test_too_many_outputs_for_memory_names_what_fits(monkeypatch):
 
 @pytest.mark.parametrize("module", [api, prediction])
 def test_the_examples_in_docstrings_run(module):
-    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(module, extraglobs={"torch": torch, "nn": nn, "vp": vp}).failed == 0
