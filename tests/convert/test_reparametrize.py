@@ -169,7 +169,7 @@ def test_frozen_parameters_stay_frozen() -> None:
 ERRORS = {
     "unknown form": ({"to": "layer"}, "must be one of"),
     "no batch": ({"to": "batch"}, "needs `batch`"),
-    "no input": ({"to": "analytic"}, "needs `input`"),
+    "no moments": ({"to": "analytic"}, "needs `moments`"),
     "own batch norm": ({"to": "weight"}, "'1' is the model's own: give `example`"),
     "no variance": ({"to": "batch", "batch": NETWORKS["own batch norm"][1][:1]}, "'8' one value per channel"),
     "not finite": (

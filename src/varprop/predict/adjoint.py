@@ -31,7 +31,7 @@ from ..rules.axes import per_axis
 from ..rules.registry import Rule
 from .attention import FIRST_ORDER, dropped_variance
 from .curves import SlopedClusters, left_by_slopes
-from .recurrent import RECURRENT
+from .recurrent import unroll_of
 
 aten = torch.ops.aten
 DROPOUTS = (aten.dropout, aten.native_dropout, aten.feature_dropout)
@@ -172,7 +172,7 @@ class MeanEvaluation(Evaluation):
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         if (first_order := FIRST_ORDER.get(node.packet)) is not None:
             return first_order(node, *args, **kwargs)
-        if (unroll := RECURRENT.get(node.target)) is not None:
+        if (unroll := unroll_of(self.plan.rules.get(node))) is not None:
             result = unroll(node, *args, **kwargs)
             if result is not None:
                 return result

@@ -20,7 +20,6 @@ from ..gaussian.rectifier import mixture
 from ..graph.node import Node
 from ..moments import Moments
 
-aten = torch.ops.aten
 NODES = 33  # of the trapezoidal rule: variances of GELU, SiLU, tanh within 1e-6 up to std 1, 1 % up to std 3
 ROOT_HALF = math.sqrt(0.5)
 DENSITY = 1 / math.sqrt(2 * math.pi)
@@ -67,9 +66,10 @@ class SlopedClusters(Clusters):
 
     def _slope_below(self, node: Node) -> float | None:
         """The slope of a rectifier below zero; None for other functions."""
-        if node.packet is aten.relu:
+        rule = self.plan.rules.get(node)
+        if rule is not None and rule.operation == "relu":
             return 0.0
-        if node.packet is not aten.leaky_relu or node.kwargs:
+        if rule is None or rule.operation != "leaky relu" or node.kwargs:
             return None
         slope = node.args[1] if len(node.args) > 1 else 0.01
         return float(slope) if isinstance(slope, (int, float)) else None

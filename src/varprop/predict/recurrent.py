@@ -18,9 +18,9 @@ from torch import Tensor
 from ..graph.node import Node
 from ..moments import Moments
 from ..rules.recurrent import GRU, LSTM, Params, RecurrentCell, by_layer
+from ..rules.registry import Rule
 from .attention import mean_of, var_of
 
-aten = torch.ops.aten
 State = tuple[Moments, ...]
 
 
@@ -156,7 +156,15 @@ def _unroll(
     return sequence, *finals
 
 
-RECURRENT: dict[Any, Callable[..., tuple[Moments, ...] | None]] = {
-    aten.lstm.input: partial(_unroll, LSTM, _lstm_step),
-    aten.gru.input: partial(_unroll, GRU, _gru_step),
+Unroll = Callable[..., tuple[Moments, ...] | None]
+_UNROLLED: dict[RecurrentCell, Unroll] = {
+    LSTM: partial(_unroll, LSTM, _lstm_step),
+    GRU: partial(_unroll, GRU, _gru_step),
 }
+
+
+def unroll_of(rule: Rule | None) -> Unroll | None:
+    """How to evaluate a recurrent layer step by step, by the cell of its rule; None for other operations and cells."""
+    if rule is None or rule.operation != "recurrent" or not isinstance(rule.function, partial):
+        return None
+    return _UNROLLED.get(rule.function.args[0])

@@ -275,7 +275,9 @@ elementwise(aten.sign, aten.sgn, jumps=(0.0,), monotone=True, bounds=UNIT)(recti
 elementwise(aten.heaviside, jumps=(0.0,), monotone=True, handles=first_is_random)(
     lambda mean, std, _values: rectifier.step(mean, std)
 )
-elementwise(aten.leaky_relu, kinks=(0.0,), monotone=lambda slope=0.01: slope >= 0)(activations.leaky_relu)
+elementwise(aten.leaky_relu, operation="leaky relu", kinks=(0.0,), monotone=lambda slope=0.01: slope >= 0)(
+    activations.leaky_relu
+)
 
 
 def _channels(weight: Tensor, ndim: int) -> Tensor:
