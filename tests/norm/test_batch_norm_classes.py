@@ -163,7 +163,7 @@ def test_every_form_computes_the_same(kind: Any) -> None:
     for keep in (True, False):
         assert close(vp.fold(preserved, keep_batchnorm=keep)(x), expected)
     for to in ("standard", "weight", "batch", "analytic"):
-        given: Any = {"input": MOMENTS} if to == "analytic" else {"batch": x} if to == "batch" else {}
+        given: Any = {"moments": MOMENTS} if to == "analytic" else {"batch": x} if to == "batch" else {}
         form = vp.reparametrize(model, to, example=x, **given)
         assert close(form(x), expected), to
         assert close(vp.reparametrize(form, "batch", batch=x)(x), expected), to
