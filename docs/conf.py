@@ -10,6 +10,7 @@ from varprop.version import __version__
 
 project = "varprop"
 author = "varprop contributors"
+copyright = "varprop contributors"
 release = version = __version__
 extensions = [
     "myst_nb",

@@ -34,6 +34,15 @@ def test_every_claim_stands_in_the_list_of_its_verdict():
     assert listed == {claim["name"]: claim["verdict"] for claim in claims}
 
 
+def test_the_counts_of_verdicts_are_those_of_the_claims():
+    claims = json.loads((DOCS / "results" / "claims.json").read_text("utf-8"))["claims"]
+    holds, fails, noise = (sum(claim["verdict"] == v for claim in claims) for v in HEADINGS.values())
+    sentence = f"Of {len(claims)} claims, {holds} hold, {fails} do not hold, and three seeds do not decide {noise}."
+    assert sentence in results()
+    evidence = (DOCS / "evidence.md").read_text("utf-8")
+    assert f"of {len(claims)}: {holds} hold, {fails} do not, {noise} are within noise" in evidence
+
+
 def test_means_with_their_deviations_are_on_the_page_of_results():
     page = (DOCS / "results" / "experiments.md").read_text("utf-8")
     found = re.findall(r"\d[\d.]* ± \d[\d.]*\d", results())
