@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import statistics
@@ -152,7 +153,17 @@ def _judgement(rows: list[ReportRow]) -> list[Finding]:
     result += _shift(_judged(weighted[:-1] or weighted, weighted))
     for row in layers:
         result += _softened(row, [*_saturation(row), *_rectifier(row)])
+    dead = {finding.where for finding in result if finding.kind == "dead" and finding.value == 1.0}
+    if cause is not None and _constant_before(cause, rows) & dead:  # the layer is constant because it reads zeros
+        result = [finding for finding in result if (finding.kind, finding.where) != ("constant", cause)]
     return list(_merged(result))
+
+
+def _constant_before(label: str, rows: list[ReportRow]) -> set[str]:
+    """The layers right before one, up to the last that varies."""
+    layers = [row for row in rows if row.is_layer]
+    before = reversed(layers[: [row.label for row in layers].index(label)])
+    return {row.label for row in itertools.takewhile(lambda row: row.std.most == 0, before)}
 
 
 def _with(rows: list[ReportRow], estimates: list[Estimates], input_std: float) -> list[ReportRow]:

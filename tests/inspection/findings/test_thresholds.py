@@ -498,3 +498,13 @@ def test_a_learned_query_averages_over_all_positions(learned, role, found):
     report = vp.inspect(AttentionPool(learned), vp.Moments(torch.zeros(1, 256, 32), torch.ones(1, 256, 32)))
     assert report["proj"].role == role and report["proj"].growth < 1 / 30
     assert [finding.kind for finding in report.findings if finding.severity != "note"] == found
+
+
+def test_a_rectifier_that_is_dead_is_named_and_not_the_layers_that_read_its_zeros():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
+    model.append(nn.Linear(16, 4))
+    with torch.no_grad():
+        model[2].bias.sub_(1000)
+    report = vp.inspect(model, vp.Moments(0.0, 1.0), example=(1, 8))
+    assert [(f.kind, f.where) for f in report.findings if f.severity == "error"] == [("dead", "3")]
