@@ -294,9 +294,9 @@ def dense() -> nn.Module:
     return model
 
 
-def dense_trained(model: nn.Module) -> list[Tensor]:
+def dense_trained(model: nn.Module, inputs: int = 6) -> list[Tensor]:
     parameters = list(model.parameters())
-    optimizer, x = torch.optim.SGD(parameters, 0.05), batch(0).flatten(1)[:, :6].to(parameters[0].dtype)
+    optimizer, x = torch.optim.SGD(parameters, 0.05), batch(0).flatten(1)[:, :inputs].to(parameters[0].dtype)
     for _ in range(3):
         optimizer.zero_grad()
         model(x).square().mean().backward()
@@ -333,13 +333,14 @@ def other_engines(_rank: int) -> dict[str, Any]:
     found["alone"] = message(lambda: sharded_blocks(normalized()).dense[1](x))
     recalled = case("recalled").normalized()
     fully_shard(recalled.left)
+    fully_shard(recalled.shared)
+    found["called twice"] = dense_trained(fully_shard(recalled), 5)
     whole, in_blocks = fsdp1(dense()), dense()
     dense_trained(whole)
     with FSDP1.summon_full_params(whole):
         found["FSDP1"] = [full(p) for p in whole.parameters()]
     in_blocks.b = fsdp1(in_blocks.b)
     found["FSDP1, blocks"] = message(lambda: fsdp1(in_blocks)(x))
-    found["recalled"] = message(lambda: fully_shard(recalled)(x[:, :5]))
     return found
 
 
@@ -360,7 +361,9 @@ def test_engines_and_what_is_refused(tmp_path: Any) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(*found["folded"], rtol=1e-12, atol=1e-12)
     assert "use torch.distributed.fsdp.fully_shard" in found["FSDP1, blocks"]
-    for name in ("norm", "alone", "recalled"):
+    for ours, theirs in zip(found["called twice"], dense_trained(case("recalled").normalized(), 5), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for name in ("norm", "alone"):
         assert "fully_shard on the whole model" in found[name]
     refused = {name: text for name, text in found.items() if name.startswith("tensor parallel")}
     assert len(refused) == 6
