@@ -26,7 +26,7 @@ from varprop.text_table import Table
 from .data import datasets
 from .data.augmentation import scaled
 from .deep.side_by_side import Member, SideBySide, joined
-from .environment import provenance
+from .environment import provenance, reproducible
 from .report.plotting import draw
 from .report.series import Figure, Panel, PlottedSeries
 from .store.files import write_atomically
@@ -208,7 +208,8 @@ def run(folder: Path, say: Callable[[str], None] = print, epochs: int = EPOCHS) 
     digits, results, start = load(), [], time.perf_counter()
     for batch in BATCHES:
         for method in METHODS:
-            results.append(train(method, batch, digits, epochs))
+            with reproducible(torch.device("cpu"), threads_on_cpu=1):  # more only slow down networks this small
+                results.append(train(method, batch, digits, epochs))
             mean = 100 * statistics.mean(results[-1].test)
             say(f"batches of {batch}, {method}: {mean:.1f} % ({results[-1].seconds:.0f} s)")
     about = explanation(time.perf_counter() - start)
