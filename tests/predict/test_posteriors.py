@@ -1,7 +1,7 @@
 """Variances of weights from other libraries: predictions against draws from the posteriors of these libraries."""
 
 import doctest
-import importlib
+import importlib.util
 
 import pytest
 import torch
@@ -71,6 +71,8 @@ def test_the_examples_in_docstrings_run():
 @pytest.mark.uncertainty
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 def test_diagonal_laplace(subset):
+    if importlib.util.find_spec("torchvision"):  # which torchmetrics imports where it is there
+        importlib.import_module("tests.torchvision_on_cpu")
     laplace = importlib.import_module("laplace")
     model = network()
     for _ in fit(model, torch.optim.Adam(model.parameters(), 0.01)):
