@@ -129,3 +129,17 @@ def test_in_processes_with_one_that_crashes_and_a_limit(tmp_path: Path, monkeypa
     assert {"search batch 16", "test batch 16"} <= read(file).keys()
     main(["show", str(file)])
     assert file.with_suffix(".png").exists()
+
+
+def test_pages_say_what_small_batches_cost_in_the_records() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    records = read(docs / "results" / "batch_sizes.jsonl").values()
+    accuracy = {
+        (record["norm"], record["batch"]): sum(run["accuracy"] for run in record["runs"]) / len(record["runs"])
+        for record in records
+        if record["kind"] == TEST
+    }
+    batch, analytic = (f"{100 * (accuracy[norm, 32] - accuracy[norm, 2]):.1f}" for norm in ("batch", "analytic"))
+    for page in ("index.md", "evidence.md", "deep.md"):
+        text = " ".join((docs / page).read_text("utf-8").split())
+        assert f"batch norm loses {batch}" in text and any(f"{w} {analytic}" in text for w in ("this", "normalization"))
