@@ -405,3 +405,36 @@ def test_a_change_behind_autograd_is_noticed() -> None:
         sites(model)[0].weight.data.mul_(-1.0)
         after = model(x)
     assert not close(after, before, 1e-2)
+
+
+class SharedBlocks(nn.Module):
+    """A convolution that is called three times, between layers that are called once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        for _ in range(3):
+            x = torch.relu(self.shared(x)) + 0.5 * x
+        return self.last(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("compiled", (False, True))
+@both_forms
+def test_a_layer_that_is_called_often_computes_on_a_gpu_what_it_computes_in_float64(form: str, compiled: bool) -> None:
+    torch.manual_seed(0)
+    data = vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1))
+    expected = vp.normalize(SharedBlocks(), data, example=torch.zeros(2, 3, 12, 12), form=form).double()
+    model, x = copy.deepcopy(expected).float().cuda(), torch.randn(4, 3, 12, 12)
+    call = torch.compile(model, fullgraph=True) if compiled else model
+    for _ in range(PATIENCE + 2):
+        model.zero_grad()
+        output = call(x.cuda())
+        output.square().mean().backward()
+    theirs = expected(x.double())
+    theirs.square().mean().backward()
+    assert close(output.detach(), theirs.detach(), 1e-5)
+    for ours, reference in zip(model.parameters(), expected.parameters(), strict=True):
+        assert close(ours.grad, reference.grad, 1e-4)
