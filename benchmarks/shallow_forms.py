@@ -3,7 +3,8 @@
 python benchmarks/shallow_forms.py [--epochs 2] [--seeds 3] [--json FILE]
 
 Three convolutions with batch norm and ReLU, a global average and a linear layer on scikit-learn's digits; SGD with
-momentum 0.9. `paper, average as one position` is the paper's form with the deep form's rule for global averages alone.
+momentum 0.9. `default` is the form that is chosen where none is asked for: here the paper's, with the average as one
+position.
 """
 
 from __future__ import annotations
@@ -14,21 +15,19 @@ import json
 import statistics
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.norm import api
 from varprop_lab.data.augmentation import scaled
 from varprop_lab.data.datasets import load
 from varprop_lab.environment import provenance
 
 RATES = (0.005, 0.02)
-ONE_POSITION = "paper, average as one position"
-FORMS = ("batch norm", "paper", ONE_POSITION, "deep")
+FORMS: dict[str, Any] = {"paper": "paper", "default": None, "deep": "deep"}
+NAMES = ("batch norm", *FORMS)
 BATCH, WIDTH, FIRST_STEPS = 4, 16, 50
 
 
@@ -41,13 +40,7 @@ def network(form: str, seed: int, images: Tensor) -> nn.Module:
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10))
     if form == "batch norm":
         return model
-    with_calls = api.with_calls
-
-    def as_one_position(program: Any, layers: Any, moments: Any, deep: bool = False) -> Any:
-        return with_calls(program, layers, moments, deep or form == ONE_POSITION)
-
-    with mock.patch.object(api, "with_calls", as_one_position):
-        return vp.normalize(model, vp.input_moments(images), form="deep" if form == "deep" else "paper")
+    return vp.normalize(model, vp.input_moments(images), form=FORMS[form])
 
 
 def train(form: str, rate: float, seed: int, data: tuple[Tensor, ...], epochs: int) -> dict[str, Any]:
@@ -80,7 +73,7 @@ def main() -> None:
     mean = scaled(digits.train_x).mean()
     data = scaled(digits.train_x) - mean, digits.train_y, scaled(digits.test_x) - mean, digits.test_y
     runs = []
-    for form, rate in itertools.product(FORMS, RATES):
+    for form, rate in itertools.product(NAMES, RATES):
         runs += [train(form, rate, seed, data, options.epochs) for seed in range(options.seeds)]
         print(form, rate, [(run["accuracy"], run["gradient"]) for run in runs[-options.seeds :]], flush=True)
     if options.json:

@@ -109,9 +109,10 @@ def normalize(
             where errors of scale die out (0.377 for ReLU), and a global average counts as one of its positions.
             So a layer does not see what its inputs have in common, the first layer included. ``"paper"`` normalizes
             the weights as they are, shifts start at 0, and positions count as independent: in a chain of rectified
-            layers without skips errors of scale pile up, from about the 15th on. By default it is ``"deep"``
-            with more than 8 layers in a row and an activation that lets errors of scale grow (rectifiers, GELU), and
-            else ``"paper"``, as with ``init="preserve"``, which must keep those means.
+            layers without skips errors of scale pile up, from about the 15th on, and a layer behind a global average
+            is divided by too little. By default it is ``"deep"`` with more than 8 layers in a row and an activation
+            that lets errors of scale grow (rectifiers, GELU), and else ``"paper"``, as with ``init="preserve"``, which
+            must keep those means, but with a global average as one of its positions all the same.
         only: The layers to normalize: a path or several, or a predicate called as ``only(path, module)``.
         inplace: Change the model itself instead of a copy; if that fails it is as before. Its scales and shifts are
             new parameters, so that an optimizer is to be made afterwards.
@@ -132,7 +133,7 @@ def normalize(
         >>> [type(module).__name__ for module in model[:2]]
         ['NormalizedConv2d', 'Identity']
     """
-    form = _form_for(init, form)
+    _check_form(init, form)
     check_copyable(model)
     captured = captured_for(model, moments, example, only)
     result = cast(ModuleT, normalized_(copy.deepcopy(model), captured, init, form, only))
@@ -147,21 +148,14 @@ def normalize(
     return result
 
 
-def _form_for(init: Init, form: NormalizationForm | None) -> NormalizationForm | None:
-    """The form that is asked for, or the one that goes with a start; None if the activations decide.
-
-    Raises:
-        ValueError: If there is no such start or form, or they exclude each other.
-    """
+def _check_form(init: Init, form: NormalizationForm | None) -> None:
+    """Raise a ValueError if there is no such start or form, or they exclude each other."""
     if init not in get_args(Init):
         raise ValueError(f'init must be "project" or "preserve", not {init!r}.')
-    if form is None:
-        return "paper" if init == "preserve" else None
-    if form not in get_args(NormalizationForm):
+    if form not in (None, *get_args(NormalizationForm)):
         raise ValueError(f'form must be "paper" or "deep", not {form!r}.')
     if form == "deep" and init == "preserve":
         raise ValueError('form="deep" takes the means of weights away, which init="preserve" would have to keep.')
-    return form
 
 
 class Captured(NamedTuple):
@@ -228,12 +222,13 @@ def normalized_(
             reason = f": only layers of torch's own classes can be, not {listed(unknown)}"
         raise ValueError(f"The model has no linear layer to normalize{reason}.")
     graph = with_calls(programs[False], layers, captured.moments)
-    long = form is None and layers_in_a_row(graph) > SHALLOW
+    long = form is None and init != "preserve" and layers_in_a_row(graph) > SHALLOW
     shifts = first_shifts(graph) if form == "deep" or long or shifted else {}
     deep = form == "deep" or (long and any(shifts.values()))
     check_weights(layers, deep)
     refuse_reading_by_hand(programs[False], layers)
-    graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.moments, deep))
+    like_positions = form != "paper"  # where the paper's form was not asked for, no layer is divided by too little
+    graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.moments, like_positions))
     with preserved_modes(model):
         model.eval()
         biases = {path: layer.bias for path, layer in layers.items()}

@@ -32,13 +32,14 @@ from .linear_layers import (
 )
 from .network import Network
 from .scope import called_module, folded_alone, folded_layer
-from .statistics import Statistics, alone_facts
+from .statistics import Statistics
 
 SETTINGS = ("center", "centred_rows", "uses", "statistics", "networks")  # attributes of all normalized layers
 
 ANOTHER_FUNCTION = (
     "The checkpoint belongs to a model that was normalized with other input moments, in another form or for inputs of "
-    "another size: call vp.normalize with those, then load."
+    "another size: call vp.normalize with those, then load. The default form once was the paper's also behind a global "
+    'average, for which such a checkpoint needs form="paper".'
 )
 
 
@@ -215,13 +216,13 @@ class Normalized(nn.Module):
     def get_extra_state(self) -> Tensor:
         """The numbers besides parameters that define the function of the layer's network, or of the layer by itself.
 
-        A layer that is in no network, or is called several times, has one for whether its rows are centred, and the
-        moments of the inputs that it reads; of the others of a network the first has all (`Network.facts`).
+        A layer that is in no network, or is called several times, has one for its form, and the moments of the inputs
+        that it reads; of the others of a network the first has all (`Network.facts`).
         """
         if False in self.networks:
             network, index = self.networks[False]
             return network.facts(index)
-        return alone_facts(self.centred_rows, self.statistics[False].facts(Moments, Tokens))
+        return self.statistics[False].alone_facts(self.centred_rows)
 
     def call_count(self, training: bool = False) -> int:
         """How often the model called the layer in a mode when it was normalized."""
@@ -234,6 +235,11 @@ class Normalized(nn.Module):
     def _has_facts_alone(self) -> bool:
         """True if the layer's extra state is its own, and not that of the network."""
         return False not in self.networks or self.call_count() > 1
+
+    @property
+    def _has_form_alone(self) -> bool:
+        """True if the layer's extra state is its own, and says that its form is not the paper's."""
+        return self._has_facts_alone and bool(self.get_extra_state()[:1].any())
 
     def _is_of_older_version(self, state: Tensor) -> bool:
         """True for the state of a checkpoint from before the moments of all inputs were in it."""
@@ -270,16 +276,16 @@ class Normalized(nn.Module):
         if facts in state_dict:
             self.set_extra_state(state_dict[facts])
         from_normalized = any(f"{prefix}{name}" in state_dict for name in scales)
-        if self.centred_rows and self._has_facts_alone and from_normalized and facts not in state_dict:
-            raise ValueError(ANOTHER_FUNCTION)  # saved by a layer that was not centred, else the state would say so
+        if self._has_form_alone and from_normalized and facts not in state_dict:
+            raise ValueError(ANOTHER_FUNCTION)  # saved by a layer in the paper's form, else the state would say so
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *lists: Any
     ) -> None:
         self.check_state(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *lists)
-        # Older versions saved nothing for a layer by itself with rows that are not centred.
-        silent = not len(self.get_extra_state()) or (self._has_facts_alone and not self.centred_rows)
+        # Older versions saved nothing for a layer by itself in the paper's form.
+        silent = not len(self.get_extra_state()) or (self._has_facts_alone and not self._has_form_alone)
         if silent and f"{prefix}_extra_state" in missing:
             missing.remove(f"{prefix}_extra_state")
 

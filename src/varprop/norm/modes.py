@@ -1,7 +1,7 @@
 """A model captured in training and in evaluation mode: its programs, the calls of layers and the moments of inputs.
 
 The programs are rewritten where an operation counts otherwise between normalized layers than in `propagate`: attention,
-and global averages in the deep form.
+and global averages but where the paper's form is asked for.
 """
 
 from __future__ import annotations
@@ -205,10 +205,17 @@ def _steps(program: Program) -> list[str]:
     return [str((node.target, node.args, node.kwargs)) for node in program.nodes]
 
 
-def with_calls(program: Program, layers: dict[str, Any], moments: Any, deep: bool = False) -> CapturedMode:
-    """A captured model with the calls of some layers, and with averages as they count between them in a form."""
+def with_calls(program: Program, layers: dict[str, Any], moments: Any, like_positions: bool = False) -> CapturedMode:
+    """A captured model with the calls of some layers, and with averages as they count between them.
+
+    Args:
+        program: The captured model.
+        layers: The layers, by path.
+        moments: The moments of the inputs.
+        like_positions: Whether a global average counts as one of its positions, and not as independent ones.
+    """
     program = with_attention_of_like_tokens(program)
-    if deep:
+    if like_positions:
         program = with_averages_of_like_positions(program)
     return CapturedMode(program, calls_of(program, layers), fitted_inputs(program, moments))
 

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..gaussian.normal import Pair
 from ..graph.node import Node
-from ..moments import Moments, Tokens
+from ..moments import Tokens
 from .fold import reference
 from .fold.autograd import fold_parts, own_saved_tensors, reference_parts
 from .fold.dispatch import Executor, computing_dtype, needs_reference, register
@@ -21,7 +21,7 @@ from .fold.layout import sublayout
 from .intact import Intact, refuse_sharded
 from .layer_layout import LayerCall, LayerSpec, LoweredLayers, Use, evaluation_of, make_layout
 from .linear_layers import is_linear_layer, require_weight_of_its_own
-from .statistics import CapturedMode, Statistics, alone_facts, derivation_of
+from .statistics import CapturedMode, Statistics, derivation_of
 
 Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded
@@ -259,21 +259,21 @@ class Network:
         """The numbers besides parameters that define the function of a layer, for checkpoints.
 
         The first of the layers that are called once has those of all of them, the others none: sizes of inputs, moments
-        of the data, and the form, which is left out where no rows are centred, as it was before there was another one.
-        A layer that is called several times has one for whether its rows are centred, and the moments of the inputs
-        that it reads; nothing where there are neither.
+        of the data, and the form, which is left out where it is the paper's, as it was before there was another one.
+        A layer that is called several times has one for its form, and the moments of the inputs that it reads; nothing
+        where there are neither.
         """
         spec = self.specs[index]
         if spec.times > 1:
-            return alone_facts(spec.centred, self.joint.facts(Moments, Tokens, of=[call.target for call in spec.calls]))
+            return self.joint.alone_facts(spec.centred, of=[call.target for call in spec.calls])
         if index:
             return torch.empty(0)
         specs = [spec for spec in self.specs if spec.times == 1]
         sizes = [size for spec in specs for size in spec.calls[0].form.shape[1:]]
-        centred = [spec.centred for spec in specs]
-        form = torch.tensor(centred if any(centred) else []).double()
+        centred, read = [spec.centred for spec in specs], [spec.calls[0].target for spec in specs]
+        form = torch.tensor(centred if any(centred) or self.joint.averages_like_positions(read) else []).double()
         counted_sizes = torch.tensor([len(sizes), *sizes]).double()
-        tokens = self.joint.facts(Tokens, of=[spec.calls[0].target for spec in specs])
+        tokens = self.joint.facts(Tokens, of=read)
         return torch.cat([counted_sizes, *self.data, form, tokens])
 
     def external_moments(self, vectors: Vectors | None = None) -> Pair | None:

@@ -73,6 +73,7 @@ class FoldReport:
         in_a_row: The most layers on a path through the model; 0 where that is not defined, since layers are called
             several times in turns.
         staying: How many modules stay as they are, by class and reason.
+        like_positions: True if there is a global average before a layer, and it counts as one of its positions.
 
     Example:
         >>> import varprop as vp
@@ -87,6 +88,7 @@ class FoldReport:
     batch_norms: int = 0
     in_a_row: int = 0
     staying: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    like_positions: bool = False
 
     @property
     def form(self) -> NormalizationForm:
@@ -136,7 +138,8 @@ class FoldReport:
         slow = [f"'{layer.path}' ({layer.why})" for layer in self.layers if layer.how != "together"]
         lines = [
             f"normalized: {_counted(len(self.layers), 'layer')}{norms}",
-            f"form:       {self.form}, {self._why_this_form()}",
+            f"form:       {self.form}, {self._why_this_form()}"
+            + "; a global average counts as one position" * self.like_positions,
         ]
         lines += [f"stays:      {count} {name}: {reason}" for (name, reason), count in self.staying.items()]
         first = f"; slower: {slow[0]}{' and others, see table()' * (len(slow) > 1)}" if slow else ""
@@ -200,7 +203,8 @@ def fold_report(model: nn.Module) -> FoldReport:
         raise ValueError("The model is not normalized: there is nothing to report.")
     rows = (replace(_folded_layer(path, layer), centred=layer.centred_rows) for path, layer in layers.items())
     replaced = len(find_notes(model, layers))  # type: ignore[arg-type]
-    return FoldReport(tuple(rows), replaced, _in_a_row(layers), _staying(model))
+    like_positions = any(map(Statistics.averages_like_positions, _statistics(layers)))
+    return FoldReport(tuple(rows), replaced, _in_a_row(layers), _staying(model), like_positions)
 
 
 def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
@@ -213,6 +217,16 @@ def _folded_layer(path: str, layer: Normalized) -> FoldedLayer:
         return FoldedLayer(path, "alone", "recurrent layers have statistics of their own")
     calls = len(layer.uses[layer.training])
     return FoldedLayer(path, "alone", f"called {calls} times" if calls != 1 else "statistics of another form")
+
+
+def _statistics(layers: dict[str, Normalized]) -> list[Statistics]:
+    """The graphs between layers, of all that are folded together once."""
+    graphs: dict[int, Statistics] = {}
+    for layer in layers.values():
+        network, _ = layer.networks.get(layer.training, (None, 0))
+        statistics = layer.statistics[layer.training] if network is None else network.joint
+        graphs[id(statistics)] = statistics
+    return list(graphs.values())
 
 
 def _in_a_row(layers: dict[str, Normalized]) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..engine.evaluation import Evaluation
 from ..engine.plan import make_plan, require_complete
+from ..graph import ops
 from ..graph.node import Node, resolve
 from ..graph.program import Program, tensor_at
 from ..moments import Moments, Tokens, trusted
@@ -130,6 +131,30 @@ class Statistics:
         flat = [tensor.detach().cpu().double().flatten() for pair in tensors for tensor in pair]
         return torch.cat([torch.zeros(0).double(), *flat])
 
+    def averages_like_positions(self, of: Iterable[str] | None = None) -> bool:
+        """True if a global average that counts as one of its positions is between layers and what is computed.
+
+        Args:
+            of: The names of the nodes that count; all targets by default.
+        """
+        nodes = self.nodes_by_name()
+        targets = self.targets if of is None else [nodes[name] for name in of]
+        return any(node.target is ops.position_average for node in _needed(targets, set(self.graph.calls)))
+
+    def alone_facts(self, centred: bool, of: Iterable[str] | None = None) -> Tensor:
+        """The numbers besides parameters that define the function of one layer: its form, and moments of inputs.
+
+        There are none where the form is the paper's and no input is read.
+
+        Args:
+            centred: Whether the layer's rows are centred.
+            of: The names of the nodes that it reads; all targets by default.
+        """
+        names = None if of is None else list(of)
+        form = 1.0 if centred else 0.5 * self.averages_like_positions(names)
+        inputs = self.facts(Moments, Tokens, of=names)
+        return torch.cat([torch.tensor([form]).double(), inputs]) if form or len(inputs) else torch.empty(0)
+
     def modules_read(self) -> set[str]:
         """The paths of the modules whose parameters and buffers the moments follow from."""
         return {*self.graph.calls.values(), *(name.rpartition(".")[0] for name in self.graph.program.state.values())}
@@ -163,13 +188,6 @@ class Statistics:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._plan()
-
-
-def alone_facts(centred: bool, inputs: Tensor) -> Tensor:
-    """The numbers besides parameters that define a layer's function: of its form, and moments of inputs; or none."""
-    if not centred and not len(inputs):
-        return torch.empty(0)
-    return torch.cat([torch.tensor([float(centred)]).double(), inputs])
 
 
 def derivation_of(target: Node, graph: CapturedMode) -> str:
