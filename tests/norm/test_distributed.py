@@ -304,6 +304,17 @@ def dense_trained(model: nn.Module, inputs: int = 6) -> list[Tensor]:
     return [full(p) for p in model.parameters()]
 
 
+class InTurns(nn.Module):
+    """A layer that is called before and after another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(torch.relu(self.b(torch.relu(self.a(x)))))
+
+
 def fsdp1(model: Any) -> nn.Module:
     return FSDP1(model, device_id=torch.device("cpu"), use_orig_params=True)
 
@@ -335,6 +346,10 @@ def other_engines(_rank: int) -> dict[str, Any]:
     fully_shard(recalled.left)
     fully_shard(recalled.shared)
     found["called twice"] = dense_trained(fully_shard(recalled), 5)
+    in_turns = vp.normalize(InTurns().double(), vp.Moments(torch.zeros(1, 6).double(), torch.ones(1, 6).double()))
+    fully_shard(in_turns.a)
+    fully_shard(in_turns.b)
+    found["called on what comes later"] = message(lambda: fully_shard(in_turns)(x))
     whole, in_blocks = fsdp1(dense()), dense()
     dense_trained(whole)
     with FSDP1.summon_full_params(whole):
@@ -363,7 +378,7 @@ def test_engines_and_what_is_refused(tmp_path: Any) -> None:
     assert "use torch.distributed.fsdp.fully_shard" in found["FSDP1, blocks"]
     for ours, theirs in zip(found["called twice"], dense_trained(case("recalled").normalized(), 5), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    for name in ("norm", "alone"):
+    for name in ("norm", "alone", "called on what comes later"):
         assert "fully_shard on the whole model" in found[name]
     refused = {name: text for name, text in found.items() if name.startswith("tensor parallel")}
     assert len(refused) == 6

@@ -36,9 +36,9 @@ APART = (
 )
 SHARDED = (
     "Some parameters of the normalized model are sharded while a part of it runs that depends on them: call "
-    "fully_shard on the whole model and, within it, on blocks that hold their own norms and whose layers are called "
-    "once, and call no block by itself; or train with DistributedDataParallel; and call parallelize_module on the "
-    "plain model that vp.fold returns, not on the normalized one."
+    "fully_shard on the whole model and, within it, on blocks that hold their own norms and whose layers are called on "
+    "nothing that a later block computes, and call no block by itself; or train with DistributedDataParallel; and call "
+    "parallelize_module on the plain model that vp.fold returns, not on the normalized one."
 )
 PLAIN = (bool, int, float, str, tuple, type(None))
 
