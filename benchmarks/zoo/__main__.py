@@ -15,8 +15,9 @@ package is not installed are left out. Each is captured, its operations are coun
 moments are propagated from a standard normal input on uniform axes. Then standard normal inputs (tokens of equal
 probability) go through it one by one: for every module called once, the analytic and the measured standard deviation
 are compared, each as the root mean square over the module's units. Where more than 10 % are missed, the same is done
-with the positions of images apart. Results are appended to runs/zoo/zoo.jsonl; a sweep that was interrupted goes on
-where it was.
+with the positions of images apart. Results are appended to runs/zoo/zoo.jsonl, or to the journals in another folder by
+--runs; a sweep that was interrupted goes on where it was. Journals are merged by joining the files: of several lines of
+one model the last counts.
 """
 
 from __future__ import annotations
@@ -43,27 +44,31 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=24)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds of CPU time a model")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB a model")
+    parser.add_argument("--workers", type=int, default=1, help="models at a time, one thread each")
+    parser.add_argument("--max-seconds", type=float, default=math.inf, help="after which it ends, however far it is")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="the folder of the journals")
     parser.add_argument("--again", action="store_true", help="also models that have a result")
     options = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     studies = {
-        "sweep": (RUNS / "zoo.jsonl", partial(measure.study, samples=options.samples), measure.said),
-        "normalize": (RUNS / "normalize.jsonl", normalized.study, normalized.said),
-        "alarms": (RUNS / "alarms.jsonl", alarms.study, alarms.said),
-        "damage": (RUNS / "damage.jsonl", damage.study, damage.said),
+        "sweep": (options.runs / "zoo.jsonl", partial(measure.study, samples=options.samples), measure.said),
+        "normalize": (options.runs / "normalize.jsonl", normalized.study, normalized.said),
+        "alarms": (options.runs / "alarms.jsonl", alarms.study, alarms.said),
+        "damage": (options.runs / "damage.jsonl", damage.study, damage.said),
     }
     if options.command == "table":
-        checked = normalized.write(all_names(), journal(RUNS / "normalize.jsonl"))
-        table.write(all_names(), journal(RUNS / "zoo.jsonl"), checked, options.samples)
+        checked = normalized.write(all_names(), journal(options.runs / "normalize.jsonl"))
+        table.write(all_names(), journal(options.runs / "zoo.jsonl"), checked, options.samples)
     elif options.command == "findings":
         sound, damaged = alarms.committed()
-        sound = alarms.newest(sound, journal(RUNS / "alarms.jsonl"))
-        damaged = alarms.newest(damaged, journal(RUNS / "damage.jsonl"))
+        sound = alarms.newest(sound, journal(options.runs / "alarms.jsonl"))
+        damaged = alarms.newest(damaged, journal(options.runs / "damage.jsonl"))
         alarms.write([sound[name] for name in all_names() if name in sound], list(damaged.values()))
     else:
         names = damage.models() if options.command == "damage" else _smallest_first()
         stamp = alarms.stamp() if options.command in ("alarms", "damage") else {}
-        settings = Settings(*studies[options.command], options.limit, options.memory, options.again, stamp)
+        more = (options.again, stamp, options.workers, options.max_seconds)
+        settings = Settings(*studies[options.command], options.limit, options.memory, *more)
         sweep(options.models or names, settings)
 
 

@@ -1,17 +1,20 @@
-"""Every model in turn, each in a process of its own, each written down as soon as it is done."""
+"""Every model in turn or some at a time, each in a process of its own, each written down as soon as it is done."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import json
+import math
 import multiprocessing
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,8 @@ class Settings:
         memory: GiB of address space a model may take.
         again: Whether to study models that have a result already.
         stamp: What every record says besides; results with another "judge" than this are taken for none.
+        workers: How many models are studied at a time.
+        max_seconds: After which no model is begun, and those under way are given up without a record.
     """
 
     journal: Path
@@ -48,21 +53,26 @@ class Settings:
     memory: float = 8.0
     again: bool = False
     stamp: Record = field(default_factory=dict)
+    workers: int = 1
+    max_seconds: float = math.inf
 
 
 def sweep(names: list[str], settings: Settings) -> list[Record]:
     """The records of all models named, of which those already in the journal are taken from there."""
     settings.journal.parent.mkdir(parents=True, exist_ok=True)
     known = {} if settings.again else _by_this_judge(journal(settings.journal), settings.stamp)
-    for name in present(names):
-        if name in known:
-            continue
-        prepare(group_of(name))
-        warm_up()
-        known[name] = run(name, settings) | settings.stamp
-        with settings.journal.open("a") as file:
-            file.write(json.dumps(known[name]) + "\n")
-        print(line(known[name], settings.said), flush=True)
+    new = [name for name in present(names) if name not in known]
+    for group in dict.fromkeys(map(group_of, new)):
+        prepare(group)
+    warm_up()
+    end = time.perf_counter() + settings.max_seconds
+    with ThreadPool(settings.workers) as pool:  # of threads that wait for processes
+        for record in pool.imap_unordered(lambda name: run(name, settings, end), new):
+            if record:
+                known[record["model"]] = record | settings.stamp
+                with settings.journal.open("a") as file:
+                    file.write(json.dumps(known[record["model"]]) + "\n")
+                print(line(known[record["model"]], settings.said), flush=True)
     return [known[name] for name in names if name in known]
 
 
@@ -83,19 +93,32 @@ def journal(path: Path) -> dict[str, Record]:
     return {record["model"]: record for record in map(json.loads, lines)}
 
 
-def run(name: str, settings: Settings) -> Record:
-    """The study in a process of its own: a crash or a hang of one model is its result, not the end of the sweep."""
-    here, there = multiprocessing.Pipe(duplex=False)
-    # forked, so that packages imported by one model need not be imported again for the next; this process must compute
-    # no gradients, as a torch with CUDA would then refuse to compute any in its forks
-    process = multiprocessing.get_context("fork").Process(target=_work, args=(name, settings, there))
-    start, found = time.perf_counter(), {}
-    patience = WAITING * settings.limit
-    process.start()
-    there.close()
+_forking = threading.Lock()  # of one process at a time: a fork would hold the other's end of the pipe open
+
+
+def run(name: str, settings: Settings, end: float = math.inf) -> Record:
+    """The study in a process of its own: a crash or a hang of one model is its result, not the end of the sweep.
+
+    Returns:
+        The record; empty if the clock (`time.perf_counter`) has come to `end` before it was finished.
+    """
+    if time.perf_counter() >= end:
+        return {}
+    with _forking:
+        here, there = multiprocessing.Pipe(duplex=False)
+        # forked, so that packages imported by one model need not be imported again for the next; this process must
+        # compute no gradients, as a torch with CUDA would then refuse to compute any in its forks
+        process = multiprocessing.get_context("fork").Process(target=_work, args=(name, settings, there))
+        start, found = time.perf_counter(), {}
+        patience = WAITING * settings.limit
+        process.start()
+        there.close()
     try:
         while (left := settings.limit - _cpu_seconds(process)) > 0 and time.perf_counter() < start + patience:
-            if here.poll(left):  # one thread computes, and cannot use up what is left sooner
+            if time.perf_counter() >= end:
+                return {}
+            # one thread computes, and cannot use up what is left sooner
+            if here.poll(min(left, max(0.0, end - time.perf_counter()))):
                 found = _newer(found, here.recv()) | {"total_s": time.perf_counter() - start}
         late = {"error": f"not finished within {settings.limit:g} s of CPU time"}
         return found | {"apart": late} if found else {"model": name, "status": "too long"} | late

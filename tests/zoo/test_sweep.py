@@ -45,7 +45,7 @@ def test_a_small_model_is_measured(tmp_path: Path) -> None:
 
 def test_models_already_measured_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(sweep, "run", lambda name, _: asked.append(name) or {"model": name, "status": "crash"})
+    monkeypatch.setattr(sweep, "run", lambda name, *_: asked.append(name) or {"model": name, "status": "crash"})
     sweep.sweep([SMALL], settings(tmp_path))
     assert [record["model"] for record in sweep.sweep([SMALL, OTHER], settings(tmp_path))] == [SMALL, OTHER]
     sweep.sweep([SMALL], settings(tmp_path, again=True))
@@ -57,6 +57,19 @@ def test_failures_are_results(tmp_path: Path) -> None:
     assert crashed["status"] == "crash" and "no_such_model" in crashed["error"]
     stuck = run(SMALL, settings(tmp_path, limit=0.01))
     assert stuck["status"] == "too long" and "0.01 s" in stuck["error"]
+
+
+def test_several_at_a_time_and_an_end(tmp_path: Path) -> None:
+    def waits(name: str) -> Iterator[dict[str, Any]]:
+        time.sleep({SMALL: 1.0, OTHER: 1.2}.get(name, 60.0))
+        yield {"model": name, "status": "done", "alarms": []}
+
+    names = [SMALL, OTHER, "basic/nn_lstm", "basic/nn_gru"]
+    start = time.perf_counter()
+    records = sweep.sweep(names, settings(tmp_path, study=waits, said=alarms.said, workers=3, max_seconds=2.5))
+    assert [record["model"] for record in records] == [SMALL, OTHER]
+    assert list(journal(tmp_path / "zoo.jsonl")) == [SMALL, OTHER]
+    assert time.perf_counter() - start < 30
 
 
 def test_a_second_half_that_fails_does_not_cost_the_first(tmp_path: Path) -> None:
