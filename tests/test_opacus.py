@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import io
 import pickle
@@ -19,10 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import varprop as vp
 from tests.norm.networks import Recalled
-from tests.test_federated import example
+from varprop_lab.deep import private as grid
 
 opacus = pytest.importorskip("opacus", reason="make test-opacus installs it")
-PrivacyEngine = pytest.importorskip("varprop.opacus").PrivacyEngine
+opacus_module = pytest.importorskip("varprop.opacus")
+PrivacyEngine = opacus_module.PrivacyEngine
 BatchMemoryManager = pytest.importorskip("opacus.utils.batch_memory_manager").BatchMemoryManager
 pytestmark = [pytest.mark.opacus, pytest.mark.filterwarnings("ignore")]  # Opacus' notes on secure mode and hooks
 
@@ -349,15 +349,35 @@ def test_plain_models_are_left_to_opacus() -> None:
     assert torch.allclose(before.weight - plain.weight, before.weight.grad, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ("none", "group norm", "analytic", "analytic, plain head"))
-def test_the_example_trains(method: str) -> None:
-    script = example("private_training")
-    assert method in script.METHODS
-    x, y = torch.randn(96, 1, 28, 28), torch.arange(96) % 10
-    settings = argparse.Namespace(epsilon=8.0, epochs=1, batch=32)
-    model, epsilon, _ = script.train(method, x, y, 0.1, 0, settings)
-    assert 0 < epsilon < 8.1 and 0 <= script.accuracy(model, x, y) <= 100
-    assert all(bool(p.isfinite().all()) for p in model.parameters())
+@pytest.mark.parametrize("method", grid.METHODS)
+def test_every_method_of_the_grid_trains(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.randint(256, (96, 1, 28, 28), dtype=torch.uint8), torch.arange(96) % 10
+    monkeypatch.setattr(grid, "images_of", lambda *_: (x, y, x, y))
+    options = {"device": "cpu", "root": None, "limit": 0, "epochs": 1}
+    cell = grid.PrivateCell("mnist-1", method, grid.SEARCH, 0.1, 1.0, 0)
+    assert grid.train(cell, options, until=0.0) is None
+    record = grid.train(cell, options, until=float("inf"))
+    assert record is not None and record["accuracy"] is not None
+    assert 0.9 < record["epsilon"] <= 1.0 and record["steps"] == 4 and record["batch"] == 24
+
+
+@pytest.mark.parametrize("form", grid.ANALYTIC.values())
+def test_the_grid_clips_what_the_engine_clips(form: Any) -> None:
+    torch.manual_seed(0)
+    moments = vp.Moments(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1), (1, 1, 28, 28))
+    model = vp.normalize(grid.network("mnist", "none"), moments, form=form).double()
+    x, y = torch.randn(6, 1, 28, 28, dtype=torch.float64), torch.arange(6)
+    twin = opacus_module.Twin(copy.deepcopy(model))
+    sums, _ = grid.clipped_sum(grid.sample_gradients(twin.plain, x, y), torch.ones(6), BOUND)
+    for name, parameter in twin.parameters.items():
+        parameter.grad = sums[name] / len(x)
+    twin.pull_back()
+    ours = {name: parameter.grad for name, parameter in twin.model.named_parameters()}
+    before = copy.deepcopy(model)
+    parts = private(model, x, y, len(x))
+    backward("hooks", parts, x, y)
+    parts[2].step()
+    assert agree(ours, taken(model, before))
 
 
 def test_bad_use_is_named() -> None:

@@ -1,0 +1,456 @@
+"""DP-SGD by normalization: a grid of private trainings that share a GPU, in as many sittings as it takes.
+
+    python -m varprop_lab.deep.private run RECORDS [--jobs 4] [--max-seconds 300] [--data DIR] [--tasks cifar10-3 ...]
+    python -m varprop_lab.deep.private show RECORDS      # the tables
+
+RECORDS is a file of JSON lines, one for every finished training; those that it has are not made again. For every task
+and method, rates and clipping bounds are searched on held-out training images, in the same grid for all, which is
+extended while the best rate lies at its edge; then the best setting is trained on all training images once for every
+seed and judged on the test images. Needs Opacus, for its accountant and for `varprop.opacus`.
+
+Training is what Opacus does with Poisson sampling, on the device: every sample's gradient is clipped, the sum gets
+noise and is divided by the expected size of a batch. An analytic normalization is trained through the plain twin of
+`varprop.opacus`: folded weights are what is clipped and gets noise. Images are standardized by the published means and
+deviations of the data sets, which are taken as public.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import multiprocessing
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import varprop as vp
+from varprop.text_table import Table
+
+from ..data import datasets
+from ..data.augmentation import Augmentation, augmented
+from ..environment import git_state, require, versions
+from .normalizations import StandardizedConv2d
+
+DELTA = 1e-5
+MOMENTUM = 0.9
+BOUNDS = (1.0, 8.0)
+EXTENSIONS = 2  # rates tried beyond an edge of the grid, at most
+SEEDS = (0, 1, 2)
+SEARCH, TEST = "search", "test"
+SHIFT = 4  # pixels, of augmented images
+ANALYTIC = {"analytic, deep form": "deep", "analytic, paper's form": "paper"}
+METHODS = ("analytic, deep form", "group norm", "group norm + WS", "none, tanh", "none", "analytic, paper's form")
+
+
+@dataclass(frozen=True)
+class PrivateTask:
+    """What is trained privately."""
+
+    data: str
+    epsilon: float
+    epochs: int
+    search_epochs: int  # of the trainings that choose rate and bound, with the noise that these epochs need
+    batch: int  # expected; batches are Poisson samples
+    rates: tuple[float, ...]  # times the bound: where every gradient is clipped, the bound then changes nothing
+    multiplicity: int = 1  # augmented copies of an image over which its gradient is the mean; 1 is without augmentation
+
+
+TASKS = {
+    "cifar10-3": PrivateTask("cifar10", 3.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4)),
+    "mnist-1": PrivateTask("mnist", 1.0, 2, 2, 512, (0.1, 0.2, 0.4, 0.8)),
+    "cifar10-1": PrivateTask("cifar10", 1.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4)),
+    "cifar10-8": PrivateTask("cifar10", 8.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4)),
+    "cifar10-3-x4": PrivateTask("cifar10", 3.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4), multiplicity=4),
+}
+PUBLISHED = {  # means and deviations of pixels
+    "mnist": ((0.1307,), (0.3081,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+
+
+@dataclass(frozen=True)
+class PrivateCell:
+    """One training: a task by a method at a rate and a bound."""
+
+    task: str
+    method: str
+    kind: str
+    rate: float
+    bound: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Under which it is recorded."""
+        return f"{self.task} {self.method} {self.kind} {self.rate:g} {self.bound:g} {self.seed}"
+
+
+# ---------------------------------------------------------------------------------------------------- networks
+
+
+def network(data: str, method: str) -> nn.Module:
+    """The network of a data set; a normalization stands after every layer but the last, the analytic one after all.
+
+    CIFAR-10: seven convolutions of 3 x 3 with 32-32-64-64-128-128-128 channels, maxima of 2 x 2 after the second,
+    fourth and sixth, a global average and a linear layer. MNIST: that of examples/private_training.py.
+    """
+    norm = method.startswith("group norm")
+    groups = 16 if data == "cifar10" else 4
+    convolution = StandardizedConv2d if method.endswith("WS") else nn.Conv2d
+    activation: Callable[[], nn.Module] = nn.Tanh if method.endswith("tanh") else nn.ReLU
+
+    def block(layer: nn.Module, channels: int) -> list[nn.Module]:
+        return [layer, nn.GroupNorm(groups, channels), activation()] if norm else [layer, activation()]
+
+    if data == "mnist":
+        return nn.Sequential(
+            *block(convolution(1, 8, 5, stride=2), 8),
+            *block(convolution(8, 16, 4, stride=2), 16),
+            nn.Flatten(),
+            *block(nn.Linear(16 * 25, 32), 32),
+            nn.Linear(32, 10),
+        )
+    layers: list[nn.Module] = []
+    before = 3
+    for number, channels in enumerate((32, 32, 64, 64, 128, 128, 128)):
+        layers += block(convolution(before, channels, 3, padding=1), channels)
+        layers += [nn.MaxPool2d(2)] if number in (1, 3, 5) else []
+        before = channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
+
+
+# ---------------------------------------------------------------------------------------------------- gradients
+
+
+def sample_gradients(model: nn.Module, x: Tensor, y: Tensor, copies: int = 1) -> dict[str, Tensor]:
+    """The gradient of every sample's cross entropy by every parameter, (samples, ...); each layer is called once.
+
+    Args:
+        model: A network of convolutions, linear layers and group norms.
+        x: Inputs; every `copies` rows in a row are of one sample, whose loss is their mean.
+        y: Labels of the rows.
+        copies: Rows of a sample.
+    """
+    calls: list[tuple[str, Any, Tensor, Tensor]] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: calls.append((name, module, inputs[0].detach(), output))
+
+    layers = {name: module for name, module in model.named_modules() if list(module.parameters(recurse=False))}
+    handles = [module.register_forward_hook(note(name)) for name, module in layers.items()]
+    try:
+        losses = F.cross_entropy(model(x), y, reduction="sum") / copies
+    finally:
+        for handle in handles:
+            handle.remove()
+    if sorted(call[0] for call in calls) != sorted(layers):
+        raise ValueError("Every layer with parameters must be called once.")
+    outputs = torch.autograd.grad(losses, [call[3] for call in calls])
+    gradients = {}
+    with torch.no_grad():
+        for (name, module, entered, _), grad in zip(calls, outputs, strict=True):
+            for parameter, value in _of_layer(module, entered, grad, copies):
+                gradients[f"{name}.{parameter}"] = value
+    return gradients
+
+
+def _of_layer(module: Any, x: Tensor, grad: Tensor, copies: int) -> Iterator[tuple[str, Tensor]]:
+    """Gradients of every sample by the parameters of a layer, of its input and the gradient of its output."""
+    samples = len(x) // copies
+    if isinstance(module, nn.GroupNorm):
+        for name, each in (("weight", grad * F.group_norm(x, module.num_groups, eps=module.eps)), ("bias", grad)):
+            channels = each.sum(tuple(range(2, each.ndim))) if each.ndim > 2 else each
+            yield name, channels.view(samples, copies, -1).sum(1)
+        return
+    if isinstance(module, nn.Conv2d):
+        height, width = module.kernel_size
+        rows, columns = (int(extent) for extent in module.padding)
+        padded = F.pad(x, (columns, columns, rows, rows))
+        patches = padded.unfold(2, height, module.stride[0]).unfold(3, width, module.stride[1])
+        x = patches.permute(0, 2, 3, 4, 5, 1).reshape(samples, -1, height * width * x.shape[1])  # channels last
+        grad = grad.permute(0, 2, 3, 1).reshape(samples, -1, grad.shape[1])
+    else:
+        x, grad = x.reshape(samples, copies, -1), grad.reshape(samples, copies, -1)
+    if module.bias is not None:
+        yield "bias", grad.sum(1)
+    weight = grad.transpose(1, 2) @ x
+    if isinstance(module, nn.Conv2d):
+        weight = weight.view(samples, len(module.weight), height, width, -1)
+        if isinstance(module, StandardizedConv2d):
+            weight = _through_standardization(module.weight.permute(0, 2, 3, 1), weight)
+        weight = weight.permute(0, 1, 4, 2, 3)
+    yield "weight", weight
+
+
+def _through_standardization(weight: Tensor, grad: Tensor) -> Tensor:
+    """Gradients by the weight (D, ...), of gradients (samples, D, ...) by what `StandardizedConv2d` makes of it."""
+    axes = tuple(range(1, weight.ndim))
+    std, mean = torch.std_mean(weight, axes, keepdim=True)
+    centred, divisor = weight - mean, std + 1e-5
+    along = (grad * centred).sum([axis + 1 for axis in axes], keepdim=True)
+    along = along / ((weight[0].numel() - 1) * std * divisor)
+    return (grad - grad.mean([axis + 1 for axis in axes], keepdim=True) - along * centred) / divisor
+
+
+def clipped_sum(gradients: dict[str, Tensor], counts: Tensor, bound: float) -> tuple[dict[str, Tensor], Tensor]:
+    """The sum of the samples' gradients, each brought to a norm of at most `bound`; the share that was longer.
+
+    Args:
+        gradients: Of every sample by every parameter.
+        counts: 1 for samples that count, 0 for others.
+        bound: Of the norm over all parameters.
+    """
+    orders = {name: sorted(range(1, g.ndim), key=g.stride, reverse=True) for name, g in gradients.items()}
+    in_memory = {name: g.permute(0, *orders[name]) for name, g in gradients.items()}  # so that no copy is made of them
+    norms = [torch.linalg.vector_norm(each.flatten(1), dim=1) for each in in_memory.values()]
+    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    factors = counts * (bound / (norm + 1e-6)).clamp(max=1.0)
+    sums = {}
+    for name, each in in_memory.items():
+        back = [orders[name].index(axis) for axis in range(1, each.ndim)]
+        sums[name] = (factors @ each.flatten(1)).view(each.shape[1:]).permute(back)
+    return sums, (counts * (norm > bound)).sum() / counts.sum().clamp(min=1)
+
+
+# ---------------------------------------------------------------------------------------------------- one training
+
+
+@functools.lru_cache
+def noise_multiplier(epsilon: float, sample_rate: float, steps: int) -> tuple[float, float]:
+    """The noise over the bound that Opacus' RDP accountant asks for, and the epsilon that it then charges."""
+    accountants = require("opacus.accountants", "Private training", "opacus")
+    utils = require("opacus.accountants.utils", "Private training", "opacus")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        settings = {"target_delta": DELTA, "sample_rate": sample_rate, "steps": steps, "accountant": "rdp"}
+        sigma = float(utils.get_noise_multiplier(target_epsilon=epsilon, **settings))
+        accountant = accountants.RDPAccountant()
+        accountant.history = [(sigma, sample_rate, steps)]
+        return sigma, float(accountant.get_epsilon(DELTA))
+
+
+@functools.lru_cache
+def images_of(name: str, root: str | None, device: str, kind: str, limit: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Bytes and labels to train on, and to judge by: held-out training images, or the test images."""
+    data = datasets.load(name, root, device)
+    if kind == SEARCH:
+        train, judged = datasets.split(data, seed=0)
+        tensors = data.train_x[train], data.train_y[train], data.train_x[judged], data.train_y[judged]
+    else:
+        tensors = data.train_x, data.train_y, data.test_x, data.test_y
+    return tuple(tensor[:limit] if limit else tensor for tensor in tensors)  # type: ignore[return-value]
+
+
+def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str, Any] | None:
+    """The record of a private training; None if time was up before its end."""
+    start = time.time()
+    task, device = TASKS[cell.task], torch.device(options["device"])
+    torch.set_float32_matmul_precision("high")  # TF32; norms and sums are of the very gradients that it gives
+    torch.set_num_threads(1)
+    x, y, judged_x, judged_y = images_of(task.data, options["root"], options["device"], cell.kind, options["limit"])
+    batch = min(task.batch, len(x) // 4)
+    epochs = options["epochs"] or (task.search_epochs if cell.kind == SEARCH else task.epochs)
+    steps, rate = round(epochs * len(x) / batch), batch / len(x)
+    sigma, epsilon = noise_multiplier(task.epsilon, rate, steps)
+    mean, std = (torch.tensor(values, device=device)[:, None, None] for values in PUBLISHED[task.data])
+
+    def pixels(images: Tensor, augmentation: Augmentation) -> Tensor:
+        standardized = (augmented(images, augmentation) - mean) / std
+        return standardized.contiguous(memory_format=torch.channels_last)
+
+    torch.manual_seed(cell.seed)
+    model = network(task.data, cell.method)
+    if cell.method in ANALYTIC:
+        zero, one = torch.zeros(1, len(mean), 1, 1), torch.ones(1, len(mean), 1, 1)
+        moments = vp.Moments(zero, one, (1, *x.shape[1:]))  # of standardized pixels
+        model = vp.normalize(model, moments, form=ANALYTIC[cell.method])  # type: ignore[arg-type]
+    model.to(device)
+    optimizer: Any = torch.optim.SGD(model.parameters(), cell.rate / cell.bound, MOMENTUM)
+    trained = dict(model.named_parameters())
+    if cell.method in ANALYTIC:
+        private = require("varprop.opacus", "Private training", "opacus")
+        twin = private.Twin(model)
+        model, trained, optimizer = twin.plain, twin.parameters, private.PullBack(twin, optimizer)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    copies = task.multiplicity
+    augmentation = Augmentation(SHIFT, flip=True) if copies > 1 else Augmentation()
+    draws = torch.Generator().manual_seed(1000 + cell.seed)  # on the CPU: the same samples on all devices
+    clipped = torch.zeros((), device=device)
+    for _ in range(steps):
+        if time.time() > until:
+            return None
+        chosen = (torch.rand(len(x), generator=draws) < rate).nonzero().flatten()
+        counts = torch.zeros(-(-max(len(chosen), 1) // 64) * 64)  # few sizes, so that memory is used again
+        counts[: len(chosen)] = 1
+        rows = F.pad(chosen, (0, len(counts) - len(chosen))).to(device).repeat_interleave(copies)
+        counts = counts.to(device)
+        gradients = sample_gradients(model, pixels(x[rows], augmentation), y[rows], copies)
+        sums, share = clipped_sum(gradients, counts, cell.bound)
+        clipped += share / steps
+        for name, parameter in trained.items():
+            noise = torch.randn(sums[name].shape, device=device)
+            parameter.grad = (sums[name] + sigma * cell.bound * noise) / batch
+        optimizer.step()
+    with torch.no_grad():
+        plain = Augmentation()
+        right = [(model(pixels(a, plain)).argmax(1) == b).sum() for a, b in _batches(judged_x, judged_y)]
+    finite = all(bool(parameter.isfinite().all()) for parameter in trained.values())
+    return {
+        "cell": cell.key,
+        **asdict(cell),
+        "accuracy": round(100 * sum(map(int, right)) / len(judged_x), 2) if finite else None,
+        "epsilon": round(epsilon, 4),
+        "delta": DELTA,
+        "sigma": sigma,
+        "batch": batch,
+        "steps": steps,
+        "epochs": epochs,
+        "multiplicity": copies,
+        "images": len(x),
+        "clipped": round(float(clipped), 3),
+        "seconds": round(time.time() - start, 1),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "git": git_state(),
+        "versions": {**versions(), "opacus": require("opacus", "Private training", "opacus").__version__},
+    }
+
+
+def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(x.split(1000), y.split(1000), strict=True)
+
+
+# ---------------------------------------------------------------------------------------------------- the grid
+
+
+def searched(task: str, method: str, records: dict[str, Any]) -> tuple[list[PrivateCell], dict[str, Any] | None]:
+    """Trainings of the search that are missing, and its best record if none is."""
+    rates = list(TASKS[task].rates)
+    while True:
+        cells = [PrivateCell(task, method, SEARCH, rate, bound, 0) for rate in rates for bound in BOUNDS]
+        missing = [cell for cell in cells if cell.key not in records]
+        if missing:
+            return missing, None
+        best = max((records[cell.key] for cell in cells), key=lambda record: record["accuracy"] or 0.0)
+        added = len(rates) - len(TASKS[task].rates)
+        if added >= EXTENSIONS or best["rate"] not in (min(rates), max(rates)):
+            return [], best
+        rates.append(float(f"{best['rate'] * (2 if best['rate'] == max(rates) else 0.5):g}"))
+
+
+def ready(records: dict[str, Any], tasks: list[str]) -> list[PrivateCell]:
+    """Trainings that can be made now, in order: task by task, a method's search before its seeds."""
+    cells = []
+    for task in tasks:
+        for method in METHODS:
+            missing, best = searched(task, method, records)
+            if best is not None:
+                seeds = [PrivateCell(task, method, TEST, best["rate"], best["bound"], seed) for seed in SEEDS]
+                missing = [cell for cell in seeds if cell.key not in records]
+            cells += missing
+    return cells
+
+
+def run(options: argparse.Namespace) -> None:
+    """All trainings that there is time for, several at once, each recorded when it ends."""
+    until = time.time() + options.max_seconds
+    names = ("device", "root", "limit", "epochs")
+    settings = {name: getattr(options, name) for name in names}
+    records = read(options.records)
+    failed: set[str] = set()
+    longest: dict[str, float] = {}
+    pool = ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"))
+    running: dict[Future[Any], PrivateCell] = {}
+    try:
+        while True:
+            begun = {cell.key for cell in running.values()} | failed
+            for cell in ready(records, options.tasks):
+                if len(running) == options.jobs:
+                    break
+                if cell.key not in begun and time.time() + longest.get(f"{cell.task} {cell.kind}", 0.0) < until:
+                    running[pool.submit(train, cell, settings, until)] = cell
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                cell = running.pop(future)
+                record = None if future.exception() else future.result()
+                if record is None:
+                    failed.add(cell.key)
+                    print(f"{cell.key}: {future.exception() or 'time was up'}", flush=True)
+                    continue
+                records[cell.key] = record
+                name = f"{cell.task} {cell.kind}"
+                longest[name] = max(longest.get(name, 0.0), record["seconds"])
+                with options.records.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+                print(f"{cell.key}: {record['accuracy']} % ({record['seconds']} s)", flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    print(f"{len(records)} records; ready and missing: {len(ready(records, options.tasks))}")
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Records by key; a line that was cut off is left out."""
+    records = {}
+    for line in file.read_text("utf-8").splitlines() if file.exists() else ():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        records[record["cell"]] = record
+    return records
+
+
+def table(task: str, records: dict[str, Any]) -> str:
+    """Test accuracies of a task by method, with the settings that were chosen."""
+    lines = []
+    for method in METHODS:
+        _, best = searched(task, method, records)
+        if best is None:
+            continue
+        keys = (PrivateCell(task, method, TEST, best["rate"], best["bound"], seed).key for seed in SEEDS)
+        tests = [records[key]["accuracy"] for key in keys if key in records]
+        if not tests:
+            continue
+        spread = f" ± {statistics.stdev(tests):.2f}" if len(tests) > 1 else ""
+        seeds = ", ".join(f"{test:.2f}" for test in tests)
+        settings = [f"{best['rate'] / best['bound']:.3g}", f"{best['bound']:g}", f"{best['accuracy']:.2f} %"]
+        lines.append([method, *settings, f"{statistics.mean(tests):.2f}{spread} %", seeds])
+    columns = ["method", "rate", "bound", "held out", "test accuracy", "seeds"]
+    return Table("", columns, lines, left=("method", "seeds")).markdown()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["run", "show"])
+    parser.add_argument("records", type=Path)
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--data", dest="root", help="where the data sets lie; else $VARPROP_DATA or the cache")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--max-seconds", type=float, default=math.inf)
+    parser.add_argument("--epochs", type=int, default=0, help="of all trainings, for tests; else those of the task")
+    parser.add_argument("--limit", type=int, default=0, help="the first so many images only, for tests")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(arguments)
+    options.records.parent.mkdir(parents=True, exist_ok=True)
+    if options.action == "run":
+        run(options)
+        return
+    records = read(options.records)
+    for task in options.tasks:
+        print(f"{task}\n\n{table(task, records)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Private trainings by normalization: gradients of single samples against torch.func, and the order of the grid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from varprop_lab.deep import private
+
+
+@pytest.mark.parametrize("copies", (1, 2))
+@pytest.mark.parametrize("method", ("none", "none, tanh", "group norm", "group norm + WS"))
+@pytest.mark.parametrize(("data", "shape"), (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))))
+def test_gradients_of_samples_are_those_of_torch_func(
+    data: str, shape: tuple[int, ...], method: str, copies: int
+) -> None:
+    torch.manual_seed(0)
+    model = private.network(data, method).double()
+    x, y = torch.randn(4, *shape, dtype=torch.float64), torch.tensor([3, 3, 1, 1])
+    x = x.contiguous(memory_format=torch.channels_last)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, parameters, (x,)), y)
+
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    samples = x.unflatten(0, (-1, copies)), y.unflatten(0, (-1, copies))
+    expected = vmap(grad(loss), (None, 0, 0))(parameters, *samples)
+    gradients = private.sample_gradients(model, x, y, copies)
+    torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_layer_that_is_called_twice_is_refused() -> None:
+    layer = torch.nn.Linear(10, 10)
+    with pytest.raises(ValueError, match="called once"):
+        private.sample_gradients(torch.nn.Sequential(layer, layer), torch.randn(2, 10), torch.tensor([0, 1]))
+
+
+def test_sums_are_of_gradients_within_the_bound() -> None:
+    torch.manual_seed(0)
+    gradients = {"a": torch.randn(5, 2, 3), "b": torch.randn(5, 4, 3, 2, 2).permute(0, 1, 4, 2, 3)}
+    scale = torch.tensor([0.01, 1.0, 2.0, 3.0, 4.0])
+    gradients = {name: g * scale.view(-1, *[1] * (g.ndim - 1)) for name, g in gradients.items()}
+    counts = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])
+    sums, share = private.clipped_sum(gradients, counts, 2.0)
+    norms = torch.cat([g.flatten(1) for g in gradients.values()], 1).norm(dim=1)
+    factors = counts * (2.0 / norms).clamp(max=1)
+    for name, each in gradients.items():
+        torch.testing.assert_close(sums[name], torch.einsum("i,i...->...", factors, each), rtol=1e-5, atol=1e-6)
+    assert float(share) == 0.75
+
+
+def record(cell: private.PrivateCell, accuracy: float) -> dict[str, Any]:
+    return {"cell": cell.key, "rate": cell.rate, "bound": cell.bound, "accuracy": accuracy}
+
+
+def test_a_search_goes_on_while_the_best_rate_is_at_its_edge_and_seeds_follow() -> None:
+    records: dict[str, Any] = {}
+    rates = private.TASKS["mnist-1"].rates
+    tried = []
+    while (cells := [c for c in private.ready(records, ["mnist-1"]) if c.method == "group norm"]) and cells[
+        0
+    ].kind == private.SEARCH:
+        for cell in cells:
+            tried.append((cell.rate, cell.bound))
+            records[cell.key] = record(cell, 50 + cell.rate)  # larger is better
+    assert tried[:8] == [(rate, bound) for rate in rates for bound in private.BOUNDS]
+    assert sorted({rate for rate, _ in tried[8:]}) == [2 * max(rates), 4 * max(rates)]
+    assert [(cell.kind, cell.rate, cell.seed) for cell in cells] == [("test", 4 * max(rates), s) for s in (0, 1, 2)]
+
+
+def test_records_are_read_again_and_shown(tmp_path: Path) -> None:
+    file, lines = tmp_path / "records.jsonl", []
+    records: dict[str, Any] = {}
+    for _ in range(2):
+        for cell in private.ready(records, ["mnist-1"]):
+            if cell.method == "group norm":
+                records[cell.key] = record(cell, 90 + cell.seed - abs(cell.rate - 0.2) - (cell.bound > 1))
+                lines.append(json.dumps(records[cell.key]))
+    file.write_text("\n".join(lines) + '\n{"cell": "cut o')
+    assert private.read(file) == records
+    shown = private.table("mnist-1", private.read(file))
+    assert "91.00 ± 1.00 %" in shown and "90.00, 91.00, 92.00" in shown and "none" not in shown
