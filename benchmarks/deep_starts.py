@@ -544,7 +544,7 @@ class Stack:
         return losses.detach()
 
 
-def train(stack: Stack, data: Data, sizes: Sizes) -> Tensor:
+def train(stack: Stack, data: Data, sizes: Sizes, eager: bool = False) -> Tensor:
     """Train all networks; the mean loss of every network over the last tenth of the steps."""
     images, labels = data.train
     generator = torch.Generator().manual_seed(1)
@@ -564,7 +564,7 @@ def train(stack: Stack, data: Data, sizes: Sizes) -> Tensor:
         tail.add_(losses * (step >= sizes.steps - last) / last)
         step.add_(1)
 
-    if images.device.type != "cuda":
+    if eager or images.device.type != "cuda":
         for _ in range(sizes.steps):
             one()
         return tail
@@ -611,7 +611,7 @@ def at_the_start(stack: Stack, data: Data) -> tuple[Tensor, Tensor]:
     return growth, seen[-2].detach().var(1).mean(1).sqrt()
 
 
-def study(cell: Cell, sizes: Sizes, data: Data, cache: dict[Any, Tensor], device: torch.device) -> dict[str, Any]:
+def study(cell: Cell, sizes: Sizes, data: Data, cache: dict[Any, Tensor], eager: bool = False) -> dict[str, Any]:
     """All starts of a cell: losses held out by rate, the rate chosen, and the test images for it."""
     begun = time.perf_counter()
     makers = starts(cell)
@@ -623,7 +623,7 @@ def study(cell: Cell, sizes: Sizes, data: Data, cache: dict[Any, Tensor], device
     stack = Stack(cell, begins, rates, cell.optimizer)
     growth, spread = at_the_start(stack, data)
     prepared = time.perf_counter()
-    training = train(stack, data, sizes)
+    training = train(stack, data, sizes, eager)
     loss, accuracy = evaluated(stack, *data.held_out)
     tested = evaluated(stack, *data.test)
     shape = len(rates), len(makers), sizes.seeds
@@ -686,7 +686,7 @@ def run(options: argparse.Namespace) -> None:
         if spent + longest.get(cell.depth, 0.0) > options.max_seconds:
             print(f"no time left for {cell}", flush=True)
             continue
-        result = study(cell, sizes, data, cache, device)
+        result = study(cell, sizes, data, cache, options.eager)
         longest[cell.depth] = max(longest.get(cell.depth, 0.0), time.perf_counter() - begun - spent)
         record = {"cell": asdict(cell), "sizes": asdict(sizes), **result, **about}
         with options.records.open("a") as file:
@@ -715,6 +715,7 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="*", choices=["adam", "sgd"])
     parser.add_argument("--what", default="held-out loss", help="the number that show prints, as records name it")
     parser.add_argument("--commit", help="of the sources, where they are no repository")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--tiny", action="store_true", help="small networks, for a test")
     options = parser.parse_args()
     {"run": run, "show": show}[options.action](options)
