@@ -26,7 +26,17 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import varprop as vp
 from varprop_lab.data.datasets import load
-from varprop_lab.deep.normalizations import BatchRenorm2d, StandardizedConv2d, renorm_limits
+from varprop_lab.deep.normalizations import (
+    Affine2d,
+    BatchRenorm2d,
+    EvoNormS0,
+    FilterResponseNorm2d,
+    StandardizedConv2d,
+    ThresholdedUnit,
+    fixup,
+    normalizer_free,
+    renorm_limits,
+)
 from varprop_lab.training.cuda_graph import captured_step
 
 BLOCKS = {  # in every stage; two layers a block, one before and one behind them
@@ -47,7 +57,11 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layer": lambda channels: nn.GroupNorm(1, channels),
     "weight": lambda channels: nn.Identity(),  # is inside the convolutions
     "none": lambda channels: nn.Identity(),
+    "frn": FilterResponseNorm2d,
+    "evonorm": Affine2d,  # it normalizes where it activates
 }
+ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {"frn": ThresholdedUnit, "evonorm": EvoNormS0}  # else ReLU
+ARCHITECTURES = {"nf": normalizer_free, "fixup": fixup}  # with blocks of their own
 CLIP = {"analytic": 2.0, "weight": 2.0, "none": 2.0}  # of the gradient's norm with batches of 256
 AUGMENTED_TOGETHER = 4096  # images
 
@@ -55,31 +69,38 @@ AUGMENTED_TOGETHER = 4096  # images
 class Block(nn.Module):
     """Two convolutions, each with its normalization, and a skip if there are any."""
 
-    def __init__(self, before: int, width: int, stride: int, layer: Any, skips: bool) -> None:
+    def __init__(self, before: int, width: int, stride: int, layer: Any, active: Any, skips: bool) -> None:
         super().__init__()
-        self.branch = nn.Sequential(*layer(before, width, 3, stride), nn.ReLU(), *layer(width, width, 3, 1))
+        self.branch = nn.Sequential(*layer(before, width, 3, stride), active(width), *layer(width, width, 3, 1))
         moved = stride != 1 or before != width
         self.shortcut = nn.Sequential(*layer(before, width, 1, stride)) if moved and skips else nn.Identity()
         self.skips = skips
+        self.active = active(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.branch(x) + self.shortcut(x) if self.skips else self.branch(x))
+        result: Tensor = self.active(self.branch(x) + self.shortcut(x) if self.skips else self.branch(x))
+        return result
 
 
 def resnet(name: str, norm: str, width: int, classes: int = 10) -> nn.Sequential:
     """The form for images of 32 x 32: a stem of 3 x 3 without pooling."""
+    if norm in ARCHITECTURES:
+        return ARCHITECTURES[norm](BLOCKS[name], width, classes)
 
     def layer(before: int, after: int, size: int, stride: int) -> list[nn.Module]:
         kind = StandardizedConv2d if norm.endswith("-ws") else nn.Conv2d
         conv = kind(before, after, size, stride, size // 2, bias=norm in ("weight", "none"))
         return [weight_norm(conv) if norm == "weight" else conv, NORMS[norm](after)]
 
-    layers: list[nn.Module] = [*layer(3, width, 3, 1), nn.ReLU()]
+    def active(channels: int) -> nn.Module:
+        return ACTIVATIONS[norm](channels) if norm in ACTIVATIONS else nn.ReLU()
+
+    layers: list[nn.Module] = [*layer(3, width, 3, 1), active(width)]
     before = width
     for stage, count in enumerate(BLOCKS[name]):
         for n in range(count):
             stride = 2 if stage and not n else 1
-            layers.append(Block(before, width << stage, stride, layer, skips=not name.startswith("plain")))
+            layers.append(Block(before, width << stage, stride, layer, active, skips=not name.startswith("plain")))
             before = width << stage
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
@@ -295,7 +316,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-def parser(norms: Iterable[str] = NORMS, models: Iterable[str] = BLOCKS) -> argparse.ArgumentParser:
+def parser(norms: Iterable[str] = (*NORMS, *ARCHITECTURES), models: Iterable[str] = BLOCKS) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--norm", choices=list(norms), default="analytic")
     parser.add_argument("--form", choices=["paper", "deep"], default="deep", help="of the analytic normalization")

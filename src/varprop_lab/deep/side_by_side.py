@@ -8,6 +8,7 @@ of the images, and replays its steps as a CUDA graph on a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -22,11 +23,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..training.cuda_graph import captured
-from .normalizations import BatchRenorm2d, renorm_limits
+from .normalizations import BatchRenorm2d, clip_adaptively_, renorm_limits
 
 MOMENTUM = 0.9
 CHECKED_EVERY = 200  # steps between two looks at the clock
-JUDGED_TOGETHER = 100  # images
+JUDGED_TOGETHER = 1000  # images of all networks together
 
 
 def joined(models: Sequence[nn.Module]) -> nn.Module:
@@ -194,6 +195,7 @@ class Member:
     rate: float  # the highest
     clip: float  # bound of the gradient's norm; 0 for none
     seed: int  # of weights and of the order of images
+    adaptive: float = 0.0  # bound of adaptive gradient clipping; 0 for none
 
 
 class SideBySide:
@@ -208,6 +210,7 @@ class SideBySide:
         epochs: How many there are.
         device: Where to train.
         ways: How to compute convolutions in groups, by their shapes; found out and written here on a GPU.
+        compiled: Whether the network is compiled, which takes a minute and pays where many trainings follow (`begin`).
     """
 
     def __init__(
@@ -221,31 +224,67 @@ class SideBySide:
         device: torch.device,
         weight_decay: float = 5e-4,
         ways: dict[str, str] | None = None,
+        compiled: bool = False,
     ) -> None:
         last: Any = {"memory_format": torch.channels_last}  # which torch's own declarations do not know
         self.model = model.to(device, **last).train()
-        self.members, self.make_epoch, self.batch, self.device = list(members), epoch, batch, device
-        self.steps, self.epochs = size // batch, epochs
+        self.call = torch.compile(self.model) if compiled else self.model
+        self.compiled, self.batch, self.device = compiled, batch, device
         self.half = device.type == "cuda"
         self.ways: dict[str, str] = {} if ways is None else ways
-        self.done = 0  # steps
-        self.losses: list[list[float]] = []  # of every epoch and member
         self.parameters = list(self.model.parameters())
         self.momenta = [torch.zeros_like(p) for p in self.parameters]
         self.step = torch.zeros(1, dtype=torch.int64, device=device)  # an index without an axis would be read back
         self.total = torch.zeros(len(members), device=device)
-        self.seeds = sorted({member.seed for member in members})
-        self.seed_of = torch.tensor([self.seeds.index(member.seed) for member in members], device=device)
-        schedule = one_cycle(self.steps * epochs)
-        self.rates = torch.tensor([[member.rate * part for member in members] for part in schedule], device=device)
+        # what differs between two trainings by the same recorded step
+        count, longest = len(members), size // batch * epochs
+        self.clips = [(member.clip > 0, member.adaptive > 0) for member in members]
+        self.bounds = torch.zeros(2, count, device=device)
+        self.length = torch.zeros(1, dtype=torch.int64, device=device)  # steps of an epoch
+        self.rates, self.limits = torch.zeros(longest, count, device=device), torch.zeros(longest, 2, device=device)
+        self.seed_of = torch.zeros(count, dtype=torch.int64, device=device)
         renorms = [layer for layer in self.model.modules() if isinstance(layer, BatchRenorm2d)]
-        self.limits = torch.tensor([renorm_limits(n / len(schedule)) for n in range(len(schedule))], device=device)
         for layer in renorms:
             layer.limits = renorms[0].limits
         self.renorm = renorms[0] if renorms else None
         self.weight_decay = weight_decay
         self.images: Tensor | None = None
         self.replay: Callable[[], Any] | None = None
+        self.begin(members, epoch, size, epochs)
+
+    @torch.no_grad()
+    def begin(
+        self,
+        members: Sequence[Member],
+        epoch: Callable[[int, int], tuple[Tensor, Tensor]],
+        size: int,
+        epochs: int,
+        start: nn.Module | None = None,
+    ) -> None:
+        """Begin a training, from the parameters and buffers of `start` if there is one, with the step recorded before.
+
+        There are as many members as at first, and neither more images nor more steps; who was not clipped at first is
+        not clipped.
+        """
+        self.members, self.make_epoch, self.steps, self.epochs = list(members), epoch, size // self.batch, epochs
+        self.done = 0  # steps
+        self.losses: list[list[float]] = []  # of every epoch and member
+        self.seeds = sorted({member.seed for member in members})
+        self.seed_of.copy_(torch.tensor([self.seeds.index(member.seed) for member in members]))
+        schedule = one_cycle(self.steps * epochs)
+        rates = [[member.rate * part for member in members] for part in schedule]
+        self.rates[: len(schedule)].copy_(torch.tensor(rates))
+        limits = [renorm_limits(n / len(schedule)) for n in range(len(schedule))]
+        self.limits[: len(schedule)].copy_(torch.tensor(limits))
+        bounds = [[member.clip or math.inf for member in members], [member.adaptive or math.inf for member in members]]
+        self.bounds.copy_(torch.tensor(bounds))
+        self.length.fill_(self.steps)
+        for tensor in (*self.momenta, self.step, self.total):
+            tensor.zero_()
+        if start is not None:
+            for name, value in (*start.named_parameters(), *start.named_buffers()):
+                owner, _, last = name.rpartition(".")
+                getattr(self.model.get_submodule(owner), last).copy_(value)
 
     def train(self, until: float = math.inf) -> bool:
         """Go on to the end or until a time by `time.time`; whether the end was reached."""
@@ -297,8 +336,8 @@ class SideBySide:
             self.labels = torch.stack([labels for _, labels in sets])
         else:
             for number, (images, labels) in enumerate(sets):
-                self.images[number].copy_(images.permute(0, 2, 3, 1))
-                self.labels[number].copy_(labels)
+                self.images[number][: len(images)].copy_(images.permute(0, 2, 3, 1))
+                self.labels[number][: len(labels)].copy_(labels)
 
     def prepare(self) -> None:
         """Find the fastest convolutions and record a step on a GPU, once; leaves everything as it was."""
@@ -311,18 +350,19 @@ class SideBySide:
             return
         torch.backends.cudnn.benchmark = True
         values = [value.clone() for value in self._state()]
-        mode = GroupedConvolutions(self.ways)
-        with mode:
-            self._step()
-        for name, shapes in mode.met.items():
-            if name not in self.ways:
-                self.ways[name] = fastest_way(shapes, torch.bfloat16, self.device)
+        if not self.compiled:
+            mode = GroupedConvolutions(self.ways)
+            with mode:
+                self._step()
+            for name, shapes in mode.met.items():
+                if name not in self.ways:
+                    self.ways[name] = fastest_way(shapes, torch.bfloat16, self.device)
 
         def step() -> None:
-            with GroupedConvolutions(self.ways):
+            with contextlib.nullcontext() if self.compiled else GroupedConvolutions(self.ways):
                 self._step()
 
-        self.replay = captured(step)
+        self.replay = captured(step, before_capture=torch.cuda.reset_peak_memory_stats)
         self._set_state(values)
 
     def _state(self) -> list[Tensor]:
@@ -337,7 +377,7 @@ class SideBySide:
 
     def _step(self) -> None:
         count, now = len(self.members), self.step % len(self.rates)  # a step that only warms up may come after the last
-        chosen = self.step % self.steps * self.batch + torch.arange(self.batch, device=self.device)
+        chosen = self.step % self.length * self.batch + torch.arange(self.batch, device=self.device)
         assert self.images is not None
         images = self.images[self.seed_of[:, None], chosen]  # K, N, H, W, C
         x = images.permute(1, 2, 3, 0, 4).flatten(3).permute(0, 3, 1, 2)
@@ -347,7 +387,7 @@ class SideBySide:
         for parameter in self.parameters:
             parameter.grad = None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            logits = self.model(x).unflatten(1, (count, -1)).transpose(0, 1)  # K, N, classes
+            logits = self.call(x).unflatten(1, (count, -1)).transpose(0, 1)  # K, N, classes
             losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(count, -1).mean(1)
         losses.sum().backward()
         with torch.no_grad():
@@ -360,15 +400,17 @@ class SideBySide:
         count = len(self.members)
         parts = [
             [tensor.unflatten(0, (count, -1)).unbind() for tensor in tensors]
-            for tensors in (self.parameters, [p.grad for p in self.parameters if p.grad is not None], self.momenta)
+            for tensors in (self.parameters, [_gradient(p) for p in self.parameters], self.momenta)
         ]
-        for number, member in enumerate(self.members):
+        for number, (clipped, adaptive) in enumerate(self.clips):
             parameters, grads, momenta = ([tensor[number] for tensor in tensors] for tensors in parts)
-            if member.clip:
+            if clipped:
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-                torch._foreach_mul_(grads, (member.clip / (norm + 1e-6)).clamp(max=1.0))
-            for decayed in (True, False):
-                chosen = [n for n, p in enumerate(self.parameters) if (p.ndim > 1) == decayed]
+                torch._foreach_mul_(grads, (self.bounds[0, number] / (norm + 1e-6)).clamp(max=1.0))
+            if adaptive:  # but not the last layer, weight and bias
+                clip_adaptively_(parameters[:-2], grads[:-2], self.bounds[1, number])
+            for decayed in (True, False):  # matrices and kernels, not scales, which may have the axes of a kernel
+                chosen = [n for n, p in enumerate(self.parameters) if (p.numel() > len(p)) == decayed]
                 torch._fused_sgd_(
                     *([tensors[n] for n in chosen] for tensors in (parameters, grads, momenta)),
                     weight_decay=self.weight_decay if decayed else 0.0,
@@ -386,7 +428,8 @@ class SideBySide:
         self.model.eval()
         count = len(self.members)
         right = torch.zeros(count, device=self.device)
-        for x, y in zip(images.split(JUDGED_TOGETHER), labels.split(JUDGED_TOGETHER), strict=True):
+        together = JUDGED_TOGETHER // count
+        for x, y in zip(images.split(together), labels.split(together), strict=True):
             x = x.repeat(1, count, 1, 1).contiguous(memory_format=torch.channels_last)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 logits = self.model(x).unflatten(1, (count, -1))
@@ -405,6 +448,18 @@ class SideBySide:
         saved = torch.load(path, map_location=self.device, weights_only=True)
         self._set_state(saved["values"])
         self.done, self.losses = saved["done"], saved["losses"]
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, which fused optimizers ask for: axes of one have any in torch."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.stride() == parameter.stride():
+        return gradient
+    strides = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
+    if all(size == 1 or here == there for size, here, there in strides):
+        return gradient.as_strided(parameter.shape, parameter.stride())
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def one_cycle(steps: int) -> list[float]:

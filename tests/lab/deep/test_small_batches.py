@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 
 import varprop as vp
+from varprop_lab.deep import grid as grids
 from varprop_lab.deep import small_batches
-from varprop_lab.deep.small_batches import SEARCH, TEST, Grid, GridCell, best_of, main, read, ready, shown
+from varprop_lab.deep.grid import SEARCH, TEST, GridCell, best_of, read
+from varprop_lab.deep.small_batches import BatchGrid, main, ready, shown
 
 
 def options(records: Path, *words: str) -> Any:
     """Options of a small grid."""
     kept: list[Any] = []
-    original = small_batches.Grid
-    small_batches.Grid = lambda parsed: kept.append(parsed) or _Nothing()  # type: ignore[assignment, misc, func-returns-value]
+    original = small_batches.BatchGrid
+    small_batches.BatchGrid = lambda parsed: kept.append(parsed) or _Nothing()  # type: ignore[assignment, misc, func-returns-value]
     try:
         main(["run", str(records), "--device", "cpu", "--model", "tiny", "--jobs", "2", *words])
     finally:
-        small_batches.Grid = original  # type: ignore[misc]
+        small_batches.BatchGrid = original  # type: ignore[misc]
     return kept[0]
 
 
@@ -39,18 +41,18 @@ def record(cell: GridCell, accuracies: list[float | None]) -> dict[str, Any]:
     return {**about, **settings, "seconds": 1.0, "runs": runs}
 
 
-class Pretended(Grid):
+class Pretended(BatchGrid):
     """Cells that take no time; the second setting is the best, sixteen channels a group are better than 32 groups."""
 
     failing = ""
 
-    def _started(self, number: int) -> Any:
+    def _started(self, name: str) -> Any:
         class Process:
             def kill(self) -> None: ...
 
         return Process()
 
-    def _asked(self, process: Any, cell: GridCell, probe: float = 0.0) -> dict[str, Any]:
+    def _asked(self, process: Any, cell: GridCell, prepare: bool = False) -> dict[str, Any]:
         self.asked = [*getattr(self, "asked", ()), cell]
         if cell.key == self.failing:
             return {"error": "no memory"}
@@ -102,13 +104,13 @@ def test_records_of_other_settings_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     file.write_text(json.dumps(record(ready({})[0], [0.5] * 6)) + "\n")
     with pytest.raises(vp.VarpropError, match="epochs 4"):
-        Grid(options(file, "--epochs", "5")).run()
+        BatchGrid(options(file, "--epochs", "5")).run()
 
 
 def test_an_optimum_at_the_edge_is_said() -> None:
     search = small_batches.search_of("analytic", 2)
     records = {search.key: record(search, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])}
-    assert best_of(records[search.key]) == records[search.key]["runs"][5]
+    assert best_of(records[search.key]["runs"]) == records[search.key]["runs"][5]
     assert "0.00390625 (at the edge) | 22.63" in shown(records)
 
 
@@ -118,7 +120,7 @@ SMALL = ["--device", "cpu", "--model", "tiny", "--width", "16", "--images", "64"
 @pytest.mark.slow
 def test_in_processes_with_one_that_crashes_and_a_limit(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(small_batches, "BATCHES", (16, 32))
-    monkeypatch.setattr(small_batches, "LAST_START", 0.0)
+    monkeypatch.setattr(grids, "LAST_START", 0.0)
     file = tmp_path / "records.jsonl"
     monkeypatch.setattr(small_batches, "METHODS", {"batch norm": ("batch",), "group norm": ("group", "group16")})
     main(["run", str(file), *SMALL, "--jobs", "2", "--max-seconds", "300", "--crash", "search batch 16"])

@@ -1,0 +1,157 @@
+"""The table of alternatives: every row trains, in which order, and what the changes of the deep form are."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.forms import normalized
+from examples.train_cifar import resnet
+
+import varprop as vp
+from varprop_lab.deep import alternatives, grid
+from varprop_lab.deep.alternatives import (
+    AGAIN,
+    FORMS,
+    RATES,
+    ROWS,
+    TableGrid,
+    TableWorker,
+    ablation,
+    cell_of,
+    main,
+    ready,
+    searched,
+    table,
+)
+from varprop_lab.deep.grid import COST, SEARCH, TEST, GridCell, read
+from varprop_lab.deep.side_by_side import SideBySide
+
+TINY = ["--device", "cpu", "--model", "tiny", "--width", "8", "--held-out", "8"]
+SMALL = [*TINY, "--images", "16", "--epochs", "2", "--search-epochs", "1"]
+
+
+def options(records: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> argparse.Namespace:
+    """Options of a small table."""
+    parsed: list[argparse.Namespace] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(alternatives, "serve", lambda worker: parsed.append(worker.options))
+        main(["serve", str(records), *SMALL, *words])
+    return parsed[0]
+
+
+def about(cell: GridCell) -> dict[str, Any]:
+    return {"cell": cell.key, "kind": cell.kind, "norm": cell.norm, "batch": cell.batch, "seconds": 1.0}
+
+
+@pytest.mark.parametrize("norm", [*ROWS, "form-101"])
+def test_every_row_trains(norm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alternatives, "BATCH", 8)
+    monkeypatch.setattr(SideBySide, "milliseconds", lambda self, seconds: 1.0)
+    made = TableGrid(options(tmp_path / "records.jsonl", monkeypatch))
+    worker = TableWorker(made.options)
+    assert "prepared" in worker.prepare(made.prepared(norm))
+    first = cell_of(SEARCH, norm, 0.05, (2.0, 0.0))
+    results = [worker.trained(cell, 1e12) for cell in (first, cell_of(TEST, norm, 0.1, (0.0, 0.0), 1), first)]
+    assert results[0]["runs"] == results[2]["runs"]  # whatever was trained between
+    assert [len(result["runs"][0]["losses"]) for result in results] == [1, 2, 1]
+    assert all(result["runs"][0]["accuracy"] is not None for result in results)
+    assert worker.trained(first, 0.0).keys() == {"needs"}
+    assert worker.cost(cell_of(COST, norm, 1e-4, (2.0, 0.0)))["ms"] == 1.0
+
+
+class Pretended(TableGrid):
+    """Runs that take no time; accuracy is highest at a rate, and with clipping."""
+
+    best = 0.1
+
+    def _started(self, name: str) -> Any:
+        class Process:
+            def kill(self) -> None: ...
+
+        return Process()
+
+    def _asked(self, process: Any, cell: GridCell, prepare: bool = False) -> dict[str, Any]:
+        if prepare:
+            return {"prepared": 0.0}
+        self.asked = [*getattr(self, "asked", ()), cell]
+        member = cell.members[0]
+        accuracy = 0.9 - abs(member.rate - self.best) - (0.01 if not member.clip else 0.0)
+        run = {"rate": member.rate, "clip": member.clip, "seed": member.seed, "accuracy": accuracy, "losses": [1.0]}
+        bad = cell.norm == "none" and cell.kind == SEARCH
+        return {**about(cell), "runs": [run | ({"accuracy": None} if bad else {})]}
+
+
+def test_the_order_and_what_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Pretended(options(tmp_path / "records.jsonl", monkeypatch, "--jobs", "1"))
+    made.run()
+    keys = [cell.key for cell in made.asked]
+    assert len(keys) == len(set(keys)) == len(made.records)
+    tests = [cell for cell in made.asked if cell.kind == TEST]
+    assert {(cell.members[0].rate, cell.members[0].clip) for cell in tests} == {(0.1, 2.0)}
+    assert {norm: sum(cell.norm == norm for cell in tests) for norm in ROWS} == {
+        norm: row.seeds * (norm != "none") for norm, row in ROWS.items()
+    }
+    assert sum(cell.kind == AGAIN for cell in made.asked) == 16
+    assert len([cell for cell in made.asked if cell.norm == "nf" and cell.kind == SEARCH]) == 16
+    assert {cell.norm for cell in ready({})[:8]} == {"batch"} and not ready(made.records)
+    assert "| batch norm | 0.1 | 2 | 0.9000 (0.9000 to 0.9000) | 5 | 1.000 |" in table(made.records).markdown()
+    assert "| no | no | no | 0.8900 (0.8900 to 0.8900) at 0.1 |" in ablation(made.records).markdown()
+    assert "diverged" in searched(made.records).markdown()
+    again = Pretended(made.options)
+    again.run()
+    assert not hasattr(again, "asked")
+
+
+@pytest.mark.parametrize(("best", "beyond"), [(0.01, [0.025, 0.0125]), (5.0, [0.8, 1.6]), (0.03, [0.025])])
+def test_a_best_rate_at_the_edge_is_followed(
+    best: float, beyond: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alternatives, "ROWS", {"batch": ROWS["batch"]})
+    monkeypatch.setattr(alternatives, "FORMS", {})
+    made = Pretended(options(tmp_path / "records.jsonl", monkeypatch))
+    made.best = best
+    made.run()
+    tried = dict.fromkeys(cell.members[0].rate for cell in made.asked if cell.kind == SEARCH)
+    assert list(tried) == [*RATES, *beyond][: len(tried)] and len(tried) >= len(RATES) + 1
+    expected = min(tried, key=lambda rate: abs(rate - best))
+    assert {cell.members[0].rate for cell in made.asked if cell.kind == TEST} == {expected}
+
+
+def test_the_changes_of_the_deep_form() -> None:
+    torch.manual_seed(0)
+    moments = vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), (1, 3, 32, 32))
+    plain, x = resnet("tiny", "analytic", 8), torch.randn(2, 3, 32, 32)
+    outputs = {}
+    for changes in FORMS:
+        model = normalized(plain, moments, changes)
+        outputs[changes] = model(x).detach()
+        shifts = [float(p.detach().abs().max()) for name, p in model.named_parameters() if name == "0.shift"]
+        assert (shifts[0] > 0) == changes[1]
+        with torch.no_grad():
+            model.get_parameter("0.weight").add_(0.1)  # which centred rows do not notice
+        assert torch.allclose(model(x), outputs[changes], atol=1e-4) == changes[0]
+    for changes, form in (((True,) * 3, "deep"), ((False,) * 3, "paper")):
+        torch.testing.assert_close(outputs[changes], vp.normalize(plain, moments, form=form)(x))
+    for centred, shifted, _ in FORMS:  # the average's rule scales what is behind it: logits are smaller with one
+        one, many = outputs[centred, shifted, True], outputs[centred, shifted, False]
+        assert float(many.std()) > 3 * float(one.std())
+
+
+@pytest.mark.slow
+def test_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alternatives, "ROWS", {"batch": ROWS["batch"]._replace(seeds=1), "fixup": ROWS["fixup"]})
+    monkeypatch.setattr(alternatives, "FORMS", {})
+    monkeypatch.setattr(grid, "LAST_START", 0.0)
+    file = tmp_path / "records.jsonl"
+    words = [*SMALL, "--images", "512", "--jobs", "2", "--max-seconds", "600"]
+    main(["run", str(file), *words, "--crash", "search batch rate 0.1 clip 0 seed 0"])
+    assert not any(record["norm"] == "batch" and record["kind"] == TEST for record in read(file).values())
+    main(["run", str(file), *words])
+    assert sum(record["kind"] == TEST for record in read(file).values()) == 3
+    main(["cost", str(file), *words])
+    assert sum(record["kind"] == COST for record in read(file).values()) == 2
+    main(["show", str(file)])
