@@ -24,6 +24,11 @@ class Augmentation:
     flip: bool = False  # whether half of the images are mirrored left to right
     noise_variance: float = 0.0  # of the Gaussian noise added to pixels in [0, 1]
 
+    @property
+    def moves(self) -> bool:
+        """Whether images are moved or mirrored."""
+        return self.shift > 0 or self.flip
+
     def __post_init__(self) -> None:
         if self.shift < 0 or self.noise_variance < 0:
             raise ValueError(f"shift and noise_variance must not be negative, got {self}.")

@@ -54,6 +54,10 @@ class Batches:
             images = augmented(self.images[chosen], self.augmentation, generator)
             yield images.unflatten(0, rows.shape), self.labels[chosen].unflatten(0, rows.shape)
 
+    def still(self) -> Batches:
+        """The same without offsets and flips, as validation images are."""
+        return replace(self, augmentation=replace(self.augmentation, shift=0, flip=False))
+
     def first_batch(self) -> Tensor:
         """One augmented batch, for statistics that a start is made with."""
         chosen = self.indices[self._order(0)[0].to(self.images.device)]

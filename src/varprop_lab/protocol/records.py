@@ -19,6 +19,7 @@ ALL_STARTS: tuple[Start, ...] = (*STARTS, "orthogonal", "wn")
 # Names of the curves; one value an epoch, the first after epoch 1.
 TRAIN_LOSS = "train_loss"  # running mean of the stochastic loss
 TRAIN_EVAL_LOSS = "train_eval_loss"  # evaluation mode, training set
+TRAIN_STILL_LOSS = "train_still_loss"  # likewise, but without offsets and flips, as validation images are
 VALID_LOSS = "valid_loss"
 VALID_ACCURACY = "valid_accuracy"  # missing where the targets are no classes
 VALID_BATCH_LOSS = "valid_batch_loss"  # batch norm with the statistics of its batches
@@ -145,6 +146,9 @@ EXPERIMENT_LABELS = {
     "decay": "Decay or projection",
     "recurrent": "Recurrent network",
     "momentum": "Batch norm's momentum",
+    "overfitting": "Overfitting",
+    "still-mnist": "MNIST without offsets",
+    "reparametrized": "w = 2w' with rates found",
     "digits": "Digits",
     "compare": "Comparison",
 }

@@ -25,7 +25,7 @@ from torch.nn.utils import parametrize
 
 from varprop.cli.names import first_line
 
-from ..data.batches import AUGMENT, GENERAL, MEASURE, seed_of
+from ..data.batches import AUGMENT, GENERAL, MEASURE, Batches, seed_of
 from ..protocol.experiments import DECAY, DOUBLE, MOMENTUM, UNIT_NORM
 from ..protocol.records import Cell
 from ..protocol.starts import StartingPoint
@@ -344,9 +344,11 @@ class EnsembleTrainer(Trainer):
                 stack.prepare(images, labels)
         self._step = captured_step(self._one_step, images, labels)
 
-    def _chunks(self, epoch: int, purpose: int = AUGMENT) -> Iterator[tuple[Tensor, Tensor]]:
+    def _chunks(
+        self, epoch: int, purpose: int = AUGMENT, sources: Sequence[Batches] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels with axes for seeds, steps and samples."""
-        for chunks in zip(*(batches.chunks(epoch, purpose) for batches in self.batches), strict=True):
+        for chunks in zip(*(batches.chunks(epoch, purpose) for batches in sources or self.batches), strict=True):
             images, labels = zip(*chunks, strict=True)
             yield self.task.as_input(torch.stack(images)), torch.stack(labels)
 
@@ -392,12 +394,17 @@ class EnsembleTrainer(Trainer):
         losses, shares = (torch.cat(tensors).tolist() for tensors in zip(*measured, strict=True))
         return list(zip(losses, shares, strict=True))
 
-    def _training_losses(self, number: int) -> list[float]:
+    def _training_losses(self, number: int, sources: Sequence[Batches] | None = None) -> list[float]:
         losses: list[float] = []
         for stack in self.stacks:
-            batches = ((x.flatten(1, 2), stack.own(y.flatten(1, 2))) for x, y in self._chunks(number, MEASURE))
-            losses += stack.measured(batches)[0].tolist()
+            chunks = self._chunks(number, MEASURE, sources)
+            losses += stack.measured((x.flatten(1, 2), stack.own(y.flatten(1, 2))) for x, y in chunks)[0].tolist()
         return losses
+
+    def _still_training_losses(self) -> Sequence[float | None]:
+        if not self.task.experiment.augmentation.moves:
+            return [None] * len(self.cells)
+        return self._training_losses(0, [batches.still() for batches in self.batches])
 
     def _batch_validation(self) -> list[tuple[float, float] | None]:
         images, labels = self._validation_samples()

@@ -169,6 +169,12 @@ class SingleTrainer(Trainer):
         batches = ((x.flatten(0, 1), y.flatten(0, 1)) for x, y in self.batches.chunks(number, MEASURE))
         return [self._measured(batches)[0]]
 
+    def _still_training_losses(self) -> list[float | None]:
+        if not self.batches.augmentation.moves:
+            return [None]
+        chunks = self.batches.still().chunks(0, MEASURE)
+        return [self._measured((x.flatten(0, 1), y.flatten(0, 1)) for x, y in chunks)[0]]
+
     def _batch_validation(self) -> list[tuple[float, float] | None]:
         if self.cell.method != "batch":
             return [None]

@@ -17,6 +17,7 @@ import varprop as vp
 from ..protocol.records import (
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,
+    TRAIN_STILL_LOSS,
     VALID_ACCURACY,
     VALID_BATCH_ACCURACY,
     VALID_BATCH_LOSS,
@@ -234,17 +235,24 @@ class Trainer(ABC):
     def _training_losses(self, number: int) -> Sequence[float]:
         """In evaluation mode on the training set of an epoch."""
 
+    @abstractmethod
+    def _still_training_losses(self) -> Sequence[float | None]:
+        """In evaluation mode on the training set without offsets and flips; None where training images have none."""
+
     def losses(self) -> list[float]:
         """The running mean of the loss of every cell; not finite where it diverged."""
         return self.running.values()
 
     def curves(self, number: int) -> list[dict[str, float]]:
         """The measurements of every cell after an epoch, by the names of `records`."""
-        measured = self._training_losses(number), self._validation(), self._batch_validation()
+        training = self._training_losses(number), self._still_training_losses()
+        measured = *training, self._validation(), self._batch_validation()
         result = []
-        for train, evaluated, (loss, right), in_batches in zip(self.losses(), *measured, strict=True):
+        for train, evaluated, still, (loss, right), in_batches in zip(self.losses(), *measured, strict=True):
             curve = {TRAIN_LOSS: train, TRAIN_EVAL_LOSS: evaluated, VALID_LOSS: loss}
             curve |= _unless_nan(VALID_ACCURACY, right)
+            if still is not None:
+                curve[TRAIN_STILL_LOSS] = still
             if in_batches is not None:
                 curve |= {VALID_BATCH_LOSS: in_batches[0]} | _unless_nan(VALID_BATCH_ACCURACY, in_batches[1])
             result.append(curve)

@@ -6,16 +6,18 @@ import torch
 import torch.nn.functional as F
 
 import varprop as vp
-from varprop_lab.data import batches
+from varprop_lab.data import augmentation, batches
 from varprop_lab.protocol.records import (
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,
+    TRAIN_STILL_LOSS,
     VALID_ACCURACY,
     VALID_BATCH_ACCURACY,
     VALID_BATCH_LOSS,
     VALID_LOSS,
     Cell,
 )
+from varprop_lab.training.ensemble import EnsembleTrainer
 from varprop_lab.training.single import SingleTrainer
 
 from .. import tiny
@@ -92,7 +94,7 @@ def test_it_learns_and_says_what_it_measures():
     for number in range(6):
         training.epoch(number, tick)
     curve = training.curves(5)[0]
-    assert set(curve) == {TRAIN_LOSS, TRAIN_EVAL_LOSS, VALID_LOSS, VALID_ACCURACY}
+    assert set(curve) == {TRAIN_LOSS, TRAIN_EVAL_LOSS, TRAIN_STILL_LOSS, VALID_LOSS, VALID_ACCURACY}
     assert curve[TRAIN_LOSS] < 0.8 * math.log(3)
     loss, accuracy = training.test()[0]
     assert loss < math.log(3) and accuracy > 0.5
@@ -110,6 +112,33 @@ def test_the_training_set_is_measured_in_evaluation_mode(method):
         expected = torch.nn.functional.cross_entropy(training.model.eval()(x), y)
     assert curve[TRAIN_EVAL_LOSS] == pytest.approx(float(expected), rel=1e-12)
     assert curve[TRAIN_EVAL_LOSS] != pytest.approx(curve[TRAIN_LOSS], rel=1e-3)
+
+
+@pytest.mark.parametrize("trainer", (SingleTrainer, lambda task, cell: EnsembleTrainer(task, [cell])))
+def test_the_training_set_is_measured_without_offsets_too(trainer):
+    task = tiny.task(data=tiny.dataset(160), augmentation=augmentation.Augmentation(shift=1))
+    training = trainer(task, cell("analytic", "ap2"))
+    training.reset([1e-2])
+    training.epoch(0, tick)
+    curve = training.curves(0)[0]
+    chosen = task.split(0)[0]
+    x = augmentation.scaled(task.dataset.train_x[chosen]).double()
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(training.trained()[0].eval()(x), task.dataset.train_y[chosen])
+    assert len(chosen) % training.cells[0].batch_size == 0  # else the first samples of an epoch count twice
+    assert curve[TRAIN_STILL_LOSS] == pytest.approx(float(expected), rel=1e-9)
+    assert curve[TRAIN_STILL_LOSS] != pytest.approx(curve[TRAIN_EVAL_LOSS], rel=1e-3)
+
+
+def test_images_without_offsets_are_measured_once():
+    still = tiny.task(augmentation=augmentation.Augmentation(noise_variance=0.1))
+    for training in (
+        SingleTrainer(still, cell("standard", "none")),
+        EnsembleTrainer(still, [cell("standard", "none")]),
+    ):
+        training.reset([1e-2])
+        training.epoch(0, tick)
+        assert TRAIN_STILL_LOSS not in training.curves(0)[0]
 
 
 def test_batch_norm_is_validated_with_the_statistics_of_batches_too():
