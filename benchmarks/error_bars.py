@@ -1,13 +1,14 @@
 """How true and how expensive `vp.predict` is on trained networks, beside the diagonal rules and beside draws.
 
-    python -m benchmarks.error_bars run RECORDS [--data DIR] [--device cuda] [--cases a,b] [--draws N] [--tiny]
-    python -m benchmarks.error_bars cost RECORDS       # in forward passes, for 1, 10 and 100 outputs, and memory
+    python -m benchmarks.error_bars run RECORDS [--data DIR] [--device cuda] [--cases "a|b"] [--draws N] [--tiny]
+    python -m benchmarks.error_bars cost RECORDS [--device cuda]    # in forward passes, for 1, 10 and 100 outputs
     python -m benchmarks.error_bars quality RECORDS [--data DIR]    # accuracy, NLL, ECE, ... beside MC dropout
     python -m benchmarks.error_bars show RECORDS       # the tables, as Markdown
     python -m benchmarks.error_bars pictures FOLDER [--data DIR]    # of docs/predict.md
 
 Every case of `run` trains a network, predicts some test samples, and compares with 4,000 real draws: predicted over
 true std over samples and outputs. RECORDS is a file of JSON lines, one a case; cases that it has are not made again.
+Parts of names given by `--cases` choose cases, and their order; after `--max-seconds` no further case is begun.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import ctypes
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.predict import cuda_replay
 from varprop.text_table import Table
 from varprop_lab.data.datasets import load
-from varprop_lab.environment import versions
+from varprop_lab.environment import git_state, hardware, versions
 
 RESOLVED = 4000  # draws of the truth: no smaller error of a standard deviation can be told
+AT_ONCE = 2048  # samples in a batch of draws on CUDA
 
 
 class Block(nn.Module):
@@ -69,22 +72,22 @@ def mlp(depth: int, p: float, inputs: int = 784, outputs: int = 10, width: int =
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
-def cnn() -> nn.Module:
+def cnn(outputs: int = 10) -> nn.Module:
     """Two convolutions with maxima over windows, for digits."""
     first = [nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2)]
     second = [nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(800, 10))
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(800, outputs))
 
 
 class Transformer(nn.Module):
     """A small ViT on patches of 4 x 4 pixels."""
 
-    def __init__(self, width: int = 128, depth: int = 4, p: float = 0.1) -> None:
+    def __init__(self, width: int = 128, depth: int = 4, p: float = 0.1, outputs: int = 10) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, 4, 4)
         self.positions = nn.Parameter(0.02 * torch.randn(1, 64, width))
         self.attention = nn.ModuleList(Attention(width, p) for _ in range(depth))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).mT + self.positions
@@ -165,6 +168,7 @@ CASES = {
     "MLP 3 x 256, input noise .1": Case(lambda: mlp(3, 0.0), "mnist", input_noise=0.1),
     "MLP 3 x 256, input noise 1": Case(lambda: mlp(3, 0.0), "mnist", input_noise=1.0),
     "ResNet-18, input noise .1": Case(lambda: resnet18(64, 0.0), "cifar10", 6, input_noise=0.1, draws=(16, 64)),
+    "ResNet-18, input noise .3": Case(lambda: resnet18(64, 0.0), "cifar10", 6, input_noise=0.3, draws=(16, 64)),
     "CNN, input noise .1": Case(cnn, "mnist", 1, input_noise=0.1, draws=(16, 64), samples=32),
     "CNN, input noise .3": Case(cnn, "mnist", 1, input_noise=0.3, draws=(16, 64), samples=32),
     "CNN, input noise 1": Case(cnn, "mnist", 1, input_noise=1.0, draws=(16, 64), samples=32),
@@ -209,10 +213,12 @@ def standardized(images: Tensor, data: str) -> Tensor:
     return x
 
 
-def train(model: nn.Module, task: Task, epochs: float, batch: int = 256) -> None:
-    """AdamW with a one-cycle rate."""
-    steps = max(1, int(epochs * len(task.train) / batch))
-    optimizer = torch.optim.AdamW(model.parameters(), 2e-3, weight_decay=0.05)
+def train(model: nn.Module, task: Task, epochs: float, tiny: bool = False) -> None:
+    """AdamW with a one-cycle rate, on CUDA in bfloat16 with channels last."""
+    batch, steps = (16, 2) if tiny else (256, max(1, int(epochs * len(task.train) / 256)))
+    if task.train.is_cuda:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3, weight_decay=0.05, fused=task.train.is_cuda or None)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     model.train()
     for _ in range(steps):
@@ -223,6 +229,7 @@ def train(model: nn.Module, task: Task, epochs: float, batch: int = 256) -> None
         loss.backward()
         optimizer.step()
         schedule.step()
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
 
 
 def laplace_variances(model: nn.Module, task: Task, samples: int = 2000, prior: float = 100.0) -> dict[str, Tensor]:
@@ -252,14 +259,17 @@ def draws_of(model: nn.Module, x: Tensor, case: Case, variances: dict[str, Tenso
     model.eval()
     for module in model.modules():
         module.train(isinstance(module, nn.Dropout))
-    parameters, found = dict(model.named_parameters()), []
-    for _ in range(count):
+    parameters, outputs = dict(model.named_parameters()), []
+    together = max(1, AT_ONCE // len(x)) if x.is_cuda and not variances else 1
+    for first in range(0, count, together):
+        times = min(together, count - first)
         drawn = {name: parameters[name] + var.sqrt() * torch.randn_like(var) for name, var in variances.items()}
-        given = x + noise * torch.randn_like(x) if noise else x
-        out = torch.func.functional_call(model, drawn, (given,)) if drawn else model(given)
-        out = out.flatten(1)
-        found.append(out if case.outputs is None else out[:, case.outputs])
-    return torch.stack(found)
+        noisy = x.repeat(times, *[1] * (x.ndim - 1)) if times > 1 else x
+        noisy = noisy + noise * torch.randn_like(noisy) if noise else noisy
+        out = torch.func.functional_call(model, drawn, (noisy,)) if drawn else model(noisy)
+        out = out.flatten(1).unflatten(0, (times, len(x)))
+        outputs.append(out if case.outputs is None else out[..., case.outputs])
+    return torch.cat(outputs)
 
 
 def quantiles(ratio: Tensor) -> list[float]:
@@ -293,7 +303,7 @@ def trained(case: Case, root: str | None, device: str, tiny: bool) -> tuple[nn.M
     key = str(model), case.data, str(case.epochs)
     if key not in TRAINED:
         task = task_of(case.data, root, device, tiny)
-        train(model, task, 0.2 if tiny else case.epochs)
+        train(model, task, case.epochs, tiny)
         TRAINED[key] = model, task
     return TRAINED[key]
 
@@ -343,7 +353,7 @@ def curvature(found: vp.Prediction) -> tuple[Tensor, Tensor]:
 def measure(name: str, case: Case, root: str | None, device: str, tiny: bool, truth_draws: int) -> dict[str, Any]:
     """One record."""
     model, task = trained(case, root, device, tiny)
-    samples, truth_draws = (8, 100) if tiny else (case.samples, truth_draws)
+    samples, truth_draws = (4, 40) if tiny else (case.samples, truth_draws)
     x = task.test[:samples].contiguous()
     variances = laplace_variances(model, task, 100 if tiny else 2000) if case.laplace else {}
     noise = case.input_noise or 0.0
@@ -376,8 +386,15 @@ def measure(name: str, case: Case, root: str | None, device: str, tiny: bool, tr
         "mended": {n: mended(vp.predict(program, x, draws=n, **settings), std) for n in case.draws},
         "outputs": found.mean.shape[1], "seconds": seconds, "forward seconds": forward, "truth": truth_draws,
         "linearized": sorted(set(found.linearized.values())),
-        "accuracy": accuracy(model, task), "device": device, "versions": versions(),
+        "accuracy": None if tiny else accuracy(model, task), **about(device),
     }  # fmt: skip
+
+
+def about(device: str) -> dict[str, Any]:
+    """The device, versions and sources of a record."""
+    machine = hardware(torch.device(device))
+    name = machine.get("gpu") if device != "cpu" else "cpu"
+    return {"device": name, "versions": versions(), "git": git_state()}
 
 
 def mended(found: vp.Prediction, std: Tensor) -> dict[str, Any]:
@@ -397,26 +414,52 @@ def captured(model: nn.Module, x: Tensor) -> vp.Program:
     return vp.capture(model, x)
 
 
-def cost(tiny: bool, wanted: list[str]) -> list[dict[str, Any]]:
-    """Time and peak memory of a prediction beside one forward pass, in turns, for 1, 10 and 100 outputs."""
+def cost_networks(tiny: bool, device: str) -> dict[str, tuple[nn.Module, Tensor, dict[str, Any]]]:
+    """Networks with 100 outputs, their inputs and what is random; on CUDA also of the sizes that people run there."""
+    batch = 4 if tiny else 64
+    images, digits = torch.randn(batch, 3, 32, 32), torch.randn(batch, 1, 28, 28)
+    weights = mlp(3, 0.0, outputs=100)
+    networks: dict[str, tuple[nn.Module, Tensor, dict[str, Any]]] = {
+        "MLP 3 x 256, dropout .5": (mlp(3, 0.5, outputs=100), digits, {}),
+        "MLP 3 x 256, input noise .1": (mlp(3, 0.0, outputs=100), digits, {"input_var": 0.01}),
+        "MLP 3 x 256, weights": (
+            weights, digits, {"parameter_var": {n: 1e-4 for n, p in weights.named_parameters() if p.ndim > 1}}
+        ),
+        "CNN, input noise .1": (cnn(100), digits[: max(1, batch // 8)], {"input_var": 0.01}),
+        "LSTM, dropout .3": (Recurrent(outputs=100), digits, {}),
+        "ResNet-18, width 16, dropout .1": (resnet18(16, 0.1, 100), images[: max(1, batch // 8)], {}),
+    }  # fmt: skip
+    if device != "cpu":
+        networks |= {
+            "ResNet-18, dropout .1": (resnet18(64, 0.1, 100), images, {}),
+            "ViT, dropout .1": (Transformer(outputs=100), images, {}),
+        }
+    return networks
+
+
+def cost(tiny: bool, wanted: list[str], device: str, recorded: Callable[[str, int], bool]) -> Iterator[dict[str, Any]]:
+    """Time and peak memory of a prediction beside one forward pass, in turns, for 1, 10 and 100 outputs.
+
+    On a CPU by the time of one thread, which what else the machine does changes less. On CUDA predictions are also
+    timed without being recorded as graphs, and compared with those.
+    """
     torch.manual_seed(0)
-    batch, clock = 4 if tiny else 64, time.process_time  # of one thread: what else the machine does counts less
+    clock = time.process_time if device == "cpu" else time.perf_counter
     torch.set_num_threads(1)
-    cases: dict[str, tuple[nn.Module, Tensor, dict[str, Any]]] = {
-        "MLP 3 x 256, dropout .5": (mlp(3, 0.5, outputs=100), torch.randn(batch, 784), {}),
-        "MLP 3 x 256, input noise .1": (mlp(3, 0.0, outputs=100), torch.randn(batch, 784), {"input_var": 0.01}),
-        "MLP 3 x 256, weights": (mlp(3, 0.0, outputs=100), torch.randn(batch, 784), {"parameter_var": None}),
-        "LSTM, dropout .3": (Recurrent(outputs=100), torch.randn(batch, 1, 28, 28), {}),
-        "ResNet-18, width 16, dropout .1": (resnet18(16, 0.1, 100), torch.randn(batch // 8, 3, 32, 32), {}),
-    }
-    records = []
-    for name, (model, x, settings) in cases.items():
-        if not any(part in name for part in wanted):
+    for name, (model, x, settings) in cost_networks(tiny, device).items():
+        if not any(piece in name for piece in wanted):
             continue
-        if "parameter_var" in settings:
-            settings["parameter_var"] = {n: 1e-4 for n, p in model.named_parameters() if p.ndim > 1}
+        model, x = model.to(device), x.to(device)
+        settings = {
+            key: {n: torch.full_like(model.get_parameter(n), v) for n, v in value.items()}
+            if isinstance(value, dict)
+            else value
+            for key, value in settings.items()
+        }
         program = captured(model, x)
         for outputs in (1, 10, 100):
+            if recorded(name, outputs):
+                continue
             chosen = list(range(outputs))
 
             def forward(model: nn.Module = model, x: Tensor = x) -> Tensor:
@@ -425,25 +468,52 @@ def cost(tiny: bool, wanted: list[str]) -> list[dict[str, Any]]:
 
             def prediction(
                 program: Any = program, x: Tensor = x, chosen: Any = chosen, settings: Any = settings
-            ) -> Any:
+            ) -> vp.Prediction:
                 return vp.predict(program, x, outputs=chosen, **settings)
 
-            turns = [(timed(forward, 3, clock)[0], timed(prediction, 1, clock)[0]) for _ in range(2 if tiny else 5)]
+            first = prediction()
+            for _ in range(cuda_replay.PATIENCE if device != "cpu" else 0):
+                prediction()
+            times = (3, 1, 2 if tiny else 5) if device == "cpu" else (20, 5, 2 if tiny else 7)
+            turns = [
+                (timed(forward, times[0], clock)[0], timed(prediction, times[1], clock)[0]) for _ in range(times[2])
+            ]
             ratios = torch.tensor([predicted / plain for plain, predicted in turns])
             plain, predicted = min(t for t, _ in turns), min(t for _, t in turns)
             record = {
                 "kind": "cost", "case": name, "outputs": outputs, "samples": len(x), "forward seconds": plain,
                 "seconds": predicted, "passes": float(ratios.median()),
                 "forward MiB": peak_mebibytes(forward), "MiB": peak_mebibytes(prediction),
-                "threads": torch.get_num_threads(), "device": "cpu", "versions": versions(),
+                "threads": torch.get_num_threads(), **about(device),
             }  # fmt: skip
+            if device != "cpu":
+                record |= beside_launches(program, prediction, first, plain)
             print(name, outputs, {k: round(v, 4) for k, v in record.items() if isinstance(v, float)}, flush=True)
-            records.append(record)
-    return records
+            yield record
+
+
+def beside_launches(
+    program: vp.Program, prediction: Callable[[], vp.Prediction], first: vp.Prediction, plain: float
+) -> dict[str, Any]:
+    """True if a prediction was recorded as a CUDA graph, how far it is from the first one, its time without that."""
+    recordings = program.facts[cuda_replay.Recordings].recordings
+    replayed = prediction()
+    off = (replayed.covariance - first.covariance).abs().max() / first.covariance.abs().max()
+    graph = recordings.get(list(recordings)[-1]) is not None if recordings else False
+    kept = dict(recordings)
+    recordings.update(dict.fromkeys(recordings))  # None: not to be recorded
+    launched = timed(prediction, 5)[0]
+    recordings.update(kept)
+    return {"graph": graph, "off": float(off), "passes without graph": launched / plain}
 
 
 def peak_mebibytes(function: Callable[[], Any]) -> float | None:
-    """By how much the process grows at most while a function runs; None where Linux does not tell."""
+    """By how much the memory of the process or the GPU grows at most while a function runs; None if nobody tells."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
     try:
         ctypes.CDLL(None).malloc_trim(0)  # what was freed before must not serve
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -465,21 +535,21 @@ SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "rotated by 45°": lambda x: rotated(x, 45.0),
     "noisy": lambda x: x + torch.randn_like(x),
-    "shuffled blocks": lambda x: shuffled(x),
+    "shuffled blocks": lambda x: shuffled(x, x.shape[-1] // 4),
 }
 
 
 def rotated(x: Tensor, degrees: float) -> Tensor:
     """Images turned about their centre."""
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    turn = torch.tensor([[[c, -s, 0.0], [s, c, 0.0]]]).expand(len(x), -1, -1)
+    turn = torch.tensor([[[c, -s, 0.0], [s, c, 0.0]]], device=x.device).expand(len(x), -1, -1)
     lowest = x.amin()
     return (
         F.grid_sample(x - lowest, F.affine_grid(turn, list(x.shape), align_corners=False), align_corners=False) + lowest
     )
 
 
-def shuffled(x: Tensor, size: int = 7) -> Tensor:
+def shuffled(x: Tensor, size: int) -> Tensor:
     """Images whose blocks change places: strokes as before, and no digit."""
     blocks = F.unfold(x, size, stride=size)
     return F.fold(blocks[..., torch.randperm(blocks.shape[-1])], list(x.shape[2:]), size, stride=size)
@@ -491,7 +561,7 @@ def scores(probabilities: Tensor, y: Tensor) -> dict[str, float]:
     right = (choice == y).float()
     bins = (confidence * 15).long().clamp_max(14)
     gaps = [(right[bins == b].sum() - confidence[bins == b].sum()).abs() for b in range(15)]
-    risk = (1 - right)[confidence.argsort(descending=True)].cumsum(0) / torch.arange(1, len(y) + 1)
+    risk = (1 - right)[confidence.argsort(descending=True)].cumsum(0) / torch.arange(1, len(y) + 1, device=y.device)
     nll = -probabilities.gather(1, y.unsqueeze(1)).clamp_min(1e-12).log().mean()
     values = {"accuracy": right.mean(), "NLL": nll, "ECE": torch.stack(gaps).sum() / len(y), "AURC": risk.mean()}
     return {key: float(value) for key, value in values.items()}
@@ -509,36 +579,39 @@ def entropy(probabilities: Tensor) -> Tensor:
     return -(probabilities * probabilities.clamp_min(1e-12).log()).sum(1)
 
 
-def quality(root: str | None, tiny: bool, seeds: list[int]) -> list[dict[str, Any]]:
-    """Classification under shifts and regression intervals, deterministic, by MC dropout and by `vp.predict`."""
-    records = []
-    case = CASES["MLP 3 x 256, dropout .5"]
-    for seed in seeds:
-        torch.manual_seed(seed)
-        task = task_of(case.data, root, "cpu", tiny)
-        model = case.model()
-        train(model, task, 0.2 if tiny else case.epochs)
-        x, y = task.test[: 64 if tiny else 2000], task.test_targets[: 64 if tiny else 2000]
-        program = captured(model, x[:250])
-        clean: dict[str, Tensor] = {}
-        for shift, change in SHIFTS.items():
-            shifted = change(x)
-            predictive: dict[str, Tensor] = {}
-            with torch.no_grad():
-                predictive["deterministic"] = model.eval()(shifted).softmax(1)
-                draws = draws_of(model, shifted, case, {}, 0.0, max(DRAW_COUNTS)).softmax(2)
-                for count in DRAW_COUNTS:
-                    predictive[f"{count} draws"] = draws[:count].mean(0)
-                predictive["vp.predict"] = vp.predict(program, shifted).probabilities()
-            clean = predictive if shift == "none" else clean
-            for method, p in predictive.items():
-                told = {} if shift == "none" else {"AUROC": auroc(entropy(clean[method]), entropy(p))}
-                found = scores(p, y) if shift != "shuffled blocks" else {}
-                records.append(
-                    {"kind": "quality", "case": f"MNIST, {shift}", "seed": seed, "method": method, **found, **told,
-                     "versions": versions()}
-                )  # fmt: skip
-    return records + [record for seed in range(10) for record in regression_quality(seed)]  # small: ten splits
+QUALITY = {"MNIST": "MLP 3 x 256, dropout .5", "CIFAR-10": "ResNet-18, width 32, dropout .3"}
+
+
+def quality(data: str, root: str | None, device: str, tiny: bool, seed: int) -> list[dict[str, Any]]:
+    """A classifier under shifts: deterministic, by MC dropout and by `vp.predict`."""
+    records: list[dict[str, Any]] = []
+    case = CASES[QUALITY[data]]
+    torch.manual_seed(seed)
+    task = task_of(case.data, root, device, tiny)
+    model = case.model().to(device)
+    train(model, task, case.epochs, tiny)
+    count = 16 if tiny else 2000
+    x, y = task.test[:count], task.test_targets[:count]
+    program = captured(model, x[: 8 if tiny else 250])
+    clean: dict[str, Tensor] = {}
+    for shift, change in SHIFTS.items():
+        shifted = change(x)
+        predictive: dict[str, Tensor] = {}
+        with torch.no_grad():
+            predictive["deterministic"] = model.eval()(shifted).softmax(1)
+            draws = draws_of(model, shifted, case, {}, 0.0, max(DRAW_COUNTS)).softmax(2)
+            for draw_count in DRAW_COUNTS:
+                predictive[f"{draw_count} draws"] = draws[:draw_count].mean(0)
+            predictive["vp.predict"] = vp.predict(program, shifted).probabilities()
+        clean = predictive if shift == "none" else clean
+        for method, p in predictive.items():
+            auc = {} if shift == "none" else {"AUROC": auroc(entropy(clean[method]), entropy(p))}
+            marks = scores(p, y) if shift != "shuffled blocks" else {}
+            records.append(
+                {"kind": "quality", "case": f"{data}, {shift}", "seed": seed, "method": method, **marks, **auc,
+                 **about(device)}
+            )  # fmt: skip
+    return records
 
 
 def regression_quality(seed: int) -> list[dict[str, Any]]:
@@ -565,7 +638,7 @@ def regression_quality(seed: int) -> list[dict[str, Any]]:
         inside = (off.abs() < 1.6449 * total.sqrt()).float().mean()
         records.append(
             {"kind": "quality", "case": "diabetes", "seed": seed, "method": method, "NLL": float(nll),
-             "coverage": float(inside), "versions": versions()}
+             "coverage": float(inside), **about("cpu")}
         )  # fmt: skip
     return records
 
@@ -583,7 +656,8 @@ def accuracy(model: nn.Module, task: Task) -> float | None:
 def show(records: list[dict[str, Any]]) -> str:
     """How true, what draws add, what `reliable` says, what it costs, and how good it is where it is used."""
     kinds: dict[str, list[dict[str, Any]]] = {"truth": [], "cost": [], "quality": []}
-    for record in records:
+    names = [*CASES]
+    for record in sorted(records, key=lambda r: names.index(r["case"]) if r["case"] in names else len(names)):
         kinds[record.get("kind", "truth")].append(record)
     tables = [*truth_tables(kinds["truth"]), cost_table(kinds["cost"]), *quality_tables(kinds["quality"])]
     return "\n\n".join(table.markdown() for table in tables if table.rows)
@@ -635,12 +709,20 @@ def truth_tables(records: list[dict[str, Any]]) -> list[Table]:
 
 
 def cost_table(records: list[dict[str, Any]]) -> Table:
-    rows = [
-        [r["case"], str(r["samples"]), str(r["outputs"]), f"{r['passes']:.1f}", f"{max(0.0, r['MiB'] or 0.0):.0f}"]
-        for r in records
-    ]
-    titles = ["network, noise", "samples", "outputs", "forward passes", "MiB"]
-    return Table("", titles, rows, left=titles[:1])
+    """Forward passes and memory for 1, 10 and 100 outputs, on every device."""
+    groups: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["device"], record["case"]), {})[record["outputs"]] = record
+    rows = []
+    for (device, case), by_outputs in sorted(groups.items(), key=lambda item: item[0][0] != "cpu"):
+        passes = [f"{by_outputs[k]['passes']:.1f}" if k in by_outputs else "" for k in (1, 10, 100)]
+        launched = [by_outputs[k].get("passes without graph") for k in (1, 10, 100) if k in by_outputs]
+        memory = [f"{max(0.0, r['MiB'] or 0.0):.0f}" for r in by_outputs.values()]
+        samples = next(iter(by_outputs.values()))["samples"]
+        without = " / ".join(f"{value:.1f}" for value in launched) if None not in launched else ""
+        rows.append([case, device, str(samples), *passes, without, " / ".join(memory)])
+    titles = ["network, noise", "device", "samples", "1 output", "10 outputs", "100 outputs", "without graphs", "MiB"]
+    return Table("", titles, rows, left=titles[:2])
 
 
 def quality_tables(records: list[dict[str, Any]]) -> list[Table]:
@@ -648,6 +730,7 @@ def quality_tables(records: list[dict[str, Any]]) -> list[Table]:
     tables = []
     for chosen, values in (
         ("MNIST", ("accuracy", "NLL", "ECE", "AURC", "AUROC")),
+        ("CIFAR-10", ("accuracy", "NLL", "ECE", "AURC", "AUROC")),
         ("diabetes", ("coverage", "NLL")),
     ):
         groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -704,7 +787,8 @@ def pictures(folder: Path, root: str | None, tiny: bool) -> None:
 
 def identity(record: dict[str, Any]) -> tuple[Any, ...]:
     """What tells a record from others."""
-    return tuple(record.get(key) for key in ("kind", "case", "outputs", "seed", "method"))
+    device = record["device"] if record.get("kind") == "cost" else None
+    return device, *(record.get(key) for key in ("kind", "case", "seed", "method", "outputs"))
 
 
 def main() -> None:
@@ -728,23 +812,39 @@ def main() -> None:
     if options.action == "show":
         print(show(records))
         return
-    if options.action in ("cost", "quality"):
-        wanted, seeds = options.cases.split(","), [int(seed) for seed in options.seeds.split(",")]
-        new = cost(options.tiny, wanted) if options.action == "cost" else quality(options.data, options.tiny, seeds)
-        fresh = {identity(record) for record in new}
-        before = [record for record in records if identity(record) not in fresh]
-        options.records.write_text("".join(json.dumps(record) + "\n" for record in [*before, *new]))
-        return
-    start = time.monotonic()
-    for name, case in CASES.items():
-        if any(r["case"] == name for r in records) or not any(part in name for part in options.cases.split(",")):
-            continue
-        if time.monotonic() - start > options.max_seconds:
-            break
-        record = measure(name, case, options.data, options.device, options.tiny, options.draws)
-        print(name, record["adjoint"], f"{time.monotonic() - start:.0f} s", flush=True)
+    start, pieces = time.monotonic(), options.cases.split("|")
+    done = {identity(record) for record in records}
+
+    def in_time() -> bool:
+        return time.monotonic() - start < options.max_seconds
+
+    def write(*new: dict[str, Any]) -> None:
         with options.records.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.writelines(json.dumps(record) + "\n" for record in new)
+
+    if options.action == "cost":
+        device = about(options.device)["device"]
+        have = {(r["case"], r["outputs"]) for r in records if r.get("kind") == "cost" and r["device"] == device}
+        for record in cost(options.tiny, pieces, options.device, lambda *key: key in have):
+            write(record)
+            if not in_time():
+                break
+    elif options.action == "quality":
+        for seed in map(int, options.seeds.split(",")):
+            for data in QUALITY:
+                first = (None, "quality", f"{data}, none", seed, "vp.predict", None)
+                if in_time() and first not in done and any(piece in data for piece in pieces):
+                    write(*quality(data, options.data, options.device, options.tiny, seed))
+        if options.cases in ("", "diabetes"):  # small: ten splits
+            write(*(r for seed in range(10) for r in regression_quality(seed) if identity(r) not in done))
+    else:
+        order = {name: next((i for i, piece in enumerate(pieces) if piece in name), None) for name in CASES}
+        chosen = [name for name in CASES if order[name] is not None and not any(r["case"] == name for r in records)]
+        for name in sorted(chosen, key=lambda name: order[name] or 0):
+            if in_time():
+                record = measure(name, CASES[name], options.data, options.device, options.tiny, options.draws)
+                print(name, record["adjoint"], f"{time.monotonic() - start:.0f} s", flush=True)
+                write(record)
 
 
 if __name__ == "__main__":

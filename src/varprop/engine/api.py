@@ -101,7 +101,7 @@ def propagate(
     evaluation_class = evaluation_for(covariance)
     program = model if isinstance(model, Program) else capture(model, example, moments=moments)
     inputs = fitted_inputs(program, moments)
-    plan = _plan(program, tuple(node for node, value in inputs.items() if not isinstance(value, Tensor)))
+    plan = plan_for(program, tuple(node for node, value in inputs.items() if not isinstance(value, Tensor)))
     if on_missing == "raise":
         require_complete(plan)
     with _recording(inputs, gradients):
@@ -144,12 +144,12 @@ def coverage(model: nn.Module | Program, example: Any) -> Coverage:
         True
     """
     program = model if isinstance(model, Program) else capture(model, example)
-    plan = _plan(program, tuple(program.inputs))
+    plan = plan_for(program, tuple(program.inputs))
     with trusted():
         return Coverage(tuple(_static_entry(plan, node) for node in program.nodes if _counts(plan, node)))
 
 
-def _plan(program: Program, random: tuple[Node, ...]) -> Plan:
+def plan_for(program: Program, random: tuple[Node, ...]) -> Plan:
     """The plan of a program by the rules of now: a later one counts from the next propagation on."""
     revision, plan = program.facts.get(("plan", random), (None, None))
     if revision != rules_revision():

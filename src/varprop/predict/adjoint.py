@@ -29,7 +29,7 @@ from ..graph.node import Node, resolve
 from ..moments import Moments
 from ..rules.axes import per_axis
 from ..rules.registry import Rule
-from .attention import FIRST_ORDER, dropped_variance
+from .attention import FIRST_ORDER, dropped_variance, mean_of
 from .curves import SlopedClusters, left_by_slopes
 from .recurrent import unroll_of
 
@@ -160,6 +160,7 @@ class MeanEvaluation(Evaluation):
         super().__init__(plan, env, annotate=False)
         self.clusters: SlopedClusters = SlopedClusters(plan, env)
         self.parameters = parameters
+        self.by_weight: dict[Node, Tensor] = {}  # of linear layers with random weights: Var W (E x)²
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
 
@@ -176,7 +177,23 @@ class MeanEvaluation(Evaluation):
             result = unroll(node, *args, **kwargs)
             if result is not None:
                 return result
+        rule = self.plan.rules[node]
+        if node.packet is aten.linear and isinstance(args[1], Moments):
+            return self._with_random_weight(node, *args)
+        if rule.linear and rule.convolution is not None and not kwargs and isinstance(args[0], Moments):
+            return _convolved(node, rule, args)
         return super()._apply(node, args, kwargs)
+
+    def _with_random_weight(self, node: Node, x: Any, weight: Moments, bias: Any = None) -> Moments:
+        """As the rule of a linear layer; what its weight adds is needed again, as a source of variance."""
+        mean, weight, fixed = mean_of(x), weight.dense(), None if bias is None else mean_of(bias)
+        with torch.no_grad():
+            var = self.by_weight[node] = F.linear(mean.square(), weight.var)
+            if isinstance(x, Moments):
+                var = var + F.linear(x.dense().var, weight.mean.square() + weight.var)
+            if isinstance(bias, Moments):
+                var = var + bias.var
+        return Moments(F.linear(mean, weight.mean, fixed), var)
 
     def _entered(self, node: Node, value: Any) -> Any:
         """A value with its variance held fixed, and the noise that this operation adds to its mean."""
@@ -278,8 +295,9 @@ class MeanEvaluation(Evaluation):
     @torch.no_grad()
     def _left_of_product(self, node: Node, rule: Rule, value: Moments, random: list[Node]) -> Tensor:
         """Of a function linear in each argument: the variance left when each is taken as the only random one."""
-        if node.packet is aten.linear and {*node.args[:2]} <= {*random}:  # Var x through Var W; a bias leaves nothing
-            return F.linear(*(self.value(operand).dense().var for operand in node.args[:2]))
+        if rule.linear and rule.weighted and {*node.args[:2]} <= {*random} and not node.kwargs:
+            x, weight = (self.value(operand).dense().var for operand in node.args[:2])
+            return torch.as_tensor(node.target(x, weight, None, *node.args[3:]))  # a bias leaves nothing
         left = value.var
         for chosen in random:
 
@@ -309,8 +327,7 @@ class MeanEvaluation(Evaluation):
         if rule.linear and position == 1:
             x = self._mean(node.args[0]).detach()
             if rule.convolution is None:
-                once = x.ndim == 2 and node.packet is aten.linear
-                spread = F.linear(x.square(), self.parameters[parameter].var) if once else None
+                spread = self.by_weight.get(node) if x.ndim == 2 else None
                 return lambda gradient: _linear_weight_gradient(gradient, x), spread
             settings = rule.convolution(*resolve(node.args, self.value))
             if not settings.transposed and len(shape) == 4:
@@ -329,6 +346,51 @@ class MeanEvaluation(Evaluation):
         args = [self.value(a) if isinstance(a, Node) else a for a in node.args]
         args[weight : weight + 2] = [None, None]
         return _first_result(rule, node, args, {}).mean.detach()
+
+
+class _Attached(torch.autograd.Function):
+    """A value that was computed without autograd, with the derivative of the linear operation that it came from."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, pull: Callable[[Tensor], Tensor]) -> Tensor:
+        """The value itself; `pull` carries derivatives by it to derivatives by x."""
+        ctx.pull = pull
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Derivatives by x."""
+        return ctx.pull(gradient), None, None
+
+
+def _convolved(node: Node, rule: Rule, args: Sequence[Any]) -> Moments:
+    """Moments of a convolution whose derivatives are convolutions, too.
+
+    Those take all output directions as one large batch, for which autograd's own operation runs once for every
+    direction. With stride 1 the derivative is a plain convolution, for which processors have the faster code.
+    """
+    assert rule.convolution is not None
+    x = args[0].dense()
+    settings, count = rule.convolution(*args), args[1].ndim - 2
+    pads = [before for before, _ in settings.zeros]
+    if not x.mean.requires_grad or x.ndim != count + 2 or any(before != behind for before, behind in settings.zeros):
+        return _first_result(rule, node, args, {})
+    with torch.no_grad():
+        found = apply(rule, node.target, (x.detach(), *args[1:]), {}).dense()
+        weight = mean_of(settings.weight).detach()
+        taps = [gap * (size - 1) for gap, size in zip(settings.dilation, weight.shape[2:], strict=True)]
+        turned = [reach - pad for reach, pad in zip(taps, pads, strict=True)]
+        if settings.transposed:
+            moves: list[Any] = [settings.stride, pads, settings.dilation, False, [0], settings.groups]
+        elif settings.stride == [1] * count and settings.groups == 1 and min(turned) >= 0:
+            weight = weight.transpose(0, 1).flip(list(range(2, count + 2)))
+            moves = [settings.stride, turned, settings.dilation, False, [0], 1]
+        else:
+            axes = zip(x.shape[2:], found.shape[2:], settings.stride, turned, pads, strict=True)
+            extra = [size - (steps - 1) * stride + pad - reach - 1 for size, steps, stride, reach, pad in axes]
+            moves = [settings.stride, pads, settings.dilation, True, extra, settings.groups]
+    mean = _Attached.apply(x.mean, found.mean, lambda g: torch.convolution(g, weight, None, *moves))  # type: ignore[no-untyped-call]
+    return Moments(mean, found.var)
 
 
 def _first_result(rule: Rule, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Moments:
@@ -429,7 +491,7 @@ class _Windows:
         for row in range(steps[0]):
             for column in range(steps[1]):
                 mask = torch.zeros_like(pooled)
-                mask[..., row :: steps[0], column :: steps[1]] = 1
+                mask[..., row :: steps[0], column :: steps[1]].fill_(1)
                 masks.append(mask)
         return masks
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..engine.api import capture
-from ..engine.plan import Plan, make_plan, require_complete
-from ..graph.node import Node
+from ..engine.api import capture, plan_for
+from ..engine.plan import Plan, require_complete
+from ..graph.node import Form, Node
 from ..graph.program import Program
-from ..moments import Moments
+from ..moments import Moments, trusted
 from ..training.restore import preserved_modes
 from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source, gram
+from .cuda_replay import Recordings
 from .draws import combine_with_draws
-from .prediction import CURVED, Prediction, SourceShare
+from .prediction import CURVED, Prediction, SourceShare, each_tensor
 
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
 MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
-MEMORY = 4 << 30  # bytes for derivatives of all outputs by all sources of one batch
+MEMORY = 4 << 30  # bytes for derivatives of all outputs by all sources of one batch; on CUDA half of the device's
 
 
 def predict(
@@ -85,17 +88,28 @@ def predict(
             f"The model was captured with samples of shape {tuple(program.inputs[0].form.shape[1:])}, but x has "
             f"{tuple(x.shape[1:])}."
         )
-    var = None if input_var is None else _checked_variance("input_var", input_var, x)
+    var = None if input_var is None else _checked_variances({"input_var": (input_var, x)})[0]
+    parameters = _random_parameters(program, parameter_var or {})
+    plan = plan_for(program, (*(program.inputs if var is not None else ()), *parameters))
+    require_complete(plan, "leave out what makes them random")
+    _require_random(plan, program)
+    directions = _directions(program.outputs[0].form, x.device, outputs)
     pieces = []
     for start in range(0, len(x), size):
-        part = x[start : start + size]
-        missing = size - len(part)
-        padded = torch.cat([part, part[-1:].expand(missing, *part.shape[1:])]) if missing else part
-        part_var = (
-            None if var is None else torch.cat([var[start : start + size], var[-1:].expand(missing, *x.shape[1:])])
+        count = min(size, len(x) - start)
+        batch, batch_var = (
+            None if values is None else _filled(values[start : start + count], size) for values in (x, var)
         )
-        pieces.append(_predict_batch(program, padded, part_var, parameter_var or {}, outputs, draws, len(part)))
+        assert batch is not None
+        prediction = _predict_batch(plan, batch, batch_var, parameters, directions, draws, count)
+        pieces.append(prediction)
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
+
+
+def _filled(values: Tensor, size: int) -> Tensor:
+    """A batch of the captured size, with copies of the last sample where some are missing."""
+    missing = size - len(values)
+    return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values
 
 
 def _captured(model: nn.Module, x: Tensor, random: Random | None) -> Program:
@@ -117,80 +131,118 @@ def _is_random(path: str, module: nn.Module, random: Random | None) -> bool:
     return path in ([random] if isinstance(random, str) else list(random))
 
 
-def _checked_variance(name: str, value: Tensor | float, like: Tensor) -> Tensor:
-    var = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    try:
-        var = var.expand(like.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{name} has shape {tuple(var.shape)}, which does not broadcast to {tuple(like.shape)}."
-        ) from None
-    if not bool((var >= 0).all() & var.isfinite().all()):
-        raise ValueError(f"{name} must be finite and not negative: its smallest value is {float(var.min())}.")
-    return var
+def _checked_variances(named: Mapping[str, tuple[Tensor | float, Tensor]]) -> list[Tensor]:
+    """Variances as tensors of the shape, dtype and device of what they belong to, by the name of the argument."""
+    values = []
+    for name, (value, like) in named.items():
+        var = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        try:
+            values.append(var.expand(like.shape))
+        except RuntimeError:
+            raise ValueError(
+                f"{name} has shape {tuple(var.shape)}, which does not broadcast to {tuple(like.shape)}."
+            ) from None
+    # one look at all of them: every look waits for a GPU
+    ends = torch.stack([torch.stack(var.aminmax()).double() for var in values]).tolist() if values else []
+    for name, (lowest, highest) in zip(named, ends, strict=True):
+        if not (lowest >= 0 and highest < math.inf):
+            raise ValueError(f"{name} must be finite and not negative: it lies between {lowest} and {highest}.")
+    return values
 
 
-def _random_parameters(program: Program, given: Mapping[str, Tensor | float]) -> dict[Node, ParameterNoise]:
+def _random_parameters(program: Program, variances: Mapping[str, Tensor | float]) -> dict[Node, Tensor]:
+    """Variances of random parameters, of their shapes."""
     names = {name: node for node, name in program.state.items()}
-    unknown = [name for name in given if name not in names]
+    unknown = [name for name in variances if name not in names]
     if unknown:
         raise ValueError(
             f"parameter_var names '{unknown[0]}', which the model does not use: it has "
             f"{', '.join(list(names)[:6])}, ..."
         )
-    tensors = program.tensors()
-    return {
-        names[name]: ParameterNoise(
-            name, _checked_variance(f"parameter_var['{name}']", var, tensors[names[name]].detach())
-        )
-        for name, var in given.items()
-    }
+    tensors = program.tensors() if variances else {}
+    named = {f"parameter_var['{name}']": (var, tensors[names[name]].detach()) for name, var in variances.items()}
+    return dict(zip((names[name] for name in variances), _checked_variances(named), strict=True))
+
+
+@dataclass(frozen=True)
+class _Analysis:
+    """A prediction, and what draws need beside it."""
+
+    prediction: Prediction
+    evaluation: MeanEvaluation
+    sources: list[Source]
+    gradients: list[list[Tensor]]
 
 
 def _predict_batch(
-    program: Program,
+    plan: Plan,
     x: Tensor,
     input_var: Tensor | None,
-    parameter_var: Mapping[str, Tensor | float],
-    outputs: Any,
+    parameters: dict[Node, Tensor],
+    directions: Tensor,
     draws: int,
     count: int,
 ) -> Prediction:
     """The prediction for the first `count` samples of a batch of the captured size."""
-    (entry,) = program.inputs
-    parameters = _random_parameters(program, parameter_var)
-    plan = make_plan(program, [*([entry] if input_var is not None else []), *parameters])
-    require_complete(plan, "leave out what makes them random")
-    _require_random(plan, program)
+
+    def analysed(x: Tensor, directions: Tensor, *variances: Tensor) -> _Analysis:
+        first = () if input_var is None else variances[:1]
+        by_node = dict(zip(parameters, variances[len(first) :], strict=True))
+        return _analysed(plan, x, first[0] if first else None, by_node, directions)
+
+    tensors = [x, directions, *(() if input_var is None else (input_var,)), *parameters.values()]
+    if not draws and x.is_cuda:
+        recordings = plan.program.once(Recordings, Recordings)
+        prediction = recordings.run(plan, tensors, lambda *inputs: analysed(*inputs).prediction)
+        return each_tensor(prediction, lambda value: value[:count])
+    analysis = analysed(*tensors)
+    prediction = each_tensor(analysis.prediction, lambda value: value[:count])
+    if not draws:
+        return prediction
+    with torch.no_grad():
+        return combine_with_draws(
+            prediction,
+            plan.program,
+            analysis.evaluation,
+            analysis.sources,
+            x,
+            directions,
+            analysis.gradients,
+            draws,
+            count,
+        )
+
+
+def _analysed(
+    plan: Plan, x: Tensor, input_var: Tensor | None, parameters: dict[Node, Tensor], directions: Tensor
+) -> _Analysis:
+    """One forward pass of the rules, and one backward pass for all directions."""
+    program = plan.program
     with torch.enable_grad():
-        evaluation, mean, sources = _evaluate(program, plan, x, input_var, parameters)
-        directions = _directions(mean, outputs)
+        evaluation, mean, sources = _evaluate(plan, x, input_var, parameters)
+        directions = directions.to(mean.dtype)
         _require_memory(mean, len(directions), sources)
         gradients = _gradients(mean, directions, sources)
     with torch.no_grad():
-        covariance, shares, by_input = x.new_zeros(()), [], None
+        covariance, shares, by_input = mean.new_zeros(()), [], None
         for source, gradient in zip(sources, gradients, strict=True):
             factors = source.factors(gradient)
             added = gram(factors)
             covariance = covariance + added
-            shares.append(SourceShare(source.name, source.kind, added.diagonal(dim1=-2, dim2=-1)[:count]))
+            shares.append(SourceShare(source.name, source.kind, added.diagonal(dim1=-2, dim2=-1)))
             if source.kind == "input":
-                by_input = factors.square().movedim(0, 1).unflatten(2, x.shape[1:])[:count]
+                by_input = factors.square().movedim(0, 1).unflatten(2, x.shape[1:])
         diagonal = evaluation.value(program.outputs[0]).dense().var.flatten(1) @ directions.square().T
         prediction = Prediction(
-            mean.detach().flatten(1)[:count] @ directions.T,
-            covariance[:count],
+            mean.detach().flatten(1) @ directions.T,
+            covariance,
             tuple(shares),
             by_input,
-            _reliable(covariance, diagonal, shares, count),
-            diagonal[:count],
+            _reliable(covariance, diagonal, shares),
+            diagonal,
             dict(evaluation.linearized),
         )
-        if draws:
-            prediction = combine_with_draws(
-                prediction, program, evaluation, sources, x, directions, gradients, draws, count
-            )
-    return prediction
+    return _Analysis(prediction, evaluation, sources, gradients)
 
 
 def _require_random(plan: Plan, program: Program) -> None:
@@ -203,57 +255,61 @@ def _require_random(plan: Plan, program: Program) -> None:
 
 
 def _evaluate(
-    program: Program, plan: Plan, x: Tensor, input_var: Tensor | None, parameters: dict[Node, ParameterNoise]
+    plan: Plan, x: Tensor, input_var: Tensor | None, parameters: dict[Node, Tensor]
 ) -> tuple[MeanEvaluation, Tensor, list[Source]]:
+    program = plan.program
     env: dict[Node, Any] = {
         node: value.detach() if isinstance(value, Tensor) else value for node, value in program.tensors().items()
     }
-    for node, parameter in parameters.items():
-        env[node] = Moments(env[node], parameter.var)
     (entry,) = program.inputs
     sources: list[Source] = []
     env[entry] = x.detach()
-    if input_var is not None:
-        mean = x.detach().requires_grad_()
-        env[entry] = Moments(mean, input_var)
-        sources.append(ElementNoise(program.names[0], "input", mean, input_var, entry))
-    evaluation = MeanEvaluation(plan, env, parameters)
+    with trusted():  # checked before
+        env |= {node: Moments(env[node], var) for node, var in parameters.items()}
+        if input_var is not None:
+            mean = x.detach().requires_grad_()
+            env[entry] = Moments(mean, input_var)
+            sources.append(ElementNoise(program.names[0], "input", mean, input_var, entry))
+    noise = {node: ParameterNoise(program.state[node], var) for node, var in parameters.items()}
+    evaluation = MeanEvaluation(plan, env, noise)
     evaluation.run()
     mean = evaluation.value(program.outputs[0]).dense().mean
-    sources += [*evaluation.sources, *(parameter for parameter in parameters.values() if parameter.uses)]
+    sources += [*evaluation.sources, *(parameter for parameter in noise.values() if parameter.uses)]
     return evaluation, mean, sources
 
 
-def _directions(mean: Tensor, outputs: Any) -> Tensor:
+def _directions(form: Form, device: torch.device, outputs: Any) -> Tensor:
     """The output directions as rows, (k, elements of one sample's output)."""
-    elements = mean[0].numel()
+    shape, dtype = form.shape[1:], torch.float64 if form.dtype is torch.float64 else torch.float32
+    elements = shape.numel()
     if isinstance(outputs, Tensor) and outputs.is_floating_point():
-        if tuple(outputs.shape[1:]) != tuple(mean.shape[1:]):
+        if outputs.shape[1:] != shape:
             raise ValueError(
-                f"Directions must have shape (k, {', '.join(map(str, mean.shape[1:]))}), not {tuple(outputs.shape)}."
+                f"Directions must have shape (k, {', '.join(map(str, shape))}), not {tuple(outputs.shape)}."
             )
-        return outputs.reshape(len(outputs), -1).to(mean)
+        return outputs.reshape(len(outputs), -1).to(device, dtype)
     if outputs is None:
         if elements > MOST_OUTPUTS:
             raise ValueError(
                 f"The model has {elements} outputs a sample, and every one costs about a forward pass: choose some by "
                 f"outputs=, as flat indices or directions."
             )
-        return torch.eye(elements, dtype=mean.dtype, device=mean.device)
-    index = torch.as_tensor([outputs] if isinstance(outputs, int) else outputs, device=mean.device)
+        return torch.eye(elements, dtype=dtype, device=device)
+    index = torch.as_tensor([outputs] if isinstance(outputs, int) else outputs, device="cpu")
     if bool((index < -elements).any() | (index >= elements).any()):
         raise ValueError(f"outputs names index {int(index.abs().max())}, but a sample has {elements} outputs.")
-    rows = mean.new_zeros(len(index), elements)
+    rows = torch.zeros(len(index), elements, dtype=dtype)
     rows[torch.arange(len(index)), index % elements] = 1
-    return rows
+    return rows.to(device)
 
 
 def _require_memory(mean: Tensor, outputs: int, sources: list[Source]) -> None:
     """Refuse what does not fit: all derivatives by entries, and one source at a time with its factors."""
     entries = {id(entry): entry.numel() for source in sources for entry in source.entries}
     each = (sum(entries.values()) + 2 * max(source.width for source in sources)) * mean.element_size()
-    if each * outputs > MEMORY and outputs > 1:
-        fits = max(1, MEMORY // each)
+    most = torch.cuda.get_device_properties(mean.device).total_memory // 2 if mean.is_cuda else MEMORY
+    if each * outputs > most and outputs > 1:
+        fits = max(1, most // each)
         raise ValueError(
             f"{outputs} outputs for {len(mean)} samples at a time need {each * outputs / 2**30:.1f} GiB of "
             f"derivatives: {fits} outputs fit, or {max(1, len(mean) * fits // outputs)} samples at a time."
@@ -272,11 +328,11 @@ def _gradients(mean: Tensor, directions: Tensor, sources: list[Source]) -> list[
     return [[found[id(entry)] for entry in source.entries] for source in sources]
 
 
-def _reliable(covariance: Tensor, diagonal: Tensor, shares: Sequence[SourceShare], count: int) -> Tensor:
-    total = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)[:count]
+def _reliable(covariance: Tensor, diagonal: Tensor, shares: Sequence[SourceShare]) -> Tensor:
+    total = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
     first_order = ("input", "parameter", "dropout", "dropout of what varies", "draw", "product")
     curved = sum((s.variance.sum(1) for s in shares if s.kind not in first_order), torch.zeros_like(total))
-    shortfall = (diagonal.sum(1)[:count] / total.clamp_min(torch.finfo(total.dtype).tiny)).clamp_max(1)
+    shortfall = (diagonal.sum(1) / total.clamp_min(torch.finfo(total.dtype).tiny)).clamp_max(1)
     return curved <= CURVED * shortfall ** (1 / 3) * total
 
 

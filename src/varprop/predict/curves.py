@@ -93,12 +93,10 @@ class SlopedClusters(Clusters):
             var = (weight * (f - mean).square()).sum(0)
             slope = (weight * z * f).sum(0) / std
             at_mean = std <= torch.finfo(std.dtype).eps ** 0.5 * x.mean.abs().clamp_min(1)  # too narrow for differences
-        if bool(at_mean.any()):
-            with torch.enable_grad():
-                at = x.mean.detach().requires_grad_()
-                (tangent,) = torch.autograd.grad(self.evaluate(path, root, at.unsqueeze(0)).sum(), at)
-            slope = torch.where(at_mean, tangent, slope)
-        return mean, var, slope
+        with torch.enable_grad():  # also where no slope is taken from it: to ask would wait for a GPU
+            at = x.mean.detach().requires_grad_()
+            (tangent,) = torch.autograd.grad(self.evaluate(path, root, at.unsqueeze(0)).sum(), at)
+        return mean, var, torch.where(at_mean, tangent, slope)
 
 
 def line(mean: Tensor, slopes: Sequence[tuple[Moments, Tensor]]) -> Tensor:

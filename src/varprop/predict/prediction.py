@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -195,6 +196,23 @@ class Prediction:
         batch, outputs = self.mean.shape
         doubtful = "" if self.reliable is None else f", {int((~self.reliable).sum())} of {batch} samples doubtful"
         return f"Prediction({batch} samples, {outputs} outputs{doubtful})\n{self.table()}"
+
+
+def each_tensor(prediction: Prediction, change: Callable[[Tensor], Tensor]) -> Prediction:
+    """A prediction without draws, all tensors of which went through a function."""
+
+    def changed(value: Tensor | None) -> Tensor | None:
+        return None if value is None else change(value)
+
+    return replace(
+        prediction,
+        mean=change(prediction.mean),
+        covariance=change(prediction.covariance),
+        shares=tuple(replace(share, variance=change(share.variance)) for share in prediction.shares),
+        input_variance=changed(prediction.input_variance),
+        reliable=changed(prediction.reliable),
+        diagonal_var=changed(prediction.diagonal_var),
+    )
 
 
 def _root(covariance: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..gaussian import maximum
+from ..gaussian.normal import constant
 from ..moments import Moments
 from .axes import Ints, Value, lift, mixture, per_axis, uniform_axes, write_out
 from .linear import of_average
@@ -60,7 +61,7 @@ def _outer(sizes: Sequence[Sequence[float]], like: Tensor) -> Tensor:
     """Products of one number from every axis."""
     total = like.new_ones(())
     for numbers in sizes:
-        total = total.unsqueeze(-1) * torch.tensor(numbers, dtype=like.dtype, device=like.device)
+        total = total.unsqueeze(-1) * constant(tuple(numbers), like)
     return total
 
 
