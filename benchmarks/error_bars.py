@@ -496,7 +496,7 @@ def beside_launches(
     program: vp.Program, prediction: Callable[[], vp.Prediction], first: vp.Prediction, plain: float
 ) -> dict[str, Any]:
     """True if a prediction was recorded as a CUDA graph, how far it is from the first one, its time without that."""
-    recordings = program.facts[cuda_replay.Recordings].recordings
+    recordings = program.facts[cuda_replay.PredictionGraphs].recordings
     replayed = prediction()
     off = (replayed.covariance - first.covariance).abs().max() / first.covariance.abs().max()
     graph = recordings.get(list(recordings)[-1]) is not None if recordings else False

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.predict.cuda_replay import PATIENCE, Recordings
+from varprop.predict.cuda_replay import PATIENCE, PredictionGraphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,7 +67,7 @@ def test_a_recording_is_replayed_and_sees_other_inputs_outputs_and_parameters():
     program = vp.capture(model, x)
     for _ in range(PATIENCE + 1):
         vp.predict(program, x)
-    assert [recording is not None for recording in program.facts[Recordings].recordings.values()] == [True]
+    assert [recording is not None for recording in program.facts[PredictionGraphs].recordings.values()] == [True]
     before = vp.predict(program, x)
     with torch.no_grad():
         model[-1].weight.mul_(2)
@@ -76,7 +76,7 @@ def test_a_recording_is_replayed_and_sees_other_inputs_outputs_and_parameters():
     torch.testing.assert_close(vp.predict(program, x.flip(0)).std, doubled.std.flip(0), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(vp.predict(program, x, outputs=[3]).std, doubled.std[:, 3:4], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(before.std, doubled.std / 2, rtol=1e-4, atol=1e-6)  # results are not written again
-    assert not copy.deepcopy(program.facts[Recordings]).recordings
+    assert not copy.deepcopy(program.facts[PredictionGraphs]).recordings
 
 
 def test_what_waits_for_the_device_is_not_recorded():
@@ -94,4 +94,4 @@ def test_what_waits_for_the_device_is_not_recorded():
     first = vp.predict(program, x)
     for _ in range(PATIENCE + 1):
         torch.testing.assert_close(vp.predict(program, x).covariance, first.covariance)
-    assert [*program.facts[Recordings].recordings.values()] == [None]
+    assert [*program.facts[PredictionGraphs].recordings.values()] == [None]

@@ -17,7 +17,7 @@ from ..graph.program import Program
 from ..moments import Moments, trusted
 from ..training.restore import preserved_modes
 from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source, gram
-from .cuda_replay import Recordings
+from .cuda_replay import PredictionGraphs
 from .draws import combine_with_draws
 from .prediction import CURVED, Prediction, SourceShare, each_tensor
 
@@ -192,7 +192,7 @@ def _predict_batch(
 
     tensors = [x, directions, *(() if input_var is None else (input_var,)), *parameters.values()]
     if not draws and x.is_cuda:
-        recordings = plan.program.once(Recordings, Recordings)
+        recordings = plan.program.once(PredictionGraphs, PredictionGraphs)
         prediction = recordings.run(plan, tensors, lambda *inputs: analysed(*inputs).prediction)
         return each_tensor(prediction, lambda value: value[:count])
     analysis = analysed(*tensors)

@@ -25,7 +25,7 @@ MOST = 8  # recordings of a program: batches, outputs or parameters that take tu
 Work = Callable[..., Prediction]
 
 
-class Recording:
+class PredictionGraph:
     """A prediction recorded as a graph.
 
     Args:
@@ -46,7 +46,7 @@ class Recording:
         return each_tensor(self.prediction, Tensor.clone)
 
 
-class Recordings:
+class PredictionGraphs:
     """The recordings of a program, for the plans, shapes and addresses that it was last called with.
 
     A copy of it, and one from a pickle, is empty.
@@ -55,10 +55,10 @@ class Recordings:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.calls: dict[Any, tuple[int, Plan]] = {}  # by key, the latest last; the plan is held, so that its id stays
-        self.recordings: dict[Any, Recording | None] = {}  # None: cannot be recorded
+        self.recordings: dict[Any, PredictionGraph | None] = {}  # None: cannot be recorded
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Recordings, ()
+        return PredictionGraphs, ()
 
     def run(self, plan: Plan, inputs: Sequence[Tensor], work: Work) -> Prediction:
         """A prediction, replayed where it has been recorded.
@@ -98,7 +98,7 @@ def _bytes(plan: Plan, directions: int) -> int:
     return 4 * values * (directions + 3)
 
 
-def _recorded(work: Work, inputs: Sequence[Tensor]) -> Recording | None:
+def _recorded(work: Work, inputs: Sequence[Tensor]) -> PredictionGraph | None:
     """A recording; None if the work waits for the device or copies from the host, which no graph can hold."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
@@ -109,6 +109,6 @@ def _recorded(work: Work, inputs: Sequence[Tensor]) -> Recording | None:
     finally:
         torch.cuda.set_sync_debug_mode(before)
     try:
-        return Recording(work, inputs)
+        return PredictionGraph(work, inputs)
     except RuntimeError:  # of a module or a rule of the user's
         return None
