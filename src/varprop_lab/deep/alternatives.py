@@ -2,7 +2,7 @@
 
     python -m varprop_lab.deep.alternatives run RECORDS --data DIR [--jobs 4] [--max-seconds 540] [--compile]
     python -m varprop_lab.deep.alternatives cost RECORDS [--compile]   # time and memory of a step, each alone
-    python -m varprop_lab.deep.alternatives show RECORDS               # the tables
+    python -m varprop_lab.deep.alternatives show RECORDS               # the tables; RECORDS.png and .svg
 
 RECORDS is a file of JSON lines, one for every training; those that it has are not made again. For every row four rates
 are tried, each without and with clipping, in short runs judged by held-out training images; while the best rate is the
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import itertools
 import statistics
 import time
@@ -31,6 +32,8 @@ from torch import nn
 import varprop as vp
 from varprop.text_table import Table
 
+from ..report.plotting import draw
+from ..report.series import Figure, Panel, PlottedSeries, line_style
 from .grid import COST, SEARCH, TEST, Grid, GridCell, GridWorker, best_of, loaded, parser, read, serve
 from .normalizations import start_weight_norm_
 from .side_by_side import Member, SideBySide
@@ -284,11 +287,39 @@ def ablation(records: dict[str, Any]) -> Table:
     return Table("", [*CHANGES, "not clipped", f"clipped at {CLIP:g}"], lines)
 
 
+def figure(records: dict[str, Any]) -> Figure:
+    """Held-out accuracy over the rate, without and with clipping; a cross where a training diverged."""
+    styles = {
+        "batch": line_style("batch"),
+        "analytic": line_style("analytic"),
+        "paper": line_style("analytic", evaluation=True),
+        "group-ws": line_style("standard", "double"),
+        "group": line_style("group"),
+        "nf": line_style("weight"),
+    }
+    panels = []
+    for clip, title in ((0.0, "not clipped"), (CLIP, f"clipped at {CLIP:g}")):
+        lines = []
+        for rank, (norm, style) in enumerate(styles.items()):
+            runs = [run for run in runs_of(norm, records) if run["clip"] == clip and not run.get("adaptive")]
+            runs.sort(key=lambda run: run["rate"])
+            y = tuple(100 * run["accuracy"] if run["accuracy"] is not None else None for run in runs)
+            if runs:
+                x = tuple(run["rate"] for run in runs)
+                lines.append(PlottedSeries(ROWS[norm].label, **style, x=x, y=y, rank=rank))
+        panels.append(Panel(title, tuple(lines)))
+    caption = "One short run for every point, judged by held-out images; lines end where trainings diverge."
+    labels = "peak rate", "held-out accuracy (%)"
+    return Figure("alternatives", "CIFAR-10 by peak rate", caption, tuple(panels), *labels, True, False)
+
+
 def show(options: argparse.Namespace) -> None:
-    """Print all tables."""
+    """Print all tables, and draw the figure if matplotlib is installed."""
     records = read(options.records)
     for made in (table, searched, ablation):
         print(made(records).markdown() + "\n")
+    if importlib.util.find_spec("matplotlib"):
+        draw(figure(records), options.records.with_suffix(""))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -22,6 +22,7 @@ from varprop_lab.deep.alternatives import (
     TableWorker,
     ablation,
     cell_of,
+    figure,
     main,
     ready,
     searched,
@@ -101,6 +102,9 @@ def test_the_order_and_what_is_tested(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "| batch norm | 0.1 | 2 | 0.9000 (0.9000 to 0.9000) | 5 | 1.000 |" in table(made.records).markdown()
     assert "| no | no | no | 0.8900 (0.8900 to 0.8900) at 0.1 |" in ablation(made.records).markdown()
     assert "diverged" in searched(made.records).markdown()
+    drawn = figure(made.records)
+    assert [len(panel.series) for panel in drawn.panels] == [6, 6]
+    assert drawn.panels[1].series[0].y == pytest.approx((85.0, 90.0, 80.0, 60.0))
     again = Pretended(made.options)
     again.run()
     assert not hasattr(again, "asked")
