@@ -1,4 +1,4 @@
-"""Train a byte-level GPT on Python source with layer norm, RMS norm, DyT, analytic normalization or none.
+"""Train a byte-level GPT on Python source with layer norm, RMS norm, DyT, Derf, analytic normalization or none.
 
     python examples/train_gpt.py --norm analytic          # judged on files that are held out
     python examples/train_gpt.py --norm analytic --test   # judged on other files, for the record
@@ -34,7 +34,7 @@ from varprop_lab.training.cuda_graph import captured_step
 STD = 0.02  # of the first weights
 SETTINGS = (
     "norm", "form", "layers", "width", "heads", "context", "batch", "steps", "lr", "warmup", "decay", "clip", "seed",
-    "residual", "weights", "scale_rate", "logits", "qk_norm", "squash", "compile",
+    "residual", "weights", "scale_rate", "logits", "qk_norm", "squash", "compile", "alpha",
 )  # fmt: skip
 
 
@@ -50,6 +50,18 @@ class DyT(nn.Module):
         return torch.tanh(self.alpha * x) * self.weight + self.bias
 
 
+class Derf(nn.Module):
+    """Dynamic erf (Chen et al., 2025): erf of a learned multiple and shift, then a factor and a bias per channel."""
+
+    def __init__(self, width: int, alpha: float = 0.5) -> None:  # as published
+        super().__init__()
+        self.alpha, self.shift = nn.Parameter(torch.tensor(alpha)), nn.Parameter(torch.zeros(()))
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.erf(self.alpha * x + self.shift) * self.weight + self.bias
+
+
 class Squash(nn.Module):
     """DyT without its parameters: bounds what a normalized layer reads, of which it knows mean and variance."""
 
@@ -57,7 +69,18 @@ class Squash(nn.Module):
         return torch.tanh(0.5 * x)
 
 
-NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "dyt": DyT}
+NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm, "dyt": DyT, "derf": Derf}
+BOUNDED = ("dyt", "derf")  # which do not make small values larger
+
+
+def norm_of(
+    options: argparse.Namespace, unnormalized: Any = nn.Identity, **alphas: float
+) -> Callable[[int], nn.Module]:
+    """What stands where a norm does, by the width; `alphas` are first values where the options have none."""
+    if options.norm in BOUNDED:
+        alpha = alphas.get(options.norm) if options.alpha is None else options.alpha
+        return functools.partial(NORMS[options.norm], **({} if alpha is None else {"alpha": alpha}))
+    return NORMS.get(options.norm, lambda width: unnormalized())
 
 
 class Block(nn.Module):
@@ -97,8 +120,8 @@ class GPT(nn.Module):
         self.embedding = nn.Linear(256, width)
         self.blocks = nn.ModuleList(Block(width, options.heads, norm, options.qk_norm) for _ in range(options.layers))
         self.norm, self.head = norm(width), nn.Linear(width, 256)
-        # as published for language models with DyT, which does not make small values larger
-        self.gain = nn.Parameter(torch.tensor(math.sqrt(width))) if norm is DyT else 1.0
+        # as published for language models with DyT
+        self.gain = nn.Parameter(torch.tensor(math.sqrt(width))) if options.norm in BOUNDED else 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the next byte."""
@@ -110,8 +133,7 @@ class GPT(nn.Module):
 
 def make_model(options: argparse.Namespace, text: Tensor) -> nn.Module:
     torch.manual_seed(options.seed)
-    unnormalized = Squash if options.squash else nn.Identity
-    model = GPT(options, NORMS.get(options.norm, lambda width: unnormalized()))
+    model = GPT(options, norm_of(options, Squash if options.squash else nn.Identity))
     set_first_weights_(model, options.layers)
     return normalized(model, options, text) if options.norm == "analytic" else model
 
@@ -194,10 +216,10 @@ class Run:
         self.gradients: Callable[[Tensor, Tensor], Tensor] = self._gradients
 
     def groups(self) -> list[dict[str, Any]]:
-        """Weight decay on matrices only, and a rate of their own for the scales and shifts of normalized layers."""
+        """Weight decay on matrices only, and a rate of their own for all else: scales and shifts."""
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         others = [p for p in self.model.parameters() if p.ndim <= 1]
-        rate = self.options.lr * (self.options.scale_rate if self.options.norm == "analytic" else 1)
+        rate = self.options.lr * self.options.scale_rate
         return [
             {"params": matrices, "weight_decay": self.options.decay},
             {"params": others, "weight_decay": 0.0, "lr": rate},
@@ -290,6 +312,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graph", action="store_true", help="replay a CUDA graph instead of launching every kernel")
+    parser.add_argument("--scale-rate", type=float, default=1.0, help="of scales and shifts, times --lr")
+    parser.add_argument("--alpha", type=float, help="first value of DyT's or Derf's (default: as published)")
     parser.add_argument("--qk-norm", action="store_true", help="RMS norm of queries and keys, with any --norm")
     only = parser.add_argument_group("of the analytic normalization")
     only.add_argument("--form", choices=["paper", "deep"], default="deep")
@@ -297,7 +321,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     only.add_argument(
         "--weights", type=float, default=STD, help="first std of weights, which changes the steps and no output"
     )
-    only.add_argument("--scale-rate", type=float, default=1.0, help="of scales and shifts, times --lr")
     only.add_argument("--logits", type=float, default=1.0, help="first scale of the last layer")
     only.add_argument("--squash", action="store_true", help="tanh(x/2) where other norms stand, also with --norm none")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Train a small vision transformer on CIFAR-10 with layer norm, RMS norm, DyT, analytic normalization or none.
+"""Train a small vision transformer on CIFAR-10 with layer norm, RMS norm, DyT, Derf, analytic normalization or none.
 
     python examples/train_vit.py --norm analytic --data DIR                # judged on 5000 of the training images
     python examples/train_vit.py --norm analytic --data DIR --held-out 0   # all training images, then the test images
@@ -10,19 +10,18 @@ one-cycle rate, weight decay on matrices, clipped gradients, and all else as in 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from train_cifar import Run, parser
-from train_gpt import NORMS, Block, DyT, set_first_weights_
+from train_gpt import NORMS, Block, norm_of, set_first_weights_
 
 import varprop as vp
 
 PATCH, SIDE = 4, 8  # pixels; patches beside each other
-SETTINGS = ("depth", "heads", "qk_norm", "scale_rate")
+SETTINGS = ("depth", "heads", "qk_norm", "scale_rate", "alpha", "patches")
 
 
 class ViT(nn.Module):
@@ -56,19 +55,20 @@ def turns_of(half: int) -> Tensor:
 
 def make_model(options: argparse.Namespace, moments: vp.Moments) -> nn.Module:
     torch.manual_seed(options.seed)
-    norms = {**NORMS, "dyt": functools.partial(DyT, alpha=0.5)}  # as published for vision
-    model = ViT(options, norms.get(options.norm, lambda width: nn.Identity()))
+    model = ViT(options, norm_of(options, dyt=0.5))  # as published for vision
     set_first_weights_(model, options.depth)
+    if options.patches == "torch":
+        model.patches.reset_parameters()
     return vp.normalize(model, moments, form=options.form) if options.norm == "analytic" else model
 
 
 class ViTRun(Run):
-    """A training run with AdamW, in which the scales and shifts of normalized layers have a rate of their own."""
+    """A training run with AdamW, in which scales and shifts have a rate of their own."""
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         matrices = [p for p in self.model.parameters() if p.ndim > 1]
         others = [p for p in self.model.parameters() if p.ndim <= 1]
-        rate = self.options.lr * (self.options.scale_rate if self.options.norm == "analytic" else 1)
+        rate = self.options.lr * self.options.scale_rate
         groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0, "lr": rate}]
         return torch.optim.AdamW(groups, self.options.lr, betas=(0.9, 0.95), weight_decay=self.options.weight_decay)
 
@@ -79,6 +79,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options.add_argument("--heads", type=int, default=4)
     options.add_argument("--qk-norm", action="store_true", help="RMS norm of queries and keys, with any --norm")
     options.add_argument("--scale-rate", type=float, default=1.0, help="of scales and shifts, times --lr")
+    options.add_argument("--alpha", type=float, help="first value of DyT's or Derf's (default: as published)")
+    options.add_argument(
+        "--patches",
+        choices=["small", "torch"],
+        default="small",
+        help="first weights of the patches: 0.02 as all others, or torch's, with which the stream does not start small",
+    )
     options.set_defaults(model="vit", width=256, lr=1e-3, weight_decay=0.1, clip=1.0)
     return options.parse_args(arguments)
 

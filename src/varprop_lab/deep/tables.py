@@ -30,6 +30,8 @@ FINETUNING: Tried = {
     "analytic, preserved": (["--how", "analytic"], (0.006, 0.002, 0.02)),
 }
 FAST = ["--scale-rate", "10"]  # scales and shifts learn ten times as fast as weights
+ALPHAS = ("0.25", "0.5", "1", "2")  # first values that are tried
+PATCHES, LARGE = "torch's patches", ["--patches", "torch"]
 TRANSFORMERS: Tried = {
     "layer norm": (["--norm", "layer"], (1e-3, 3e-3, 6e-3)),
     "layer norm, QK norm": (["--norm", "layer", "--qk-norm"], (1e-3, 2e-3, 3e-3)),
@@ -38,6 +40,10 @@ TRANSFORMERS: Tried = {
     "none": (["--norm", "none"], (1e-3, 3e-4)),
     "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (2e-3, 1e-3, 3e-3)),
     "analytic": (["--norm", "analytic"], (1e-3, 2e-3)),
+    "layer norm, fast scales": (["--norm", "layer", *FAST], (1e-3, 2e-3, 3e-3)),
+    "layer norm, fast scales, QK norm": (["--norm", "layer", *FAST, "--qk-norm"], (1e-3, 2e-3, 3e-3)),
+    **{f"DyT, alpha {a}": (["--norm", "dyt", "--alpha", a], (1e-3, 3e-3, 6e-3)) for a in ALPHAS if a != "1"},
+    "Derf": (["--norm", "derf"], (1e-3, 3e-3, 6e-3)),
 }
 VISION: Tried = {
     "layer norm": (["--norm", "layer"], (1e-3, 2e-3, 5e-4)),
@@ -48,6 +54,11 @@ VISION: Tried = {
     "analytic, fast scales": (["--norm", "analytic", *FAST], (1e-3, 2e-3, 5e-4)),
     "layer norm, QK norm": (["--norm", "layer", "--qk-norm"], (1e-3, 2e-3, 5e-4)),
     "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (1e-3, 2e-3, 5e-4)),
+    "layer norm, fast scales": (["--norm", "layer", *FAST], (1e-3, 2e-3, 5e-4)),
+    "layer norm, fast scales, QK norm": (["--norm", "layer", *FAST, "--qk-norm"], (1e-3, 2e-3, 5e-4)),
+    **{f"DyT, alpha {a}, {PATCHES}": (["--norm", "dyt", "--alpha", a, *LARGE], (1e-3, 2e-3, 5e-4)) for a in ALPHAS},
+    f"Derf, {PATCHES}": (["--norm", "derf", *LARGE], (1e-3, 2e-3, 5e-4)),
+    f"none, {PATCHES}": (["--norm", "none", *LARGE], (1e-3, 5e-4, 2.5e-4)),
 }
 CANDIDATES: Tried = {  # what may bring the analytic normalization closer to layer norm
     "fast scales": (FAST, (1e-3, 2e-3)),
