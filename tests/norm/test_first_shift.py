@@ -15,7 +15,7 @@ RELU, SILU = 0.3767, stable_shift(kernel("silu"))
 
 
 def shifts(model, given, example=None):
-    made = normalized_(model, captured_for(model, given, example), "project", shifted=True)
+    made = normalized_(model, captured_for(model, given, example), "project", shift="first")
     return {path: layer.shift for path, layer in made.named_modules() if hasattr(layer, "shift")}
 
 
@@ -76,7 +76,7 @@ class Recurrent(nn.Module):
 def test_recurrent_layers_keep_theirs():
     given = vp.Moments(torch.zeros(1, 1, 3), torch.ones(1, 1, 3))
     captured = captured_for(model := Recurrent(), given, (1, 5, 3))
-    paper, deep = (normalized_(copy.deepcopy(model), captured, "project", shifted=shifted) for shifted in (False, True))
+    paper, deep = (normalized_(copy.deepcopy(model), captured, "project", shift=shift) for shift in (False, True))
     assert all(torch.equal(deep.state_dict()[name], value) for name, value in paper.rnn.named_parameters("rnn"))
 
 

@@ -1,4 +1,4 @@
-"""The shift before an activation from which on errors of scale die out (mathematics.md, section 11)."""
+"""Shifts before an activation with which errors of scale die out, or gradients keep their size (mathematics.md, 11)."""
 
 from __future__ import annotations
 
@@ -38,17 +38,25 @@ def stable_shift(moments: MomentsAfter) -> float:
 
 def _nearest(moments: MomentsAfter, damping: float, largest: float) -> float | None:
     """The stable shift between 0 and the largest that is nearest to 0; None if there is none."""
-    low, high = 0.0, largest
-    for _ in range(_ROUNDS):
-        shifts = torch.linspace(low, high, _POINTS, dtype=torch.float64)
+
+    def is_stable(shifts: Tensor) -> Tensor:
         rate, growth = response(moments, shifts)
-        stable = (rate <= damping + _TOLERANCE) & (growth <= 1 + _TOLERANCE).all(1)
-        if not bool(stable.any()):
+        return (rate <= damping + _TOLERANCE) & (growth <= 1 + _TOLERANCE).all(1)
+
+    return _first_where(is_stable, 0.0, largest)
+
+
+def _first_where(holds: Callable[[Tensor], Tensor], low: float, high: float, count: int = _POINTS) -> float | None:
+    """The number between two, nearest to the first, from which on something holds; None if it never does."""
+    for _ in range(_ROUNDS):
+        points = torch.linspace(low, high, count, dtype=torch.float64)
+        true = holds(points)
+        if not bool(true.any()):
             return None
-        first = int(stable.int().argmax())
+        first = int(true.int().argmax())
         if first == 0:
             return low
-        low, high = float(shifts[first - 1]), float(shifts[first])
+        low, high = float(points[first - 1]), float(points[first])
     return high
 
 
@@ -61,3 +69,72 @@ def response(moments: MomentsAfter, shifts: Tensor) -> tuple[Tensor, Tensor]:
     rate = (above / below).log() / (4 * _NEAR * math.log(2))  # d log variance / d log scale^2
     squares = (var + (mean - mean[:, 1:2]).square()).mean(2)
     return rate, squares[:, 2:] / squares[:, 1:2] / scales[2:].square()
+
+
+# --- gradients ---
+
+SMALLEST = 1e-3  # standard deviation of units before an activation
+MomentsAndSlope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def start_for(moments: MomentsAndSlope, stable: float, growth: float) -> tuple[float, float]:
+    """Shift and standard deviation before an activation with which squared gradients grow by no more than a factor.
+
+    Behind a layer that takes means off they grow by chi = std^2 E f'^2 / Var f, which is above 1 unless f is a line on
+    what it reads. So the units are brought where it nearly is one. For a function that is smooth at 0 they become
+    smaller, with the shift nearest to 0 where errors of scale do not grow either; for one with a kink they are shifted
+    away from it. Where the stable shift is enough, or nothing helps, that is what it is.
+
+    Args:
+        moments: Mean and variance after the activation, and the mean square of its slope, as for `stable_shift`.
+        stable: The `stable_shift`.
+        growth: The factor for one layer, above 1.
+    """
+    one = torch.ones(1, dtype=torch.float64)
+    if bool(chi(moments, stable * one, one) <= growth):
+        return stable, 1.0
+    if bool(chi(moments, 0 * one, SMALLEST * one) <= growth):
+        return _shaped(moments, growth)
+    for end in (LARGEST, -LARGEST) if stable >= 0 else (-LARGEST, LARGEST):
+        shift = _first_where(lambda shifts: chi(moments, shifts, torch.ones_like(shifts)) <= growth, stable, end)
+        if shift is not None:
+            return shift, 1.0
+    return stable, 1.0
+
+
+def chi(moments: MomentsAndSlope, shifts: Tensor, stds: Tensor) -> Tensor:
+    """What a centred layer multiplies squared gradients by, for shifts and deviations before its activation."""
+    _, var, slope = (x.double().reshape(len(shifts), -1).mean(1) for x in moments(shifts, stds))
+    return stds.square() * slope / var
+
+
+def scale_rate(moments: MomentsAndSlope, shifts: Tensor, stds: Tensor) -> Tensor:
+    """What is left behind a layer of a small error of scale (lambda), for shifts and deviations before it."""
+    factor = 2.0**_NEAR
+    below, above = (
+        moments(shifts, stds * size)[1].double().reshape(len(shifts), -1).mean(1) for size in (1 / factor, factor)
+    )
+    return (above / below).log() / (4 * _NEAR * math.log(2))
+
+
+def _shaped(moments: MomentsAndSlope, growth: float) -> tuple[float, float]:
+    """The shift nearest to 0 with which errors of scale do not grow, and the largest deviation that it allows."""
+
+    def is_steady(shifts: Tensor) -> Tensor:
+        return scale_rate(moments, shifts, _largest_stds(moments, shifts, growth)) <= 1 + 1e-6
+
+    shifts = (_first_where(is_steady, 0.0, end, 9) for end in (1.0, -1.0))  # to 8^-4
+    shift = next((shift for shift in shifts if shift is not None), 0.0)
+    return shift, float(_largest_stds(moments, torch.tensor([shift], dtype=torch.float64), growth))
+
+
+def _largest_stds(moments: MomentsAndSlope, shifts: Tensor, growth: float) -> Tensor:
+    """For every shift the deviation, up to 1, up to which squared gradients grow by no more than the factor."""
+    low, high = torch.full_like(shifts, math.log(SMALLEST)), torch.zeros_like(shifts)
+    steps = torch.linspace(0, 1, 33, dtype=torch.float64)
+    for _ in range(3):  # to 7 * 32^-3 of the deviation
+        stds = torch.lerp(low[:, None], high[:, None], steps)
+        factors = chi(moments, shifts.repeat_interleave(len(steps)), stds.exp().flatten()).view_as(stds)
+        last = ((factors <= growth).int().cumprod(1).sum(1, keepdim=True) - 1).clamp_min(0)
+        low, high = (stds.gather(1, index).squeeze(1) for index in (last, (last + 1).clamp(max=len(steps) - 1)))
+    return low.exp()

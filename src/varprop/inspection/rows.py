@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ..engine.evaluation import Evaluation
 from ..engine.plan import rule_of
+from ..engine.slopes import slopes
 from ..graph.node import Node, resolve
 from ..moments import Moments
 from ..text_table import extents_text
-from .gradients import GradientScales, chance_on, slopes
+from .gradients import GradientScales, chance_on
 from .regions import Region, bend_at, channel_axis, first_moments, label, moments_of, op_name, over_channels, ranges
 from .roles import role_of
 

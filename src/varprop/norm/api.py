@@ -41,7 +41,15 @@ from .checks import (
     refuse_part,
     refuse_reading_by_hand,
 )
-from .initialization import first_shifts, layers_in_a_row, preserve_, set_first_scales_, set_first_shifts_
+from .initialization import (
+    first_shifts,
+    layers_in_a_row,
+    orthogonalize_,
+    preserve_,
+    set_first_scales_,
+    set_first_shifts_,
+    starts_by_depth,
+)
 from .intact import Intact
 from .layer_layout import Use
 from .layers import (
@@ -75,6 +83,7 @@ from .statistics import CapturedMode, Statistics
 T = TypeVar("T")
 Made = TypeVar("Made")
 Init = Literal["project", "preserve"]
+Shift = bool | Literal["depth", "first"]
 
 
 def normalize(
@@ -206,11 +215,12 @@ def normalized_(
     form: NormalizationForm | None = "paper",
     only: Only | None = None,
     center: bool = True,
-    shifted: bool = False,
+    shift: Shift = False,
+    orthogonal: bool = False,
 ) -> nn.Module:
     """`normalize` in place and without a net: a failure midway leaves the model half done.
 
-    `shifted` gives the paper's form the first shifts of the deep one.
+    `shift` and `orthogonal` are those of `init_`, for the paper's form.
     """
     candidates: dict[str, Any] = find_layers(model, only, _can_be_normalized)
     chosen = {path: layer for path, layer in candidates.items() if path not in captured.constant}
@@ -223,9 +233,12 @@ def normalized_(
         raise ValueError(f"The model has no linear layer to normalize{reason}.")
     graph = with_calls(programs[False], layers, captured.moments)
     long = form is None and init != "preserve" and layers_in_a_row(graph) > SHALLOW
-    shifts = first_shifts(graph) if form == "deep" or long or shifted else {}
-    deep = form == "deep" or (long and any(shifts.values()))
+    first = form == "deep" or long or shift in (True, "first")
+    starts = first_shifts(graph) if first else starts_by_depth(graph) if shift else {}
+    deep = form == "deep" or (long and any(start[0] for start in starts.values()))
     check_weights(layers, deep)
+    if orthogonal:
+        orthogonalize_(layers.values())
     refuse_reading_by_hand(programs[False], layers)
     like_positions = form != "paper"  # where the paper's form was not asked for, no layer is divided by too little
     graphs = _by_distinct(programs, lambda program: with_calls(program, layers, captured.moments, like_positions))
@@ -238,7 +251,7 @@ def normalized_(
             become(layer, center, deep)
         _join_(model, graphs, layers)
         set_first_scales_(layers, silent)
-        set_first_shifts_(layers, shifts)
+        set_first_shifts_(layers, starts)
         if init == "preserve":
             preserve_({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
         else:
@@ -384,7 +397,8 @@ def init_(
     *,
     example: Any = None,
     center: bool = True,
-    shift: bool = True,
+    shift: Shift = "first",
+    orthogonal: bool = False,
     only: Only | None = None,
 ) -> ModuleT:
     """Initialize a plain model without data, so that every unit starts with variance 1 and a mean that is known.
@@ -399,8 +413,11 @@ def init_(
         example: The real shape, ``(1, 3, 224, 224)`` or an input of it, where `moments` do not know it.
         center: Whether to set the mean of every unit by its bias. Without, weights are scaled by the second moment
             alone and biases are zero: He's rule for any activation and graph.
-        shift: Whether means start, before activations that let errors of scale grow at mean 0 (rectifiers), at the
-            smallest value where they die out: 0.377 for ReLU. Otherwise, and everywhere else, they start at 0.
+        shift: Where the outputs of layers before activations start. ``"first"`` (or True): at the smallest mean from
+            which on errors of scale die out, 0.377 for ReLU. ``"depth"``: at a mean or a smaller deviation such that
+            squared gradients grow by a factor e at most on the shortest way from an input to an output, 2.24 for ReLU
+            in a chain of 100 layers. False: at mean 0, as all other layers do.
+        orthogonal: Whether to make rows or columns of the weights orthonormal first, groups of channels each by itself.
         only: The layers to initialize, as for `normalize`: without those that are to start at zero, say.
 
     Returns:
@@ -419,7 +436,13 @@ def init_(
     check_copyable(model)
     captured = captured_for(model, moments, example, only, by_batch=_normalizes_by_batch)
     projected = functools.partial(
-        normalized_, captured=captured, init="project", only=only, center=center, shifted=center and shift
+        normalized_,
+        captured=captured,
+        init="project",
+        only=only,
+        center=center,
+        shift=center and shift,
+        orthogonal=orthogonal,
     )
     projected(copy.deepcopy(model))  # a trial: where it fails, the model is as before
     return cast(ModuleT, fold(projected(model), inplace=True))

@@ -8,42 +8,101 @@ A rectifier behind units of mean zero does not either, but behind units of a pos
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ..engine.evaluation import Evaluation
 from ..engine.plan import Plan, make_plan
+from ..engine.slopes import slopes
 from ..gaussian.normal import Pair
-from ..gaussian.stability import stable_shift
+from ..gaussian.stability import stable_shift, start_for
 from ..graph.node import Form, Node
 from ..moments import Moments
 from .layers import Normalized
+from .linear_layers import is_linear_layer
 from .recurrent import NormalizedRecurrent
 from .statistics import CapturedMode, Statistics
 
+FirstOutputs = tuple[float, float]  # mean and standard deviation of a layer's outputs
+GROWTH = math.e  # of squared gradients, from the outputs of a deep chain to its inputs
+
 
 @torch.no_grad()
-def first_shifts(graph: CapturedMode) -> dict[str, float]:
-    """The shift at scale 1 of every layer whose outputs an activation reads, by the layer's path.
+def first_shifts(graph: CapturedMode) -> dict[str, FirstOutputs]:
+    """The stable shift, at deviation 1, of every layer whose outputs an activation reads, by the layer's path.
 
     Of two layers whose sum it reads, the one on the shorter path has it: the convolution on a shortcut, and not the
     last one of the branch. Where a layer is added to a residual stream, the stream has a mean of its own, and the layer
     has no shift.
     """
+    starts: dict[str, FirstOutputs] = {}
+    cache: dict[str, float] = {}
+    for call, activation in _layers_before_activations(graph):
+        _join(starts, graph.calls[call], (_stable_shift(activation, cache), 1.0))
+    return starts
+
+
+def _join(starts: dict[str, FirstOutputs], path: str, start: FirstOutputs) -> None:
+    """A layer that several activations read has the larger shift and the smaller deviation."""
+    before = starts.get(path, (0.0, 1.0))
+    starts[path] = max(start[0], before[0], key=abs), min(start[1], before[1])
+
+
+@torch.no_grad()
+def starts_by_depth(graph: CapturedMode, growth: float = GROWTH) -> dict[str, FirstOutputs]:
+    """Shift and deviation of every layer whose outputs an activation reads, so that gradients keep their size.
+
+    Squared gradients grow by `growth` at most on the shortest way through a layer, from an input to an output: with a
+    skip around it that is short, and the start that of `first_shifts`.
+    """
+    lengths = _shortest_ways(graph)
+    starts: dict[str, FirstOutputs] = {}
+    cache: dict[str, float] = {}
+    chosen: dict[tuple[str, int], FirstOutputs] = {}
+    for call, activation in _layers_before_activations(graph):
+        start = _stable_shift(activation, cache), 1.0
+        if activation is not None:
+            key = activation.key(), lengths[call]
+            if key not in chosen:
+                by_layer = growth ** (1 / lengths[call])
+                chosen[key] = start_for(functools.partial(_activated_with_slope, activation), start[0], by_layer)
+            start = chosen[key]
+        _join(starts, graph.calls[call], start)
+    return starts
+
+
+def _layers_before_activations(graph: CapturedMode) -> Iterator[tuple[Node, Statistics | None]]:
+    """Calls of layers whose outputs an activation reads, with the activation as a function of moments.
+
+    None stands for one that differs from sample to sample.
+    """
     random = [node for node, value in graph.inputs.items() if not isinstance(value, Tensor)]
     plan = make_plan(graph.program, random)
     depths = _depths(graph)
-    shifts: dict[str, float] = {}
-    cache: dict[str, float] = {}
     for root, end in _activations(plan):
         call = _layer_before(root, plan, graph, depths)
         if call is not None:
-            shift = _shift_before(graph, root, end, cache)
-            shifts[graph.calls[call]] = max(shift, shifts.get(graph.calls[call], 0.0), key=abs)
-    return shifts
+            yield call, _function_between(graph, root, end)
+
+
+def _shortest_ways(graph: CapturedMode) -> dict[Node, int]:
+    """For every call of a layer the fewest layers on a path from an input to an output that goes through it."""
+    random = [node for node, value in graph.inputs.items() if not isinstance(value, Tensor)]
+    plan = make_plan(graph.program, random)
+    before: dict[Node, int] = {}
+    behind: dict[Node, int] = {}
+    for node in graph.program.nodes:
+        operands = [before[operand] for operand in plan.random_operands(node) if operand in before]
+        before[node] = min(operands, default=0) + (node in graph.calls)
+    for node in reversed(graph.program.nodes):
+        users = [behind[user] + (user in graph.calls) for user in node.users if user in behind]
+        behind[node] = min(users, default=0)
+    return {call: before[call] + behind[call] for call in graph.calls}
 
 
 def layers_in_a_row(graph: CapturedMode) -> int:
@@ -78,8 +137,8 @@ def _layer_before(node: Node, plan: Plan, graph: CapturedMode, depths: dict[Node
     return min(calls, key=lambda call: depths[call]) if calls and len(calls) == len(before) else None
 
 
-def _shift_before(graph: CapturedMode, root: Node, end: Node, cache: dict[str, float]) -> float:
-    """The shift of a value before an activation, computed once for all layers with the same operations behind them."""
+def _function_between(graph: CapturedMode, root: Node, end: Node) -> Statistics | None:
+    """The operations from a value to an activation of it; None if they differ from sample to sample."""
     # An activation reads no data, but perhaps a constant that has its form from them, such as zeros_like(x).
     fixed = {
         node: value if isinstance(value, Tensor) else torch.zeros(node.form.shape, dtype=node.form.dtype)
@@ -89,23 +148,45 @@ def _shift_before(graph: CapturedMode, root: Node, end: Node, cache: dict[str, f
     constants = [
         n for n in statistics.graph.program.nodes if not statistics.plan.random(n) and isinstance(n.form, Form)
     ]
-    if any(node.ndim == root.ndim and node.form.shape[0] > 1 for node in constants):
-        return 0.0  # they differ from sample to sample, and with them the activation
-    key = statistics.key()
+    varies = any(node.ndim == root.ndim and node.form.shape[0] > 1 for node in constants)
+    return None if varies else statistics
+
+
+def _stable_shift(activation: Statistics | None, cache: dict[str, float]) -> float:
+    """The stable shift before an activation, computed once for all layers with the same operations behind them."""
+    if activation is None:
+        return 0.0
+    key = activation.key()
     if key not in cache:
-        cache[key] = stable_shift(functools.partial(_activated, statistics))
+        cache[key] = stable_shift(functools.partial(_activated, activation))
     return cache[key]
 
 
 def _activated(statistics: Statistics, mean: Tensor, std: Tensor) -> Pair:
     """Mean and variance of an activation, for arguments with some means and standard deviations."""
+    result = _evaluated(statistics, mean, std).value(statistics.targets[0])
+    return result.mean, result.var
+
+
+def _activated_with_slope(statistics: Statistics, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of an activation, and the mean square of its slope."""
+    evaluation = _evaluated(statistics, mean, std)
     (root,), (end,) = statistics.graph.calls, statistics.targets
+    result, x = evaluation.value(end), evaluation.value(root)
+    wide = Moments(x.mean.expand(result.shape), x.var.expand(result.shape))
+    slope = slopes(evaluation.clusters, end, root, root, wide, {})
+    square = torch.ones_like(result.mean) if slope is None else slope[1]
+    return result.mean, result.var, square
+
+
+def _evaluated(statistics: Statistics, mean: Tensor, std: Tensor) -> Evaluation:
+    """The operations up to an activation, run on arguments with some means and standard deviations."""
+    (root,) = statistics.graph.calls
     shape = (-1, *[1] * (root.ndim - 1))
     argument = Moments(mean.view(shape), std.square().view(shape), root.form.shape)
     evaluation = Evaluation(statistics.plan, statistics.input_values() | {root: argument}, annotate=False)
     evaluation.run()
-    result = evaluation.value(end)
-    return result.mean, result.var
+    return evaluation
 
 
 SWEEPS = 300
@@ -119,11 +200,34 @@ def set_first_scales_(layers: dict[str, Any], silent: dict[str, Tensor]) -> None
 
 
 @torch.no_grad()
-def set_first_shifts_(layers: dict[str, Any], shifts: dict[str, float]) -> None:
-    """Let the layers before activations start where errors of scale die out."""
-    for path, shift in shifts.items():
+def set_first_shifts_(layers: dict[str, Any], starts: dict[str, FirstOutputs]) -> None:
+    """Let the layers before activations start with a mean and a standard deviation."""
+    for path, (shift, std) in starts.items():
         if not isinstance(layers[path], NormalizedRecurrent):
             layers[path].shift.copy_(shift * layers[path].scale)
+            layers[path].scale.mul_(std)
+
+
+@torch.no_grad()
+def orthogonalize_(layers: Iterable[nn.Module]) -> None:
+    """Give every linear layer weights with orthonormal rows, or columns where it has more rows.
+
+    They follow from the present ones, without random numbers: from independent Gaussian weights all rotations are
+    equally likely. Groups of channels are treated each by itself, parametrized weights not at all.
+    """
+    for layer in layers:
+        if not is_linear_layer(layer) or parametrize.is_parametrized(layer):
+            continue
+        weight, groups = layer.weight, getattr(layer, "groups", 1)
+        transposed = getattr(layer, "transposed", False)
+        rows = weight.unflatten(0, (groups, -1)).flatten(3) if weight.ndim > 2 else weight[None, :, :, None]
+        rows = (rows.transpose(1, 2) if transposed else rows).double()  # groups, outputs, inputs, taps
+        matrix = rows.flatten(2)
+        wide = matrix.shape[1] < matrix.shape[2]
+        q, r = torch.linalg.qr(matrix.mT if wide else matrix)
+        signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).unsqueeze(1)
+        result = ((q * signs).mT if wide else q * signs).reshape(rows.shape)
+        weight.copy_((result.transpose(1, 2) if transposed else result).reshape(weight.shape))
 
 
 def preserve_(layers: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
