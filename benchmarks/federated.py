@@ -41,6 +41,7 @@ SPLITS = ("two classes", "Dirichlet 0.1")
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 SEARCH_SEED, SEEDS = 100, (0, 1, 2)
 CLIENTS, BATCH, HELD_OUT = 10, 50, 5000
+SIZE = 32, 32
 CLIP = 4.5  # of the norm of each client's gradient, the same for all methods
 DECAY = 5e-4  # of weights
 
@@ -64,18 +65,17 @@ def network(method: str, width: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10))
 
 
-def side_by_side(method: str, width: int, seeds: Sequence[int], images: Tensor) -> nn.Module:
-    """Return networks with the weights of their seeds as one, normalized by the moments of all clients' images."""
+def side_by_side(method: str, width: int, seeds: Sequence[int], pooled: vp.Moments | None) -> nn.Module:
+    """Return networks with the weights of their seeds as one, normalized if pooled moments of images are given."""
     models = []
     for seed in seeds:
         torch.manual_seed(seed)
         models.append(network(method, width))
     model = joined(models)
-    if method != "analytic":
+    if pooled is None:
         return model
-    pooled = vp.input_moments(images)  # per channel
     mean, var = (moment.repeat(1, len(seeds), 1, 1) for moment in (pooled.mean, pooled.var))
-    return vp.normalize(model, vp.Moments(mean, var, (1, mean.shape[1], *images.shape[2:])), form="deep")
+    return vp.normalize(model, vp.Moments(mean, var, (1, mean.shape[1], *SIZE)), form="deep")
 
 
 def clients_of(labels: Tensor, split: str, seed: int) -> list[Tensor]:
@@ -114,12 +114,12 @@ class Federation:
     ) -> None:
         self.method, self.runs, self.device, self.rounds = method, runs, torch.device(options.device), options.rounds
         self.images, self.labels = (tensor.to(self.device) for tensor in data)
-        sample = scaled(data[0])
+        pooled = vp.input_moments(scaled(data[0])) if method == "analytic" else None
         seeds = [seed for _, seed in runs]
         last: Any = {"memory_format": torch.channels_last}
-        self.server = side_by_side(method, options.width, seeds, sample).to(self.device, **last).eval()
+        self.server = side_by_side(method, options.width, seeds, pooled).to(self.device, **last).eval()
         everywhere = [seed for seed in seeds for _ in range(CLIENTS)]
-        self.clients = side_by_side(method, options.width, everywhere, sample).to(self.device, **last).train()
+        self.clients = side_by_side(method, options.width, everywhere, pooled).to(self.device, **last).train()
         self.members = [clients_of(data[1], split, seed) for seed in seeds]
         counts = torch.tensor([[len(chosen) for chosen in members] for members in self.members], device=self.device)
         self.shares = counts / counts.sum(1, keepdim=True)

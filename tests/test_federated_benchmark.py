@@ -16,6 +16,11 @@ from tests.lab.data.test_datasets import write_cifar10
 OPTIONS = argparse.Namespace(device="cpu", rounds=1, width=8)
 
 
+@pytest.fixture(autouse=True)
+def small_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federated, "SIZE", (8, 8))
+
+
 def federation(method: str, rates: tuple[float, ...] = (0.1, 0.1)) -> Federation:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(256, (1000, 8, 8, 3), dtype=torch.uint8, generator=generator)
