@@ -112,3 +112,24 @@ def test_mills_written_down_for_near_values_holds_for_far_ones() -> None:
     near, far = torch.tensor([0.5], dtype=torch.float64), torch.tensor([9.0], dtype=torch.float64)
     graph = make_fx(normal.mills)(near)
     assert all(torch.equal(one, other) for one, other in zip(graph(far), normal.mills(far), strict=True))
+
+
+@pytest.mark.parametrize("slopes", [(1.0, 0.0), (1.0, 0.03), (0.0, 1.0), (1.0, -1.0), (2.0, 0.5), (-1.0, 0.0)])
+@pytest.mark.parametrize("furthest", [0.0, 2.999, 3.001, 60.0])
+def test_what_is_written_out_near_the_bend_is_the_same(slopes: tuple[float, float], furthest: float) -> None:
+    std = torch.logspace(-6, 3, 40).double()
+    mean = furthest * std * torch.linspace(-1, 1, 41).double()[:, None]
+    x = mean.flatten(), std.square().expand_as(mean).flatten()
+    moments, [derivatives] = rectifier.two_slopes_by_variance(x, *slopes)
+    expected, [slopes_expected] = rectifier.by_variance(x, rectifier.two_slopes_and_derivatives, *slopes)
+    torch.testing.assert_close(moments, expected, rtol=2e-12, atol=1e-300)
+    unit, root = torch.ones_like(x[1]), x[1].sqrt()
+    sizes = torch.stack([torch.stack([unit, 1 / root]), torch.stack([root, unit])])
+    torch.testing.assert_close(derivatives / sizes, slopes_expected / sizes, rtol=2e-12, atol=1e-15)
+
+
+def test_no_std_and_no_elements() -> None:
+    zero, none = torch.zeros(3).double(), torch.zeros(0).double()
+    moments, [derivatives] = rectifier.two_slopes_by_variance((torch.tensor([-1.0, 0.0, 2.0]).double(), zero), 1.0, 0.0)
+    assert moments.tolist() == [[0.0, 0.0, 2.0], [0.0, 0.0, 0.0]] and bool(derivatives.isfinite().all())
+    assert rectifier.two_slopes_by_variance((none, none), 1.0, 0.0)[0].shape == (2, 0)

@@ -22,7 +22,7 @@ from .rectifier import (
     learned_slope,
     relu_of_sum_and_derivatives,
     square,
-    two_slopes_and_derivatives,
+    two_slopes_by_variance,
 )
 
 WINDOW = 8.5  # standard deviations; what lies beyond weighs 2e-17
@@ -165,7 +165,7 @@ def _kernels(nodes: int) -> dict[str, Callable[..., Slopes]]:
         "dropout": _dropout,
         "maximum": _maximum,
         "compose": _compose(nodes),
-        "two_slopes": lambda x, s, t: by_variance(x, two_slopes_and_derivatives, s, t),
+        "two_slopes": two_slopes_by_variance,
         "clamp": _clamp,
         "hardsigmoid": _hardsigmoid,
         "add": _add,

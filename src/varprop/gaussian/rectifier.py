@@ -29,6 +29,7 @@ from .normal import (
     pdf,
     promote,
     ratio,
+    readable,
     safe_sqrt,
 )
 
@@ -249,6 +250,39 @@ def by_variance(x: Pair, rule: Callable[..., Any], *numbers: Scalar) -> Slopes:
     moments, (m_mean, m_std, v_mean, v_std) = rule(mean, std, *numbers)
     per_std = 0.5 / std.clamp(min=LEAST_STD)
     return torch.stack(moments), [square(m_mean, per_std * m_std, v_mean, per_std * v_std)]
+
+
+NEAR = 3.0  # standard deviations from the bend, within which differences keep twelve digits
+
+
+def two_slopes_by_variance(x: Pair, s: float, t: float) -> Slopes:
+    """Mean and variance after two slopes, and their derivatives by mean and variance.
+
+    Where all means are near the bend, in units of their std, `two_slopes_and_derivatives` is written out, in a fifth of
+    its operations: those of a small network take as long as they are many.
+    """
+    mean, var = x
+    if not readable(mean) or not mean.numel():
+        return by_variance(x, two_slopes_and_derivatives, s, t)
+    std = var.sqrt()
+    a = mean / std
+    least, most = a.aminmax()
+    if not (-NEAR < float(least) and float(most) < NEAR and float(std.min()) > LEAST_STD):  # nor where they are NaN
+        return by_variance(x, two_slopes_and_derivatives, s, t)
+    p, up, down = pdf(a), cdf(a), cdf(-a)
+    above = torch.addcmul(p, a, up)  # mean of X_+ in units of std
+    m, v = s * above, s * s * torch.addcmul(up, above, a - above)
+    m_mean, v_mean = s * up, s * above * down
+    v_var = s * s * up
+    if t:
+        below = torch.addcmul(p, a, down, value=-1.0)
+        m = m - t * below
+        v = v + t * t * torch.addcmul(down, below, a + below, value=-1.0) + 2.0 * s * t * above * below
+        m_mean, v_mean, v_var = m_mean + t * down, v_mean + t * below * up, v_var + t * t * down
+    d = s - t
+    v_var = torch.addcmul(v_var, m, p, value=-d)
+    derivatives = square(m_mean, (0.5 * d) * p / std, (2.0 * d) * std * v_mean, v_var)
+    return torch.stack([std * m, var * v]), [derivatives]
 
 
 def square(m_m: Tensor, m_v: Tensor, v_m: Tensor, v_v: Tensor) -> Tensor:
