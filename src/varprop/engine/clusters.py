@@ -164,7 +164,8 @@ class Clusters:
             return IDENTITY
         if node not in lines:
             lines[node] = None
-            operands, affine = self.plan.random_operands(node), self.plan.rules[node].affine
+            operands = self.plan.random_operands(node)
+            affine = self.plan.rules[node].affine if self.plan.inside_cluster(node) else None
             if affine is not None and all(self._line_from(operand, start, lines) is not None for operand in operands):
                 args, kwargs = self._arguments(node, lambda operand: self._line_from(operand, start, lines))
                 result = affine(*args, **kwargs)
@@ -309,10 +310,8 @@ class Clusters:
         return argument if self.plan.random(argument) else None
 
     def _line_over(self, node: Any, root: Node) -> Line | None:
-        if node is root:
-            return IDENTITY
-        base, line = self.line(node)
-        return line if base is root else None
+        """A node's affine relation to a root, reading nothing before that; None if it has none."""
+        return self._line_from(node, root, {})
 
     def panels(
         self, path: list[Node], root: Node, mean: Tensor, std: Tensor, drawn: Pointwise | None = None
@@ -352,7 +351,7 @@ class Clusters:
                 for at in self._positions(node, root, t, mean, std, drawn):
                     points["jumps"].append(_unless_listed(at, points["jumps"], mean, std))
             for t in rule.knots(*further, **named):
-                points["knots"] += self._positions(node, root, t, mean, std, drawn)
+                points["knots"] += self._positions(node, root, t, mean, std, drawn, precise=False)
         if any(self._positive_argument(node) is not None for node in path):
             points["knots"] += LONG_TAILS
         return points
@@ -366,9 +365,16 @@ class Clusters:
         return self.env.get(argument) if isinstance(argument, Node) else argument
 
     def _positions(
-        self, node: Node, root: Node, t: Any, mean: Tensor, std: Tensor, drawn: Pointwise | None
+        self,
+        node: Node,
+        root: Node,
+        t: Any,
+        mean: Tensor,
+        std: Tensor,
+        drawn: Pointwise | None,
+        precise: bool = True,
     ) -> list[Any]:
-        """Where the node's argument takes the value t."""
+        """Where the node's argument takes the value t; roughly, if it need not be `precise`."""
         rule = self.plan.rules[node]
         line = self._argument_line(node, rule, root)
         if line is not None and drawn is None:
@@ -381,7 +387,7 @@ class Clusters:
             return difference
 
         many = self.plan.swings(node) and mean.numel() * MOST_PANELS <= PANELS_OF_ALL
-        return crossings(argument, mean, std, SWINGS if many else CROSSINGS)
+        return crossings(argument, mean, std, SWINGS if many else CROSSINGS, precise)
 
     def _argument_line(self, node: Node, rule: Rule, root: Node) -> Line | None:
         lines: list[Any] = [

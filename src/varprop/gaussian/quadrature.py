@@ -6,7 +6,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .normal import Pair, Scalar, as_tensor, batches, cdf, constant, gauss_legendre, pdf, promote, ratio
+from .normal import Pair, Scalar, as_tensor, batches, cdf, constant, gauss_legendre, pdf, promote, ratio, readable
 from .rectifier import two_slopes
 
 Pointwise: TypeAlias = Callable[[Tensor], Tensor]
@@ -177,24 +177,57 @@ def shifted(
     return m + torch.where(far, as_tensor(limit, m), 0.0), v
 
 
-def crossings(g: Pointwise, mean: Tensor, std: Tensor, most: int) -> list[Tensor]:
-    """Up to `most` zeros of g within 9 standard deviations, by sign changes on a grid and bisection."""
+def crossings(g: Pointwise, mean: Tensor, std: Tensor, most: int, precise: bool = True) -> list[Tensor]:
+    """Up to `most` zeros of g within 9 standard deviations, by sign changes on a grid; the mean in place of others.
+
+    Args:
+        g: Called with points on a new first axis.
+        mean: The middle of the grid.
+        std: An eighth of it is the distance of the points on the grid.
+        most: How many zeros.
+        precise: Whether to find them to the last digits; else to a hundredth of the standard deviation.
+    """
     with torch.no_grad():
         z = torch.linspace(-9, 9, 145, dtype=torch.float64, device=mean.device).view(-1, *[1] * mean.ndim)
         grid = mean.double() + std.double() * z
-        signs = _sign(g(grid))
-        change = (signs[1:] * signs[:-1] < 0).double()
-        order = change.topk(most, dim=0).indices
+        values = g(grid).double()
+        positive = values >= 0  # so that a zero on the grid is a change of sign too
+        change = (positive[1:] != positive[:-1]).double()
+        count = int(change.sum(0).amax().clamp(max=most)) if readable(mean) and change.numel() else most
+        if count == 0:
+            return [mean.double()] * most
+        order = change.topk(count, dim=0).indices
         is_change = change.gather(0, order) > 0
-        shape = (len(z), *change.shape[1:])
-        low, high = (grid.expand(shape).gather(0, order + k) for k in (0, 1))
-        low_sign = signs.gather(0, order)
-        for _ in range(60):
-            middle = (low + high) / 2
-            left = _sign(g(middle)) == low_sign
-            low, high = torch.where(left, middle, low), torch.where(left, high, middle)
-        return list(torch.where(is_change, (low + high) / 2, mean.double()))
+        low, high = (grid.expand(values.shape).gather(0, order + k) for k in (0, 1))
+        below, above = (values.gather(0, order + k) for k in (0, 1))
+        narrow = 1e-15 * (low.abs() + std.double()) if precise else 0.005 * std.double().expand_as(low)
+        narrow = torch.where(is_change, narrow, torch.inf)
+        zeros = _zeros(g, (low, high), (below, above), narrow, steps=60 if precise else 4)
+        return [*torch.where(is_change, zeros, mean.double()), *[mean.double()] * (most - count)]
 
 
-def _sign(values: Tensor) -> Tensor:
-    return torch.where(values >= 0, 1.0, -1.0)  # never zero, so that a zero on the grid is a change of sign too
+def _zeros(g: Pointwise, ends: Pair, values: Pair, narrow: Tensor, steps: int) -> Tensor:
+    """A zero of g between two ends where it has different signs, up to `narrow` or after some steps.
+
+    A parabola through the last three points tells where to look next (Chandrupatla, 1997); where it does not serve, and
+    where values cannot be read to know when to stop, the middle does.
+    """
+    (a, b), (fa, fb), t = ends, values, torch.full_like(ends[0], 0.5)
+    reads = readable(a)
+    for _ in range(steps):
+        x = a + t * (b - a)
+        fx = g(x).double()
+        same = (fx >= 0) == (fa >= 0)
+        c, fc = (a, fa) if not reads else (torch.where(same, a, b), torch.where(same, fa, fb))
+        b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
+        a, fa = x, fx
+        if not reads:
+            continue
+        width = (b - a).abs()
+        if bool((width <= 2.0 * narrow).all()):
+            break
+        xi, phi, least = (a - b) / (c - b), (fa - fb) / (fc - fb), narrow / width
+        serves = (phi.square() < xi) & ((1.0 - phi).square() < 1.0 - xi) & (least < 0.5)
+        parabola = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        t = torch.where(serves & parabola.isfinite(), parabola.clamp(least, 1.0 - least), 0.5)
+    return torch.where(fa.abs() < fb.abs(), a, b)
