@@ -1,6 +1,7 @@
 """The general integral: jumps, kinks, parameters inside the function, growth, and shifted forms."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -105,3 +106,27 @@ def test_the_limits_of_arctan_have_all_their_digits(mean: float) -> None:
     """Also where torch's default dtype is float32, in which pi/2 has eight."""
     m, _ = activations.atan(torch.tensor([mean], dtype=torch.float64), torch.tensor([1e-9], dtype=torch.float64))
     assert abs(m.item() - math.atan(mean)) < 1e-14
+
+
+CROSSED = {
+    "two": (lambda x: x * x - 1.0, (-1.0, 1.0)),
+    "a bend": (lambda x: 1.0 - x.abs(), (-1.0, 1.0)),
+    "a jump": (lambda x: torch.where(x > 0.375, 1.0, -1.0), (0.375,)),
+    "flat": (lambda x: (x - 0.5) ** 3, (0.5,)),
+    "steep": (lambda x: torch.expm1(40.0 * (x - 0.25)), (0.25,)),
+    "none": (lambda x: x * x + 1.0, ()),
+}
+
+
+@pytest.mark.parametrize(("function", "zeros"), CROSSED.values(), ids=CROSSED)
+def test_crossings_are_all_zeros_within_nine_standard_deviations(function: Any, zeros: tuple[float, ...]) -> None:
+    mean, std = (x.detach() for x in _points(60))
+    points = torch.stack(quadrature.crossings(function, mean, std, 4))
+    rough = torch.stack(quadrature.crossings(function, mean, std, 4, precise=False))
+    for zero in zeros:
+        reached = (zero - mean).abs() < 8.9 * std
+        distance, error = ((found - zero).abs().amin(0)[reached] for found in (points, rough))
+        assert bool((distance <= 4e-15 * (std + mean.abs() + 9 * std)[reached]).all())
+        assert bool((error <= 0.02 * std[reached]).all())
+    nearest = torch.stack([(points - zero).abs() for zero in zeros]).amin(0) if zeros else torch.full_like(points, 1.0)
+    assert bool(((nearest < 1e-12) | (points == mean)).all())

@@ -128,6 +128,10 @@ def swished(value):
     return value * torch.sigmoid(value)
 
 
+def bump(value):
+    return (torch.relu(value + 1) * torch.relu(1 - value)).square()
+
+
 def residual(model, value):
     return value + model.inner(value)
 
@@ -140,6 +144,8 @@ BEHIND = {  # with how many layers are folded together, by functions of single c
     "itself": (lambda m, h, p: h * p + h, 1),
     "a slice of parameters, scaled": (lambda m, h, p: (h + m.positions[:5]) * 0.5, 2),
     "a bend of a factor": (lambda m, h, p: torch.relu((h + p) * 2), 2),
+    "bends on both sides": (lambda m, h, p: bump(h - p), 2),
+    "a bend of a bend": (lambda m, h, p: torch.relu(1 - (h - p).abs()), 2),
     "two bends": (lambda m, h, p: torch.tanh(torch.relu(3 * (h + p)) - 1), 2),
     "a function that reads it twice": (lambda m, h, p: swished(h + p), 2),
     "a function of both sides": (lambda m, h, p: torch.sigmoid(h) * (h + p), 1),

@@ -267,7 +267,7 @@ def two_slopes_by_variance(x: Pair, s: float, t: float) -> Slopes:
     std = var.sqrt()
     a = mean / std
     least, most = a.aminmax()
-    if not (-NEAR < float(least) and float(most) < NEAR and float(std.min()) > LEAST_STD):  # nor where they are NaN
+    if not (float(least) > -NEAR and float(most) < NEAR and float(std.min()) > LEAST_STD):  # nor where they are NaN
         return by_variance(x, two_slopes_and_derivatives, s, t)
     p, up, down = pdf(a), cdf(a), cdf(-a)
     above = torch.addcmul(p, a, up)  # mean of X_+ in units of std
