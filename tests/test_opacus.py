@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
 import varprop as vp
+from tests.norm import processes
 from tests.norm.networks import Recalled
+from tests.test_federated import example
 from varprop_lab.deep import private as grid
 
 opacus = pytest.importorskip("opacus", reason="make test-opacus installs it")
@@ -349,6 +353,15 @@ def test_plain_models_are_left_to_opacus() -> None:
     assert torch.allclose(before.weight - plain.weight, before.weight.grad, atol=1e-6)
 
 
+def test_the_example_trains() -> None:
+    script = example("private_training")
+    x, y = torch.randn(96, 1, 28, 28), torch.arange(96) % 10
+    settings = argparse.Namespace(epsilon=8.0, epochs=1, batch=32, rate=0.1)
+    model, epsilon = script.train(x, y, settings)
+    assert 0 < epsilon < 8.1 and 0 <= script.accuracy(model, x, y) <= 100
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
 @pytest.mark.parametrize("method", grid.METHODS)
 def test_every_method_of_the_grid_trains(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = torch.randint(256, (96, 1, 28, 28), dtype=torch.uint8), torch.arange(96) % 10
@@ -380,6 +393,50 @@ def test_the_grid_clips_what_the_engine_clips(form: Any) -> None:
     assert agree(ours, taken(model, before))
 
 
+def test_the_paper_s_form_is_advised_against_and_the_deep_one_not() -> None:
+    x, y = torch.randn(8, 5), torch.arange(8) % 3
+    moments = vp.Moments(torch.zeros(1, 5), torch.ones(1, 5))
+    for form in ("paper", "deep"):
+        model = vp.normalize(nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)), moments, form=form)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            private(model, x, y, 4)
+        advice = [str(each.message) for each in caught if "form=" in str(each.message)]
+        assert advice == ([opacus_module.PAPER_FORM] if form == "paper" else [])
+
+
+def half_a_step(rank: int) -> Any:
+    """One private step of the first half of the samples in one process, and of the second in the other."""
+    model, x, y = made("layer norm")
+    if rank:
+        with torch.no_grad():
+            model[0].weight.add_(1.0)  # the first process decides
+    wrapped = opacus_module.DPDDP(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
+    engine = PrivacyEngine(accountant="rdp")
+    settings = {"noise_multiplier": 0.0, "max_grad_norm": BOUND, "poisson_sampling": False}
+    twin, private_optimizer, _ = engine.make_private(
+        module=wrapped, optimizer=optimizer, data_loader=loader, **settings
+    )
+    half = slice(6 * rank, 6 * rank + 6)
+    F.cross_entropy(twin(x[half]), y[half]).backward()
+    private_optimizer.step()
+    file = io.BytesIO()
+    engine.save_checkpoint(path=file, module=twin, optimizer=private_optimizer)
+    file.seek(0)
+    return model.state_dict(), torch.load(file)["module_state_dict"]
+
+
+def test_two_processes_take_the_step_of_one(tmp_path: Path) -> None:
+    state, saved = processes.run(half_a_step, tmp_path, world=2)
+    model, x, y = made("layer norm")
+    before = copy.deepcopy(model)
+    model.load_state_dict(state)
+    assert agree(taken(model, before), {k: v / len(x) for k, v in expected(before, x, y).items()})
+    assert saved.keys() == state.keys() and all(torch.equal(saved[name], state[name]) for name in state)
+
+
 def test_bad_use_is_named() -> None:
     model, x, y = made("layer norm")
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
@@ -390,6 +447,11 @@ def test_bad_use_is_named() -> None:
     own = torch.optim.SGD(model.parameters(), 1.0)
     with pytest.raises(ValueError, match="wrap_model=True"):
         PrivacyEngine().make_private(module=model, optimizer=own, wrap_model=False, **settings)
+    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    wrapped.module = model
+    with pytest.raises(ValueError, match="DifferentiallyPrivateDistributedDataParallel around the model"):
+        PrivacyEngine().make_private(module=wrapped, optimizer=own, **settings)
     plain = nn.LSTM(5, 4, batch_first=True, proj_size=2).double()
     moments = vp.Moments(torch.zeros(1, 3, 5).double(), torch.ones(1, 3, 5).double())
     projected = vp.normalize(plain, moments, example=torch.zeros(1, 3, 5).double())

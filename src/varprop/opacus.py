@@ -7,6 +7,10 @@ clipped, summed and made noisy there, and one backward pass through the fold (W'
 sum into a gradient of the normalized model. F is computed from the parameters and the moments of the input and sees no
 sample: what follows the noise is post-processing, and the guarantee is that of Opacus, so long as the input moments are
 public.
+
+The deep form of the normalization suits private training: it takes from every weight row its mean, and with it what the
+gradients of all samples have in common because the inputs of a layer do. That component uses up the bound to which the
+gradient of every sample is clipped.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from .training.restore import preserved_modes
 
 try:
     import opacus
+    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
     from opacus.layers import DPGRU, DPLSTM, DPRNN
 except ImportError as error:
     raise ImportError("Private training needs Opacus: pip install '.[opacus]' in a checkout of varprop.") from error
@@ -36,18 +41,21 @@ except ImportError as error:
 class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
     """Opacus' engine, for normalized models too.
 
-    >>> model = vp.normalize(plain, moments)  # public moments
+    >>> model = vp.normalize(plain, moments, form="deep")  # public moments
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.5)
     >>> private, private_optimizer, loader = PrivacyEngine().make_private(
     ...     module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0)
 
     Train `private` as always with Opacus: with virtual steps, all ways to clip, and the `grad_sample_mode` hooks,
     functorch, ew or ghost. Each step changes the parameters of `model`, which is the one to evaluate, save and fold.
-    Models that are not normalized are left to Opacus.
+    In several processes wrap it in Opacus' `DifferentiallyPrivateDistributedDataParallel`. Models that are not
+    normalized are left to Opacus.
     """
 
     def make_private(self, *, module: nn.Module, optimizer: Optimizer, **settings: Any) -> Any:
         """Make model, optimizer and loader private as Opacus does, a normalized model through its plain twin.
+
+        Warns if the normalization has the paper's form: the deep one does better in private training.
 
         Raises:
             ValueError: If the optimizer has parameters that are not the model's, or the model cannot have a twin.
@@ -55,8 +63,12 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         if not normalized_layers(module):
             return super().make_private(module=module, optimizer=optimizer, **settings)
         _check(module, optimizer, settings)
-        twin = Twin(module)
-        return super().make_private(module=twin.plain, optimizer=PullBack(twin, optimizer), **settings)
+        if not any(layer.centred_rows for layer in normalized_layers(module).values()):
+            warnings.warn(PAPER_FORM, UserWarning, stacklevel=2)
+        distributed = isinstance(module, DPDDP)
+        twin = Twin(module.get_submodule("module") if distributed else module)
+        plain = DPDDP(twin.plain) if distributed else twin.plain
+        return super().make_private(module=plain, optimizer=PullBack(twin, optimizer), **settings)
 
     def save_checkpoint(self, *, module: nn.Module, **settings: Any) -> None:
         """Save a checkpoint as Opacus does; for a normalized model its parameters, not those of the twin."""
@@ -83,17 +95,23 @@ def _check(model: nn.Module, optimizer: Optimizer, settings: dict[str, Any]) -> 
     if any(id(p) not in parameters for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("The optimizer has parameters that are not the model's: make it of model.parameters().")
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError("Private training of a normalized model runs in one process: pass the model, not its DDP.")
+        name = "opacus.distributed.DifferentiallyPrivateDistributedDataParallel"
+        raise ValueError(f"Private training in several processes needs {name} around the model, not torch's DDP.")
     if not settings.get("wrap_model", True):
         raise ValueError("Private training of a normalized model needs wrap_model=True: Opacus wraps its plain twin.")
 
 
 def _trained_model(module: nn.Module) -> nn.Module:
     """The normalized model behind what `make_private` returned; any other module itself."""
-    twin = getattr(getattr(module, "_module", None), TWIN, None)
+    plain = getattr(module, "_module", None)
+    twin = getattr(plain.module if isinstance(plain, DPDDP) else plain, TWIN, None)
     return module if twin is None else twin.model
 
 
+PAPER_FORM = (
+    "The model is normalized in the paper's form; in private training on MNIST and CIFAR-10 vp.normalize(..., "
+    'form="deep") did better (docs/private.md).'
+)
 TWIN = "varprop_twin"  # an attribute of the plain model
 
 

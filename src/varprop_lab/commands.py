@@ -120,10 +120,10 @@ def unused(folder: Path) -> Path:
 # --- reproduce ---
 
 NAMES = (
-    "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay, momentum; relu (a figure, "
-    "nothing is trained); claims (the verdicts on what lies in the folder of the results); search (what each search "
-    "for the learning rate loses, on a CPU); deep (ResNets and transformers by normalization, on a GPU); questions "
-    "(what the paper leaves open, on a CPU); all."
+    "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay, momentum, "
+    "overfitting, still-mnist, reparametrized; relu (a figure, nothing is trained); claims (the verdicts on what lies "
+    "in the folder of the results); search (what each search for the learning rate loses, on a CPU); deep (ResNets and "
+    "transformers by normalization, on a GPU); questions (what the paper leaves open, on a CPU); all."
 )
 
 
