@@ -6,9 +6,10 @@ import contextlib
 
 import torch
 
-with contextlib.suppress(RuntimeError):  # a CUDA build declares them itself
-    for _name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+if torch.version.cuda is None:  # the binary beside a CUDA build declares them itself, and ends the process if they are
+    with contextlib.suppress(RuntimeError):  # declared before
+        for _name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 import torchvision
 

@@ -7,6 +7,7 @@ which they are copied, and parameters where they are; what it writes is copied b
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -108,7 +109,13 @@ def _recorded(work: Work, inputs: Sequence[Tensor]) -> PredictionGraph | None:
         return None
     finally:
         torch.cuda.set_sync_debug_mode(before)
+    gc.collect()  # a graph that is freed while another is captured, as a part of a reference cycle, breaks that capture
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         return PredictionGraph(work, inputs)
     except RuntimeError:  # of a module or a rule of the user's
         return None
+    finally:
+        if collecting:
+            gc.enable()
