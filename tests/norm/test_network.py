@@ -18,7 +18,7 @@ from tests.norm.networks import NETWORKS, Case, alone_, both_forms, case, kept, 
 from varprop.gaussian.activations import CURVES
 from varprop.gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from varprop.norm import network as network_module
-from varprop.norm.backends.torch import with_derivatives
+from varprop.norm.backends.torch import with_slopes
 from varprop.norm.fold import dispatch
 from varprop.norm.fold.layout import Function
 from varprop.norm.layers import Normalized
@@ -193,9 +193,9 @@ def test_slopes_are_the_derivatives(kernel: tuple[Any, ...], widest: float, node
     mean = torch.linspace(-3, 3, 13, dtype=torch.float64).repeat(3)
     var = torch.tensor([0.02, 0.4, 1.0], dtype=torch.float64).repeat_interleave(13) * widest**2
     function, step = Function("f", lambda x: x, kernel), 1e-4
-    _, [found] = with_derivatives(function, [(mean, var)], nodes)
+    _, [found] = with_slopes(function, nodes)((mean, var))
     steps = [(mean + step, var), (mean - step, var), (mean, var * (1 + step)), (mean, var * (1 - step))]
-    up, down, wider, narrower = (with_derivatives(function, [pair], nodes)[0] for pair in steps)
+    up, down, wider, narrower = (with_slopes(function, nodes)(pair)[0] for pair in steps)
     measured = torch.stack([(up - down) / (2 * step), (wider - narrower) / (2 * step * var)], 1)
     assert (found - measured).abs().max() <= 1e-5 * (1 + found.abs().max())
 
@@ -210,7 +210,7 @@ def test_slopes_of_two_arguments_are_the_derivatives(function: Function) -> None
     torch.manual_seed(0)
     mean, other_mean = torch.rand(500, dtype=torch.float64) * 3, torch.randn(500, dtype=torch.float64)
     var, other_var = (0.01 + torch.rand(500, dtype=torch.float64) * 2 for _ in range(2))
-    found, derivatives = with_derivatives(function, [(mean, var), (other_mean, other_var)])
+    found, derivatives = with_slopes(function)((mean, var), (other_mean, other_var))
     leaves = [t.clone().requires_grad_() for t in (mean, var, other_mean, other_var)]
     expected = function.moments(leaves[:2], leaves[2:])
     for row, moment in enumerate(expected):

@@ -17,8 +17,7 @@ from torch import Tensor
 from .activations import CURVES, Curve
 from .normal import LEAST_STD, ROOT_TWO_PI, Pair, Slopes, constant, gauss_legendre, readable
 from .rectifier import (
-    by_variance,
-    clamp_and_derivatives,
+    clamp_with_slopes,
     learned_slope,
     relu_of_sum_and_derivatives,
     square,
@@ -52,12 +51,8 @@ def _maximum(x: Pair, lift: float, share: float) -> Slopes:
     return moments, [square(unit, 0.5 * lift / std.clamp(min=LEAST_STD), none, share * unit)]
 
 
-def _clamp(x: Pair, low: float, high: float) -> Slopes:
-    return by_variance(x, clamp_and_derivatives, low, high)
-
-
 def _hardsigmoid(x: Pair) -> Slopes:
-    moments, [derivatives] = _clamp((x[0] + 3.0, x[1]), 0.0, 6.0)
+    moments, [derivatives] = clamp_with_slopes((x[0] + 3.0, x[1]), 0.0, 6.0)
     scale = constant((1.0 / 6.0, 1.0 / 36.0), moments).unsqueeze(1)
     return moments * scale, [derivatives * scale.unsqueeze(1)]
 
@@ -166,7 +161,7 @@ def _kernels(nodes: int) -> dict[str, Callable[..., Slopes]]:
         "maximum": _maximum,
         "compose": _compose(nodes),
         "two_slopes": two_slopes_by_variance,
-        "clamp": _clamp,
+        "clamp": clamp_with_slopes,
         "hardsigmoid": _hardsigmoid,
         "add": _add,
         "skip": relu_of_sum_and_derivatives,

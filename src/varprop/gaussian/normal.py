@@ -118,9 +118,13 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     recursion r_n = n / (x + r_{n+1}) of the ratios r_n = H_n / H_{n-1}, all terms of which are positive.
     Relative error 4e-14 (mathematics.md, section 2).
     """
-    if readable(x) and bool((x < 4.0).all()):
-        return _near_mills(x)
-    low, high = x.clamp(max=4.0), x.clamp(min=4.0)
+    all_near = readable(x) and bool((x < 4.0).all())
+    low = x if all_near else x.clamp(max=4.0)
+    h0 = math.sqrt(0.5 * math.pi) * torch.special.erfcx(ROOT_HALF * low)
+    h1, h2 = 1.0 - low * h0, (1.0 + low * low) * h0 - low
+    if all_near:
+        return h0, h1, h2
+    high = x.clamp(min=4.0)
     # 24 steps: the start's error shrinks by about exp(-2 x sqrt(24)), below rounding from x = 4 on. Each step is one
     # operation on y = x + r.
     unit, y = torch.ones_like(high), 0.5 * (torch.sqrt(high * high + 100.0) + high)
@@ -129,13 +133,8 @@ def mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     r = 2.0 / y
     c = 1.0 / (high + r)
     h = 1.0 / (high + c)
-    near, (h0, h1, h2) = x < 4.0, _near_mills(low)
+    near = x < 4.0
     return torch.where(near, h0, h), torch.where(near, h1, c * h), torch.where(near, h2, r * c * h)
-
-
-def _near_mills(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    m = math.sqrt(0.5 * math.pi) * torch.special.erfcx(ROOT_HALF * x)
-    return m, 1.0 - x * m, (1.0 + x * x) * m - x
 
 
 class _SafeSqrt(torch.autograd.Function):

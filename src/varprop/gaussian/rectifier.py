@@ -104,7 +104,7 @@ def learned_slope(x: Pair, slope: Pair) -> Slopes:
     """f(x) = x for x > 0, t x for x < 0, with a number t given as a mean; derivatives by mean and variance of both."""
     mean, var = x
     std, t = var.sqrt(), slope[0]
-    moments, derivatives = by_variance(x, two_slopes_and_derivatives, 1.0, t)
+    moments, derivatives = two_slopes_with_slopes(x, 1.0, t)
     _, m_t, _, v_t = _by_slopes(_half_lines(mean, std), std, torch.ones_like(t), t)
     none = torch.zeros_like(t)
     return moments, [*derivatives, square(m_t, none, v_t, none)]
@@ -243,13 +243,22 @@ def clamp_and_derivatives(mean: Tensor, std: Tensor, low: float, high: float) ->
     return (m, v), (m_mean, m_std, v_mean, v_std)
 
 
-def by_variance(x: Pair, rule: Callable[..., Any], *numbers: Scalar) -> Slopes:
+def by_variance(rule: Callable[..., Any]) -> Callable[..., Slopes]:
     """A rule of mean and std with derivatives by these, as one of mean and variance with derivatives by those."""
-    mean, var = x
-    std = var.sqrt()
-    moments, (m_mean, m_std, v_mean, v_std) = rule(mean, std, *numbers)
-    per_std = 0.5 / std.clamp(min=LEAST_STD)
-    return torch.stack(moments), [square(m_mean, per_std * m_std, v_mean, per_std * v_std)]
+
+    def with_slopes(x: Pair, *numbers: Scalar) -> Slopes:
+        mean, var = x
+        std = var.sqrt()
+        moments, (m_mean, m_std, v_mean, v_std) = rule(mean, std, *numbers)
+        per_std = 0.5 / std.clamp(min=LEAST_STD)
+        slopes = torch.stack([m_mean, per_std * m_std, v_mean, per_std * v_std]).view(2, 2, -1)
+        return torch.stack(moments), [slopes]
+
+    return with_slopes
+
+
+two_slopes_with_slopes = by_variance(two_slopes_and_derivatives)
+clamp_with_slopes = by_variance(clamp_and_derivatives)
 
 
 NEAR = 3.0  # standard deviations from the bend, within which differences keep twelve digits
@@ -263,12 +272,12 @@ def two_slopes_by_variance(x: Pair, s: float, t: float) -> Slopes:
     """
     mean, var = x
     if not readable(mean) or not mean.numel():
-        return by_variance(x, two_slopes_and_derivatives, s, t)
+        return two_slopes_with_slopes(x, s, t)
     std = var.sqrt()
     a = mean / std
     least, most = a.aminmax()
     if not (float(least) > -NEAR and float(most) < NEAR and float(std.min()) > LEAST_STD):  # nor where they are NaN
-        return by_variance(x, two_slopes_and_derivatives, s, t)
+        return two_slopes_with_slopes(x, s, t)
     p, up, down = pdf(a), cdf(a), cdf(-a)
     above = torch.addcmul(p, a, up)  # mean of X_+ in units of std
     m, v = s * above, s * s * torch.addcmul(up, above, a - above)
@@ -449,5 +458,5 @@ def relu_of_sum_and_derivatives(x: Pair, y: Pair, skew: float, fall: float, spli
 
 def _rectified(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Moments of the rectifier as two rows, and their derivatives by mean and variance."""
-    moments, [derivatives] = by_variance((mean, var), two_slopes_and_derivatives, 1.0, 0.0)
+    moments, [derivatives] = two_slopes_with_slopes((mean, var), 1.0, 0.0)
     return moments, derivatives

@@ -8,6 +8,7 @@ would cost more than the arithmetic. `fold.reference` is the definition, which t
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,13 +44,18 @@ class TorchMoments:
         self.sources, self.external = channels.sources, slice(first, first + channels.external)
         self.initial = torch.zeros(2, channels.total, dtype=torch.float64, device=device)  # constants are never written
         self.initial[:, channels.sources : first] = torch.stack([channels.constant_mean, channels.constant_var])
+        nodes = DOUBLE if dtype == torch.float64 else SINGLE
         self.steps = [
-            (step.function, [_index(i, device) for i in step.inputs], slice(step.start, step.start + step.count))
+            (
+                step.function,
+                with_slopes(step.function, nodes),
+                [_index(i, device) for i in step.inputs],
+                slice(step.start, step.start + step.count),
+            )
             for step in channels.steps
         ]
         self.entering = _index(channels.entering, device)
         self.epsilon = torch.tensor([[0.0], [EPS]], dtype=torch.float64, device=device)
-        self.nodes = DOUBLE if dtype == torch.float64 else SINGLE
 
     def forward(self, shift_scale: Tensor, external: Pair | None, backward: bool) -> tuple[Tensor, list[Tensor]]:
         """Mean and variance (with epsilon) of the entering channels, as two rows, and what the backward needs.
@@ -66,10 +72,10 @@ class TorchMoments:
         if external is not None:
             state[:, self.external] = torch.stack(external)
         saved: list[Tensor] = []
-        for function, inputs, results in self.steps:
+        for function, evaluate, inputs, results in self.steps:
             arguments = [(read[0], read[1]) for read in (state[:, index] for index in inputs)]
             if backward or function.kernel is not None:
-                state[:, results], derivatives = with_derivatives(function, arguments, self.nodes)
+                state[:, results], derivatives = evaluate(*arguments)
                 saved += derivatives
             else:
                 state[:, results] = torch.stack(function.moments(*arguments))
@@ -89,7 +95,7 @@ class TorchMoments:
         by_channel = torch.zeros_like(self.initial)
         _add_at(by_channel, self.entering, by_entering)
         derivatives = iter(reversed(saved))
-        for _, inputs, results in reversed(self.steps):
+        for _, _, inputs, results in reversed(self.steps):
             by_result = by_channel[:, results].unsqueeze(1)
             for index in reversed(inputs):
                 _add_at(by_channel, index, (by_result * next(derivatives).view(2, 2, -1)).sum(0))
@@ -128,18 +134,19 @@ _AUTOGRAD_KEYS = (
 )
 
 
-def with_derivatives(function: Function, arguments: Sequence[Pair], nodes: int = DOUBLE) -> Slopes:
-    """Mean and variance after a function, and their derivatives by mean and variance of every argument.
+def with_slopes(function: Function, nodes: int = DOUBLE) -> Callable[..., Slopes]:
+    """A function that gives mean and variance after `function`, and their derivatives by those of every argument.
 
     By the formulas of `gaussian.derivatives` where there are some for the function, else by autograd.
     """
     if function.kernel is None or function.kernel[0] not in KERNELS[nodes]:
-        return _by_autograd(function.moments, arguments)
+        return functools.partial(_by_autograd, function.moments)
     name, *numbers = function.kernel
-    return KERNELS[nodes][str(name)](*arguments, *numbers)
+    kernel = KERNELS[nodes][str(name)]
+    return lambda *arguments: kernel(*arguments, *numbers)
 
 
-def _by_autograd(moments: Callable[..., Pair], arguments: Sequence[Pair]) -> Slopes:
+def _by_autograd(moments: Callable[..., Pair], *arguments: Pair) -> Slopes:
     """Derivatives by autograd, which has to be called back first: inside of an operation it is switched off."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -195,17 +202,18 @@ class TorchRows:
             entering: Mean and variance of the entering channels, as two rows.
             dtype: The dtype of the results.
         """
-        weights, (shift, scale) = self._cast(weights), shift_scale
+        if weights[0].dtype != self.dtype:
+            weights = [weight.to(self.dtype) for weight in weights]
+        shift, scale = shift_scale
         size = torch.ones_like(shift)
-        units = self._units(weights, [None] * len(self.blocks))
-        statistics, levers = self._statistics(units, entering)
-        if not statistics.is_cpu or not _in_range(statistics[1]):
+        units, statistics, levers = self._statistics(weights, [None] * len(self.blocks), entering)
+        smallest, largest = statistics[1].aminmax() if statistics.is_cpu else (0.0, torch.inf)
+        if not (float(smallest) > LEAST and float(largest) < LARGEST):  # so for NaN
             size = powers_of_two(torch.cat([block.peak(weights) for block in self.blocks]))
-            units = self._units(weights, _by_block(size, self.rows))
-            statistics, levers = self._statistics(units, entering)
+            units, statistics, levers = self._statistics(weights, size.split_with_sizes(self.rows), entering)
         rate = scale * _inverse_std(statistics[1])
         folded = torch.empty(sum(self.weights), dtype=dtype, device=scale.device)
-        pieces, rates = _by_block(folded, self.weights), _by_block(rate, self.rows)
+        pieces, rates = folded.split_with_sizes(self.weights), rate.split_with_sizes(self.rows)
         for block, unit, block_rate, piece in zip(self.blocks, units, rates, pieces, strict=True):
             block.fold(unit, block_rate, piece)
         bias = torch.addcmul(shift, statistics[0], rate, value=-1).to(dtype)
@@ -232,53 +240,49 @@ class TorchRows:
         """
         statistics, rate, size, *levers = saved
         statistics, grad_bias, dtype = statistics.view(2, -1), grad_bias.to(self.dtype), weights[0].dtype
-        scratch, sizes = self._scratch(rate), self._divisors(size)
-        units = self._units(self._cast(weights), sizes)
-        pieces = _by_block(grad_weight.to(rate.dtype), self.weights)
+        weights = weights if dtype == self.dtype else [weight.to(self.dtype) for weight in weights]
+        scratch = rate.new_empty(max(self.weights))
+        # rows are divided by powers of two; None where all are 1, as far as that is known without waiting
+        undivided = size.is_cpu and bool((size == 1).all())
+        sizes = [None] * len(self.blocks) if undivided else size.split_with_sizes(self.rows)
+        units = [block.unit(weights, divisor) for block, divisor in zip(self.blocks, sizes, strict=True)]
+        pieces = grad_weight.to(rate.dtype).split_with_sizes(self.weights)
         gradients = [block.gradient(piece) for block, piece in zip(self.blocks, pieces, strict=True)]
         by_rate = torch.empty_like(rate)
-        for block, unit, gradient, result in zip(
-            self.blocks, units, gradients, _by_block(by_rate, self.rows), strict=True
-        ):
+        results = by_rate.split_with_sizes(self.rows)
+        for block, unit, gradient, result in zip(self.blocks, units, gradients, results, strict=True):
             block.by_rate(unit, gradient, result, scratch)
         by_rate.addcmul_(grad_bias, statistics[0], value=-1)
         inverse = _inverse_std(statistics[1])
         by_scale = by_rate * inverse
         by_mean, by_var = -grad_bias * rate, (by_scale * inverse * rate).mul_(-0.5)
-        rates, by_means, by_vars = (_by_block(vector, self.rows) for vector in (rate, by_mean, by_var))
-        moments, remaining = _by_block(entering, self.channels), iter(levers)
+        rates, by_means, by_vars = (vector.split_with_sizes(self.rows) for vector in (rate, by_mean, by_var))
+        moments, remaining = entering.split_with_sizes(self.channels, 1), iter(levers)
         saved_levers = [next(remaining) if block.spreads else None for block in self.blocks]
         inputs = map(_BlockBackward, units, gradients, rates, sizes, by_means, by_vars, moments, saved_levers)
         by_weight, by_entering = torch.empty_like(grad_weight, dtype=rate.dtype), torch.empty_like(entering)
-        results = _by_block(by_weight, self.weights), _by_block(by_entering, self.channels)
-        for block, block_inputs, piece, result in zip(self.blocks, inputs, *results, strict=True):
+        pieces, results = by_weight.split_with_sizes(self.weights), by_entering.split_with_sizes(self.channels, 1)
+        for block, block_inputs, piece, result in zip(self.blocks, inputs, pieces, results, strict=True):
             block.backward(block_inputs, piece, result, scratch)
         return by_weight.to(dtype), by_scale, by_entering
 
-    def _cast(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        return weights if weights[0].dtype == self.dtype else [weight.to(self.dtype) for weight in weights]
+    def _statistics(
+        self, weights: Sequence[Tensor], sizes: Sequence[Tensor | None], entering: Tensor
+    ) -> tuple[list[Tensor], Tensor, list[Tensor | None]]:
+        """What every block folds; mean and variance of all rows, as two rows; the means by position where they differ.
 
-    def _units(self, weights: Sequence[Tensor], sizes: Sequence[Tensor | None]) -> list[Tensor]:
-        return [block.unit(weights, size) for block, size in zip(self.blocks, sizes, strict=True)]
-
-    def _statistics(self, units: Sequence[Tensor], entering: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """Mean and variance of every row, as two rows; and for every block the means by position, if they differ."""
-        result, scratch = entering.new_empty(2, sum(self.rows)), self._scratch(entering)
-        means, variances = _by_block(result[0], self.rows), _by_block(result[1], self.rows)
-        inputs = zip(self.blocks, units, _by_block(entering, self.channels), means, variances, strict=True)
-        return result, [
-            block.statistics(unit, moments, mean, var, scratch) for block, unit, moments, mean, var in inputs
-        ]
-
-    def _scratch(self, like: Tensor) -> Tensor:
-        """A buffer for any of the blocks: one for all of them stays in the cache of a processor."""
-        return torch.empty(max(self.weights), dtype=like.dtype, device=like.device)
-
-    def _divisors(self, size: Tensor) -> Sequence[Tensor | None]:
-        """The divisors of the rows of every block; None where all are 1, as far as that is known without waiting."""
-        if size.is_cpu and bool((size == 1).all()):
-            return [None] * len(self.blocks)
-        return _by_block(size, self.rows)
+        Args:
+            weights: The weights of all layers.
+            sizes: For every block the divisors of its rows, if they are to be divided.
+            entering: Mean and variance of the entering channels, as two rows.
+        """
+        units = [block.unit(weights, size) for block, size in zip(self.blocks, sizes, strict=True)]
+        result = entering.new_empty(2, sum(self.rows))
+        scratch = entering.new_empty(max(self.weights))  # one for all blocks stays in the cache of a processor
+        moments = entering.split_with_sizes(self.channels, 1)
+        means, variances = result[0].split_with_sizes(self.rows), result[1].split_with_sizes(self.rows)
+        inputs = zip(self.blocks, units, moments, means, variances, strict=True)
+        return units, result, [block.statistics(*arguments, scratch) for block, *arguments in inputs]
 
 
 def rows_saved(layout: Layout, dtype: torch.dtype) -> SavedSizes:
@@ -287,18 +291,9 @@ def rows_saved(layout: Layout, dtype: torch.dtype) -> SavedSizes:
     return vectors + [(rows.outputs * rows.taps.shape[1], dtype) for rows in layout.rows if rows.taps.shape[1] > 1]
 
 
-def _in_range(var: Tensor) -> bool:
-    least, largest = var.aminmax()
-    return float(least) > LEAST and float(largest) < LARGEST  # not so for NaN
-
-
 def _inverse_std(var: Tensor) -> Tensor:
     """1 / sigma; 0 for a row of zeros (or of equal weights, centred): its output is its shift, without gradient."""
     return torch.where(var > 0, var.rsqrt(), torch.zeros_like(var))
-
-
-def _by_block(vectors: Tensor, sizes: list[int]) -> Sequence[Tensor]:
-    return [vectors] if len(sizes) == 1 else vectors.split_with_sizes(sizes, -1)
 
 
 class _BlockBackward(NamedTuple):
@@ -380,7 +375,7 @@ class MatrixBlock:
         transposed: Whether it is a transposed convolution.
         inner: Whether the channels of a tap lie side by side in memory (channels_last), and so in the matrix.
         centred: Whether the mean of every row is subtracted from it.
-        form: The memory layout of the weight.
+        order: The memory layout of the weight.
     """
 
     layer: int
@@ -389,7 +384,22 @@ class MatrixBlock:
     transposed: bool
     inner: bool
     centred: bool
-    form: MemoryLayout
+    order: MemoryLayout
+
+    @functools.cached_property
+    def column(self) -> tuple[int, int, int]:
+        """The shape in which a vector over rows multiplies the matrix."""
+        return self.shape[0], self.shape[1], 1
+
+    @functools.cached_property
+    def spreads(self) -> bool:
+        """True if the means of its rows differ by position."""
+        return self.taps.shape[2] > 1
+
+    @functools.cached_property
+    def in_order(self) -> bool:
+        """True if a flat buffer in the order of the weight in memory can be viewed as the matrix."""
+        return self.inner or not (self.transposed or self.order.permutation)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -397,15 +407,10 @@ class MatrixBlock:
         groups, rows, entries = self.shape
         return groups * rows, groups * entries * len(self.taps) // self.taps.shape[1], groups * rows * entries
 
-    @property
-    def spreads(self) -> bool:
-        """True if the means of its rows differ by position."""
-        return self.taps.shape[2] > 1
-
     def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
         """See `_Block.unit`."""
         matrix = self._as_matrix(weights[self.layer])
-        matrix = matrix if size is None else matrix / self._column(size)
+        matrix = matrix if size is None else matrix / size.view(self.column)
         return minus_row_mean(matrix, (2,)) if self.centred else matrix
 
     def peak(self, weights: Sequence[Tensor]) -> Tensor:
@@ -415,10 +420,10 @@ class MatrixBlock:
 
     def statistics(self, unit: Tensor, entering: Tensor, mean: Tensor, var: Tensor, scratch: Tensor) -> Tensor | None:
         """See `_Block.statistics`."""
-        square = torch.mul(unit, unit, out=self._view_of(scratch))
-        torch.bmm(square, self._expanded(entering[1], SHARE), out=self._column(var))
+        square = torch.mul(unit, unit, out=scratch[: unit.numel()].view(self.shape))
+        torch.bmm(square, self._expanded(entering[1], SHARE), out=var.view(self.column))
         if not self.spreads:
-            torch.bmm(unit, self._expanded(entering[0], ALL), out=self._column(mean))
+            torch.bmm(unit, self._expanded(entering[0], ALL), out=mean.view(self.column))
             return None
         levers = torch.bmm(unit, self._expanded(entering[0], ALL))
         mean.copy_(levers[..., 0].reshape(-1))
@@ -427,42 +432,40 @@ class MatrixBlock:
 
     def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
         """See `_Block.fold`."""
-        target = self._in_order(piece)
-        if target is None:
-            self._write(unit * self._column(rate), piece)
+        if self.in_order:
+            torch.mul(unit, rate.view(self.column), out=piece.view(self.shape))
         else:
-            torch.mul(unit, self._column(rate), out=target)
+            self._write(unit * rate.view(self.column), piece)
 
     def gradient(self, piece: Tensor) -> Tensor:
         """See `_Block.gradient`."""
-        matrix = self._in_order(piece)
-        return self._as_matrix(as_weight(piece, self.form)) if matrix is None else matrix
+        return piece.view(self.shape) if self.in_order else self._as_matrix(as_weight(piece, self.order))
 
     def by_rate(self, unit: Tensor, gradient: Tensor, result: Tensor, scratch: Tensor) -> None:
         """See `_Block.by_rate`."""
-        product = torch.mul(gradient, unit, out=self._view_of(scratch))
-        torch.sum(product, -1, keepdim=True, out=self._column(result))
+        product = torch.mul(gradient, unit, out=scratch[: unit.numel()].view(self.shape))
+        torch.sum(product, -1, keepdim=True, out=result.view(self.column))
 
     def backward(self, inputs: _BlockBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
         """See `_Block.backward`."""
         unit, (mean, var) = inputs.unit, inputs.entering
-        by_lever, by_var = self._column(inputs.by_mean), self._column(inputs.by_var)
+        by_lever, by_var = inputs.by_mean.view(self.column), inputs.by_var.view(self.column)
         if inputs.levers is not None:
             spread = inputs.levers.view(*self.shape[:2], -1)[..., 1:]
             by_lever = torch.cat([by_lever, 2.0 * by_var * spread], -1)
-        target = self._in_order(piece)
-        by_weight = torch.mul(inputs.gradient, self._column(inputs.rate), out=target)
-        outer = torch.bmm(by_var, self._expanded(var, SHARE).mT, out=self._view_of(scratch))
+        target = piece.view(self.shape) if self.in_order else None
+        by_weight = torch.mul(inputs.gradient, inputs.rate.view(self.column), out=target)
+        outer = torch.bmm(by_var, self._expanded(var, SHARE).mT, out=scratch[: unit.numel()].view(self.shape))
         by_weight.addcmul_(unit, outer, value=2.0)
         by_weight.baddbmm_(by_lever, self._expanded(mean, ALL).mT)
         if inputs.size is not None:
-            by_weight.div_(self._column(inputs.size))
+            by_weight.div_(inputs.size.view(self.column))
         if self.centred:
             by_weight.sub_(by_weight.mean(-1, keepdim=True))
         if target is None:
             self._write(by_weight, piece)
         by_entering[0] = self._summed(torch.bmm(unit.mT, by_lever), ALL)
-        square = torch.mul(unit, unit, out=self._view_of(scratch))
+        square = torch.mul(unit, unit, out=scratch[: unit.numel()].view(self.shape))
         by_entering[1] = self._summed(torch.bmm(square.mT, by_var), SHARE)
 
     def _as_matrix(self, weight: Tensor) -> Tensor:
@@ -473,17 +476,12 @@ class MatrixBlock:
         groups, rows, _ = self.shape
         return weight.reshape(groups, -1, rows, self.taps.shape[1]).transpose(1, 2).reshape(self.shape)
 
-    def _in_order(self, piece: Tensor) -> Tensor | None:
-        """A view of a flat buffer as the matrix; None if the weight is in another order in memory."""
-        _, permuted = self.form
-        return piece.view(self.shape) if self.inner or not (self.transposed or permuted) else None
-
     def _write(self, matrix: Tensor, piece: Tensor) -> None:
         """Write a matrix to a flat buffer, in the order of the weight in memory."""
         if self.transposed:
             groups, rows, _ = self.shape
             matrix = matrix.reshape(groups, rows, -1, self.taps.shape[1]).transpose(1, 2)
-        weight = as_weight(piece, self.form)
+        weight = as_weight(piece, self.order)
         weight.copy_(matrix.reshape(weight.shape))
 
     def _expanded(self, vector: Tensor, columns: slice) -> Tensor:
@@ -510,13 +508,6 @@ class MatrixBlock:
         if calls == 1:
             return (by_entry * taps).sum((1, 2))
         return (taps.reshape(calls, -1) @ by_entry.flatten(1).mT).view(-1)
-
-    def _view_of(self, scratch: Tensor) -> Tensor:
-        return scratch[: self.shape[0] * self.shape[1] * self.shape[2]].view(self.shape)
-
-    def _column(self, vector: Tensor) -> Tensor:
-        """A vector over rows in the shape that multiplies the matrix."""
-        return vector.view(self.shape[0], self.shape[1], 1)
 
 
 ALL, SHARE = slice(None), slice(0, 1)  # columns of the taps: all, and the share of positions inside the image
@@ -563,7 +554,7 @@ class FlatBlock:
 
     def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
         """See `_Block.unit`."""
-        flat = self._joined(weights)
+        flat = torch.cat([weight.view(-1) for weight in weights[self.layers]])
         flat = flat if size is None else flat / size.index_select(0, self.row)
         if not self.centred:
             return flat
@@ -571,13 +562,15 @@ class FlatBlock:
 
     def peak(self, weights: Sequence[Tensor]) -> Tensor:
         """See `_Block.peak`."""
-        return torch.segment_reduce(self._joined(weights).abs(), "max", lengths=self.lengths, unsafe=True)
+        flat = torch.cat([weight.view(-1) for weight in weights[self.layers]])
+        return torch.segment_reduce(flat.abs(), "max", lengths=self.lengths, unsafe=True)
 
     def statistics(self, unit: Tensor, entering: Tensor, mean: Tensor, var: Tensor, scratch: Tensor) -> None:
         """See `_Block.statistics`."""
         channel_mean, channel_var = entering.index_select(1, self.channel)
-        mean.copy_(self._row_sums(unit * channel_mean))
-        var.copy_(self._row_sums(channel_var.mul_(unit).mul_(unit)))
+        products = ((mean, unit * channel_mean), (var, channel_var.mul_(unit).mul_(unit)))
+        for result, values in products:
+            result.copy_(torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True))
 
     def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
         """See `_Block.fold`."""
@@ -589,7 +582,7 @@ class FlatBlock:
 
     def by_rate(self, unit: Tensor, gradient: Tensor, result: Tensor, scratch: Tensor) -> None:
         """See `_Block.by_rate`."""
-        result.copy_(self._row_sums(unit * gradient))
+        result.copy_(torch.segment_reduce(unit * gradient, "sum", lengths=self.lengths, unsafe=True))
 
     def backward(self, inputs: _BlockBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
         """See `_Block.backward`."""
@@ -603,12 +596,6 @@ class FlatBlock:
         by_entering.zero_()
         by_entering[0].index_add_(0, self.channel, by_mean.mul_(unit))
         by_entering[1].index_add_(0, self.channel, by_square.mul_(unit))
-
-    def _joined(self, weights: Sequence[Tensor]) -> Tensor:
-        return torch.cat([weight.view(-1) for weight in weights[self.layers]])
-
-    def _row_sums(self, values: Tensor) -> Tensor:
-        return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
 
     def _minus_row_mean(self, values: Tensor) -> Tensor:
         mean = torch.segment_reduce(values, "mean", lengths=self.lengths, unsafe=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 from ....gaussian.derivatives import SINGLE
 from ....gaussian.normal import Pair, gauss_legendre
 from ...fold.layout import Channels, Function, Layout
-from ..torch import SavedSizes, with_derivatives
+from ..torch import SavedSizes, with_slopes
 from . import moment_kernels
 from .device import allocated_to_stay, flat, on_device, refuse_capture
 from .functions import BENDS, FIRST_INTEGRATED, OPERATIONS, PANELS, Instruction, encode
@@ -90,7 +90,7 @@ class TritonMoments:
         var = torch.cat([scale.square(), self.tables.constant_var, external_var, work[1]])
         for step in steps:
             arguments = [(mean[index], var[index]) for index in step.inputs]
-            work[:, step.results], derivatives = with_derivatives(step.function, arguments, SINGLE)
+            work[:, step.results], derivatives = with_slopes(step.function, SINGLE)(*arguments)
             for n, by_argument in enumerate(derivatives):
                 slopes[4 * n : 4 * n + 4, step.results] = by_argument.reshape(4, -1)
 
