@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import varprop as vp
 from tests.models import ResNet, UNet
 from tests.norm.networks import both_forms
-from varprop.norm.fold.autograd import reference_parts
 from varprop.norm.fold.cuda_replay import PATIENCE, SETS, Recording
+from varprop.norm.fold.reference import fold_parts
 from varprop.norm.layers import Normalized
 from varprop.norm.network import Network
 from varprop_lab.training.cuda_graph import captured_step
@@ -120,7 +120,7 @@ def test_the_kernels_agree_with_the_float64_reference(name: str, form: str) -> N
     model, _ = normalized(name, form=form)
     exact = copy.deepcopy(model).cpu().double()
     network, reference = network_of(model), network_of(exact)
-    ours, theirs = network.fold().tensors, reference_parts(reference.layout, None, reference.parameters())
+    ours, theirs = network.fold().tensors, fold_parts(reference.layout, None, reference.parameters())
     backend = network.executor.backend([layer.weight for layer in network.layers])
     assert [type(of_pass).__name__ for of_pass in (backend.moments, backend.rows)] == ["TritonMoments", "TritonRows"]
     torch.manual_seed(1)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 from tests.norm.networks import sites
-from varprop.norm.fold.autograd import reference_parts
+from varprop.norm.fold.reference import fold_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Blocks = tuple[tuple[int, bool], ...]  # an activation, and whether there is a skip around it
@@ -94,7 +94,7 @@ def normalized(blocks: Blocks, form: Any) -> Any:
 def by_reference(model: Any, x: Tensor) -> Tensor:
     """The present function, layer by layer, from the folded weights of the reference."""
     network = next(iter(sites(model).values())).networks[model.training][0]
-    parts = reference_parts(network.layout, network.external_moments(), network.parameters())
+    parts = fold_parts(network.layout, network.external_moments(), network.parameters())
     folded = {layer: (parts[k], parts[k + len(network.layers)]) for k, layer in enumerate(network.layers)}
     x = F.linear(x, *folded[model.stem])
     for (act, layer), skip in zip(model.blocks, model.skips, strict=True):

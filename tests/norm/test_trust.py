@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
 from tests.norm.networks import sites
-from varprop.norm.fold.autograd import reference_parts
+from varprop.norm.fold.reference import fold_parts
 
 pytestmark = pytest.mark.filterwarnings("ignore::varprop.PlainWarning")
 
@@ -53,7 +53,7 @@ def trained(model: nn.Module) -> nn.Module:
 def expected(model: nn.Module, x: Tensor) -> Tensor:
     """What a sequential model does with the present parameters, by the reference."""
     network = sites(model)[next(iter(sites(model)))].networks[model.training][0]
-    parts = reference_parts(network.layout, network.external_moments(), network.parameters())
+    parts = fold_parts(network.layout, network.external_moments(), network.parameters())
     folded = dict(zip(network.layers, zip(parts, parts[len(network.layers) :], strict=False), strict=True))
     for module in model:  # type: ignore[attr-defined]
         x = F.linear(x, *folded[module]) if module in folded else module(x)

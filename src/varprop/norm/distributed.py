@@ -77,8 +77,7 @@ def _fold_of(subnetworks: list[Network], index: int) -> tuple[Network, Folded]:
 
 def _fold_by_calls(network: Network, index: int) -> tuple[Network, Folded]:
     """Fold all layers, or where there are kernels those that they can fold, or the others."""
-    again = [rows.calls > 1 for rows in network.layout.rows]
-    if all(again) or not any(again) or network.first_weight().device.type not in WITH_KERNELS:
+    if not network.calls_differ or network.first_weight().device.type not in WITH_KERNELS:
         return network, network.fold()
     if torch.compiler.is_compiling():
         _cut_by_calls(network.executor.number)

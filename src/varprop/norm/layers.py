@@ -131,18 +131,14 @@ class Normalized(nn.Module):
         mean = x.mean.mean(axes, keepdim=True)
         return mean, (x.var + (x.mean - mean).square()).mean(axes, keepdim=True)
 
-    def _for_call(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """The folded parameters for a call."""
-        self._refuse_tracing(input)
-        return self.folded()
-
-    def _refuse_tracing(self, input: Any) -> None:
-        """Refuse whoever would write the folded parameters down as constants."""
+    def _for_call(self, input: Any) -> tuple[Tensor, Tensor]:
+        """The folded parameters for a call; whoever would write them down as constants is refused."""
         if isinstance(input, torch.fx.Proxy) or torch._C._get_tracing_state() is not None:
             raise RuntimeError(
                 "torch.fx.symbolic_trace, torch.jit.trace and ONNX export with dynamo=False would record the folded "
                 "weights of a normalized model as constants; trace vp.fold(model), or use torch.export."
             )
+        return self.folded()
 
     def __prepare_scriptable__(self) -> None:
         """Called by torch.jit.script first, which is refused."""

@@ -15,8 +15,7 @@ from ..gaussian.normal import Pair
 from ..graph.node import Node
 from ..moments import Tokens
 from .fold import reference
-from .fold.autograd import fold_parts, own_saved_tensors, reference_parts
-from .fold.dispatch import Executor, computing_dtype, needs_reference, register
+from .fold.dispatch import Executor, apply_fold, computing_dtype, needs_reference, own_saved_tensors, register
 from .fold.layout import sublayout
 from .intact import Intact, refuse_sharded
 from .layer_layout import LayerCall, LayerSpec, LoweredLayers, Use, evaluation_of, make_layout
@@ -41,10 +40,6 @@ class Folded(NamedTuple):
     ]  # by index: what a parametrized weight is computed from, with versions
     between: list[tuple[Tensor, int]]  # parameters and buffers between layers that were read, with versions
 
-    def layer(self, index: int) -> Pair:
-        """Weight and bias of a layer."""
-        return self.tensors[index], self.tensors[index + len(self.tensors) // 2]
-
     def serves(self, layer: Any, index: int, compiling: bool) -> bool:
         """True if it is what would be computed now for a layer, as far as autograd can tell.
 
@@ -53,7 +48,8 @@ class Folded(NamedTuple):
         parameter_dtype, folded_dtype = self.dtypes
         if folded_dtype != computing_dtype(self.tensors[index].device.type, parameter_dtype):
             return False
-        if torch.is_grad_enabled() and not self.tensors[index].requires_grad and _wants_gradient(self.parameters):
+        constant = torch.is_grad_enabled() and not self.tensors[index].requires_grad
+        if constant and any([parameter.requires_grad for parameter in self.parameters]):
             return False
         if compiling:
             return True
@@ -78,7 +74,7 @@ class Folded(NamedTuple):
 
 
 def _originals(layer: Any) -> list[Tensor]:
-    """The tensors that the weight of a parametrized layer is computed from; empty if it is a parameter."""
+    """The tensors that the weight of a parametrized layer is computed from; empty if it is not parametrized."""
     if "weight" in layer._parameters or not is_parametrized(layer, "weight"):
         return []
     steps = layer.parametrizations["weight"]
@@ -90,14 +86,6 @@ def _same(versions: list[tuple[Tensor, int]], tensors: list[Tensor]) -> bool:
     if len(versions) != len(tensors):
         return False
     return all(a is b and b._version == version for (a, version), b in zip(versions, tensors, strict=True))
-
-
-def _with_versions(tensors: list[Tensor]) -> list[tuple[Tensor, int]]:
-    return [(tensor, tensor._version) for tensor in tensors]
-
-
-def _wants_gradient(parameters: list[Tensor]) -> bool:
-    return any([parameter.requires_grad for parameter in parameters])
 
 
 class Network:
@@ -115,6 +103,7 @@ class Network:
         evaluated: The layers that read something that only the engine can evaluate, by their indices, with the reason.
         fixed: Values between layers that are not random.
         data: Mean and variance of the data, as far as layers that are called once follow from it.
+        calls_differ: True if some layers, but not all, are called with inputs of several moments.
         evaluation: Computes what `evaluated` layers read, and then `fixed`; None if there is neither.
         outside: The layers of the full network, but not of this one, whose outputs enter this one.
         full: The network of which it is a subnetwork; itself if it is none.
@@ -137,6 +126,8 @@ class Network:
         self.layout, self.evaluated, self.fixed, self.data = lowered or make_layout(joint, specs)
         self.evaluation = evaluation_of(joint, specs, self.evaluated, self.fixed)
         self.executor = Executor(self.layout)
+        called_again = {rows.calls > 1 for rows in self.layout.rows}
+        self.calls_differ = len(called_again) > 1
         register(self)
         self.outside: list[Any] = []
         self.full, self.index_of = self, {index: index for index in range(len(self.layers))}
@@ -164,6 +155,9 @@ class Network:
     def fold(self, vectors: Vectors | None = None) -> Folded:
         """The folded weights and biases of all layers, as they follow from the present parameters.
 
+        They are computed by whatever can compute them where this is called: by a backend, in a compiled graph by an
+        operation of its own, and where a backend cannot by the reference.
+
         Args:
             vectors: Shifts and scales of layers that are sharded now, as they were when those ran.
 
@@ -171,28 +165,37 @@ class Network:
             ValueError: If a layer was replaced since the model was normalized.
         """
         self.intact.require()
-        parameters = self.parameters()
-        first, compiling = parameters[0], torch.compiler.is_compiling()
+        parameters, compiling = self.parameters(), torch.compiler.is_compiling()
+        first, reads_more = parameters[0], self.evaluation is not None or bool(self.outside)
         dtype = computing_dtype(first.device.type, first.dtype)
         with own_saved_tensors():
-            folded = self._folded(dtype, self.external_moments(vectors), parameters)
-        once = (self.evaluation is not None or bool(self.outside)) and folded[0].requires_grad
-        versions = [] if compiling else [p._version for p in parameters]
-        inference = not compiling and torch.is_inference_mode_enabled()
-        originals, between = {}, []
-        if not compiling:
-            computed = {n: _originals(layer) for n, layer in enumerate(self.layers)}
-            originals = {n: _with_versions(tensors) for n, tensors in computed.items() if tensors}
-            between = _with_versions(self._read_between())
-        return Folded(folded, parameters, versions, (first.dtype, dtype), inference, once, originals, between)
+            external = self.external_moments(vectors) if reads_more else None
+            if needs_reference(parameters):
+                refuse_sharded(parameters)
+                parts = reference.fold_parts(self.layout, external, parameters)
+                folded = [tensor.to(dtype) for tensor in parts]
+            elif compiling:
+                from .fold.compiled import compiled_fold  # torch.library's operations are made where somebody compiles
 
-    def _read_between(self) -> list[Tensor]:
-        """The parameters and buffers besides those of its layers that a fold reads."""
-        return self.evaluation.tensors_read() if self.evaluation is not None else []
+                folded = compiled_fold(self.executor.number, dtype, external, parameters)
+            else:
+                recordable = external is None and first.is_cuda
+                recording = self.executor.recording(dtype, parameters) if recordable else None
+                folded = list(apply_fold(self.executor, dtype, recording, *(external or (None, None)), *parameters))
+        once, dtypes = reads_more and folded[0].requires_grad, (first.dtype, dtype)
+        if compiling:  # a graph cannot ask for versions
+            return Folded(folded, parameters, [], dtypes, False, once, {}, [])
+        originals: dict[int, list[tuple[Tensor, int]]] = {}
+        for index, layer in enumerate(self.layers):
+            if "weight" not in layer._parameters and (tensors := _originals(layer)):
+                originals[index] = [(tensor, tensor._version) for tensor in tensors]
+        between = [] if self.evaluation is None else [(t, t._version) for t in self.evaluation.tensors_read()]
+        versions, inference = [p._version for p in parameters], torch.is_inference_mode_enabled()
+        return Folded(folded, parameters, versions, dtypes, inference, once, originals, between)
 
     def changed_between(self, folded: Folded) -> bool:
         """True if parameters or buffers between layers that a fold has read were replaced or written to."""
-        return not _same(folded.between, self._read_between())
+        return self.evaluation is not None and not _same(folded.between, self.evaluation.tensors_read())
 
     def fold_one(self, index: int) -> Pair:
         """The folded weight and bias of one layer, by plain operations on no more than it depends on."""
@@ -202,7 +205,7 @@ class Network:
         refuse_sharded(parameters)
         dtype = computing_dtype(parameters[0].device.type, parameters[0].dtype)
         with own_saved_tensors():
-            weight, bias = reference_parts(alone.layout, alone.external_moments(), parameters)
+            weight, bias = reference.fold_parts(alone.layout, alone.external_moments(), parameters)
         return weight.to(dtype), bias.to(dtype)
 
     def require_in_use(self, index: int, called: nn.Module | None) -> None:
@@ -212,23 +215,9 @@ class Network:
             index: The layer.
             called: The module whose call asks for the layer; None if it is called by itself.
         """
-        if self.intact.apart:
-            nodes = self.joint.nodes_by_name()
-            reads = Statistics(
-                self.joint.graph, [nodes[call.target] for call in self.specs[index].calls]
-            ).modules_read()
-            self.intact.require_in_use(reads, (called, self.layers[index]))
-
-    def _folded(self, dtype: torch.dtype, external: Pair | None, parameters: list[Tensor]) -> list[Tensor]:
-        """Folded weights, then biases, by whatever can compute them where this is called."""
-        if needs_reference(parameters):
-            refuse_sharded(parameters)
-            return [tensor.to(dtype) for tensor in reference_parts(self.layout, external, parameters)]
-        if torch.compiler.is_compiling():
-            from .fold.compiled import compiled_fold  # torch.library's operations are only made where somebody compiles
-
-            return compiled_fold(self.executor.number, dtype, external, parameters)
-        return fold_parts(self.executor, dtype, external, parameters)
+        nodes = self.joint.nodes_by_name()
+        reads = Statistics(self.joint.graph, [nodes[call.target] for call in self.specs[index].calls]).modules_read()
+        self.intact.require_in_use(reads, (called, self.layers[index]))
 
     @torch.no_grad()
     def output_statistics(self, index: int) -> Pair:

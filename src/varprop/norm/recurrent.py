@@ -258,8 +258,7 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """The plain layer with folded weights, on torch's own kernels."""
-        self._refuse_tracing(input)
-        plain = WithWeights(self, list(self.folded().values()))
+        plain = WithWeights(self, list(cast(Any, self._for_call(input)).values()))
         return cast(Any, self.stock).forward(plain, input, hx)
 
     def folded(self) -> dict[str, Tensor]:  # type: ignore[override]

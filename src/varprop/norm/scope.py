@@ -12,7 +12,8 @@ import inspect
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..gaussian.normal import Pair
 from .distributed import fold_around
-from .fold.autograd import own_saved_tensors
+from .fold.dispatch import own_saved_tensors
 from .network import PARAMETERS, Folded, Network
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -54,26 +55,37 @@ class FoldedAlone(NamedTuple):
         )
 
 
+@dataclass(eq=False)
+class _Scope:
+    """One call of a model, and what its layers share until it ends.
+
+    Attributes:
+        module: The module that is called.
+        level: Of the transforms within which it is called (`_level`).
+        folds: Networks and their folds.
+        vectors: Shifts and scales of layers folded in this call, where some are sharded.
+        alone: Folds of layers that are in no network.
+    """
+
+    module: nn.Module | None
+    level: tuple[int, int]
+    folds: list[tuple[Network, Folded]] = field(default_factory=list)
+    vectors: dict[nn.Module, Pair] = field(default_factory=dict)
+    alone: dict[nn.Module, FoldedAlone] = field(default_factory=dict)
+
+
 class _Current(threading.local):
     """The scope of this thread.
 
     Attributes:
-        folds: Networks and their folds, while a model is called; None outside of a call.
-        vectors: Shifts and scales of layers folded in this call, where some are sharded.
-        alone: Folds of layers that are in no network.
-        module: The module that is called.
-        level: Of the transforms within which it is called (`_level`).
+        scope: The present call; None outside of a call.
         promised: Networks that `unchanged` promises not to change.
         promised_folds: Their folds, shared by calls; the list is replaced, never changed in place.
         promise_level: Of the transforms within which `unchanged` was entered.
         stepped: Networks of `promised` whose parameters an optimizer has changed.
     """
 
-    folds: list[tuple[Network, Folded]] | None = None
-    vectors: dict[nn.Module, Pair] | None = None
-    alone: dict[nn.Module, FoldedAlone] | None = None
-    module: nn.Module | None = None
-    level = (0, 0)
+    scope: _Scope | None = None
     promised: tuple[Network, ...] = ()
     promised_folds: list[tuple[Network, Folded]] = []  # noqa: RUF012
     promise_level = (0, 0)
@@ -88,25 +100,36 @@ def folded_layer(network: Network, index: int) -> Pair:
 
     Within a call of the model they are shared by all layers, so long as the parameters stay as they are.
     """
-    network.require_in_use(index, _current.module)
+    scope, level, compiling = _current.scope, _level(), torch.compiler.is_compiling()
+    if network.intact.apart:
+        network.require_in_use(index, None if scope is None else scope.module)
     # A compiled graph cannot see whether a parameter was written to: it folds in every call.
-    compiling = torch.compiler.is_compiling()
     promised = network in _current.promised and not compiling
-    shared = _current.promised_folds if promised else _current.folds
-    shared = shared if (_current.promise_level if promised else _current.level) == _level() else None
+    shared = None
+    if promised and _current.promise_level == level:
+        shared = _current.promised_folds
+    elif not promised and scope is not None and scope.level == level:
+        shared = scope.folds
     if shared is None and not compiling:
         return network.fold_one(index)
-    subnetwork, folded = _latest_fold(shared or (), network, index)
-    layer = network.layers[index]
+    layer, subnetwork, folded = network.layers[index], network, None
+    for candidate, latest in reversed(shared or ()):
+        if candidate.full is network and index in candidate.index_of:
+            subnetwork, folded = candidate, latest
+            break
     if folded is not None and promised and (network in _current.stepped or subnetwork.changed_between(folded)):
         raise RuntimeError(CHANGED.format(network.specs[index].path))
     if folded is None or not folded.serves(layer, subnetwork.index_of[index], compiling):
         if folded is not None and promised and folded.changed(layer, subnetwork.index_of[index]):
             raise RuntimeError(CHANGED.format(network.specs[index].path))
-        subnetwork, folded = fold_around(network, index, {} if _current.vectors is None else _current.vectors)
+        if network.calls_differ or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            subnetwork, folded = fold_around(network, index, {} if scope is None else scope.vectors)
+        else:
+            subnetwork, folded = network, network.fold()
         if shared is not None and not (promised and (folded.serves_one_backward or not folded.versions)):
             shared[:] = [pair for pair in shared if pair[0] is not subnetwork] + [(subnetwork, folded)]
-    return folded.layer(subnetwork.index_of[index])
+    index = subnetwork.index_of[index]
+    return folded.tensors[index], folded.tensors[index + len(subnetwork.layers)]
 
 
 def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
@@ -115,8 +138,9 @@ def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
     A layer that the model calls n times has statistics of n inputs: computed at each of them they would cost n²
     evaluations.
     """
-    within = _current.folds is not None and _current.level == _level()
-    calls = _current.alone if within and _current.alone is not None else {}
+    scope = _current.scope
+    within = scope is not None and scope.level == _level()
+    calls = scope.alone if scope is not None and within else {}
     folded = calls.get(layer)
     if folded is None or not folded.serves(layer):
         with own_saved_tensors():  # one that is computed within a gradient checkpoint serves calls outside of it
@@ -129,16 +153,6 @@ def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
         folded = FoldedAlone(pair, parameters, versions, not compiling and torch.is_inference_mode_enabled())
         calls[layer] = folded
     return folded.pair
-
-
-def _latest_fold(
-    shared: Sequence[tuple[Network, Folded]], network: Network, index: int
-) -> tuple[Network, Folded | None]:
-    """The subnetwork with a layer that was folded last, and its fold; the network and None if there is none."""
-    for subnetwork, folded in reversed(shared):
-        if subnetwork.full is network and index in subnetwork.index_of:
-            return subnetwork, folded
-    return network, None
 
 
 def _level() -> tuple[int, int]:
@@ -154,18 +168,7 @@ def _level() -> tuple[int, int]:
 
 def called_module() -> nn.Module | None:
     """The outermost module of a normalized model that is being called; None where a layer is called by itself."""
-    return _current.module
-
-
-def _open(level: tuple[int, int], module: nn.Module | None) -> Any:
-    """Begin a scope, and return the state that `_close` restores at its end."""
-    before = _current.folds, _current.vectors, _current.alone, _current.level, _current.module
-    _current.folds, _current.vectors, _current.alone, _current.level, _current.module = [], {}, {}, level, module
-    return before
-
-
-def _close(before: Any) -> None:
-    _current.folds, _current.vectors, _current.alone, _current.level, _current.module = before
+    return None if _current.scope is None else _current.scope.module
 
 
 class ScopedForward:
@@ -184,19 +187,15 @@ class ScopedForward:
             # bound to its module as a function would be (accelerate's `unwrap_model`), or to a copy of that
             bound.__dict__["forward"] = self if bound is self.module else scoped_forward(bound)
             return bound.forward(*args[1:], **kwargs)
-        level = _level()
-        if _current.folds is not None and _current.level == level:
-            return self._call(*args, **kwargs)
-        before = _open(level, self.module)
+        before, level = _current.scope, _level()
+        if before is None or before.level != level:
+            _current.scope = _Scope(self.module, level)
         try:
-            return self._call(*args, **kwargs)
+            if self.hidden is not None:
+                return self.hidden(*args, **kwargs)
+            return type(self.module).forward(self.module, *args, **kwargs)
         finally:
-            _close(before)
-
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        if self.hidden is not None:
-            return self.hidden(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
+            _current.scope = before
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -302,8 +301,8 @@ def unchanged(model: ModuleT) -> Iterator[ModuleT]:
 @contextlib.contextmanager
 def shared_fold(model: nn.Module | None = None) -> Iterator[None]:
     """Within it, layers that are asked one after the other share a fold, as in a call of their model."""
-    before = _open(_level(), model)
+    before, _current.scope = _current.scope, _Scope(model, _level())
     try:
         yield
     finally:
-        _close(before)
+        _current.scope = before

@@ -282,7 +282,8 @@ class TorchRows:
         moments = entering.split_with_sizes(self.channels, 1)
         means, variances = result[0].split_with_sizes(self.rows), result[1].split_with_sizes(self.rows)
         inputs = zip(self.blocks, units, moments, means, variances, strict=True)
-        return units, result, [block.statistics(*arguments, scratch) for block, *arguments in inputs]
+        levers = [block.statistics(unit, entered, mean, var, scratch) for block, unit, entered, mean, var in inputs]
+        return units, result, levers
 
 
 def rows_saved(layout: Layout, dtype: torch.dtype) -> SavedSizes:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ...gaussian.normal import Pair
 from .cuda_replay import handed_out
-from .dispatch import executor_known_as, saved_sizes, statistics_dtype
-from .layout import layouts_of, split_folded, split_gradients
+from .dispatch import executor_known_as, layouts_of, saved_sizes, split_gradients, split_parts, statistics_dtype
 
 # not `custom_op`, which at each call compares every result with every input
 _library = torch.library.Library("varprop", "FRAGMENT")
@@ -67,7 +66,7 @@ class _CompiledFold(torch.autograd.Function):
         anchors = _anchors(weights, ctx.anchored)
         weight, bias, *saved = torch.ops.varprop.fold(list(parameters), anchors, external, number, dtype)
         ctx.save_for_backward(*weights, *saved)
-        return tuple(split_folded(weight, bias, ctx.layouts))
+        return tuple(split_parts(weight, bias, ctx.layouts))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

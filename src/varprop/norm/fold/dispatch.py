@@ -1,4 +1,4 @@
-"""The choice of what computes a fold and its backward: kernels, torch, a recorded graph, or the reference.
+"""The fold as one node of autograd, and the choice of what computes it: kernels, torch, a recording, the reference.
 
 The moment pass and the row pass are chosen separately. An autograd graph holds the executor of its fold, so that it can
 be run backwards when the model is gone. For the same reason an executor refers to no modules and to no results with a
@@ -7,6 +7,7 @@ history: they hold graphs, and a cycle through nodes of autograd, which Python d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,16 +16,18 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd.graph import saved_tensors_hooks
 
 from ...gaussian.normal import Pair
 from ...version import __version__
 from ..backends import torch as torch_backend
 from ..backends.torch import SavedSizes
+from . import reference
 from .cuda_replay import (
     LARGEST,
     Recorder,
@@ -32,14 +35,26 @@ from .cuda_replay import (
     Replay,
     Results,
     graph_trees_run,
+    handed_out,
     runs_on_device_alone,
     stream_to_record,
 )
-from .layout import Layout, join, join_gradients, layouts_of, layouts_with, split_folded, split_gradients
+from .layout import Layout, MemoryLayout, memory_layout, memory_order
 
 Result = tuple[Tensor, Tensor, list[Tensor]]  # folded weights and biases, flat, and what the backward needs
 # by weights (flat), by shifts and scales (two rows), by external means and by external variances
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+STALE = (
+    "A parameter of a normalized layer was changed in place between the forward and the backward pass; "
+    "its gradient can no longer be computed."
+)
+
+FREED = (
+    "The memory of a parameter of a normalized layer was freed (offloaded, or sharded and not gathered): "
+    "bring it back before the model runs."
+)
 
 
 class MomentPass(Protocol):
@@ -144,22 +159,18 @@ def needs_reference(parameters: Sequence[Tensor]) -> bool:
     So it is under torch.func's transforms, forward-mode derivatives and export, and for tensors of several dtypes or
     devices or of subclasses.
     """
-    if torch.compiler.is_dynamo_compiling():  # which in some versions of torch calls itself exporting as well
-        return not _alike(parameters)
-    if torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active():
+    dynamo = torch.compiler.is_dynamo_compiling()  # which in some versions of torch calls itself exporting as well
+    if not dynamo and (torch.compiler.is_exporting() or torch._C._are_functorch_transforms_active()):
         return True
-    return torch.autograd.forward_ad._current_level >= 0 or not _alike(parameters)
-
-
-def _alike(parameters: Sequence[Tensor]) -> bool:
-    """True if parameters are plain tensors of one dtype on one device."""
+    if not dynamo and torch.autograd.forward_ad._current_level >= 0:
+        return True
     first = parameters[0]
-    if not all_plain(parameters):
-        return False
+    if not _PLAIN.issuperset(map(type, parameters)):
+        return True
     dtype, device = first.dtype, first.get_device()
     if first.is_cpu:  # all that is not on an accelerator has the same number
-        return all([p.dtype is dtype and p.is_cpu for p in parameters])
-    return first.is_cuda and all([p.dtype is dtype and p.get_device() == device for p in parameters])
+        return not all([p.dtype is dtype and p.is_cpu for p in parameters])
+    return not (first.is_cuda and all([p.dtype is dtype and p.get_device() == device for p in parameters]))
 
 
 def all_plain(parameters: Sequence[Tensor]) -> bool:
@@ -188,24 +199,33 @@ class Executor:
     def __init__(self, layout: Layout) -> None:
         self.layout, self.count = layout, len(layout.rows)
         self.number = fingerprint(layout)
-        self.backends: dict[Any, Backend] = {}
+        self.backends: dict[Any, tuple[Backend, ParameterLayouts]] = {}
         self.tried: dict[Backend, bool] = {}  # whether a graph can hold them
         self.recorders = {compiled: Recorder() for compiled in (False, True)}
         self.recordable = layout.weight_count <= LARGEST
 
-    def backend(self, weights: Sequence[Tensor]) -> Backend:
-        """The backend for weights of their memory layouts on their device; made when first asked for."""
+    def prepared(self, weights: Sequence[Tensor]) -> tuple[Backend, ParameterLayouts]:
+        """The backend for weights of their memory layouts on their device, and these; made when first asked for."""
         key = (weights[0].device, weights[0].dtype, *[w.stride() for w in weights])
         if key not in self.backends:
-            self.backends[key] = _make_backend(self.layout, weights, statistics_dtype(weights[0]))
+            layouts = layouts_with(weights, 2 * [rows.outputs for rows in self.layout.rows])
+            self.backends[key] = _make_backend(self.layout, weights, statistics_dtype(weights[0])), layouts
         return self.backends[key]
 
-    def forward(self, dtype: torch.dtype, external: Pair | None, parameters: Any, backward: bool = True) -> Result:
-        """Folded weights and biases, flat, and what the backward needs: first shifts and scales of all layers."""
+    def backend(self, weights: Sequence[Tensor]) -> Backend:
+        """The backend for weights of their memory layouts on their device."""
+        return self.prepared(weights)[0]
+
+    def forward(
+        self, dtype: torch.dtype, external: Pair | None, parameters: Any, backward: bool = True
+    ) -> tuple[Tensor, Tensor, list[Tensor], ParameterLayouts]:
+        """Folded weights and biases, flat, what the backward needs (first shifts and scales), and memory layouts."""
         weights = list(parameters[: self.count])
-        shift_scale = join(parameters[self.count :]).to(statistics_dtype(weights[0])).view(2, -1)
-        weight, bias, saved = self.backend(weights).forward(weights, shift_scale, external, dtype, backward)
-        return weight, bias, [shift_scale, *saved]
+        backend, layouts = self.prepared(weights)
+        work = torch.float64 if layouts.dtype == torch.float64 else torch.float32
+        shift_scale = join(parameters[self.count :]).to(work).view(2, -1)
+        weight, bias, saved = backend.forward(weights, shift_scale, external, dtype, backward)
+        return weight, bias, [shift_scale, *saved], layouts
 
     @torch.no_grad()
     def backward(self, saved: Any, grad_weight: Tensor, grad_bias: Tensor, weights: Any) -> Gradients:
@@ -216,7 +236,7 @@ class Executor:
 
     def forward_flat(self, dtype: torch.dtype, external: Pair | None, parameters: Any) -> list[Tensor]:
         """Folded weights, biases and all that is saved, each in a flat buffer of its own."""
-        weight, bias, saved = self.forward(dtype, external, parameters)
+        weight, bias, saved, _ = self.forward(dtype, external, parameters)
         return _without_shared_memory([weight, bias, *(tensor.flatten() for tensor in saved)])
 
     def backward_flat(self, saved: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
@@ -270,12 +290,168 @@ class Executor:
     def _forward_to_record(self, dtype: torch.dtype, parameters: Any) -> Results:
         """The fold in flat buffers, and as folded weights and biases of every layer."""
         flat = self.forward_flat(dtype, None, parameters)
-        return flat, split_folded(flat[0], flat[1], layouts_of(parameters))
+        return flat, split_parts(flat[0], flat[1], layouts_of(parameters))
 
     def _backward_to_record(self, weights: Any, saved: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
         """The backward in flat buffers and by parameter."""
         flat = _without_shared_memory(list(self.backward(saved, grad_weight, grad_bias, weights)))
         return flat, split_gradients(flat, layouts_with(weights, 2 * [rows.outputs for rows in self.layout.rows]))
+
+
+# --- the fold as one node of autograd ---
+
+
+class Fold(torch.autograd.Function):
+    """The fold as one node of autograd.
+
+    It saves nothing by `save_for_backward`, but holds the parameters and checks their versions itself. So it can be run
+    backwards again, and looks the same to a gradient checkpoint whether it ran within it or before.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, executor: Executor, dtype: torch.dtype, recording: Recording | None, *inputs: Any) -> Any:
+        """Folded weights of all layers, then their biases."""
+        mean, var, *parameters = inputs
+        ctx.executor, ctx.recording, ctx.inputs = executor, recording, inputs
+        ctx.versions = _versions(parameters)
+        if recording is not None:
+            return tuple(recording.folded())
+        external = None if mean is None else (mean, var)
+        weight, bias, ctx.saved, ctx.layouts = executor.forward(dtype, external, parameters, any(ctx.needs_input_grad))
+        return tuple(split_parts(weight, bias, ctx.layouts))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Derivatives by the external moments and by the parameters."""
+        parameters = ctx.inputs[2:]
+        if _versions(parameters) != ctx.versions:
+            raise RuntimeError(STALE)
+        if torch.is_grad_enabled() or any(map(_is_batched, grads)):
+            return None, None, None, *_backward_by_reference(ctx.executor.layout, ctx.inputs, grads)
+        results = zip(_derivatives(ctx, grads, parameters), ctx.needs_input_grad[3:], strict=True)
+        return None, None, None, *[result if needed else None for result, needed in results]
+
+
+def _versions(parameters: Sequence[Tensor]) -> list[int]:
+    """The versions of parameters; raises if the memory of one was freed, which torch itself would read."""
+    if not all(map(Tensor.data_ptr, parameters)) and any(p.numel() and not p.data_ptr() for p in parameters):
+        raise RuntimeError(FREED)
+    return [p._version for p in parameters]
+
+
+# `Function.apply` without what it does for torch.func, whose transforms never meet this node, argument by argument
+apply_fold: Any = super(torch.autograd.Function, Fold).apply
+
+
+def _derivatives(ctx: Any, grads: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    executor, recording = ctx.executor, ctx.recording
+    weights = parameters[: executor.count]
+    replayed = executor.replayed_backward(recording, grads, weights)
+    if replayed is not None:
+        return handed_out(replayed.views)
+    saved, layouts = (ctx.saved, ctx.layouts) if recording is None else (recording.saved, layouts_of(parameters))
+    return split_gradients(executor.backward_flat(saved, grads, weights), layouts)
+
+
+def _is_batched(grad: Tensor) -> bool:
+    """True if a tensor stands for a batch of them, as in `torch.autograd.grad(..., is_grads_batched=True)`."""
+    return torch._C._functorch.is_legacy_batchedtensor(grad) or torch._C._functorch.is_batchedtensor(grad)
+
+
+def _backward_by_reference(layout: Layout, inputs: Sequence[Any], grads: Sequence[Tensor]) -> list[Tensor | None]:
+    """Derivatives by autograd through the reference, which can be differentiated again and takes any tensors."""
+    again = torch.is_grad_enabled()  # a derivative of this derivative will be wanted
+    with torch.enable_grad():
+        # views, so that external moments count as inputs, however they depend on the parameters
+        inputs = [t if t is None else t.view_as(t) for t in inputs]
+        outputs = reference.fold_parts(layout, None if inputs[0] is None else (inputs[0], inputs[1]), inputs[2:])
+    matching = [grad.to(output.dtype) for grad, output in zip(grads, outputs, strict=True)]
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    results = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=again, allow_unused=True))
+    return [next(results) if t is not None and t.requires_grad else None for t in inputs]
+
+
+def own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
+    """A context within which tensors that autograd saves are hidden from hooks of callers.
+
+    A gradient checkpoint counts what is saved within it, and must find the same number when it computes again. A fold
+    may run before it the first time and within it the second.
+    """
+    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
+    return saved_tensors_hooks(_pack, _unpack)
+
+
+def _pack(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor.detach(), tensor._version
+
+
+def _unpack(packed: tuple[Tensor, int]) -> Tensor:
+    tensor, version = packed
+    if tensor._version != version:
+        raise RuntimeError(STALE)
+    return tensor
+
+
+# --- flat buffers of all layers ---
+
+
+class ParameterLayouts(NamedTuple):
+    """The memory layouts of all weights, the sizes of weights, shifts and scales, and their dtype."""
+
+    weights: list[MemoryLayout]
+    sizes: list[int]
+    dtype: torch.dtype
+
+
+def layouts_of(parameters: Any) -> ParameterLayouts:
+    """The layouts of parameters: all weights, then all shifts, then all scales."""
+    layouts = [memory_layout(weight) for weight in parameters[: len(parameters) // 3]]
+    return ParameterLayouts(layouts, [parameter.numel() for parameter in parameters], parameters[0].dtype)
+
+
+def layouts_with(weights: Any, sizes: list[int]) -> ParameterLayouts:
+    """The layouts of weights, and of shifts and scales of these sizes."""
+    layouts = [memory_layout(weight) for weight in weights]
+    return ParameterLayouts(layouts, [weight.numel() for weight in weights] + sizes, weights[0].dtype)
+
+
+def split_parts(weight: Tensor, vectors: Tensor, layouts: ParameterLayouts) -> list[Tensor]:
+    """Views of flat buffers: a weight for every layer, and then its bias, or all shifts and then all scales."""
+    count = len(layouts.weights)
+    weights = []
+    for piece, (sizes, order) in zip(weight.split_with_sizes(layouts.sizes[:count]), layouts.weights, strict=True):
+        weights.append(piece.view(sizes) if order is None else piece.view(sizes).permute(order))
+    several = vectors.dim() > 1  # shifts and scales, as two rows
+    return [*weights, *vectors.view(-1).split_with_sizes(layouts.sizes[count : None if several else 2 * count])]
+
+
+def split_gradients(gradients: Sequence[Tensor], layouts: ParameterLayouts) -> list[Tensor]:
+    """Derivatives by external means and variances, and then by every parameter, from the flat buffers."""
+    by_weight, by_source, by_mean, by_var = gradients
+    return [by_mean, by_var, *split_parts(by_weight, by_source.to(layouts.dtype), layouts)]
+
+
+def join_gradients(grads: Sequence[Tensor], weights: Any) -> Tensor:
+    """Derivatives by folded weights and then by biases in one flat buffer."""
+    count = len(weights)
+    return join([*(in_memory_order(g, w) for g, w in zip(grads[:count], weights, strict=True)), *grads[count:]])
+
+
+@torch.no_grad()
+def join(tensors: Sequence[Tensor]) -> Tensor:
+    """Vectors of one dtype, one after the other in a new one."""
+    if not tensors[0].is_cuda:
+        return torch.cat(list(tensors))
+    sizes = [tensor.numel() for tensor in tensors]
+    flat = tensors[0].new_empty(sum(sizes))
+    torch._foreach_copy_(flat.split_with_sizes(sizes), list(tensors))  # `cat` is slow where sizes differ much
+    return flat
+
+
+def in_memory_order(value: Tensor, weight: Tensor) -> Tensor:
+    """A value with the shape of a weight, flat, in the order of the weight in memory."""
+    return value.reshape(-1) if weight.is_contiguous() else value.permute(memory_order(weight)).reshape(-1)
 
 
 def _without_shared_memory(tensors: list[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -267,61 +267,6 @@ class MemoryLayout(NamedTuple):
     permutation: list[int] | None
 
 
-class ParameterLayouts(NamedTuple):
-    """The memory layouts of all weights, the sizes of weights, shifts and scales, and their dtype."""
-
-    weights: list[MemoryLayout]
-    sizes: list[int]
-    dtype: torch.dtype
-
-
-def layouts_of(parameters: Any) -> ParameterLayouts:
-    """The layouts of parameters: all weights, then all shifts, then all scales."""
-    layouts = [memory_layout(weight) for weight in parameters[: len(parameters) // 3]]
-    return ParameterLayouts(layouts, [parameter.numel() for parameter in parameters], parameters[0].dtype)
-
-
-def layouts_with(weights: Any, sizes: list[int]) -> ParameterLayouts:
-    """The layouts of weights, and of shifts and scales of these sizes."""
-    layouts = [memory_layout(weight) for weight in weights]
-    return ParameterLayouts(layouts, [weight.numel() for weight in weights] + sizes, weights[0].dtype)
-
-
-def split_folded(weight: Tensor, bias: Tensor, layouts: ParameterLayouts) -> list[Tensor]:
-    """The folded weights of all layers and then their biases, as views of the flat buffers."""
-    count = len(layouts.weights)
-    return _split_weights(weight, layouts) + list(bias.split_with_sizes(layouts.sizes[count : 2 * count]))
-
-
-def split_gradients(gradients: Sequence[Tensor], layouts: ParameterLayouts) -> list[Tensor]:
-    """Derivatives by external means and variances, and then by every parameter, from the flat buffers."""
-    by_weight, by_source, by_mean, by_var = gradients
-    vectors = by_source.to(layouts.dtype).view(-1).split_with_sizes(layouts.sizes[len(layouts.weights) :])
-    return [by_mean, by_var, *_split_weights(by_weight, layouts), *vectors]
-
-
-def _split_weights(flat: Tensor, layouts: ParameterLayouts) -> list[Tensor]:
-    pieces = flat.split_with_sizes(layouts.sizes[: len(layouts.weights)])
-    return [as_weight(piece, layout) for piece, layout in zip(pieces, layouts.weights, strict=True)]
-
-
-def join_gradients(grads: Sequence[Tensor], weights: Any) -> Tensor:
-    """Derivatives by folded weights and then by biases in one flat buffer."""
-    count = len(weights)
-    return join([*(in_memory_order(g, w) for g, w in zip(grads[:count], weights, strict=True)), *grads[count:]])
-
-
-@torch.no_grad()
-def join(tensors: Sequence[Tensor]) -> Tensor:
-    """Vectors of one dtype, one after the other in a new one."""
-    if not tensors[0].is_cuda:
-        return torch.cat(list(tensors))
-    sizes = [tensor.numel() for tensor in tensors]
-    flat = tensors[0].new_empty(sum(sizes))
-    torch._foreach_copy_(flat.split_with_sizes(sizes), list(tensors))  # `cat` is slow where sizes differ much
-    return flat
-
-
 def memory_layout(weight: Tensor) -> MemoryLayout:
     """The memory layout of a weight."""
     if weight.is_contiguous():
@@ -334,11 +279,6 @@ def as_weight(piece: Tensor, layout: MemoryLayout) -> Tensor:
     """A piece of a flat buffer as a weight of a memory layout."""
     sizes, permutation = layout
     return piece.view(sizes) if permutation is None else piece.view(sizes).permute(permutation)
-
-
-def in_memory_order(value: Tensor, weight: Tensor) -> Tensor:
-    """A value with the shape of a weight, flat, in the order of the weight in memory."""
-    return value.reshape(-1) if weight.is_contiguous() else value.permute(memory_order(weight)).reshape(-1)
 
 
 def memory_order(weight: Tensor) -> list[int]:

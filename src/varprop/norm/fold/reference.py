@@ -63,6 +63,21 @@ def fold(
     return folded, biases
 
 
+def fold_parts(layout: Layout, external: Pair | None, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Folded weights of all layers, then their biases, as `fold` gives them.
+
+    Args:
+        layout: The network, or a layout restricted to some of its layers.
+        external: Mean and variance of the external channels, if there are any.
+        parameters: The weights of these layers, then the shifts and then the scales of all layers of the network.
+    """
+    weights = len(layout.rows)
+    shifts_end = (weights + len(parameters)) // 2
+    vectors = parameters[weights:shifts_end], parameters[shifts_end:]
+    folded, biases = fold(layout, parameters[:weights], *vectors, external)
+    return [*folded, *biases]
+
+
 def output_statistics(
     layout: Layout, weights: Sequence[Tensor], shifts: Sequence[Tensor], scales: Sequence[Tensor], external: Pair | None
 ) -> list[Pair]:
