@@ -59,6 +59,7 @@ def _like_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cuda_replay, "_recorded", recorded)
     monkeypatch.setattr(dispatch, "_make_backend", like_kernels)
+    monkeypatch.setattr(dispatch, "RECORDED_ON", ("cpu",))
     monkeypatch.setattr(dispatch, "stream_to_record", lambda parameter: 0)
 
 

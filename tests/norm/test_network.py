@@ -223,13 +223,13 @@ class Counter:
     """Counts how often the passes run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, inner = 0, network_module.fold_parts
+        self.count, inner = 0, network_module.apply_fold
 
         def counted(*args: Any) -> Any:
             self.count += 1
             return inner(*args)
 
-        monkeypatch.setattr(network_module, "fold_parts", counted)
+        monkeypatch.setattr(network_module, "apply_fold", counted)
 
 
 def test_folded_once_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:

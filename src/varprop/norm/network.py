@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..gaussian.normal import Pair
 from ..graph.node import Node
 from ..moments import Tokens
-from .fold import reference
+from .fold import dispatch, reference
 from .fold.dispatch import Executor, apply_fold, computing_dtype, needs_reference, own_saved_tensors, register
 from .fold.layout import sublayout
 from .intact import Intact, refuse_sharded
@@ -39,6 +39,10 @@ class Folded(NamedTuple):
         int, list[tuple[Tensor, int]]
     ]  # by index: what a parametrized weight is computed from, with versions
     between: list[tuple[Tensor, int]]  # parameters and buffers between layers that were read, with versions
+
+    def layer(self, index: int) -> Pair:
+        """Weight and bias of a layer."""
+        return self.tensors[index], self.tensors[index + len(self.tensors) // 2]
 
     def serves(self, layer: Any, index: int, compiling: bool) -> bool:
         """True if it is what would be computed now for a layer, as far as autograd can tell.
@@ -179,7 +183,7 @@ class Network:
 
                 folded = compiled_fold(self.executor.number, dtype, external, parameters)
             else:
-                recordable = external is None and first.is_cuda
+                recordable = external is None and first.device.type in dispatch.RECORDED_ON
                 recording = self.executor.recording(dtype, parameters) if recordable else None
                 folded = list(apply_fold(self.executor, dtype, recording, *(external or (None, None)), *parameters))
         once, dtypes = reads_more and folded[0].requires_grad, (first.dtype, dtype)

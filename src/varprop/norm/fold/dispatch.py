@@ -57,6 +57,9 @@ FREED = (
 )
 
 
+RECORDED_ON = ("cuda",)  # types of devices on which a fold is recorded and replayed
+
+
 class MomentPass(Protocol):
     """Computes mean and variance of all channels that enter the layers, from shifts and scales."""
 
