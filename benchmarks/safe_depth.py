@@ -36,9 +36,10 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 STARTS: dict[str, dict[str, Any]] = {
-    "first shift": {"shift": True},
-    "mean 0": {"shift": False},
-    "center=False": {"center": False},
+    "by depth": {},
+    "first shift": {"shift": "first", "orthogonal": False},
+    "mean 0": {"shift": False, "orthogonal": False},
+    "center=False": {"center": False, "orthogonal": False},
     "He": {"center": False},
 }
 SHOWN = (1, 5, 10, 15, 20, 30, 40, 50, 70, 100)

@@ -39,18 +39,21 @@ class Chain(nn.Module):
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_stacked_starts_are_those_of_init(activation: str, skips: bool) -> None:
-    cell = Cell(6, skips, activation, "adam")
+    cell = Cell(8, skips, activation, "adam")
     data = torch.randn(500, 20, generator=torch.Generator().manual_seed(0)) + 0.5
     names = {"mean 0, gaussian": {"shift": False}, "second moment, orthogonal": {"center": False}}
-    names |= {"first shift, gaussian": {}} if activation == "relu" else {}
+    names |= {"shaped 1, orthogonal": {}} if activation == "tanh" and not skips else {}
+    names |= {"first shift, gaussian": {"shift": "first"}} if activation == "relu" else {}
+    names |= {"shift by depth 1, orthogonal": {}} if activation == "relu" and not skips else {}
     for name, options in names.items():
         start = Start(cell, SIZES, data, {})
         starts(cell)[name](start)
         model = Chain(cell, 20)
         kind = name.split(", ")[1]
         for index, layer in enumerate(model.layers):
-            layer.weight.data = start.draw(kind, index, *layer.weight.shape)[1]
-        vp.init_(model, vp.Moments(data.mean(0, keepdim=True), data.var(0, keepdim=True)), **options)
+            layer.weight.data = start.draw("gaussian", index, *layer.weight.shape)[1]
+        moments = vp.Moments(data.mean(0, keepdim=True), data.var(0, keepdim=True))
+        vp.init_(model, moments, orthogonal=kind == "orthogonal", **options)
         for layer, weight, bias in zip(model.layers, start.weights, start.biases, strict=True):
             torch.testing.assert_close(layer.weight, weight[1], rtol=2e-3, atol=1e-4)
             torch.testing.assert_close(layer.bias, bias[1], rtol=2e-3, atol=2e-3)

@@ -50,7 +50,7 @@ def behind_layers(bias):
 @pytest.mark.parametrize("bias", [True, False])
 def test_batch_norms_behind_layers_start_where_the_batch_puts_them(bias):
     torch.manual_seed(0)
-    model = vp.init_(behind_layers(bias), vp.Moments(0.0, 1.0), example=(1, 64)).train()
+    model = vp.init_(behind_layers(bias), vp.Moments(0.0, 1.0), example=(1, 64), shift="first").train()
     x = torch.randn(20000, 64)
     for end in (2, 5, 8):
         out = model[:end](x).detach()

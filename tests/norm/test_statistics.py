@@ -265,7 +265,7 @@ def test_without_centring_the_second_moment_is_one() -> None:
 def test_initialization_leaves_a_plain_model() -> None:
     given = case("own batch norm")
     model, classes = given.model, [type(m) for m in given.model.modules()]
-    assert vp.init_(model, given.moments, example=given.inputs, shift=False) is model
+    assert vp.init_(model, given.moments, example=given.inputs, shift=False, orthogonal=False) is model
     assert [type(m) for m in model.modules()] == classes
     expected = case("own batch norm").normalized(form="paper")
     assert apart(given.run(model), given.run(expected)) <= 1e-12

@@ -207,15 +207,7 @@ def _advice(finding: Finding, rows: list[ReportRow], context: FindingContext) ->
         if zeros:
             fill = f"fill the zeros of {', '.join(zeros[:NAMED])} (torch.nn.init.kaiming_normal_), then "
             advice = advice.replace(REMEDY, INIT).replace(INIT, fill + INIT)
-        elif finding.kind in GRADIENTS and _is_even(rows):
-            advice = "the signal is even already: add skip connections, or use fewer layers"
     return advice.replace(f"({ARGUMENTS}", f"({context.arguments}")
-
-
-def _is_even(rows: list[ReportRow]) -> bool:
-    """True if all layers with weights, but for the last, have about the same std: initialization cannot mend more."""
-    stds = [row.numbers["std"] for row in rows if row.is_layer and row.weighted and row.role == ""][:-1]
-    return bool(stds) and max(stds) < 2 * min(stds)
 
 
 def _judged(rows: list[ReportRow], weighted: list[ReportRow]) -> list[ReportRow]:
@@ -362,7 +354,9 @@ def _gradient(rows: list[ReportRow]) -> Iterator[Finding]:
         if kind == "explode" and ends[0].role == "normalized":
             severity = "warning" if severity == "error" else "note"
         text = f"gradients {kind}: at the first layer they are {times(ratio)} those at the last ({ends[1].label})"
-        yield Finding(severity, kind, ends[0].label, text, REMEDY, ratio)
+        # behind vp.normalize gradients of a deep chain grow too: scales and shifts learn, but start as for any depth
+        advice = f"{INIT}; where that is not enough, add skip connections"
+        yield Finding(severity, kind, ends[0].label, text, advice, ratio)
 
 
 def _saturation(row: ReportRow) -> Iterator[Finding]:

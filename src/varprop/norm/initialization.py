@@ -221,7 +221,8 @@ def orthogonalize_(layers: Iterable[nn.Module]) -> None:
         weight, groups = layer.weight, getattr(layer, "groups", 1)
         transposed = getattr(layer, "transposed", False)
         rows = weight.unflatten(0, (groups, -1)).flatten(3) if weight.ndim > 2 else weight[None, :, :, None]
-        rows = (rows.transpose(1, 2) if transposed else rows).double()  # groups, outputs, inputs, taps
+        rows = rows.transpose(1, 2) if transposed else rows  # groups, outputs, inputs, taps
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         matrix = rows.flatten(2)
         wide = matrix.shape[1] < matrix.shape[2]
         q, r = torch.linalg.qr(matrix.mT if wide else matrix)

@@ -167,13 +167,56 @@ def test_a_layer_of_zeros_comes_before_what_follows_from_it():
     assert not {"dead", "always_on", "shift"} & {finding.kind for finding in report.findings}
 
 
+def even(model):
+    """Every unit of variance 1, and gradients that grow at every layer."""
+    vp.init_(model, STANDARD, example=(1, 64), shift="first", orthogonal=False)
+
+
+def as_torch(model):
+    """As torch.nn makes it: what a chain passes on shrinks at every layer."""
+
+
+@torch.no_grad()
+def eightfold(model):
+    for parameter in model.parameters():
+        parameter.mul_(8)
+
+
+DEEP = [
+    ("vanish", as_torch, nn.ReLU, 30),
+    ("decay", as_torch, nn.ReLU, 30),
+    ("explode", eightfold, nn.ReLU, 30),
+    ("vanish", as_torch, nn.GELU, 30),
+    ("vanish", as_torch, nn.Tanh, 60),
+    *[
+        pytest.param(kind, damage, act, 100, marks=pytest.mark.slow)
+        for kind, damage, act in (
+            ("explode", even, nn.ReLU),
+            ("explode", even, nn.GELU),
+            ("explode", even, nn.Tanh),
+            ("decay", as_torch, nn.Tanh),
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize(("kind", "damage", "act", "depth"), DEEP)
+def test_advice_for_a_deep_chain_leaves_nothing_to_worry_about(kind, damage, act, depth):
+    model = chain(depth, act=act)
+    damage(model)
+    report = vp.inspect(model, STANDARD, example=(1, 64))
+    finding = next(one for one in report.findings if one.kind == kind and one.severity != "note")
+    after = vp.inspect(followed(model, finding), STANDARD, example=(1, 64))
+    assert not alarms(after), after.text()
+
+
 @pytest.mark.slow
-def test_what_initialization_cannot_mend_is_not_answered_by_it():
-    """Gradients that explode in a network that has been initialized already."""
-    model = vp.init_(chain(100, 16, 16), STANDARD, example=(1, 16))
+def test_skip_connections_help_where_a_chain_explodes():
+    model = chain(100, 16, 16)
+    vp.init_(model, STANDARD, example=(1, 16), shift="first", orthogonal=False)
     report = vp.inspect(model, STANDARD, example=(1, 16))
     (finding,) = [one for one in report.findings if one.kind == "explode"]
-    assert "vp.init_" not in finding.advice and "skip connections" in finding.advice
+    assert "vp.init_" in finding.advice and "skip connections" in finding.advice
     skipped = vp.inspect(WithSkips(model), STANDARD, example=(1, 16))
     assert not {"explode", "vanish"} & set(alarms(skipped))
 
