@@ -1,6 +1,6 @@
 """The lab's commands of ``varprop``: demo, reproduce, compare, bench, data get; all of it can be called from Python.
 
-`varprop.cli.extensions` finds this module by its name. What a command needs is imported when it runs.
+`varprop.cli.options` finds this module by its name. What a command needs is imported when it runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import varprop as vp
-from varprop.cli.names import unknown
+from varprop.cli.models import unknown
 from varprop.cli.options import add_command, add_device, add_out, add_resume, add_root, listed, number, stoppable
 
 from .protocol.records import ALL_METHODS, ALL_STARTS, METHODS, STARTS

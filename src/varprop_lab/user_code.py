@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import varprop as vp
-from varprop.cli.names import callable_named, did_you_mean, located
+from varprop.cli.models import callable_named, did_you_mean, located
 
 from .data import datasets
 from .data.augmentation import Augmentation, is_tokens, scaled

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.convert.networks import NETWORKS, close, network
 from varprop.convert import param_groups, reparametrize, unit_norm_
-from varprop.convert.weightnorm import has_weight_norm, parts_of
+from varprop.convert.reparametrize import has_weight_norm, parts_of
 from varprop.norm.linear_layers import find_linear_layers
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.convert.networks import close, network, same_state
 from varprop.convert import reparametrize
-from varprop.convert.weightnorm import from_weight_norm_, has_weight_norm, to_weight_norm_
+from varprop.convert.reparametrize import from_weight_norm_, has_weight_norm, to_weight_norm_
 
 
 def test_it_is_torchs_own() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from varprop.gaussian import activations, closed, rectifier
+from varprop.gaussian import activations, rectifier
 
 GOLDEN = {
     "relu": activations.relu,
@@ -27,10 +27,10 @@ GOLDEN = {
     "celu_0.5": partial(activations.celu, alpha=0.5),
     "step": rectifier.step,
     "sign": rectifier.sign,
-    "exp": closed.exp,
-    "square": partial(closed.power, n=2),
-    "sin": closed.sin,
-    "cos": closed.cos,
+    "exp": activations.exp,
+    "square": partial(activations.power, n=2),
+    "sin": activations.sin,
+    "cos": activations.cos,
     "sigmoid": activations.sigmoid,
     "tanh": activations.tanh,
     "silu": activations.silu,
@@ -49,10 +49,10 @@ OTHERS = {
     "clamp_above": partial(rectifier.clamp, low=None, high=0.5),
     "clamp_nowhere": partial(rectifier.clamp, low=None, high=float("inf")),
     "clamp_point": partial(rectifier.clamp, low=0.5, high=0.5),
-    "expm1": closed.expm1,
-    "cube": partial(closed.power, n=3),
-    "fifth": partial(closed.power, n=5),
-    "one": partial(closed.power, n=0),
+    "expm1": activations.expm1,
+    "cube": partial(activations.power, n=3),
+    "fifth": partial(activations.power, n=5),
+    "one": partial(activations.power, n=0),
     "elu_scaled": partial(activations.elu, alpha=1.5, scale=0.7, input_scale=2.0),
     "softplus_beta": partial(activations.softplus, beta=3.0),
     "softplus_threshold": partial(activations.softplus, threshold=2.0),
@@ -62,10 +62,10 @@ OTHERS = {
     "atan": activations.atan,
 }
 LOGNORMAL = {
-    "reciprocal": partial(closed.lognormal_power, p=-1.0),
-    "rsqrt": partial(closed.lognormal_power, p=-0.5),
-    "sqrt": partial(closed.lognormal_power, p=0.5),
-    "log": closed.lognormal_log,
+    "reciprocal": partial(activations.lognormal_power, p=-1.0),
+    "rsqrt": partial(activations.lognormal_power, p=-0.5),
+    "sqrt": partial(activations.lognormal_power, p=0.5),
+    "log": activations.lognormal_log,
 }
 ALL = {**GOLDEN, **OTHERS}
 

@@ -13,11 +13,10 @@ import torch
 
 import varprop as vp
 
-from .extensions import extensions
 from .inputs import InputOptions, make_inputs
 from .inspect import TARGET, add_shape
 from .models import load
-from .options import add_command
+from .options import add_command, extensions
 
 EXTRAS = {
     "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy"),

@@ -11,8 +11,8 @@ import torch
 
 import varprop as vp
 
-from .extensions import extensions
 from .models import NamedModel, check_inputs, check_runs, embedding_rows, needed, read_file
+from .options import extensions
 
 SAVED = {".pt", ".pth", ".npy"}
 MOST = 1024  # inputs taken from files

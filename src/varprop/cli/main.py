@@ -12,8 +12,7 @@ from typing import NoReturn
 import varprop as vp
 
 from . import doctor, inspect
-from .extensions import extensions
-from .options import Parser, Stopped
+from .options import Parser, Stopped, extensions
 
 ABOUT = "Fair comparison of normalizations, and the experiments of the paper on analytic variance propagation."
 DEBUG = "--debug"

@@ -21,7 +21,7 @@ from ..norm.linear_layers import along_outputs, is_linear_layer, output_axis, ow
 from ..norm.recurrent import NormalizedRecurrent, suffixes, unit_gates_
 from ..norm.scope import ModuleT
 from .batchnorm import Batched, own_batch_norms
-from .weightnorm import has_weight_norm, parts_of
+from .reparametrize import has_weight_norm, parts_of
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 

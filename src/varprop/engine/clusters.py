@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gaussian import chebyshev
+from ..gaussian import quadrature
 from ..gaussian.normal import differentiated, readable, working_dtype
 from ..gaussian.quadrature import PANELS, Pointwise, crossings, expectation
 from ..gaussian.rectifier import relu_of_sum
@@ -220,7 +220,7 @@ class Clusters:
                 first, var = expectation(function, m, s, **self.panels(path, root, m, s))
                 return (first - function(m.unsqueeze(0)).squeeze(0)) / s.square(), var / s.square()
 
-            interpolated = chebyshev.at_many(curved, mean, std)
+            interpolated = quadrature.at_many(curved, mean, std)
             if interpolated is not None:
                 added, share = (values * std.square() for values in interpolated)
                 return Moments(function(mean.unsqueeze(0)).squeeze(0) + added, share)
@@ -259,7 +259,7 @@ class Clusters:
 
     def may_interpolate(self, path: list[Node], mean: Tensor, std: Tensor) -> bool:
         """True if there are many elements, and the path is the same smooth function for all, without derivatives."""
-        if mean.numel() < chebyshev.MANY or mean.shape != std.shape or differentiated(mean, std):
+        if mean.numel() < quadrature.MANY or mean.shape != std.shape or differentiated(mean, std):
             return False
         if not readable(mean):
             return False

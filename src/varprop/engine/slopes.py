@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..gaussian.chebyshev import at_many
 from ..gaussian.normal import cdf, ratio, working_dtype
-from ..gaussian.quadrature import expectation
+from ..gaussian.quadrature import at_many, expectation
 from ..graph.node import Node
 from ..moments import Moments
 from .clusters import Clusters

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .chebyshev import Range, transform
 from .normal import ROOT_TWO_PI, Pair, batches, gauss_legendre, promote, ratio, readable, rowwise, safe_sqrt
+from .quadrature import Range, transform
 from .softmax_series import softmax_series
 
 FEW = 1 << 12  # logits up to which each has integrals of its own

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..gaussian import maximum as gaussian_maximum
 from ..gaussian import softmax as gaussian_softmax
-from ..gaussian.activations import sigmoid
-from ..gaussian.closed import lognormal_power
+from ..gaussian.activations import lognormal_power, sigmoid
 from ..gaussian.rectifier import step
 from ..moments import Moments
 from .axes import lift, negative

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gaussian import activations, closed
+from ..gaussian import activations
 from ..gaussian import softmax as exact
 from ..gaussian.normal import Pair
 from ..gaussian.quadrature import expectation
@@ -93,7 +93,7 @@ def _of_gap(moments_of: Callable[[Tensor, Tensor], Pair], x: Value, y: Value, re
 @rule(aten.mse_loss)
 def mse_loss(x: Value, y: Value, reduction: int = MEAN) -> Moments:
     """(x - y)^2; exact for Gaussians."""
-    return _of_gap(lambda mean, std: closed.power(mean, std, 2), x, y, reduction)
+    return _of_gap(lambda mean, std: activations.power(mean, std, 2), x, y, reduction)
 
 
 @rule(aten.l1_loss)

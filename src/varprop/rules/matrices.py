@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..gaussian import closed
+from ..gaussian.activations import power
 from ..graph import ops
 from ..moments import Moments
 from .arithmetic import add_independent, mul_independent, sub_independent
@@ -97,7 +97,7 @@ def _powers(letters: Sequence[str], operands: Sequence[Value]) -> list[Term]:
             terms.append((letter_group, x**count))
         else:
             dense = x.dense()
-            terms.append((letter_group, dense if count == 1 else Moments(*closed.power(dense.mean, dense.std, count))))
+            terms.append((letter_group, dense if count == 1 else Moments(*power(dense.mean, dense.std, count))))
     return terms
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import varprop as vp
-from varprop.cli.names import first_line
+from varprop.cli.models import first_line
 from varprop_lab import environment
 
 from ..environment import chosen_device

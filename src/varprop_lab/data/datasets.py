@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import varprop as vp
-from varprop.cli.names import unknown
+from varprop.cli.models import unknown
 
 NAMES = ("mnist", "cifar10", "digits")
 DATA_VARIABLE = "VARPROP_DATA"

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import varprop as vp
 from varprop.cli import progress
-from varprop.cli.names import unknown
+from varprop.cli.models import unknown
 
 from ..store.files import write_atomically
 from . import datasets

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import varprop as vp
-from varprop.cli.names import first_line
+from varprop.cli.models import first_line
 
 from ..data.datasets import on_device
 from ..environment import reproducible, require

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from varprop.cli.names import unknown
+from varprop.cli.models import unknown
 
 from ..data.augmentation import Augmentation
 from ..execution.run import RunError, run

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import varprop as vp
-from varprop.cli.names import unknown
+from varprop.cli.models import unknown
 
 from ..data.augmentation import Augmentation
 from .records import ALL_METHODS, ALL_STARTS, METHODS, STARTS, Cell, Method, Start

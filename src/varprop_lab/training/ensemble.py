@@ -23,7 +23,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
 
-from varprop.cli.names import first_line
+from varprop.cli.models import first_line
 
 from ..data.batches import AUGMENT, GENERAL, MEASURE, Batches, seed_of
 from ..protocol.experiments import DECAY, DOUBLE, MOMENTUM, UNIT_NORM

@@ -10,7 +10,7 @@ from torch import nn
 
 import varprop as vp
 from varprop.cli.main import main as command_line
-from varprop.cli.names import first_line
+from varprop.cli.models import first_line
 from varprop_lab.bench import cases, run, step
 from varprop_lab.bench.cases import Recipe
 from varprop_lab.bench.record import Measurement, Record, tables, write_page
