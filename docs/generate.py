@@ -1,4 +1,4 @@
-"""Pages of the site that follow from the code, written when it is built: commands, rules, limitations, llms.txt.
+"""Pages of the site that follow from the code, written when it is built: commands, rules, activations, llms.txt, ...
 
 A Sphinx extension. The pages lie in docs/reference and are not committed.
 """
@@ -6,6 +6,7 @@ A Sphinx extension. The pages lie in docs/reference and are not committed.
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import re
 import types
@@ -14,9 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+import varprop as vp
 from varprop.cli.main import make_parser
 from varprop.engine import reasons
+from varprop.gaussian.stability import chi, correlation, scale_rate, stable_shift, start_for
+from varprop.norm.api import captured_for
+from varprop.norm.initialization import GROWTH, activated_with_slope, layers_before_activations
+from varprop.norm.modes import with_calls
 from varprop.rules.registry import Key, Rule, registered
 
 SUMMARY = "Mean and variance of every unit of a PyTorch model, computed from its weights instead of measured on data."
@@ -33,7 +40,12 @@ def setup(app: Any) -> dict[str, bool]:
 def write_pages(folder: Path) -> None:
     """Write every generated page into a folder; one that is as it should be is left alone, for quick rebuilds."""
     folder.mkdir(exist_ok=True)
-    pages = {"commands": commands_page(), "rules": rules_page(), "limitations": limitations_page()}
+    pages = {
+        "commands": commands_page(),
+        "rules": rules_page(),
+        "limitations": limitations_page(),
+        "activations": activations_page(),
+    }
     for name, text in pages.items():
         file = folder / f"{name}.md"
         if not file.exists() or file.read_text("utf-8") != text:
@@ -212,6 +224,73 @@ def limitations_page() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+# --- activations ---
+
+DEPTHS = 10, 100  # of the chains for which a start is shown
+
+
+def activations_page() -> str:
+    """What every activation of torch.nn with a rule does to scales, gradients and correlations behind a layer."""
+    lines = ["# Activations in deep chains", ""]
+    lines += [
+        "What an activation behind layers of unit variance does to a signal, its gradients and its correlations.",
+        "",
+        "Units before it are b + σ Z. *v* is the variance after it, *λ* what is left behind the next layer of a small "
+        "error of scale, *χ* what squared gradients are multiplied by on the way back through that layer, which takes "
+        "means off; *c(.5)* and *c(.99)* are the correlations after it of two samples with correlation .5 and .99 "
+        "before. χ is the slope of c at 1. The first columns have b = 0 and σ = 1, the next the first shift, the last "
+        "the shift and deviation with which `vp.init_` starts chains so deep, where λ ≤ 1 and χ to the power of the "
+        "depth is at most e, as far as that is possible; the slope of a jump counts as 0. [What follows from it](../initialization.md). "
+        + WRITTEN.format("the moments that the registered rules compute"),
+        "",
+    ]
+    header = "activation", "mean", "v", "λ", "χ", "c(.5)", "c(.99)", "first shift: b", "v", "λ", "χ"
+    by_depth = tuple(f"depth {depth}: {what}" for depth in DEPTHS for what in ("b", "σ", "λ"))
+    rows = [row for kind in activation_classes() if (row := activation_row(kind))]
+    return "\n".join([*lines, *table((*header, *by_depth), rows), ""])
+
+
+def activation_classes() -> list[type[nn.Module]]:
+    """The activations of torch.nn that need no arguments and act on every element by itself."""
+    names = (name for name in nn.modules.activation.__all__ if "oftmax" not in name and "oftmin" not in name)
+    kinds = [getattr(nn, name) for name in names]
+    return [kind for kind in kinds if _is_elementwise(kind)]
+
+
+def _is_elementwise(kind: type[nn.Module]) -> bool:
+    x = torch.tensor([[-1.5, 0.5], [0.3, 2.0]])
+    try:
+        module = kind().eval()
+        pieces = torch.cat([module(x[:, :1]), module(x[:, 1:])], 1)
+        return torch.equal(module(x), pieces) and bool(pieces.std() > 0)
+    except (TypeError, RuntimeError, IndexError, ValueError):
+        return False  # it needs arguments, or several elements
+
+
+@torch.no_grad()
+def activation_row(kind: type[nn.Module]) -> tuple[str, ...] | None:
+    """A line of the table; None for an activation that the engine has no function of one variable for."""
+    model = nn.Sequential(nn.Linear(1, 1), kind(), nn.Linear(1, 1)).eval()
+    captured = captured_for(model, vp.Moments(0.0, 1.0), (1, 1))
+    graph = with_calls(captured.programs[False], {"0": model[0], "2": model[2]}, captured.moments)
+    found = [activation for _, activation in layers_before_activations(graph) if activation is not None]
+    if not found:
+        return None
+    moments = functools.partial(activated_with_slope, found[0])
+
+    def at(shift: float, std: float = 1.0) -> tuple[float, float, float, float]:
+        b, s = (torch.tensor([x], dtype=torch.float64) for x in (shift, std))
+        mean, var, _ = moments(b, s)
+        return float(mean), float(var), float(scale_rate(moments, b, s)), float(chi(moments, b, s))
+
+    stable = stable_shift(lambda mean, std: moments(mean, std)[:2])
+    cells = [*at(0.0), *(correlation(moments, c) for c in (0.5, 0.99)), stable, *at(stable)[1:]]
+    for depth in DEPTHS:
+        shift, std = start_for(moments, stable, GROWTH ** (1 / depth))
+        cells += [shift, std, at(shift, std)[2]]
+    return f"`{kind.__name__}`", *(f"{cell:.3f}" for cell in cells)
 
 
 # --- text ---

@@ -1,6 +1,7 @@
 """Pages of the site that are written from the code: all commands, all rules, all reasons for approximations."""
 
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,25 @@ def test_links_that_lead_nowhere_are_named(tmp_path):
         "a.html: sub/b.html#gone has no such anchor",
         "a.html: c.png does not exist",
     ]
+
+
+@pytest.mark.slow
+def test_activations_are_on_a_page_with_what_they_do_in_deep_chains(generate):
+    """For ReLU in closed form; chi is never below 1 (Poincare), and at the depth shown no error of scale grows."""
+    page = generate.activations_page()
+    rows = {
+        cells[1].strip(" `"): [float(cell) for cell in cells[2:-1]]
+        for line in page.splitlines()
+        if line.startswith("| `") and (cells := line.split("|"))
+    }
+    assert {"ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "ELU", "LeakyReLU", "Softplus", "Hardswish"} <= rows.keys()
+    variance = 0.5 - 0.5 / math.pi
+    expected = [math.sqrt(0.5 / math.pi), variance, 1.0, 0.5 / variance]
+    assert rows["ReLU"][:4] == pytest.approx(expected, abs=1e-3)
+    angle = math.acos(0.5)
+    product = (math.sin(angle) + (math.pi - angle) * 0.5) / (2 * math.pi)  # Cho and Saul 2009
+    assert rows["ReLU"][4] == pytest.approx((product - 0.5 / math.pi) / variance, abs=1e-3)
+    for name, row in rows.items():
+        assert row[3] >= 0.9995 or name == "Hardshrink", name  # which jumps
+    for name in ("ReLU", "GELU", "SiLU", "Tanh", "ELU", "Softplus"):
+        assert rows[name][12] <= 1.0005 and rows[name][15] <= 1.0005, name

@@ -117,6 +117,21 @@ def scale_rate(moments: MomentsAndSlope, shifts: Tensor, stds: Tensor) -> Tensor
     return (above / below).log() / (4 * _NEAR * math.log(2))
 
 
+def correlation(moments: MomentsAndSlope, before: float, shift: float = 0.0, std: float = 1.0) -> float:
+    """The correlation after an activation of two units with one before it; its slope at 1 is `chi`.
+
+    X and Y share U: X = sqrt(c) U + sqrt(1 - c) V, so that E f(X) f(Y) is the mean square of E[f(X) | U].
+    """
+    u = torch.linspace(-9, 9, 2000, dtype=torch.float64)
+    weights = torch.exp(-u.square() / 2)
+    means = shift + std * math.sqrt(before) * u
+    within = torch.full_like(u, std * math.sqrt(1 - before))
+    at = torch.tensor([shift], dtype=torch.float64), torch.tensor([std], dtype=torch.float64)
+    mean, var, _ = (x.double().reshape(1, -1).mean(1) for x in moments(*at))
+    shared = moments(means, within)[0].double().reshape(len(u), -1).mean(1) - mean
+    return float((shared.square() * weights).sum() / weights.sum() / var)
+
+
 def _shaped(moments: MomentsAndSlope, growth: float) -> tuple[float, float]:
     """The shift nearest to 0 with which errors of scale do not grow, and the largest deviation that it allows."""
 

@@ -42,7 +42,7 @@ def first_shifts(graph: CapturedMode) -> dict[str, FirstOutputs]:
     """
     starts: dict[str, FirstOutputs] = {}
     cache: dict[str, float] = {}
-    for call, activation in _layers_before_activations(graph):
+    for call, activation in layers_before_activations(graph):
         _join(starts, graph.calls[call], (_stable_shift(activation, cache), 1.0))
     return starts
 
@@ -64,19 +64,19 @@ def starts_by_depth(graph: CapturedMode, growth: float = GROWTH) -> dict[str, Fi
     starts: dict[str, FirstOutputs] = {}
     cache: dict[str, float] = {}
     chosen: dict[tuple[str, int], FirstOutputs] = {}
-    for call, activation in _layers_before_activations(graph):
+    for call, activation in layers_before_activations(graph):
         start = _stable_shift(activation, cache), 1.0
         if activation is not None:
             key = activation.key(), lengths[call]
             if key not in chosen:
                 by_layer = growth ** (1 / lengths[call])
-                chosen[key] = start_for(functools.partial(_activated_with_slope, activation), start[0], by_layer)
+                chosen[key] = start_for(functools.partial(activated_with_slope, activation), start[0], by_layer)
             start = chosen[key]
         _join(starts, graph.calls[call], start)
     return starts
 
 
-def _layers_before_activations(graph: CapturedMode) -> Iterator[tuple[Node, Statistics | None]]:
+def layers_before_activations(graph: CapturedMode) -> Iterator[tuple[Node, Statistics | None]]:
     """Calls of layers whose outputs an activation reads, with the activation as a function of moments.
 
     None stands for one that differs from sample to sample.
@@ -168,7 +168,7 @@ def _activated(statistics: Statistics, mean: Tensor, std: Tensor) -> Pair:
     return result.mean, result.var
 
 
-def _activated_with_slope(statistics: Statistics, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def activated_with_slope(statistics: Statistics, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of an activation, and the mean square of its slope."""
     evaluation = _evaluated(statistics, mean, std)
     (root,), (end,) = statistics.graph.calls, statistics.targets
