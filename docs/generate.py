@@ -242,7 +242,8 @@ def activations_page() -> str:
         "means off; *c(.5)* and *c(.99)* are the correlations after it of two samples with correlation .5 and .99 "
         "before. χ is the slope of c at 1. The first columns have b = 0 and σ = 1, the next the first shift, the last "
         "the shift and deviation with which `vp.init_` starts chains so deep, where λ ≤ 1 and χ to the power of the "
-        "depth is at most e, as far as that is possible; the slope of a jump counts as 0. [What follows from it](../initialization.md). "
+        "depth is at most e, as far as that is possible; the slope of a jump counts as 0. "
+        "[What follows from it](../initialization.md). "
         + WRITTEN.format("the moments that the registered rules compute"),
         "",
     ]
