@@ -95,3 +95,17 @@ def test_what_waits_for_the_device_is_not_recorded():
     for _ in range(PATIENCE + 1):
         torch.testing.assert_close(vp.predict(program, x).covariance, first.covariance)
     assert [*program.facts[PredictionGraphs].recordings.values()] == [None]
+
+
+def test_garbage_with_graphs_does_not_disturb_a_recording():
+    """A program that was dropped is collected at some time, and its graphs must not be destroyed within a recording."""
+    for _ in range(3):
+        model, x = mlp()
+        model, x = with_dropout(model).cuda(), x.cuda()
+        program = vp.capture(model, x)
+        for _ in range(PATIENCE + 2):
+            vp.predict(program, x)
+        assert None not in program.facts[PredictionGraphs].recordings.values()
+        program.facts["itself"] = program  # collected by the garbage collector alone
+        torch.cuda.synchronize()
+        torch.rand(4, device="cuda")

@@ -27,11 +27,11 @@ from ..engine.plan import Plan
 from ..errors import VarpropError
 from ..graph.node import Node, resolve
 from ..moments import Moments
-from ..rules.axes import per_axis
 from ..rules.registry import Rule
 from .attention import FIRST_ORDER, dropped_variance, mean_of
 from .curves import SlopedClusters, left_by_slopes
 from .recurrent import unroll_of
+from .windows import Windows
 
 aten = torch.ops.aten
 DROPOUTS = (aten.dropout, aten.native_dropout, aten.feature_dropout)
@@ -161,6 +161,7 @@ class MeanEvaluation(Evaluation):
         self.clusters: SlopedClusters = SlopedClusters(plan, env)
         self.parameters = parameters
         self.by_weight: dict[Node, Tensor] = {}  # of linear layers with random weights: Var W (E x)²
+        self.pooled: dict[Node, tuple[Moments, Tensor]] = {}  # maxima over windows, and the variance left by their line
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
 
@@ -182,7 +183,20 @@ class MeanEvaluation(Evaluation):
             return self._with_random_weight(node, *args)
         if rule.linear and rule.convolution is not None and not kwargs and isinstance(args[0], Moments):
             return _convolved(node, rule, args)
+        if rule.order_statistic and (windows := Windows.of(node)) is not None:
+            return self._largest_of_windows(node, rule, windows)
         return super()._apply(node, args, kwargs)
+
+    def _largest_of_windows(self, node: Node, rule: Rule, windows: Windows) -> Any:
+        """Maxima over windows; non-decreasing functions that come before them are applied after them."""
+        unapplied = self.without_functions(node.args[0], rule.maximum, self.value, self._moved)
+        several = isinstance(node.form, (list, tuple))
+        form = node.form[0] if several else node.form
+        before: Moments = (unapplied.value if unapplied else self.value(node.args[0])).dense()
+        self.pooled[node] = windows.largest(before, form.shape)
+        pooled, _ = self.pooled[node]
+        result = self.clusters.moments_from(unapplied.after, unapplied.before, pooled) if unapplied else pooled
+        return [result, None] if several else result
 
     def _with_random_weight(self, node: Node, x: Any, weight: Moments, bias: Any = None) -> Moments:
         """As the rule of a linear layer; what its weight adds is needed again, as a source of variance."""
@@ -250,8 +264,13 @@ class MeanEvaluation(Evaluation):
             return self._of_elements(value, self.plan.skips.get(node, (self.plan.root[node],)))
         if rule.noise or node.packet is aten.feature_dropout:
             return self._of_elements(value, operands)
-        if rule.order_statistic and (windows := _windows(node)):
-            return self._of_windows(node, rule, value, windows)
+        if node in self.pooled:
+            pooled, left = self.pooled.pop(node)
+            slope = _gradient(value.mean, pooled.mean)
+            if slope is None:
+                return value.var, value.mean
+            mean = value.mean.detach() + slope * (pooled.mean - pooled.mean.detach())
+            return (value.var - slope.square() * (pooled.var - left)).clamp_min(0), mean
         if rule.transposable or rule.kind == "elementwise":
             random = self.plan.random_operands(node)
             combines = rule.signs is None and rule.kind != "structural" and len(random) > 1
@@ -275,21 +294,6 @@ class MeanEvaluation(Evaluation):
                     fresh = fresh - slope.square() * moments.var
                     mean = mean + slope * (moments.mean - moments.mean.detach())
                     break
-        return fresh.clamp_min(0), mean
-
-    def _of_windows(self, node: Node, rule: Rule, value: Moments, windows: _Windows) -> tuple[Tensor, Tensor]:
-        """For a maximum over windows: v - sum over a window of (dE/dm)² v, and its mean.
-
-        Windows that overlap are looked at in several turns, in each of which no two of them do.
-        """
-        unapplied = self.without_functions(node.args[0], rule.maximum, self.value, self._moved)
-        before: Moments = (unapplied.value if unapplied else self.value(node.args[0])).dense()
-        fresh, mean = value.var, value.mean.detach()
-        for turn in windows.turns(value.mean):
-            slope = _gradient(value.mean, before.mean, turn)
-            if slope is not None:
-                fresh = fresh - turn * windows.sums(slope.square() * before.var)
-                mean = mean + turn * windows.sums(slope * (before.mean - before.mean.detach()))
         return fresh.clamp_min(0), mean
 
     @torch.no_grad()
@@ -403,12 +407,11 @@ def _first_result(rule: Rule, node: Node, args: Sequence[Any], kwargs: dict[str,
     return moments.dense()
 
 
-def _gradient(mean: Tensor, by: Tensor, weights: Tensor | None = None) -> Tensor | None:
+def _gradient(mean: Tensor, by: Tensor) -> Tensor | None:
     """The derivative of a sum of means by earlier means; None if they do not depend on them."""
     if not mean.requires_grad or not by.requires_grad:
         return None
-    total = mean.sum() if weights is None else (mean * weights).sum()
-    (found,) = torch.autograd.grad(total, by, retain_graph=True, allow_unused=True)
+    (found,) = torch.autograd.grad(mean.sum(), by, retain_graph=True, allow_unused=True)
     return found
 
 
@@ -473,42 +476,6 @@ def _embedding_gradient(gradient: Tensor, tokens: Tensor, shape: Sequence[int]) 
     table = gradient.new_zeros(outputs, batch, *shape)
     index = tokens.reshape(1, batch, -1, 1).expand(outputs, -1, -1, shape[1])
     return table.scatter_add(2, index, gradient.reshape(outputs, batch, -1, shape[1]))
-
-
-@dataclass(frozen=True)
-class _Windows:
-    """The windows of a maximum over two axes."""
-
-    size: list[int]
-    stride: list[int]
-    padding: list[int]
-    ceil_mode: bool
-
-    def turns(self, pooled: Tensor) -> list[Tensor]:
-        """Masks over the windows; in each no two windows overlap."""
-        steps = [-(-size // stride) for size, stride in zip(self.size, self.stride, strict=True)]
-        masks = []
-        for row in range(steps[0]):
-            for column in range(steps[1]):
-                mask = torch.zeros_like(pooled)
-                mask[..., row :: steps[0], column :: steps[1]].fill_(1)
-                masks.append(mask)
-        return masks
-
-    def sums(self, values: Tensor) -> Tensor:
-        """The sum over every window."""
-        return F.avg_pool2d(values, self.size, self.stride, self.padding, self.ceil_mode, divisor_override=1)
-
-
-def _windows(node: Node) -> _Windows | None:
-    """The windows of a maximum pooling over two axes without gaps; None for other maxima."""
-    if node.packet not in (aten.max_pool2d, aten.max_pool2d_with_indices):
-        return None
-    defaults: list[Any] = [[], 0, 1, False]
-    size, stride, padding, dilation, ceil_mode = [*node.args[1:], *defaults[len(node.args) - 2 :]]
-    if dilation not in (1, [1, 1]):
-        return None
-    return _Windows(per_axis(size, 2), per_axis(stride or size, 2), per_axis(padding, 2), bool(ceil_mode))
 
 
 Source = ElementNoise | ParameterNoise

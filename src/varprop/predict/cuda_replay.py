@@ -112,9 +112,12 @@ def _recorded(work: Work, inputs: Sequence[Tensor]) -> PredictionGraph | None:
     gc.collect()  # a graph that is freed while another is captured, as a part of a reference cycle, breaks that capture
     collecting = gc.isenabled()
     gc.disable()
+    generator = torch.cuda.default_generators[inputs[0].device.index]
+    state = generator.clone_state()
     try:
         return PredictionGraph(work, inputs)
     except RuntimeError:  # of a module or a rule of the user's
+        generator.graphsafe_set_state(state)  # its own still believes that a graph is being recorded
         return None
     finally:
         if collecting:

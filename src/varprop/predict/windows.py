@@ -1,0 +1,130 @@
+"""Maxima over windows of an image, with their slopes by what they read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..graph.node import Node
+from ..moments import Moments
+from ..rules.axes import per_axis
+
+aten = torch.ops.aten
+LOWEST = -1e30  # the mean of what windows read outside
+DENSITY = 1 / math.sqrt(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a maximum pooling over two axes without gaps."""
+
+    size: list[int]
+    stride: list[int]
+    padding: list[int]
+    ceil_mode: bool
+
+    @staticmethod
+    def of(node: Node) -> Windows | None:
+        """Those of an operation; None for other maxima and for windows with gaps."""
+        if node.packet not in (aten.max_pool2d, aten.max_pool2d_with_indices):
+            return None
+        defaults: list[Any] = [[], 0, 1, False]
+        size, stride, padding, dilation, ceil_mode = [*node.args[1:], *defaults[len(node.args) - 2 :]]
+        if dilation not in (1, [1, 1]):
+            return None
+        return Windows(per_axis(size, 2), per_axis(stride or size, 2), per_axis(padding, 2), bool(ceil_mode))
+
+    def largest(self, x: Moments, shape: Sequence[int]) -> tuple[Moments, Tensor]:
+        """The largest of every window, whose mean is a line in the means of x, and the variance that this line leaves.
+
+        Entries count as independent and Gaussian, and so does the larger of two of them (Clark, 1961): exact for two
+        entries; the std of four comes out up to 10 % too small, of nine up to 17 %, by 1 to 2 % in the median. The rule
+        itself integrates, at ten times the cost.
+
+        Args:
+            x: What the windows are laid over.
+            shape: Of the result.
+        """
+        with torch.no_grad():
+            means, variances = (
+                self._entries(values, shape, outside) for values, outside in ((x.mean, LOWEST), (x.var, 0))
+            )
+            mean, var, slopes = _tournament(means, variances)
+            left = var - sum(slope.square() * v for slope, v in zip(slopes, variances, strict=True))
+        if x.mean.requires_grad:
+            off = x.mean - x.mean.detach()
+            for turn in self._turns(mean):
+                weights = self._laid_out([slope * turn for slope in slopes], x.mean)
+                mean = mean + turn * self._sums(weights * off)
+        return Moments(mean, var), left.clamp_min(0)
+
+    def _margins(self, values: Tensor, shape: Sequence[int]) -> list[int]:
+        """Zeros before and behind both axes, with which every window lies inside; as `F.pad` takes them."""
+        margins = []
+        for axis in (1, 0):
+            needed = (shape[axis - 2] - 1) * self.stride[axis] + self.size[axis]
+            before = self.padding[axis]
+            margins += [before, max(0, needed - before - values.shape[axis - 2])]
+        return margins
+
+    def _entries(self, values: Tensor, shape: Sequence[int], outside: float) -> list[Tensor]:
+        """For every position in a window, what all windows read there."""
+        padded = F.pad(values, self._margins(values, shape), value=outside)
+        return [padded[position] for position in self._positions(shape)]
+
+    def _positions(self, shape: Sequence[int]) -> list[tuple[Any, ...]]:
+        spans = [
+            [slice(first, first + (count - 1) * stride + 1, stride) for first in range(size)]
+            for size, stride, count in zip(self.size, self.stride, shape[-2:], strict=True)
+        ]
+        return [(..., row, column) for row in spans[0] for column in spans[1]]
+
+    def _laid_out(self, entries: Sequence[Tensor], like: Tensor) -> Tensor:
+        """The inverse of `_entries` for windows that do not overlap; zero elsewhere."""
+        shape = entries[0].shape
+        left, right, top, bottom = self._margins(like, shape)
+        whole = like.new_zeros(*like.shape[:-2], like.shape[-2] + top + bottom, like.shape[-1] + left + right)
+        for position, entry in zip(self._positions(shape), entries, strict=True):
+            whole[position] += entry
+        return whole[..., top : top + like.shape[-2], left : left + like.shape[-1]]
+
+    def _turns(self, pooled: Tensor) -> list[Tensor]:
+        """Masks over the windows; in each no two windows overlap."""
+        steps = [-(-size // stride) for size, stride in zip(self.size, self.stride, strict=True)]
+        masks = []
+        for row in range(steps[0]):
+            for column in range(steps[1]):
+                mask = torch.zeros_like(pooled)
+                mask[..., row :: steps[0], column :: steps[1]].fill_(1)
+                masks.append(mask)
+        return masks
+
+    def _sums(self, values: Tensor) -> Tensor:
+        """The sum over every window."""
+        return F.avg_pool2d(values, self.size, self.stride, self.padding, self.ceil_mode, divisor_override=1)
+
+
+def _tournament(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Mean and variance of the largest of several, pair by pair, and the slopes of its mean by theirs."""
+    if len(means) == 1:
+        return means[0], variances[0], [torch.ones_like(means[0])]
+    half = (len(means) + 1) // 2
+    m1, v1, first = _tournament(means[:half], variances[:half])
+    m2, v2, second = _tournament(means[half:], variances[half:])
+    std = (v1 + v2).sqrt_().clamp_min_(torch.finfo(m1.dtype).tiny)
+    a = ((m1 - m2) / std).clamp_(-40, 40)
+    error = torch.erf(a * math.sqrt(0.5))
+    density = (a.square() * -0.5).exp_().mul_(DENSITY)
+    upper = (error * 0.5).add_(0.5)
+    lower = 1 - upper
+    mean = m1 * upper + m2 * lower + std * density
+    # Var = v1 Φ + v2 (1 - Φ) + s² (a² Φ (1 - Φ) + a φ (1 - 2 Φ) - φ²)
+    bend = a.square() * (1 - error.square()) * 0.25 - a * density * error - density.square()
+    var = (v1 * upper + v2 * lower + std.square() * bend).clamp_min_(0)
+    return mean, var, [*(slope * upper for slope in first), *(slope * lower for slope in second)]
