@@ -330,6 +330,7 @@ def main(arguments: list[str] | None = None) -> None:
     words.add_argument("--search-epochs", type=int, default=3)
     words.add_argument("--jobs", type=int, default=4, help="networks that train at the same time")
     words.add_argument("--preparing", type=int, default=5, help="processes that make ready at the same time")
+    words.add_argument("--alive", type=int, default=8, help="processes at the same time, each with 4 GB of the GPU")
     words.add_argument("--compile", action="store_true")
     options = words.parse_args(arguments)
     options.records.parent.mkdir(parents=True, exist_ok=True)

@@ -193,7 +193,8 @@ class Grid:
         self.failures: dict[str, int] = {}
         self.left: set[str] = set()  # for another sitting
         self.processes: list[subprocess.Popen[str]] = []
-        self.preparing = threading.Semaphore(getattr(options, "preparing", 1))
+        self.preparing = threading.Semaphore(options.preparing)
+        self.alive = threading.Semaphore(getattr(options, "alive", options.jobs))
 
     def ready(self) -> list[GridCell]:
         """Cells that are missing and can be made now, the most important first."""
@@ -260,6 +261,10 @@ class Grid:
             process.kill()
 
     def _work(self, name: str) -> None:
+        with self.alive:
+            self._work_as(name)
+
+    def _work_as(self, name: str) -> None:
         process = self._prepared(name)
         while process is not None:
             cell = self._next(name)
