@@ -20,7 +20,7 @@ from ..graph.node import Form
 from .prediction import Prediction, each_tensor
 
 PATIENCE = 2  # predictions before anything is recorded, by which libraries set themselves up
-LARGEST = 1 << 29  # bytes that a recording may hold; where a prediction needs more, launches matter little
+LARGEST = 1 / 16  # of the device's memory, that a recording may hold
 MOST = 8  # recordings of a program: batches, outputs or parameters that take turns
 
 Work = Callable[..., Prediction]
@@ -80,7 +80,8 @@ class PredictionGraphs:
                 del self.calls[old]
                 self.recordings.pop(old, None)
             if key not in self.recordings and count > PATIENCE:
-                small = _bytes(plan, len(inputs[1])) <= LARGEST
+                most = LARGEST * torch.cuda.get_device_properties(inputs[0].device).total_memory
+                small = _bytes(plan, len(inputs[1])) <= most
                 self.recordings[key] = _recorded(work, inputs) if small else None
             recording = self.recordings.get(key)
             return work(*inputs) if recording is None else recording.run(inputs)
