@@ -2,6 +2,7 @@
 
     python benchmarks/actor_critic.py run RECORDS [--environments ...] [--methods ...] [--max-seconds 540]
     python benchmarks/actor_critic.py show RECORDS    # the table, and RECORDS.svg and .png if matplotlib is there
+    python benchmarks/actor_critic.py cost FILE       # CPU time of one agent's step by method, as JSON
 
 CrossQ (Bhatt et al. 2024) is SAC without target networks: batch norm in the networks makes up for them, if the critics
 see the present and the next states and actions in one joint batch. Here the normalization stands in the place of batch
@@ -26,7 +27,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -411,6 +412,44 @@ def run(options: argparse.Namespace) -> None:
             print(f"{environment}, {method}: {found['done']} steps in {found['seconds']} s", flush=True)
 
 
+def cost(options: argparse.Namespace, rounds: int = 20) -> dict[str, dict[str, float]]:
+    """Return the CPU time of a step of one agent as a multiple of that without normalization and targets.
+
+    Observations and actions have the sizes of HalfCheetah's. Methods take turns, so that all meet the same load.
+    """
+    torch.set_num_threads(1)
+    sizes = 17, 6, 17, 1, 1
+    replay, state = torch.randn(1000, 1, sum(sizes)), torch.randn(1, 17)
+    replay[..., -1] = 0
+    times: dict[tuple[str, str], list[float]] = {}
+
+    def timed(name: str, method: str, work: Callable[[], Any]) -> None:
+        start = time.process_time()
+        work()
+        times.setdefault((name, method), []).append(time.process_time() - start)
+
+    learners = {}
+    for method, chosen in METHODS.items():
+        learner = Agents(
+            replace(chosen, delay=3), torch.tensor([1e-3]), replay, sizes, 1000, options.width, options.batch
+        )
+        learners[method] = learner, *programs(learner, state.clone())
+    for _ in range(rounds):
+        for method, (learner, act, updates) in learners.items():
+            timed("update", method, lambda updates=updates: [update() for update in updates])
+            timed("act", method, lambda act=act: act(state))
+            if METHODS[method].norm == "analytic":
+                with vp.unchanged(learner.actor):
+                    act(state)
+                    timed("act, unchanged", method, lambda act=act: act(state))
+    plain = {name: statistics.median(times[name, "none"]) for name in ("update", "act")}
+    found: dict[str, dict[str, float]] = {}
+    for (name, method), values in times.items():
+        of_none = statistics.median(values) / plain[name.partition(",")[0]]
+        found.setdefault(method, {})[name] = round(of_none, 2)
+    return found
+
+
 def filled(returns: Sequence[float | None]) -> list[float]:
     """Return a value for every interval: where no episode ended, that of the interval before (or the first one)."""
     first = next((value for value in returns if value is not None), math.nan)
@@ -436,8 +475,12 @@ def curves(records: dict[tuple[str, str], dict[str, Any]], environment: str) -> 
             return statistics.fmean(score(curve) for seed, curve in by_rate[rate].items() if seed in SEARCH_SEEDS)
 
         rate = max(by_rate, key=searched)
-        chosen = [curve for seed, curve in by_rate[rate].items() if seed not in SEARCH_SEEDS]
-        found[method] = {"rate": rate, "steps": cell["steps"] * reached // INTERVALS, "curves": chosen}
+        tested = {
+            rate: [curve for seed, curve in seeds.items() if seed not in SEARCH_SEEDS]
+            for rate, seeds in sorted(by_rate.items())
+        }
+        steps = cell["steps"] * reached // INTERVALS
+        found[method] = {"rate": rate, "steps": steps, "curves": tested[rate], "by rate": tested}
     return found
 
 
@@ -447,15 +490,21 @@ def score(curve: Sequence[float]) -> float:
 
 
 def shown(records: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """Return the table: the rate that was chosen, and the returns of the last quarter with it."""
+    """Return the table: the chosen rate, the returns with it, and those of the last quarter at every rate."""
     lines = []
     for environment in ENVIRONMENTS:
         for method, found in curves(records, environment).items():
             scores = [score(curve) for curve in found["curves"]]
             edge = " (at the edge)" if found["rate"] in (RATES[0], RATES[-1]) else ""
             returns = f"{statistics.fmean(scores):,.0f} ({min(scores):,.0f} to {max(scores):,.0f})"
-            lines.append([environment, f"{found['steps']:,}", method, f"{found['rate']:g}{edge}", returns])
-    columns = ["environment", "steps", "method", "rate", "return, mean (lowest to highest seed)"]
+            throughout = statistics.fmean(statistics.fmean(curve) for curve in found["curves"])
+            at_rates = [statistics.fmean(score(curve) for curve in tested) for tested in found["by rate"].values()]
+            rates = " / ".join(f"{value:,.0f}" for value in at_rates)
+            about = [environment, f"{found['steps']:,}", method, f"{found['rate']:g}{edge}"]
+            lines.append([*about, returns, f"{throughout:,.0f}", rates])
+    last = "last quarter, mean (lowest to highest seed)"
+    by_rate = "last quarter at " + " / ".join(f"{rate:g}" for rate in RATES)
+    columns = ["environment", "steps", "method", "rate", last, "all steps", by_rate]
     return Table("", columns, lines, left=("environment", "method")).markdown()
 
 
@@ -466,7 +515,7 @@ def draw(records: dict[tuple[str, str], dict[str, Any]], stem: Path) -> None:
 
     names = [name for name in ENVIRONMENTS if curves(records, name)]
     with matplotlib.rc_context(LOOK):
-        canvas = Figure(figsize=(3.3 * len(names), 3.1), layout="constrained")
+        canvas = Figure(figsize=(max(6.6, 3.3 * len(names)), 3.1), layout="constrained")
         axes = canvas.subplots(1, len(names), squeeze=False)[0]
         for name, axis in zip(names, axes, strict=True):
             for method, found in curves(records, name).items():
@@ -485,7 +534,7 @@ def draw(records: dict[tuple[str, str], dict[str, Any]], stem: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run", "show"])
+    parser.add_argument("command", choices=["run", "show", "cost"])
     parser.add_argument("records", type=Path)
     parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -501,6 +550,9 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.command == "run":
         run(options)
+    elif options.command == "cost":
+        about = {"width": options.width, "batch": options.batch, "git": git_state(), "torch": versions()["torch"]}
+        options.records.write_text(json.dumps({**about, "of none": cost(options)}, indent=1) + "\n")
     else:
         records = read(options.records)
         print(shown(records))

@@ -165,3 +165,22 @@ def test_the_first_seeds_choose_the_rate_of_the_others() -> None:
     found = curves({("Hopper-v5", "SAC"): {"steps": 40, "done": 40, "runs": runs}}, "Hopper-v5")["SAC"]
     assert found["rate"] == 3e-3 and found["curves"] == [[0.0] * 15 + [5.0] * 5] and found["steps"] == 40
     assert filled([None, 1.0, None, 2.0]) == [1.0, 1.0, 1.0, 2.0]
+
+
+def test_the_page_has_the_records() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    page = (docs / "fields.md").read_text("utf-8")
+    records = read(docs / "results" / "actor_critic.jsonl")
+    assert shown(records).strip() in page
+    for record in records.values():
+        assert {run["seed"] for run in record["runs"]} == {*actor_critic.SEARCH_SEEDS, *actor_critic.SEEDS}
+        assert {run["rate"] for run in record["runs"]} == set(actor_critic.RATES)
+        assert (record["width"], record["batch"]) == (256, 256)
+    cost = json.loads((docs / "results" / "actor_critic_cost.json").read_text())["of none"]
+    for method, name in (
+        ("analytic", "update"),
+        ("batch norm", "update"),
+        ("analytic", "act"),
+        ("analytic", "act, unchanged"),
+    ):
+        assert f"{cost[method][name]:.2f}" in page

@@ -85,3 +85,14 @@ def test_a_grid_is_recorded_and_gone_on_with(tmp_path: Path) -> None:
     assert [line["kind"] for line in lines] == ["search", "test"]
     assert lines[1]["runs"][0]["rate"] == best_rate(lines[0])
     assert "group norm + WS" in shown(read(options.records))
+
+
+def test_the_page_has_the_records() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    records = read(docs / "results" / "federated.jsonl")
+    assert shown(records).strip() in (docs / "fields.md").read_text("utf-8")
+    for record in records.values():
+        if record["kind"] == "test":
+            assert [run["seed"] for run in record["runs"]] == list(federated.SEEDS)
+        else:
+            assert [run["rate"] for run in record["runs"]] == list(federated.RATES)
