@@ -2,7 +2,7 @@
 
     python -m varprop_lab.deep.alternatives run RECORDS --data DIR [--jobs 4] [--max-seconds 540] [--compile]
     python -m varprop_lab.deep.alternatives cost RECORDS [--compile]   # time and memory of a step, each alone
-    python -m varprop_lab.deep.alternatives show RECORDS               # the tables; RECORDS.png and .svg
+    python -m varprop_lab.deep.alternatives show RECORDS               # the tables: .md, .png and .svg beside it
 
 RECORDS is a file of JSON lines, one for every training; those that it has are not made again. For every row four rates
 are tried, each without and with clipping, in short runs judged by held-out training images; while the best rate is the
@@ -240,22 +240,35 @@ def bound(run: dict[str, Any]) -> str:
 
 
 def table(records: dict[str, Any]) -> Table:
-    """Test accuracy, the chosen setting and what a step costs, a row for each that has been tested."""
+    """Test accuracy and the chosen setting, a row for each that has been tested."""
     lines = []
-    prices = {record["norm"]: record for record in records.values() if record["kind"] == COST}
     for norm, row in ROWS.items():
         runs = runs_of(norm, records, TEST)
         if runs:
             rates = sorted({run["rate"] for run in runs_of(norm, records)})
             edge = " (edge)" if runs[0]["rate"] in (rates[0], rates[-1]) else ""
             loss = [run["losses"][-1] for run in runs if run["losses"][-1] is not None]
-            price = prices.get(norm)
-            cost = [f"{price['ms'] / prices['batch']['ms']:.2f}", f"{price['MiB']}"] if price else ["", ""]
             setting = [f"{runs[0]['rate']:g}{edge}", bound(runs[0])]
             accuracy = summary(run["accuracy"] for run in runs)
-            lines.append([row.label, *setting, accuracy, seeds_of(runs), f"{statistics.mean(loss):.3f}", *cost])
-    columns = ["normalization", "rate", "clip", "test accuracy, mean (range)", "seeds", "training loss", "step", "MiB"]
+            lines.append([row.label, *setting, accuracy, seeds_of(runs), f"{statistics.mean(loss):.3f}"])
+    columns = ["normalization", "rate", "clip", "test accuracy, mean (range)", "seeds", "training loss"]
     return Table("", columns, lines, left=("normalization",))
+
+
+def costs(records: dict[str, Any]) -> Table:
+    """Time and memory of a step, each measured alone."""
+    prices = {record["norm"]: record for record in records.values() if record["kind"] == COST}
+    lines = [
+        [
+            row.label,
+            f"{prices[norm]['ms']:.2f}",
+            f"{prices[norm]['ms'] / prices['batch']['ms']:.2f}",
+            f"{prices[norm]['MiB']}",
+        ]
+        for norm, row in ROWS.items()
+        if norm in prices
+    ]
+    return Table("", ["normalization", "ms a step", "of batch norm", "MiB"], lines, left=("normalization",))
 
 
 def searched(records: dict[str, Any]) -> Table:
@@ -278,10 +291,12 @@ def ablation(records: dict[str, Any]) -> Table:
     for changes, norm in FORMS.items():
         values = []
         for clip, _ in bounds_of(norm):
-            best = best_of(run for run in runs_of(norm, records) if run["clip"] == clip)
+            tried = [run for run in runs_of(norm, records) if run["clip"] == clip]
+            best = best_of(tried)
             again = [run for run in runs_of(norm, records, AGAIN) if run["clip"] == clip]
             accuracies = [run["accuracy"] for run in (best, *again) if run is not None]
-            values.append(f"{summary(accuracies)} at {best['rate']:g}" if best else "")
+            failed = f"diverged at all {len(tried)} rates" if tried else ""
+            values.append(f"{summary(accuracies)} at {best['rate']:g}" if best else failed)
         if any(values):
             lines.append([*("yes" if change else "no" for change in changes), *values])
     return Table("", [*CHANGES, "not clipped", f"clipped at {CLIP:g}"], lines)
@@ -313,11 +328,30 @@ def figure(records: dict[str, Any]) -> Figure:
     return Figure("alternatives", "CIFAR-10 by peak rate", caption, tuple(panels), *labels, True, False)
 
 
+def page(records: dict[str, Any]) -> str:
+    """All tables, with what they show."""
+    first = next(iter(records.values()))
+    short, long = first["search_epochs"], first["epochs"]
+    parts = [
+        "# Alternatives to the deep form",
+        "`python -m varprop_lab.deep.alternatives show docs/results/alternatives.jsonl` writes this page.",
+        f"## Test accuracy after {long} epochs",
+        table(records).markdown(),
+        f"## Held-out accuracy after {short} epochs by peak rate",
+        searched(records).markdown(),
+        f"## Changes of the deep form, held-out accuracy after {short} epochs at the best rate",
+        ablation(records).markdown(),
+        f"## Time and memory of a step of {BATCH} images",
+        costs(records).markdown(),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
 def show(options: argparse.Namespace) -> None:
-    """Print all tables, and draw the figure if matplotlib is installed."""
+    """Print all tables and write them beside the records; draw the figure if matplotlib is installed."""
     records = read(options.records)
-    for made in (table, searched, ablation):
-        print(made(records).markdown() + "\n")
+    print(page(records))
+    options.records.with_suffix(".md").write_text(page(records))
     if importlib.util.find_spec("matplotlib"):
         draw(figure(records), options.records.with_suffix(""))
 

@@ -22,8 +22,10 @@ from varprop_lab.deep.alternatives import (
     TableWorker,
     ablation,
     cell_of,
+    costs,
     figure,
     main,
+    page,
     ready,
     searched,
     table,
@@ -159,3 +161,12 @@ def test_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main(["cost", str(file), *words])
     assert sum(record["kind"] == COST for record in read(file).values()) == 2
     main(["show", str(file)])
+
+
+def test_pages_show_the_records() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    records = read(docs / "results" / "alternatives.jsonl")
+    assert (docs / "results" / "alternatives.md").read_text("utf-8") == page(records)
+    text = (docs / "deep.md").read_text("utf-8")
+    for made in (table(records), searched(records), ablation(records), costs(records)):
+        assert made.markdown().strip() in text
