@@ -150,3 +150,28 @@ def test_parts_of_a_fourier_transform_are_sums(function: Function) -> None:
 def test_other_transforms_are_refused_in_a_sentence(function: Function) -> None:
     with pytest.raises(vp.MissingRule, match="gives complex numbers"):
         vp.propagate(Calls(function), vp.Moments(0.0, 1.0), (1, 6, 8))
+
+
+EDGES = torch.tensor([2, 0, 2, 1, 0, 2, 4, 4])
+
+
+def over_edges(x: Tensor, tiny: float = 1e-16) -> Tensor:
+    """As graph networks write it: for every edge, a softmax over those that end at the same node."""
+    numbers = EDGES.view(-1, 1).expand_as(x)
+    largest = x.new_zeros(5, x.shape[1]).scatter_reduce(0, numbers, x.detach(), "amax", include_self=False)
+    terms = (x - largest.index_select(0, EDGES)).exp()
+    return terms / (x.new_zeros(5, x.shape[1]).scatter_add(0, numbers, terms) + tiny).index_select(0, EDGES)
+
+
+def test_a_softmax_over_edges_is_one() -> None:
+    moments = vp.Moments(torch.randn(8, 3), torch.full((8, 3), STD**2))
+    result = vp.propagate(Calls(over_edges), moments)
+    assert operations(result) == ["group_softmax"]
+    values = torch.stack([over_edges(x) for x in moments.mean + STD * torch.randn(4000, 8, 3)])
+    torch.testing.assert_close(result.output.mean, values.mean(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(result.output.std, values.std(0), atol=0.02, rtol=0)
+
+
+def test_a_sum_with_more_than_nothing_added_is_no_softmax() -> None:
+    result = vp.propagate(Calls(lambda x: over_edges(x, 0.5)), vp.Moments(torch.zeros(8, 3), torch.ones(8, 3)))
+    assert "group_softmax" not in operations(result)

@@ -38,6 +38,8 @@ rows = [
     Case(aten.softmax.int, lambda: (normal(2, 4, 3, scale=3.0), 1, torch.float64), label="wide"),
     Case(aten.softmax.int, lambda: (uniform((2, 1), (2, 5)), -1), label="uniform"),
     Case(aten._softmax.default, lambda: (normal(3, 6), 1, False)),
+    Case(ops.group_softmax, lambda: (normal(7, 2), torch.tensor([3, 0, 3, 1, 0, 3, 5]), 0, 6)),
+    Case(ops.group_softmax, lambda: (normal(2, 5), torch.tensor([1, 0, 1, 1, 0]), 1, 2), label="second axis"),
     Case(aten.log_softmax.int, lambda: (normal(3, 6), -1)),
     Case(aten._log_softmax.default, lambda: (normal(3, 6), 1, False)),
     Case(aten.logsumexp.default, lambda: (normal(3, 6), [-1])),

@@ -35,6 +35,15 @@ def fourier(x: Tensor, dims: Sequence[int], part: str) -> Tensor:
     return transformed.real if part == "real" else transformed.imag
 
 
+def group_softmax(x: Tensor, index: Tensor, dim: int, groups: int) -> Tensor:
+    """The softmax along an axis over the elements of equal index, as over the edges that end at one node of a graph."""
+    shape = [*x.shape[:dim], groups, *x.shape[dim + 1 :]]
+    numbers = index.view([-1 if axis == dim else 1 for axis in range(x.ndim)]).expand_as(x)
+    largest = x.new_zeros(shape).scatter_reduce(dim, numbers, x, "amax", include_self=False)
+    terms = (x - largest.gather(dim, numbers)).exp()
+    return terms / x.new_zeros(shape).scatter_add(dim, numbers, terms).gather(dim, numbers)
+
+
 def token_average(value: Tensor, shape: Sequence[int]) -> Tensor:
     """The average over tokens (axis -2) for as many queries as a shape has, and heads (axis -3) repeated to its number.
 

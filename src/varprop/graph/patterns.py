@@ -19,6 +19,7 @@ Packet = Any
 def fold(graph: fx.Graph) -> None:
     """Replace every recognised expression by a call of the operation in `ops`, or of torch's, in place."""
     first = (_softsign, _signed_size, _truth, _broadcast, _length, _unit_length, _normalization, _softmax, _fourier)
+    first += (_group_softmax,)
     for patterns in (first, (_below_maximum,)):  # a softmax takes its maximum off, and is no longer seen behind it
         for node in list(graph.nodes):
             match = next((match for pattern in patterns if (match := pattern(node)) is not None), None)
@@ -142,6 +143,40 @@ def _softmax(node: fx.Node) -> tuple[Any, ...] | None:
     if _is(total, aten.logsumexp) and _same(total.args[0], x) and _keeps(total) and len(total.args[1]) == 1:
         return _softmax_of(x, total.args[1][0])
     return None
+
+
+TINY = 1e-12  # added to a sum of exponentials that are at most 1, the largest of them 1
+
+
+def _group_softmax(node: fx.Node) -> tuple[Any, ...] | None:
+    """exp(x) / sum(exp(x)) over elements of equal index, added up by scatter: whatever a group has in common is off."""
+    terms, divisor = _operands(node, aten.div)
+    if not _is(terms, aten.exp) or not _is(divisor, aten.index_select) or "rounding_mode" in node.kwargs:
+        return None
+    total, dim, index = divisor.args
+    total, tiny = _operands(total, aten.add) if _is(total, aten.add) else (total, 0.0)
+    added = _is(total, aten.scatter_add) or _is(total, aten.index_add)
+    if not added or not isinstance(tiny, (int, float)) or not 0.0 <= tiny <= TINY or not _same(total.args[3], terms):
+        return None
+    started, axis, numbers, _ = total.args
+    rank = len(_shape(terms))
+    zeros = any(_is(started, packet) for packet in (aten.new_zeros, aten.zeros, aten.zeros_like, aten.full))
+    if not zeros or total.kwargs or axis % rank != dim % rank or not _same(_unexpanded(numbers), index):
+        return None
+    x, dim = terms.args[0], dim % rank
+    while True:
+        source, shift = _operands(x, aten.sub)
+        of_group = _is(shift, aten.index_select) and shift.args[1] % rank == dim and _same(shift.args[2], index)
+        if not of_group or not isinstance(source, fx.Node) or "alpha" in x.kwargs or _shape(source) != _shape(x):
+            return ops.group_softmax, x, index, dim, int(_shape(total)[dim])
+        x = source
+
+
+def _unexpanded(node: Any) -> Any:
+    """An index before it was given the rank and extents of what it sorts."""
+    while any(_is(node, packet) for packet in (aten.view, aten.expand, aten.unsqueeze, aten.reshape, aten.alias)):
+        node = node.args[0]
+    return node
 
 
 def _softmax_of(x: fx.Node, dim: int) -> tuple[Any, ...]:

@@ -55,6 +55,28 @@ def softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Mo
     return _along(exact.softmax, _cast(x, dtype), dim)
 
 
+def _coarse_groups(x: Moments, index: Tensor, *_: Any) -> str | None:
+    return COARSE if x.mean.numel() // x.shape[0] * len(index) > exact.FEW else None
+
+
+@rule(ops.group_softmax, approximate=_coarse_groups, bounds=(0.0, 1.0), entangles=True, mixes_positions=True)
+def group_softmax(x: Moments, index: Tensor, dim: int, groups: int) -> Moments:
+    """`softmax` over the elements of equal index; groups of one size together."""
+    x = write_out(x, dim)
+    mean, var = (values.movedim(dim, 0) for values in (x.mean, x.var))
+    order, sizes = index.argsort(stable=True), index.bincount(minlength=groups)
+    first = sizes.cumsum(0) - sizes
+    chosen, moments_of = [], []
+    for size in sizes.unique().tolist():
+        if size:
+            members = order[first[sizes == size, None] + torch.arange(size, device=order.device)]
+            chosen.append(members.flatten())
+            moments_of.append([values.flatten(0, 1) for values in exact.softmax(mean[members], var[members], 1)])
+    back = torch.cat(chosen).argsort()
+    mean, var = (torch.cat(values)[back].movedim(0, dim) for values in zip(*moments_of, strict=True))
+    return Moments(mean, var, x.full)
+
+
 @rule(aten.log_softmax.int, aten._log_softmax, approximate=_coarse, entangles=True)
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Moments:
     """x_y - LSE(x): Var = Var x_y + Var LSE - 2 Var x_y E softmax_y (Stein); exact for independent Gaussians."""
