@@ -275,6 +275,23 @@ def test_what_takes_long_is_said_with_the_reason() -> None:
         normalized(Behind(), (4, 3))
 
 
+class Bumps(nn.Module):
+    """A layer that reads Gaussian functions of what another gives, as in Kolmogorov-Arnold networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(torch.exp(-self.first(x).square()))
+        return y
+
+
+def test_functions_that_are_integrated_are_named_as_slow() -> None:
+    with pytest.warns(UserWarning, match=r"integrated in every call: exp.*pow.*adds about 15 ms.*with `only`"):
+        normalized(Bumps(), (4, 3))
+
+
 @pytest.mark.parametrize("width", (6, 2048), ids=("small", "large"))
 def test_nothing_is_said_of_time_where_it_does_not_count(width: int) -> None:
     between: nn.Module = nn.LayerNorm(width) if width > 6 else nn.ReLU()  # which is walked

@@ -18,8 +18,18 @@ Packet = Any
 
 def fold(graph: fx.Graph) -> None:
     """Replace every recognised expression by a call of the operation in `ops`, or of torch's, in place."""
-    first = (_softsign, _signed_size, _truth, _broadcast, _length, _unit_length, _normalization, _softmax, _fourier)
-    first += (_group_softmax,)
+    first = (
+        _softsign,
+        _signed_size,
+        _truth,
+        _broadcast,
+        _length,
+        _unit_length,
+        _normalization,
+        _softmax,
+        _group_softmax,
+        _fourier,
+    )
     for patterns in (first, (_below_maximum,)):  # a softmax takes its maximum off, and is no longer seen behind it
         for node in list(graph.nodes):
             match = next((match for pattern in patterns if (match := pattern(node)) is not None), None)

@@ -14,7 +14,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -364,7 +364,7 @@ class Lowering:
             return self._applied(self._function_from(node, argument), node, argument)
         moments = _of_channels(functools.partial(self._cluster_moments, node, root))
         function = recognized(self._expression(node, root), moments, self._pointwise_kernel(node, root))
-        return self._applied(function, node, root)
+        return self._applied(replace(function, integrated=self._is_integrated(node, root)), node, root)
 
     def _named_kernel(self, node: Node, *random: Any) -> Kernel | None:
         """The kernel that an operation's rule names, if its first arguments are these and the others are numbers."""
@@ -506,7 +506,14 @@ class Lowering:
     def _function_from(self, node: Node, start: Node) -> Function:
         """The function of an earlier node of its cluster, as if that were Gaussian."""
         moments = _of_channels(functools.partial(self.evaluation.clusters.moments_from, node, start))
-        return recognized(self._expression(node, start), moments, self._pointwise_kernel(node, start))
+        function = recognized(self._expression(node, start), moments, self._pointwise_kernel(node, start))
+        return replace(function, integrated=self._is_integrated(node, start))
+
+    def _is_integrated(self, node: Node, start: Node) -> bool:
+        """True if a function of an earlier node is no line of one that has a closed form."""
+        path, rules = self.evaluation.clusters.path(node, start), self.plan.rules
+        curved = [n for n in path if rules[n].affine is None or sum(map(self.plan.random, n.reads)) > 1]
+        return len(curved) > 1 or any(rules[n].function is None for n in curved)
 
     def _require_uniform(self, node: Node, moving: Moments) -> None:
         """Raise if a rule that mixes positions reads a value whose positions have different moments."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import graphlib
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Collection, Container, Mapping
@@ -20,6 +21,7 @@ from .batchnorm import find_notes, is_batch_norm
 from .checks import linear_by_look, listed, looks_linear
 from .layers import Normalized, normalized_layers
 from .linear_layers import is_call_of_linear_layer, owners
+from .network import Network
 from .recurrent import NormalizedRecurrent
 from .statistics import Statistics
 
@@ -325,28 +327,53 @@ def warn_of_fold(model: nn.Module) -> None:
         )
 
 
-# Milliseconds of a CPU core, forward and backward: any evaluation by the engine, each operation of it, one operation of
-# a plain model; the operations on numbers that a device does in one. Within a factor of two of what was measured.
-EVALUATION, OPERATION, PLAIN, RATES = 3.0, 1.0, 0.04, {"cpu": 3e7, "cuda": 1e10}
+# Milliseconds of a CPU core, forward and backward: any evaluation by the engine, each operation of it, a function that
+# it integrates, one operation of a plain model; the operations on numbers that a device does in one. Within a factor of
+# two of what was measured.
+EVALUATION, OPERATION, INTEGRAL, PLAIN, RATES = 3.0, 1.0, 15.0, 0.04, {"cpu": 3e7, "cuda": 1e10}
 SLOW = 1.5  # times a plain step
 BATCH = 32  # which a step is taken to have at least, whatever the example
 
 
 def warn_of_time(model: nn.Module, program: Program) -> None:
     """Say so if a step of a normalized model is expected to take much longer than one of the plain model."""
-    evaluations = _evaluations(model)
+    evaluations, integrated = _evaluations(model), _integrated(model)
     operations = sum(sum(map(e.plan.random, e.graph.program.nodes)) + len(e.targets) for e in evaluations)
-    extra, plain = EVALUATION + OPERATION * operations, _plain_step(program)
-    if evaluations and plain + extra > SLOW * plain:
+    extra, plain = OPERATION * operations + INTEGRAL * len(integrated), _plain_step(program)
+    extra += EVALUATION if evaluations else 0.0
+    if plain + extra <= SLOW * plain:
+        return
+    reasons = []
+    if evaluations:
         reports = [layer for layer in fold_report(model).layers if layer.how != "together"]
         named = [f"'{layer.path}' ({layer.why})" for layer in reports]
-        warnings.warn(
+        reasons.append(
             f"The statistics of {len(named)} of the {len(normalized_layers(model))} layers are computed operation by "
-            f"operation in every call: {listed(named)}. That adds about {extra:.0f} ms to a step on a CPU, so that it "
-            f"takes above {SLOW} times as long unless a plain step takes {extra / (SLOW - 1):.0f} ms or more. Leave "
-            f"such layers out with `only` where this counts, and evaluate vp.fold(model).",
-            stacklevel=3,
+            f"operation in every call: {listed(named)}."
         )
+    if integrated:
+        reasons.append(
+            f"Functions before layers that have no closed form are integrated in every call: "
+            f"{listed(list(dict.fromkeys(integrated)))}."
+        )
+    warnings.warn(
+        f"{' '.join(reasons)} That adds about {extra:.0f} ms to a step on a CPU, so that it takes above {SLOW} times "
+        f"as long unless a plain step takes {extra / (SLOW - 1):.0f} ms or more. Leave such layers out with `only` "
+        f"where this counts, and evaluate vp.fold(model).",
+        stacklevel=3,
+    )
+
+
+def _integrated(model: nn.Module) -> list[str]:
+    """The functions of channels, as text, for which a fold on a CPU has no formulas."""
+    networks = {id(n): n for layer in normalized_layers(model).values() for n, _ in _network_of(layer)}
+    steps = [step for network in networks.values() for step in network.layout.channels.steps]
+    texts = [step.function.name for step in steps if step.function.kernel is None and step.function.integrated]
+    return [textwrap.shorten(text.replace("aten.", ""), 80, placeholder="...") for text in texts]
+
+
+def _network_of(layer: Normalized) -> list[tuple[Network, int]]:
+    return [layer.networks[layer.training]] if layer.training in layer.networks else []
 
 
 def _evaluations(model: nn.Module) -> list[Statistics]:

@@ -32,12 +32,14 @@ class Function:
         kernel: How a kernel computes it: a key of `gaussian.derivatives.KERNELS` and numbers, as ("two_slopes", 1.0,
             0.0); None if only `moments` can.
         arity: Number of random arguments.
+        integrated: Whether `moments` integrates it numerically, which takes long.
     """
 
     name: str
     moments: Callable[..., Pair]
     kernel: tuple[str | float, ...] | None = None
     arity: int = 1
+    integrated: bool = False
 
 
 @dataclass(frozen=True)
