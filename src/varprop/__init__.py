@@ -9,7 +9,7 @@ from .engine.report import Coverage, Entry, Result
 from .errors import CaptureError, MissingRule, VarpropError, WrongMode
 from .graph.program import Program
 from .inspection import Comparison, Report, Summary, inspect, summary
-from .moments import Moments, Tokens
+from .moments import Mixture, Moments, Tokens
 from .norm import FoldReport, PlainWarning, fold_report, init_, normalize, unchanged
 from .norm.api import fold
 from .predict import Prediction, predict
@@ -26,6 +26,7 @@ __all__ = [
     "FoldReport",
     "LRSearch",
     "MissingRule",
+    "Mixture",
     "Moments",
     "PlainWarning",
     "Prediction",

@@ -205,6 +205,60 @@ class Moments:
         return f"Moments(mean={self.mean}, var={self.var}{seen}{joint})"
 
 
+class Mixture(Moments):
+    """Several Gaussians, such as one for every class of the data, with the share of each.
+
+    `propagate` and `inspect` follow every component by itself and join what becomes of them by the law of total
+    variance. For all other calls it is what its attributes say: mean, variance and covariance of all together.
+
+    Args:
+        components: Moments of one shape, all with a covariance or all without.
+        shares: How likely each is; they are divided by their sum.
+
+    Raises:
+        ValueError: If there is no component, their shapes differ, or the shares are no positive numbers, one for each.
+
+    Example:
+        >>> halves = [vp.Moments(torch.tensor([[-1.0]]), 0.5), vp.Moments(torch.tensor([[1.0]]), 0.5)]
+        >>> vp.Mixture(halves, [1, 1]).var
+        tensor([[1.5000]])
+    """
+
+    __slots__ = ("components", "shares")
+
+    def __init__(self, components: Sequence[Moments], shares: Sequence[float]) -> None:
+        components, shares = list(components), [float(share) for share in shares]
+        if not components or len(shares) != len(components) or not all(0 < share < float("inf") for share in shares):
+            raise ValueError(
+                f"A mixture takes components and a positive share for each, not {len(components)} and {shares}."
+            )
+        if len({(c.shape, c.covariance is None) for c in components}) > 1:
+            raise ValueError("The components of a mixture must have one shape, and all a covariance or none of them.")
+        total, share = components[0], shares[0]
+        for component, more in zip(components[1:], shares[1:], strict=True):
+            total, share = joined(total, share, component, more), share + more
+        var = total.var if total.covariance is None else None
+        super().__init__(total.mean, var, components[0].full, covariance=total.covariance)
+        self.components = components
+        self.shares = [value / share for value in shares]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mixture, (self.components, self.shares)
+
+
+def joined(first: Moments, share: float, second: Moments, other_share: float) -> Moments:
+    """Moments of a value that is one of two by chance: those within, and those between their means."""
+    weight = other_share / (share + other_share)
+    apart = second.mean - first.mean
+    mean, between = first.mean + weight * apart, weight * (1 - weight)
+    if first.covariance is None or second.covariance is None:
+        var = first.var + weight * (second.var - first.var) + between * apart.square()
+        return Moments(mean, var, first.full)
+    outer = torch.outer(apart.flatten(), apart.flatten())
+    covariance = first.covariance + weight * (second.covariance - first.covariance) + between * outer
+    return Moments(mean, full=first.full, covariance=covariance)
+
+
 def _restored(mean: Tensor, var: Tensor, full: Sequence[int], covariance: Tensor | None = None) -> Moments:
     """Moments from a pickle."""
     return Moments(mean, var if covariance is None else None, full, covariance=covariance)

@@ -214,3 +214,57 @@ def test_dropout_of_everything_leaves_a_constant() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(1.0), nn.Tanh(), nn.Linear(3, 2))
     output = vp.propagate(model, vp.Moments(0.0, 1.0), (1, 3), covariance="full").output
     assert torch.equal(output.covariance, torch.zeros(2, 2))
+
+
+def test_a_mixture_is_followed_component_by_component():
+    """Exact for linear networks as one Gaussian is; behind a rectifier two far clusters are no Gaussian."""
+    torch.manual_seed(0)
+    labels = torch.arange(4000) % 2
+    data = torch.randn(4000, 24, dtype=torch.float64) @ torch.randn(24, 24, dtype=torch.float64)
+    data += 10 * (labels[:, None] - 0.5) * torch.randn(24, dtype=torch.float64)
+    mixture = vp.input_moments(data, labels=labels, covariance=True)
+    whole = vp.input_moments(data, covariance=True)
+    torch.testing.assert_close(mixture.covariance, whole.covariance)
+    torch.testing.assert_close(mixture.mean, whole.mean)
+    layers = [nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)]
+    model = nn.Sequential(*layers).double().requires_grad_(False)
+    linear = vp.propagate(model[:1], mixture, covariance="full").output
+    torch.testing.assert_close(linear.covariance, vp.propagate(model[:1], whole, covariance="full").output.covariance)
+    truth = model(data).std(0, correction=0)
+    off = {
+        name: (vp.propagate(model, m, covariance="full").output.std / truth - 1).abs().max()
+        for name, m in (("mixture", mixture), ("whole", whole))
+    }
+    assert off["mixture"] < 0.05
+    assert off["whole"] > 0.15
+    expected = vp.propagate(model, mixture, covariance="full").output
+    report = vp.inspect(model, mixture, covariance="full")
+    assert report.rows[-1].std.average == pytest.approx(float(expected.std.mean()), rel=1e-6)
+
+
+def test_a_mixture_without_covariances_obeys_the_law_of_total_variance():
+    components = [vp.Moments(torch.full((1, 2), m), v) for m, v in ((-1.0, 1.0), (3.0, 2.0))]
+    mixture = vp.Mixture(components, [3, 1])
+    torch.testing.assert_close(mixture.var, torch.full((1, 2), 0.75 * 1 + 0.25 * 2 + 3 / 16 * 16))
+    results = [vp.propagate(nn.ReLU(), component).output for component in components]
+    mean = 0.75 * results[0].mean + 0.25 * results[1].mean
+    square = sum(p * (r.var + r.mean.square()) for p, r in zip((0.75, 0.25), results, strict=True))
+    found = vp.propagate(nn.ReLU(), mixture).output
+    torch.testing.assert_close(found.mean, mean)
+    torch.testing.assert_close(found.var, square - mean.square())
+    assert pickle.loads(pickle.dumps(mixture)).shares == [0.75, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: vp.Mixture([], []), "a positive share for each"),
+        (lambda: vp.Mixture([vp.Moments(torch.zeros(1, 2), 1.0)], [-1]), "a positive share for each"),
+        (lambda: vp.Mixture([vp.Moments(torch.zeros(1, n), 1.0) for n in (2, 3)], [1, 1]), "must have one shape"),
+        (lambda: vp.input_moments(torch.zeros(4, 2), labels=torch.zeros(3)), "the class of every item"),
+        (lambda: vp.input_moments([torch.zeros(4, 2)], labels=torch.zeros(4)), "the class of every item"),
+    ],
+)
+def test_a_mixture_refuses_what_it_cannot_be(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()

@@ -11,12 +11,12 @@ from torch.utils import _pytree as pytree
 
 from .. import rules  # noqa: F401  (importing the rules fills the registry)
 from ..graph.node import Form, Node, resolve
-from ..graph.program import Program
+from ..graph.program import ModuleCalls, Program
 from ..moments import Moments, trusted
 from ..rules.registry import rules_revision
 from .covariance import CovarianceEvaluation
-from .evaluation import Evaluation
-from .inputs import capture_for_rules, example_for, fitted_inputs
+from .evaluation import Evaluation, evaluate
+from .inputs import capture_for_rules, example_for, fitted_components
 from .plan import Plan, make_plan, require_complete
 from .reasons import reasons_of
 from .report import Coverage, Entry, Result, Status
@@ -67,7 +67,8 @@ def propagate(
         moments: `Moments` shaped like one batch of the model's input with a batch axis of extent 1; any axis may have
             extent 1 and is then uniform, so ``(1, 3, 1, 1)`` is "per channel". `Tokens` for integer inputs of
             embeddings. A tuple (or a dict by name) for several inputs; plain tensors among them are constants.
-            ``Moments(0.0, 1.0)`` is one mean and variance for everything.
+            ``Moments(0.0, 1.0)`` is one mean and variance for everything. A `Mixture` is followed component by
+            component.
         example: The real shape, as ``(1, 3, 32, 32)`` or as an input of it (or a tuple, or a dict); may be left out
             where `moments` know it, as those of `input_moments` do.
         on_missing: ``"raise"`` lists operations without a rule; ``"sample"`` estimates those by sampling and marks
@@ -100,14 +101,15 @@ def propagate(
         raise ValueError(f'on_missing must be "raise" or "sample", not {on_missing!r}.')
     evaluation_class = evaluation_for(covariance)
     program = model if isinstance(model, Program) else capture(model, example, moments=moments)
-    inputs = fitted_inputs(program, moments)
-    plan = plan_for(program, tuple(node for node, value in inputs.items() if not isinstance(value, Tensor)))
+    components, shares = fitted_components(program, moments)
+    plan = plan_for(program, tuple(node for node, value in components[0].items() if not isinstance(value, Tensor)))
     if on_missing == "raise":
         require_complete(plan)
-    with _recording(inputs, gradients):
-        evaluation = evaluation_class(plan, {**program.tensors(), **inputs})
-        evaluation.run()
-        return _result(evaluation)
+    with _recording(components, gradients):
+        calls = program.module_outputs(plan.random)
+        wanted = [node for nodes in calls.values() for node in nodes.outputs if plan.random(node)]
+        wanted += [out for out in program.outputs if plan.random(out)]
+        return _result(evaluate(plan, components, shares, evaluation_class, wanted), calls)
 
 
 def evaluation_for(covariance: Any) -> type[Evaluation]:
@@ -117,10 +119,15 @@ def evaluation_for(covariance: Any) -> type[Evaluation]:
     return Evaluation if covariance is None else CovarianceEvaluation
 
 
-def _recording(inputs: dict[Node, Any], gradients: bool | None) -> contextlib.AbstractContextManager[Any]:
+def _recording(components: list[dict[Node, Any]], gradients: bool | None) -> contextlib.AbstractContextManager[Any]:
     """Within, autograd records what was asked for; torch.func differentiates without being asked."""
     if gradients is None:
-        values = [t for v in inputs.values() for t in ((v.mean, v.var) if isinstance(v, Moments) else (v,))]
+        values = [
+            t
+            for inputs in components
+            for v in inputs.values()
+            for t in ((v.mean, v.var) if isinstance(v, Moments) else (v,))
+        ]
         gradients = any(isinstance(value, Tensor) and value.requires_grad for value in values)
     transformed = torch._C._are_functorch_transforms_active()
     return contextlib.nullcontext() if gradients or transformed else torch.no_grad()
@@ -191,12 +198,8 @@ def _op_name(node: Node) -> str:
     return str(node.target) if overload else getattr(node.target, "__name__", str(node.target))
 
 
-def _result(evaluation: Evaluation) -> Result:
+def _result(evaluation: Evaluation, calls: dict[str, ModuleCalls]) -> Result:
     program = evaluation.plan.program
-    calls = program.module_outputs(evaluation.plan.random)
-    wanted = [node for nodes in calls.values() for node in nodes.outputs if evaluation.plan.random(node)]
-    wanted += [out for out in program.outputs if evaluation.plan.random(out)]
-    evaluation.finish(wanted)
     outputs = [evaluation.env.get(out, out) if isinstance(out, Node) else out for out in program.outputs]
     entries = tuple(_dynamic_entry(evaluation, node) for node in program.nodes if _counts(evaluation.plan, node))
     moments = {path: _random_calls(evaluation, values.outputs) for path, values in calls.items()}

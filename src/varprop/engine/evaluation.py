@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ..errors import CaptureError, MissingRule, VarpropError
 from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, resolve
-from ..moments import Moments, Tokens, compact, trusted
+from ..moments import Moments, Tokens, compact, joined, trusted
 from ..rules.linear import Convolution, border, conv
 from ..rules.norm import Stored
 from ..rules.registry import Rule
@@ -426,6 +426,51 @@ class Evaluation:
         if isinstance(value, (list, tuple)):
             return [_fit(v, f) for v, f in zip(value, node.form or [None] * len(value), strict=False)]
         return _fit(value, node.form)
+
+
+def evaluate(
+    plan: Plan,
+    inputs: Sequence[dict[Node, Any]],
+    shares: Sequence[float],
+    evaluation_class: type[Evaluation],
+    wanted: list[Node],
+    report: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """A program run on its inputs, and the wanted values; for several inputs of a mixture all of them joined.
+
+    Args:
+        plan: Which values are random, and by which rules they follow.
+        inputs: The inputs of every component, by node.
+        shares: How likely each component is.
+        evaluation_class: By what to follow the operations.
+        wanted: The values that have to be there in the end.
+        report: Called before every operation with the number of those done, for every component.
+    """
+    total: Evaluation | None = None
+    share = 0.0
+    for values, more in zip(inputs, shares, strict=True):
+        evaluation = evaluation_class(plan, {**plan.program.tensors(), **values})
+        evaluation.report = report
+        evaluation.run()
+        evaluation.finish(wanted)
+        if total is not None:
+            for node, value in total.env.items():
+                evaluation.env[node] = _joined_values(value, share, evaluation.env[node], more)
+            evaluation.assumption += " in every component"
+            evaluation.sampled |= total.sampled
+            for node, reasons in total.notes.items():
+                evaluation.notes[node] = list(dict.fromkeys([*evaluation.notes.get(node, ()), *reasons]))
+        total, share = evaluation, share + more
+    assert total is not None
+    return total
+
+
+def _joined_values(first: Any, share: float, second: Any, other_share: float) -> Any:
+    if isinstance(first, Moments) and isinstance(second, Moments):
+        return joined(first.dense(), share, second.dense(), other_share)
+    if isinstance(first, list) and isinstance(second, list):
+        return [_joined_values(a, share, b, other_share) for a, b in zip(first, second, strict=True)]
+    return second
 
 
 def _certain(x: Tensor) -> Moments:

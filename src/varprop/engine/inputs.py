@@ -14,7 +14,7 @@ from ..graph.capture import capture
 from ..graph.examples import as_arguments, as_example, leaves_of, named_leaves, require_module, require_values
 from ..graph.node import Node
 from ..graph.program import Program
-from ..moments import Moments, Tokens
+from ..moments import Mixture, Moments, Tokens
 from ..rules.registry import lookup, module_classes
 from .evaluation import Evaluation
 from .plan import make_plan
@@ -156,6 +156,13 @@ def _check_dtype(model: nn.Module, inputs: Any) -> None:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def fitted_components(program: Program, inputs: Any) -> tuple[list[dict[Node, Input]], list[float]]:
+    """`fitted_inputs` of every component of a mixture, and their shares; anything else is one component."""
+    if not isinstance(inputs, Mixture):
+        return [fitted_inputs(program, inputs)], [1.0]
+    return [fitted_inputs(program, component) for component in inputs.components], inputs.shares
 
 
 def fitted_inputs(program: Program, inputs: Any) -> dict[Node, Input]:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..engine.api import capture, evaluation_for
-from ..engine.evaluation import Evaluation
-from ..engine.inputs import example_for, fitted_inputs
+from ..engine.evaluation import Evaluation, evaluate
+from ..engine.inputs import example_for, fitted_components
 from ..engine.plan import make_plan, require_complete
 from ..errors import VarpropError
 from ..graph.node import Node
@@ -59,7 +59,8 @@ def inspect(
         k: Half width of the activation ranges, in standard deviations.
         on_missing: As for `propagate`.
         covariance: ``"full"`` follows the covariance of all units, as for `propagate`: with that of the data, from
-            `input_moments`, it is near the truth also about trained networks, whose units are far from independent.
+            `input_moments`, it is near the truth also about trained networks, whose units are far from independent;
+            with that of every class (``labels=``), whose layers pull classes apart.
         progress: Called with what is being done, the number of steps done and of all steps; within long ones once a
             second, with the part of the step that is done.
 
@@ -195,16 +196,13 @@ def evaluated(
     evaluation_class: type[Evaluation] = Evaluation,
 ) -> Evaluation:
     """Every random value of a captured model; `report` is told how many operations are done, and of how many."""
-    values = fitted_inputs(program, moments)
-    plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, torch.Tensor)])
+    components, shares = fitted_components(program, moments)
+    plan = make_plan(program, [node for node, value in components[0].items() if not isinstance(value, torch.Tensor)])
     if on_missing == "raise":
         require_complete(plan)
-    evaluation = evaluation_class(plan, {**program.tensors(), **values})
-    if report is not None:
-        evaluation.report = lambda done: report(done, len(program.nodes))
-    evaluation.run()
-    evaluation.finish([node for node in program.nodes if plan.random(node)])
-    return evaluation
+    wanted = [node for node in program.nodes if plan.random(node)]
+    told = None if report is None else lambda done: report(done, len(program.nodes))
+    return evaluate(plan, components, shares, evaluation_class, wanted, told)
 
 
 def _arguments(program: Program, with_example: bool) -> str:

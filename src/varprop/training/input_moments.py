@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from ..moments import Moments
+from ..moments import Mixture, Moments
 
 _CHUNK_ELEMENTS = 1 << 20  # 8 MB in float64: bounds the memory of a pass whatever the batch size
 _OF_IMAGES = (torch.uint8, torch.int16, torch.uint16)  # labels and indices are of others
@@ -24,6 +24,7 @@ def input_moments(
     per: Literal["channel", "element"] | None = None,
     *,
     covariance: bool = False,
+    labels: Tensor | None = None,
 ) -> Moments:
     """Mean and population variance of the input, in float64 over one pass (Chan, Golub & LeVeque 1983).
 
@@ -36,6 +37,7 @@ def input_moments(
             "element" gives ``(1, *item shape)``. Left out, it is "channel", and "element" with a covariance.
         covariance: Also measure the covariance of all elements of an item, for ``covariance="full"`` of `propagate` and
             `inspect`.
+        labels: The class of every item of a tensor: each class gets moments of its own, and the result is a `Mixture`.
 
     Returns:
         Moments with a batch axis of extent 1, on the data's device, in its dtype (float32 for halves). They know the
@@ -57,6 +59,8 @@ def input_moments(
         raise ValueError(f'per must be "channel" or "element", got {per!r}.')
     if covariance and per == "channel":
         raise ValueError('A covariance is one of all elements: leave `per` out, or give "element".')
+    if labels is not None:
+        return _by_class(data, labels, per, covariance)
     per = per or ("element" if covariance else "channel")
     total: _RunningStatistics | None = None
     with torch.no_grad():
@@ -66,6 +70,14 @@ def input_moments(
     if total is None:
         raise ValueError("The data is empty: input_moments needs at least one item.")
     return total.moments()
+
+
+def _by_class(data: Any, labels: Tensor, per: Literal["channel", "element"] | None, covariance: bool) -> Mixture:
+    if not isinstance(data, Tensor) or not isinstance(labels, Tensor) or labels.shape != data.shape[:1]:
+        raise ValueError("labels= takes a tensor with the class of every item, beside data that is a tensor, too.")
+    classes, counts = labels.unique(return_counts=True)
+    components = [input_moments(data[labels == label], per, covariance=covariance) for label in classes]
+    return Mixture(components, counts.tolist())
 
 
 @dataclass(frozen=True)
