@@ -325,7 +325,7 @@ def figure(records: dict[str, Any]) -> Figure:
         panels.append(Panel(title, tuple(lines)))
     caption = "One short run for every point, judged by held-out images; lines end where trainings diverge."
     labels = "peak rate", "held-out accuracy (%)"
-    return Figure("alternatives", "CIFAR-10 by peak rate", caption, tuple(panels), *labels, True, False)
+    return Figure("alternatives", "CIFAR-10 by peak rate", caption, tuple(panels), *labels, False, False)
 
 
 def page(records: dict[str, Any]) -> str:
