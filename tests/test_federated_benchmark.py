@@ -90,7 +90,15 @@ def test_a_grid_is_recorded_and_gone_on_with(tmp_path: Path) -> None:
 def test_the_page_has_the_records() -> None:
     docs = Path(__file__).parents[1] / "docs"
     records = read(docs / "results" / "federated.jsonl")
-    assert shown(records).strip() in (docs / "fields.md").read_text("utf-8")
+    page = (docs / "fields.md").read_text("utf-8")
+    assert shown(records).strip() in page
+    final = {name: [run["accuracies"][-1] for run in record["runs"]] for name, record in records.items()}
+    for method in ("none", "batch norm", "analytic"):
+        assert f"{100 * max(final[f'search, two classes, {method}']):.1f} %" in page
+    for method in ("batch norm", "analytic", "group norm + WS"):
+        assert f"{100 * sum(final[f'test, two classes, {method}']) / 3:.1f} %" in page
+    ahead = zip(final["test, two classes, analytic"], final["test, two classes, group norm + WS"], strict=True)
+    assert all(0.0105 < ours - theirs < 0.0135 for ours, theirs in ahead)  # 1.1 to 1.3 points
     for record in records.values():
         if record["kind"] == "test":
             assert [run["seed"] for run in record["runs"]] == list(federated.SEEDS)
