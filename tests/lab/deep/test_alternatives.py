@@ -27,6 +27,7 @@ from varprop_lab.deep.alternatives import (
     main,
     page,
     ready,
+    runs_of,
     searched,
     table,
 )
@@ -170,3 +171,15 @@ def test_pages_show_the_records() -> None:
     text = (docs / "deep.md").read_text("utf-8")
     for made in (table(records), searched(records), ablation(records), costs(records)):
         assert made.markdown().strip() in text
+    ms = {record["norm"]: record["ms"] for record in records.values() if record["kind"] == COST}
+    evidence = " ".join((docs / "evidence.md").read_text("utf-8").split())
+    for norm in ("analytic", "group-ws", "batch"):
+        accuracies = [run["accuracy"] for run in runs_of(norm, records, TEST)]
+        assert f"{sum(accuracies) / len(accuracies):.4f}" in evidence
+    assert f"at {ms['group-ws'] / ms['analytic']:.2f} times the deep form's step" in evidence
+    diverged = [run for run in runs_of("analytic", records) if not run["clip"]]
+    assert "diverges without, at every rate from 0.05 to 0.4" in evidence
+    assert {run["rate"] for run in diverged} == set(RATES) and not any(run["accuracy"] for run in diverged)
+    readme = (docs.parent / "README.md").read_text("utf-8")
+    for norm in ("batch", "group", "group-ws", "analytic"):
+        assert f"{ms[norm]:.2f}" in readme
