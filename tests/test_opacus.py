@@ -437,6 +437,13 @@ def test_two_processes_take_the_step_of_one(tmp_path: Path) -> None:
     assert saved.keys() == state.keys() and all(torch.equal(saved[name], state[name]) for name in state)
 
 
+def test_the_page_says_what_the_search_would_cost() -> None:
+    root = Path(__file__).parents[1]
+    records = grid.read(root / "docs/results/private.jsonl")
+    charged = grid.epsilon_with_search("cifar10-3", "analytic, deep form", records)
+    assert f"the RDP accountant would ask {charged:.1f} instead of" in (root / "docs/private.md").read_text("utf-8")
+
+
 def test_bad_use_is_named() -> None:
     model, x, y = made("layer norm")
     loader = DataLoader(TensorDataset(x, y), batch_size=4)

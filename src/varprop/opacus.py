@@ -109,8 +109,8 @@ def _trained_model(module: nn.Module) -> nn.Module:
 
 
 PAPER_FORM = (
-    "The model is normalized in the paper's form; in private training on MNIST and CIFAR-10 vp.normalize(..., "
-    'form="deep") did better (docs/private.md).'
+    'The model is normalized in the paper\'s form; in private training on MNIST vp.normalize(..., form="deep") did '
+    "better at every rate (docs/private.md)."
 )
 TWIN = "varprop_twin"  # an attribute of the plain model
 
@@ -131,9 +131,9 @@ class Twin:
             self.plain = _prepared(self.plain, path, site)
         present = dict(self.plain.named_modules())
         self._modules = [(present[path], module) for path, module in model.named_modules() if path in present]
-        self.parameters = {
-            name: self.plain.get_parameter(name).requires_grad_(value.requires_grad) for name, value in self._values()
-        }
+        with torch.enable_grad():  # what is trained does not depend on where the twin is made
+            trained = {name: value.requires_grad for name, value in self._values()}
+        self.parameters = {name: self.plain.get_parameter(name).requires_grad_(on) for name, on in trained.items()}
         setattr(self.plain, TWIN, self)
         # Computed anew in each call: nobody has to notice that the model was stepped, loaded or written to.
         self.plain.register_forward_pre_hook(lambda *_: self.refresh())

@@ -2,6 +2,7 @@
 
     python -m varprop_lab.deep.private run RECORDS [--jobs 4] [--max-seconds 300] [--data DIR] [--tasks cifar10-3 ...]
     python -m varprop_lab.deep.private show RECORDS      # the tables
+    python -m varprop_lab.deep.private common RECORDS    # what gradients of samples have in common before training
 
 RECORDS is a file of JSON lines, one for every finished training; those that it has are not made again. For every task
 and method, rates and clipping bounds are searched on held-out training images, in the same grid for all, which is
@@ -128,6 +129,16 @@ def network(data: str, method: str) -> nn.Module:
         layers += [nn.MaxPool2d(2)] if number in (1, 3, 5) else []
         before = channels
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
+
+
+def first_model(data: str, method: str, seed: int, shape: tuple[int, ...]) -> nn.Module:
+    """The network of a data set as training begins, for standardized images of a shape."""
+    torch.manual_seed(seed)
+    model = network(data, method)
+    if method not in ANALYTIC:
+        return model
+    moments = vp.Moments(torch.zeros(1, shape[0], 1, 1), torch.ones(1, shape[0], 1, 1), (1, *shape))
+    return vp.normalize(model, moments, form=ANALYTIC[method])  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------------------- gradients
@@ -269,13 +280,7 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
         standardized = (augmented(images, augmentation) - mean) / std
         return standardized.contiguous(memory_format=torch.channels_last)
 
-    torch.manual_seed(cell.seed)
-    model = network(task.data, cell.method)
-    if cell.method in ANALYTIC:
-        zero, one = torch.zeros(1, len(mean), 1, 1), torch.ones(1, len(mean), 1, 1)
-        moments = vp.Moments(zero, one, (1, *x.shape[1:]))  # of standardized pixels
-        model = vp.normalize(model, moments, form=ANALYTIC[cell.method])  # type: ignore[arg-type]
-    model.to(device)
+    model = first_model(task.data, cell.method, cell.seed, x.shape[1:]).to(device)
     optimizer: Any = torch.optim.SGD(model.parameters(), cell.rate / cell.bound, MOMENTUM)
     trained = dict(model.named_parameters())
     if cell.method in ANALYTIC:
@@ -328,6 +333,31 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
 
 def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(x.split(1000), y.split(1000), strict=True)
+
+
+def common(options: argparse.Namespace) -> None:
+    """Record how much of the clipped gradients is the same for all samples, before training, by method."""
+    for data, method in ((data, method) for data in PUBLISHED for method in METHODS):
+        images, labels, *_ = images_of(data, options.root, "cpu", SEARCH, 64)
+        mean, std = (torch.tensor(values)[:, None, None] for values in PUBLISHED[data])
+        shares, lengths = [], []
+        for seed in SEEDS:
+            model = first_model(data, method, seed, images.shape[1:])
+            if method in ANALYTIC:
+                model = require("varprop.opacus", "Private training", "opacus").Twin(model).plain
+            gradients = sample_gradients(model, (images.float() / 255 - mean) / std, labels)
+            flat = torch.cat([each.flatten(1) for each in gradients.values()], 1)
+            norms = flat.norm(dim=1)
+            total = (flat / norms[:, None]).sum(0)  # as clipping leaves them, bound 1
+            count = len(images)
+            shares.append((float(total.square().sum()) / count - 1) / (count - 1))  # without bias
+            lengths.append(float(norms.median()))
+        shown = {"common": [round(share, 4) for share in shares], "norm": [round(length, 2) for length in lengths]}
+        about = {"images": len(images), "git": git_state(), "versions": versions()}
+        record = {"cell": f"{data} {method} common", "data": data, "method": method, "kind": "common", **shown, **about}
+        with options.records.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        print(record["cell"], shown, flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------- the grid
@@ -430,10 +460,40 @@ def table(task: str, records: dict[str, Any]) -> str:
     return Table("", columns, lines, left=("method", "seeds")).markdown()
 
 
+def epsilon_with_search(task: str, method: str, records: dict[str, Any]) -> float:
+    """What the RDP accountant charges for all trainings of a method's search and one on all training images."""
+    accountant = require("opacus.accountants", "Private training", "opacus").RDPAccountant()
+    mine = [r for r in records.values() if (r.get("task"), r["method"]) == (task, method)]
+    tests = [record for record in mine if record["kind"] == TEST]
+    counted = [record for record in mine if record["kind"] == SEARCH] + tests[:1]
+    accountant.history = [(r["sigma"], r["batch"] / r["images"], r["steps"]) for r in counted]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return float(accountant.get_epsilon(DELTA))
+
+
+def search_table(task: str, records: dict[str, Any]) -> str:
+    """Held-out accuracies of a task by method and rate, the better bound of each; searches may be unfinished."""
+    tried = [r for r in records.values() if r.get("task") == task and r["kind"] == SEARCH and r["accuracy"] is not None]
+    rates = sorted({record["rate"] for record in tried})
+    lines = []
+    for method in METHODS:
+        best = {
+            rate: max((r["accuracy"] for r in tried if (r["method"], r["rate"]) == (method, rate)), default=None)
+            for rate in rates
+        }
+        if any(value is not None for value in best.values()):
+            state = "yes" if searched(task, method, records)[1] else "no"
+            lines.append([method, *(f"{v:.2f}" if v is not None else "" for v in best.values()), state])
+    return Table(
+        "", ["rate x bound", *(f"{rate:g}" for rate in rates), "finished"], lines, left=("rate x bound",)
+    ).markdown()
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["run", "show"])
+    parser.add_argument("action", choices=["run", "show", "common"])
     parser.add_argument("records", type=Path)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--data", dest="root", help="where the data sets lie; else $VARPROP_DATA or the cache")
@@ -444,12 +504,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
     options.records.parent.mkdir(parents=True, exist_ok=True)
-    if options.action == "run":
-        run(options)
+    if options.action != "show":
+        {"run": run, "common": common}[options.action](options)
         return
     records = read(options.records)
     for task in options.tasks:
-        print(f"{task}\n\n{table(task, records)}\n")
+        print(f"{task}\n\n{table(task, records)}\n\n{search_table(task, records)}\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from varprop_lab.deep import private
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("copies", (1, 2))
@@ -87,3 +90,25 @@ def test_records_are_read_again_and_shown(tmp_path: Path) -> None:
     assert private.read(file) == records
     shown = private.table("mnist-1", private.read(file))
     assert "91.00 ± 1.00 %" in shown and "90.00, 91.00, 92.00" in shown and "none" not in shown
+
+
+def test_the_page_says_what_the_records_say() -> None:
+    page = (ROOT / "docs/private.md").read_text("utf-8")
+    records = private.read(ROOT / "docs/results/private.jsonl")
+    assert private.search_table("cifar10-3", records) in page
+    deep = [r for r in records.values() if r["method"] == "analytic, deep form" and r["kind"] != "common"]
+    tests = [r["accuracy"] for r in deep if (r["kind"], r["task"]) == ("test", "cifar10-3")]
+    assert f"{statistics.mean(tests):.2f} ± {statistics.stdev(tests):.2f} %" in page and len(tests) == 3
+    searched = {r["rate"]: r["accuracy"] for r in deep if r["kind"] == "search" and r["task"] == "mnist-1"}
+    assert f"| analytic, deep form | {' | '.join(f'{searched[rate]:.2f}' for rate in sorted(searched))} |" in page
+    for record in records.values():
+        if record["kind"] == "common":
+            means = {
+                r["data"]: statistics.mean(r["common"])
+                for r in records.values()
+                if r["method"] == record["method"] and r["kind"] == "common"
+            }
+            assert f"| {record['method']} | {100 * means['cifar10']:.1f} | {100 * means['mnist']:.1f} |" in page
+        else:
+            assert record["epsilon"] <= 3.0 and record["versions"]["opacus"] and record["git"]["commit"]
+            assert f"{record['sigma']:.3f}" in page
