@@ -48,7 +48,7 @@ RATES = {  # by optimizer and depth
 }
 GROWTHS = {
     "0.15": 0.15,
-    "0.4": 0.4,
+    "0.4": math.log(1.5),
     "1": 1.0,
     "2.5": 2.5,
 }  # logarithms of what squared gradients may grow by from end to end
@@ -723,6 +723,7 @@ def main() -> None:
 
 # Where a start does not exist for an activation, the next one of its line is taken.
 POLICIES: dict[str, tuple[str, ...]] = {
+    "vp.init_": ("shaped 0.4, orthogonal", "shift by depth 1, orthogonal"),
     "PyTorch": ("PyTorch",),
     "He (Xavier for tanh)": ("Xavier", "He"),
     "orthogonal, gain of He": ("orthogonal",),

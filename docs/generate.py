@@ -22,7 +22,7 @@ from varprop.cli.main import make_parser
 from varprop.engine import reasons
 from varprop.gaussian.stability import chi, correlation, scale_rate, stable_shift, start_for
 from varprop.norm.api import captured_for
-from varprop.norm.initialization import GROWTH, activated_with_slope, layers_before_activations
+from varprop.norm.initialization import activated_with_slope, layers_before_activations
 from varprop.norm.modes import with_calls
 from varprop.rules.registry import Key, Rule, registered
 
@@ -242,7 +242,7 @@ def activations_page() -> str:
         "means off; *c(.5)* and *c(.99)* are the correlations after it of two samples with correlation .5 and .99 "
         "before. χ is the slope of c at 1. The first columns have b = 0 and σ = 1, the next the first shift, the last "
         "the shift and deviation with which `vp.init_` starts chains so deep, where λ ≤ 1 and χ to the power of the "
-        "depth is at most e, as far as that is possible; the slope of a jump counts as 0. "
+        "depth is at most 1.5, or e with a kink at 0, as far as that is possible; the slope of a jump counts as 0. "
         "[What follows from it](../initialization.md). "
         + WRITTEN.format("the moments that the registered rules compute"),
         "",
@@ -289,7 +289,7 @@ def activation_row(kind: type[nn.Module]) -> tuple[str, ...] | None:
     stable = stable_shift(lambda mean, std: moments(mean, std)[:2])
     cells = [*at(0.0), *(correlation(moments, c) for c in (0.5, 0.99)), stable, *at(stable)[1:]]
     for depth in DEPTHS:
-        shift, std = start_for(moments, stable, GROWTH ** (1 / depth))
+        shift, std = start_for(moments, stable, depth)
         cells += [shift, std, at(shift, std)[2]]
     return f"`{kind.__name__}`", *(f"{cell:.3f}" for cell in cells)
 

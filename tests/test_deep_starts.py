@@ -42,7 +42,7 @@ def test_stacked_starts_are_those_of_init(activation: str, skips: bool) -> None:
     cell = Cell(8, skips, activation, "adam")
     data = torch.randn(500, 20, generator=torch.Generator().manual_seed(0)) + 0.5
     names = {"mean 0, gaussian": {"shift": False}, "second moment, orthogonal": {"center": False}}
-    names |= {"shaped 1, orthogonal": {}} if activation == "tanh" and not skips else {}
+    names |= {"shaped 0.4, orthogonal": {}} if activation == "tanh" and not skips else {}
     names |= {"first shift, gaussian": {"shift": "first"}} if activation == "relu" else {}
     names |= {"shift by depth 1, orthogonal": {}} if activation == "relu" and not skips else {}
     for name, options in names.items():
@@ -128,3 +128,17 @@ def test_it_runs_and_skips_what_its_records_have(tmp_path: Path, monkeypatch: py
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert "### adam, with skips" in shown and "| zero branches |" in shown
+
+
+def test_the_tables_of_the_page_are_those_of_the_records() -> None:
+    """And the start that is the default is the first of them."""
+    found = deep_starts.records(ROOT / "docs/results/deep_starts.jsonl")
+    chains = [record for record in found if not record["cell"]["skips"]]
+    with_skips = [record for record in found if record["cell"]["skips"]]
+    tables = [deep_starts.table(chosen, "test loss").splitlines() for chosen in (chains, with_skips)]
+    page = (ROOT / "docs/initialization.md").read_text().splitlines()
+    heads = [index for index, line in enumerate(page) if line.startswith("| start |")]
+    for head, table in zip(heads, tables, strict=True):
+        end = page.index("", head)
+        assert end - head > 9 and set(page[head:end]) <= set(table)
+    assert tables[0][2].startswith("| vp.init_ |") and len(tables[0]) == 25 + 2

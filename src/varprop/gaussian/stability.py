@@ -77,8 +77,12 @@ SMALLEST = 1e-3  # standard deviation of units before an activation
 MomentsAndSlope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-def start_for(moments: MomentsAndSlope, stable: float, growth: float) -> tuple[float, float]:
-    """Shift and standard deviation before an activation with which squared gradients grow by no more than a factor.
+# By what squared gradients may grow from end to end of a deep chain: what trained best (initialization.md)
+SMOOTH, KINKED = 1.5, math.e
+
+
+def start_for(moments: MomentsAndSlope, stable: float, length: int) -> tuple[float, float]:
+    """Shift and standard deviation before an activation with which gradients keep their size in a chain of a length.
 
     Behind a layer that takes means off they grow by chi = std^2 E f'^2 / Var f, which is above 1 unless f is a line on
     what it reads. So the units are brought where it nearly is one. For a function that is smooth at 0 they become
@@ -88,12 +92,14 @@ def start_for(moments: MomentsAndSlope, stable: float, growth: float) -> tuple[f
     Args:
         moments: Mean and variance after the activation, and the mean square of its slope, as for `stable_shift`.
         stable: The `stable_shift`.
-        growth: The factor for one layer, above 1.
+        length: How many layers share what squared gradients may grow by: `SMOOTH`, or `KINKED` with a kink at 0.
     """
     one = torch.ones(1, dtype=torch.float64)
+    is_smooth = bool(chi(moments, 0 * one, SMALLEST * one) <= SMOOTH ** (1 / length))
+    growth = (SMOOTH if is_smooth else KINKED) ** (1 / length)
     if bool(chi(moments, stable * one, one) <= growth):
         return stable, 1.0
-    if bool(chi(moments, 0 * one, SMALLEST * one) <= growth):
+    if is_smooth:
         return _shaped(moments, growth)
     for end in (LARGEST, -LARGEST) if stable >= 0 else (-LARGEST, LARGEST):
         shift = _first_where(lambda shifts: chi(moments, shifts, torch.ones_like(shifts)) <= growth, stable, end)

@@ -8,7 +8,6 @@ A rectifier behind units of mean zero does not either, but behind units of a pos
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -29,7 +28,6 @@ from .recurrent import NormalizedRecurrent
 from .statistics import CapturedMode, Statistics
 
 FirstOutputs = tuple[float, float]  # mean and standard deviation of a layer's outputs
-GROWTH = math.e  # of squared gradients, from the outputs of a deep chain to its inputs
 
 
 @torch.no_grad()
@@ -54,11 +52,11 @@ def _join(starts: dict[str, FirstOutputs], path: str, start: FirstOutputs) -> No
 
 
 @torch.no_grad()
-def starts_by_depth(graph: CapturedMode, growth: float = GROWTH) -> dict[str, FirstOutputs]:
+def starts_by_depth(graph: CapturedMode, shallow: int) -> dict[str, FirstOutputs]:
     """Shift and deviation of every layer whose outputs an activation reads, so that gradients keep their size.
 
-    Squared gradients grow by `growth` at most on the shortest way through a layer, from an input to an output: with a
-    skip around it that is short, and the start that of `first_shifts`.
+    That is on the shortest way through a layer, from an input to an output. Up to `shallow` layers, and so with a skip
+    around it, the start is that of `first_shifts`.
     """
     lengths = _shortest_ways(graph)
     starts: dict[str, FirstOutputs] = {}
@@ -66,11 +64,11 @@ def starts_by_depth(graph: CapturedMode, growth: float = GROWTH) -> dict[str, Fi
     chosen: dict[tuple[str, int], FirstOutputs] = {}
     for call, activation in layers_before_activations(graph):
         start = _stable_shift(activation, cache), 1.0
-        if activation is not None:
+        if activation is not None and lengths[call] > shallow:
             key = activation.key(), lengths[call]
             if key not in chosen:
-                by_layer = growth ** (1 / lengths[call])
-                chosen[key] = start_for(functools.partial(activated_with_slope, activation), start[0], by_layer)
+                moments = functools.partial(activated_with_slope, activation)
+                chosen[key] = start_for(moments, start[0], lengths[call])
             start = chosen[key]
         _join(starts, graph.calls[call], start)
     return starts
