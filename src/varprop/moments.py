@@ -121,7 +121,7 @@ class Moments:
         return self._each(lambda tensor: tensor.to(*args, **kwargs))
 
     def clone(self) -> Moments:
-        """The same values in memory of their own.
+        """A copy in memory of its own.
 
         Returns:
             A copy.
@@ -150,7 +150,7 @@ class Moments:
         return Moments(self.mean.expand(*sizes), self.var.expand(*sizes))
 
     def dense(self) -> Moments:
-        """The same statistics with every uniform axis written out (as a view of stride zero).
+        """The moments with every uniform axis written out (as a view of stride zero).
 
         Returns:
             Moments without uniform axes.
@@ -163,7 +163,7 @@ class Moments:
         return self if self.shape == self.full else Moments(self.mean.expand(self.full), self.var.expand(self.full))
 
     def detach(self) -> Moments:
-        """The same values, cut from the autograd graph.
+        """The moments cut from the autograd graph.
 
         Returns:
             Moments that require no gradient.
@@ -181,7 +181,7 @@ class Moments:
         return Moments(function(self.mean), function(self.var), self.full)
 
     def is_uniform(self, axis: int) -> bool:
-        """Whether one stored value stands for the whole axis.
+        """True if one stored value stands for the whole axis.
 
         Args:
             axis: Of the tensor.

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop.graph.examples import of_fixed_sizes
+from varprop.graph.capture import of_fixed_sizes
 from varprop.graph.tracing import HookWarning
 
 UNIT = vp.Moments(0.0, 1.0)

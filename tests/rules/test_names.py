@@ -10,10 +10,7 @@ import varprop
 
 SOURCE = Path(varprop.__file__).parent
 # what still compares operations rather than facts of their rules; this list only becomes shorter
-REMAINING = {
-    "norm/batchnorm.py", "norm/recurrent.py", "norm/layer_layout.py", "predict/adjoint.py", "predict/attention.py",
-    "predict/draws.py",
-}  # fmt: skip
+REMAINING = {"predict/adjoint.py", "predict/attention.py", "predict/draws.py"}
 
 
 def operations_named(tree: ast.Module) -> Iterator[str]:

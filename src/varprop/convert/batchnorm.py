@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from ..graph.examples import as_arguments
+from ..graph.capture import as_arguments
 from ..norm.batchnorm import (
     Absorbed,
     absorb_,

@@ -27,8 +27,8 @@ from ..errors import VarpropError
 from ..gaussian.bivariate import Nonlinearity, covariance, hermite, rectifier
 from ..gaussian.normal import working_dtype
 from ..gaussian.quadrature import expectation
-from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, resolve
+from ..graph.tracing import Leaf
 from ..moments import Moments, Tokens
 from ..rules.registry import Rule
 from .evaluation import Evaluation, apply

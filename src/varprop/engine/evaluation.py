@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, MissingRule, VarpropError
-from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, resolve
+from ..graph.tracing import Leaf
 from ..moments import Moments, Tokens, compact, joined, trusted
 from ..rules.linear import Convolution, border, conv
 from ..rules.norm import Stored

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError
-from ..graph.capture import capture
-from ..graph.examples import as_arguments, as_example, leaves_of, named_leaves, require_module, require_values
+from ..graph.capture import as_arguments, as_example, capture, leaves_of, named_leaves, require_module, require_values
 from ..graph.node import Node
 from ..graph.program import Program
 from ..moments import Mixture, Moments, Tokens

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import MissingRule
-from ..graph.leaf import Leaf
 from ..graph.node import Form, Node, nodes_in, resolve
 from ..graph.program import Program
+from ..graph.tracing import Leaf
 from ..rules.registry import RANDOM, Operation, Rule, lookup
 
 

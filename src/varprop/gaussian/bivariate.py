@@ -125,7 +125,7 @@ def _block(f: Nonlinearity, g: Nonlinearity, of_arguments: Tensor, rows: slice, 
 
 
 def _rectified(a: Tensor, b: Tensor, rho: Tensor) -> Tensor:
-    """What the covariance of two rectifiers has above rho Phi(a) Phi(b), for standard deviations of 1 (9.1).
+    """The covariance of two rectifiers minus rho Phi(a) Phi(b), for standard deviations of 1 (9.1).
 
     1 / 2 pi times the integral from 0 to asin rho of (rho - sin t) exp(-(a² + b² - 2 a b sin t) / (2 cos² t)) dt.
     """

@@ -109,13 +109,13 @@ def start_for(moments: MomentsAndSlope, stable: float, length: int) -> tuple[flo
 
 
 def chi(moments: MomentsAndSlope, shifts: Tensor, stds: Tensor) -> Tensor:
-    """What a centred layer multiplies squared gradients by, for shifts and deviations before its activation."""
+    """The factor by which a centred layer multiplies squared gradients, for shifts and stds before its activation."""
     _, var, slope = (x.double().reshape(len(shifts), -1).mean(1) for x in moments(shifts, stds))
     return stds.square() * slope / var
 
 
 def scale_rate(moments: MomentsAndSlope, shifts: Tensor, stds: Tensor) -> Tensor:
-    """What is left behind a layer of a small error of scale (lambda), for shifts and deviations before it."""
+    """The share of a small error of scale that is left behind a layer (lambda), for shifts and deviations before it."""
     factor = 2.0**_NEAR
     below, above = (
         moments(shifts, stds * size)[1].double().reshape(len(shifts), -1).mean(1) for size in (1 / factor, factor)

@@ -296,7 +296,7 @@ def _keeps(mean: fx.Node) -> bool:
 
 
 def _arguments(node: Any, *defaults: Any) -> list[Any]:
-    """As many of a node's arguments as there are defaults, which stand for those that are left out."""
+    """The first arguments of a node, one for every default, which stands for an argument that is left out."""
     return [*node.args, *defaults[len(node.args) :]][: len(defaults)]
 
 

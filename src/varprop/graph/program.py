@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .leaf import Leaf
 from .node import Node, resolve
+from .tracing import Leaf
 
 aten = torch.ops.aten
 Fact = TypeVar("Fact")

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from ..engine.evaluation import Evaluation
 from ..engine.plan import Plan, operation_of
-from ..graph.leaf import Leaf
 from ..graph.node import Node
 from ..graph.program import Program, tensor_at
+from ..graph.tracing import Leaf
 from ..moments import Moments
 from ..rules.registry import Rule
 from .gradients import averages_all

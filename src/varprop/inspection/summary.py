@@ -12,7 +12,7 @@ from torch import nn
 from ..engine.inputs import example_for
 from ..engine.report import unknown_name
 from ..errors import CaptureError
-from ..graph.examples import is_shape
+from ..graph.capture import is_shape
 from ..graph.node import Form
 from ..moments import Moments
 from ..text_table import text_table

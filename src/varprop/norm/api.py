@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..engine.inputs import example_for
-from ..graph.examples import require_values
+from ..graph.capture import require_values
 from ..graph.program import Program, transferred
 from ..training.restore import preserved_modes
 from .batchnorm import (
@@ -50,7 +50,6 @@ from .initialization import (
     set_first_shifts_,
     starts_by_depth,
 )
-from .intact import Intact
 from .layer_layout import Use
 from .layers import (
     Normalized,
@@ -78,7 +77,7 @@ from .report import (
     warn_of_time,
 )
 from .scope import ModuleT, close_scopes_, open_scopes_, shared_fold
-from .statistics import CapturedMode, Statistics
+from .statistics import CapturedMode, Intact, Statistics
 
 T = TypeVar("T")
 Made = TypeVar("Made")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.utils import parametrize
 
+from ..engine.plan import operation_of
 from ..graph.capture import capture
 from ..graph.node import Node
 from ..graph.program import Program, tensor_at
@@ -19,7 +20,6 @@ from ..rules.registry import module_classes
 from ..training.restore import preserved_modes
 from .linear_layers import LinearLayer, along_outputs, is_call_of_linear_layer, is_linear_layer, owners, replace
 
-_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training
 _TENSORS = ("weight", "bias", "running_mean", "running_var")  # of a batch norm, in the order of the operation
 
 
@@ -58,7 +58,7 @@ def batch_norms_in(program: Program) -> dict[str, str]:
 
 def bypassed(program: Program, norms: Container[nn.Module]) -> dict[Node, Node]:
     """The calls of some batch norms and what is taken out of their results, each with what the batch norm reads."""
-    calls = [node for node in program.nodes if node.packet is _BATCH_NORM and program.module_of(node) in norms]
+    calls = [node for node in program.nodes if operation_of(node) == "batch norm" and program.module_of(node) in norms]
     return {node: call.args[0] for call in calls for node in (call, *call.users)}
 
 
@@ -73,7 +73,7 @@ def _calls(program: Program) -> Iterator[LayerAndNorm]:
             reader = _direct_reader(program, node)
             paired.add(reader)
             yield program.module_of(node), None if reader is None else program.module_of(reader)
-        elif node.packet is _BATCH_NORM and node not in paired:
+        elif operation_of(node) == "batch norm" and node not in paired:
             yield None, program.module_of(node)
 
 
@@ -83,7 +83,11 @@ def _direct_reader(program: Program, call: Node) -> Node | None:
         return None
     (reader,) = call.users
     layer, norm = program.module_of(call), program.module_of(reader)
-    if reader.packet is not _BATCH_NORM or not isinstance(norm, _BatchNorm) or not _is_its_own(program, reader, norm):
+    if (
+        operation_of(reader) != "batch norm"
+        or not isinstance(norm, _BatchNorm)
+        or not _is_its_own(program, reader, norm)
+    ):
         return None
     if layer is None or not is_linear_layer(layer) or not _channels_agree(call, layer):
         return None
@@ -103,7 +107,9 @@ def _is_its_own(program: Program, call: Node, norm: _BatchNorm) -> bool:
     for operand, tensor in zip(call.args[1:5], tensors, strict=True):
         if operand is None and tensor is None:
             continue
-        if not _holds(program, operand, tensor) or any(reader.packet is not _BATCH_NORM for reader in operand.users):
+        if not _holds(program, operand, tensor) or any(
+            operation_of(reader) != "batch norm" for reader in operand.users
+        ):
             return False
     return True
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..graph.examples import leaves_of
+from ..graph.capture import leaves_of
 from ..graph.program import Program
 from ..moments import Moments, Tokens
 from .layers import Normalized, normalized_layers

@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ..gaussian.normal import Pair
 from .fold.dispatch import all_plain, owners_known_as
 from .fold.layout import sublayout
-from .intact import SHARDED, is_sharded
 from .layer_layout import evaluation_of
 from .network import Folded, Network, Vectors
+from .statistics import SHARDED, is_sharded
 
 WITH_KERNELS = ("cuda",)  # types of devices
 LIMIT = 25 * 2**20  # bytes of weights folded together: as many as DistributedDataParallel puts in a bucket

@@ -89,14 +89,17 @@ class Use:
 
     def ungrouped(self) -> Use:
         """This use with one group."""
-        position = 5 if self.target == "aten.convolution" else 3
+        operation = self.operation()
+        names = [argument.name for argument in getattr(operation, operation.overloads()[0])._schema.arguments]
+        position = names.index("groups") - 3 if "groups" in names else len(self.settings)
         if len(self.settings) <= position:
             return self
         return Use(self.target, (*self.settings[:position], 1, *self.settings[position + 1 :]))
 
     def operation(self) -> Any:
         """The operation itself."""
-        return getattr(torch.ops.aten, self.target.removeprefix("aten."))
+        namespace, name = self.target.split(".")
+        return getattr(getattr(torch.ops, namespace), name)
 
     def outputs(self, x: Moments, weight: Tensor) -> Moments:
         """Moments of the layer's output without bias."""

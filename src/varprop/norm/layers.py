@@ -18,7 +18,6 @@ from ..graph.node import Form
 from ..moments import Moments, Tokens, trusted
 from .fold.layout import EPS
 from .fold.reference import full_precision, rate_of
-from .intact import refuse_sharded
 from .layer_layout import Use
 from .linear_layers import (
     LinearLayer,
@@ -32,7 +31,7 @@ from .linear_layers import (
 )
 from .network import Network
 from .scope import called_module, folded_alone, folded_layer
-from .statistics import Statistics
+from .statistics import Statistics, refuse_sharded
 
 SETTINGS = ("center", "centred_rows", "uses", "statistics", "networks")  # attributes of all normalized layers
 

@@ -14,12 +14,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..engine.api import capture
-from ..engine.inputs import fitted_inputs
+from ..engine.inputs import capture_for_rules, fitted_inputs
 from ..engine.plan import make_plan, operation_of, rule_of
 from ..errors import RandomChoice
 from ..graph import ops
-from ..graph.examples import as_arguments, as_example
+from ..graph.capture import as_arguments, as_example
 from ..graph.node import Form, Node
 from ..graph.program import Program, transferred
 from ..graph.tracing import traced_operations
@@ -27,7 +26,6 @@ from ..moments import Moments
 from ..training.restore import preserved_modes
 from .batchnorm import is_batch_norm
 from .linear_layers import is_call_of_linear_layer
-from .recurrent import CALLS
 from .statistics import CapturedMode
 
 
@@ -138,11 +136,11 @@ def capture_modes(model: nn.Module, example: Any, by_batch: Collection[nn.Module
     drawn in Python anew in every training step counts as in evaluation: one draw would not hold for the others.
     """
     with preserved_modes(model):
-        evaluation = capture(_in_mode(model, False, by_batch), example)
+        evaluation = capture_for_rules(_in_mode(model, False, by_batch), example)
         before = drawn_elsewhere()
         alike = _ignores_mode(model, example, by_batch)
         try:
-            training = evaluation if alike else capture(_in_mode(model, True, by_batch), example)
+            training = evaluation if alike else capture_for_rules(_in_mode(model, True, by_batch), example)
         except RandomChoice:
             training = evaluation
             warn_of_draws(model, "chooses by torch.rand what it does (LayerDrop skips layers)")
@@ -225,7 +223,7 @@ def calls_of(program: Program, layers: dict[str, Any]) -> dict[Node, str]:
     path_of = {layer: path for path, layer in layers.items()}
     calls: dict[Node, str] = {}
     for node in program.nodes:
-        if node.stack and (is_call_of_linear_layer(node) or str(node.target) in CALLS):
+        if node.stack and (is_call_of_linear_layer(node) or operation_of(node) == "recurrent"):
             layer = program.module_of(node)
             if layer in path_of:
                 calls[node] = path_of[layer]

@@ -17,10 +17,9 @@ from ..moments import Tokens
 from .fold import dispatch, reference
 from .fold.dispatch import Executor, apply_fold, computing_dtype, needs_reference, own_saved_tensors, register
 from .fold.layout import sublayout
-from .intact import Intact, refuse_sharded
 from .layer_layout import LayerCall, LayerSpec, LoweredLayers, Use, evaluation_of, make_layout
 from .linear_layers import is_linear_layer, require_weight_of_its_own
-from .statistics import CapturedMode, Statistics, derivation_of
+from .statistics import CapturedMode, Intact, Statistics, derivation_of, refuse_sharded
 
 Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
 PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which they are folded

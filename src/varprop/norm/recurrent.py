@@ -201,7 +201,6 @@ class WithWeights:
         return getattr(self._layer, name)
 
 
-CALLS = {"aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.lstm.input", "aten.gru.input"}
 States = dict[str, list[Pair]]  # of every direction: h, and an LSTM's cell
 
 

@@ -67,7 +67,7 @@ WAYS = ("together", "by operation", "alone")
 
 @dataclass(frozen=True)
 class FoldReport:
-    """What `normalize` has done to a model, and how its layers are folded in one mode; it prints as ten lines or fewer.
+    """The layers that `normalize` has changed, and how they are folded in one mode; it prints as ten lines or fewer.
 
     Attributes:
         layers: The normalized layers.

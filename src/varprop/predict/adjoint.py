@@ -199,7 +199,7 @@ class MeanEvaluation(Evaluation):
         return [result, None] if several else result
 
     def _with_random_weight(self, node: Node, x: Any, weight: Moments, bias: Any = None) -> Moments:
-        """As the rule of a linear layer; what its weight adds is needed again, as a source of variance."""
+        """The rule of a linear layer; what its weight adds is needed again, as a source of variance."""
         mean, weight, fixed = mean_of(x), weight.dense(), None if bias is None else mean_of(bias)
         with torch.no_grad():
             var = self.by_weight[node] = F.linear(mean.square(), weight.var)
@@ -298,7 +298,7 @@ class MeanEvaluation(Evaluation):
 
     @torch.no_grad()
     def _left_of_product(self, node: Node, rule: Rule, value: Moments, random: list[Node]) -> Tensor:
-        """Of a function linear in each argument: the variance left when each is taken as the only random one."""
+        """The variance left of a function linear in each argument when each is taken as the only random one."""
         if rule.linear and rule.weighted and {*node.args[:2]} <= {*random} and not node.kwargs:
             x, weight = (self.value(operand).dense().var for operand in node.args[:2])
             return torch.as_tensor(node.target(x, weight, None, *node.args[3:]))  # a bias leaves nothing

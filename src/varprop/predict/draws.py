@@ -58,7 +58,7 @@ def combine_with_draws(
 
 
 def _drawn_factors(source: Source, gradients: Sequence[Tensor]) -> Tensor | None:
-    """As `Source.factors`, for the part of the noise that a draw shows; None if there is none."""
+    """`Source.factors` for the share of the noise that a draw shows; None if there is none."""
     if isinstance(source, ParameterNoise):
         return source.by_weight(gradients)
     if source.drawn_var is None or source.by_channel:

@@ -34,7 +34,7 @@ class Gates:
         self.products = torch.cat([rows[a] * rows[b] for a, b in cell.pairs])
 
     def covariances(self, var: Tensor) -> Tensor:
-        """Of all pairs, side by side."""
+        """Covariances of the gates of all pairs, side by side."""
         return F.linear(var, self.products)
 
 

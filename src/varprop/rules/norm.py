@@ -219,6 +219,7 @@ class Stored:
 
 @rule(
     aten._native_batch_norm_legit_no_training,
+    operation="batch norm",
     batch_norm=lambda _x, weight, bias, mean, var, _momentum, eps: Stored(weight, bias, mean, var, eps),
     multilinear=True,
     channels=1,

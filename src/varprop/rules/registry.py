@@ -89,8 +89,9 @@ Key = Any  # an OpOverload, an OpOverloadPacket, or a subclass of torch.nn.Modul
 Kind = Literal["rule", "structural", "elementwise", "source", "constant"]
 # operations that are looked for themselves, by those who put them together with others or treat them apart
 Operation = Literal[
-    "adaptive average", "attention", "average window", "bilinear", "cat", "dropout", "einsum", "leaky relu", "matmul",
-    "mean", "power", "prelu", "prelu of broadcast slopes", "recurrent", "relu", "select", "slice", "softmax", "view",
+    "adaptive average", "attention", "average window", "batch norm", "bilinear", "cat", "dropout", "einsum",
+    "leaky relu", "matmul", "mean", "power", "prelu", "prelu of broadcast slopes", "recurrent", "relu", "select",
+    "slice", "softmax", "view",
 ]  # fmt: skip
 # Why a rule is only approximate: a sentence, or a function of the rule's own arguments that returns one or None.
 Reason = str | Callable[..., str | None] | None

@@ -26,7 +26,7 @@ class Augmentation:
 
     @property
     def moves(self) -> bool:
-        """Whether images are moved or mirrored."""
+        """True if images are moved or mirrored."""
         return self.shift > 0 or self.flip
 
     def __post_init__(self) -> None:

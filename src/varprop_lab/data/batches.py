@@ -55,7 +55,7 @@ class Batches:
             yield images.unflatten(0, rows.shape), self.labels[chosen].unflatten(0, rows.shape)
 
     def still(self) -> Batches:
-        """The same without offsets and flips, as validation images are."""
+        """The batches without offsets and flips, as validation images are."""
         return replace(self, augmentation=replace(self.augmentation, shift=0, flip=False))
 
     def first_batch(self) -> Tensor:

@@ -110,14 +110,14 @@ class GridWorker:
     trainer: SideBySide
 
     def about(self, cell: GridCell) -> dict[str, Any]:
-        """What a record begins with."""
+        """The first fields of a record."""
         where = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         names = {"cell": cell.key, "kind": cell.kind, "norm": cell.norm, "batch": cell.batch}
         settings = {name: getattr(self.options, name) for name in self.settings}
         return {**names, **settings, "hardware": where, "git": git_state(), "torch": versions()["torch"]}
 
     def runs(self, cell: GridCell, trainer: SideBySide, judged: tuple[Tensor, Tensor]) -> list[dict[str, Any]]:
-        """What became of every network, by the images to judge by."""
+        """The outcome of every network, by the images to judge by."""
         columns = list(zip(*trainer.losses, strict=True))
         return [
             {
@@ -205,7 +205,7 @@ class Grid:
         return [str(number) for number in range(self.options.jobs)]
 
     def takes(self, name: str, cell: GridCell) -> bool:
-        """Whether a process may take a cell."""
+        """True if a process may take a cell."""
         return True
 
     def prepared(self, name: str) -> GridCell | None:

@@ -56,7 +56,7 @@ METHODS = ("analytic, deep form", "group norm", "group norm + WS", "none, tanh",
 
 @dataclass(frozen=True)
 class PrivateTask:
-    """What is trained privately."""
+    """A data set and a budget of privacy to train with."""
 
     data: str
     epsilon: float

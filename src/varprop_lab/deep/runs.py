@@ -142,7 +142,7 @@ class Study:
         return found
 
     def has(self, judged: str) -> bool:
-        """Whether there is a run of the table on these data."""
+        """True if there is a run of the table on these data."""
         return any(key.startswith(f"{judged} | {self.table} | ") for key in self.runs)
 
     def found(self, row: Row, judged: str) -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ def _numbers(found: list[dict[str, Any]], judged: str) -> list[str]:
 
 
 def written(record: dict[str, Any]) -> str:
-    """As JSON with a line for every run."""
+    """The runs as JSON with a line for every run."""
     runs = ",\n".join(f"  {json.dumps(key)}: {json.dumps(run)}" for key, run in record["runs"].items())
     return json.dumps({**record, "runs": {}}, indent=1).replace('"runs": {}', f'"runs": {{\n{runs}\n }}') + "\n"
 

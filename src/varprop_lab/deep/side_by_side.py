@@ -308,7 +308,7 @@ class SideBySide:
         return True
 
     def milliseconds(self, seconds: float) -> float:
-        """Of a step, over that time; leaves everything as it was."""
+        """Milliseconds of a step, over that time; leaves everything as it was."""
         self.prepare()
         assert self.replay is not None
         values = [value.clone() for value in self._state()]
@@ -424,7 +424,7 @@ class SideBySide:
 
     @torch.no_grad()
     def accuracies(self, images: Tensor, labels: Tensor) -> list[float]:
-        """Of every network on these images."""
+        """The share of these images that every network gets right."""
         self.model.eval()
         count = len(self.members)
         right = torch.zeros(count, device=self.device)

@@ -81,7 +81,7 @@ class Row(NamedTuple):
 
     @property
     def judged_by(self) -> str:
-        """What the example's result is."""
+        """The number by which runs of the example are judged."""
         return "loss" if self.script == GPT else "accuracy"
 
 

@@ -269,7 +269,7 @@ class TorchRows:
     def _statistics(
         self, weights: Sequence[Tensor], sizes: Sequence[Tensor | None], entering: Tensor
     ) -> tuple[list[Tensor], Tensor, list[Tensor | None]]:
-        """What every block folds; mean and variance of all rows, as two rows; the means by position where they differ.
+        """The rows to fold of every block; mean and variance of all rows; the means by position where they differ.
 
         Args:
             weights: The weights of all layers.

@@ -7,6 +7,7 @@ history: they hold graphs, and a cycle through nodes of autograd, which Python d
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -204,7 +205,7 @@ class Executor:
         self.number = fingerprint(layout)
         self.backends: dict[Any, tuple[Backend, ParameterLayouts]] = {}
         self.tried: dict[Backend, bool] = {}  # whether a graph can hold them
-        self.recorders = {compiled: Recorder() for compiled in (False, True)}
+        self.recorders: dict[bool, Recorder] = collections.defaultdict(Recorder)  # for compiled graphs, and for others
         self.recordable = layout.weight_count <= LARGEST
 
     def prepared(self, weights: Sequence[Tensor]) -> tuple[Backend, ParameterLayouts]:
