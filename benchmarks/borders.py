@@ -23,9 +23,9 @@ from varprop.text_table import Table
 from varprop_lab.data.datasets import load
 from varprop_lab.environment import provenance
 from varprop_lab.paper.experiments import EXPERIMENTS
-from varprop_lab.protocol.models import build
+from varprop_lab.protocol.experiments import build
 from varprop_lab.protocol.starts import without_borders
-from varprop_lab.training.task import Task
+from varprop_lab.training.trainer import Task
 
 IMAGES = 64
 

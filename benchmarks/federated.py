@@ -34,7 +34,7 @@ from varprop_lab.data.datasets import load
 from varprop_lab.deep.normalizations import StandardizedConv2d
 from varprop_lab.deep.side_by_side import GroupedConvolutions, fastest_way, joined
 from varprop_lab.environment import git_state, versions
-from varprop_lab.training.cuda_graph import captured
+from varprop_lab.training.trainer import captured
 
 METHODS = ("analytic", "batch norm", "group norm", "group norm + WS", "none")
 SPLITS = ("two classes", "Dirichlet 0.1")

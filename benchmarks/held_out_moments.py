@@ -9,7 +9,7 @@ import argparse
 
 import torch
 
-from varprop_lab.data import augmentation, datasets
+from varprop_lab.data import batches, datasets
 from varprop_lab.paper.experiments import EXPERIMENTS
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--data", help="folder with MNIST; by default the places where varprop looks")
     data = datasets.load("mnist", parser.parse_args().data)
     chosen = [torch.arange(len(data.train_x)), *(datasets.split(data, seed)[0] for seed in range(3))]
-    both, *parts = (augmentation.statistics(data, images, EXPERIMENTS["mnist"].augmentation) for images in chosen)
+    both, *parts = (batches.statistics(data, images, EXPERIMENTS["mnist"].augmentation) for images in chosen)
     print(f"largest variance of a pixel: {both.var.max():.2g}")
     for seed, part in enumerate(parts):
         mean, var = (part.mean - both.mean).abs().max(), (part.var - both.var).abs().max()

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop_lab.data.augmentation import scaled
+from varprop_lab.data.batches import scaled
 from varprop_lab.data.datasets import load
 from varprop_lab.environment import provenance
 

@@ -37,7 +37,7 @@ from varprop_lab.deep.normalizations import (
     normalizer_free,
     renorm_limits,
 )
-from varprop_lab.training.cuda_graph import captured_step
+from varprop_lab.training.trainer import captured_step
 
 BLOCKS = {  # in every stage; two layers a block, one before and one behind them
     "resnet18": (2, 2, 2, 2),

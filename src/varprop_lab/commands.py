@@ -40,9 +40,9 @@ def add_commands(commands: Any) -> None:
 
 def load_inputs(name: str, root: Path | None) -> Any:
     """The training images of a data set as a network takes them."""
-    from .data import augmentation, datasets
+    from .data import batches, datasets
 
-    return augmentation.scaled(datasets.load(name, root).train_x)
+    return batches.scaled(datasets.load(name, root).train_x)
 
 
 def data_lines() -> list[str]:
@@ -279,7 +279,7 @@ def _add_compare(commands: Any) -> None:
 def compare(options: argparse.Namespace) -> None:
     """Compare the normalizations, print the answer and write the page."""
     from . import comparison
-    from .data.augmentation import Augmentation
+    from .data.batches import Augmentation
 
     methods = listed(options.methods, ALL_METHODS, "--methods")
     starts = listed(options.starts, COMPARED_STARTS, "--starts")

@@ -24,12 +24,12 @@ import varprop as vp
 from varprop.text_table import Table
 
 from .data import datasets
-from .data.augmentation import scaled
+from .data.batches import scaled
 from .deep.side_by_side import Member, SideBySide, joined
 from .environment import provenance, reproducible
 from .report.plotting import draw
 from .report.series import Figure, Panel, PlottedSeries
-from .store.files import write_atomically
+from .store.folder import write_atomically
 
 METHODS = ("batch norm", "group norm", "analytic")
 BATCHES = (2, 4, 32)

@@ -20,7 +20,7 @@ from varprop.cli import doctor
 from varprop.cli.main import main
 from varprop_lab import commands
 from varprop_lab.data import download
-from varprop_lab.data.augmentation import Augmentation
+from varprop_lab.data.batches import Augmentation
 from varprop_lab.paper.experiments import EXPERIMENTS
 from varprop_lab.protocol.records import Cell, Outcome, Search, Start
 

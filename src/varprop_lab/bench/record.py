@@ -12,7 +12,7 @@ from typing import Any
 from varprop.text_table import Table
 
 from ..report.text import facts
-from ..store.files import write_atomically
+from ..store.folder import write_atomically
 from .cases import title
 from .step import quartiles, ratio
 

@@ -17,7 +17,7 @@ from varprop.cli.models import first_line
 from varprop_lab import environment
 
 from ..environment import chosen_device
-from ..store.files import locked
+from ..store.folder import locked
 from .cases import STEP, Case, cases, default_cases, default_modes, title, variants_of
 from .record import FILE, Inference, Measurement, Record, tables, write_page
 from .step import (

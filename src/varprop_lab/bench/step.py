@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..training.cuda_graph import captured
+from ..training.trainer import captured
 from .cases import Case
 
 

@@ -21,7 +21,7 @@ import varprop as vp
 from varprop.cli import progress
 from varprop.cli.models import unknown
 
-from ..store.files import write_atomically
+from ..store.folder import write_atomically
 from . import datasets
 
 TIMEOUT = 30.0  # seconds without a byte after which a source is given up

@@ -39,7 +39,7 @@ import varprop as vp
 from varprop.text_table import Table
 
 from ..data import datasets
-from ..data.augmentation import Augmentation, augmented
+from ..data.batches import Augmentation, augmented
 from ..environment import git_state, require, versions
 from .normalizations import StandardizedConv2d
 

@@ -25,7 +25,7 @@ import varprop as vp
 from varprop.text_table import Table
 
 from ..environment import git_state, versions
-from ..store.files import write_atomically
+from ..store.folder import write_atomically
 from .tables import CIFAR, FINETUNE, GPT, ONLY_HELD_OUT, START, TABLES, Row
 
 HELD_OUT, TEST = "held out", "test"

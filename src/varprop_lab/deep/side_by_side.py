@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..training.cuda_graph import captured
+from ..training.trainer import captured
 from .normalizations import BatchRenorm2d, clip_adaptively_, renorm_limits
 
 MOMENTUM = 0.9

@@ -23,8 +23,7 @@ from ..protocol.starts import without_parametrization
 from ..store.folder import Store
 from ..training.ensemble import EnsembleTrainer
 from ..training.single import SingleTrainer
-from ..training.task import Task
-from ..training.trainer import Tick, Trainer
+from ..training.trainer import Task, Tick, Trainer
 
 Trace = list[tuple[float, float]]  # (lr, loss) in the order made
 Evaluate = Callable[[dict[str, float]], Mapping[str, float]]

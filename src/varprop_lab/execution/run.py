@@ -20,12 +20,10 @@ from varprop.cli import progress
 from ..data import datasets
 from ..data.datasets import Dataset
 from ..environment import chosen_device, reproducible
-from ..protocol.experiments import Experiment
-from ..protocol.models import Factory
+from ..protocol.experiments import Experiment, Factory
 from ..protocol.records import Cell, Outcome
-from ..store.files import locked, remove_unfinished
-from ..store.folder import Store, changed, describe, ended, fingerprints, resumed
-from ..training.task import Loss, MakeOptimizer, Task
+from ..store.folder import Store, changed, describe, ended, fingerprints, locked, remove_unfinished, resumed
+from ..training.trainer import Loss, MakeOptimizer, Task
 from .job import Context, Log, OutOfTime, missing_jobs, run_job
 from .workers import run_in_processes, run_on_ray
 

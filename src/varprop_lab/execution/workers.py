@@ -28,10 +28,8 @@ from varprop.cli.models import first_line
 from ..data.datasets import on_device
 from ..environment import reproducible, require
 from ..protocol.records import Cell
-from ..store.files import Files
-from ..store.folder import Store
-from ..training.task import Task
-from ..training.trainer import Tick
+from ..store.folder import Files, Store
+from ..training.trainer import Task, Tick
 from .job import Context, OutOfTime, missing_jobs, run_job
 
 _POLL_SECONDS = 0.2

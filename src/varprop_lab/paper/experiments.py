@@ -8,7 +8,7 @@ from typing import Any
 
 from varprop.cli.models import unknown
 
-from ..data.augmentation import Augmentation
+from ..data.batches import Augmentation
 from ..execution.run import RunError, run
 from ..protocol.experiments import (
     DECAY,

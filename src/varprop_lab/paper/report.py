@@ -28,7 +28,7 @@ from ..report.html_page import write_files
 from ..report.series import Figure
 from ..report.text import duration, facts, git_text
 from ..seed_statistics import Metric, Sample, final, final_error, final_test_error
-from ..store.files import write_atomically
+from ..store.folder import write_atomically
 from ..store.tables import WITHOUT_CELLS, Run, read_runs, write_tables
 from .verdicts import judge
 from .verdicts.judge import Verdict, escaped

@@ -18,9 +18,9 @@ from ..data import datasets
 from ..environment import provenance, reproducible
 from ..execution.job import Evaluate, Trace, find_lrs, losses_at
 from ..protocol.experiments import SEARCHES, Experiment
-from ..store.files import write_atomically
+from ..store.folder import write_atomically
 from ..training.ensemble import EnsembleTrainer
-from ..training.task import Task
+from ..training.trainer import Task
 from .experiments import EXPERIMENTS
 
 # MNIST from random weights is where losses are noisiest; less data, for a CPU. The grids were chosen on the last.

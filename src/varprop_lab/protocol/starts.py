@@ -24,8 +24,7 @@ from torch.nn.utils import parametrize
 import varprop as vp
 
 from ..data.batches import GENERAL, seed_of, seeded
-from .experiments import DOUBLE, MOMENTUM, UNIT_NORM, Borders, OwnWeights
-from .models import Factory, build
+from .experiments import DOUBLE, MOMENTUM, UNIT_NORM, Borders, Factory, OwnWeights, build
 from .records import SAMPLE_NORMS, Cell, Method, Start
 
 

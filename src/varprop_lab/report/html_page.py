@@ -29,7 +29,7 @@ from ..protocol.records import (
     start_rank,
 )
 from ..report import plotting
-from ..store.files import write_atomically
+from ..store.folder import write_atomically
 from ..store.tables import Run, read_run, write_tables
 from .figures import figures_of
 from .series import Figure, rounded

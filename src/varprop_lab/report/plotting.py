@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import require
-from ..store.files import write_atomically
+from ..store.folder import write_atomically
 from .series import (
     ACCURACY_LABEL,
     LEGEND_MARKS,

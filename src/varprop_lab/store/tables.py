@@ -27,8 +27,7 @@ from ..protocol.records import (
     method_rank,
     start_rank,
 )
-from .files import StoreError, write_atomically
-from .folder import Store
+from .folder import Store, StoreError, write_atomically
 
 Row = Mapping[str, Any]
 _CELL = ("experiment", "method", "start", "seed", "batch_size", "lr_max", "variant")

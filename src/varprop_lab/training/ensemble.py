@@ -29,17 +29,19 @@ from ..data.batches import AUGMENT, GENERAL, MEASURE, Batches, seed_of
 from ..protocol.experiments import DECAY, DOUBLE, MOMENTUM, UNIT_NORM
 from ..protocol.records import Cell
 from ..protocol.starts import StartingPoint
-from .cuda_graph import captured_step, in_parallel_streams
-from .task import Loss, Task
 from .trainer import (
     LabelledImages,
+    Loss,
     RunningLoss,
     Scores,
+    Task,
     Tick,
     Trainer,
     adam_,
+    captured_step,
     decaying_names,
     full_batches,
+    in_parallel_streams,
     in_parts,
     invariant_names,
     loss_and_accuracy,

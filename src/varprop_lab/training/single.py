@@ -18,14 +18,14 @@ from ..data.batches import GENERAL, MEASURE, seed_of
 from ..protocol.experiments import DECAY, UNIT_NORM, Precision
 from ..protocol.records import Cell
 from ..protocol.starts import StartingPoint
-from .cuda_graph import captured_step
-from .task import Task
 from .trainer import (
     BETAS,
     EPS,
     RunningLoss,
+    Task,
     Tick,
     Trainer,
+    captured_step,
     decaying_names,
     full_batches,
     in_parts,

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.cli.models import embedding_rows
 
+from ..data import datasets
+from ..data.batches import Batches, evaluation_images, is_tokens, statistics
+from ..data.datasets import Dataset
+from ..protocol.experiments import Experiment, Factory, build
 from ..protocol.records import (
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,
@@ -24,6 +31,7 @@ from ..protocol.records import (
     VALID_LOSS,
     Cell,
 )
+from ..protocol.starts import StartData, StartingPoint, starting_points, watch
 
 LabelledImages = tuple[Tensor, Tensor]
 Losses = Callable[[Tensor, Tensor], Tensor]
@@ -268,3 +276,164 @@ class Trainer(ABC):
 def _unless_nan(name: str, value: float) -> dict[str, float]:
     """An accuracy under its name; nothing where targets are no classes."""
     return {} if math.isnan(value) else {name: value}
+
+
+Result = TypeVar("Result")
+_WARM_UP = 3
+
+
+def captured(
+    function: Callable[[], Result],
+    stream: torch.cuda.Stream | None = None,
+    before_capture: Callable[[], None] = lambda: None,
+) -> Callable[[], Result]:
+    """The function as a CUDA graph; it is run a few times first, so whatever it changes has to be set afterwards.
+
+    It reads and changes tensors in place, and must not wait for the device. A replay returns what the function returned
+    at capture, with the values of this replay.
+    """
+    side = torch.cuda.Stream() if stream is None else stream
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    before_capture()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = function()
+
+    def replay(_function: Any = function) -> Result:  # the graph works in memory that the function owns
+        graph.replay()
+        return result
+
+    return replay
+
+
+def captured_step(step: Callable[..., Result], *inputs: Tensor) -> Callable[..., Result]:
+    """A step, for inputs of these shapes, as a CUDA graph; on other devices the step itself."""
+    if inputs[0].device.type != "cuda":
+        return step
+    read = [tensor.clone() for tensor in inputs]
+    replay = captured(lambda: step(*read))
+
+    def replayed_step(*inputs: Tensor) -> Result:
+        for here, new in zip(read, inputs, strict=True):
+            here.copy_(new)
+        return replay()
+
+    return replayed_step
+
+
+def in_parallel_streams(tasks: Sequence[Callable[[], Result]], device: torch.device) -> list[Result]:
+    """Results of tasks that do not depend on each other; on a GPU each in a stream of its own."""
+    if device.type != "cuda":
+        return [task() for task in tasks]
+    main = torch.cuda.current_stream()
+    streams = [torch.cuda.Stream() for _ in tasks]
+    results = []
+    for task, stream in zip(tasks, streams, strict=True):
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            results.append(task())
+    for stream in streams:
+        main.wait_stream(stream)
+    return results
+
+
+def normalized_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers with a scale, by path."""
+    return {path: m for path, m in model.named_modules() if isinstance(getattr(m, "scale", None), nn.Parameter)}
+
+
+def ratios(model: nn.Module, data: Tensor) -> dict[str, float]:
+    """True over predicted standard deviation of every normalized layer, root mean squares over its channels."""
+    result: dict[str, float] = {}
+    layers = normalized_layers(model)
+
+    def measure(path: str, output: Tensor) -> None:
+        channels = output.ndim - 1 if layers[path].weight.ndim == 2 else 1
+        over = [axis for axis in range(output.ndim) if axis != channels]
+        true, predicted = output.double().var(over, correction=0), layers[path].scale.double().square()
+        result[path] = float((true.mean() / predicted.mean()).sqrt())
+
+    watch(model, data, layers, measure)
+    return result
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+
+_PROBE = 256  # images on which functions are compared
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """An experiment with its data."""
+
+    experiment: Experiment  # what is done
+    dataset: Dataset  # on the device of the training
+    factory: str | Factory  # of the network; a name, or a function
+    dtype: torch.dtype = torch.float32  # of the networks
+    loss: Loss | None = None  # of outputs and targets, a mean over samples; cross-entropy by default
+    # makes an optimizer of parameter groups, instead of Adam; cells are trained one at a time then
+    optimizer: MakeOptimizer | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything happens."""
+        return self.dataset.train_x.device
+
+    def as_input(self, samples: Tensor) -> Tensor:
+        """Samples in the dtype of the networks; tokens stay what they are."""
+        return samples.to(self.dtype) if samples.is_floating_point() else samples
+
+    @functools.cache  # noqa: B019  (it lives as long as its experiment)
+    def split(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Indices of the training and of the validation images."""
+        training, validation = datasets.split(self.dataset, seed)
+        return training[: self.experiment.train_samples], validation
+
+    @functools.cache  # noqa: B019
+    def moments(self, seed: int) -> vp.Moments | vp.Tokens:
+        """Mean and variance of the augmented images that a seed trains on, or how frequent tokens are there.
+
+        What it validates on has no part in them.
+        """
+        chosen = self.split(seed)[0]
+        if is_tokens(self.dataset.train_x):
+            tokens = self.dataset.train_x[chosen]
+            rows = embedding_rows(build(self.factory, 0), tokens[:1].cpu())
+            return vp.Tokens(torch.bincount(tokens.flatten(), minlength=rows).to(self.dtype))
+        moments = statistics(self.dataset, chosen, self.experiment.augmentation)
+        return vp.Moments(moments.mean.to(self.dtype), moments.var.to(self.dtype))
+
+    def batches(self, seed: int, batch_size: int) -> Batches:
+        """The training batches of a seed."""
+        data, indices = self.dataset, self.split(seed)[0]
+        return Batches(data.train_x, data.train_y, indices, self.experiment.augmentation, batch_size, seed)
+
+    @functools.cache  # noqa: B019
+    def validation(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Images and labels of the validation part."""
+        chosen = self.split(seed)[1]
+        images = evaluation_images(self.dataset.train_x[chosen], self.experiment.augmentation, seed)
+        return images, self.dataset.train_y[chosen]
+
+    @functools.cache  # noqa: B019
+    def test(self) -> tuple[Tensor, Tensor]:
+        """Images and labels of the official test set."""
+        return evaluation_images(self.dataset.test_x, self.experiment.augmentation, 0), self.dataset.test_y
+
+    def starts(self, cells: list[Cell]) -> dict[Cell, StartingPoint]:
+        """Where each cell begins."""
+        result: dict[Cell, StartingPoint] = {}
+        for seed in sorted({cell.seed for cell in cells}):
+            of_seed = [cell for cell in cells if cell.seed == seed]
+            size = max(self.experiment.batch_sizes)  # the start does not depend on the batch size trained with
+            batch, probe = self.batches(seed, size).first_batch(), self.validation(seed)[0][:_PROBE]
+            classes = self.dataset.classes > 0
+            samples = self.as_input(batch), self.as_input(probe)
+            data = StartData(self.moments(seed), *samples, classes, self.experiment.borders)
+            result.update(starting_points(self.factory, of_seed, data, self.experiment.own_weights))
+        return result

@@ -17,7 +17,7 @@ from varprop_lab.bench.record import Measurement, Record, tables, write_page
 from varprop_lab.bench.run import Options, Session
 from varprop_lab.environment import chosen_device
 from varprop_lab.paper.verdicts.judge import CLAIMS, judge_claim
-from varprop_lab.protocol.models import FACTORIES
+from varprop_lab.protocol.experiments import FACTORIES
 
 CPU = torch.device("cpu")
 TINY = cases.cases(CPU, tiny=True)

@@ -3,7 +3,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import varprop as vp
-from varprop_lab.data.augmentation import Augmentation, augmented, moved, scaled, statistics
+from varprop_lab.data.batches import Augmentation, augmented, moved, scaled, statistics
 from varprop_lab.data.datasets import Dataset
 
 MNIST = Augmentation(shift=2)

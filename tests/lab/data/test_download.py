@@ -139,7 +139,7 @@ def test_a_full_disk_says_which_file(tmp_path, fetched, monkeypatch):
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("varprop_lab.store.files._write_through", full)
+    monkeypatch.setattr("varprop_lab.store.folder._write_through", full)
     with serving(good_site()) as site, pytest.raises(vp.VarpropError, match=f"no space left.*{NAME}.*run the command"):
         fetched(source(site))
     assert leftovers(tmp_path) == []

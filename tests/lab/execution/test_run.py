@@ -22,8 +22,7 @@ from varprop_lab.execution.run import run as run_experiment
 from varprop_lab.paper.experiments import EXPERIMENTS, reproduce
 from varprop_lab.protocol.experiments import PAPER_LR_MAX, Protocol
 from varprop_lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_LOSS
-from varprop_lab.store.files import locked
-from varprop_lab.store.folder import Store, changed, fingerprints
+from varprop_lab.store.folder import Store, changed, fingerprints, locked
 
 from .. import tiny
 

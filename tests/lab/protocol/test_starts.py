@@ -8,8 +8,7 @@ from torch import nn
 
 import varprop as vp
 from varprop_lab.protocol import starts
-from varprop_lab.protocol.experiments import DOUBLE, UNIT_NORM
-from varprop_lab.protocol.models import RowByRow
+from varprop_lab.protocol.experiments import DOUBLE, UNIT_NORM, RowByRow
 from varprop_lab.protocol.records import METHODS, Cell
 
 from .. import tiny

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from varprop_lab.protocol.records import Cell, Outcome, Search
-from varprop_lab.store import files
-from varprop_lab.store.files import StoreError, write_atomically
-from varprop_lab.store.folder import Store
+from varprop_lab.store import folder
+from varprop_lab.store.folder import Store, StoreError, write_atomically
 
 
 def outcome(method="analytic", loss=0.5):
@@ -129,7 +128,7 @@ def test_a_full_disk_says_what_and_where_and_keeps_what_was_there(tmp_path, monk
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(folder.os, "fsync", full)
     with pytest.raises(StoreError, match=r"no space left on the disk.*--resume") as caught:
         store.write_outcome(outcome(loss=0.25))
     assert str(tmp_path / "cells") in str(caught.value)
@@ -145,7 +144,7 @@ def test_a_folder_that_is_a_file_is_one_sentence(tmp_path):
 
 def test_processes_that_write_the_same_file_do_not_meet(tmp_path, monkeypatch):
     """The second begins and ends while the first is writing: both contents were whole when they got their name."""
-    file, through = tmp_path / "file", files._write_through
+    file, through = tmp_path / "file", folder._write_through
     seen = []
 
     def interrupted(path, content):
@@ -154,7 +153,7 @@ def test_processes_that_write_the_same_file_do_not_meet(tmp_path, monkeypatch):
             write_atomically(file, b"second")
             seen.append(file.read_bytes())
 
-    monkeypatch.setattr(files, "_write_through", interrupted)
+    monkeypatch.setattr(folder, "_write_through", interrupted)
     write_atomically(file, b"first")
     assert seen == [b"second"] and file.read_bytes() == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -163,7 +162,7 @@ def test_processes_that_write_the_same_file_do_not_meet(tmp_path, monkeypatch):
 ENTER = """
 import sys
 from pathlib import Path
-from varprop_lab.store.files import StoreError, locked
+from varprop_lab.store.folder import StoreError, locked
 
 try:
     with locked(Path(sys.argv[1])):
@@ -178,7 +177,7 @@ def test_one_process_at_a_time(tmp_path):
         command = [sys.executable, "-c", ENTER, tmp_path / "run"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    with files.locked(tmp_path / "run"):
+    with folder.locked(tmp_path / "run"):
         assert entered() == f"Another process is writing to {tmp_path / 'run'}: wait for it, or choose another --out.\n"
     assert entered() == "inside\n"
 
@@ -186,7 +185,7 @@ def test_one_process_at_a_time(tmp_path):
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
-from varprop_lab.store.files import write_atomically
+from varprop_lab.store.folder import write_atomically
 
 file = Path(sys.argv[1])
 
@@ -212,5 +211,5 @@ def test_killed_while_writing_the_file_is_whole(tmp_path):
     write_atomically(tmp_path / "file", b"0" * 2_000_000)
     run = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "file"], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["2000000 1"] * 30
-    files.remove_unfinished(tmp_path)
+    folder.remove_unfinished(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

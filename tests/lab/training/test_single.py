@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import varprop as vp
-from varprop_lab.data import augmentation, batches
+from varprop_lab.data import batches
 from varprop_lab.protocol.records import (
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,
@@ -116,13 +116,13 @@ def test_the_training_set_is_measured_in_evaluation_mode(method):
 
 @pytest.mark.parametrize("trainer", (SingleTrainer, lambda task, cell: EnsembleTrainer(task, [cell])))
 def test_the_training_set_is_measured_without_offsets_too(trainer):
-    task = tiny.task(data=tiny.dataset(160), augmentation=augmentation.Augmentation(shift=1))
+    task = tiny.task(data=tiny.dataset(160), augmentation=batches.Augmentation(shift=1))
     training = trainer(task, cell("analytic", "ap2"))
     training.reset([1e-2])
     training.epoch(0, tick)
     curve = training.curves(0)[0]
     chosen = task.split(0)[0]
-    x = augmentation.scaled(task.dataset.train_x[chosen]).double()
+    x = batches.scaled(task.dataset.train_x[chosen]).double()
     with torch.no_grad():
         expected = torch.nn.functional.cross_entropy(training.trained()[0].eval()(x), task.dataset.train_y[chosen])
     assert len(chosen) % training.cells[0].batch_size == 0  # else the first samples of an epoch count twice
@@ -131,7 +131,7 @@ def test_the_training_set_is_measured_without_offsets_too(trainer):
 
 
 def test_images_without_offsets_are_measured_once():
-    still = tiny.task(augmentation=augmentation.Augmentation(noise_variance=0.1))
+    still = tiny.task(augmentation=batches.Augmentation(noise_variance=0.1))
     for training in (
         SingleTrainer(still, cell("standard", "none")),
         EnsembleTrainer(still, [cell("standard", "none")]),

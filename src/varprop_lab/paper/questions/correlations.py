@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...data.batches import MEASURE
 from ...environment import require
-from ...training.task import Task, normalized_layers
+from ...training.trainer import Task, normalized_layers
 from .runs import TRAINED, Arm, Question, experiment, is_lower, ratio_figure
 from .truth import NEAR, is_near, is_nearer, itself
 

@@ -16,8 +16,7 @@ from varprop.text_table import Table
 
 from ...data.batches import MEASURE
 from ...data.datasets import Dataset
-from ...protocol.experiments import Experiment
-from ...protocol.models import Factory
+from ...protocol.experiments import Experiment, Factory
 from ...protocol.records import Cell, Method, Start
 from ...protocol.starts import StartingPoint
 from ...report.series import (
@@ -32,8 +31,7 @@ from ...report.series import (
 )
 from ...seed_statistics import Sample, lower
 from ...training.single import SingleTrainer
-from ...training.task import Task, ratios
-from ...training.trainer import in_parts
+from ...training.trainer import Task, in_parts, ratios
 from ..experiments import EXPERIMENTS
 from ..verdicts.evidence import Judgement, NotRun, all_of, judged
 

@@ -12,7 +12,7 @@ import torch
 from ...data import datasets
 from ...environment import provenance, reproducible
 from ...report.plotting import draw
-from ...store.files import locked, write_atomically
+from ...store.folder import locked, write_atomically
 from . import averaging, correlations, dropout, norm, truth
 from .runs import Question, Records, trained
 

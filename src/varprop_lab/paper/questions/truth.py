@@ -10,7 +10,7 @@ import varprop as vp
 
 from ...protocol.records import Start
 from ...seed_statistics import lower
-from ...training.task import Task
+from ...training.trainer import Task
 from ..verdicts.evidence import Judgement, in_every_seed
 from .runs import Arm, Claims, Question, Records, Rule, Run, Value, experiment, ratio_figure
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 
-from ...protocol.experiments import PAPER_LR_MAX
-from ...protocol.models import build
+from ...protocol.experiments import PAPER_LR_MAX, build
 from ...protocol.records import METHODS, STARTS, TRAIN_LOSS, Outcome, method_label, start_label
 from ...protocol.starts import doubled
 from ...seed_statistics import (

@@ -19,7 +19,7 @@ from varprop.text_table import Table
 
 from ...protocol.experiments import PAPER_LR_MAX
 from ...protocol.records import Outcome
-from ...store.files import write_atomically
+from ...store.folder import write_atomically
 from ...store.tables import Run
 from . import batch_norm, comparisons, training  # noqa: F401  (their claims register themselves)
 from .evidence import REGISTERED, Claim, Evidence, judged
