@@ -209,11 +209,15 @@ def test_without_its_batch_norm_a_module_is_an_ordinary_one(kind: Any) -> None:
     model, x = vp.normalize(network(kind), MOMENTS, example=EXAMPLE).eval(), numbers(*EXAMPLE)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert close(other(x), model(x)) and close(vp.fold(other)(x), model(x))
+    assert vp.fold(model.float())(x.float()).dtype is torch.float32
+
+
+def test_a_module_without_its_batch_norm_compiles_and_exports() -> None:
+    model, x = vp.normalize(network(NormDropAct), MOMENTS, example=EXAMPLE).eval(), numbers(*EXAMPLE)
     compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
     assert close(compiled(x), model(x))
     exported = torch.export.export(model, (x,), strict=False)
     assert close(exported.module()(x), model(x))
-    assert vp.fold(model.float())(x.float()).dtype is torch.float32
 
 
 def test_a_layer_that_computes_its_weight_keeps_its_batch_norm() -> None:
