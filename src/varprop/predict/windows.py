@@ -31,7 +31,7 @@ class Windows:
 
     @staticmethod
     def of(node: Node) -> Windows | None:
-        """Those of an operation; None for other maxima and for windows with gaps."""
+        """The windows of an operation; None for other maxima and for windows with gaps."""
         if node.packet not in (aten.max_pool2d, aten.max_pool2d_with_indices):
             return None
         defaults: list[Any] = [[], 0, 1, False]
