@@ -45,7 +45,6 @@ from .normalizations import StandardizedConv2d
 
 DELTA = 1e-5
 MOMENTUM = 0.9
-BOUNDS = (1.0, 8.0)
 EXTENSIONS = 2  # rates tried beyond an edge of the grid, at most
 SEEDS = (0, 1, 2)
 SEARCH, TEST = "search", "test"
@@ -64,12 +63,13 @@ class PrivateTask:
     search_epochs: int  # of the trainings that choose rate and bound, with the noise that these epochs need
     batch: int  # expected; batches are Poisson samples
     rates: tuple[float, ...]  # times the bound: where every gradient is clipped, the bound then changes nothing
+    bounds: tuple[float, ...] = (1.0, 8.0)
     multiplicity: int = 1  # augmented copies of an image over which its gradient is the mean; 1 is without augmentation
 
 
 TASKS = {
     "cifar10-3": PrivateTask("cifar10", 3.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4)),
-    "mnist-1": PrivateTask("mnist", 1.0, 2, 2, 512, (0.1, 0.2, 0.4, 0.8)),
+    "mnist-1": PrivateTask("mnist", 1.0, 2, 2, 512, (0.03, 0.1, 0.3, 1.0), bounds=(1.0,)),
     "cifar10-1": PrivateTask("cifar10", 1.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4)),
     "cifar10-8": PrivateTask("cifar10", 8.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4)),
     "cifar10-3-x4": PrivateTask("cifar10", 3.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4), multiplicity=4),
@@ -367,7 +367,7 @@ def searched(task: str, method: str, records: dict[str, Any]) -> tuple[list[Priv
     """Trainings of the search that are missing, and its best record if none is."""
     rates = list(TASKS[task].rates)
     while True:
-        cells = [PrivateCell(task, method, SEARCH, rate, bound, 0) for rate in rates for bound in BOUNDS]
+        cells = [PrivateCell(task, method, SEARCH, rate, bound, 0) for rate in rates for bound in TASKS[task].bounds]
         missing = [cell for cell in cells if cell.key not in records]
         if missing:
             return missing, None
