@@ -196,6 +196,7 @@ def step(model: nn.Module, normalized: nn.Module, batch: Any) -> str:
         return "The loss or a gradient is not finite."
     parameters = dict(normalized.named_parameters())
     lost = [name for name, size in before.items() if size and name in parameters and not after.get(name)]
+    lost = [name for name in lost if _counts(normalized, parameters[name], batch, loss)]
     if lost:
         return f"Without a gradient now: {', '.join(lost)}."
     old = {name: p.detach().clone() for name, p in parameters.items()}
@@ -204,6 +205,17 @@ def step(model: nn.Module, normalized: nn.Module, batch: Any) -> str:
         return "No parameter changed."
     later, _ = gradients(normalized, batch)
     return "" if torch.tensor(later).isfinite() else "The loss after the step is not finite."
+
+
+def _counts(model: nn.Module, parameter: Tensor, batch: Any, loss: float) -> bool:
+    """True if the loss depends on a parameter; an offset of all channels that a normalized layer reads does nothing."""
+    old = parameter.detach().clone()
+    with torch.no_grad():
+        parameter.add_(0.1 * (1.0 + parameter.abs()))
+    changed, _ = gradients(model, batch)
+    with torch.no_grad():
+        parameter.copy_(old)
+    return abs(changed - loss) > TOLERANCE[torch.get_default_dtype()] * max(1.0, abs(loss))
 
 
 def said(record: Record) -> str:

@@ -9,7 +9,7 @@ import torch
 from benchmarks.zoo import normalized
 from benchmarks.zoo.inputs import Normal
 from benchmarks.zoo.normalized import DIFFERENCES, compare, default_dtype, said, study, unlike_new_
-from torch import nn
+from torch import Tensor, nn
 
 import varprop as vp
 
@@ -78,6 +78,28 @@ def test_a_parameter_that_loses_its_gradient_is_noticed(monkeypatch: pytest.Monk
     monkeypatch.setattr(vp, "normalize", frozen)
     record = compare(network(), INPUTS)
     assert record["status"] == "differs" and record["step"] == "Without a gradient now: 5.weight."
+
+
+class Offset(nn.Module):
+    """A number that is added to all that a layer reads: behind a normalization by the mean it does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.number = nn.Linear(3, 6), nn.Linear(6, 2), nn.Parameter(torch.tensor([0.3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(torch.relu(self.first(x)) + self.number)
+        return y
+
+
+def test_a_parameter_that_no_longer_counts_needs_no_gradient() -> None:
+    with default_dtype(torch.float64):
+        torch.manual_seed(0)
+        plain, batch = Offset(), (torch.randn(4, 3),)
+        model = vp.normalize(plain, vp.Moments(torch.zeros(1, 3), torch.ones(1, 3)))
+        loss, _ = normalized.gradients(model, batch)
+        counted = {name: normalized._counts(model, p, batch, loss) for name, p in model.named_parameters()}
+    assert counted.pop("number") is False and all(counted.values())
 
 
 def test_a_refusal_keeps_its_sentence_and_a_crash_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
