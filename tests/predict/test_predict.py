@@ -198,6 +198,23 @@ def test_random_weights_of_a_convolutional_network(bias_only):
     assert {name for name, kind, _ in found.sources() if kind == "parameter"} == set(names)
 
 
+def test_strong_noise_of_weights_that_positions_share_is_doubtful():
+    """Products of two noises are then common to all positions, and do not average out as independent ones do."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3),
+    )  # fmt: skip
+    x, names = torch.randn(4, 2, 8, 8), [name for name, p in model.named_parameters() if p.ndim == 4]
+    for noise, reliable in ((0.03, True), (1.0, False)):
+        parameter_var = {name: noise * float(model.get_parameter(name).detach().var()) for name in names}
+        found = vp.predict(model, x, parameter_var=parameter_var)
+        truth = with_drawn_parameters(model, x, parameter_var)
+        ratio = found.var.sum(1).sqrt() / truth.var(0).sum(1).sqrt()
+        assert bool(found.reliable.all()) is reliable
+        assert bool(((ratio - 1).abs() < 0.1).all()) is reliable
+
+
 def test_random_weights_of_embeddings_norms_and_tied_layers():
     class Tied(nn.Module):
         def __init__(self):

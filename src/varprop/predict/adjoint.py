@@ -34,6 +34,7 @@ from .recurrent import unroll_of
 from .windows import Windows
 
 aten = torch.ops.aten
+TINY = torch.finfo(torch.float32).tiny
 DROPOUTS = (aten.dropout, aten.native_dropout, aten.feature_dropout)
 
 
@@ -154,6 +155,8 @@ class MeanEvaluation(Evaluation):
     Attributes:
         sources: The noise that enters, in the order of execution.
         linearized: Operations whose own fresh variance is not counted, by name of their module.
+        shared: For layers whose random weights all positions share, the share of their variance that comes from products
+            of the noise of weights and of what they read, sample by sample. Positions count as independent in it.
     """
 
     def __init__(self, plan: Plan, env: dict[Node, Any], parameters: dict[Node, ParameterNoise]) -> None:
@@ -161,6 +164,7 @@ class MeanEvaluation(Evaluation):
         self.clusters: SlopedClusters = SlopedClusters(plan, env)
         self.parameters = parameters
         self.by_weight: dict[Node, Tensor] = {}  # of linear layers with random weights: Var W (E x)²
+        self.shared: list[Tensor] = []
         self.pooled: dict[Node, tuple[Moments, Tensor]] = {}  # maxima over windows, and the variance left by their line
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
@@ -301,7 +305,10 @@ class MeanEvaluation(Evaluation):
         """The variance left of a function linear in each argument when each is taken as the only random one."""
         if rule.linear and rule.weighted and {*node.args[:2]} <= {*random} and not node.kwargs:
             x, weight = (self.value(operand).dense().var for operand in node.args[:2])
-            return torch.as_tensor(node.target(x, weight, None, *node.args[3:]))  # a bias leaves nothing
+            left: Tensor = node.target(x, weight, None, *node.args[3:])  # a bias leaves nothing
+            if x.ndim > 2:
+                self.shared.append(left.flatten(1).sum(1) / value.var.flatten(1).sum(1).clamp_min(TINY))
+            return left
         left = value.var
         for chosen in random:
 

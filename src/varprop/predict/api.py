@@ -19,7 +19,7 @@ from ..training.restore import preserved_modes
 from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source, gram
 from .cuda_replay import PredictionGraphs
 from .draws import combine_with_draws
-from .prediction import CURVED, Prediction, SourceShare, each_tensor
+from .prediction import CURVED, SHARED, Prediction, SourceShare, each_tensor
 
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
 MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
@@ -238,7 +238,7 @@ def _analysed(
             covariance,
             tuple(shares),
             by_input,
-            _reliable(covariance, diagonal, shares),
+            _reliable(covariance, diagonal, shares, evaluation.shared),
             diagonal,
             dict(evaluation.linearized),
         )
@@ -328,12 +328,15 @@ def _gradients(mean: Tensor, directions: Tensor, sources: list[Source]) -> list[
     return [[found[id(entry)] for entry in source.entries] for source in sources]
 
 
-def _reliable(covariance: Tensor, diagonal: Tensor, shares: Sequence[SourceShare]) -> Tensor:
+def _reliable(covariance: Tensor, diagonal: Tensor, shares: Sequence[SourceShare], shared: Sequence[Tensor]) -> Tensor:
     total = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
     first_order = ("input", "parameter", "dropout", "dropout of what varies", "draw", "product")
     curved = sum((s.variance.sum(1) for s in shares if s.kind not in first_order), torch.zeros_like(total))
     shortfall = (diagonal.sum(1) / total.clamp_min(torch.finfo(total.dtype).tiny)).clamp_max(1)
-    return curved <= CURVED * shortfall ** (1 / 3) * total
+    reliable = curved <= CURVED * shortfall ** (1 / 3) * total
+    for share in shared:
+        reliable = reliable & (share <= SHARED)
+    return reliable
 
 
 def _joined(pieces: list[Prediction]) -> Prediction:
