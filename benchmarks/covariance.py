@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import math
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -159,8 +160,11 @@ def main() -> None:
     options = parser.parse_args()
     wanted = tuple(options.cases.split("|")) if options.cases else ("",)
     results: dict[str, Any] = {"random": {}, "trained": {}}
+    commands: list[str] = []
     if options.json is not None and options.json.exists():
-        results |= {key: json.loads(options.json.read_text())[key] for key in ("random", "trained")}
+        before = json.loads(options.json.read_text())
+        results |= {key: before[key] for key in ("random", "trained")}
+        commands = before["commands"]
     for name, (width, depth, seeds, share) in RANDOM.items():
         if name.startswith(wanted):
             results["random"][name] = of_random(width, depth, seeds, int(share * options.draws))
@@ -173,11 +177,10 @@ def main() -> None:
     for table in tables(results):
         print(f"{table.heading}\n\n{table.markdown()}\n")
     if options.json is not None:
-        about = {
-            **provenance(torch.device("cpu")),
-            "command": " ".join(["python -m benchmarks.covariance", *sys.argv[1:]]),
-        }
-        options.json.write_text(json.dumps({**about, **results}, indent=1) + "\n")
+        about = provenance(torch.device("cpu"))
+        del about["command"]
+        commands.append(shlex.join(["python", "-m", "benchmarks.covariance", *sys.argv[1:]]))
+        options.json.write_text(json.dumps({"commands": commands, **about, **results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
