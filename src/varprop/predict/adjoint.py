@@ -155,8 +155,8 @@ class MeanEvaluation(Evaluation):
     Attributes:
         sources: The noise that enters, in the order of execution.
         linearized: Operations whose own fresh variance is not counted, by name of their module.
-        shared: For layers whose random weights all positions share, the share of their variance that comes from products
-            of the noise of weights and of what they read, sample by sample. Positions count as independent in it.
+        shared: For layers whose random weights all positions share, the share of their variance that products
+            of the noise of weights and of what they read add, sample by sample. Positions count as independent in it.
     """
 
     def __init__(self, plan: Plan, env: dict[Node, Any], parameters: dict[Node, ParameterNoise]) -> None:
