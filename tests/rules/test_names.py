@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def operations_named(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("aten", "torch.ops.aten"):
             yield ast.unparse(node)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("aten."):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.match(r"aten\.\w", node.value):
             yield node.value
 
 

@@ -461,7 +461,7 @@ def table(task: str, records: dict[str, Any]) -> str:
 
 
 def epsilon_with_search(task: str, method: str, records: dict[str, Any]) -> float:
-    """What the RDP accountant charges for all trainings of a method's search and one on all training images."""
+    """Epsilon by the RDP accountant of all trainings of a method's search and one on all training images."""
     accountant = require("opacus.accountants", "Private training", "opacus").RDPAccountant()
     mine = [r for r in records.values() if (r.get("task"), r["method"]) == (task, method)]
     tests = [record for record in mine if record["kind"] == TEST]

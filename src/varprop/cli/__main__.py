@@ -1,0 +1,5 @@
+"""``python -m varprop.cli``: the command line, as `python -m varprop`."""
+
+from .main import main
+
+main()
