@@ -39,7 +39,7 @@ class Chain(nn.Module):
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_stacked_starts_are_those_of_init(activation: str, skips: bool) -> None:
-    cell = Cell(8, skips, activation, "adam")
+    cell = Cell(10, skips, activation, "adam")
     data = torch.randn(500, 20, generator=torch.Generator().manual_seed(0)) + 0.5
     names = {"mean 0, gaussian": {"shift": False}, "second moment, orthogonal": {"center": False}}
     names |= {"shaped 0.4, orthogonal": {}} if activation == "tanh" and not skips else {}
@@ -62,7 +62,7 @@ def test_stacked_starts_are_those_of_init(activation: str, skips: bool) -> None:
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 def test_units_in_pairs_make_a_network_linear(activation: str) -> None:
     for skips in (False, True):
-        cell = Cell(8, skips, activation, "adam")
+        cell = Cell(10, skips, activation, "adam")
         data = torch.randn(400, 20, generator=torch.Generator().manual_seed(0)) + 0.5
         start = Start(cell, SIZES, data, {})
         start.paired(1.0)
