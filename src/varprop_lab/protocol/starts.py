@@ -242,7 +242,7 @@ def plain_network(factory: str | Factory, start: Start, seed: int, data: StartDa
         return vp.batch_norm_start(model, data.batch, seeded(GENERAL, seed, 1))
     if start == "wn":
         return _whitened_(model, data.batch)
-    return data.analytic(vp.init_, model, shift=False)
+    return data.analytic(vp.init_, model, shift=False, orthogonal=False)
 
 
 def _whitened_(model: nn.Module, batch: Tensor) -> nn.Module:
