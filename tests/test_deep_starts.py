@@ -133,9 +133,9 @@ def test_it_runs_and_skips_what_its_records_have(tmp_path: Path, monkeypatch: py
 def test_the_tables_of_the_page_are_those_of_the_records() -> None:
     """And the start that is the default is the first of them."""
     found = deep_starts.records(ROOT / "docs/results/deep_starts.jsonl")
-    chains = [record for record in found if not record["cell"]["skips"]]
-    with_skips = [record for record in found if record["cell"]["skips"]]
-    tables = [deep_starts.table(chosen, "test loss").splitlines() for chosen in (chains, with_skips)]
+    groups = (("adam", False), ("adam", True), ("sgd", False))
+    chosen = [[r for r in found if (r["cell"]["optimizer"], r["cell"]["skips"]) == group] for group in groups]
+    tables = [deep_starts.table(records, "test loss").splitlines() for records in chosen]
     page = (ROOT / "docs/initialization.md").read_text().splitlines()
     heads = [index for index, line in enumerate(page) if line.startswith("| start |")]
     for head, table in zip(heads, tables, strict=True):
