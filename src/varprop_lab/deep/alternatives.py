@@ -68,7 +68,7 @@ ROWS = {  # the most important first
     "weight": Alternative("weight norm, data-dependent start"),
 }
 FIRST, FIRST_SEEDS = 6, 3  # rows, and how many of their seeds come before other rows
-FORMS_FILE = Path(__file__).parents[3] / "benchmarks" / "forms.py"
+FORMS_FILE = Path(__file__).parents[3] / "benchmarks" / "deep_form_changes.py"
 CHANGES = ("centred rows", "first shift", "average as one position")
 FORMS = {  # names of rows by which changes of the deep form they have
     changes: "form-" + "".join("01"[change] for change in changes)

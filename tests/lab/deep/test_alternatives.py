@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.forms import normalized
+from benchmarks.deep_form_changes import normalized
 from examples.train_cifar import resnet
 
 import varprop as vp
