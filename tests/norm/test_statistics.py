@@ -229,7 +229,7 @@ def test_a_shallow_network_starts_centred() -> None:
 def test_a_hundred_layers_neither_vanish_nor_explode(activation: object, most: float) -> None:
     torch.manual_seed(0)
     one = torch.ones(1, 256)
-    model = vp.init_(Chain(activation, 100, 256), vp.Moments(0 * one, one), center=False)
+    model = vp.init_(Chain(activation, 100, 256), vp.Moments(0 * one, one), center=False, orthogonal=False)
     seconds = [float(output.square().mean()) for output in outputs_of(model, torch.randn(1000, 256))]
     assert all(1 / most <= second <= most for second in seconds), seconds
     assert not any(layer.bias.any() for layer in model.layers)
@@ -255,7 +255,7 @@ def test_initialization_works_from_any_start(start: Any) -> None:
 def test_without_centring_the_second_moment_is_one() -> None:
     torch.manual_seed(0)
     one = torch.ones(1, 64, dtype=torch.float64)
-    model = vp.init_(Chain(torch.relu, 3, 64).double(), vp.Moments(0 * one, one), center=False)
+    model = vp.init_(Chain(torch.relu, 3, 64).double(), vp.Moments(0 * one, one), center=False, orthogonal=False)
     for layer in model.layers[1:]:  # He's rule: E relu(z)^2 = 1/2
         norms = layer.weight.square().sum(1)
         assert apart(norms, torch.full_like(norms, 2.0)) <= 1e-5
