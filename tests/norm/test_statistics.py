@@ -255,7 +255,7 @@ def test_initialization_works_from_any_start(start: Any) -> None:
 def test_without_centring_the_second_moment_is_one() -> None:
     torch.manual_seed(0)
     one = torch.ones(1, 64, dtype=torch.float64)
-    model = vp.init_(Chain(torch.relu, 3, 64).double(), vp.Moments(0 * one, one), center=False, orthogonal=False)
+    model = vp.init_(Chain(torch.relu, 3, 64).double(), vp.Moments(0 * one, one), center=False)
     for layer in model.layers[1:]:  # He's rule: E relu(z)^2 = 1/2
         norms = layer.weight.square().sum(1)
         assert apart(norms, torch.full_like(norms, 2.0)) <= 1e-5
