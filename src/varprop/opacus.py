@@ -8,9 +8,9 @@ sum into a gradient of the normalized model. F is computed from the parameters a
 sample: what follows the noise is post-processing, and the guarantee is that of Opacus, so long as the input moments are
 public.
 
-The deep form of the normalization suits private training: it takes from every weight row its mean, and with it what the
-gradients of all samples have in common because the inputs of a layer do. That component uses up the bound to which the
-gradient of every sample is clipped.
+Of the two forms of the normalization the deep one does better in private training. It takes from every weight row its
+mean, and with it a part of what the gradients of all samples have in common, which uses up the bound to which each of
+them is clipped.
 """
 
 from __future__ import annotations

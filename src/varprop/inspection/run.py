@@ -201,8 +201,8 @@ def evaluated(
     if on_missing == "raise":
         require_complete(plan)
     wanted = [node for node in program.nodes if plan.random(node)]
-    told = None if report is None else lambda done: report(done, len(program.nodes))
-    return evaluate(plan, components, shares, evaluation_class, wanted, told)
+    progress = None if report is None else lambda done: report(done, len(program.nodes))
+    return evaluate(plan, components, shares, evaluation_class, wanted, progress)
 
 
 def _arguments(program: Program, with_example: bool) -> str:
