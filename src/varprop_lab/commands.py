@@ -87,7 +87,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `_add_run_options` that `execution.run.run` takes."""
+    """The options of `_add_run_options` by their names in `execution.run.RunOptions`."""
     names = ("device", "root", "resume", "overwrite", "max_seconds", "ray")
     tensorboard = options.out / "tensorboard" if options.tensorboard else None
     return {**{name: getattr(options, name) for name in names}, "tensorboard": tensorboard}

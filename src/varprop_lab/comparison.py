@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 import warnings
@@ -22,7 +23,7 @@ from .data import datasets
 from .data.batches import Augmentation, is_tokens, scaled
 from .data.datasets import Dataset
 from .environment import require
-from .execution.run import run
+from .execution.run import RunOptions, run
 from .protocol.experiments import FACTORIES, PAPER_BATCH, PAPER_LR_MAX, Experiment, Factory, check_names
 from .protocol.records import METHODS, STARTS, Method, Outcome, Start
 from .protocol.starts import ROWS_FIRST, trained_network, without_own_batch_norms
@@ -96,7 +97,6 @@ def compare(
     augmentation: Augmentation | None = None,
     together: bool = True,
     out: Path | str | None = None,
-    root: Path | str | None = None,
     **options: Any,
 ) -> MethodComparison:
     """Compare normalizations of a model: equal starts, and a learning rate found for each.
@@ -124,8 +124,7 @@ def compare(
         together: Train all cells as one ensemble, which is fastest for small networks; otherwise, and where torch
             cannot do that (recurrent layers), one at a time.
         out: The folder that gets a folder ``compare``; a temporary one by default.
-        root: Where data sets are looked for first.
-        options: For `execution.run.run`: device, resume, overwrite, max_seconds, ray, show, tensorboard.
+        options: Of `execution.run.RunOptions`: device, resume, overwrite, root, max_seconds, ray, show, tensorboard.
 
     Returns:
         The results; printed, the answer and the table.
@@ -160,19 +159,19 @@ def compare(
         lr_limit=HIGHEST_LR if lr_max is None else None,
         together=together and optimizer is None,
     ).adapted(seeds=seeds, epochs=epochs, lr_max=bounds)
-    own_loss, own_optimizer = loss_of(loss), optimizer_of(optimizer)
-    dataset, factory = data_of(data, loss is not None, root), model_of(model)
+    how, own_loss, own_optimizer = RunOptions(**options), loss_of(loss), optimizer_of(optimizer)
+    dataset, factory = data_of(data, loss is not None, how.root), model_of(model)
     check_augmentation(experiment.augmentation, dataset)
     check_model(factory, dataset, own_loss)
     folder = Path(tempfile.mkdtemp(prefix="varprop-")) if out is None else Path(out)
-    options |= {"dataset": dataset, "factory": factory, "loss": own_loss, "optimizer": own_optimizer}
-    if options.get("resume") and not Store(folder / NAME).manifest().get("configuration", {}).get("together", True):
+    train = functools.partial(run, dataset=dataset, factory=factory, loss=own_loss, optimizer=own_optimizer)
+    if how.resume and not Store(folder / NAME).manifest().get("configuration", {}).get("together", True):
         experiment = replace(experiment, together=False)
     try:
-        outcomes = run(experiment, folder, **options)
+        outcomes = train(experiment, folder, how)
     except CannotStack as error:
         print(f"The networks are trained one at a time, since torch cannot stack them ({error}).", file=sys.stderr)
-        outcomes = run(replace(experiment, together=False), folder, **options)
+        outcomes = train(replace(experiment, together=False), folder, how)
     return MethodComparison(outcomes, folder / NAME, factory, dataset)
 
 

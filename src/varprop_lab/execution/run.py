@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +34,48 @@ class RunError(vp.VarpropError):
     """An experiment cannot be run as asked; the message says why and what to do."""
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """How an experiment is run, whatever it is.
+
+    Attributes:
+        device: ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
+        resume: Whether to go on with what is in the folder; without, a folder with results is refused.
+        overwrite: Whether to delete what an earlier run left in the folder and start anew.
+        root: Where data sets are looked for first.
+        max_seconds: Stop at the checkpoint that comes next then; every run reaches one at least.
+        jobs: So many cells at once, each in a process of its own; with one, small networks are trained together.
+        ray: Run on Ray instead: the address of a cluster, or ``local``. Cells that are trained together are one task.
+        show: Shows progress: `progress.show`, or anything like it.
+        tensorboard: A folder for its event files; none are written by default.
+    """
+
+    device: str = "auto"
+    resume: bool = False
+    overwrite: bool = False
+    root: Path | str | None = None
+    max_seconds: float = math.inf
+    jobs: int = 1
+    ray: str | None = None
+    show: Show = progress.show
+    tensorboard: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.jobs > 1 or self.ray is not None) and self.tensorboard is not None:
+            raise RunError(
+                "Event files can be written by one process only: leave out --tensorboard, or --jobs and --ray."
+            )
+        if self.resume and self.overwrite:
+            raise RunError("--resume goes on with what is there and --overwrite deletes it: give one of them.")
+
+
 def run(
     experiment: Experiment,
     out: Path,
-    device: str = "auto",
-    resume: bool = False,
+    options: RunOptions,
     *,
-    root: Path | str | None = None,
     dataset: Dataset | None = None,
     factory: Factory | None = None,
-    max_seconds: float = math.inf,
-    jobs: int = 1,
-    ray: str | None = None,
-    show: Show = progress.show,
-    tensorboard: Path | None = None,
-    overwrite: bool = False,
     loss: Loss | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> list[Outcome]:
@@ -57,17 +84,9 @@ def run(
     Args:
         experiment: What to do.
         out: The folder above.
-        device: ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
-        resume: Whether to go on with what is in the folder; without, a folder with results is refused.
-        root: Where data sets are looked for first.
+        options: How to run it.
         dataset: Instead of the one the experiment names.
         factory: Instead of the model the experiment names.
-        max_seconds: Stop at the checkpoint that comes next then; every run reaches one at least.
-        jobs: So many cells at once, each in a process of its own; with one, small networks are trained together.
-        ray: Run on Ray instead: the address of a cluster, or ``local``. Cells that are trained together are one task.
-        show: Shows progress: `progress.show`, or anything like it.
-        tensorboard: A folder for its event files; none are written by default.
-        overwrite: Whether to delete what an earlier run left in the folder and start anew.
         loss: Of outputs and targets, instead of cross-entropy.
         optimizer: Makes the optimizer of parameter groups, instead of Adam; only where cells are not trained together.
 
@@ -78,37 +97,33 @@ def run(
         RunError: If the folder holds results and `resume` was not given, or results of another model, other data or
             other settings.
     """
-    if (jobs > 1 or ray is not None) and tensorboard is not None:
-        raise RunError("Event files can be written by one process only: leave out --tensorboard, or --jobs and --ray.")
-    if resume and overwrite:
-        raise RunError("--resume goes on with what is there and --overwrite deletes it: give one of them.")
-    deadline, target = time.monotonic() + max_seconds, chosen_device(device)
+    deadline, target = time.monotonic() + options.max_seconds, chosen_device(options.device)
     small = experiment.together  # networks that more than one thread would not make faster
-    if jobs > 1 and ray is None:
+    if options.jobs > 1 and options.ray is None:
         experiment = replace(experiment, together=False)
     store = Store(Path(out) / experiment.name)
-    _require_free(store, resume or overwrite)
-    data = datasets.load(experiment.dataset, root, target) if dataset is None else datasets.on_device(dataset, target)
+    _require_free(store, options)
+    data = datasets.on_device(dataset or datasets.load(experiment.dataset, options.root), target)
     task = Task(experiment, data, factory or experiment.model, loss=loss, optimizer=optimizer)
     functions = {"loss": loss, "optimizer": optimizer}
     now = describe(experiment, target, fingerprints(task.factory, data, functions))
-    described = _continued(store, now) if resume else now
+    described = _continued(store, now) if options.resume else now
     started = time.monotonic()
     with (
-        _logger(tensorboard, experiment.name) as log,
-        reproducible(target, 1 if small else max(1, torch.get_num_threads() // jobs)),
-        _ready(store, resume, overwrite),
-        show(_total_steps(task, store), experiment.name) as bar,
+        _logger(options.tensorboard, experiment.name) as log,
+        reproducible(target, 1 if small else max(1, torch.get_num_threads() // options.jobs)),
+        _ready(store, options),
+        options.show(_total_steps(task, store), experiment.name) as bar,
     ):
         store.write_manifest(described)
         bar.advance(0, f"{len(experiment.cells())} cells")
         context = Context(task, store, bar.advance, log, deadline)
         finished = False
         try:
-            if ray is not None:
-                finished = run_on_ray(context, ray, jobs)
+            if options.ray is not None:
+                finished = run_on_ray(context, options.ray, options.jobs)
             else:
-                finished = run_in_processes(context, jobs) if jobs > 1 else _run_all(context)
+                finished = run_in_processes(context, options.jobs) if options.jobs > 1 else _run_all(context)
         finally:  # a sitting that fails took its time too
             store.write_manifest(ended(described, time.monotonic() - started, finished))
     wanted = {cell.key for cell in experiment.cells()}
@@ -119,8 +134,8 @@ def run(
     return outcomes
 
 
-def _require_free(store: Store, allowed: bool) -> None:
-    if not allowed and store.manifest() and store.begun():
+def _require_free(store: Store, options: RunOptions) -> None:
+    if not (options.resume or options.overwrite) and store.manifest() and store.begun():
         raise RunError(
             f"{store.folder} holds a run already: go on with --resume, start anew with --overwrite, or choose another "
             "--out."
@@ -152,15 +167,15 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _ready(store: Store, resume: bool, overwrite: bool) -> Iterator[None]:
+def _ready(store: Store, options: RunOptions) -> Iterator[None]:
     """The folder for this process alone, empty if it is to be overwritten.
 
     What fails before there is anything to go on with leaves no folder behind.
     """
     with locked(store.folder):
-        _require_free(store, resume or overwrite)  # again: another process may have been faster
+        _require_free(store, options)  # again: another process may have been faster
         remove_unfinished(store.folder)
-        if overwrite:
+        if options.overwrite:
             store.clear()
         try:
             yield

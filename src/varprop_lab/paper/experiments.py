@@ -9,7 +9,7 @@ from typing import Any
 from varprop.cli.models import unknown
 
 from ..data.batches import Augmentation
-from ..execution.run import RunError, run
+from ..execution.run import RunError, RunOptions, run
 from ..protocol.experiments import (
     DECAY,
     DOUBLE,
@@ -117,10 +117,10 @@ def reproduce(
         names: Of the experiments.
         out: The folder that gets one folder for each.
         settings: For `Experiment.adapted`.
-        options: For `run`.
+        options: Of `RunOptions`.
     """
     for name in names:
         if name not in EXPERIMENTS:
             raise RunError(unknown("experiment", name, EXPERIMENTS))
     adapted = {name: EXPERIMENTS[name].adapted(**settings or {}) for name in names}
-    return {name: run(experiment, out, **options) for name, experiment in adapted.items()}
+    return {name: run(experiment, out, RunOptions(**options)) for name, experiment in adapted.items()}

@@ -17,7 +17,7 @@ import torch
 
 import varprop as vp
 from varprop_lab.execution import workers as ray_cluster
-from varprop_lab.execution.run import RunError
+from varprop_lab.execution.run import RunError, RunOptions
 from varprop_lab.execution.run import run as run_experiment
 from varprop_lab.execution.workers import WorkerError
 from varprop_lab.store.folder import Store
@@ -44,8 +44,8 @@ def run(out, ray=None, factory=tiny.network, resume=False, max_seconds=math.inf,
     protocol = replace(tiny.experiment().protocol, epochs=EPOCHS)
     chosen = {"methods": ("standard", "weight"), "starts": ("none",), "together": False, "protocol": protocol}
     experiment = tiny.experiment(**{**chosen, **changes})
-    options = {"dataset": tiny.dataset(), "factory": factory, "show": quiet, "max_seconds": max_seconds}
-    return run_experiment(experiment, out, "cpu", resume, ray=ray, **options)
+    options = RunOptions("cpu", resume, ray=ray, show=quiet, max_seconds=max_seconds)
+    return run_experiment(experiment, out, options, dataset=tiny.dataset(), factory=factory)
 
 
 def files(folder):
@@ -183,4 +183,4 @@ def test_without_ray_one_sentence_names_the_extra(tmp_path, monkeypatch):
 
 def test_event_files_are_written_here_only(tmp_path):
     with pytest.raises(RunError, match="one process only"):
-        run_experiment(tiny.experiment(), tmp_path, "cpu", ray="local", tensorboard=tmp_path)
+        RunOptions("cpu", ray="local", tensorboard=tmp_path)

@@ -17,7 +17,7 @@ from torch import nn
 import varprop as vp
 from varprop.cli import progress
 from varprop_lab.environment import chosen_device
-from varprop_lab.execution.run import RunError
+from varprop_lab.execution.run import RunError, RunOptions
 from varprop_lab.execution.run import run as run_experiment
 from varprop_lab.paper.experiments import EXPERIMENTS, reproduce
 from varprop_lab.protocol.experiments import PAPER_LR_MAX, Protocol
@@ -36,8 +36,8 @@ def quiet(total, title):
 def run(out, resume=False, factory=tiny.network, data=None, **changes):
     given = {name: changes.pop(name) for name in ("max_seconds", "tensorboard", "overwrite") if name in changes}
     experiment = tiny.experiment(**{"methods": QUICK, "starts": ("bn",), **changes})
-    options = {"dataset": data or tiny.dataset(), "factory": factory, "show": quiet, **given}
-    return run_experiment(experiment, out, "cpu", resume, **options)
+    options = RunOptions("cpu", resume, show=quiet, **given)
+    return run_experiment(experiment, out, options, dataset=data or tiny.dataset(), factory=factory)
 
 
 def numbers(outcomes):
@@ -201,8 +201,8 @@ def test_a_cell_that_diverges_is_a_result(tmp_path):
 def test_event_files_are_written_when_asked(tmp_path):
     pytest.importorskip("tensorboard")
     experiment = tiny.experiment(methods=("standard",), search=False)
-    options = {"dataset": tiny.dataset(), "factory": tiny.network, "show": quiet}
-    run_experiment(experiment, tmp_path / "out", "cpu", tensorboard=tmp_path / "events", **options)
+    options = RunOptions("cpu", tensorboard=tmp_path / "events", show=quiet)
+    run_experiment(experiment, tmp_path / "out", options, dataset=tiny.dataset(), factory=tiny.network)
     assert list((tmp_path / "events" / "tiny").glob("events.out.tfevents.*"))
 
 
@@ -300,9 +300,8 @@ def test_several_processes_find_the_same_numbers(tmp_path):
         def advance(self, steps=1, text=""):
             counted.append(steps)
 
-    options = {"dataset": tiny.dataset(), "factory": tiny.network, "jobs": 2}
-    show = lambda total, title: contextlib.nullcontext(Counter())  # noqa: E731
-    apart = run_experiment(experiment, tmp_path / "apart", "cpu", show=show, **options)
+    options = RunOptions("cpu", jobs=2, show=lambda total, title: contextlib.nullcontext(Counter()))
+    apart = run_experiment(experiment, tmp_path / "apart", options, dataset=tiny.dataset(), factory=tiny.network)
     assert numbers(apart) == numbers(alone)
     assert sum(counted) == 4 * (3 + 3) * 6  # cells, epochs of searches and of the final training, steps
 
@@ -311,7 +310,7 @@ def test_several_processes_find_the_same_numbers(tmp_path):
 def test_several_processes_stop_in_time_and_go_on_and_take_small_networks_one_by_one(tmp_path):
     experiment = tiny.experiment(methods=QUICK, starts=("bn",))
     assert experiment.together
-    options = {"dataset": tiny.dataset(), "factory": tiny.network, "jobs": 2, "show": quiet}
-    assert run_experiment(experiment, tmp_path, "cpu", max_seconds=0.0, **options) == []
-    later = run_experiment(experiment, tmp_path, "cpu", True, **options)
+    data, options = {"dataset": tiny.dataset(), "factory": tiny.network}, RunOptions("cpu", jobs=2, show=quiet)
+    assert run_experiment(experiment, tmp_path, replace(options, max_seconds=0.0), **data) == []
+    later = run_experiment(experiment, tmp_path, replace(options, resume=True), **data)
     assert numbers(later) == numbers(run(tmp_path / "alone", together=False))
