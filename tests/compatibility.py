@@ -7,6 +7,7 @@ that are not installed do not matter.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,7 @@ class Proof:
     target: str
 
 
+@functools.cache
 def proofs(folder: Path = ROOT / "tests") -> list[Proof]:
     """All of them, in the order of files and lines."""
     return [proof for file in sorted(folder.rglob("test_*.py")) for proof in proofs_in(file, folder)]

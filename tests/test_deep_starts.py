@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -109,7 +108,9 @@ def test_one_step_is_that_of_torch() -> None:
             torch.testing.assert_close(layer.weight, weight[3].mT, rtol=1e-4, atol=1e-5)
 
 
-def test_it_runs_and_skips_what_its_records_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_and_skips_what_its_records_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_mnist(tmp_path / "MNIST" / "raw", train=60, test=20)
     monkeypatch.setattr(deep_starts, "TINY", Sizes(8, 2, 4, 1, 40, 20, 20))
     cells = [Cell(10, False, "tanh", "adam"), Cell(10, True, "tanh", "adam")]
@@ -123,10 +124,10 @@ def test_it_runs_and_skips_what_its_records_have(tmp_path: Path, monkeypatch: py
     assert {"versions", "hardware", "git", "seconds"} <= found[0].keys()
     row = found[0]["starts"]["LSUV"]
     assert len(row["held-out loss by rate"]) == 5 and len(row["test accuracy"]) == 1
-    shown = subprocess.run(
-        [sys.executable, "-m", "benchmarks.deep_starts", "show", str(records)],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["deep_starts", "show", str(records)])
+    capsys.readouterr()
+    deep_starts.main()
+    shown = capsys.readouterr().out
     assert "### adam, with skips" in shown and "| zero branches |" in shown
 
 

@@ -1,5 +1,6 @@
 import gzip
 import hashlib
+import json
 import math
 import shlex
 import shutil
@@ -428,31 +429,34 @@ def test_the_shell_is_told_how_to_complete(varprop_command, tmp_path):
 
 
 WITHOUT_LAB = """
-import sys
+import contextlib, io, json, sys
 sys.modules["varprop_lab"] = None  # as if it were not installed
 from varprop.cli.main import main
 
-try:
-    main(sys.argv[1:])
-finally:
-    assert not [name for name in sys.modules if name.startswith("varprop_lab.")]
+results = []
+for command in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main(command.split())
+        except SystemExit as end:
+            code = end.code
+    results.append([code or 0, out.getvalue(), err.getvalue()])
+assert not [name for name in sys.modules if name.startswith("varprop_lab.")]
+print(json.dumps(results))
 """
 
 
-@pytest.mark.parametrize("command", ["demo --out x", "reproduce mnist", "compare -h", "bench", "data get mnist"])
-def test_without_the_lab_its_commands_say_what_to_install(command):
-    run = subprocess.run([sys.executable, "-c", WITHOUT_LAB, *command.split()], capture_output=True, text=True)
-    name = command.split()[0]
-    assert run.returncode == 2 and run.stdout == ""
-    assert run.stderr == f"varprop: {name} needs the lab: pip install '.[lab]' in a checkout of varprop.\n"
-
-
-def test_without_the_lab_models_are_inspected():
-    words = ["inspect", "torch.nn:ReLU", "--input-shape", "4"]
-    run = subprocess.run([sys.executable, "-c", WITHOUT_LAB, *words], capture_output=True, text=True)
-    assert run.returncode == 0 and "ReLU" in run.stdout
-    run = subprocess.run([sys.executable, "-c", WITHOUT_LAB, *words, "--data", "mnist"], capture_output=True, text=True)
-    assert run.returncode == 2 and "or, with the lab, mnist, cifar10 or digits" in run.stderr
+def test_without_the_lab_its_commands_say_what_to_install_and_models_are_inspected():
+    lab = ["demo --out x", "reproduce mnist", "compare -h", "bench", "data get mnist"]
+    inspect = "inspect torch.nn:ReLU --input-shape 4"
+    command = [sys.executable, "-c", WITHOUT_LAB, *lab, inspect, f"{inspect} --data mnist"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    *refused, inspected, with_data = json.loads(run.stdout)
+    names = [words.split()[0] for words in lab]
+    sentence = "varprop: {} needs the lab: pip install '.[lab]' in a checkout of varprop.\n"
+    assert refused == [[2, "", sentence.format(name)] for name in names]
+    assert inspected[0] == 0 and "ReLU" in inspected[1]
+    assert with_data[0] == 2 and "or, with the lab, mnist, cifar10 or digits" in with_data[2]
 
 
 def test_python_runs_the_package(capfd):

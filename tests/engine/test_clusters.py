@@ -291,7 +291,7 @@ SWINGING = {
 }
 
 
-@pytest.mark.parametrize(("elements", "swings"), [(4, 0.5), (4, 5.0), (4, 100.0), (40_000, 0.5), (40_000, 5.0)])
+@pytest.mark.parametrize(("elements", "swings"), [(4, 0.5), (4, 5.0), (4, 100.0), (20_000, 0.5), (20_000, 5.0)])
 @pytest.mark.parametrize("name", SWINGING)
 def test_functions_that_swing_are_integrated_to_what_their_note_says(name, elements, swings):
     function = SWINGING[name]
@@ -302,8 +302,8 @@ def test_functions_that_swing_are_integrated_to_what_their_note_says(name, eleme
         reason for entry in vp.coverage(Pointwise(function), moments.mean).approximate for reason in entry.reasons
     ]
     assert any("a function that swings" in reason for reason in reasons)
-    z = torch.linspace(-9, 9, 3_000_001, dtype=torch.float64)
-    weight, values = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) * 6e-6, function(std * z)
+    z = torch.linspace(-9, 9, 600_001, dtype=torch.float64)  # some 300 points in the shortest swing
+    weight, values = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) * 3e-5, function(std * z)
     mean = (weight * values).sum()
     expected = (weight * (values - mean).square()).sum().sqrt()
     assert (found.output.mean - mean).abs().max() < 0.02 * expected

@@ -17,8 +17,10 @@ REMAINING = {"predict/adjoint.py", "predict/attention.py", "predict/draws.py", "
 def operations_named(tree: ast.Module) -> Iterator[str]:
     """Attributes of ``aten`` or ``torch.ops.aten``, and strings that are nothing but the name of an operation."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("aten", "torch.ops.aten"):
-            yield ast.unparse(node)
+        if isinstance(node, ast.Attribute):
+            holder = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            if holder == "aten":  # also as torch.ops.aten
+                yield ast.unparse(node)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.match(r"aten\.\w", node.value):
             yield node.value
 

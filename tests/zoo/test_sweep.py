@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import re
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,16 +21,6 @@ SMALL, OTHER = "basic/paper_mnist_mlp", "basic/nn_mha"
 def settings(folder: Path, samples: int = 4, **more: Any) -> Settings:
     study = partial(measure.study, samples=samples)
     return Settings(**{"journal": folder / "zoo.jsonl", "study": study, "said": measure.said} | more)
-
-
-def swept_in_a_new_process(names: list[str], settings: Settings) -> list[dict[str, Any]]:
-    """The records of a sweep as the command line starts it: by a process that has computed no gradients.
-
-    Other tests have computed some in this one. A torch with CUDA has then started a thread for each GPU (for one, after
-    a capture, where there is none), and refuses to compute gradients in what is forked from here.
-    """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(sweep.sweep, names, settings).result()
 
 
 def test_a_small_model_is_measured(tmp_path: Path) -> None:
@@ -120,8 +108,8 @@ def test_optical_flow_has_a_rule_for_every_operation(tmp_path: Path) -> None:
     assert record["missing"] == {} and record["exact"] > 900
 
 
-def test_alarms_are_written_down(tmp_path: Path) -> None:
-    (record,) = swept_in_a_new_process([OTHER], settings(tmp_path, study=alarms.study, said=alarms.said))
+def test_alarms_are_written_down() -> None:
+    (record,) = alarms.study(OTHER)
     assert record["status"] == "done" and record["alarms"] == [] and alarms.said(record) == "nothing"
     (record,) = alarms.study(SMALL)  # PyTorch's own initialization of a deep logistic network
     assert {kind for _, kind, *_ in record["alarms"]} >= {"decay", "vanish"}

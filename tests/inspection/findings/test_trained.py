@@ -183,18 +183,22 @@ def eightfold(model):
 
 
 DEEP = [
-    ("vanish", as_torch, nn.ReLU, 30),
-    ("decay", as_torch, nn.ReLU, 30),
-    ("explode", eightfold, nn.ReLU, 30),
-    ("vanish", as_torch, nn.GELU, 30),
-    ("vanish", as_torch, nn.Tanh, 60),
+    ("vanish", as_torch, nn.ReLU, 16),
+    ("decay", as_torch, nn.ReLU, 16),
+    ("explode", eightfold, nn.ReLU, 16),
+    ("vanish", as_torch, nn.GELU, 16),
+    ("vanish", as_torch, nn.Tanh, 24),
     *[
-        pytest.param(kind, damage, act, 100, marks=pytest.mark.slow)
-        for kind, damage, act in (
-            ("explode", even, nn.ReLU),
-            ("explode", even, nn.GELU),
-            ("explode", even, nn.Tanh),
-            ("decay", as_torch, nn.Tanh),
+        pytest.param(kind, damage, act, depth, marks=pytest.mark.slow)
+        for kind, damage, act, depth in (
+            ("vanish", as_torch, nn.ReLU, 30),
+            ("explode", eightfold, nn.ReLU, 30),
+            ("vanish", as_torch, nn.GELU, 30),
+            ("vanish", as_torch, nn.Tanh, 60),
+            ("explode", even, nn.ReLU, 100),
+            ("explode", even, nn.GELU, 100),
+            ("explode", even, nn.Tanh, 100),
+            ("decay", as_torch, nn.Tanh, 100),
         )
     ],
 ]

@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 import subprocess
@@ -26,9 +27,9 @@ LINEAR = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 @pytest.fixture(scope="module")
 def trained():
-    """A tiny network with each normalization, and its batch."""
+    """A tiny network by its normalization, made when it is asked for, and its batch."""
     case = TINY["mlp"]
-    return {name: step.network(case, name, *case.data(CPU)) for name in cases.VARIANTS}
+    return functools.cache(lambda name: step.network(case, name, *case.data(CPU)))
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +86,13 @@ def test_plain_network_gives_scores_and_has_biases(name):
 
 @pytest.mark.slow
 def test_variants_are_what_they_are_called(trained):
-    weighted = [m for m in trained["weight"].model.modules() if hasattr(m, "parametrizations")]
+    weighted = [m for m in trained("weight").model.modules() if hasattr(m, "parametrizations")]
     assert len(weighted) == 7
-    assert torch.allclose(*(trained[v].model(trained[v].images) for v in ("none", "weight")))
-    assert "normalized" in repr(trained["analytic"].model)
-    plain = vp.fold(trained["analytic"].model)
-    images = trained["analytic"].images
-    assert torch.allclose(plain(images), trained["analytic"].model(images), atol=1e-5)
+    assert torch.allclose(*(trained(v).model(trained(v).images) for v in ("none", "weight")))
+    assert "normalized" in repr(trained("analytic").model)
+    plain = vp.fold(trained("analytic").model)
+    images = trained("analytic").images
+    assert torch.allclose(plain(images), trained("analytic").model(images), atol=1e-5)
 
 
 # --- the step ---
@@ -100,7 +101,7 @@ def test_variants_are_what_they_are_called(trained):
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", cases.VARIANTS)
 def test_step_reaches_every_parameter(trained, variant):
-    network = trained[variant]
+    network = trained(variant)
     run_step, memory = step.make_step(network, "eager", "aot_eager")
     assert math.isfinite(float(run_step())) and memory == 0
     assert all(p.grad is not None for p in network.model.parameters())
@@ -109,7 +110,7 @@ def test_step_reaches_every_parameter(trained, variant):
 
 
 def test_optimizers_are_those_of_the_cases(trained):
-    adam = step.optimizer(trained["none"], capturable=True)
+    adam = step.optimizer(trained("none"), capturable=True)
     assert isinstance(adam, torch.optim.Adam) and adam.defaults["capturable"] and adam.defaults["foreach"]
     case = TINY["cifar"]
     sgd = step.optimizer(step.network(case, "none", *case.data(CPU)), capturable=False)
@@ -117,7 +118,7 @@ def test_optimizers_are_those_of_the_cases(trained):
 
 
 def test_each_variant_is_compiled_from_code_of_its_own(trained):
-    codes = [trained[v].loss("eager").__code__ for v in ("none", "batch")]
+    codes = [trained(v).loss("eager").__code__ for v in ("none", "batch")]
     assert codes[0] != codes[1]
 
 

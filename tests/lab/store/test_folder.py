@@ -164,22 +164,27 @@ import sys
 from pathlib import Path
 from varprop_lab.store.folder import StoreError, locked
 
-try:
-    with locked(Path(sys.argv[1])):
-        print("inside")
-except StoreError as error:
-    print(error)
+for _ in sys.stdin:
+    try:
+        with locked(Path(sys.argv[1])):
+            print("inside", flush=True)
+    except StoreError as error:
+        print(error, flush=True)
 """
 
 
 def test_one_process_at_a_time(tmp_path):
-    def entered():
-        command = [sys.executable, "-c", ENTER, tmp_path / "run"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", ENTER, tmp_path / "run"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as other:
 
-    with folder.locked(tmp_path / "run"):
-        assert entered() == f"Another process is writing to {tmp_path / 'run'}: wait for it, or choose another --out.\n"
-    assert entered() == "inside\n"
+        def entered():
+            other.stdin.write("\n")
+            return other.stdout.readline()
+
+        with folder.locked(tmp_path / "run"):
+            refused = f"Another process is writing to {tmp_path / 'run'}: wait for it, or choose another --out.\n"
+            assert entered() == refused
+        assert entered() == "inside\n"
 
 
 KILLED = """
