@@ -80,7 +80,7 @@ def capture(
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
     take_apart(graph, has_rule)
-    patterns.fold(graph)
+    patterns.recompose(graph)
     return _program(model, exported, marked)
 
 

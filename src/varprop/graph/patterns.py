@@ -16,7 +16,7 @@ aten = torch.ops.aten
 Packet = Any
 
 
-def fold(graph: fx.Graph) -> None:
+def recompose(graph: fx.Graph) -> None:
     """Replace every recognised expression by a call of the operation in `ops`, or of torch's, in place."""
     first = (
         _softsign,

@@ -230,7 +230,7 @@ def plotted(rows: Sequence[ReportRow], values: Numbers) -> list[float | None]:
     return [value for row, value in zip(rows, values, strict=True) if row.is_layer]
 
 
-SHOWN = 5  # errors and warnings that are not folded
+SHOWN = 5  # errors and warnings that are not collapsed
 
 
 @dataclass(frozen=True)
@@ -244,11 +244,11 @@ class FindingItem:
 
 @dataclass(frozen=True)
 class FindingGroup:
-    """Findings under a title; folded ones show it alone."""
+    """Findings under a title; of collapsed ones it is all that shows at first."""
 
     title: str
     items: Sequence[FindingItem]
-    fold: Literal["", "folded", "unfolded"] = ""
+    details: Literal["", "collapsed", "expanded"] = ""  # whether it can be collapsed, and how it begins
 
 
 def row_numbers(rows: Sequence[ReportRow]) -> dict[str, int]:
@@ -266,14 +266,14 @@ def severities(numbers: dict[str, int], findings: Iterable[Finding]) -> dict[int
 
 
 def report_groups(findings: Sequence[Finding]) -> list[FindingGroup]:
-    """The first errors and warnings in the open; more of them, and notes, folded."""
+    """The first errors and warnings in the open; more of them, and notes, collapsed."""
     worse = [finding for finding in findings if finding.severity != "note"]
     notes = [finding for finding in findings if finding.severity == "note"]
     more = worse[SHOWN:]
     finding_groups = [
         FindingGroup("", report_items(worse[:SHOWN])),
-        FindingGroup(f"{len(more)} more: {summary(more)}", report_items(more), "folded"),
-        FindingGroup(summary(notes), report_items(notes), "folded" if worse else "unfolded"),
+        FindingGroup(f"{len(more)} more: {summary(more)}", report_items(more), "collapsed"),
+        FindingGroup(summary(notes), report_items(notes), "collapsed" if worse else "expanded"),
     ]
     return [group for group in finding_groups if group.items]
 
@@ -317,7 +317,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 DEEPEST, LARGEST_PART = 4, 0.6  # levels of the tree that can be parts, and their largest share of the layers
-OPEN_ROWS = 60  # a tree of more rows begins folded below its first level
+OPEN_ROWS = 60  # a tree of more rows begins collapsed below its first level
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class TreeEntry:
     mark_title: str  # what the mark says
     closes: int  # how many levels end before it
     holds: bool  # whether a level begins with it
-    unfolded: bool  # whether that is open at first
+    expanded: bool  # whether that is open at first
 
 
 def entries(rows: Sequence[ReportRow], severities: Mapping[int, str]) -> tuple[list[TreeEntry], int]:
@@ -341,9 +341,9 @@ def entries(rows: Sequence[ReportRow], severities: Mapping[int, str]) -> tuple[l
         still = [depth for depth in open_depths if depth < row.depth]
         end = ends(rows, index)
         name, kind = (row.own_name, row.name) if row.kind == "module" else (row.name, "operation")
-        unfolded = len(rows) <= OPEN_ROWS or row.depth == 0
+        expanded = len(rows) <= OPEN_ROWS or row.depth == 0
         mark = _mark(index, end, severities)
-        lines.append(TreeEntry(name, kind, *mark, len(open_depths) - len(still), end > index + 1, unfolded))
+        lines.append(TreeEntry(name, kind, *mark, len(open_depths) - len(still), end > index + 1, expanded))
         open_depths = [*still, row.depth] if end > index + 1 else still
     return lines, len(open_depths)
 
