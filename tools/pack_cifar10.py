@@ -1,7 +1,7 @@
 """CIFAR-10 packed without loss to five ninths of its size, for machines to which little can be carried at a time.
 
-    python -m varprop_lab.data.packing pack DATA PACKED      # DATA/cifar-10-batches-bin/*.bin -> PACKED/*.bin.packed
-    python -m varprop_lab.data.packing unpack PACKED DATA    # and back: whatever is in PACKED
+    python -m tools.pack_cifar10 pack DATA PACKED      # DATA/cifar-10-batches-bin/*.bin -> PACKED/*.bin.packed
+    python -m tools.pack_cifar10 unpack PACKED DATA    # and back: whatever is in PACKED
 
 Colours are taken as green and differences to green, every value as its difference to the median of what its left and
 upper neighbours predict (the predictor of LOCO-I), and the differences are compressed by LZMA.
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .datasets import CIFAR10_FOLDER
+from varprop_lab.data.datasets import CIFAR10_FOLDER
 
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32

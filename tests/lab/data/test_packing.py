@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from varprop_lab.data.packing import main, packed, unpacked
+from tools.pack_cifar10 import main, packed, unpacked
 
 
 def test_there_and_back(tmp_path: Path) -> None:
