@@ -225,8 +225,7 @@ def _answer_questions(options: argparse.Namespace) -> None:
 
 def _run_deep(options: argparse.Namespace) -> None:
     """Make the runs of the deep networks that are missing, and print the tables of all."""
-    from .deep.figure import draw_losses
-    from .deep.runs import HELD_OUT, TEST, Study
+    from .deep.runs import HELD_OUT, TEST, Study, draw_losses
     from .deep.tables import TABLES
 
     deadline = time.monotonic() + options.max_seconds

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,8 @@ import varprop as vp
 from varprop.text_table import Table
 
 from ..environment import git_state, versions
+from ..report.plotting import draw
+from ..report.series import Figure, Panel, PlottedSeries, line_style, over_seeds
 from ..store.folder import write_atomically
 from .tables import CIFAR, FINETUNE, GPT, ONLY_HELD_OUT, START, TABLES, Row
 
@@ -180,3 +182,32 @@ def about() -> dict[str, Any]:
     """Where the newest runs come from."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return {"command": "varprop reproduce deep", "hardware": device, "git": git_state(), "versions": versions()}
+
+
+# --- figure ---
+
+CAPTION = "Mean loss of each epoch, in training mode; bands reach from the lowest to the highest seed."
+
+
+def draw_losses(studies: Iterable[Study], stem: Path) -> bool:
+    """The runs that the test data judged, to ``<stem>.png`` and ``<stem>.svg``; whether there are any."""
+    panels = tuple(Panel(study.table, tuple(_lines(study))) for study in studies if study.has(TEST))
+    if panels:
+        draw(Figure("deep", "Training loss on CIFAR-10", CAPTION, panels, "epochs", "training loss"), stem)
+    return bool(panels)
+
+
+def _lines(study: Study) -> Iterable[PlottedSeries]:
+    for row in study.best():
+        runs = study.found(row, TEST)
+        if runs:
+            columns = list(zip(*([epoch["loss"] for epoch in run["history"]] for run in runs), strict=False))
+            kind = row.options[row.options.index("--norm") + 1]
+            dashed = "--clip" in row.options or "--form" in row.options
+            yield PlottedSeries(
+                row.name,
+                **line_style(kind, evaluation=dashed),
+                x=tuple(float(epoch) for epoch in range(1, len(columns) + 1)),
+                **over_seeds(columns, statistics.mean),
+                seeds=len(runs),
+            )

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lab.data.test_datasets import write_cifar10
-from varprop_lab.deep.figure import draw_losses
-from varprop_lab.deep.runs import HELD_OUT, TEST, Study
+from varprop_lab.deep.runs import HELD_OUT, TEST, Study, draw_losses
 from varprop_lab.deep.tables import GPT, TABLES, VIT, Row
 
 ROOT = Path(__file__).parents[3]
