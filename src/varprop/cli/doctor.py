@@ -28,7 +28,7 @@ FOR_MODELS = ("torchvision", "timm", "transformers", "safetensors", "pillow", "p
 
 TEXT = """Show versions, devices, extras and data: what to look at first when something does not work.
 
-With TARGET also how vp.normalize would treat its layers: which are folded together, which need a walk, and why."""
+With TARGET also how vp.normalize would treat its layers: which share one fold, which do not, and why."""
 
 
 def add_to(commands: Any) -> None:

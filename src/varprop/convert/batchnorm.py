@@ -101,7 +101,7 @@ def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
     norms = own_batch_norms(model)
     if norms and example is None:
         raise ValueError(
-            f"Batch norm '{next(iter(norms))}' is the model's own: give `example`, to see what it follows."
+            f"Batch norm '{next(iter(norms))}' is the model's own: give `example`, to find the layer before it."
         )
     following = batch_norms_after(model, example) if norms else {}
     pairs = {layer: norm for layer, norm in following.items() if norm in norms}
@@ -284,7 +284,7 @@ def pooled(measured: Mapping[str, list[ChannelStatistics]]) -> dict[str, Channel
     for path, statistics in by_path.items():
         if statistics.count < 2:
             raise ValueError(
-                f"The batch gives '{path}' one value per channel, which has no variance: give a larger one."
+                f"The batch gives '{path}' one value per channel, which has no variance: give a larger batch."
             )
         if not (statistics.mean.isfinite().all() and statistics.var.isfinite().all()):
             raise ValueError(f"The output of '{path}' on the batch is not finite.")

@@ -171,7 +171,10 @@ class AbsorbedTensor:
         """Called by torch for each of its functions that is given one."""
         if function is F.batch_norm or function is torch.batch_norm:
             return args[0] if args else kwargs["input"]
-        raise RuntimeError("The layer before this batch norm does its work, and its tensors have no values: vp.fold.")
+        raise RuntimeError(
+            "The normalized layer before this batch norm does its work; its tensors hold no values to compute with: "
+            "use vp.fold(model)."
+        )
 
 
 def computes_as_torch_batch_norm(module: nn.Module) -> bool:
@@ -249,7 +252,7 @@ def find_notes(model: nn.Module, layers: Mapping[str, LinearLayer]) -> dict[str,
 def batch_norm_rate(norm: _BatchNorm) -> Tensor:
     """gamma / sqrt(var + eps): what every channel is multiplied by in evaluation mode."""
     if norm.running_mean is None or norm.running_var is None:
-        raise ValueError("A batch norm without running statistics has no plain layer that does the same.")
+        raise ValueError("A batch norm without running statistics normalizes by each batch, which no plain layer does.")
     deviation = torch.sqrt(norm.running_var + norm.eps)
     return norm.weight / deviation if norm.affine else 1 / deviation
 

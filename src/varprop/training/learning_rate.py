@@ -211,7 +211,8 @@ def find_lr(
     if not (0 < low < high < math.inf):
         raise ValueError(f"bounds must be two finite rates with 0 < low < high, got ({low:g}, {high:g}).")
     if maxiter - sum(grids) < 1 or min(grids, default=1) < 1:
-        raise ValueError(f"maxiter must be at least 1 above the evaluations on grids, got {maxiter} and {list(grids)}.")
+        spent = f"got maxiter={maxiter}, with grids of {list(grids)} rates"
+        raise ValueError(f"maxiter must be at least 1 above the evaluations on grids, {spent}.")
     trace: list[tuple[float, float]] = []
 
     def penalised(exponent: float) -> float:

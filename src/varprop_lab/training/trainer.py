@@ -165,7 +165,8 @@ def started_optimizer(
     try:
         optimizer.step()  # at rate 0 and without gradients: it has no effect but to make the state
     except TypeError as error:
-        raise vp.VarpropError(f"{type(optimizer).__name__} needs more than gradients in a step ({error}).") from error
+        message = f"{type(optimizer).__name__} needs more than gradients in a step ({error}): take another optimizer."
+        raise vp.VarpropError(message) from error
     for values in optimizer.state.values():
         for name, value in values.items():
             if value is not None and not isinstance(value, Tensor):
