@@ -109,7 +109,7 @@ def test_axes_marked_for_the_compiler_have_the_length_of_the_example(mark):
     mark(example, 0)
     marks = dict(vars(example))
     program = vp.capture(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), example)
-    assert [[type(extent) for extent in node.form.shape] for node in program.nodes] == [[int, int]] * 2
+    assert [[type(extent) for extent in node.info.shape] for node in program.nodes] == [[int, int]] * 2
     assert vars(example) == marks
 
 

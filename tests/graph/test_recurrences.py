@@ -7,7 +7,7 @@ from torch._decomp import decomposition_table
 
 from varprop.engine.api import capture
 from varprop.errors import CaptureError
-from varprop.graph.tracing import FORMS, recurrences_not_run
+from varprop.graph.tracing import EMPTY_RESULTS, recurrences_not_run
 
 LAYERS = {
     "lstm": lambda: nn.LSTM(3, 4),
@@ -26,14 +26,14 @@ def test_forms_are_those_of_a_run(name, monkeypatch):
     for cell in ("lstm_cell", "gru_cell", "rnn_cell"):
         monkeypatch.setattr(f"torch._decomp.decompositions.{cell}", run)
     layer, x = LAYERS[name](), torch.zeros(6, 5, 3)
-    found = [(node.form.shape, node.form.dtype) for node in capture(layer, x).outputs]
+    found = [(node.info.shape, node.info.dtype) for node in capture(layer, x).outputs]
     output, states = layer(x)
     states = states if isinstance(states, tuple) else (states,)
     assert found == [(value.shape, value.dtype) for value in (output, *states)]
 
 
 def state():
-    return {op: (dict(op.py_kernels), decomposition_table.get(op)) for op in FORMS}
+    return {op: (dict(op.py_kernels), decomposition_table.get(op)) for op in EMPTY_RESULTS}
 
 
 def test_torch_is_left_as_it_was():

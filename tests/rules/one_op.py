@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from varprop.engine import api as engine  # noqa: F401  (fills the registry)
 from varprop.engine.evaluation import Evaluation
 from varprop.engine.plan import make_plan, require_complete
-from varprop.graph.node import Node, form_of
+from varprop.graph.node import Node, info_of
 from varprop.graph.program import Program
 from varprop.moments import Moments, Tokens
 
@@ -38,13 +38,13 @@ def propagate_op(op: Any, args: Any, kwargs: Any) -> Any:
     def enter(leaf: Any) -> Any:
         if not isinstance(leaf, (Tensor, *RANDOM)):
             return leaf
-        node = Node(f"x{len(values)}", form=form_of(stand_in(leaf)))
+        node = Node(f"x{len(values)}", info=info_of(stand_in(leaf)))
         values[node] = leaf
         return node
 
     node_args, node_kwargs = replace((tuple(args), dict(kwargs)), enter)
-    form = form_of(run_op(op, *replace((args, kwargs), stand_in)))
-    node = Node("op", op, node_args, node_kwargs, form)
+    info = info_of(run_op(op, *replace((args, kwargs), stand_in)))
+    node = Node("op", op, node_args, node_kwargs, info)
     program = Program(nn.Module(), [node], [], {}, {}, [node], None)
     plan = make_plan(program, [n for n, v in values.items() if is_random(v)])
     require_complete(plan)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .. import rules  # noqa: F401  (importing the rules fills the registry)
-from ..graph.node import Form, Node, resolve
+from ..graph.node import Node, TensorInfo, resolve
 from ..graph.program import ModuleCalls, Program
 from ..moments import Moments, trusted
 from ..rules.registry import rules_revision
@@ -179,14 +179,14 @@ def _static_entry(plan: Plan, node: Node) -> Entry:
 def _forms(plan: Plan, node: Node) -> Any:
     """A node's arguments as shapes alone; one that is read twice is one object, by which rules know it."""
 
-    def form(operand: Node) -> Any:
-        if not isinstance(operand.form, Form):
+    def stand_in(operand: Node) -> Any:
+        if not isinstance(operand.info, TensorInfo):
             return None
-        empty = operand.form.empty()
+        empty = operand.info.empty()
         return Moments(empty, empty) if plan.random(operand) else empty
 
-    forms = {operand: form(operand) for operand in node.operands}
-    return resolve((node.args, node.kwargs), forms.__getitem__)
+    empty = {operand: stand_in(operand) for operand in node.operands}
+    return resolve((node.args, node.kwargs), empty.__getitem__)
 
 
 def _entry(node: Node, status: Status, reasons: tuple[str, ...], moments: Moments | None = None) -> Entry:

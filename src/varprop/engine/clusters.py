@@ -232,7 +232,7 @@ class Clusters:
         if rule is None or rule.drawn is None:
             return None
         draw = rule.drawn
-        args, kwargs = self._arguments(root, lambda _: None)  # the form of a random argument does not matter here
+        args, kwargs = self._arguments(root, lambda _: None)  # extents of a random argument do not matter here
         return lambda z: draw(z, *args, **kwargs)
 
     def _integrate_draws(self, node: Node, root: Node, moments: Moments, drawn: Pointwise) -> Moments:

@@ -27,7 +27,7 @@ from ..errors import VarpropError
 from ..gaussian.bivariate import Nonlinearity, covariance, hermite, rectifier
 from ..gaussian.normal import working_dtype
 from ..gaussian.quadrature import expectation
-from ..graph.node import Form, Node, resolve
+from ..graph.node import Node, TensorInfo, resolve
 from ..graph.tracing import Leaf
 from ..moments import Moments, Tokens
 from ..rules.registry import Rule
@@ -97,7 +97,7 @@ class CovarianceEvaluation(Evaluation):
 
     def _require_memory(self, nodes: list[Node]) -> None:
         """Refuse values whose covariances do not fit, before anything is computed."""
-        sizes = {node: node.form.shape.numel() for node in nodes if isinstance(node.form, Form)}
+        sizes = {node: node.info.shape.numel() for node in nodes if isinstance(node.info, TensorInfo)}
         total = sum(size**2 for size in sizes.values() if size)
         if total > MOST:
             largest = max(sizes, key=sizes.__getitem__)
@@ -115,8 +115,8 @@ class CovarianceEvaluation(Evaluation):
             kept = [reason for reason in self.notes.get(node, ()) if reason not in (INDEPENDENCE, COPIES)]
             self.notes[node] = [*kept, self.reasons[node]] if node in self.reasons else kept
 
-    def _stamp(self, node: Node, value: Any) -> Any:
-        value = super()._stamp(node, value)
+    def _as_captured(self, node: Node, value: Any) -> Any:
+        value = super()._as_captured(node, value)
         if not isinstance(value, Moments):
             return value
         value = self.env[node] = value.dense()
@@ -128,7 +128,7 @@ class CovarianceEvaluation(Evaluation):
     def _moved(self, node: Node, value: Callable[[Node], Any]) -> Any:
         """A node's own operation on other values than its operands', which has no covariance of its own."""
         args, kwargs = resolve((node.args, node.kwargs), value)
-        return super()._stamp(node, apply(self.plan.rules[node], node.target, args, kwargs))
+        return super()._as_captured(node, apply(self.plan.rules[node], node.target, args, kwargs))
 
     # Covariances of two values
 
@@ -181,7 +181,7 @@ class CovarianceEvaluation(Evaluation):
         fresh = local.fresh if local.fresh is None or local.fresh.ndim == 2 else torch.diag_embed(local.fresh)
         block = fresh if total is None else total if fresh is None else total + fresh
         if block is None:
-            size = a.form.shape.numel()
+            size = a.info.shape.numel()
             return torch.zeros(size, size, dtype=self.env[a].dtype, device=self.env[a].device)
         block = 0.5 * (block + block.mT)
         return torch.diagonal_scatter(block, block.diagonal().clamp_min(0))
@@ -199,7 +199,7 @@ class CovarianceEvaluation(Evaluation):
             within = covariance(f, f, torch.diagonal_scatter(block, torch.zeros_like(f.std)))
             return torch.diagonal_scatter(0.5 * (within + within.mT), self.env[a].var.flatten())
         between = covariance(f, g, block)
-        if self.plan.root[a] is self.plan.root[b] and a.form.shape == b.form.shape:
+        if self.plan.root[a] is self.plan.root[b] and a.info.shape == b.info.shape:
             between = torch.diagonal_scatter(between, self._of_one_variable(a, b))
         return between
 
@@ -389,7 +389,7 @@ class CovarianceEvaluation(Evaluation):
 
         def moments() -> Moments:
             result = Evaluation._apply(self, parent, *self._arguments(parent))
-            result = Evaluation._stamp(self, parent, result)
+            result = Evaluation._as_captured(self, parent, result)
             value: Moments = result if node is parent else result[node.args[1]]
             return value
 
@@ -455,7 +455,7 @@ def _flat(values: Any, like: Moments) -> Tensor:
 
 def _spread(block: Tensor, operand: Node, node: Node) -> Tensor:
     """Rows for the elements of an operand as rows for those of a value that it is broadcast to."""
-    before, after = operand.form.shape, node.form.shape
+    before, after = operand.info.shape, node.info.shape
     if before == after:
         return block
     shape = (*[1] * (len(after) - len(before)), *before, -1)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, MissingRule, VarpropError
-from ..graph.node import Form, Node, resolve
+from ..graph.node import Node, TensorInfo, resolve
 from ..graph.tracing import Leaf
 from ..moments import Moments, Tokens, compact, joined, trusted
 from ..rules.linear import Convolution, border, conv
@@ -86,7 +86,7 @@ class Branch:
         return replace(self, scale=self.scale * scale, offset=self.offset * scale + offset)
 
 
-Forms = dict[Node, tuple[Branch, ...]]  # a node as a sum of branches of each of several earlier nodes
+BranchSums = dict[Node, tuple[Branch, ...]]  # a node as a sum of branches of each of several earlier nodes
 
 
 class Branches:
@@ -94,14 +94,14 @@ class Branches:
 
     def __init__(self, clusters: Clusters) -> None:
         self.clusters, self.plan, self.env = clusters, clusters.plan, clusters.env
-        self.known: dict[Node, Forms] = {}
+        self.known: dict[Node, BranchSums] = {}
 
     def moments(self, node: Node) -> tuple[Moments, str | None] | None:
         """Moments of a sum as one convolution, and why they are approximate if they are; None if it is none."""
         rule = self.plan.rules.get(node)
         if rule is None or rule.signs is None or len(self.plan.random_operands(node)) != 2:
             return None
-        for source, branches in self.forms(node).items():
+        for source, branches in self.sums(node).items():
             if source is not node and any(branch.conv for branch in branches):
                 combined = self._whole(branches)
                 if combined is not None:
@@ -109,16 +109,16 @@ class Branches:
                     return conv(*arguments), border(*arguments)
         return None
 
-    def forms(self, node: Node) -> Forms:
-        """All ways to write a node; memoised."""
+    def sums(self, node: Node) -> BranchSums:
+        """All ways to write a node as a sum of branches; memoised."""
         if node not in self.known:
-            self.known[node] = {node: (Branch(),), **self._forms(node)}
+            self.known[node] = {node: (Branch(),), **self._sums(node)}
         return self.known[node]
 
-    def _forms(self, node: Node) -> Forms:
+    def _sums(self, node: Node) -> BranchSums:
         if self.plan.inside_cluster(node):
             base, line = self.clusters.line(node)
-            return {} if base is node else _behind(self.forms(base), line.slope, line.offset)
+            return {} if base is node else _behind(self.sums(base), line.slope, line.offset)
         random = self.plan.random_operands(node)
         if node.target is operator.getitem:
             return self._batch_norm(node)
@@ -129,13 +129,13 @@ class Branches:
             return {random[0]: (Branch(node),)}
         if rule.signs is not None and len(random) == 2:
             first, second = (
-                _behind(self.forms(operand), sign, 0.0) for operand, sign in zip(node.args[:2], rule.signs, strict=True)
+                _behind(self.sums(operand), sign, 0.0) for operand, sign in zip(node.args[:2], rule.signs, strict=True)
             )
             return {x: first[x] + second[x] for x in first if x in second}
         return {}
 
-    def _batch_norm(self, node: Node) -> Forms:
-        """The forms of the first result of a batch norm in evaluation, which is affine in every channel."""
+    def _batch_norm(self, node: Node) -> BranchSums:
+        """The sums for the first result of a batch norm in evaluation, which is affine in every channel."""
         norm, index = node.args
         rule = self.plan.rules.get(norm)
         if index != 0 or rule is None or rule.batch_norm is None:
@@ -146,7 +146,7 @@ class Branches:
         scale = (stored.var + stored.eps).rsqrt() * (1.0 if stored.weight is None else stored.weight)
         offset = (0.0 if stored.bias is None else stored.bias) - stored.mean * scale
         shape = (-1, *[1] * (node.ndim - 2))
-        return _behind(self.forms(norm.args[0]), scale.view(shape), offset.view(shape))
+        return _behind(self.sums(norm.args[0]), scale.view(shape), offset.view(shape))
 
     def _whole(self, branches: Sequence[Branch]) -> Convolution | None:
         """All branches as one convolution; None if their kernels do not fit each other."""
@@ -214,11 +214,11 @@ def _fitted(kernel: Convolution, larger: Convolution) -> Tensor | None:
     return F.pad(kernel.weight, margins)
 
 
-def _behind(forms: Forms, scale: Any, offset: Any) -> Forms:
-    """All forms behind an affine function; its offset is added once."""
+def _behind(sums: BranchSums, scale: Any, offset: Any) -> BranchSums:
+    """All sums behind an affine function; its offset is added once."""
     return {
         x: (first.then(scale, offset), *(branch.then(scale, 0.0) for branch in further))
-        for x, (first, *further) in forms.items()
+        for x, (first, *further) in sums.items()
     }
 
 
@@ -232,7 +232,7 @@ def _per_channel(value: Any, kernel: Convolution) -> Tensor | None:
     return tensor.reshape(-1) if alone else None
 
 
-SMALL = 2**16
+SMALL = 2**16  # elements of values that are checked together
 
 
 class Unapplied(NamedTuple):
@@ -271,7 +271,7 @@ class Evaluation:
     def value(self, node: Node) -> Any:
         """The value of a node, computing it first if it lies inside a cluster."""
         if node not in self.env:
-            self.env[node] = self._stamp(node, self.clusters.moments(node, self.value))
+            self.env[node] = self._as_captured(node, self.clusters.moments(node, self.value))
         return self.env[node]
 
     def run(self) -> None:
@@ -307,16 +307,16 @@ class Evaluation:
         if not self.plan.random(node):
             self.env[node] = self._draw_places(node) if node in self.plan.drawn else self._execute(node)
         elif node.target is operator.getitem:
-            self.env[node] = self._stamp(node, self.value(node.args[0])[node.args[1]])
+            self.env[node] = self._as_captured(node, self.value(node.args[0])[node.args[1]])
         elif node in self.plan.missing:
             self.sampled.add(node)
-            self.env[node] = self._stamp(node, sample(node.target, *self._arguments(node)))
+            self.env[node] = self._as_captured(node, sample(node.target, *self._arguments(node)))
         elif self.plan.inside_cluster(node):
             if self.annotate:
-                self._note(node, lambda: self._kinds(node))
+                self._note(node, lambda: self._with_roots(node))
         elif (joined := self.branches.moments(node)) is not None:
             moments, reason = joined
-            self.env[node] = self._stamp(node, moments)
+            self.env[node] = self._as_captured(node, moments)
             if reason is not None and self.annotate:
                 self.notes[node] = [reason]
         else:
@@ -327,7 +327,7 @@ class Evaluation:
                 self._note(node, lambda: arguments)
             result = self._apply(node, *arguments)
             _require_moments(node, result)
-            self.env[node] = self._stamp(node, result)
+            self.env[node] = self._as_captured(node, result)
 
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         rule = self.plan.rules[node]
@@ -368,7 +368,7 @@ class Evaluation:
 
     def _moved(self, node: Node, value: Callable[[Node], Any]) -> Any:
         args, kwargs = resolve((node.args, node.kwargs), value)
-        return self._stamp(node, apply(self.plan.rules[node], node.target, args, kwargs))
+        return self._as_captured(node, apply(self.plan.rules[node], node.target, args, kwargs))
 
     def _maximum_first(self, node: Node, rule: Rule, unapplied: Unapplied, args: Any, kwargs: Any) -> Any:
         """max f(X_i) = f(max X_i) for non-decreasing f (mathematics.md, 7): far more accurate in this order."""
@@ -390,8 +390,8 @@ class Evaluation:
 
         return resolve(node.args, known), resolve(node.kwargs, known)
 
-    def _kinds(self, node: Node) -> tuple[Any, Any]:
-        """Arguments of a clustered node, of which only matters what is random: each is there as its root."""
+    def _with_roots(self, node: Node) -> tuple[Any, Any]:
+        """Arguments of a clustered node, each random one replaced by the root it is a function of."""
 
         def kind(operand: Node) -> Any:
             return self.env[self.plan.root.get(operand, operand)]
@@ -399,7 +399,7 @@ class Evaluation:
         return resolve(node.args, kind), resolve(node.kwargs, kind)
 
     def _execute(self, node: Node) -> Any:
-        """An operation on constants; of a random argument only the form counts."""
+        """An operation on constants; of a random argument only extents and dtype count."""
 
         def fixed(operand: Node) -> Any:
             return _stand_in(self.value(operand)) if self.plan.random(operand) else self.env[operand]
@@ -421,11 +421,11 @@ class Evaluation:
         if reasons := reasons_of(self.plan, node, arguments):
             self.notes[node] = reasons
 
-    def _stamp(self, node: Node, value: Any) -> Any:
-        """Tell the value the extents and the dtype the model sees."""
+    def _as_captured(self, node: Node, value: Any) -> Any:
+        """A value with the extents and the dtype that it has in the captured model."""
         if isinstance(value, (list, tuple)):
-            return [_fit(v, f) for v, f in zip(value, node.form or [None] * len(value), strict=False)]
-        return _fit(value, node.form)
+            return [_fit(v, f) for v, f in zip(value, node.info or [None] * len(value), strict=False)]
+        return _fit(value, node.info)
 
 
 def evaluate(
@@ -481,31 +481,31 @@ def _certain(x: Tensor) -> Moments:
 def _require_moments(node: Node, result: Any) -> None:
     """Refuse what a rule must not return; None stands for a result without moments, such as indices."""
     several, leaf = isinstance(result, (list, tuple)), isinstance(node.target, Leaf)
-    forms = node.form or [None] * len(result) if several else [node.form]
-    for value, form in zip(result if several else [result], forms, strict=False):
+    infos = node.info or [None] * len(result) if several else [node.info]
+    for value, info in zip(result if several else [result], infos, strict=False):
         constant = isinstance(value, Tensor) and several and not leaf  # such as statistics kept beside the result
-        if not constant and (isinstance(value, Tensor) or (isinstance(value, Moments) and not _fits(value, form))):
+        if not constant and (isinstance(value, Tensor) or (isinstance(value, Moments) and not _fits(value, info))):
             returned = f"moments of shape {tuple(value.shape)}" if isinstance(value, Moments) else "a tensor"
             name = type(node.target.module).__name__ if leaf else node.target
-            wanted = f" of shape {tuple(form.shape)}" if isinstance(form, Form) else ""
+            wanted = f" of shape {tuple(info.shape)}" if isinstance(info, TensorInfo) else ""
             raise VarpropError(
                 f"The rule of {name} returned {returned}, but must return vp.Moments{wanted}, with extent 1 where the "
                 f"statistics do not change along an axis."
             )
 
 
-def _fits(value: Moments, form: Any) -> bool:
-    if not isinstance(form, Form):
+def _fits(value: Moments, info: Any) -> bool:
+    if not isinstance(info, TensorInfo):
         return True
-    return value.ndim == len(form.shape) and all(o in (1, f) for o, f in zip(value.shape, form.shape, strict=True))
+    return value.ndim == len(info.shape) and all(o in (1, f) for o, f in zip(value.shape, info.shape, strict=True))
 
 
-def _fit(value: Any, form: Any) -> Any:
-    if not isinstance(value, Moments) or not isinstance(form, Form):
+def _fit(value: Any, info: Any) -> Any:
+    if not isinstance(value, Moments) or not isinstance(info, TensorInfo):
         return value
     # a comparison gives probabilities, not truth values, and half precision is too coarse for variances
-    dtype = form.dtype if form.dtype in (torch.float32, torch.float64) else value.dtype
-    return Moments(value.mean.to(dtype), value.var.to(dtype), form.shape)
+    dtype = info.dtype if info.dtype in (torch.float32, torch.float64) else value.dtype
+    return Moments(value.mean.to(dtype), value.var.to(dtype), info.shape)
 
 
 def apply(rule: Rule, target: Any, args: Any, kwargs: Any) -> Any:

@@ -205,16 +205,16 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _fit(index: int, node: Node, value: Input) -> Input:
-    form, shape = node.form, node.form.shape
+    info, shape = node.info, node.info.shape
     if isinstance(value, Tensor):
         return value
     if isinstance(value, Tokens):
         return Tokens(value.probabilities, shape)
     if value.ndim == 0:
         value = value.expand(*[1] * len(shape))
-    if not form.is_floating:
+    if not info.is_floating:
         raise CaptureError(
-            f"Input {index} of the model holds whole numbers ({form.dtype}), which have no mean and variance to "
+            f"Input {index} of the model holds whole numbers ({info.dtype}), which have no mean and variance to "
             f"propagate: give vp.Tokens(probabilities) for indices of an embedding, a plain tensor for a constant, or "
             f"an example of floating point numbers for images of bytes."
         )
@@ -230,6 +230,6 @@ def _fit(index: int, node: Node, value: Input) -> Input:
             f"Input {index} has the covariance of one input of shape {tuple(value.shape)}, but the model sees "
             f"{tuple(shape)}: give an example of the first shape, or none."
         )
-    fitted = value.to(form.dtype)
+    fitted = value.to(info.dtype)
     fitted.full = shape
     return fitted

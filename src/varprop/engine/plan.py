@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import MissingRule
-from ..graph.node import Form, Node, nodes_in, resolve
+from ..graph.node import Node, TensorInfo, nodes_in, resolve
 from ..graph.program import Program
 from ..graph.tracing import Leaf
 from ..rules.registry import RANDOM, Operation, Rule, lookup
@@ -153,7 +153,7 @@ def _visit(plan: Plan, node: Node) -> None:
 
 def _combines(node: Node, rule: Rule) -> bool:
     """True if a rule can combine independent values; two truth values add up to one, which is no sum."""
-    truth = isinstance(node.form, Form) and node.form.dtype is torch.bool
+    truth = isinstance(node.info, TensorInfo) and node.info.dtype is torch.bool
     return rule.independent is not None and not (truth and rule.signs is not None)
 
 
@@ -162,7 +162,7 @@ def _draws_places(plan: Plan, node: Node, rule: Rule | None) -> bool:
 
     As ``randperm`` draws them, or the order of random numbers; they say where to read, and have no mean and variance.
     """
-    if not isinstance(node.form, Form) or node.form.dtype is not torch.int64:
+    if not isinstance(node.info, TensorInfo) or node.info.dtype is not torch.int64:
         return False
     operands = plan.random_operands(node)
     if rule is None and not operands:
@@ -201,7 +201,7 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
         return True
     if rule.repeats_elements is not None and plan.random(node.args[rule.repeats_elements]):
         return _repeats_elements(plan.program, node, node.args[rule.repeats_elements])
-    selects = rule.selects or not isinstance(node.form, Form)  # a list of views can only select
+    selects = rule.selects or not isinstance(node.info, TensorInfo)  # a list of views can only select
     copies = selects and _count(node) > sum(map(_count, node.reads))
     broadcasts = rule.kind != "structural" or rule.overwrites
     broadcast = broadcasts and any(_count(node) > _count(operand) for operand in random)
@@ -286,15 +286,15 @@ class _Numbers:
     """
 
     def __init__(self, plan: Plan, source: Node) -> None:
-        self.plan, self.size, self.device = plan, _count(source), _first_form(source).device
+        self.plan, self.size, self.device = plan, _count(source), _first_info(source).device
         start = torch.arange(1, self.size + 1, dtype=torch.float64, device=self.device)
-        forms = source.form if isinstance(source.form, (list, tuple)) else [source.form]
-        pieces = start.split([_count_of(form) for form in forms])
+        infos = source.info if isinstance(source.info, (list, tuple)) else [source.info]
+        pieces = start.split([_count_of(info) for info in infos])
         views = [
-            piece.view(form.shape) if isinstance(form, Form) else None
-            for piece, form in zip(pieces, forms, strict=True)
+            piece.view(info.shape) if isinstance(info, TensorInfo) else None
+            for piece, info in zip(pieces, infos, strict=True)
         ]
-        self.at: dict[Node, list[Any]] = {source: [views if forms is source.form else views[0]]}
+        self.at: dict[Node, list[Any]] = {source: [views if infos is source.info else views[0]]}
         self.mixed: dict[Node, Tensor] = {}  # which numbers are anywhere in a node
         self.known = dict(plan.program.constants)
 
@@ -326,7 +326,7 @@ class _Numbers:
                 for moved in [self._moved(node, position, numbers)]
             ]
         else:
-            shape, distinct = _first_form(node).shape, list[Tensor]()
+            shape, distinct = _first_info(node).shape, list[Tensor]()
             for numbers in (numbers.expand(shape) for operand in operands for numbers in self.at[operand]):
                 if not any(torch.equal(numbers, earlier) for earlier in distinct):
                     distinct.append(numbers)
@@ -356,7 +356,7 @@ class _Numbers:
                 if self.plan.random(operand) and next(turn) == position:
                     return numbers
                 if _is_floating(operand):
-                    return torch.zeros(operand.form.shape, dtype=torch.float64, device=operand.form.device)
+                    return torch.zeros(operand.info.shape, dtype=torch.float64, device=operand.info.device)
                 return _constant(operand, self.known)
 
             args, kwargs = resolve((node.args, node.kwargs), value)
@@ -370,13 +370,13 @@ class _Numbers:
 def _repeats_elements(program: Program, node: Node, x: Node) -> bool:
     """True if an operation returns an element of an argument twice, or if that depends on more than constants."""
     constants = dict(program.constants)
-    numbers = torch.arange(1, _count(x) + 1, dtype=torch.float64, device=x.form.device).view(x.form.shape)
+    numbers = torch.arange(1, _count(x) + 1, dtype=torch.float64, device=x.info.device).view(x.info.shape)
 
     def result(labels: Tensor) -> Tensor:
         def value(operand: Node) -> Any:
             if operand is x:
                 return labels
-            return labels.new_zeros(operand.form.shape) if _is_floating(operand) else _constant(operand, constants)
+            return labels.new_zeros(operand.info.shape) if _is_floating(operand) else _constant(operand, constants)
 
         moved: Tensor = _run(node, value)
         return moved.flatten()
@@ -403,19 +403,19 @@ def _constant(node: Node, constants: dict[Node, Any]) -> Any:
     return constants[node]
 
 
-def _first_form(node: Node) -> Form:
-    """The form of the result of a node; of the first result if there are several."""
-    form: Form = node.form if isinstance(node.form, Form) else node.form[0]
-    return form
+def _first_info(node: Node) -> TensorInfo:
+    """Extents, dtype and device of the result of a node; of the first result if there are several."""
+    info: TensorInfo = node.info if isinstance(node.info, TensorInfo) else node.info[0]
+    return info
 
 
 def _count(node: Node) -> int:
     """The number of elements of all results of a node."""
-    return sum(map(_count_of, node.form)) if isinstance(node.form, (list, tuple)) else _count_of(node.form)
+    return sum(map(_count_of, node.info)) if isinstance(node.info, (list, tuple)) else _count_of(node.info)
 
 
-def _count_of(form: Any) -> int:
-    return math.prod(form.shape) if isinstance(form, Form) else 0
+def _count_of(info: Any) -> int:
+    return math.prod(info.shape) if isinstance(info, TensorInfo) else 0
 
 
 def _skip(plan: Plan, node: Node) -> tuple[Node, Node] | None:
@@ -448,7 +448,7 @@ def _handles(plan: Plan, node: Node, rule: Rule) -> bool:
 
 
 def _is_floating(node: Node) -> bool:
-    return isinstance(node.form, Form) and node.form.is_floating
+    return isinstance(node.info, TensorInfo) and node.info.is_floating
 
 
 BY_SAMPLING = 'pass on_missing="sample" to estimate them by sampling'
@@ -474,7 +474,7 @@ def describe_missing(missing: list[Node]) -> str:
         node = first[target]
         paragraphs.append(f"\n{target}, {count} time(s), first in module '{node.module}'")
         paragraphs.append(f"  at {node.line or 'unknown line'}")
-        if any(form.dtype.is_complex for form in [node.form] if isinstance(form, Form)):
+        if any(info.dtype.is_complex for info in [node.info] if isinstance(info, TensorInfo)):
             paragraphs.append(
                 "  gives complex numbers, and moments are those of real ones: keep the module that holds it whole with "
                 "`@vp.rule(ThatModule)`"

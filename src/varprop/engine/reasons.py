@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..graph.node import Form, Node
+from ..graph.node import Node, TensorInfo
 from ..rules.registry import Rule
 from .clusters import Clusters, steps_between
 from .plan import Plan, keeps_elements
@@ -127,11 +127,11 @@ def _truncates(node: Node, rule: Rule) -> bool:
     """True if a node casts random floating point numbers to whole ones; truth values are whole already."""
     if rule.casts is None:
         return False
-    before, after = node.args[rule.casts].form, node.form
-    integral = isinstance(after, Form) and not (
+    before, after = node.args[rule.casts].info, node.info
+    integral = isinstance(after, TensorInfo) and not (
         after.is_floating or after.dtype.is_complex or after.dtype is torch.bool
     )
-    return integral and isinstance(before, Form) and before.is_floating
+    return integral and isinstance(before, TensorInfo) and before.is_floating
 
 
 def assumes_independence(plan: Plan, node: Node, rule: Rule) -> bool:

@@ -28,7 +28,7 @@ from ..errors import CaptureError, RandomChoice
 from ..moments import Moments, Tokens
 from . import patterns
 from .functional import in_functional_form, take_apart
-from .node import Call, Node, fill_open_extents, form_of, resolve
+from .node import Call, Node, fill_open_extents, info_of, resolve
 from .program import Program, outputs_marked
 from .tracing import RandomChoices, attributes_kept, keep_whole, observers_named, recurrences_not_run, restore_leaves
 
@@ -132,7 +132,7 @@ def _sort_input(program: Program, node: Node, spec: Any, exported: torch.export.
 def _node(node: fx.Node, nodes_by_name: dict[str, Node]) -> Node:
     args, kwargs = resolve((node.args, node.kwargs), lambda operand: nodes_by_name[operand.name], fx.Node)
     target = node.target if node.op == "call_function" else None
-    return Node(node.name, target, args, kwargs, form_of(node.meta.get("val")), _stack(node), _line(node))
+    return Node(node.name, target, args, kwargs, info_of(node.meta.get("val")), _stack(node), _line(node))
 
 
 def _stack(node: fx.Node) -> tuple[Call, ...]:

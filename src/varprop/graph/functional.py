@@ -202,7 +202,7 @@ def _is_constant(node: Any) -> bool:
 
 
 def _insert(before: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
-    """A new operation before another, described as that one is, but with the form of its own result."""
+    """A new operation before another, described as that one is, but by the extents of its own result."""
     values, named = pytree.tree_map_only(fx.Node, lambda node: node.meta["val"], (args, kwargs))
     with _fake_mode(before):
         return _write(before, target, args, kwargs, target(*values, **named))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorInfo:
     """Extents, dtype and device of a tensor the model computes."""
 
     shape: torch.Size
@@ -29,7 +29,7 @@ class Form:
         return self.dtype.is_floating_point
 
     def empty(self) -> torch.Tensor:
-        """A tensor of this form without data."""
+        """Such a tensor without data."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
@@ -51,7 +51,7 @@ class Node:
         target: The operation; None for inputs, parameters, buffers and constants.
         args: Its positional arguments, nodes among them.
         kwargs: Its keyword arguments.
-        form: The form of its result; a list of forms (or None) where there are several.
+        info: Extents, dtype and device of its result; a list of them (or None) where there are several.
         stack: The module calls it was made in, outermost first.
         line: The user's source line, as ``file:line in function: code``; empty if unknown.
         users: The nodes that read it.
@@ -62,7 +62,7 @@ class Node:
     target: Any = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    form: Any = None
+    info: Any = None
     stack: tuple[Call, ...] = ()
     line: str = ""
     users: list[Node] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Node:
         """
         overload = isinstance(self.target, torch._ops.OpOverload)
         target = str(self.target) if overload else self.target
-        return self.name, target, self.args, self.kwargs, self.form, self.stack, self.line
+        return self.name, target, self.args, self.kwargs, self.info, self.stack, self.line
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         name, target, *fields = state
@@ -105,7 +105,7 @@ class Node:
     @property
     def ndim(self) -> int:
         """Number of axes of its tensor."""
-        return len(self.form.shape) if isinstance(self.form, Form) else 0
+        return len(self.info.shape) if isinstance(self.info, TensorInfo) else 0
 
     def __repr__(self) -> str:
         return self.name
@@ -131,36 +131,36 @@ def nodes_in(tree: Any) -> list[Node]:
     return nodes
 
 
-def form_of(value: Any) -> Any:
-    """The form of a tensor, or a list of forms for several; None for what is no tensor."""
+def info_of(value: Any) -> Any:
+    """Extents, dtype and device of a tensor, or a list of them for several; None for what is no tensor."""
     if isinstance(value, Tensor):
-        return Form(torch.Size(value.shape), value.dtype, value.device)
-    return [form_of(item) for item in value] if isinstance(value, (list, tuple)) else None
+        return TensorInfo(torch.Size(value.shape), value.dtype, value.device)
+    return [info_of(item) for item in value] if isinstance(value, (list, tuple)) else None
 
 
 def fill_open_extents(nodes: list[Node], tensors: dict[Node, Any]) -> None:
     """Give nodes whose extents are symbols those they have, by running them on constants and zeros."""
-    open_nodes = [node for node in nodes if _is_open(node.form)]
+    open_nodes = [node for node in nodes if _is_open(node.info)]
     if not open_nodes:
         return
     values = dict(tensors)
     with torch.no_grad():
         for node in open_nodes:
-            node.form = form_of(_value(node, values))
+            node.info = info_of(_value(node, values))
 
 
-def _is_open(form: Any) -> bool:
-    if isinstance(form, list):
-        return any(map(_is_open, form))
-    return isinstance(form, Form) and not all(type(extent) is int for extent in form.shape)
+def _is_open(info: Any) -> bool:
+    if isinstance(info, list):
+        return any(map(_is_open, info))
+    return isinstance(info, TensorInfo) and not all(type(extent) is int for extent in info.shape)
 
 
 def _value(node: Node, values: dict[Node, Any]) -> Any:
     """The value of a node for the constants of the model, with zeros for values that depend on its input."""
     if node not in values:
-        closed = isinstance(node.form, Form) and not _is_open(node.form)
+        closed = isinstance(node.info, TensorInfo) and not _is_open(node.info)
         if closed and not _is_constant(node, values):
-            values[node] = torch.zeros(node.form.shape, dtype=node.form.dtype, device=node.form.device)
+            values[node] = torch.zeros(node.info.shape, dtype=node.info.dtype, device=node.info.device)
         else:
             args, kwargs = resolve((node.args, node.kwargs), lambda operand: _value(operand, values))
             values[node] = node.target(*args, **kwargs)

@@ -41,7 +41,7 @@ def recompose(graph: fx.Graph) -> None:
 
 
 def _inserted(graph: fx.Graph, node: fx.Node, match: tuple[Any, ...]) -> fx.Node:
-    """The call of an operation on its arguments, tuples among which are calls too, all of the form of a node."""
+    """The call of an operation on its arguments, tuples among which are calls too, all with the extents of a node."""
     target, *args = match
     operands = [_inserted(graph, node, arg) if isinstance(arg, tuple) else arg for arg in args]
     call = graph.call_function(target, tuple(operands))

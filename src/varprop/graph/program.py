@@ -163,7 +163,7 @@ def transferred(
 
 def _copied(node: Node, copies: dict[Node, Node], model: nn.Module, target: Any = None, args: Any = ()) -> Node:
     arguments, kwargs = resolve((node.args, node.kwargs) if target is None else (args, {}), copies.__getitem__)
-    return Node(node.name, _target(target or node.target, model), arguments, kwargs, node.form, node.stack, node.line)
+    return Node(node.name, _target(target or node.target, model), arguments, kwargs, node.info, node.stack, node.line)
 
 
 def _target(target: Any, model: nn.Module) -> Any:

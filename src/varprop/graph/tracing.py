@@ -146,32 +146,35 @@ def _output(input: Tensor, state: Tensor, settings: tuple[Any, ...]) -> Tensor:
     return input.new_empty(*input.shape[:-1], state.shape[-1] * (2 if bidirectional else 1))
 
 
-def _lstm_form(input: Tensor, states: list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
+def _lstm_results(input: Tensor, states: list[Tensor], *settings: Any) -> tuple[Tensor, ...]:
     return _output(input, states[0], settings), *(torch.empty_like(state) for state in states)
 
 
-def _form(input: Tensor, state: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+def _results(input: Tensor, state: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     return _output(input, state, settings), torch.empty_like(state)
 
 
-FORMS: dict[Any, Any] = {
-    aten.lstm.input: _lstm_form,
-    aten.gru.input: _form,
-    aten.rnn_tanh.input: _form,
-    aten.rnn_relu.input: _form,
+EMPTY_RESULTS: dict[Any, Any] = {
+    aten.lstm.input: _lstm_results,
+    aten.gru.input: _results,
+    aten.rnn_tanh.input: _results,
+    aten.rnn_relu.input: _results,
 }
 
 
 @contextlib.contextmanager
 def recurrences_not_run() -> Iterator[None]:
-    """Within, these operations take the form of their results from that of their arguments, where torch runs Python."""
-    kernels, steps = {op: dict(op.py_kernels) for op in FORMS}, {op: decomposition_table.get(op) for op in FORMS}
+    """Within, these operations return empty tensors of the right extents, where torch runs Python."""
+    kernels, steps = (
+        {op: dict(op.py_kernels) for op in EMPTY_RESULTS},
+        {op: decomposition_table.get(op) for op in EMPTY_RESULTS},
+    )
     try:
-        for op, form in FORMS.items():
-            _set(op, dict.fromkeys(kernels[op], form), form if steps[op] is not None else None)
+        for op, results in EMPTY_RESULTS.items():
+            _set(op, dict.fromkeys(kernels[op], results), results if steps[op] is not None else None)
         yield
     finally:
-        for op in FORMS:
+        for op in EMPTY_RESULTS:
             _set(op, kernels[op], steps[op])
 
 
@@ -277,12 +280,12 @@ def keep_whole(
 ) -> Iterator[None]:
     """Within, every call of a module of `classes` leaves a marker in the trace and an entry in `leaves`.
 
-    The module itself is not traced (it may hold what cannot be): one real run tells the form of its outputs.
+    The module itself is not traced (it may hold what cannot be): one real run tells what its outputs are like.
     """
     patched = {path: module for path, module in model.named_modules() if isinstance(module, classes)}
-    forms = _output_forms(model, patched, inputs) if patched else {}
+    samples = _outputs_of(model, patched, inputs) if patched else {}
     for path, module in patched.items():
-        module.forward = _marked(module, path, forms[path], leaves)
+        module.forward = _marked(module, path, samples[path], leaves)
     try:
         yield
     finally:
@@ -290,11 +293,11 @@ def keep_whole(
             del module.forward
 
 
-def _output_forms(model: nn.Module, modules: dict[str, nn.Module], inputs: tuple[Any, Any]) -> dict[str, list[Any]]:
-    forms: dict[str, list[Any]] = {path: [] for path in modules}
+def _outputs_of(model: nn.Module, modules: dict[str, nn.Module], inputs: tuple[Any, Any]) -> dict[str, list[Any]]:
+    samples: dict[str, list[Any]] = {path: [] for path in modules}
 
     def recorder(path: str) -> Callable[..., None]:
-        return lambda _module, _args, output: forms[path].append(
+        return lambda _module, _args, output: samples[path].append(
             pytree.tree_map_only(Tensor, lambda t: t.to("meta"), output)
         )
 
@@ -305,12 +308,12 @@ def _output_forms(model: nn.Module, modules: dict[str, nn.Module], inputs: tuple
         model(*inputs[0], **inputs[1])
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
-    return forms
+    return samples
 
 
-def _marked(module: nn.Module, path: str, forms: list[Any], leaves: list[Leaf]) -> Callable[..., Any]:
+def _marked(module: nn.Module, path: str, samples: list[Any], leaves: list[Leaf]) -> Callable[..., Any]:
     forward = module.forward
-    turn = itertools.cycle(forms)  # export may trace more than once
+    turn = itertools.cycle(samples)  # export may trace more than once
 
     def marked(*args: Any, **kwargs: Any) -> Any:
         tensors: list[Tensor] = []
@@ -320,8 +323,8 @@ def _marked(module: nn.Module, path: str, forms: list[Any], leaves: list[Leaf]) 
             return _Slot(len(tensors) - 1)
 
         leaves.append(Leaf(module, path, pytree.tree_map_only(Tensor, slot, (args, kwargs)), forward))
-        forms_now, structure = pytree.tree_flatten(next(turn))
-        outputs = [torch.empty(form.shape, dtype=form.dtype, device=tensors[0].device) for form in forms_now]
+        sample, structure = pytree.tree_flatten(next(turn))
+        outputs = [torch.empty(leaf.shape, dtype=leaf.dtype, device=tensors[0].device) for leaf in sample]
         return pytree.tree_unflatten(torch.ops.varprop.leaf(tensors, outputs, len(leaves) - 1), structure)
 
     return marked

@@ -83,7 +83,7 @@ def measure(
 
 def batch_extent(program: Program) -> int:
     """How many inputs one run of the graph takes."""
-    shape = program.inputs[0].form.shape
+    shape = program.inputs[0].info.shape
     return int(shape[0]) if len(shape) else 1
 
 
@@ -105,12 +105,12 @@ def _inputs(evaluation: Evaluation, data: Any, runs: int, batch: int) -> Iterato
         taken = [row for _, row in zip(range(batch), rows, strict=False)]
         if len(taken) < batch:
             return
-        values, form = torch.stack(taken), random[0].form
-        if values.shape != form.shape:
+        values, info = torch.stack(taken), random[0].info
+        if values.shape != info.shape:
             raise VarpropError(
-                f"`check` holds inputs of shape {tuple(values.shape[1:])}, but the model sees {tuple(form.shape[1:])}."
+                f"`check` holds inputs of shape {tuple(values.shape[1:])}, but the model sees {tuple(info.shape[1:])}."
             )
-        chosen = values.to(form.device, form.dtype)
+        chosen = values.to(info.device, info.dtype)
         yield [chosen if node is random[0] else evaluation.env[node] for node in program.inputs]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..engine.evaluation import Evaluation
 from ..engine.plan import operation_of, rule_of
-from ..graph.node import Form, Node
+from ..graph.node import Node, TensorInfo
 from ..moments import Moments
 from ..rules.matrices import indices
 from ..rules.registry import Bend
@@ -158,7 +158,7 @@ def ranges(moments: Moments, node: Node, k: float) -> dict[str, Any]:
 def macs(node: Node) -> int:
     """Multiplications with additions of a node: linear layers, convolutions, matrix products, attention, recurrence."""
     rule, operation, args = rule_of(node), operation_of(node), node.args
-    if not isinstance(node.form, Form) and operation != "recurrent":
+    if not isinstance(node.info, TensorInfo) and operation != "recurrent":
         return 0
     if operation == "recurrent":
         steps = _numel(args[0]) // _shape(args[0])[-1]
@@ -172,13 +172,13 @@ def macs(node: Node) -> int:
     if rule is not None and rule.linear:
         return _layer_macs(node, args[0], args[1], bool(rule.transposed(*args, **node.kwargs)))
     if rule is not None and rule.product and rule.kind == "rule" and len(args) > 1:
-        return math.prod(node.form.shape) * _shape(args[0])[-1] if _shape(args[0]) else 0
+        return math.prod(node.info.shape) * _shape(args[0])[-1] if _shape(args[0]) else 0
     return 0
 
 
 def _layer_macs(node: Node, x: Any, weight: Any, transposed: bool) -> int:
     """All weights once for every position: of the output, or of the input if the layer is a transposed convolution."""
-    shape = _shape(x) if transposed else node.form.shape
+    shape = _shape(x) if transposed else node.info.shape
     spatial = len(_shape(weight)) - 2
     channels = shape[-1] if spatial == 0 else shape[len(shape) - spatial - 1]
     return math.prod(shape) // channels * _numel(weight)
@@ -202,7 +202,7 @@ def _einsum_macs(equation: str, operands: Sequence[Node]) -> int:
 
 
 def _shape(value: Any) -> torch.Size:
-    return value.form.shape if isinstance(value, Node) and isinstance(value.form, Form) else torch.Size()
+    return value.info.shape if isinstance(value, Node) and isinstance(value.info, TensorInfo) else torch.Size()
 
 
 def _numel(value: Any) -> int:

@@ -398,7 +398,7 @@ def _cut(node: Node) -> Span | None:
     if operation_of(node) not in ("slice", "select"):
         return None
     x, axis, *ends = (*node.args, 0)[: max(2, len(node.args))]
-    extents = x.form.shape
+    extents = x.info.shape
     if operation_of(node) == "select":
         index = ends[0] % extents[axis]
         return axis % len(extents), range(index, index + 1)
@@ -407,11 +407,11 @@ def _cut(node: Node) -> Span | None:
 
 def _joined(plan: Plan, tokens: _ClassTokens, node: Node) -> Span | None:
     """Where the first tokens lie in what is joined."""
-    operands, axis = node.args[0], (*node.args, 0)[1] % len(node.form.shape)
+    operands, axis = node.args[0], (*node.args, 0)[1] % len(node.info.shape)
     start = 0
     for operand in operands:
         extent = (
-            operand.form.shape[axis] if operand.form.shape != (0,) else 0
+            operand.info.shape[axis] if operand.info.shape != (0,) else 0
         )  # torch takes an empty vector for nothing
         if _is_token(plan, tokens, operand):
             return axis, range(start, start + extent)
@@ -426,7 +426,7 @@ def _kept(plan: Plan, tokens: _ClassTokens, node: Node) -> Span | None:
     if rule is None or not held or not (rule.signs is not None or _by_position(node, rule)):
         return None
     axis, positions = tokens.spans[held[0]]
-    same = node.form.shape[:-1] == held[0].form.shape[:-1] and axis < len(node.form.shape) - 1
+    same = node.info.shape[:-1] == held[0].info.shape[:-1] and axis < len(node.info.shape) - 1
     return (axis, positions) if same else None
 
 

@@ -404,7 +404,7 @@ def _input_std(evaluation: Evaluation, nodes: Iterable[Node]) -> float:
 
 def _positions(evaluation: Evaluation, moments: Moments, region: Region) -> float:
     """Elements of one channel in one sample; the batch need not be the first axis inside a model."""
-    inputs = [node.form.shape for node in evaluation.plan.program.inputs if len(node.form.shape)]
+    inputs = [node.info.shape for node in evaluation.plan.program.inputs if len(node.info.shape)]
     batch = inputs[0][0] if inputs else 1
     channels = moments.full[channel_axis(moments, region.output)] if moments.ndim else 1
     return max(1.0, math.prod(moments.full) / (channels * batch))

@@ -207,7 +207,7 @@ def evaluated(
 
 def _arguments(program: Program, with_example: bool) -> str:
     """The arguments of a further call with this model and input."""
-    shapes = [tuple(node.form.shape) for node in program.inputs]
+    shapes = [tuple(node.info.shape) for node in program.inputs]
     example = f", example={shapes[0] if len(shapes) == 1 else tuple(shapes)}" if with_example else ""
     return ARGUMENTS + example
 
@@ -216,7 +216,7 @@ def _described(evaluation: Evaluation, node: Node) -> dict[str, Any]:
     moments = first_moments(evaluation, node) if evaluation.plan.random(node) else None
     about: dict[str, Any] = {
         "name": node.name,
-        "extents": list(node.form.shape),
+        "extents": list(node.info.shape),
         "random": evaluation.plan.random(node),
     }
     if moments is not None:

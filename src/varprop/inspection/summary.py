@@ -13,7 +13,7 @@ from ..engine.inputs import example_for
 from ..engine.report import unknown_name
 from ..errors import CaptureError
 from ..graph.capture import is_shape
-from ..graph.node import Form
+from ..graph.node import TensorInfo
 from ..moments import Moments
 from ..text_table import text_table
 from .regions import Region, macs, moments_of, regions_of
@@ -164,9 +164,9 @@ def summary(
         sum(macs(node) for node in program.nodes),
         sum(tensor.numel() * tensor.element_size() for tensor in held),
         sum(
-            math.prod(node.form.shape) * node.form.dtype.itemsize
+            math.prod(node.info.shape) * node.info.dtype.itemsize
             for node in program.nodes
-            if evaluation.plan.random(node) and isinstance(node.form, Form)
+            if evaluation.plan.random(node) and isinstance(node.info, TensorInfo)
         ),
         depth,
     )

@@ -20,7 +20,7 @@ from ..engine.plan import Plan, make_plan
 from ..engine.slopes import slopes
 from ..gaussian.normal import Pair
 from ..gaussian.stability import stable_shift, start_for
-from ..graph.node import Form, Node
+from ..graph.node import Node, TensorInfo
 from ..moments import Moments
 from .layers import Normalized
 from .linear_layers import is_linear_layer
@@ -139,14 +139,14 @@ def _function_between(graph: CapturedMode, root: Node, end: Node) -> Statistics 
     """The operations from a value to an activation of it; None if they differ from sample to sample."""
     # An activation reads no data, but perhaps a constant that has its form from them, such as zeros_like(x).
     fixed = {
-        node: value if isinstance(value, Tensor) else torch.zeros(node.form.shape, dtype=node.form.dtype)
+        node: value if isinstance(value, Tensor) else torch.zeros(node.info.shape, dtype=node.info.dtype)
         for node, value in graph.inputs.items()
     }
     statistics = Statistics(CapturedMode(graph.program, {root: ""}, fixed), [end])
     constants = [
-        n for n in statistics.graph.program.nodes if not statistics.plan.random(n) and isinstance(n.form, Form)
+        n for n in statistics.graph.program.nodes if not statistics.plan.random(n) and isinstance(n.info, TensorInfo)
     ]
-    varies = any(node.ndim == root.ndim and node.form.shape[0] > 1 for node in constants)
+    varies = any(node.ndim == root.ndim and node.info.shape[0] > 1 for node in constants)
     return None if varies else statistics
 
 
@@ -181,7 +181,7 @@ def _evaluated(statistics: Statistics, mean: Tensor, std: Tensor) -> Evaluation:
     """The operations up to an activation, run on arguments with some means and standard deviations."""
     (root,) = statistics.graph.calls
     shape = (-1, *[1] * (root.ndim - 1))
-    argument = Moments(mean.view(shape), std.square().view(shape), root.form.shape)
+    argument = Moments(mean.view(shape), std.square().view(shape), root.info.shape)
     evaluation = Evaluation(statistics.plan, statistics.input_values() | {root: argument}, annotate=False)
     evaluation.run()
     return evaluation

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..engine.plan import Plan
 from ..gaussian.normal import Pair
-from ..graph.node import Form, Node
+from ..graph.node import Node, TensorInfo
 from ..moments import Moments, trusted
 from ..rules.registry import lookup
 from .fold.layout import Channels, Layout, Rows, consecutive
@@ -115,13 +115,13 @@ class LayerCall(NamedTuple):
     Attributes:
         use: How the layer is called.
         target: The name of the node that it reads.
-        form: Of that node.
+        info: Of that node.
         share: How many of the layer's calls are such, as a fraction.
     """
 
     use: Use
     target: str
-    form: Form
+    info: TensorInfo
     share: float = 1.0
 
 
@@ -153,15 +153,15 @@ class LayerSpec:
         """Entering channels of one group."""
         return self.shape[0] // self.groups if self.transposed else self.shape[1]
 
-    def channel_axis(self, form: Form) -> int:
+    def channel_axis(self, info: TensorInfo) -> int:
         """The axis of channels in its input or output: before as many axes as its kernel has."""
-        return len(form.shape) - len(self.shape) + 1
+        return len(info.shape) - len(self.shape) + 1
 
     def taps(self) -> Tensor | None:
         """The matrix `Rows.taps` of the layer; None where a layout cannot describe its statistics."""
         matrices = []
         for call in self.calls:
-            spatial = tuple(call.form.shape[self.channel_axis(call.form) + 1 :])
+            spatial = tuple(call.info.shape[self.channel_axis(call.info) + 1 :])
             matrix = tap_matrix(call.use.ungrouped(), tuple(self.shape[2:]), spatial, self.transposed)
             if matrix is None:
                 return None
@@ -214,8 +214,8 @@ def make_layout(joint: Statistics, specs: list[LayerSpec]) -> LoweredLayers:
         outputs = numbering.new(spec.outputs)
         for node in (node for node, path in joint.graph.calls.items() if path == spec.path):
             shape = [1] * node.ndim
-            shape[spec.channel_axis(node.form)] = -1
-            lowering.assign(node, outputs.view(shape), node.form.shape)
+            shape[spec.channel_axis(node.info)] = -1
+            lowering.assign(node, outputs.view(shape), node.info.shape)
     sources = numbering.count
     data = _data(lowering, joint)
     of_data = _joined(data.values())
@@ -278,7 +278,7 @@ def _entering(
         numbers = lowering.numbers(target)
     except NotLowered:
         return None
-    axis, count = spec.channel_axis(call.form), spec.groups * spec.channels
+    axis, count = spec.channel_axis(call.info), spec.groups * spec.channels
     if numbers.shape[axis] == 1:
         numbers = numbers.expand([count if a == axis else -1 for a in range(numbers.ndim)])
     by_channel = numbers.movedim(axis, 0).reshape(count, -1)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..gaussian.normal import safe_sqrt
-from ..graph.node import Form
+from ..graph.node import TensorInfo
 from ..moments import Moments, Tokens, trusted
 from .fold.layout import EPS
 from .fold.reference import full_precision, rate_of
@@ -184,14 +184,14 @@ class Normalized(nn.Module):
             "use nn.parallel.DistributedDataParallel, or vp.fold(model) for evaluation."
         )
 
-    def output_moments(self, form: Form, vectors: tuple[Tensor, Tensor] | None = None) -> Moments:
+    def output_moments(self, info: TensorInfo, vectors: tuple[Tensor, Tensor] | None = None) -> Moments:
         """Moments of the output: mean `shift` and variance `scale`^2 in every channel, or `vectors` in their place."""
-        shape = [1] * len(form.shape)
+        shape = [1] * len(info.shape)
         shape[self._channel_axis(len(shape))] = -1
         shift, scale = vectors or (self.shift, self.scale)
         refuse_sharded([shift, scale])
         mean, var = (_at_least_float32(t).view(shape) for t in (shift, scale.square()))
-        return Moments(mean, var, form.shape)
+        return Moments(mean, var, info.shape)
 
     def _channel_axis(self, ndim: int) -> int:
         return ndim - self.weight.ndim + 1

@@ -24,7 +24,7 @@ from ..engine.evaluation import Evaluation, apply
 from ..engine.plan import Plan
 from ..gaussian.normal import Pair, safe_sqrt
 from ..gaussian.rectifier import FALL, SKEW, SPLIT, relu_of_sum, two_slopes
-from ..graph.node import Form, Node, resolve
+from ..graph.node import Node, TensorInfo, resolve
 from ..moments import Moments, trusted
 from .backends.torch import with_slopes
 from .fold.layout import Function, Step
@@ -327,7 +327,7 @@ class Lowering:
         return _stamped(apply(self.plan.rules[node], node.target, args, kwargs), node, self.numbering.count)
 
     def _constant(self, node: Node) -> Tensor:
-        """A value that is not random and reads no parameter or buffer; of random arguments only the form counts."""
+        """A value that is not random and reads no parameter or buffer; of random arguments only extents count."""
         if node in self.plan.program.constants:
             value = self.plan.program.constants[node]
         elif node.target is None or node in self.plan.drawn:
@@ -340,7 +340,7 @@ class Lowering:
 
     def _stand_in(self, operand: Node) -> Tensor:
         if self.plan.random(operand):
-            return torch.zeros(operand.form.shape, dtype=operand.form.dtype)
+            return torch.zeros(operand.info.shape, dtype=operand.info.dtype)
         return self._constant(operand)
 
     def _require_only_random(self, node: Node) -> None:
@@ -403,11 +403,11 @@ class Lowering:
         if not self._is_affine(argument):
             raise NotLowered
         weight = node.args[1]
-        shape = list(weight.form.shape)
-        if rule.operation == "prelu" and weight.form.shape.numel() > 1:  # along the channels
+        shape = list(weight.info.shape)
+        if rule.operation == "prelu" and weight.info.shape.numel() > 1:  # along the channels
             shape += [1] * (node.ndim - 2)
         return self.numbering.apply(
-            LEARNED_SLOPE, [self._value(argument), self._fixed(weight, argument, shape)], node.form.shape
+            LEARNED_SLOPE, [self._value(argument), self._fixed(weight, argument, shape)], node.info.shape
         )
 
     def _is_affine(self, node: Node) -> bool:
@@ -428,7 +428,7 @@ class Lowering:
         except NotLowered:
             pass
         beside = self._value(like).shape
-        if not node.form.is_floating or math.prod(shape) > math.prod(beside):
+        if not node.info.is_floating or math.prod(shape) > math.prod(beside):
             raise NotLowered
         try:
             together = torch.broadcast_shapes(beside, shape)
@@ -457,7 +457,7 @@ class Lowering:
 
     def _applied(self, function: Function, node: Node, *arguments: Node) -> Moments:
         moving = [self._value(argument) for argument in arguments]
-        return self.numbering.apply(function, moving, node.form.shape)
+        return self.numbering.apply(function, moving, node.info.shape)
 
     def _combined(self, node: Node, operands: list[Node]) -> Moments:
         if len(operands) != 2 or list(node.args[:2]) != operands:
@@ -470,19 +470,19 @@ class Lowering:
         random = self.plan.random_operands(node)
         if len(random) == 1 and function.kernel is None:
             raise NotLowered
-        moving = [self._value(o) if o in random else self._fixed(o, random[0], o.form.shape) for o in operands]
-        return self.numbering.apply(function, moving, node.form.shape)
+        moving = [self._value(o) if o in random else self._fixed(o, random[0], o.info.shape) for o in operands]
+        return self.numbering.apply(function, moving, node.info.shape)
 
     def _channelwise(self, node: Node) -> Any:
         rule, (argument, *settings) = self.plan.rules[node], node.args
-        several = isinstance(node.form, (list, tuple))
+        several = isinstance(node.info, (list, tuple))
         if rule.function is None or self.plan.random_operands(node) != [argument]:
             raise NotLowered
         ranks, maximum = rule.order_statistic, rule.maximum
         ranked = self.evaluation.without_functions(argument, maximum, self._value, self._moved) if ranks else None
         moving, before, after = ranked or (self._value(argument), argument, argument)
         self._require_uniform(node, moving)
-        form, full, axis = (node.form[0] if several else node.form), list(moving.full), _channel_axis(moving.full)
+        info, full, axis = (node.info[0] if several else node.info), list(moving.full), _channel_axis(moving.full)
 
         def pooled(x: Moments) -> Moments:
             shape, seen = [1] * len(full), list(full)
@@ -499,9 +499,9 @@ class Lowering:
         if before is not after:
             last = self._function_from(after, before)
             function = recognized(f"{last.name} after {name}", _chained(function, last), composed(function, last))
-        computed = self.numbering.apply(function, [moving], form.shape)
-        computed = moving_channels(channel_numbers(computed).view(_pooled_shape(computed.mean, form)), form.shape)
-        return [computed] + [None] * (len(node.form) - 1) if several else computed
+        computed = self.numbering.apply(function, [moving], info.shape)
+        computed = moving_channels(channel_numbers(computed).view(_pooled_shape(computed.mean, info)), info.shape)
+        return [computed] + [None] * (len(node.info) - 1) if several else computed
 
     def _function_from(self, node: Node, start: Node) -> Function:
         """The function of an earlier node of its cluster, as if that were Gaussian."""
@@ -546,22 +546,22 @@ def _channel_axis(full: Any) -> int:
     return min(1, len(full) - 1)
 
 
-def _pooled_shape(numbers: Tensor, form: Form) -> list[int]:
+def _pooled_shape(numbers: Tensor, info: TensorInfo) -> list[int]:
     """The shape of a pooled value: axes may have gone (a mean without keepdim)."""
-    if numbers.ndim == len(form.shape):
+    if numbers.ndim == len(info.shape):
         return list(numbers.shape)
-    shape = [1] * len(form.shape)
+    shape = [1] * len(info.shape)
     if numbers.numel() > 1:
-        shape[_channel_axis(form.shape)] = numbers.numel()
+        shape[_channel_axis(info.shape)] = numbers.numel()
     return shape
 
 
 def _stamped(value: Any, node: Node, count: int) -> Any:
     """The result of an operation on numbers; NotLowered is raised if it did more than move them."""
     if isinstance(value, (list, tuple)):
-        forms = node.form if isinstance(node.form, (list, tuple)) else [node.form] * len(value)
-        return [_checked(v, form.shape, count) for v, form in zip(value, forms, strict=True)]
-    return _checked(value, node.form.shape, count)
+        infos = node.info if isinstance(node.info, (list, tuple)) else [node.info] * len(value)
+        return [_checked(v, info.shape, count) for v, info in zip(value, infos, strict=True)]
+    return _checked(value, node.info.shape, count)
 
 
 def _checked(value: Moments, full: Any, count: int) -> Moments:

@@ -19,7 +19,7 @@ from ..engine.plan import make_plan, operation_of, rule_of
 from ..errors import RandomChoice
 from ..graph import ops
 from ..graph.capture import as_arguments, as_example
-from ..graph.node import Form, Node
+from ..graph.node import Node, TensorInfo
 from ..graph.program import Program, transferred
 from ..graph.tracing import traced_operations
 from ..moments import Moments
@@ -61,7 +61,7 @@ def with_attention_of_like_tokens(program: Program) -> Program:
     values = {node: value for node in program.nodes if (value := attended_values(node)) is not None}
     if not values:
         return program
-    replaced = {node: (ops.token_average, (value, tuple(node.form.shape))) for node, value in values.items()}
+    replaced = {node: (ops.token_average, (value, tuple(node.info.shape))) for node, value in values.items()}
     return transferred(program, program.model, replaced=replaced)
 
 
@@ -76,7 +76,7 @@ def attended_values(node: Node) -> Node | None:
 
 
 def _node(value: Any) -> Node | None:
-    return value if isinstance(value, Node) and isinstance(value.form, Form) else None
+    return value if isinstance(value, Node) and isinstance(value.info, TensorInfo) else None
 
 
 def _are_weights(value: Any) -> bool:
@@ -84,7 +84,7 @@ def _are_weights(value: Any) -> bool:
     node = _node(value)
     while node is not None and _keeps_weights(node):
         before = _node(node.args[0])
-        if before is None or before.ndim == 0 or before.form.shape[-1] != node.form.shape[-1]:
+        if before is None or before.ndim == 0 or before.info.shape[-1] != node.info.shape[-1]:
             return False
         node = before
     return node is not None and operation_of(node) == "softmax" and node.args[1] in (-1, node.ndim - 1)
@@ -107,7 +107,7 @@ def with_averages_of_like_positions(program: Program) -> Program:
     replaced = {}
     for node in program.nodes:
         source = node.args[0] if node.args else None
-        if isinstance(source, Node) and isinstance(source.form, Form) and isinstance(node.form, Form):
+        if isinstance(source, Node) and isinstance(source.info, TensorInfo) and isinstance(node.info, TensorInfo):
             average = _averaged(node, source)
             if average is not None:
                 replaced[node] = (ops.position_average, (source, *average))
@@ -119,7 +119,7 @@ def _averaged(node: Node, source: Node) -> tuple[tuple[int, ...], bool] | None:
     axes = tuple(range(2, source.ndim))
     if (operation := operation_of(node)) in ("adaptive average", "average window"):
         padded = operation == "average window" and len(node.args) > 3 and any(node.args[3])
-        batched = source.ndim == node.ndim and axes and set(node.form.shape[2:]) == {1}
+        batched = source.ndim == node.ndim and axes and set(node.info.shape[2:]) == {1}
         return (axes, True) if batched and not padded else None
     if operation == "mean" and len(node.args) > 1 and isinstance(node.args[1], (list, tuple)):
         dims = tuple(sorted(axis % source.ndim for axis in node.args[1]))

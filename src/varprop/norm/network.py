@@ -261,7 +261,7 @@ class Network:
         if index:
             return torch.empty(0)
         specs = [spec for spec in self.specs if spec.times == 1]
-        sizes = [size for spec in specs for size in spec.calls[0].form.shape[1:]]
+        sizes = [size for spec in specs for size in spec.calls[0].info.shape[1:]]
         centred, read = [spec.centred for spec in specs], [spec.calls[0].target for spec in specs]
         form = torch.tensor(centred if any(centred) or self.joint.averages_like_positions(read) else []).double()
         counted_sizes = torch.tensor([len(sizes), *sizes]).double()
@@ -333,7 +333,7 @@ def _spec(graph: CapturedMode, path: str, layer: Any) -> LayerSpec | None:
     calls = []
     for first, *more in alike.values():
         target = first.args[0]
-        calls.append(LayerCall(Use.of(first), target.name, target.form, (1 + len(more)) / len(nodes)))
+        calls.append(LayerCall(Use.of(first), target.name, target.info, (1 + len(more)) / len(nodes)))
     transposed = bool(getattr(layer, "transposed", False))
     groups = getattr(layer, "groups", 1)
     shape, centred = tuple(layer.weight.shape), bool(layer.centred_rows)

@@ -322,12 +322,12 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
     def _recurring(self, mean: Tensor, var: Tensor) -> Moments:
         return self._entering(Moments(mean[None], var[None]), mean)
 
-    def output_moments(self, form: Any, _vectors: Any = None) -> list[Moments]:  # type: ignore[override]
+    def output_moments(self, info: Any, _vectors: Any = None) -> list[Moments]:  # type: ignore[override]
         """Stationary moments of the layer's results: output, last states, and for an LSTM last cells."""
         states, last = self.states(), suffixes(self, self.num_layers - 1)
         mean, var = (torch.cat(tensors)[None, None] for tensors in zip(*(states[s][0] for s in last), strict=True))
-        results = [Moments(mean, var, form[0].shape)]
-        for pairs, each in zip(zip(*states.values(), strict=True), form[1:], strict=True):
+        results = [Moments(mean, var, info[0].shape)]
+        for pairs, each in zip(zip(*states.values(), strict=True), info[1:], strict=True):
             mean, var = (torch.stack(tensors)[:, None] for tensors in zip(*pairs, strict=True))
             results.append(Moments(mean, var, each.shape))
         return results

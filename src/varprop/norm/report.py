@@ -394,9 +394,9 @@ def _plain_step(program: Program) -> float:
     device = next(program.model.parameters()).device.type
     operations = 0.0
     for node in filter(is_call_of_linear_layer, program.nodes):
-        weight = node.args[1].form.shape
-        batches = max(1.0, BATCH / node.form.shape[0]) if node.ndim > 1 else BATCH
-        operations += 6 * node.form.shape.numel() * weight[1:].numel() * batches
+        weight = node.args[1].info.shape
+        batches = max(1.0, BATCH / node.info.shape[0]) if node.ndim > 1 else BATCH
+        operations += 6 * node.info.shape.numel() * weight[1:].numel() * batches
     return PLAIN * len(program.nodes) + operations / RATES.get(device, RATES["cuda"])
 
 

@@ -90,7 +90,7 @@ class Statistics:
             env = self.input_values()
             refuse_sharded([env[node] for node in self.graph.program.state])
             for node, source in sources.items():
-                env[node] = source.output_moments(node.form, vectors.get(source))
+                env[node] = source.output_moments(node.info, vectors.get(source))
             evaluation = Evaluation(self.plan, env, annotate=False)
             evaluation.run()
             values = [evaluation.value(target) for target in self.targets]
@@ -180,7 +180,7 @@ class Statistics:
         nodes = self.graph.program.nodes
         names = {node: f"%{number}" for number, node in enumerate((*self.graph.calls, *nodes))}
         operations = [
-            (id(node.target), resolve((node.args, node.kwargs), lambda operand: names.get(operand, "")), node.form)
+            (id(node.target), resolve((node.args, node.kwargs), lambda operand: names.get(operand, "")), node.info)
             for node in nodes
         ]
         return repr((operations, [value.flatten().tolist() for value in self.input_values().values()]))
@@ -205,10 +205,10 @@ def derivation_of(target: Node, graph: CapturedMode) -> str:
     for node in program.nodes:
         if node in needed:
             if node in graph.calls:
-                lines.append((graph.calls[node], node.form))
+                lines.append((graph.calls[node], node.info))
             else:
                 arguments = resolve((node.args, node.kwargs), lambda read: f"%{numbers.get(read, read.name)}")
-                lines.append((str(node.target), id(node.target), arguments, node.form))
+                lines.append((str(node.target), id(node.target), arguments, node.info))
             numbers[node] = str(len(numbers))
     return repr((lines, numbers.get(target, target.name)))
 
@@ -217,11 +217,11 @@ def _leading_to(targets: list[Node], graph: CapturedMode) -> tuple[CapturedMode,
     """The subgraph between calls of layers and some nodes, and these nodes, all as copies."""
     program, between = graph.program, _needed(targets, set(graph.calls))
     leaves = (*graph.calls, *graph.inputs, *program.state, *program.constants)
-    copied = {node: Node(node.name, form=node.form) for node in leaves if node in between}
+    copied = {node: Node(node.name, info=node.info) for node in leaves if node in between}
     computed = [node for node in program.nodes if node in between and node not in copied]
     for node in computed:
         args, kwargs = resolve((node.args, node.kwargs), copied.__getitem__)
-        copied[node] = Node(node.name, node.target, args, kwargs, node.form, node.stack, node.line)
+        copied[node] = Node(node.name, node.target, args, kwargs, node.info, node.stack, node.line)
     calls, inputs, state, constants = (
         {copied[node]: value for node, value in values.items() if node in between}
         for values in (graph.calls, graph.inputs, program.state, program.constants)

@@ -194,10 +194,10 @@ class MeanEvaluation(Evaluation):
     def _largest_of_windows(self, node: Node, rule: Rule, windows: Windows) -> Any:
         """Maxima over windows; non-decreasing functions that come before them are applied after them."""
         unapplied = self.without_functions(node.args[0], rule.maximum, self.value, self._moved)
-        several = isinstance(node.form, (list, tuple))
-        form = node.form[0] if several else node.form
+        several = isinstance(node.info, (list, tuple))
+        info = node.info[0] if several else node.info
         before: Moments = (unapplied.value if unapplied else self.value(node.args[0])).dense()
-        self.pooled[node] = windows.largest(before, form.shape)
+        self.pooled[node] = windows.largest(before, info.shape)
         pooled, _ = self.pooled[node]
         result = self.clusters.moments_from(unapplied.after, unapplied.before, pooled) if unapplied else pooled
         return [result, None] if several else result
@@ -323,7 +323,7 @@ class MeanEvaluation(Evaluation):
     def _way_back(self, node: Node, rule: Rule, parameter: Node) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
         """`ParameterUse.pull` and `spread` of an operation."""
         position = next(i for i, argument in enumerate(node.args) if argument is parameter)
-        shape, channels = parameter.form.shape, rule.channels or -1
+        shape, channels = parameter.info.shape, rule.channels or -1
         normalizes = rule.batch_norm is not None or rule.normalizes(*node.args)
         weight = 2 if node.packet in (aten.layer_norm, aten.group_norm, aten.rms_norm) else 1
         adds = rule.signs is not None and rule.signs[position] == 1.0 and not node.kwargs

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..engine.api import capture, plan_for
 from ..engine.plan import Plan, require_complete
-from ..graph.node import Form, Node
+from ..graph.node import Node, TensorInfo
 from ..graph.program import Program
 from ..moments import Moments, trusted
 from ..training.restore import preserved_modes
@@ -82,10 +82,10 @@ def predict(
             f"predict takes models with one tensor input and one output, not {len(program.inputs)} and "
             f"{len(program.outputs)}: wrap the model in one that fixes the other inputs and returns one output."
         )
-    size = program.inputs[0].form.shape[0]
-    if tuple(program.inputs[0].form.shape[1:]) != tuple(x.shape[1:]):
+    size = program.inputs[0].info.shape[0]
+    if tuple(program.inputs[0].info.shape[1:]) != tuple(x.shape[1:]):
         raise ValueError(
-            f"The model was captured with samples of shape {tuple(program.inputs[0].form.shape[1:])}, but x has "
+            f"The model was captured with samples of shape {tuple(program.inputs[0].info.shape[1:])}, but x has "
             f"{tuple(x.shape[1:])}."
         )
     var = None if input_var is None else _checked_variances({"input_var": (input_var, x)})[0]
@@ -93,7 +93,7 @@ def predict(
     plan = plan_for(program, (*(program.inputs if var is not None else ()), *parameters))
     require_complete(plan, "leave out what makes them random")
     _require_random(plan, program)
-    directions = _directions(program.outputs[0].form, x.device, outputs)
+    directions = _directions(program.outputs[0].info, x.device, outputs)
     pieces = []
     for start in range(0, len(x), size):
         count = min(size, len(x) - start)
@@ -278,9 +278,9 @@ def _evaluate(
     return evaluation, mean, sources
 
 
-def _directions(form: Form, device: torch.device, outputs: Any) -> Tensor:
+def _directions(info: TensorInfo, device: torch.device, outputs: Any) -> Tensor:
     """The output directions as rows, (k, elements of one sample's output)."""
-    shape, dtype = form.shape[1:], torch.float64 if form.dtype is torch.float64 else torch.float32
+    shape, dtype = info.shape[1:], torch.float64 if info.dtype is torch.float64 else torch.float32
     elements = shape.numel()
     if isinstance(outputs, Tensor) and outputs.is_floating_point():
         if outputs.shape[1:] != shape:

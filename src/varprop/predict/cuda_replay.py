@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..engine.plan import Plan
-from ..graph.node import Form
+from ..graph.node import TensorInfo
 from .prediction import Prediction, each_tensor
 
 PATIENCE = 2  # predictions before anything is recorded, by which libraries set themselves up
@@ -95,8 +95,8 @@ class PredictionGraphs:
 
 def _bytes(plan: Plan, directions: int) -> int:
     """About how much memory a prediction takes: moments, slopes and derivatives of all values."""
-    forms = (node.form for node in plan.program.nodes if plan.random(node))
-    values = sum(form.shape.numel() for form in forms if isinstance(form, Form))
+    infos = (node.info for node in plan.program.nodes if plan.random(node))
+    values = sum(info.shape.numel() for info in infos if isinstance(info, TensorInfo))
     return 4 * values * (directions + 3)
 
 
