@@ -128,10 +128,12 @@ def test_few_rows_draw_all_that_is_random() -> None:
 def test_zero_variance_reproduces_the_operation(row: Case) -> None:
     args, kwargs = replace((build(row), row.kwargs), _still)
     expected = outputs(run_op(row.op, *replace((args, kwargs), stand_in)))
-    for moments, value in zip(outputs(propagate_op(row.op, args, kwargs)), expected, strict=False):
-        if isinstance(moments, Moments):
-            torch.testing.assert_close(moments.dense().mean, value.double(), rtol=1e-7, atol=1e-7)
-            assert (moments.var.abs() <= 1e-12 * (1 + moments.mean.abs())).all()
+    found = zip(outputs(propagate_op(row.op, args, kwargs)), expected, strict=False)
+    pairs = [(moments, value) for moments, value in found if isinstance(moments, Moments)]
+    assert pairs, "nothing to compare"
+    for moments, value in pairs:
+        torch.testing.assert_close(moments.dense().mean, value.double(), rtol=1e-7, atol=1e-7)
+        assert (moments.var.abs() <= 1e-12 * (1 + moments.mean.abs())).all()
 
 
 @each_row

@@ -111,10 +111,10 @@ def add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, metavar="FOLDER", help=text)
 
 
-def add_device(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+def add_device(parser: argparse.ArgumentParser) -> None:
     """Add ``--device``."""
     text = "Where to compute; auto takes a GPU if there is one."
-    parser.add_argument("--device", choices=DEVICES, metavar="|".join(DEVICES), default=default, help=text)
+    parser.add_argument("--device", choices=DEVICES, metavar="|".join(DEVICES), default="auto", help=text)
 
 
 def add_out(parser: argparse.ArgumentParser, default: str) -> None:
