@@ -169,8 +169,8 @@ class MeanEvaluation(Evaluation):
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
 
-    def _stamp(self, node: Node, value: Any) -> Any:
-        value = super()._stamp(node, value)
+    def _as_captured(self, node: Node, value: Any) -> Any:
+        value = super()._as_captured(node, value)
         if isinstance(value, list):  # of several results the first carries the noise: the others are indices and masks
             return [self._entered(node, v) if not i else _with_fixed_variance(v) for i, v in enumerate(value)]
         return self._entered(node, value)
