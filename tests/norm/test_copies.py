@@ -104,6 +104,23 @@ def test_it_is_refused_by_layers_that_are_folded_by_themselves(how: str, kind: A
         model(x)
 
 
+class Shuffled(nn.Module):
+    """Joins axes of a transposed tensor, which the graph writes as a copy in a memory format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x).view(-1, 2, 3).transpose(1, 2).flatten(1).relu())
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_knows_the_memory_formats_of_its_graph(how: str) -> None:
+    model = vp.normalize(Shuffled().double(), moments(4), example=numbers(2, 4))
+    assert torch.equal(COPIES[how](model)(numbers(3, 4)), model(numbers(3, 4)))
+
+
 @pytest.mark.parametrize("how", COPIES)
 def test_what_comes_behind_the_last_layer_may_be_replaced(how: str) -> None:
     torch.manual_seed(0)

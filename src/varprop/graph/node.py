@@ -42,6 +42,13 @@ class Call:
     class_name: str
 
 
+@dataclass(frozen=True)
+class _MemoryFormat:
+    """What stands for a memory format in a pickle: torch.save writes none of torch's own."""
+
+    name: str
+
+
 @dataclass(eq=False)
 class Node:
     """One value in a model: an input, a parameter, or the result of an operation.
@@ -80,12 +87,14 @@ class Node:
         """
         overload = isinstance(self.target, torch._ops.OpOverload)
         target = str(self.target) if overload else self.target
-        return self.name, target, self.args, self.kwargs, self.info, self.stack, self.line
+        arguments = resolve((self.args, self.kwargs), lambda kept: _MemoryFormat(str(kept)), torch.memory_format)
+        return self.name, target, *arguments, self.info, self.stack, self.line
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        name, target, *fields = state
+        name, target, args, kwargs, *fields = state
+        args, kwargs = resolve((args, kwargs), lambda kept: getattr(torch, kept.name.split(".")[1]), _MemoryFormat)
         target = functools.reduce(getattr, target.split("."), torch.ops) if isinstance(target, str) else target
-        self.__init__(name, target, *fields)  # type: ignore[misc]
+        self.__init__(name, target, args, kwargs, *fields)  # type: ignore[misc]
 
     @property
     def reads(self) -> list[Node]:
