@@ -221,3 +221,41 @@ def test_statistics_are_those_of_what_the_operation_reads() -> None:
 
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), Squashed(4)).double().train(), numbers(8, 3, 6, 6)
     assert close(reparametrize(model, "standard", batch=x).eval()(x), model(x), 1e-10)
+
+
+class Standardized(nn.Conv2d):
+    """A layer that does not scale with its weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = self.weight.flatten(1)
+        rows = (rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True)
+        return 2 * F.conv2d(input, rows.view_as(self.weight), self.bias)
+
+
+class TwiceTheBias(nn.Conv2d):
+    """The same, which a batch norm follows directly."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(input, self.weight, 2 * self.bias)
+
+
+@pytest.mark.filterwarnings("ignore:.*forward of their own")
+@pytest.mark.parametrize("to", ("standard", "weight", "batch"))
+@pytest.mark.parametrize("kind", (Standardized, TwiceTheBias))
+def test_layers_with_a_forward_of_their_own_take_no_batch_norm(kind: type[nn.Conv2d], to: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)).double()
+    model(1 + 3 * numbers(8, 3, 6, 6))
+    model.eval()
+    x = numbers(8, 3, 6, 6)
+    converted = reparametrize(model, to, example=x, batch=x if to == "batch" else None)
+    assert close(converted(x), model(x), 1e-10)
+    assert type(converted[1]) is nn.BatchNorm2d
+    assert close(reparametrize(converted, "standard", example=x)(x), model(x), 1e-10)
+
+
+def test_a_layer_with_a_forward_of_its_own_is_named() -> None:
+    model = nn.Sequential(Standardized(3, 4, 3), nn.Conv2d(4, 2, 1)).double()
+    for convert in (lambda x: reparametrize(model, "batch", batch=x), lambda x: batch_norm_start(model, x)):
+        with pytest.warns(UserWarning, match="forward of their own and get no batch norm: '0'"):
+            convert(numbers(8, 3, 6, 6))

@@ -30,6 +30,7 @@ from ..norm.batchnorm import (
     take_out_,
 )
 from ..norm.checks import listed
+from ..norm.layers import computes_as_torch
 from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, output_size, replace
 from ..training.restore import preserved_modes, preserved_tensors
 
@@ -89,7 +90,8 @@ def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
 
     A batch norm put in by `to_batch_norm_` goes with its wrapper; one of the model's own becomes an `nn.Identity`, or
     where its class does more than normalize, runs its forward without the batch norm in it. A layer without bias gains
-    one where it is needed. A batch norm elsewhere (before a layer, after a sum) stays.
+    one where it is needed. A batch norm elsewhere (before a layer, after a sum, after a layer with a forward of its
+    own) stays.
 
     Args:
         model: Changed in place, weights included; a weight tied to others is untied first, with a warning.
@@ -104,7 +106,11 @@ def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
             f"Batch norm '{next(iter(norms))}' is the model's own: give `example`, to find the layer before it."
         )
     following = batch_norms_after(model, example) if norms else {}
-    pairs = {layer: norm for layer, norm in following.items() if norm in norms}
+    pairs = {
+        layer: norm
+        for layer, norm in following.items()
+        if norm in norms and computes_as_torch(model.get_submodule(layer))  # others need not scale with their weight
+    }
     wrapped = {path: module.layer for path, module in model.named_modules() if isinstance(module, Batched)}
     for path, module in {**{path: model.get_submodule(path) for path in pairs}, **wrapped}.items():
         if parametrize.is_parametrized(module, "weight"):
@@ -129,6 +135,15 @@ def own_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     return {path: m for path, m in named if is_batch_norm(m) and m not in wrapped}
 
 
+def layers_as_torch(model: nn.Module) -> dict[str, LinearLayer]:
+    """The linear layers that compute as torch's own; those of a subclass with another forward are warned of."""
+    layers = find_linear_layers(model)
+    others = [repr(path) for path, layer in layers.items() if not computes_as_torch(layer)]
+    if others:
+        warnings.warn(f"These have a forward of their own and get no batch norm: {listed(others)}.", stacklevel=5)
+    return {path: layer for path, layer in layers.items() if computes_as_torch(layer)}
+
+
 def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
     """Put a batch norm after every linear layer that leaves the function as it is.
 
@@ -146,7 +161,7 @@ def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
     Returns:
         The model, which is another module only where the model was itself a linear layer.
     """
-    layers = find_linear_layers(model)
+    layers = layers_as_torch(model)
     notes, staying = find_notes(model, layers), own_batch_norms(model)
     with (
         measured_outputs(layers) as measured,

@@ -26,7 +26,7 @@ from ..norm.linear_layers import (
     replace,
 )
 from ..norm.scope import ModuleT
-from .batchnorm import Batched, calibrate_, from_batch_norm_, own_batch_norms, to_batch_norm_
+from .batchnorm import Batched, calibrate_, from_batch_norm_, layers_as_torch, own_batch_norms, to_batch_norm_
 
 Parametrization = Literal["standard", "weight", "batch", "analytic"]
 
@@ -50,7 +50,8 @@ def reparametrize(
     - ``"weight"``: torch's `weight_norm`, ``w = g v / |v|``, on every layer.
     - ``"batch"``: torch's batch norm after every layer, in a `Batched` at the layer's path (``fc.layer.weight``,
       ``fc.norm.weight``), with the statistics of `batch`: the same function in evaluation mode on every input, and in
-      training mode on that batch, unless a layer is called several times, which is warned of.
+      training mode on that batch, unless a layer is called several times, which is warned of. So are layers of a class
+      with a forward of its own, which stay as they are.
     - ``"analytic"``: the paper's normalization, by `normalize` with ``init="preserve"``, so in the form ``"paper"``
       also where the model was in the form ``"deep"``.
 
@@ -145,7 +146,7 @@ def batch_norm_start(model: ModuleT, batch: Any, generator: torch.Generator | No
     """
     plain: nn.Module = reparametrize(model, "standard", example=batch)
     elsewhere, wrappers = own_batch_norms(plain), {}
-    for path, layer in find_linear_layers(plain).items():
+    for path, layer in layers_as_torch(plain).items():
         wrappers[path] = Batched(layer)
         plain = replace(plain, layer, wrappers[path])
         scale = wrappers[path].norm.weight
