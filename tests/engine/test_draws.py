@@ -155,9 +155,30 @@ def test_a_function_of_a_moved_function_is_marked() -> None:
         (lambda x: F.alpha_dropout(x.relu(), 0.5, training=False).exp(), False),
         (lambda x: (2 * x).flip(1).exp(), False),
         (lambda x: x.relu().exp(), False),
+        (lambda x: (x * torch.bernoulli(torch.full_like(x, 0.4)) - 0.2).relu(), True),
+        (lambda x: (x * (1 + torch.randn_like(x))).flip(1).relu(), True),
+        (lambda x: torch.where(torch.rand_like(x) < 0.4, x, 0.0).exp(), True),
+        (lambda x: (x + torch.randn_like(x)).exp(), False),
+        (lambda x: 2 * (x * torch.randn_like(x)), False),
     }:
         result = vp.propagate(Pipeline(nn.Identity(), function), x)
         assert any("no longer Gaussian" in reason for e in result.approximations for reason in e.reasons) == marked
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.sum(-1), lambda x: F.linear(x.relu(), torch.ones(1, 5)), lambda x: x.flip(-1).mean(-1)],
+    ids=["sum", "linear", "mean"],
+)
+@pytest.mark.parametrize("dropout", [nn.Dropout1d(0.4), nn.FeatureAlphaDropout(0.4), nn.Dropout(0.4)], ids=str)
+def test_features_that_drop_together_are_not_independent(
+    dropout: nn.Module, function: Callable[[Tensor], Tensor]
+) -> None:
+    together = not isinstance(dropout, nn.Dropout)
+    x = vp.Moments(torch.full((1, 4, 5), 1.0), torch.full((1, 4, 5), 0.1))
+    for training in (True, False):
+        result = vp.propagate(Pipeline(dropout, function).train(training), x)
+        assert any("copies" in reason for e in result.approximations for reason in e.reasons) == (training and together)
 
 
 PLACES: dict[str, Callable[[Tensor], Tensor]] = {

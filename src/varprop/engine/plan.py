@@ -194,7 +194,7 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     if rule is None or not keeps_elements(node, rule):
         shared = rule is not None and rule.linear and plan.random(node.args[1])  # all positions meet the same weights
         return shared or (rule is not None and (rule.entangles or _spreads_bias(plan, node, rule)))
-    if any(operand in entangled for operand in node.operands):
+    if any(operand in entangled for operand in node.operands) or _drops_together(plan, node, rule):
         return True
     random = [operand for operand in node.reads if plan.random(operand)]
     if rule.kind == "structural" and len(random) > 1 and _joins_copies(plan, node, random):
@@ -202,16 +202,25 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     if rule.repeats_elements is not None and plan.random(node.args[rule.repeats_elements]):
         return _repeats_elements(plan.program, node, node.args[rule.repeats_elements])
     selects = rule.selects or not isinstance(node.info, TensorInfo)  # a list of views can only select
-    copies = selects and _count(node) > sum(map(_count, node.reads))
+    # beside its result a dropout gives its mask, which is no copy
+    size = _count(node) if rule.kind == "structural" else _count_of(_first_info(node))
+    copies = selects and size > sum(map(_count, node.reads))
     broadcasts = rule.kind != "structural" or rule.overwrites
-    broadcast = broadcasts and any(_count(node) > _count(operand) for operand in random)
+    broadcast = broadcasts and any(size > _count(operand) for operand in random)
     return copies or (broadcast and not plan.shares_ancestor(node))  # which is marked at once
+
+
+def _drops_together(plan: Plan, node: Node, rule: Rule) -> bool:
+    """True if a dropout decides by one draw over several elements, those of a feature map."""
+    mixture = None if rule.noise else plan.mixture(node)
+    shape = _first_info(node).shape
+    return mixture is not None and len(mixture[1]) > 1 and math.prod(shape) > math.prod(shape[:2])
 
 
 def keeps_elements(node: Node, rule: Rule) -> bool:
     """True if every element of a result comes from one of each argument, or from its neighbours by interpolation."""
     moves = rule.kind != "rule" and not rule.adds(*node.args, **node.kwargs)
-    return moves or rule.noise or rule.resizes or rule.batch_norm is not None
+    return moves or rule.noise or rule.resizes or rule.mixture is not None or rule.batch_norm is not None
 
 
 def _spreads_bias(plan: Plan, node: Node, rule: Rule) -> bool:

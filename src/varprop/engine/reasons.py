@@ -21,8 +21,8 @@ DIPPING = (
 )
 BENT = "compares functions of Gaussian values as if these were Gaussian: a maximum's std may be off by a factor of 5"
 GAUSSIAN = (
-    "a function of what is no longer Gaussian (a function of Gaussian values, moved, scaled or dropped out since) is "
-    "computed as if it were"
+    "a function of what is no longer Gaussian (a product, or a function of Gaussian values, moved, scaled or dropped "
+    "out since) is computed as if it were"
 )
 DROPPED = "takes what a dropout leaves as Gaussian: mean and std of a maximum may be off by the std"
 PLACES = "depends on numbers that the model draws anew in every call, such as places to read: counts one draw of them"
@@ -59,13 +59,22 @@ def _integrates_swings(plan: Plan, node: Node, rule: Rule) -> bool:
 
 
 def _bends_again(plan: Plan, node: Node, rule: Rule) -> bool:
-    """True if a node is a curved function of moved or dropped elements that are curved functions themselves."""
+    """True if a node is a curved function of products, or of moved or dropped elements that are curved functions."""
     if not plan.inside_cluster(node) or rule.affine is not None:
         return False
     root = plan.root[node]
     ends = _unmoved(plan, root)[0] if root.target is not None else []
     starts = [plan.root[end] for end in ends]
+    if any(_is_product(plan, start) for start in starts):
+        return True
     return any(function.affine is None for function in _rules_between(Clusters(plan, {}), starts, ends))
+
+
+def _is_product(plan: Plan, node: Node) -> bool:
+    """True if a node is a product of random values element by element, or chooses between them by one of them."""
+    rule = plan.rules.get(node)
+    combines = rule is not None and rule.kind == "elementwise" and rule.multilinear and rule.signs is None
+    return combines and len(plan.random_operands(node)) > 1
 
 
 def _reads_dropped(plan: Plan, node: Node, rule: Rule) -> bool:
