@@ -41,8 +41,8 @@ class Named(nn.Linear):
 class NormAct(nn.BatchNorm1d):
     """A batch norm that activates, and has seen data."""
 
-    def __init__(self) -> None:
-        super().__init__(5)
+    def __init__(self, width: int = 5) -> None:
+        super().__init__(width)
         with torch.no_grad():
             self.weight.uniform_(0.5, 2), self.running_mean.normal_(), self.running_var.uniform_(0.5, 2)
 
@@ -249,3 +249,85 @@ def test_any_use_of_a_few_networks(blocks: Blocks, form: str, events: list[tuple
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     check(model, events, seed)
+
+
+class Scaled(nn.Linear):
+    """A layer with a forward of its own, whose weight and bias do not do what torch's do."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight / self.weight.std(), 2 * self.bias) * 0.5 + 1
+
+
+class Reversed(nn.Sequential):
+    """A container that calls its modules from the last to the first."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        for module in reversed(self):
+            input = module(input)
+        return input
+
+
+class Shuffled(nn.Module):
+    """Joins axes of a transposed tensor, and passes on a tuple."""
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        return input.view(-1, 2, 3).transpose(1, 2).flatten(1), input.flip(1)
+
+
+class Chosen(nn.Module):
+    """Both outputs of the one before, of which one was changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shuffle, self.layer = Shuffled(), nn.Linear(6, 6)
+
+    def forward(self, input: Tensor) -> Tensor:
+        first, second = self.shuffle(input)
+        second = self.layer(second)
+        second[:, ::2] += first[:, 1::2]
+        return second.relu_()
+
+
+def reversed_pair() -> nn.Module:
+    return Reversed(nn.Tanh(), nn.Linear(6, 6))
+
+
+PIECES: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(6, 6), "without bias": lambda: nn.Linear(6, 6, bias=False),
+    "own forward": lambda: Scaled(6, 6),
+    "weight norm": lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
+    "norm": lambda: nn.BatchNorm1d(6), "norm without parameters": lambda: nn.BatchNorm1d(6, affine=False),
+    "norm that activates": lambda: NormAct(6), "relu": lambda: nn.ReLU(inplace=True), "doubled": Doubled,
+    "dropout": lambda: nn.Dropout(0.3), "reversed": reversed_pair, "chosen": Chosen,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "15")), deadline=None)
+@given(
+    names=st.lists(st.sampled_from(sorted(PIECES)), min_size=1, max_size=5),
+    shared=st.integers(0, 9),
+    seed=seeds,
+)
+def test_a_model_computes_the_same_in_every_form(names: list[str], shared: int, seed: int) -> None:
+    """Whatever is absorbed, replaced or put behind a layer; `shared` is the piece that is called again at the end."""
+    torch.manual_seed(seed)
+    pieces = [PIECES[name]() for name in names]
+    plain = nn.Sequential(nn.Linear(4, 6), *pieces, pieces[shared % len(pieces)], nn.Linear(6, 3)).double()
+    x = torch.randn(16, 4).double()
+    with torch.no_grad():
+        for _ in range(3):
+            plain(3 * x + 1)  # the running statistics of batch norms
+        plain.eval()
+        expected = plain(x)
+        moments = vp.Moments(torch.full((1, 4), 0.3).double(), torch.ones(1, 4).double())
+        preserved: nn.Module = vp.normalize(plain, moments, example=x, init="preserve")
+        forms = {
+            "preserved": preserved,
+            "folded": vp.fold(preserved),
+            "copied": copy.deepcopy(preserved),
+            "standard": vp.reparametrize(plain, "standard", example=x),
+            "batch": vp.reparametrize(plain, "batch", batch=x),
+        }
+        for name, model in forms.items():
+            assert torch.allclose(model(x), expected, rtol=1e-8, atol=1e-9), name
