@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..store.folder import write_atomically
 from ..training.trainer import captured
 from .normalizations import BatchRenorm2d, clip_adaptively_, renorm_limits
 
@@ -440,8 +442,9 @@ class SideBySide:
     def save(self, path: Path) -> None:
         """Into a file that is either the old one or the new one, whatever happens."""
         state = {"values": self._state(), "done": self.done, "losses": self.losses}
-        torch.save(state, path.with_suffix(".part"))
-        path.with_suffix(".part").replace(path)
+        content = io.BytesIO()
+        torch.save(state, content)
+        write_atomically(path, content.getvalue())
 
     def load(self, path: Path) -> None:
         """Go on from a file."""

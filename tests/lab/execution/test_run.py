@@ -271,6 +271,31 @@ def test_a_folder_that_another_process_writes_to_is_left_alone(tmp_path):
     assert not list((tmp_path / "tiny").iterdir())
 
 
+RACE = """
+import sys
+from pathlib import Path
+
+import varprop as vp
+from tests.lab.execution.test_run import run
+
+try:
+    print(len(run(Path(sys.argv[1]), resume=True)), "outcomes")
+except vp.VarpropError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_folder_write_what_one_would(tmp_path):
+    command = [sys.executable, "-c", RACE, tmp_path / "both"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = sorted(process.communicate()[0].strip() for process in both)
+    assert said[0] == "2 outcomes"
+    assert said[1] == "2 outcomes" or said[1].startswith("Another process is writing to")
+    assert numbers(Store(tmp_path / "both" / "tiny").outcomes()) == numbers(run(tmp_path / "alone"))
+    assert not list((tmp_path / "both").rglob(".*"))  # nothing unfinished
+
+
 def test_nothing_is_left_behind_where_something_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("VARPROP_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
