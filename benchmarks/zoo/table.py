@@ -30,7 +30,7 @@ python -m benchmarks.zoo sweep MODEL ...   # some models, with whatever is insta
 python -m benchmarks.zoo table             # this page and docs/results/zoo.json from what has been measured
 ```
 
-on {machine}, with {versions}. A model that was not measured this time keeps what was found before, on x86_64 or here.
+on {machine}, with {versions}. A model not measured this time keeps what was found before, on x86_64 or aarch64.
 
 *End to end*: captured and propagated without sampling. *Error*: the median over a model's layers of
 |std analytic / std Monte Carlo - 1|, both as root mean squares over a layer's channels of the std over samples and
