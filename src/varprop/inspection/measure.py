@@ -76,7 +76,7 @@ def measure(
             ran()
     used = [group for group in groups if group.runs]
     if len(used) < 2:
-        raise VarpropError(f"`check` needs inputs for two batches at least, each as large as the example's: {batch}.")
+        raise VarpropError(f"`check` needs at least two batches of inputs, each as large as the example's: {batch}.")
     input_std = float(_statistics(INPUT, used).var.mean().sqrt()) if (INPUT, "mean") in used[0].totals else 0.0
     return MeasuredNumbers([_estimates(index, used) for index in range(len(regions))], input_std)
 
