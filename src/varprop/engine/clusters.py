@@ -102,7 +102,7 @@ class Clusters:
         bases = {self.line(operand)[0] for operand in self.plan.random_operands(node)}
         if len(bases) > 1:
             return node, IDENTITY
-        args, kwargs = self._arguments(node, lambda operand: self.line(operand)[1])
+        args, kwargs = self.arguments(node, lambda operand: self.line(operand)[1])
         result = rule.affine(*args, **kwargs)
         return (bases.pop(), result) if isinstance(result, Line) else (node, IDENTITY)
 
@@ -123,7 +123,7 @@ class Clusters:
             return True
         if rule.affine is None:
             return False
-        args, kwargs = self._arguments(node, lambda operand: IDENTITY)
+        args, kwargs = self.arguments(node, lambda operand: IDENTITY)
         line = rule.affine(*args, **kwargs)
         return isinstance(line, Line) and isinstance(line.slope, (int, float)) and line.slope > 0
 
@@ -167,7 +167,7 @@ class Clusters:
             operands = self.plan.random_operands(node)
             affine = self.plan.rules[node].affine if self.plan.inside_cluster(node) else None
             if affine is not None and all(self._line_from(operand, start, lines) is not None for operand in operands):
-                args, kwargs = self._arguments(node, lambda operand: self._line_from(operand, start, lines))
+                args, kwargs = self.arguments(node, lambda operand: self._line_from(operand, start, lines))
                 result = affine(*args, **kwargs)
                 lines[node] = result if isinstance(result, Line) else None
         return lines[node]
@@ -199,7 +199,7 @@ class Clusters:
     def _closed_form(self, node: Node, x: Moments) -> Moments:
         function = self.plan.rules[node].function
         assert function is not None
-        args, kwargs = self._arguments(node, lambda _: x)
+        args, kwargs = self.arguments(node, lambda _: x)
         return Moments(*function(x.mean, x.std, *args[1:], **kwargs))
 
     def _integrate(self, node: Node, root: Node, moments: Moments) -> Moments:
@@ -232,7 +232,7 @@ class Clusters:
         if rule is None or rule.drawn is None:
             return None
         draw = rule.drawn
-        args, kwargs = self._arguments(root, lambda _: None)  # extents of a random argument do not matter here
+        args, kwargs = self.arguments(root, lambda _: None)  # extents of a random argument do not matter here
         return lambda z: draw(z, *args, **kwargs)
 
     def _integrate_draws(self, node: Node, root: Node, moments: Moments, drawn: Pointwise) -> Moments:
@@ -281,7 +281,7 @@ class Clusters:
         """The value of every node of a path where the root has the value x; some detached from their operands."""
         local = {root: x}
         for node in path:
-            args, kwargs = self._arguments(node, local.__getitem__)
+            args, kwargs = self.arguments(node, local.__getitem__)
             value = (self.plan.rules[node].evaluate or node.target)(*args, **kwargs)
             local[node] = value.detach() if node in detached else value
         return local
@@ -291,7 +291,9 @@ class Clusters:
         result: Tensor = self.values(path, root, x)[path[-1]]
         return result
 
-    def _arguments(self, node: Node, random: Callable[[Node], Any]) -> tuple[Any, Any]:
+    def arguments(self, node: Node, random: Callable[[Node], Any]) -> tuple[Any, Any]:
+        """Arguments of a node, random ones as `random` has them."""
+
         def value(operand: Node) -> Any:
             return random(operand) if self.plan.random(operand) else self.env[operand]
 
@@ -382,7 +384,7 @@ class Clusters:
 
         def argument(x: Tensor) -> Tensor:
             x = x if drawn is None else drawn(x)
-            args, _ = self._arguments(node, lambda p: x if p is root else self.evaluate(self.path(p, root), root, x))
+            args, _ = self.arguments(node, lambda p: x if p is root else self.evaluate(self.path(p, root), root, x))
             difference: Tensor = (args[0] - args[1] if rule.compares else args[0]) - t
             return difference
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -396,7 +395,7 @@ def _through_average(evaluation: Evaluation, node: Node, rule: Rule, flow: Flow)
 def _through_convolution(evaluation: Evaluation, node: Node, rule: Rule, flow: Flow) -> dict[Node, Flow]:
     assert flow.common is not None and rule.convolution is not None
     passed = _transposed(evaluation, node, rule, {(node, 0): flow.independent()})
-    args, kwargs = _arguments(evaluation, node, evaluation.value)
+    args, kwargs = evaluation.clusters.arguments(node, evaluation.value)
     together = through_taps(rule.convolution(*args, **kwargs), args[0], evaluation.value(node), flow.common)
     if together is None or len(passed) > 1:
         passed = _transposed(evaluation, node, rule, {(node, 0): flow.total})
@@ -409,23 +408,14 @@ def _through_noise(evaluation: Evaluation, node: Node, rule: Rule, operand: Node
     x = evaluation.value(operand)
     mean = x.mean.detach().clone().requires_grad_()
     shifted = Moments(mean, x.var.detach(), x.full)
-    args, kwargs = _arguments(
-        evaluation, node, lambda argument: shifted if argument is operand else evaluation.value(argument)
+    args, kwargs = evaluation.clusters.arguments(
+        node, lambda argument: shifted if argument is operand else evaluation.value(argument)
     )
     with torch.enable_grad(), trusted():
         result = apply(rule, node.target, args, kwargs)
         first = result[0] if isinstance(result, (list, tuple)) else result
         (slope,) = torch.autograd.grad(first.mean.sum(), mean)
     return Flow(total, None if flow.common is None else flow.common * slope.double().square())
-
-
-def _arguments(evaluation: Evaluation, node: Node, random: Callable[[Node], Any]) -> tuple[Any, Any]:
-    """Arguments of a node, random ones as `random` has them."""
-
-    def value(operand: Node) -> Any:
-        return random(operand) if evaluation.plan.random(operand) else evaluation.env[operand]
-
-    return resolve(node.args, value), resolve(node.kwargs, value)
 
 
 def _through_resizing(evaluation: Evaluation, node: Node, rule: Rule, flow: Flow) -> dict[Node, Flow]:
@@ -485,7 +475,7 @@ def _transposed(
         return Moments(moments.mean.detach(), leaves[operand], moments.full)
 
     with torch.enable_grad(), trusted():
-        args, kwargs = _arguments(evaluation, node, leaf)
+        args, kwargs = evaluation.clusters.arguments(node, leaf)
         result = apply(rule, node.target, args, kwargs)
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         pairs = [(results[index].var, energy) for (_, index), energy in arrived.items()]
@@ -567,16 +557,16 @@ def fits(evaluation: Evaluation, node: Node) -> bool:
 def through_attention(evaluation: Evaluation, node: Node, flow: Flow) -> list[tuple[Node, Flow]]:
     """The flows to queries, keys and values, and to a random mask."""
     q, k, v = (evaluation.value(operand) for operand in node.args[:3])
-    concentration = min(1.0, _average(evaluation.value(node).var) / max(_average(v.var), 1e-300))
+    concentration = min(1.0, average(evaluation.value(node).var) / max(average(v.var), 1e-300))
     ratio = q.full[-2] / k.full[-2]
-    to_scores = _average(v.var) * (1 - concentration)
+    to_scores = average(v.var) * (1 - concentration)
     setting = node.kwargs.get("scale")
     scale = (1 / math.sqrt(q.full[-1]) if setting is None else setting) ** 2 * v.full[-1] * to_scores
-    means, spread = _average(q.mean.square()), _average(q.var)
+    means, spread = average(q.mean.square()), average(q.var)
     common = torch.zeros_like(flow.total) if flow.common is None else flow.common
     independent = flow.independent()
     to_v = Flow(_over_tokens(concentration * independent + ratio * common, v), _over_tokens(ratio * common, v))
-    to_q = scale * concentration * _average(k.var)
+    to_q = scale * concentration * average(k.var)
     to_k = scale * (concentration * (means + spread) * independent + (ratio * means + concentration * spread) * common)
     flows = [Flow(_even(to_q * flow.total, q), _even(to_q * common, q)), Flow(_even(to_k, k)), to_v]
     if flow.common is None:
@@ -590,7 +580,8 @@ def through_attention(evaluation: Evaluation, node: Node, flow: Flow) -> list[tu
     return [*zip(node.args[:3], flows, strict=True), *to_mask]
 
 
-def _average(values: Tensor) -> float:
+def average(values: Tensor) -> float:
+    """The mean in double precision."""
     return float(values.double().mean())
 
 

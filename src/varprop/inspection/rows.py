@@ -17,7 +17,7 @@ from ..engine.slopes import slopes
 from ..graph.node import Node, resolve
 from ..moments import Moments
 from ..text_table import extents_text
-from .gradients import GradientScales, chance_on
+from .gradients import GradientScales, average, chance_on
 from .regions import Region, bend_at, channel_axis, first_moments, label, moments_of, op_name, over_channels, ranges
 from .roles import role_of
 
@@ -63,17 +63,17 @@ def numbers(s: UnitStatistics) -> dict[str, float]:
 
     The shift is the share of the mean square that is a constant: m^2 / (m^2 + v), both averaged over units.
     """
-    square, var = _average(s.mean.double().square()), _average(s.var)
+    square, var = average(s.mean.double().square()), average(s.var)
     total = square + var
-    result = {"mean": _average(s.mean), "std": var**0.5, "shift": square / total if total > 0 else 0.0}
+    result = {"mean": average(s.mean), "std": var**0.5, "shift": square / total if total > 0 else 0.0}
     if s.flat is not None:
-        result |= {"flat": _average(s.flat), "saturated": _average((s.flat > 0.5).double())}
+        result |= {"flat": average(s.flat), "saturated": average((s.flat > 0.5).double())}
     if s.on is not None:
-        result["dead"] = _average((s.on < DEAD).double())
+        result["dead"] = average((s.on < DEAD).double())
     if s.linear is not None:
-        result["always_on"] = _average((s.linear > ALWAYS_ON).double())
+        result["always_on"] = average((s.linear > ALWAYS_ON).double())
     if s.gradient is not None:
-        result["gradient"] = _average(s.gradient) ** 0.5
+        result["gradient"] = average(s.gradient) ** 0.5
     return result
 
 
@@ -92,10 +92,6 @@ def effective_rank(weight: Tensor, groups: int = 1) -> tuple[float, int]:
     singular = singular[singular > 1e-7 * singular.max()]  # what is below is rounding of the squares
     shares = singular / singular.sum()
     return float((-(shares * shares.log()).sum()).exp()), len(matrix)
-
-
-def _average(values: Tensor) -> float:
-    return float(values.double().mean())
 
 
 SHARES = ("saturated", "dead", "always_on")  # numbers that are shares of units without effect
@@ -257,7 +253,7 @@ def make_row(
     """The row of a region."""
     units, moments = statistics(evaluation, gradients, region), moments_of(evaluation, region.output)
     channels = channel_axis(moments, region.output)
-    layer, before = numbers(units), _input_std(evaluation, evaluation.plan.program.inputs)
+    layer, before = numbers(units), std_of(evaluation, evaluation.plan.program.inputs)
     maker = _maker(region.output)
     rule = rule_of(maker)
     notes = [note for node in region.nodes for note in evaluation.notes.get(node, ())]
@@ -331,7 +327,7 @@ def _branch(evaluation: Evaluation, node: Node) -> tuple[float | None, float | N
         return None, None
     for stream, branch in (terms, terms[::-1]):
         if _follows_from(evaluation, branch, stream):
-            before, added = (_input_std(evaluation, [term]) for term in (stream, branch))
+            before, added = (std_of(evaluation, [term]) for term in (stream, branch))
             return (added / before if before else None), _last_gain(evaluation, branch)
     return None, None
 
@@ -344,7 +340,7 @@ def _last_gain(evaluation: Evaluation, node: Node) -> float | None:
         if rule is None or len(operands) != 1:
             return None
         if rule.weighted:
-            before, after = (_input_std(evaluation, [value]) for value in (operands[0], node))
+            before, after = (std_of(evaluation, [value]) for value in (operands[0], node))
             return after / before if before else None
         if not (rule.kind == "structural" or rule.copies or rule.noise or rule.product):
             return None
@@ -379,7 +375,7 @@ def _gain(evaluation: Evaluation, gradients: GradientScales, region: Region, aft
         and (slope := _function_slope(evaluation, gradients, next(iter(read)), region.output)) is not None
     ):
         return float(slope.mean().sqrt())
-    before = _input_std(evaluation, read)
+    before = std_of(evaluation, read)
     return after / before if before else None
 
 
@@ -396,7 +392,8 @@ def _function_slope(evaluation: Evaluation, gradients: GradientScales, start: No
     return None if slope is None else slope[1]
 
 
-def _input_std(evaluation: Evaluation, nodes: Iterable[Node]) -> float:
+def std_of(evaluation: Evaluation, nodes: Iterable[Node]) -> float:
+    """The root of the mean variance of those values that are random."""
     values = (first_moments(evaluation, node) for node in nodes if evaluation.plan.random(node))
     variances = [float(value.var.double().mean()) for value in values if value is not None]
     return (sum(variances) / len(variances)) ** 0.5 if variances else 0.0

@@ -24,7 +24,7 @@ from .gradients import gradients
 from .measure import Estimates, MeasuredNumbers, batch_extent, measure, trial_size
 from .regions import Region, first_moments, regions_of
 from .report import Report
-from .rows import make_row
+from .rows import make_row, std_of
 
 ProgressCallback = Callable[[str, float, int], None]
 STEPS = 3  # capture, propagation, gradients
@@ -110,7 +110,7 @@ def inspect(
         _arguments(program, with_example),
         check,
         data.input_std,
-        _input_std(evaluation),
+        std_of(evaluation, program.inputs),
         gradients_on_trial,
         untried,
     )
@@ -139,14 +139,6 @@ def _trial(evaluation: Evaluation, regions: list[Region], backward: bool) -> Mea
         return measure(evaluation, regions, "gaussian", size, 0, backward=backward)
     except (VarpropError, RuntimeError, IndexError, ValueError):
         return None
-
-
-def _input_std(evaluation: Evaluation) -> float:
-    values = [
-        first_moments(evaluation, node) for node in evaluation.plan.program.inputs if evaluation.plan.random(node)
-    ]
-    variances = [float(value.var.double().mean()) for value in values if value is not None]
-    return (sum(variances) / len(variances)) ** 0.5 if variances else 0.0
 
 
 def captured(model: nn.Module, example: Any) -> tuple[Program, int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..graph.node import Node
 from ..moments import Moments
-from ..rules.recurrent import GRU, LSTM, Params, RecurrentCell, by_layer
+from ..rules.recurrent import GRU, LSTM, Params, RecurrentCell, by_layer, joined
 from ..rules.registry import Rule
 from .attention import mean_of, var_of
 
@@ -112,11 +112,7 @@ def _layer(
     for t in sorted(range(len(means)), reverse=reverse):
         state = step(means[t], covariances[t], state, recurrent, w_hr)
         outputs[t] = state[0]
-    return _joined(torch.stack, [outputs[t] for t in range(len(means))], 0), state
-
-
-def _joined(join: Callable[..., Tensor], values: Sequence[Moments], axis: int) -> Moments:
-    return Moments(join([value.mean for value in values], axis), join([value.var for value in values], axis))
+    return joined(torch.stack, [outputs[t] for t in range(len(means))], 0), state
 
 
 def _unroll(
@@ -149,8 +145,8 @@ def _unroll(
         outputs.append(output)
         last.append(state)
         if len(outputs) == directions:
-            sequence, outputs = _joined(torch.cat, outputs, -1), []
-    finals = (_joined(torch.stack, states, 0) for states in zip(*last, strict=True))
+            sequence, outputs = joined(torch.cat, outputs, -1), []
+    finals = (joined(torch.stack, states, 0) for states in zip(*last, strict=True))
     if batch_first:
         sequence = Moments(sequence.mean.transpose(0, 1), sequence.var.transpose(0, 1))
     return sequence, *finals

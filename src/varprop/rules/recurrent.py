@@ -223,11 +223,12 @@ def _layer(cell: RecurrentCell, line: Line, state: State, params: Params, revers
         state = cell.step(([m[at] for m in means], [c[at] for c in covariances]), state, recurrent, w_hr, past)
         outputs[t] = state[0]
     lags_out = past.outputs if w_hr is None else [F.linear(lag, w_hr.square()) for lag in past.outputs]
-    sequence = _joined(torch.stack, [outputs[t] for t in range(x.full[0])], 0)
+    sequence = joined(torch.stack, [outputs[t] for t in range(x.full[0])], 0)
     return (sequence, lags_out[::-1] if reverse else lags_out), state
 
 
-def _joined(join: Callable[..., Tensor], values: Sequence[Moments], axis: int) -> Moments:
+def joined(join: Callable[..., Tensor], values: Sequence[Moments], axis: int) -> Moments:
+    """Several moments as one: means and variances are each joined along an axis."""
     return Moments(join([p.mean for p in values], axis), join([p.var for p in values], axis))
 
 
@@ -263,9 +264,9 @@ def _unroll(
         output, state = _layer(cell, (source, remembered), state, weights, reverse=k % directions == 1)
         outputs.append(output)
         last.append(state)
-        line = _joined(torch.cat, [moments for moments, _ in outputs], -1)
+        line = joined(torch.cat, [moments for moments, _ in outputs], -1)
         lags = _lags([lag for _, lag in outputs])
-    finals = (_joined(torch.stack, states, 0) for states in zip(*last, strict=True))
+    finals = (joined(torch.stack, states, 0) for states in zip(*last, strict=True))
     return (_swapped(line) if batch_first else line, *finals)
 
 
