@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,6 @@ from .recurrent import unroll_of
 from .windows import Windows
 
 aten = torch.ops.aten
-TINY = torch.finfo(torch.float32).tiny
 DROPOUTS = (aten.dropout, aten.native_dropout, aten.feature_dropout)
 
 
@@ -91,6 +90,10 @@ class ElementNoise:
             return (gradient * self.before).flatten(3).sum(3) * math.sqrt(self.odds)
         return (gradient * self.var.sqrt()).flatten(2)
 
+    def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
+        """What this noise adds to the covariance of a sample's outputs, (batch, outputs, outputs)."""
+        return gram(self.factors(gradients))
+
 
 @dataclass
 class ParameterUse:
@@ -98,14 +101,21 @@ class ParameterUse:
 
     Attributes:
         entry: The mean of its result.
-        pull: From derivatives by that, (outputs, batch, ...), to derivatives by the parameter, (outputs, batch,
-            *parameter).
+        node: The operation.
+        pull: From derivatives by that, (outputs, batch, ...), and what the parameter is multiplied with, to derivatives
+            by the parameter, (outputs, batch, *parameter).
+        read: What the parameter is multiplied with.
+        reading: The same from the operation's arguments in a run of the network; None if it is a constant, or if the
+            operation's own rule knows what is left of the product.
         spread: The variance that the parameter adds to every element of the result, if these are independent: of a
             linear layer's weight that every sample meets once, Var W (E x)².
     """
 
     entry: Tensor
-    pull: Callable[[Tensor], Tensor]
+    node: Node
+    pull: Callable[[Tensor, Any], Tensor]
+    read: Any = None
+    reading: Callable[[Sequence[Any]], Tensor] | None = None
     spread: Tensor | None = None
 
 
@@ -144,9 +154,56 @@ class ParameterNoise:
 
     def by_weight(self, gradients: Sequence[Tensor]) -> Tensor:
         """Per-sample derivatives by the parameter, times its standard deviation, (outputs, batch, weights)."""
-        total = sum(use.pull(gradient) for use, gradient in zip(self.uses, gradients, strict=True))
+        return self.scaled(use.pull(gradient, use.read) for use, gradient in zip(self.uses, gradients, strict=True))
+
+    def scaled(self, derivatives: Iterable[Tensor]) -> Tensor:
+        """The sum of what its uses make of it, times its standard deviation, (outputs, batch, weights)."""
+        total = sum(derivatives)
         assert isinstance(total, Tensor)
         return (total * self.var.sqrt()).flatten(2)
+
+    def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
+        """What this noise adds to the covariance of a sample's outputs, (batch, outputs, outputs)."""
+        return gram(self.factors(gradients))
+
+
+@dataclass
+class SharedProducts:
+    """Products of the noise of a parameter that positions share and the noise of what it is multiplied with.
+
+    They are common to all positions: with g the derivative of an output by the result, x what the parameter w is
+    multiplied with, they add Var w E[(sum over positions of g (x - E x))²]. Some runs of the network give x with its
+    correlations between positions; for given x the expectation over w is exact, so that few are enough.
+
+    Attributes:
+        name: Path of the first module that reads the parameter.
+        parameter: The parameter.
+        noises: For each run and each use x - E x, None where it is a constant.
+    """
+
+    name: str
+    parameter: ParameterNoise
+    noises: list[list[Tensor | None]]
+    kind: str = "product"
+
+    @property
+    def entries(self) -> list[Tensor]:
+        """Those of the parameter."""
+        return self.parameter.entries
+
+    @property
+    def width(self) -> int:
+        """Elements of the factors of one output and one run, all samples together."""
+        return len(self.entries[0]) * self.parameter.var.numel()
+
+    def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
+        """What these products add to the covariance of a sample's outputs, (batch, outputs, outputs)."""
+        uses = list(zip(self.parameter.uses, gradients, strict=True))
+        total = gradients[0].new_zeros(())
+        for noises in self.noises:
+            by_use = [use.pull(g, noise) for (use, g), noise in zip(uses, noises, strict=True) if noise is not None]
+            total = total + gram(self.parameter.scaled(by_use))
+        return total / len(self.noises)
 
 
 class MeanEvaluation(Evaluation):
@@ -155,8 +212,6 @@ class MeanEvaluation(Evaluation):
     Attributes:
         sources: The noise that enters, in the order of execution.
         linearized: Operations whose own fresh variance is not counted, by name of their module.
-        shared: For layers whose random weights all positions share, the share of their variance that products
-            of the noise of weights and of what they read add, sample by sample. Positions count as independent in it.
     """
 
     def __init__(self, plan: Plan, env: dict[Node, Any], parameters: dict[Node, ParameterNoise]) -> None:
@@ -164,7 +219,6 @@ class MeanEvaluation(Evaluation):
         self.clusters: SlopedClusters = SlopedClusters(plan, env)
         self.parameters = parameters
         self.by_weight: dict[Node, Tensor] = {}  # of linear layers with random weights: Var W (E x)²
-        self.shared: list[Tensor] = []
         self.pooled: dict[Node, tuple[Moments, Tensor]] = {}  # maxima over windows, and the variance left by their line
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
@@ -228,8 +282,7 @@ class MeanEvaluation(Evaluation):
         # a node of autograd of its own: dropout hands on the mean that it reads, into which it puts no noise
         mean = mean.view_as(mean) if mean.requires_grad else mean.detach().requires_grad_()
         for parameter in parameters:
-            pull, spread = self._way_back(node, rule, parameter)
-            self.parameters[parameter].uses.append(ParameterUse(mean, pull, spread))
+            self.parameters[parameter].uses.append(self._use(node, rule, parameter, mean))
         if fresh is not None:
             self._add_source(node, rule, mean, fresh.expand(mean.shape))
         return Moments(mean, var)
@@ -278,6 +331,7 @@ class MeanEvaluation(Evaluation):
         if rule.transposable or rule.kind == "elementwise":
             random = self.plan.random_operands(node)
             combines = rule.signs is None and rule.kind != "structural" and len(random) > 1
+            combines = combines and not self._shared(node, rule)
             return self._left_of_product(node, rule, value, random) if combines else None, value.mean
         self.linearized[node.module or "(model)"] = str(node.packet or node.target)
         if node.packet is aten.scaled_dot_product_attention:
@@ -306,8 +360,6 @@ class MeanEvaluation(Evaluation):
         if rule.linear and rule.weighted and {*node.args[:2]} <= {*random} and not node.kwargs:
             x, weight = (self.value(operand).dense().var for operand in node.args[:2])
             left: Tensor = node.target(x, weight, None, *node.args[3:])  # a bias leaves nothing
-            if x.ndim > 2:
-                self.shared.append(left.flatten(1).sum(1) / value.var.flatten(1).sum(1).clamp_min(TINY))
             return left
         left = value.var
         for chosen in random:
@@ -320,32 +372,64 @@ class MeanEvaluation(Evaluation):
             left = left - _first_result(rule, node, args, kwargs).var.detach()
         return left.clamp_min(0)
 
-    def _way_back(self, node: Node, rule: Rule, parameter: Node) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
-        """`ParameterUse.pull` and `spread` of an operation."""
+    def _shared(self, node: Node, rule: Rule) -> bool:
+        """Whether positions share a random parameter by which something random is multiplied: see `SharedProducts`."""
+        factors = [argument for argument in node.args[:2] if isinstance(argument, Node)]
+        parameters = [factor for factor in factors if factor in self.parameters]
+        others = [factor for factor in factors if factor not in self.parameters and self.plan.random(factor)]
+        if not (len(parameters) == len(others) == 1):
+            return False
+        shape = others[0].info.shape
+        return len(shape) > 2 if rule.linear else shape[1:].numel() > parameters[0].info.shape.numel()
+
+    def reads_random_weight(self, node: Node) -> bool:
+        """Whether an operation is a linear layer with a random weight that reads something random."""
+        return node.packet is aten.linear and node.args[1] in self.parameters and self.plan.random(node.args[0])
+
+    def _use(self, node: Node, rule: Rule, parameter: Node, entry: Tensor) -> ParameterUse:
+        """How an operation reads a random parameter."""
         position = next(i for i, argument in enumerate(node.args) if argument is parameter)
         shape, channels = parameter.info.shape, rule.channels or -1
         normalizes = rule.batch_norm is not None or rule.normalizes(*node.args)
+        reading: Callable[[Sequence[Any]], Tensor] | None
         weight = 2 if node.packet in (aten.layer_norm, aten.group_norm, aten.rms_norm) else 1
         adds = rule.signs is not None and rule.signs[position] == 1.0 and not node.kwargs
         if position == rule.bias or adds or (normalizes and position == weight + 1):
-            return lambda gradient: _summed_to(gradient, shape, channels), None
+            return ParameterUse(entry, node, lambda gradient, _: _summed_to(gradient, shape, channels))
         if normalizes and position == weight:
+
+            def normalized(args: Sequence[Any]) -> Tensor:
+                plain = node.target(*args[:weight], None, None, *args[weight + 2 :])
+                first: Tensor = plain if isinstance(plain, Tensor) else plain[0]
+                return first
+
             plain = self._without_scale_and_shift(node, rule, weight)
-            return lambda gradient: _summed_to(gradient * plain, shape, channels), None
+            by_scale = lambda gradient, plain: _summed_to(gradient * plain, shape, channels)  # noqa: E731
+            counted = rule.batch_norm is not None and not self._shared(node, rule)  # by its rule
+            reading = None if counted or not self.plan.random(node.args[0]) else normalized
+            return ParameterUse(entry, node, by_scale, plain, reading)
         if rule.kind == "elementwise" and rule.product and len(node.operands) == 2:
-            factor = self._mean(node.args[1 - position]).detach()
-            return lambda gradient: _summed_to(gradient * factor, shape), None
+            other = 1 - position
+            by_factor = lambda gradient, factor: _summed_to(gradient * factor, shape)  # noqa: E731
+            reading = operator.itemgetter(other) if self._shared(node, rule) else None
+            return ParameterUse(entry, node, by_factor, self._mean(node.args[other]).detach(), reading)
         if rule.linear and position == 1:
             x = self._mean(node.args[0]).detach()
+            reading = operator.itemgetter(0) if self._shared(node, rule) else None
             if rule.convolution is None:
                 spread = self.by_weight.get(node) if x.ndim == 2 else None
-                return lambda gradient: _linear_weight_gradient(gradient, x), spread
+                return ParameterUse(entry, node, _linear_weight_gradient, x, reading, spread)
             settings = rule.convolution(*resolve(node.args, self.value))
             if not settings.transposed and len(shape) == 4:
-                return lambda gradient: _convolution_weight_gradient(gradient, x, shape, settings), None
+                by_kernel = lambda gradient, x: _convolution_weight_gradient(gradient, x, shape, settings)  # noqa: E731
+                return ParameterUse(entry, node, by_kernel, x, reading)
         if node.packet is aten.embedding and position == 0:
-            tokens = self.value(node.args[1])
-            return lambda gradient: _embedding_gradient(gradient, tokens, shape), None
+            return ParameterUse(
+                entry,
+                node,
+                lambda gradient, tokens: _embedding_gradient(gradient, tokens, shape),
+                self.value(node.args[1]),
+            )
         raise VarpropError(
             f"parameter_var names '{self.parameters[parameter].name}', which {node.packet or node.target} in "
             f"'{node.module or '(model)'}' reads: random parameters of linear layers, convolutions, embeddings and "
@@ -485,7 +569,7 @@ def _embedding_gradient(gradient: Tensor, tokens: Tensor, shape: Sequence[int]) 
     return table.scatter_add(2, index, gradient.reshape(outputs, batch, -1, shape[1]))
 
 
-Source = ElementNoise | ParameterNoise
+Source = ElementNoise | ParameterNoise | SharedProducts
 SMALL = 400_000  # multiplications for a sample, below which a matrix product costs a CPU more than its elements
 
 

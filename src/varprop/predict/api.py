@@ -16,9 +16,9 @@ from ..graph.node import Node, TensorInfo
 from ..graph.program import Program
 from ..moments import Moments, trusted
 from ..training.restore import preserved_modes
-from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source, gram
+from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, SharedProducts, Source
 from .cuda_replay import PredictionGraphs
-from .draws import combine_with_draws
+from .draws import combine_with_draws, shared_products
 from .prediction import CURVED, SHARED, Prediction, SourceShare, each_tensor
 
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
@@ -224,21 +224,22 @@ def _analysed(
         _require_memory(mean, len(directions), sources)
         gradients = _gradients(mean, directions, sources)
     with torch.no_grad():
-        covariance, shares, by_input = mean.new_zeros(()), [], None
+        covariance, shared, shares, by_input = mean.new_zeros(()), mean.new_zeros(len(x)), [], None
         for source, gradient in zip(sources, gradients, strict=True):
-            factors = source.factors(gradient)
-            added = gram(factors)
+            added = source.covariance(gradient)
             covariance = covariance + added
             shares.append(SourceShare(source.name, source.kind, added.diagonal(dim1=-2, dim2=-1)))
-            if source.kind == "input":
-                by_input = factors.square().movedim(0, 1).unflatten(2, x.shape[1:])
+            if isinstance(source, SharedProducts):
+                shared = shared + shares[-1].variance.sum(1)
+            if isinstance(source, ElementNoise) and source.kind == "input":
+                by_input = source.factors(gradient).square().movedim(0, 1).unflatten(2, x.shape[1:])
         diagonal = evaluation.value(program.outputs[0]).dense().var.flatten(1) @ directions.square().T
         prediction = Prediction(
             mean.detach().flatten(1) @ directions.T,
             covariance,
             tuple(shares),
             by_input,
-            _reliable(covariance, diagonal, shares, evaluation.shared),
+            _reliable(covariance, diagonal, shares, shared),
             diagonal,
             dict(evaluation.linearized),
         )
@@ -275,6 +276,7 @@ def _evaluate(
     evaluation.run()
     mean = evaluation.value(program.outputs[0]).dense().mean
     sources += [*evaluation.sources, *(parameter for parameter in noise.values() if parameter.uses)]
+    sources += shared_products(program, evaluation, sources, x)
     return evaluation, mean, sources
 
 
@@ -328,15 +330,13 @@ def _gradients(mean: Tensor, directions: Tensor, sources: list[Source]) -> list[
     return [[found[id(entry)] for entry in source.entries] for source in sources]
 
 
-def _reliable(covariance: Tensor, diagonal: Tensor, shares: Sequence[SourceShare], shared: Sequence[Tensor]) -> Tensor:
+def _reliable(covariance: Tensor, diagonal: Tensor, shares: Sequence[SourceShare], shared: Tensor) -> Tensor:
     total = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
     first_order = ("input", "parameter", "dropout", "dropout of what varies", "draw", "product")
     curved = sum((s.variance.sum(1) for s in shares if s.kind not in first_order), torch.zeros_like(total))
     shortfall = (diagonal.sum(1) / total.clamp_min(torch.finfo(total.dtype).tiny)).clamp_max(1)
     reliable = curved <= CURVED * shortfall ** (1 / 3) * total
-    for share in shared:
-        reliable = reliable & (share <= SHARED)
-    return reliable
+    return reliable & (shared <= SHARED * total)
 
 
 def _joined(pieces: list[Prediction]) -> Prediction:

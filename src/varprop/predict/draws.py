@@ -15,12 +15,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph.node import Node, resolve
 from ..graph.program import Program
-from .adjoint import MeanEvaluation, ParameterNoise, Source, aten, gram
+from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, ParameterUse, SharedProducts, Source, aten, gram
+from .attention import mean_of
 from .prediction import Prediction
+
+RUNS = 4  # by which correlations of what shared weights read are known: they leave 1 to 2 % of the std to chance
 
 
 def combine_with_draws(
@@ -61,8 +65,10 @@ def _drawn_factors(source: Source, gradients: Sequence[Tensor]) -> Tensor | None
     """`Source.factors` for the share of the noise that a draw shows; None if there is none."""
     if isinstance(source, ParameterNoise):
         return source.by_weight(gradients)
-    if source.drawn_var is None or source.by_channel:
-        return source.factors(gradients) if source.by_channel else None
+    if isinstance(source, SharedProducts) or (source.drawn_var is None and not source.by_channel):
+        return None
+    if source.by_channel or source.drawn_var is None:
+        return source.factors(gradients)
     return (gradients[0] * source.drawn_var.sqrt()).flatten(2)
 
 
@@ -75,21 +81,41 @@ def _draw(
     x: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """One run of the network with drawn noise: its output, and what the same noise does to its linear part."""
+    env, noises = run(program, evaluation, sources, x)
+    response = x.new_zeros(gradients[0][0].shape[1], gradients[0][0].shape[0])
+    for source, factor, gradient, noise in zip(sources, factors, gradients, noises, strict=True):
+        if noise is None:
+            continue
+        if isinstance(source, ParameterNoise):
+            assert factor is not None
+            response = response + (factor @ noise.flatten()).T
+        else:
+            response = response + (gradient[0] * noise).flatten(2).sum(2).T
+    return env[program.outputs[0]], response
+
+
+def run(
+    program: Program, evaluation: MeanEvaluation, sources: Sequence[Source], x: Tensor
+) -> tuple[dict[Node, Any], list[Tensor | None]]:
+    """One run of the network with drawn noise: all values, and for each source what was drawn.
+
+    Of a parameter that is in units of its standard deviation, elsewhere what the noise adds to the mean.
+    """
     env: dict[Node, Any] = {**program.tensors(), program.inputs[0]: x}
     names = {name: node for node, name in program.state.items()}
-    response = x.new_zeros(gradients[0][0].shape[1], gradients[0][0].shape[0])
+    noises: list[Tensor | None] = [None] * len(sources)
     drawn: dict[Node, tuple[int, Tensor | None]] = {}
     for index, source in enumerate(sources):
         if isinstance(source, ParameterNoise):
-            factor = factors[index]
-            assert factor is not None
             node, draw = names[source.name], torch.randn_like(source.var)
             env[node] = env[node] + source.var.sqrt() * draw
-            response = response + (factor @ draw.flatten()).T
+            noises[index] = draw
+        elif isinstance(source, SharedProducts):
+            continue
         elif source.kind == "input":
             noise = source.var.sqrt() * torch.randn_like(x)
             env[source.node] = x + noise
-            response = response + _along(gradients[index][0], noise)
+            noises[index] = noise
         elif source.drawn_var is not None:
             drawn[source.node] = index, source.before
     for node in program.nodes:
@@ -104,14 +130,42 @@ def _draw(
             shape = (*args[0].shape[:2], *[1] * (args[0].ndim - 2)) if whole else args[0].shape
             factor = torch.bernoulli(args[0].new_full(shape, keep)) / keep
             env[node] = [args[0] * factor, factor > 0] if node.packet is aten.native_dropout else args[0] * factor
-            noise = before * (factor - 1)
+            noises[index] = before * (factor - 1)
         else:
             env[node] = node.target(*args, **kwargs)
-            noise = env[node] - evaluation.env[node].dense().mean
-        response = response + _along(gradients[index][0], noise)
-    return env[program.outputs[0]], response
+            noises[index] = env[node] - evaluation.env[node].dense().mean
+    return env, noises
 
 
-def _along(gradient: Tensor, noise: Tensor) -> Tensor:
-    """Derivatives (outputs, batch, ...) times noise (batch, ...), as (batch, outputs)."""
-    return (gradient * noise).flatten(2).sum(2).T
+@torch.no_grad()
+def shared_products(
+    program: Program, evaluation: MeanEvaluation, sources: Sequence[Source], x: Tensor
+) -> list[SharedProducts]:
+    """Products of two noises that positions share, by some runs of the network that are the same in every call.
+
+    Linear layers that read vectors, such as averages over positions, get the variances of what they read from the same
+    runs: the rules, for which positions are independent, have far too little.
+    """
+    shared = [s for s in sources if isinstance(s, ParameterNoise) and any(use.reading is not None for use in s.uses)]
+    if not shared:
+        return []
+    products = [SharedProducts(s.uses[0].node.module or "(model)", s, []) for s in shared]
+    heads = [s for s in sources if isinstance(s, ElementNoise) and evaluation.reads_random_weight(s.node)]
+    squares = [torch.zeros(()) for _ in heads]
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        (torch.cuda if x.is_cuda else torch.default_generator).manual_seed(0)
+        for _ in range(RUNS):
+            env, _ = run(program, evaluation, sources, x)
+            for product in products:
+                product.noises.append([_noise_read(use, env) for use in product.parameter.uses])
+            for index, head in enumerate(heads):
+                noise = env[head.node.args[0]] - mean_of(evaluation.env[head.node.args[0]])
+                squares[index] = noise.square() / RUNS + squares[index].to(noise)
+    for head, square in zip(heads, squares, strict=True):
+        head.var = F.linear(square, evaluation.parameters[head.node.args[1]].var)
+    return products
+
+
+def _noise_read(use: ParameterUse, env: dict[Node, Any]) -> Tensor | None:
+    """The noise of what a random parameter is multiplied with in a run."""
+    return None if use.reading is None else use.reading(resolve(use.node.args, env.__getitem__)) - use.read
