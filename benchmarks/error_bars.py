@@ -169,6 +169,13 @@ CASES = {
     "MLP 3 x 256, input noise 1": Case(lambda: mlp(3, 0.0), "mnist", input_noise=1.0),
     "ResNet-18, input noise .1": Case(lambda: resnet18(64, 0.0), "cifar10", 6, input_noise=0.1, draws=(16, 64)),
     "ResNet-18, input noise .3": Case(lambda: resnet18(64, 0.0), "cifar10", 6, input_noise=0.3, draws=(16, 64)),
+    "ResNet-18, width 8, Laplace": Case(lambda: resnet18(8, 0.0), "cifar10", 2.05, laplace=True, samples=16),
+    "ResNet-18, width 8, input noise .1": Case(
+        lambda: resnet18(8, 0.0), "cifar10", 2.05, input_noise=0.1, draws=(16, 64), samples=16
+    ),
+    "ResNet-18, width 8, input noise .3": Case(
+        lambda: resnet18(8, 0.0), "cifar10", 2.05, input_noise=0.3, draws=(16, 64), samples=16
+    ),
     "CNN, input noise .1": Case(cnn, "mnist", 1, input_noise=0.1, draws=(16, 64), samples=32),
     "CNN, input noise .3": Case(cnn, "mnist", 1, input_noise=0.3, draws=(16, 64), samples=32),
     "CNN, input noise 1": Case(cnn, "mnist", 1, input_noise=1.0, draws=(16, 64), samples=32),
@@ -363,7 +370,7 @@ def measure(name: str, case: Case, root: str | None, device: str, tiny: bool, tr
     if noise:
         settings["input_var"] = noise**2
     truth = draws_of(model, x, case, variances, noise, truth_draws)
-    std, fresh = truth.std(0), draws_of(model, x, case, variances, noise, 32)
+    std, fresh = truth.std(0), draws_of(model, x, case, variances, noise, max(32, *case.draws, 0))
     program = captured(model, x)
     seconds, found = timed(lambda: vp.predict(program, x, **settings))
     forward, _ = timed(lambda: draws_of(model, x, case, {}, 0.0, 1), 10)
@@ -377,13 +384,13 @@ def measure(name: str, case: Case, root: str | None, device: str, tiny: bool, tr
     }
     return {
         "case": name, "adjoint": quantiles(ratio), "diagonal": quantiles(found.diagonal_var.sqrt() / std),
-        **by_others, "draws 4": quantiles(fresh[:4].std(0) / std), "draws 32": quantiles(fresh.std(0) / std),
+        **by_others, "draws 4": quantiles(fresh[:4].std(0) / std), "draws 32": quantiles(fresh[:32].std(0) / std),
         "mean off": float(((found.mean - truth.mean(0)) / std).abs().median()),
         "within 10 %": float(((ratio - 1).abs() < 0.1).float().mean()),
         "worth draws": float(0.5 / error), "reliable": float(found.reliable.float().mean()),
         "off": float(((by_sample - 1).abs() > 0.1).float().mean()),
         "samples": [[float(f"{v:.3g}") for v in row] for row in zip(curved, explained, by_sample, strict=True)],
-        "mended": {n: mended(vp.predict(program, x, draws=n, **settings), std) for n in case.draws},
+        "mended": {n: mended(vp.predict(program, x, draws=n, **settings), fresh[:n], std) for n in case.draws},
         "outputs": found.mean.shape[1], "seconds": seconds, "forward seconds": forward, "truth": truth_draws,
         "linearized": sorted(set(found.linearized.values())),
         "accuracy": None if tiny else accuracy(model, task), **about(device),
@@ -397,9 +404,9 @@ def about(device: str) -> dict[str, Any]:
     return {"device": name, "versions": versions(), "git": git_state()}
 
 
-def mended(found: vp.Prediction, std: Tensor) -> dict[str, Any]:
-    """Draws with the analytic result as their control variate, beside the same draws alone."""
-    alone = found.draws.std(0)
+def mended(found: vp.Prediction, draws: Tensor, std: Tensor) -> dict[str, Any]:
+    """A prediction with draws, beside as many independent draws alone."""
+    alone = draws.std(0)
     return {
         "alone": quantiles(alone / std), "combined": quantiles(found.std / std),
         "bias alone": float((alone / std).square().mean()), "bias": float((found.std / std).square().mean()),

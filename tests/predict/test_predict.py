@@ -250,18 +250,37 @@ def test_random_weights_of_embeddings_norms_and_tied_layers():
     assert_like_draws(vp.predict(model, x, parameter_var=parameter_var), with_drawn_parameters(model, x, parameter_var))
 
 
-@pytest.mark.parametrize(("noise", "share"), [(0.5, 0.6), (1.5, 0.9)])
+@pytest.mark.parametrize(("noise", "share"), [(0.5, 0.6), (1.5, 0.85)])
 def test_draws_mend_what_is_not_linear(noise, share):
-    """Input noise bends the network; draws with the analytic control variate are unbiased and tighter than alone."""
+    """Input noise bends the network; derivatives at 16 draws are unbiased and tighter than the draws alone."""
     model, x = mlp(p=0.0), torch.randn(64, 8)
     truth = model.eval()(x + noise * torch.randn(DRAWS, *x.shape)).detach()
     torch.manual_seed(1)
     found = vp.predict(model, x, input_var=noise**2, draws=16)
-    with_control = (found.std / truth.std(0)).log().square().mean().sqrt()
-    alone = (found.draws.std(0) / truth.std(0)).log().square().mean().sqrt()
-    assert with_control < share * alone
+    by_derivatives = (found.std / truth.std(0)).log().square().mean().sqrt()
+    alone = (truth[:16].std(0) / truth.std(0)).log().square().mean().sqrt()
+    assert by_derivatives < share * alone
     assert abs((found.var / truth.var(0)).mean() - 1) < 0.05
     assert bool(found.reliable.float().mean() > 0.9) is (noise < 1)
+
+
+def test_a_few_draws_of_a_noisy_image_are_enough():
+    """Derivatives at 8 draws tell more of the covariance than 64 outputs, whose std are off by 9 %."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    model, x = nn.Sequential(*layers, nn.Flatten(), nn.Linear(400, 5)), torch.randn(8, 2, 12, 12)
+    truth = torch.stack([model(x + 0.5 * torch.randn_like(x)).detach() for _ in range(1500)])
+    found = vp.predict(model, x, input_var=0.25, draws=8)
+    assert (found.std / truth.std(0)).log().square().mean().sqrt() < (0.5 / 63) ** 0.5
+    assert_like_draws(found, truth, mean=0.2)
+
+
+def test_derivatives_at_draws_are_exact_in_a_linear_network():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)).double(), torch.randn(3, 6, dtype=torch.float64)
+    found = vp.predict(model, x, input_var=0.3, draws=4)
+    torch.testing.assert_close(found.covariance, vp.predict(model, x, input_var=0.3).covariance)
+    torch.testing.assert_close(found.mean, model(x).detach())
 
 
 def test_draws_of_dropout_and_weights_agree_with_the_analytic_result():

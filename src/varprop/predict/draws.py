@@ -5,7 +5,8 @@ output y is regressed on its linear part l over the draws, y = a + b l + residua
 
     Var[y] = b² Var[l] + Var[residual],   E[y] = mean of y - b (mean of l),
 
-so that draws only have to find what is not linear.
+so that draws only have to find what is not linear. Where nothing but the input is random, derivatives at the draws give
+the covariance instead (`chain`), which needs fewer of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..graph.node import Node, resolve
 from ..graph.program import Program
 from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, ParameterUse, SharedProducts, Source, aten, gram
 from .attention import mean_of
+from .chain import covariance_along_chain, only_input
 from .prediction import Prediction
 
 RUNS = 4  # by which correlations of what shared weights read are known: they leave 1 to 2 % of the std to chance
@@ -42,23 +44,34 @@ def combine_with_draws(
     if draws < 4:
         raise ValueError(f"draws={draws} are too few to regress on: at least 4.")
     factors = [_drawn_factors(source, gradient) for source, gradient in zip(sources, gradients, strict=True)]
-    linear_covariance = sum((gram(f) for f in factors if f is not None), torch.zeros_like(prediction.covariance[:1]))
-    assert isinstance(linear_covariance, Tensor)
-    pairs = [_draw(program, evaluation, sources, factors, gradients, x) for _ in range(draws)]
-    real = torch.stack([output.flatten(1) @ directions.T for output, _ in pairs])[:, :count]
-    linear = torch.stack([response for _, response in pairs])[:, :count]
+    covariance = None
+    if entry := only_input(sources):
+        covariance, real, noises = covariance_along_chain(program, x, entry.var, directions, draws)
+        (gradient,) = gradients[0]  # the input comes first
+        linear = torch.stack([_along(gradient, noise) for noise in noises])
+    else:
+        pairs = [_draw(program, evaluation, sources, factors, gradients, x) for _ in range(draws)]
+        real = torch.stack([output.flatten(1) @ directions.T for output, _ in pairs])
+        linear = torch.stack([response for _, response in pairs])
     y, known = real - real.mean(0), linear - linear.mean(0)
     products = torch.einsum("rbi,rbj->bij", known, known)
     squares = products.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(x.dtype).tiny)
     slope = (y * known).sum(0) / squares
-    residual = y - slope * known
-    left = torch.einsum("rbi,rbj->bij", residual, residual) / (draws - 2)
-    # products of estimated slopes are too large on average by the covariance of their errors
-    error = products / (squares.unsqueeze(-1) * squares.unsqueeze(-2))
-    excess = (error * linear_covariance[:count]).clamp(-1, 1) * left
-    covariance = left - excess + slope.unsqueeze(-1) * linear_covariance[:count] * slope.unsqueeze(-2)
     mean = real.mean(0) - slope * linear.mean(0)
-    return replace(prediction, mean=mean, covariance=covariance, draws=real)
+    if covariance is None:
+        linear_covariance = sum((gram(f) for f in factors if f is not None), torch.zeros_like(products))
+        residual = y - slope * known
+        left = torch.einsum("rbi,rbj->bij", residual, residual) / (draws - 2)
+        # products of estimated slopes are too large on average by the covariance of their errors
+        error = products / (squares.unsqueeze(-1) * squares.unsqueeze(-2))
+        excess = (error * linear_covariance).clamp(-1, 1) * left
+        covariance = left - excess + slope.unsqueeze(-1) * linear_covariance * slope.unsqueeze(-2)
+    return replace(prediction, mean=mean[:count], covariance=covariance[:count], draws=real[:, :count])
+
+
+def _along(gradient: Tensor, noise: Tensor) -> Tensor:
+    """Derivatives (outputs, batch, ...) times noise (batch, ...), as (batch, outputs)."""
+    return (gradient * noise).flatten(2).sum(2).T
 
 
 def _drawn_factors(source: Source, gradients: Sequence[Tensor]) -> Tensor | None:
@@ -90,7 +103,7 @@ def _draw(
             assert factor is not None
             response = response + (factor @ noise.flatten()).T
         else:
-            response = response + (gradient[0] * noise).flatten(2).sum(2).T
+            response = response + _along(gradient[0], noise)
     return env[program.outputs[0]], response
 
 

@@ -57,7 +57,7 @@ class Prediction:
         diagonal_var: The outputs' variance by the rules alone, for which units are independent, (batch, outputs).
         linearized: Operations that were taken as linear around their mean, by module.
         draws: Real draws of the outputs, (draws, batch, outputs), if any were asked for; mean and covariance then
-            rest on both.
+            rest on both. Where only the input is noisy each is correlated with the next.
 
     Example:
         >>> import torch, varprop as vp
