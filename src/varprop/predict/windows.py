@@ -14,10 +14,10 @@ from torch import Tensor
 from ..graph.node import Node
 from ..moments import Moments
 from ..rules.axes import per_axis
+from .curves import DENSITY, FAR
 
 aten = torch.ops.aten
 LOWEST = -1e30  # the mean of what windows read outside
-DENSITY = 1 / math.sqrt(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _tournament(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[T
     m1, v1, first = _tournament(means[:half], variances[:half])
     m2, v2, second = _tournament(means[half:], variances[half:])
     std = (v1 + v2).sqrt_().clamp_min_(torch.finfo(m1.dtype).tiny)
-    a = ((m1 - m2) / std).clamp_(-40, 40)
+    a = ((m1 - m2) / std).clamp_(-FAR, FAR)
     error = torch.erf(a * math.sqrt(0.5))
     density = (a.square() * -0.5).exp_().mul_(DENSITY)
     upper = (error * 0.5).add_(0.5)
