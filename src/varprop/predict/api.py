@@ -77,7 +77,9 @@ def predict(
         (torch.Size([8, 3]), torch.Size([8, 3]), torch.Size([8, 3, 3]))
     """
     if not isinstance(x, Tensor) or x.ndim < 1 or len(x) == 0:
-        raise ValueError("predict takes a batch of inputs as a tensor whose first axis runs over samples.")
+        raise ValueError(
+            "predict takes a batch of inputs, at least one, as a tensor whose first axis runs over samples."
+        )
     program = model if isinstance(model, Program) else _captured(model, x, random)
     if len(program.inputs) != 1 or len(program.outputs) != 1:
         raise ValueError(
@@ -90,6 +92,8 @@ def predict(
             f"The model was captured with samples of shape {tuple(program.inputs[0].info.shape[1:])}, but x has "
             f"{tuple(x.shape[1:])}."
         )
+    if input_var is not None and not x.is_floating_point():
+        raise ValueError(f"input_var needs inputs of a floating point dtype: x has {x.dtype}.")
     var = None if input_var is None else _checked_variances({"input_var": (input_var, x)})[0]
     parameters = _random_parameters(program, parameter_var or {})
     plan = plan_for(program, (*(program.inputs if var is not None else ()), *parameters))
@@ -116,10 +120,13 @@ def _filled(values: Tensor, size: int) -> Tensor:
 
 def _captured(model: nn.Module, x: Tensor, random: Random | None) -> Program:
     """The model with its noise layers at work and everything else in evaluation mode."""
+    paths = [] if random is None or callable(random) else [random] if isinstance(random, str) else list(random)
+    if unknown := sorted({*paths} - {path for path, _ in model.named_modules()}):
+        raise ValueError(f"random names '{unknown[0]}', which is no module of the model.")
     with preserved_modes(model):
         model.eval()
         for path, module in model.named_modules():
-            if _is_random(path, module, random):
+            if path in paths or _is_random(path, module, random):
                 module.train()
         return capture(model, x)
 
@@ -128,15 +135,15 @@ def _is_random(path: str, module: nn.Module, random: Random | None) -> bool:
     if random is None:
         name = type(module).__name__.lower()
         return not list(module.children()) and ("dropout" in name or "droppath" in name or "stochasticdepth" in name)
-    if callable(random):
-        return random(path, module)
-    return path in ([random] if isinstance(random, str) else list(random))
+    return callable(random) and random(path, module)
 
 
 def _checked_variances(named: Mapping[str, tuple[Tensor | float, Tensor]]) -> list[Tensor]:
     """Variances as tensors of the shape, dtype and device of what they belong to, by the name of the argument."""
     values = []
     for name, (value, like) in named.items():
+        if not isinstance(value, (Tensor, int, float)):
+            raise ValueError(f"{name} takes a number or a tensor, not {type(value).__name__}.")
         var = torch.as_tensor(value, dtype=like.dtype, device=like.device)
         try:
             values.append(var.expand(like.shape))
@@ -299,7 +306,15 @@ def _directions(info: TensorInfo, device: torch.device, outputs: Any) -> Tensor:
                 f"outputs=, as flat indices or directions."
             )
         return torch.eye(elements, dtype=dtype, device=device)
-    index = torch.as_tensor([outputs] if isinstance(outputs, int) else outputs, device="cpu")
+    try:
+        index = torch.as_tensor([outputs] if isinstance(outputs, int) else outputs, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        index = torch.zeros(())
+    if index.ndim != 1 or not len(index) or index.is_floating_point():
+        raise ValueError(
+            f"outputs takes flat indices of one sample's outputs, or directions as a floating point tensor (k, "
+            f"*output shape), not {outputs!r}."
+        )
     if bool((index < -elements).any() | (index >= elements).any()):
         raise ValueError(f"outputs names index {int(index.abs().max())}, but a sample has {elements} outputs.")
     rows = torch.zeros(len(index), elements, dtype=dtype)
