@@ -131,3 +131,18 @@ def test_mean_field_layers_of_bayesian_torch(kind):
     with torch.no_grad():
         draws = torch.stack([model(x) for _ in range(1500)])  # drawn by bayesian-torch itself
     assert_like_draws(vp.predict(plain, x, parameter_var=variances), draws)
+
+
+@pytest.mark.uncertainty
+def test_mean_field_layers_of_torch_uncertainty():
+    if importlib.util.find_spec("torchvision"):
+        importlib.import_module("tests.torchvision_on_cpu")
+    layers = pytest.importorskip("torch_uncertainty.layers.bayesian", exc_type=ImportError)
+    torch.manual_seed(0)
+    model = nn.Sequential(layers.BayesConv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), layers.BayesLinear(144, 3))
+    plain, variances = posteriors.from_mean_field(model)
+    assert set(variances) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    x = torch.randn(4, 1, 8, 8)
+    with torch.no_grad():
+        draws = torch.stack([model(x) for _ in range(1500)])  # drawn by torch-uncertainty itself
+    assert_like_draws(vp.predict(plain, x, parameter_var=variances), draws)
