@@ -723,7 +723,7 @@ def main() -> None:
 
 # Where a start does not exist for an activation, the next one of its line is taken.
 POLICIES: dict[str, tuple[str, ...]] = {
-    "vp.init_": ("shaped 0.4, orthogonal", "shift by depth 1, orthogonal"),
+    "vp.init_": ("shaped 0.4, orthogonal", "shift by depth 1, orthogonal", "first shift, orthogonal, even branches"),
     "PyTorch": ("PyTorch",),
     "He (Xavier for tanh)": ("Xavier", "He"),
     "orthogonal, gain of He": ("orthogonal",),
@@ -735,7 +735,6 @@ POLICIES: dict[str, tuple[str, ...]] = {
         for name in ("first shift", "mean 0", "second moment")
         for kind in ("gaussian", "orthogonal")
     },
-    "first shift, orthogonal, even branches": ("first shift, orthogonal, even branches",),
     "first shift, orthogonal, small branches": ("first shift, orthogonal, small branches",),
     "partly centred 1, orthogonal": ("partly centred 1, orthogonal",),
     "shift by depth 1, gaussian": ("shift by depth 1, gaussian", "shaped 1, gaussian"),

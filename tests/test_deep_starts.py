@@ -44,6 +44,7 @@ def test_stacked_starts_are_those_of_init(activation: str, skips: bool) -> None:
     names |= {"shaped 0.4, orthogonal": {}} if activation == "tanh" and not skips else {}
     names |= {"first shift, gaussian": {"shift": "first"}} if activation == "relu" else {}
     names |= {"shift by depth 1, orthogonal": {}} if activation == "relu" and not skips else {}
+    names |= {"first shift, orthogonal, even branches": {}} if skips else {}
     for name, options in names.items():
         start = Start(cell, SIZES, data, {})
         starts(cell)[name](start)

@@ -31,6 +31,7 @@ from .batchnorm import (
     return_batch_norm,
     take_out_,
 )
+from .branches import branch_factors
 from .checks import (
     check_copyable,
     check_finite,
@@ -48,6 +49,7 @@ from .initialization import (
     preserve_,
     set_first_scales_,
     set_first_shifts_,
+    shrink_branches_,
     starts_by_depth,
 )
 from .layer_layout import Use
@@ -234,6 +236,7 @@ def normalized_(
     long = form is None and init != "preserve" and layers_in_a_row(graph) > SHALLOW
     first = form == "deep" or long or shift in (True, "first")
     starts = first_shifts(graph) if first else starts_by_depth(graph, SHALLOW) if shift else {}
+    factors = branch_factors(graph) if shift == "depth" else {}
     deep = form == "deep" or (long and any(start[0] for start in starts.values()))
     check_weights(layers, deep)
     if orthogonal:
@@ -251,6 +254,7 @@ def normalized_(
         _join_(model, graphs, layers)
         set_first_scales_(layers, silent)
         set_first_shifts_(layers, starts)
+        shrink_branches_(layers, factors)
         if init == "preserve":
             preserve_({path: (cast(Normalized, layer), biases[path]) for path, layer in layers.items()}, silent)
         else:
@@ -404,8 +408,9 @@ def init_(
 
     Weights become orthogonal, and the normalization is projected onto them and folded into them: every unit starts with
     variance 1 and mean 0 by the moments of the data, and those before activations with a variance and a mean at which
-    gradients do not grow either. Batch norms elsewhere than after a layer normalize by the batch, unless they are in
-    evaluation mode and have seen data.
+    gradients do not grow either. Layers at the ends of B residual branches start with variance 1 / B: so each branch
+    adds alike, and a stream of variance 1 ends with 2. Batch norms elsewhere than after a layer normalize by the batch,
+    unless they are in evaluation mode and have seen data.
 
     Args:
         model: The model; its weights and biases are changed.
@@ -416,7 +421,8 @@ def init_(
         shift: Where the outputs of layers before activations start. ``"first"`` (or True): at the smallest mean from
             which on errors of scale die out, 0.377 for ReLU. ``"depth"``: the same, but where the shortest way from an
             input to an output has more than 8 layers, at a mean or a deviation with which gradients hardly grow: mean
-            2.24 for ReLU in a chain of 100 layers, deviation 0.09 for GELU. False: at mean 0, as all other layers do.
+            2.24 for ReLU in a chain of 100 layers, deviation 0.09 for GELU; and branches start small, which with the
+            other choices they do not. False: at mean 0, as all other layers do.
         orthogonal: Whether to make rows or columns of the weights orthonormal first, groups of channels each by itself;
             it takes the present weights and no random numbers. Without, weights are only scaled.
         only: The layers to initialize, as for `normalize`: without those that are to start at zero, say.

@@ -56,7 +56,7 @@ def starts_by_depth(graph: CapturedMode, shallow: int) -> dict[str, FirstOutputs
     """Shift and deviation of every layer whose outputs an activation reads, so that gradients keep their size.
 
     That is on the shortest way through a layer, from an input to an output. Up to `shallow` layers, and so with a skip
-    around it, the start is that of `first_shifts`.
+    around it, the start is that of `first_shifts`; skips need smaller branches instead (`branches.py`).
     """
     lengths = _shortest_ways(graph)
     starts: dict[str, FirstOutputs] = {}
@@ -204,6 +204,14 @@ def set_first_shifts_(layers: dict[str, Any], starts: dict[str, FirstOutputs]) -
         if not isinstance(layers[path], NormalizedRecurrent):
             layers[path].shift.copy_(shift * layers[path].scale)
             layers[path].scale.mul_(std)
+
+
+@torch.no_grad()
+def shrink_branches_(layers: dict[str, Any], factors: dict[str, float]) -> None:
+    """Let the last layers of residual branches start smaller."""
+    for path, factor in factors.items():
+        layers[path].scale.mul_(factor)
+        layers[path].shift.mul_(factor)
 
 
 @torch.no_grad()
