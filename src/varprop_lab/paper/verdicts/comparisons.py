@@ -28,6 +28,7 @@ from ...seed_statistics import (
     average_loss,
     final,
     final_error,
+    log_rate,
     lower,
     number,
     within,
@@ -134,6 +135,27 @@ def _improvement_of_the_speed_is_great(evidence: Evidence) -> Judgement:
     verdict = in_every_seed([share < 1 / SMALL_RATIO for share in shares.values])
     texts = ", ".join("never" if math.isinf(share) else f"{100 * share:.0f} %" for share in shares.values)
     return Judgement(verdict, (f"share of the epochs after which w = 2w' is where Standard ends: {texts}",))
+
+
+@claim(
+    "search-undoes",
+    "A learning rate found for each removes the effect of w = 2w'",
+    "Both networks are the same function at the start, and a rate up to 0.1 is found for each: the running training "
+    f"losses, averaged over all epochs, differ by at most {LOSS_TOLERANCE:.0%} of the standard one's, with the noise "
+    "to spare.",
+    "reparametrized/training",
+)
+def _search_undoes_a_reparametrization(evidence: Evidence) -> Judgement:
+    plain, double = (
+        evidence.sample("reparametrized", "standard", "none", average_loss, variant) for variant in ("", "double")
+    )
+    rates = [
+        evidence.sample("reparametrized", "standard", "none", log_rate, variant).map(lambda log: 10**log).text()
+        for variant in ("", "double")
+    ]
+    losses = f"mean loss over epochs: Standard {plain.text()}, w = 2w' {double.text()}"
+    line = f"rates found: Standard {rates[0]}, w = 2w' {rates[1]}"
+    return Judgement(within(plain, double, LOSS_TOLERANCE * plain.mean), (losses, line))
 
 
 @claim(

@@ -37,7 +37,8 @@ RULE = (
 _ORDER = """
 bn-recurrent bn-overhead bn-stochastic bn-batch-size-training bn-batch-size-validation
 overhead-wn overhead overhead-bn image-size ap2-batch-size-training ap2-batch-size-validation recurrent
-four-times four-times-adam equal-rates great-improvement fair-is-closer decay-nothing decay-destabilizes projection
+four-times four-times-adam equal-rates great-improvement search-undoes fair-is-closer
+decay-nothing decay-destabilizes projection
 running-matches hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn
 bn-evaluation-better-early bn-evaluation-better-late others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero
 overfits bn-overfits-less bn-generalizes noise-prevents on-par cifar-close cifar-bn-trains-best

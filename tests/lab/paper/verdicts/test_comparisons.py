@@ -136,6 +136,22 @@ def test_equal_rates_mislead(double, expected):
 
 
 @pytest.mark.parametrize(
+    ("double", "expected"),
+    [
+        ((0.51, 0.53), "holds"),
+        ((0.3, 0.31), "does not hold"),
+        ((0.7, 0.71), "does not hold"),
+        ((0.4, 0.6), "within noise"),
+    ],
+)
+def test_a_rate_found_for_each_undoes_a_reparametrization(double, expected):
+    plain = seeds("reparametrized", "standard", "none", (0.5, 0.51), bound=0.1)
+    doubled = seeds("reparametrized", "standard", "none", double, bound=0.1, variant="double")
+    assert verdict("search-undoes", [*plain, *doubled]).verdict == expected
+    assert verdict("search-undoes", plain).verdict == "no data"
+
+
+@pytest.mark.parametrize(
     ("epochs", "expected"),
     [((3, 4), "holds"), ((5, 9), "within noise"), ((9, None), "does not hold")],
 )
