@@ -67,7 +67,7 @@ def test_gradients_keep_their_size_where_unit_branches_let_them_grow():
 
 def test_the_inspector_finds_nothing():
     torch.manual_seed(0)
-    model = vp.init_(Residual(20), unit(WIDTH))
+    model = vp.init_(Residual(12), unit(WIDTH))
     assert not vp.inspect(model, unit(WIDTH)).findings
 
 
