@@ -165,3 +165,24 @@ UNCHANGED = {
 @pytest.mark.parametrize("name", UNCHANGED)
 def test_nothing_else_changes(name):
     assert variances(UNCHANGED[name]) == pytest.approx(dict.fromkeys("abcdefgh", 1.0))
+
+
+def test_recurrent_layers_stay_as_they_are():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (nn.GRU(4, 4, batch_first=True) for _ in range(2))
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = x + self.first(x)[0]
+            x = x + self.second(x)[0]
+            return x + self.linear(x)
+
+    models = []
+    for shift in ("depth", "first"):
+        torch.manual_seed(0)
+        models.append(vp.init_(Recurrent(), unit(3, 4), shift=shift))
+    for name in ("first", "second"):
+        assert torch.equal(getattr(models[0], name).bias_ih_l0, getattr(models[1], name).bias_ih_l0)
+    assert not torch.equal(models[0].linear.weight, models[1].linear.weight)

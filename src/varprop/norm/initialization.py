@@ -208,10 +208,11 @@ def set_first_shifts_(layers: dict[str, Any], starts: dict[str, FirstOutputs]) -
 
 @torch.no_grad()
 def shrink_branches_(layers: dict[str, Any], factors: dict[str, float]) -> None:
-    """Let the last layers of residual branches start smaller."""
+    """Let the last layers of residual branches start smaller; gates bound what a recurrent layer adds."""
     for path, factor in factors.items():
-        layers[path].scale.mul_(factor)
-        layers[path].shift.mul_(factor)
+        if not isinstance(layers[path], NormalizedRecurrent):
+            layers[path].scale.mul_(factor)
+            layers[path].shift.mul_(factor)
 
 
 @torch.no_grad()
