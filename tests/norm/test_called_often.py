@@ -287,6 +287,26 @@ class Bumps(nn.Module):
         return y
 
 
+class Unrolled(nn.Module):
+    """A recurrent cell called by hand, from a state of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(8, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 16)
+        for step in x.unbind(1):
+            h = self.cell(step, h)
+        return self.head(h)
+
+
+def test_the_time_of_a_cell_called_by_hand_counts_its_many_operations() -> None:
+    moments = vp.Moments(torch.zeros(1, 1, 8), 1.0)
+    with pytest.warns(UserWarning, match="adds about 1[0-9][0-9] ms"):
+        vp.normalize(Unrolled(), moments, example=(4, 6, 8))
+
+
 def test_functions_that_are_integrated_are_named_as_slow() -> None:
     with pytest.warns(UserWarning, match=r"integrated in every call: exp.*square.*adds about 15 ms.*with `only`"):
         normalized(Bumps(), (4, 3))

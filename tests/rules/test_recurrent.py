@@ -45,3 +45,27 @@ def test_stated_error(name: str, kind: type[nn.Module], options: dict, units: in
     assert error.median() <= ERRORS[name].median + noise / 3
     assert error.quantile(0.99) <= ERRORS[name].most + noise
     assert torch.cat(mean_errors).quantile(0.99) <= 0.2
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+def test_a_state_that_is_the_same_for_all_samples_is_computed_once(cell: type[nn.Module]) -> None:
+    """Zeros of the batch's extents, and a parameter expanded to them, against the same numbers written out."""
+
+    class Step(nn.Module):
+        def __init__(self, state: str) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.cell, self.state = cell(3, 4), state
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = x.new_zeros(len(x), 4)
+            if self.state == "rows":
+                h = torch.cat([h[:1], torch.zeros(len(x) - 1, 4)])
+            state = self.cell(x, (h, h) if cell is nn.LSTMCell else h)
+            return state[0] if cell is nn.LSTMCell else state
+
+    moments = vp.Moments(torch.zeros(1, 3), 1.0)
+    uniform, rows = (vp.propagate(Step(state), moments, example=(5, 3)).output for state in ("zeros", "rows"))
+    assert uniform.mean.shape == (1, 4) and rows.mean.shape == (5, 4)
+    torch.testing.assert_close(uniform.dense().mean, rows.mean)
+    torch.testing.assert_close(uniform.dense().var, rows.var)

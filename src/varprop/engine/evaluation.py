@@ -404,7 +404,10 @@ class Evaluation:
         def fixed(operand: Node) -> Any:
             return _stand_in(self.value(operand)) if self.plan.random(operand) else self.env[operand]
 
-        return node.target(*resolve(node.args, fixed), **resolve(node.kwargs, fixed))
+        result = node.target(*resolve(node.args, fixed), **resolve(node.kwargs, fixed))
+        if isinstance(result, Tensor) and result.numel() and any(map(self.plan.random, node.operands)):
+            return result[(0,) * result.ndim].expand(result.shape)  # one number everywhere, which rules can tell
+        return result
 
     def _draw_places(self, node: Node) -> Any:
         """One draw of what is no constant but has no moments either; the same in every evaluation."""

@@ -338,7 +338,9 @@ BATCH = 32  # which a step is taken to have at least, whatever the example
 def warn_of_time(model: nn.Module, program: Program) -> None:
     """Say so if a step of a normalized model is expected to take much longer than one of the plain model."""
     evaluations, integrated = _evaluations(model), _integrated(model)
-    operations = sum(sum(map(e.plan.random, e.graph.program.nodes)) + len(e.targets) for e in evaluations)
+    nodes = [(e.plan, node) for e in evaluations for node in e.graph.program.nodes if e.plan.random(node)]
+    operations = sum(plan.rules[node].work if node in plan.rules else 1 for plan, node in nodes)
+    operations += sum(len(e.targets) for e in evaluations)
     extra, plain = OPERATION * operations + INTEGRAL * len(integrated), _plain_step(program)
     extra += EVALUATION if evaluations else 0.0
     if plain + extra <= SLOW * plain:

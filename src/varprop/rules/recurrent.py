@@ -253,7 +253,7 @@ def _unroll(
 ) -> tuple[Moments, ...]:
     """All layers and directions, with dropout between layers in training: the outputs and the last states."""
     line = _swapped(write_out(lift(x), -1)) if batch_first else write_out(lift(x), -1)
-    starts = [write_out(lift(state), 0, -1) for state in _parts(hx)]
+    starts = [write_out(_first_state(state), 0, -1) for state in _parts(hx)]
     directions = 2 if bidirectional else 1
     last: list[State] = []
     lags: list[Tensor] | None = None
@@ -285,9 +285,17 @@ def _swapped(x: Moments) -> Moments:
 def _one_step(cell: RecurrentCell, x: Value, hx: Value | Sequence[Value], *weights: Tensor | None) -> State | Moments:
     x = write_out(lift(x), -1)
     step = Moments(x.mean.unsqueeze(0), x.var.unsqueeze(0))
-    state = tuple(write_out(lift(s), -1) for s in _parts(hx))
+    state = tuple(write_out(_first_state(s), -1) for s in _parts(hx))
     _, state = _layer(cell, (step, None), state, [*weights, None, None, None][:5], reverse=False)
     return state if len(state) > 1 else state[0]
+
+
+def _first_state(state: Value) -> Moments:
+    """Moments of a state; a constant that is the same in memory for all samples is uniform over them."""
+    if isinstance(state, Tensor) and state.ndim > 1 and state.stride(-2) == 0:
+        first = state.narrow(-2, 0, 1)
+        return Moments(first, torch.zeros_like(first), state.shape)
+    return lift(state)
 
 
 def _parts(hx: Value | Sequence[Value]) -> Sequence[Value]:
@@ -301,8 +309,8 @@ rule(aten.rnn_tanh.input, operation="recurrent", approximate=_reason("tanh"))(pa
 rule(aten.rnn_relu.input, operation="recurrent", approximate=_reason("relu") + "; more for units almost never active")(
     partial(_unroll, RELU)
 )
-rule(aten.lstm_cell, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))
-rule(aten.gru_cell, approximate=_reason("gru", stacks=False))(partial(_one_step, GRU))
+rule(aten.lstm_cell, work=30, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))
+rule(aten.gru_cell, work=20, approximate=_reason("gru", stacks=False))(partial(_one_step, GRU))
 # exact for independent Gaussian inputs
-rule(aten.rnn_tanh_cell)(partial(_one_step, TANH))
-rule(aten.rnn_relu_cell)(partial(_one_step, RELU))
+rule(aten.rnn_tanh_cell, work=7)(partial(_one_step, TANH))
+rule(aten.rnn_relu_cell, work=7)(partial(_one_step, RELU))

@@ -213,6 +213,7 @@ class LayerFacts:
         stops_gradients: Nothing comes back through it when gradients do.
         kernel: How the fold of a network computes it (`gaussian.derivatives`): a name, and numbers; a function of its
             further arguments.
+        work: How many times as long its rule takes as most do, roughly.
     """
 
     operation: Operation | None = None
@@ -234,6 +235,7 @@ class LayerFacts:
     channels: int | None = None
     stops_gradients: bool = False
     kernel: Callable[..., tuple[str | float, ...] | None] = _nothing
+    work: int = 1
 
 
 @dataclass(kw_only=True)
