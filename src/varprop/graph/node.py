@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class _MemoryFormat:
-    """What stands for a memory format in a pickle: torch.save writes none of torch's own."""
+    """A memory format in a pickle: torch.save writes none of torch's own."""
 
     name: str
 

@@ -91,7 +91,7 @@ class ElementNoise:
         return (gradient * self.var.sqrt()).flatten(2)
 
     def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
-        """What this noise adds to the covariance of a sample's outputs, (batch, outputs, outputs)."""
+        """The covariance of a sample's outputs that this noise adds, (batch, outputs, outputs)."""
         return gram(self.factors(gradients))
 
 
@@ -163,7 +163,7 @@ class ParameterNoise:
         return (total * self.var.sqrt()).flatten(2)
 
     def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
-        """What this noise adds to the covariance of a sample's outputs, (batch, outputs, outputs)."""
+        """The covariance of a sample's outputs that this noise adds, (batch, outputs, outputs)."""
         return gram(self.factors(gradients))
 
 
@@ -188,7 +188,7 @@ class SharedProducts:
 
     @property
     def entries(self) -> list[Tensor]:
-        """Those of the parameter."""
+        """The entries of the parameter."""
         return self.parameter.entries
 
     @property
@@ -197,7 +197,7 @@ class SharedProducts:
         return len(self.entries[0]) * self.parameter.var.numel()
 
     def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
-        """What these products add to the covariance of a sample's outputs, (batch, outputs, outputs)."""
+        """The covariance of a sample's outputs that these products add, (batch, outputs, outputs)."""
         uses = list(zip(self.parameter.uses, gradients, strict=True))
         total = gradients[0].new_zeros(())
         for noises in self.noises:
@@ -373,7 +373,7 @@ class MeanEvaluation(Evaluation):
         return left.clamp_min(0)
 
     def _shared(self, node: Node, rule: Rule) -> bool:
-        """Whether positions share a random parameter by which something random is multiplied: see `SharedProducts`."""
+        """True if positions share a random parameter by which something random is multiplied: see `SharedProducts`."""
         factors = [argument for argument in node.args[:2] if isinstance(argument, Node)]
         parameters = [factor for factor in factors if factor in self.parameters]
         others = [factor for factor in factors if factor not in self.parameters and self.plan.random(factor)]
@@ -383,7 +383,7 @@ class MeanEvaluation(Evaluation):
         return len(shape) > 2 if rule.linear else shape[1:].numel() > parameters[0].info.shape.numel()
 
     def reads_random_weight(self, node: Node) -> bool:
-        """Whether an operation is a linear layer with a random weight that reads something random."""
+        """True if an operation is a linear layer with a random weight that reads something random."""
         return node.packet is aten.linear and node.args[1] in self.parameters and self.plan.random(node.args[0])
 
     def _use(self, node: Node, rule: Rule, parameter: Node, entry: Tensor) -> ParameterUse:
