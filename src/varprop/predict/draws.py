@@ -165,8 +165,9 @@ def shared_products(
     products = [SharedProducts(s.uses[0].node.module or "(model)", s, []) for s in shared]
     heads = [s for s in sources if isinstance(s, ElementNoise) and evaluation.reads_random_weight(s.node)]
     squares = [torch.zeros(()) for _ in heads]
+    generator = torch.cuda.default_generators[x.device.index] if x.is_cuda else torch.default_generator
     with torch.random.fork_rng([x.device] if x.is_cuda else []):
-        (torch.cuda if x.is_cuda else torch.default_generator).manual_seed(0)
+        generator.manual_seed(0)
         for _ in range(RUNS):
             env, _ = run(program, evaluation, sources, x)
             for product in products:
