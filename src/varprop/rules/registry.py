@@ -424,7 +424,7 @@ def _completing(registered_rule: Rule) -> Callable[[Function], Function]:
 
 
 def constant(*ops: Key) -> None:
-    """Register operations whose result depends on the shape of a random argument but not on its values."""
+    """Register operations whose result is one number everywhere, whatever the values of a random argument."""
     _register(ops, Rule("constant"))
 
 
