@@ -119,8 +119,8 @@ def decayed(model: nn.Module, decay: float) -> list[dict[str, Any]]:
     return [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
 
 
-def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Flipped at random, and cropped at random after four reflected pixels on each side."""
+def augmented(images: Tensor, generator: torch.Generator, cutout: int = 0) -> Tensor:
+    """Flipped at random, cropped at random after four reflected pixels on each side, a square of so many pixels cut."""
     count, _, height, width = images.shape
     draws = [torch.randint(9, (count,), generator=generator) for _ in range(2)] + [
         torch.randint(2, (count,), generator=generator)
@@ -131,21 +131,33 @@ def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
     steps = torch.arange(width, device=images.device)
     columns = right[:, None] + torch.where(flip[:, None] > 0, width - 1 - steps, steps)
     first = torch.arange(count, device=images.device)[:, None, None]
-    return padded.permute(0, 2, 3, 1)[first, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    result = padded.permute(0, 2, 3, 1)[first, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    if not cutout:
+        return result
+    inside = []  # rows and columns of a square around any pixel, as far as it lies in the image
+    for size in (height, width):
+        centre = torch.randint(size, (count, 1), generator=generator).to(images.device)
+        distance = torch.arange(size, device=images.device) - centre
+        inside.append((distance >= -(cutout // 2)) & (distance < cutout - cutout // 2))
+    return result.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0.0)
 
 
-def epoch_of(images: Tensor, labels: Tensor, size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def epoch_of(
+    images: Tensor, labels: Tensor, size: int, seed: int, epoch: int, cutout: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
     """All images once, many at a time, in an order that seed and epoch decide; without those that fill no batch."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
     order = torch.randperm(len(images), generator=generator).to(images.device)
     for chosen in order[: len(order) // size * size].split(size * max(1, AUGMENTED_TOGETHER // size)):
-        many = augmented(images[chosen], generator).contiguous(memory_format=torch.channels_last)
+        many = augmented(images[chosen], generator, cutout).contiguous(memory_format=torch.channels_last)
         yield many, labels[chosen]
 
 
-def batches(images: Tensor, labels: Tensor, size: int, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    images: Tensor, labels: Tensor, size: int, seed: int, epoch: int, cutout: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The images of an epoch in batches."""
-    for many, their in epoch_of(images, labels, size, seed, epoch):
+    for many, their in epoch_of(images, labels, size, seed, epoch, cutout):
         yield from zip(many.split(size), their.split(size), strict=True)
 
 
@@ -238,7 +250,7 @@ class Run:
     def epoch(self, number: int) -> float:
         """Train on all images once; the mean loss."""
         total = torch.zeros((), device=self.device)
-        for x, y in batches(*self.data.train, self.options.batch, self.options.seed, number):
+        for x, y in batches(*self.data.train, self.options.batch, self.options.seed, number, self.options.cutout):
             if self.options.graph and self.gradients == self._gradients:
                 self.gradients = self._graphed(x, y)
             for layer in self.renorms:
@@ -254,7 +266,7 @@ class Run:
         """The loss; its gradients are in the parameters."""
         self.optimizer.zero_grad()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            loss = F.cross_entropy(self.call(x), y)
+            loss = F.cross_entropy(self.call(x), y, label_smoothing=self.options.smoothing)
         loss.backward()
         if self.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
@@ -309,6 +321,8 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         "batch",
         "lr",
         "weight_decay",
+        "cutout",
+        "smoothing",
         "images",
         "classes",
         "compile",
@@ -335,6 +349,8 @@ def parser(norms: Iterable[str] = (*NORMS, *ARCHITECTURES), models: Iterable[str
         type=float,
         help="norm of the gradient; 0 for none (default with analytic, weight and none: 2 sqrt(256 / batch))",
     )
+    parser.add_argument("--cutout", type=int, default=0, help="side of a square that is cut out of every image")
+    parser.add_argument("--smoothing", type=float, default=0.0, help="of the labels")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--single", action="store_true", help="float32 throughout")
     parser.add_argument("--compile", action="store_true")

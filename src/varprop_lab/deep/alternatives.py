@@ -93,13 +93,17 @@ def runs_of(norm: str, records: dict[str, Any], kind: str = SEARCH) -> list[dict
     return [r["runs"][0] for r in records.values() if r["kind"] == kind and r["norm"] == norm]
 
 
-def searches(norm: str, records: dict[str, Any]) -> list[GridCell]:
+def searches(
+    norm: str, records: dict[str, Any], tried: Sequence[float] = RATES, row: Alternative | None = None
+) -> list[GridCell]:
     """All runs of a search, as far as it is known which."""
-    rates = list(RATES)
+    rates = list(tried)
     while True:
-        cells = [cell_of(SEARCH, norm, rate, bounds) for bounds in bounds_of(norm) for rate in rates]
+        cells = [
+            cell_of(SEARCH, norm, rate, bounds) for bounds in (row.bounds if row else bounds_of(norm)) for rate in rates
+        ]
         best = best_of(runs_of(norm, records))
-        if any(cell.key not in records for cell in cells) or best is None or len(rates) >= len(RATES) + FURTHER:
+        if any(cell.key not in records for cell in cells) or best is None or len(rates) >= len(tried) + FURTHER:
             return cells
         if best["rate"] not in (min(rates), max(rates)):
             return cells
@@ -134,6 +138,7 @@ class TableWorker(GridWorker):
     """Trains the cells of one row, one network after another by the same recorded step."""
 
     settings = ("model", "width", "epochs", "search_epochs", "images", "jobs", "compile")
+    smoothing = 0.0  # of the labels
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)
@@ -146,7 +151,8 @@ class TableWorker(GridWorker):
         images = self.images(0)
         model = copy.deepcopy(self.start(cell.norm, 0))
         arguments = cell.members, self.epochs(images, BATCH), len(images.train[0]), BATCH, self.options.epochs
-        self.trainer = SideBySide(model, *arguments, self.device, compiled=self.options.compile)
+        settings = {"compiled": self.options.compile, "smoothing": self.smoothing}
+        self.trainer = SideBySide(model, *arguments, self.device, **settings)
         self.trainer.prepare()
         return {"prepared": round(time.time() - start, 1)}
 
@@ -356,17 +362,22 @@ def show(options: argparse.Namespace) -> None:
         draw(figure(records), options.records.with_suffix(""))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
-    words = parser(__doc__, ["run", "cost", "show"])
+def table_parser(description: str | None, actions: Sequence[str], epochs: int, short: int) -> argparse.ArgumentParser:
+    """Options of a table whose rows have a process each."""
+    words = parser(description, actions)
     words.add_argument("--width", type=int, default=64, help="of the first stage")
-    words.add_argument("--epochs", type=int, default=15)
-    words.add_argument("--search-epochs", type=int, default=3)
+    words.add_argument("--epochs", type=int, default=epochs)
+    words.add_argument("--search-epochs", type=int, default=short)
     words.add_argument("--jobs", type=int, default=4, help="networks that train at the same time")
     words.add_argument("--preparing", type=int, default=5, help="processes that make ready at the same time")
     words.add_argument("--alive", type=int, default=8, help="processes at the same time, each with 4 GB of the GPU")
     words.add_argument("--compile", action="store_true")
-    options = words.parse_args(arguments)
+    return words
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    options = table_parser(__doc__, ["run", "cost", "show"], 15, 3).parse_args(arguments)
     options.records.parent.mkdir(parents=True, exist_ok=True)
     if options.action == "run":
         TableGrid(options).run()

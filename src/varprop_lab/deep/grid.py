@@ -86,6 +86,7 @@ class GridWorker:
     """Trains cells one after another in a process of its own."""
 
     settings: tuple[str, ...] = ("model", "width", "epochs", "images", "jobs")  # options that a record says
+    cutout = 0  # side of a square that is cut out of every image
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -147,7 +148,7 @@ class GridWorker:
         """The images of a seed's epoch, in their order."""
 
         def epoch(seed: int, number: int) -> tuple[Tensor, Tensor]:
-            xs, ys = zip(*self.example.epoch_of(*data.train, batch, seed, number), strict=True)
+            xs, ys = zip(*self.example.epoch_of(*data.train, batch, seed, number, self.cutout), strict=True)
             return torch.cat(xs), torch.cat(ys)
 
         return epoch

@@ -213,6 +213,7 @@ class SideBySide:
         device: Where to train.
         ways: How to compute convolutions in groups, by their shapes; found out and written here on a GPU.
         compiled: Whether the network is compiled, which takes a minute and pays where many trainings follow (`begin`).
+        smoothing: Of the labels.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class SideBySide:
         weight_decay: float = 5e-4,
         ways: dict[str, str] | None = None,
         compiled: bool = False,
+        smoothing: float = 0.0,
     ) -> None:
         last: Any = {"memory_format": torch.channels_last}  # which torch's own declarations do not know
         self.model = model.to(device, **last).train()
@@ -249,7 +251,7 @@ class SideBySide:
         for layer in renorms:
             layer.limits = renorms[0].limits
         self.renorm = renorms[0] if renorms else None
-        self.weight_decay = weight_decay
+        self.weight_decay, self.smoothing = weight_decay, smoothing
         self.images: Tensor | None = None
         self.replay: Callable[[], Any] | None = None
         self.begin(members, epoch, size, epochs)
@@ -390,7 +392,10 @@ class SideBySide:
             parameter.grad = None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             logits = self.call(x).unflatten(1, (count, -1)).transpose(0, 1)  # K, N, classes
-            losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(count, -1).mean(1)
+            losses = F.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), reduction="none", label_smoothing=self.smoothing
+            )
+            losses = losses.view(count, -1).mean(1)
         losses.sum().backward()
         with torch.no_grad():
             self._update(self.rates[now][0])

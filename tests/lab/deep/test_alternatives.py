@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.deep_form_changes import normalized
-from examples.train_cifar import resnet
+from examples.train_cifar import augmented, resnet
 
 import varprop as vp
-from varprop_lab.deep import alternatives, grid
+from varprop_lab.deep import alternatives, grid, strong
 from varprop_lab.deep.alternatives import (
     AGAIN,
     FORMS,
@@ -183,3 +183,36 @@ def test_pages_show_the_records() -> None:
     readme = (docs.parent / "README.md").read_text("utf-8")
     for norm in ("batch", "group", "group-ws", "analytic"):
         assert f"{ms[norm]:.2f}" in readme
+
+
+def test_full_strength_searches_then_trains_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PretendedStrong(Pretended, strong.StrongGrid):
+        best = 0.3
+
+    made = PretendedStrong(options(tmp_path / "records.jsonl", monkeypatch, "--jobs", "1"))
+    made.run()
+    for norm in strong.ROWS:
+        kinds = [cell.kind for cell in made.asked if cell.norm == norm]
+        assert kinds == sorted(kinds) and kinds.count(TEST) == 3  # searches first
+    assert {cell.members[0].rate for cell in made.asked if cell.norm == "batch"} == {0.1, 0.2, 0.4}
+    assert {cell.members[0].clip for cell in made.asked if cell.norm == "analytic"} == {2.0}
+    assert "group norm + weight standardization | 0.2 |" in strong.table(made.records).markdown()
+
+
+def test_full_strength_trains_with_cutout_and_smoothed_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alternatives, "BATCH", 8)
+    made = strong.StrongGrid(options(tmp_path / "records.jsonl", monkeypatch))
+    worker, plain = strong.StrongWorker(made.options), TableWorker(made.options)
+    cell = cell_of(SEARCH, "analytic", 0.05, (2.0, 0.0))
+    losses = []
+    for one in (worker, plain):
+        one.prepare(made.prepared("analytic"))
+        record = one.trained(cell, 1e12)
+        losses.append(record["runs"][0]["losses"][0])
+    assert abs(losses[0] - losses[1]) > 1e-3
+    assert worker.about(cell)["cutout"] == 8 and "cutout" not in plain.about(cell)
+    images = torch.ones(64, 3, 32, 32)
+    cut, whole = (augmented(images, torch.Generator().manual_seed(0), size) for size in (8, 0))
+    holes = (cut == 0).sum((1, 2, 3)) / 3
+    assert (whole == 1).all() and holes.max() == 64 and holes.min() >= 16
+    assert torch.equal(cut[0, 0], cut[0, 2])
