@@ -128,9 +128,16 @@ def untied(model: nn.Module) -> nn.Module:
     return plain
 
 
-def expected(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """The sum of the samples' gradients, each times what brings its gradient by the folded weights to the bound."""
+def expected(model: nn.Module, x: Tensor, y: Tensor, centred: bool = True) -> dict[str, Tensor]:
+    """The sum of the samples' gradients, each times what brings its gradient by the twin's parameters to the bound."""
     folded = by_sample(untied(model), x, y)
+    for path, layer in opacus_module.Twin(copy.deepcopy(model)).plain.named_modules() if centred else ():
+        if hasattr(layer, "offset"):  # of inputs minus their predicted mean, and perhaps with centred rows
+            by_bias, axes = folded[f"{path}.bias"], tuple(range(2, layer.weight.ndim + 1))
+            grads = folded[f"{path}.weight"] - torch.einsum(
+                "no,o...->no...", by_bias, layer.offset.expand_as(layer.weight)
+            )
+            folded[f"{path}.weight"] = grads - grads.mean(axes, keepdim=True) if layer.centred_rows else grads
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in folded.values()]).norm(dim=0)
     assert bool((norms > BOUND).any()) or len(x) < 3
     factors = (BOUND / (norms + 1e-6)).clamp(max=1.0)
@@ -161,7 +168,7 @@ def test_a_step_is_the_clipped_gradients_of_torch_func(name: str, mode: str) -> 
     parts = private(model, x, y, len(x), grad_sample_mode=mode)
     backward(mode, parts, x, y)
     parts[2].step()
-    theirs = {key: value / len(x) for key, value in expected(before, x, y).items()}
+    theirs = {key: value / len(x) for key, value in expected(before, x, y, centred=mode != "ew").items()}
     assert agree(taken(model, before), theirs)
     assert max(float(value.abs().max()) for value in theirs.values()) > 1e-2
 
@@ -179,7 +186,8 @@ def test_layers_that_are_called_several_times(name: str, mode: str) -> None:
         assert torch.allclose(parts[1](x), before(x))
     backward(mode, parts, x, y)
     parts[2].step()
-    assert agree(taken(model, before), {key: value / len(x) for key, value in expected(before, x, y).items()})
+    theirs = expected(before, x, y, centred=mode != "ew")
+    assert agree(taken(model, before), {key: value / len(x) for key, value in theirs.items()})
 
 
 def test_ghost_clipping_refuses_them() -> None:
@@ -187,6 +195,28 @@ def test_ghost_clipping_refuses_them() -> None:
     parts = private(model, x, y, len(x), grad_sample_mode="ghost")
     with pytest.raises(NotImplementedError, match="Parameter tying is not supported"):
         backward("ghost", parts, x, y)
+
+
+@pytest.mark.parametrize("form", ("paper", "deep"))
+def test_the_mean_of_a_layer_s_input_is_in_no_gradient(form: Any) -> None:
+    torch.manual_seed(0)
+    moments = vp.Moments(torch.full((1, 1, 1, 1), 0.4), torch.ones(1, 1, 1, 1), (1, 1, 12, 12))
+    plain = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten())
+    plain.append(nn.Linear(512, 3))
+    model = vp.normalize(plain, moments, form=form).double()
+    x, y = torch.randn(16, 1, 12, 12, dtype=torch.float64), torch.arange(16) % 3
+    lengths = []
+    for centred in (False, True):
+        twin = opacus_module.Twin(copy.deepcopy(model), centred)
+        torch.testing.assert_close(twin.plain(x), model(x))
+        gradients = grid.sample_gradients(twin.plain, x, y)
+        lengths.append(torch.cat([each.flatten(1) for each in gradients.values()], 1).norm(dim=1).median())
+    assert lengths[1] < (0.75 if form == "deep" else 1.0) * lengths[0]
+    result = vp.propagate(vp.fold(model).float(), moments)  # what layers read, by the propagation of the plain model
+    for path, before in (("2", result["1"].mean), ("5", result["3"].mean)):
+        expected_means = before.mean((0, 2, 3)) if path == "2" else before.mean((2, 3)).repeat_interleave(64, 1)
+        offset = twin.plain.get_submodule(path).offset
+        torch.testing.assert_close(offset.flatten(), expected_means.flatten().to(offset), rtol=1e-4, atol=1e-5)
 
 
 def test_without_a_bound_it_is_the_ordinary_gradient() -> None:

@@ -8,18 +8,22 @@ sum into a gradient of the normalized model. F is computed from the parameters a
 sample: what follows the noise is post-processing, and the guarantee is that of Opacus, so long as the input moments are
 public.
 
-Of the two forms of the normalization the deep one does better in private training. It takes from every weight row its
-mean, and with it a part of what the gradients of all samples have in common, which uses up the bound to which each of
-them is clipped.
+What is clipped is worth a choice. The gradient of a sample by W' is d xᵀ, with d its gradient by the output, and most
+of x is the mean of the layer's input, which is positive behind a rectifier: it uses up the bound and says nothing about
+the sample. The normalization knows that mean m without data. So the twin computes W' (x - m) + c, and where rows are
+centred takes their mean from W' itself: gradients by the new parameters are d (x - m)ᵀ and d. The function is the same,
+the map from old to new parameters follows from parameters alone, and the guarantee stays.
 """
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -33,6 +37,9 @@ from .training.restore import preserved_modes
 try:
     import opacus
     from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
+    from opacus.grad_sample.conv import compute_conv_grad_sample
+    from opacus.grad_sample.linear import compute_linear_grad_sample, compute_linear_norm_sample
+    from opacus.grad_sample.utils import register_grad_sampler, register_norm_sampler
     from opacus.layers import DPGRU, DPLSTM, DPRNN
 except ImportError as error:
     raise ImportError("Private training needs Opacus: pip install '.[opacus]' in a checkout of varprop.") from error
@@ -66,7 +73,9 @@ class PrivacyEngine(opacus.PrivacyEngine):  # type: ignore[misc]
         if not any(layer.centred_rows for layer in normalized_layers(module).values()):
             warnings.warn(PAPER_FORM, UserWarning, stacklevel=2)
         distributed = isinstance(module, DPDDP)
-        twin = Twin(module.get_submodule("module") if distributed else module)
+        # torch's ExpandedWeights can compute nothing from a weight before a layer uses it
+        centred = settings.get("grad_sample_mode") != "ew"
+        twin = Twin(module.get_submodule("module") if distributed else module, centred)
         plain = DPDDP(twin.plain) if distributed else twin.plain
         return super().make_private(module=plain, optimizer=PullBack(twin, optimizer), **settings)
 
@@ -115,20 +124,121 @@ PAPER_FORM = (
 TWIN = "varprop_twin"  # an attribute of the plain model
 
 
+class _Centred:
+    """A plain layer W (x - m) + c: its parameters are W and c, and m is no parameter.
+
+    Attributes:
+        offset: m, in a shape that broadcasts with the weight; no buffer, since Opacus refuses layers that have any.
+        centred_rows: True if the mean of every row is taken from the weight.
+    """
+
+    offset: Tensor
+    centred_rows: bool
+
+    def plain_parameters(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the layer W x + b that computes the same."""
+        if self.centred_rows:
+            weight = weight - weight.mean(tuple(range(1, weight.ndim)), keepdim=True)
+        return weight, bias - (weight * self.offset).flatten(1).sum(1)
+
+    def through_parameters(self, weight_grads: Tensor, bias_grads: Tensor) -> Tensor:
+        """Gradients of samples by the weight, of those by the weight and the bias of the layer W x + b."""
+        weight_grads = weight_grads - bias_grads.view(*bias_grads.shape, *[1] * (self.offset.ndim - 1)) * self.offset
+        if self.centred_rows:
+            weight_grads = weight_grads - weight_grads.mean(tuple(range(2, weight_grads.ndim)), keepdim=True)
+        return weight_grads
+
+
+class CentredLinear(_Centred, nn.Linear):
+    """A linear layer of inputs minus their predicted mean."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The plain layer's output."""
+        return F.linear(input, *self.plain_parameters(self.weight, self.bias))
+
+
+class _CentredConv(_Centred):
+    def forward(self, input: Tensor) -> Tensor:
+        """The plain layer's output."""
+        layer: Any = self
+        output: Tensor = layer._conv_forward(input, *self.plain_parameters(layer.weight, layer.bias))
+        return output
+
+
+class CentredConv1d(_CentredConv, nn.Conv1d):
+    """A convolution of inputs minus their predicted mean."""
+
+
+class CentredConv2d(_CentredConv, nn.Conv2d):
+    """A convolution of inputs minus their predicted mean."""
+
+
+class CentredConv3d(_CentredConv, nn.Conv3d):
+    """A convolution of inputs minus their predicted mean."""
+
+
+CENTRED: dict[type[nn.Module], Any] = {
+    nn.Linear: CentredLinear,
+    nn.Conv1d: CentredConv1d,
+    nn.Conv2d: CentredConv2d,
+    nn.Conv3d: CentredConv3d,
+}
+
+
+def _plain(layer: Any) -> Any:
+    """A centred layer under the class that Opacus goes by, with the same parameters."""
+    plain = copy.copy(layer)
+    plain.__class__ = next(kind for kind, centred in CENTRED.items() if centred is type(layer))
+    return plain
+
+
+@register_grad_sampler([CentredConv1d, CentredConv2d, CentredConv3d])  # type: ignore[untyped-decorator]
+def _conv_gradients(layer: Any, activations: list[Tensor], backprops: Tensor) -> dict[nn.Parameter, Tensor]:
+    gradients: dict[nn.Parameter, Tensor] = compute_conv_grad_sample(_plain(layer), activations, backprops)
+    if layer.weight in gradients:
+        by_bias = backprops.flatten(2).sum(2)
+        gradients[layer.weight] = layer.through_parameters(gradients[layer.weight], by_bias)
+    return gradients
+
+
+def _centred_input(layer: Any, activations: list[Tensor]) -> list[Tensor]:
+    """What a linear layer's centred weight multiplies."""
+    x = activations[0] - layer.offset
+    return [x - x.mean(-1, keepdim=True) if layer.centred_rows else x]
+
+
+@register_grad_sampler(CentredLinear)  # type: ignore[untyped-decorator]
+def _linear_gradients(layer: Any, activations: list[Tensor], backprops: Tensor) -> Any:
+    return compute_linear_grad_sample(_plain(layer), _centred_input(layer, activations), backprops)
+
+
+@register_norm_sampler(CentredLinear)  # type: ignore[untyped-decorator]
+def _linear_norms(layer: Any, activations: list[Tensor], backprops: Tensor) -> Any:
+    return compute_linear_norm_sample(_plain(layer), _centred_input(layer, activations), backprops)
+
+
 class Twin:
     """A plain model that computes what a normalized one does, with a parameter for every folded tensor.
 
     Args:
         model: The normalized model.
+        centred: Whether layers are those of inputs minus their predicted mean.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, centred: bool = True) -> None:
         self.model = model
         with warnings.catch_warnings():  # of layers that gain a bias or are no longer tied: here all do, and all are
             warnings.simplefilter("ignore", UserWarning)
             self.plain = fold(model, keep_batchnorm=False)
+        self._centred: dict[str, Any] = {}
         for path, site in normalized_layers(model).items():
             self.plain = _prepared(self.plain, path, site)
+            layer: Any = self.plain.get_submodule(path)
+            if centred and type(layer) in CENTRED and site.networks:
+                layer.__class__ = CENTRED[type(layer)]
+                layer.centred_rows = site.centred_rows
+                self._centred[path] = layer
+        self._refresh_offsets()
         present = dict(self.plain.named_modules())
         self._modules = [(present[path], module) for path, module in model.named_modules() if path in present]
         with torch.enable_grad():  # what is trained does not depend on where the twin is made
@@ -141,11 +251,15 @@ class Twin:
     def _values(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of the plain model by name, as a function of those of the normalized one."""
         seen: set[nn.Parameter] = set()
-        folded = tuple(f"{path}." if path else "" for path in normalized_layers(self.model))
+        inside = tuple(f"{path}." if path else "" for path in normalized_layers(self.model))
         for path, site in normalized_layers(self.model).items():
-            yield from ((f"{path}.{name}".lstrip("."), value) for name, value in _folded(site).items())
+            folded = _folded(site)
+            if path in self._centred:
+                moved = (folded["weight"] * self._centred[path].offset).flatten(1).sum(1)
+                folded["bias"] = folded["bias"] + moved
+            yield from ((f"{path}.{name}".lstrip("."), value) for name, value in folded.items())
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            if not name.startswith(folded) and parameter not in seen:
+            if not name.startswith(inside) and parameter not in seen:
                 seen.add(parameter)
                 yield name, parameter
 
@@ -156,9 +270,22 @@ class Twin:
                 module.training = plain.training
             return [value for _, value in self._values()]
 
+    def _refresh_offsets(self) -> None:
+        """Give centred layers the means of their inputs that follow from the present parameters."""
+        means: dict[int, list[Tensor]] = {}
+        for path, layer in self._centred.items():
+            site: Any = self.model.get_submodule(path)
+            network, index = site.networks.get(site.training) or next(iter(site.networks.values()))
+            if id(network) not in means:
+                means[id(network)] = network.entering_means()
+            groups = getattr(layer, "groups", 1)
+            offset = means[id(network)][index].view(groups, -1, *[1] * (layer.weight.ndim - 2)).to(layer.weight)
+            layer.offset = offset if groups == 1 else offset.repeat_interleave(len(layer.weight) // groups, 0)
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Give the plain model the folded weights of the present parameters."""
+        self._refresh_offsets()
         for parameter, value in zip(self.parameters.values(), self.values(), strict=True):
             parameter.data.copy_(value)
 

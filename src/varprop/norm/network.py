@@ -229,6 +229,17 @@ class Network:
         weight, shift, scale = alone.parameters()
         return reference.output_statistics(alone.layout, [weight], [shift], [scale], alone.external_moments())[0]
 
+    @torch.no_grad()
+    def entering_means(self) -> list[Tensor]:
+        """The predicted mean of every channel that enters a layer, for each layer; the mean over its calls."""
+        parameters, count = self.parameters(), len(self.layers)
+        shift, scale = (torch.cat([t.detach() for t in parameters[k * count : (k + 1) * count]]) for k in (1, 2))
+        with reference.full_precision(shift.device):
+            mean, _ = reference.entering(self.layout.channels, shift, scale, self.external_moments())
+        sizes = [rows.entering for rows in self.layout.rows]
+        pieces = zip(mean.split(sizes), self.layout.rows, strict=True)
+        return [piece.view(rows.calls, -1).mean(0) for piece, rows in pieces]
+
     def subnetwork(self, indices: Sequence[int]) -> Network:
         """The network of some of the layers, by their indices in ascending order; made once."""
         key = tuple(indices)

@@ -49,8 +49,17 @@ EXTENSIONS = 2  # rates tried beyond an edge of the grid, at most
 SEEDS = (0, 1, 2)
 SEARCH, TEST = "search", "test"
 SHIFT = 4  # pixels, of augmented images
-ANALYTIC = {"analytic, deep form": "deep", "analytic, paper's form": "paper"}
-METHODS = ("analytic, deep form", "group norm", "group norm + WS", "none, tanh", "none", "analytic, paper's form")
+UNCENTRED = "deep form, inputs not centred"  # its gradients are those by the folded weights as they are
+ANALYTIC = {"analytic, deep form": "deep", "analytic, paper's form": "paper", UNCENTRED: "deep"}
+METHODS = (  # the most important first
+    "analytic, deep form",
+    "group norm + WS",
+    "group norm",
+    "none, tanh",
+    "none",
+    "analytic, paper's form",
+    UNCENTRED,
+)
 
 
 @dataclass(frozen=True)
@@ -193,14 +202,17 @@ def _of_layer(module: Any, x: Tensor, grad: Tensor, copies: int) -> Iterator[tup
         grad = grad.permute(0, 2, 3, 1).reshape(samples, -1, grad.shape[1])
     else:
         x, grad = x.reshape(samples, copies, -1), grad.reshape(samples, copies, -1)
+    by_bias = grad.sum(1)
     if module.bias is not None:
-        yield "bias", grad.sum(1)
+        yield "bias", by_bias
     weight = grad.transpose(1, 2) @ x
     if isinstance(module, nn.Conv2d):
         weight = weight.view(samples, len(module.weight), height, width, -1)
         if isinstance(module, StandardizedConv2d):
             weight = _through_standardization(module.weight.permute(0, 2, 3, 1), weight)
         weight = weight.permute(0, 1, 4, 2, 3)
+    if hasattr(module, "through_parameters"):  # a layer of the plain twin of a normalized model
+        weight = module.through_parameters(weight, by_bias)
     yield "weight", weight
 
 
@@ -285,7 +297,7 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
     trained = dict(model.named_parameters())
     if cell.method in ANALYTIC:
         private = require("varprop.opacus", "Private training", "opacus")
-        twin = private.Twin(model)
+        twin = private.Twin(model, centred=cell.method != UNCENTRED)
         model, trained, optimizer = twin.plain, twin.parameters, private.PullBack(twin, optimizer)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     copies = task.multiplicity
@@ -344,7 +356,8 @@ def common(options: argparse.Namespace) -> None:
         for seed in SEEDS:
             model = first_model(data, method, seed, images.shape[1:])
             if method in ANALYTIC:
-                model = require("varprop.opacus", "Private training", "opacus").Twin(model).plain
+                opacus = require("varprop.opacus", "Private training", "opacus")
+                model = opacus.Twin(model, centred=method != UNCENTRED).plain
             gradients = sample_gradients(model, (images.float() / 255 - mean) / std, labels)
             flat = torch.cat([each.flatten(1) for each in gradients.values()], 1)
             norms = flat.norm(dim=1)
