@@ -18,7 +18,7 @@ import ctypes
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -372,7 +372,7 @@ def measure(name: str, case: Case, root: str | None, device: str, tiny: bool, tr
     truth = draws_of(model, x, case, variances, noise, truth_draws)
     std, fresh = truth.std(0), draws_of(model, x, case, variances, noise, max(32, *case.draws, 0))
     program = captured(model, x)
-    seconds, found = timed(lambda: vp.predict(program, x, **settings))
+    seconds, found = timed(lambda: vp.predict(program, x, **settings), cuda_replay.PATIENCE)
     forward, _ = timed(lambda: draws_of(model, x, case, {}, 0.0, 1), 10)
     ratio = found.std / std
     error = ((ratio - 1).square().mean() - 0.5 / truth_draws).clamp_min(1e-6)  # the truth's own error taken out
@@ -444,6 +444,12 @@ def cost_networks(tiny: bool, device: str) -> dict[str, tuple[nn.Module, Tensor,
     return networks
 
 
+def in_order(names: Iterable[str], pieces: list[str]) -> list[str]:
+    """The names that contain one of some pieces, in the order of the pieces."""
+    first = {name: next((i for i, piece in enumerate(pieces) if piece in name), None) for name in names}
+    return sorted((name for name, i in first.items() if i is not None), key=lambda name: first[name] or 0)
+
+
 def cost(tiny: bool, wanted: list[str], device: str, recorded: Callable[[str, int], bool]) -> Iterator[dict[str, Any]]:
     """Time and peak memory of a prediction beside one forward pass, in turns, for 1, 10 and 100 outputs.
 
@@ -453,9 +459,9 @@ def cost(tiny: bool, wanted: list[str], device: str, recorded: Callable[[str, in
     torch.manual_seed(0)
     clock = time.process_time if device == "cpu" else time.perf_counter
     torch.set_num_threads(1)
-    for name, (model, x, settings) in cost_networks(tiny, device).items():
-        if not any(piece in name for piece in wanted):
-            continue
+    networks = cost_networks(tiny, device)
+    for name in in_order(networks, wanted):
+        model, x, settings = networks[name]
         model, x = model.to(device), x.to(device)
         settings = {
             key: {n: torch.full_like(model.get_parameter(n), v) for n, v in value.items()}
@@ -845,10 +851,9 @@ def main() -> None:
         if options.cases in ("", "diabetes"):  # small: ten splits
             write(*(r for seed in range(10) for r in regression_quality(seed) if identity(r) not in done))
     else:
-        order = {name: next((i for i, piece in enumerate(pieces) if piece in name), None) for name in CASES}
-        chosen = [name for name in CASES if order[name] is not None and not any(r["case"] == name for r in records)]
-        for name in sorted(chosen, key=lambda name: order[name] or 0):
-            if in_time():
+        have = {r["case"] for r in records}
+        for name in in_order(CASES, pieces):
+            if name not in have and in_time():
                 record = measure(name, CASES[name], options.data, options.device, options.tiny, options.draws)
                 print(name, record["adjoint"], f"{time.monotonic() - start:.0f} s", flush=True)
                 write(record)
