@@ -84,6 +84,28 @@ def test_an_optimum_outside_is_flagged_with_wider_bounds(slope, expected):
     assert not wider.at_bound
 
 
+@pytest.mark.parametrize(("slope", "bound"), [(-1, 1e-2), (1, 1e-6)])
+def test_a_bound_is_tried_where_the_best_rate_lies_next_to_it(slope, bound):
+    objective = lambda lr: 10 + slope * math.log10(lr)  # noqa: E731
+    search, plain = find_lr(objective), find_lr(objective, try_bounds=False)
+    assert search.lr == bound and search.trace == (*plain.trace, (bound, objective(bound)))
+    assert plain.lr != bound and plain.at_bound
+
+
+def test_a_bound_that_is_worse_leaves_the_best_rate_inside():
+    """Without trying it nothing tells whether the optimum lies beyond: noise keeps Brent away from .0095."""
+    objective = lambda lr: abs(math.log10(lr) + 2.05) + (0.5 if lr == 1e-2 else 0.0)  # noqa: E731
+    search = find_lr(objective, grids=(4,), maxiter=7)
+    assert search.trace[-1] == (1e-2, pytest.approx(0.55)) and search.lr < 1e-2 and not search.at_bound
+    inside = find_lr(quadratic(-3.3))
+    assert inside.trace == find_lr(quadratic(-3.3), try_bounds=False).trace
+
+
+def test_a_bound_where_training_diverges_is_no_choice():
+    search = find_lr(lambda lr: math.inf if lr == 1e-2 else -math.log10(lr))
+    assert search.trace[-1] == (1e-2, math.inf) and search.diverged and not search.at_bound and search.lr < 1e-2
+
+
 def test_the_edge_of_divergence_is_no_bound():
     search = find_lr(diverging_above(-2.3, lambda lr: -math.log10(lr), math.nan))
     assert search.diverged
@@ -185,7 +207,7 @@ def test_repr_is_one_line():
     text = repr(find_lr(lambda lr: -math.log10(lr)))
     assert text.startswith("LRSearch(lr=")
     assert "at_bound" in text
-    assert "10 evaluations in [1e-06, 0.01]" in text
+    assert "11 evaluations in [1e-06, 0.01]" in text  # the bound is one more
 
 
 def test_apply_keeps_the_ratios_of_the_groups():
@@ -460,10 +482,10 @@ def test_a_grid_first_finds_the_deeper_of_two_valleys():
 
     plain, looked = find_lr(loss), find_lr(loss, maxiter=12, grids=(4, 4))
     assert plain.loss > 1.5 and looked.loss < 1.01
-    assert len(looked.trace) == 12
+    assert len(looked.trace) == 13 and looked.trace[-1][0] == 1e-2  # next to the bound, so that this is tried too
     spaced = [math.log10(lr) for lr, _ in looked.trace[:4]]
     assert spaced == pytest.approx([-5.5, -4.5, -3.5, -2.5])
-    assert all(-3.5 < math.log10(lr) < -2 for lr, _ in looked.trace[4:])
+    assert all(-3.5 < math.log10(lr) < -2 for lr, _ in looked.trace[4:-1])
 
 
 @pytest.mark.parametrize("grids", [(10,), (0,), (5, 5)])

@@ -1,7 +1,8 @@
 """The learning rate as the paper finds it: bounded Brent on its logarithm, over the loss of a short training run.
 
 Shekhovtsov & Flach 2018: bounds [-6, -2] on log10(lr), at most 10 iterations. The objective is the running mean of the
-stochastic loss after five epochs, with exponential weights that vanish to 0.1 in one epoch.
+stochastic loss after five epochs, with exponential weights that vanish to 0.1 in one epoch. Brent's method comes near
+a bound and never tries it, so here the bound is tried where the best rate lies next to it.
 """
 
 from __future__ import annotations
@@ -173,6 +174,7 @@ def find_lr(
     maxiter: int = 10,
     *,
     grids: Sequence[int] = (),
+    try_bounds: bool = True,
     flat_tolerance: float = 1e-3,
 ) -> LRSearch:
     """Minimise `objective(lr)` by bounded Brent on log10 of the learning rate, on request after a look around.
@@ -184,10 +186,13 @@ def find_lr(
     Args:
         objective: The loss to expect of a learning rate, for instance from `training_objective`.
         bounds: The least and the largest rate; the paper's by default.
-        maxiter: The number of evaluations (Brent always makes two), those on grids included.
+        maxiter: The number of evaluations (Brent always makes two), those on grids included; a bound that is tried is
+            one more.
         grids: Before Brent, so many rates evenly spaced within the bounds are tried, and the bounds drawn in to the
             neighbours of the best; for every number once. Brent alone, as in the paper, settles for a poor rate now and
             then where the objective is noisy.
+        try_bounds: Where the best rate lies next to a bound, within a tenth of the interval, the bound is tried too;
+            False is the paper's search.
         flat_tolerance: Losses that differ by less than this share of the largest of them are called flat.
 
     Returns:
@@ -215,8 +220,7 @@ def find_lr(
         raise ValueError(f"maxiter must be at least 1 above the evaluations on grids, {spent}.")
     trace: list[tuple[float, float]] = []
 
-    def penalised(exponent: float) -> float:
-        lr = 10.0 ** float(exponent)
+    def evaluated(lr: float) -> float:
         try:
             loss = as_loss(objective(lr), "objective")
         except _DIVERGENCE_ERRORS:
@@ -224,11 +228,18 @@ def find_lr(
         trace.append((lr, loss if math.isfinite(loss) else math.inf))
         return _finite_loss(trace, (low, high))
 
+    def penalised(exponent: float) -> float:
+        return evaluated(10.0 ** float(exponent))
+
     inner = math.log10(low), math.log10(high)
     with preserved_rng():
         for count in grids:
             inner = _drawn_in(penalised, inner, count)
         minimize_scalar(penalised, bounds=inner, method="bounded", options={"maxiter": maxiter - sum(grids)})
+        best, loss = min(trace, key=lambda evaluation: (evaluation[1], evaluation[0]))
+        position = _position(best, (low, high))
+        if try_bounds and math.isfinite(loss) and not _NEAR_BOUND < position < 1 - _NEAR_BOUND:
+            evaluated(high if position > 0.5 else low)
     return _summary(tuple(trace), (low, high), flat_tolerance)
 
 

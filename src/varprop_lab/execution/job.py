@@ -41,6 +41,7 @@ def find_lrs(
     evaluate: Evaluate,
     evaluations: int = 10,
     grids: Sequence[int] = (),
+    try_bounds: bool = True,
     recorded: Mapping[str, Trace] | None = None,
     limit: float | None = None,
 ) -> dict[str, vp.LRSearch]:
@@ -54,6 +55,7 @@ def find_lrs(
         evaluate: Gives the losses at the rates that all searches that are not finished want next, by name.
         evaluations: At most so many for each.
         grids: As for `vp.find_lr`.
+        try_bounds: Likewise.
         recorded: Evaluations of an earlier run, in order.
         limit: While the best rate lies at the upper bound, the bound is moved up by a decade, at most to here; by
             default it stays.
@@ -65,7 +67,8 @@ def find_lrs(
         for name in bounds.keys() - searches.keys():
             try:
                 loss = _recorded_loss(name, traces[name])
-                searches[name] = _widened(loss, vp.find_lr(loss, bounds[name], evaluations, grids=grids), limit)
+                search = vp.find_lr(loss, bounds[name], evaluations, grids=grids, try_bounds=try_bounds)
+                searches[name] = _widened(loss, search, limit)
             except _Unknown as next_evaluation:
                 wanted[name] = next_evaluation.lr
         if not wanted:
@@ -79,7 +82,7 @@ def _widened(loss: Callable[[float], float], search: vp.LRSearch, limit: float |
     """The search, gone on with above its upper bound as long as the best rate lies there."""
     low, high = search.bounds
     while limit is not None and high < limit and search.at_bound and search.lr > math.sqrt(low * high):
-        above = vp.find_lr(loss, (high, min(10 * high, limit)), 5, grids=(3,))
+        above = vp.find_lr(loss, (high, min(10 * high, limit)), 5, grids=(3,), try_bounds=False)
         best = min(search, above, key=lambda stage: (stage.loss, stage.lr))
         high = above.bounds[1]
         at_bound = best.lr == max(rate for rate, _ in above.trace)  # no larger one was tried that is worse
@@ -211,9 +214,8 @@ class _Job:
 
         context.tick(max(map(len, traces.values())) * protocol.search_epochs * self.trainer.steps)
         bounds = {cell.key: (protocol.lr_min, cell.lr_max) for cell in cells}
-        result = find_lrs(
-            bounds, evaluate, protocol.evaluations, protocol.grids, traces, self.context.task.experiment.lr_limit
-        )
+        search = protocol.evaluations, protocol.grids, protocol.try_bounds
+        result = find_lrs(bounds, evaluate, *search, traces, context.task.experiment.lr_limit)
         searches = [result[cell.key] for cell in cells]
         return [Search(s.lr, s.loss, list(s.trace), s.at_bound, s.flat, s.diverged) for s in searches]
 

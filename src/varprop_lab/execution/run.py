@@ -149,8 +149,9 @@ def _continued(store: Store, now: dict[str, Any]) -> dict[str, Any]:
         return now
     # what an earlier version did not know was as it is by default
     defaults = Experiment("", "", "").configuration()
+    known = {"protocol": {"try_bounds": False} | before["configuration"].get("protocol", defaults["protocol"])}
     configuration, earlier = (
-        json.loads(json.dumps(c)) for c in (now["configuration"], defaults | before["configuration"])
+        json.loads(json.dumps(c)) for c in (now["configuration"], defaults | before["configuration"] | known)
     )
     names = dict.fromkeys([*configuration, *earlier])
     if differing := [name for name in names if configuration.get(name) != earlier.get(name)]:

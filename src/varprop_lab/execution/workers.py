@@ -13,12 +13,13 @@ import multiprocessing
 import os
 import socket
 import time
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,6 +38,26 @@ _POLL_SECONDS = 0.2
 
 class WorkerError(vp.VarpropError):
     """A process of a run ended before its work was done."""
+
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def results_of(function: Callable[[Job], Result], jobs: Sequence[Job], processes: int) -> Iterator[Result]:
+    """The result of a function for every job, as they come; with several processes each job runs in one of them."""
+    if processes == 1:
+        yield from map(function, jobs)
+        return
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(function, job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise WorkerError("A process of the run was ended from outside; run the command again.") from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)

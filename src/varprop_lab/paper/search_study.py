@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,10 @@ from varprop.text_table import Table
 from ..data import datasets
 from ..environment import provenance, reproducible
 from ..execution.job import Evaluate, Trace, find_lrs, losses_at
+from ..execution.workers import results_of
 from ..protocol.experiments import SEARCHES, Experiment
-from ..store.folder import write_atomically
+from ..protocol.records import Cell
+from ..store.folder import StoreError, write_atomically
 from ..training.ensemble import EnsembleTrainer
 from ..training.trainer import Task
 from .experiments import EXPERIMENTS
@@ -36,33 +41,80 @@ Cells = dict[str, dict[str, Any]]
 _CPU = torch.device("cpu")
 
 
-def study(out: Path, root: Path | None = None, experiments: Mapping[str, Experiment] = STUDIED) -> Path:
-    """Compare the searches on the CPU, on experiments of one bound by their titles; the page written, ``search.md``."""
-    source = provenance(_CPU)
-    rounds = len(experiments) * sum(_evaluations().values())
-    with reproducible(_CPU, 1), progress.show(rounds, "search") as shown:
-        results = {title: _compared(experiment, root, shown) for title, experiment in experiments.items()}
-    write_atomically(out / "search.json", f"{json.dumps({**source, 'cells': results}, indent=1)}\n".encode())
-    write_atomically(out / "search.md", markdown(results, source["command"]).encode())
+def study(
+    out: Path,
+    root: Path | None = None,
+    experiments: Mapping[str, Experiment] = STUDIED,
+    jobs: int = 1,
+    max_seconds: float = math.inf,
+) -> Path:
+    """Compare the searches on the CPU, cell by cell; cells that ``search.json`` has are not compared again.
+
+    Args:
+        out: The folder of the record and of the page.
+        root: Where MNIST is looked for first.
+        experiments: Of one bound, by their titles.
+        jobs: So many cells at once, each in a process of its own.
+        max_seconds: After this time no cell is begun.
+
+    Returns:
+        The page written, ``search.md``.
+    """
+    file, deadline = out / "search.json", time.monotonic() + max_seconds
+    if not find_spec("sklearn"):  # a bare machine makes what it can
+        experiments = {title: e for title, e in experiments.items() if e.dataset != "digits"}
+    kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"searches": SEARCHES, "cells": {}}
+    if json.dumps(kept.get("searches")) != json.dumps(SEARCHES):
+        raise StoreError(f"{file} compares other searches: choose another --out.")
+    places = {(title, cell.key): cell for title, experiment in experiments.items() for cell in experiment.cells()}
+    missing = [
+        _SearchedCell(title, replace(experiments[title], seeds=(cell.seed,)), cell, root, deadline)
+        for (title, key), cell in places.items()
+        if key not in kept["cells"].get(title, {})
+    ]
+    if missing:
+        kept = {**provenance(_CPU), **{name: kept[name] for name in ("searches", "cells")}}
+    with progress.show(len(missing), "search") as shown:
+        for job, found in results_of(_done, missing, jobs):
+            shown.advance(text=job.title)
+            if found is not None:
+                kept["cells"].setdefault(job.title, {})[job.cell.key] = found
+                write_atomically(file, f"{json.dumps(kept, indent=1)}\n".encode())
+    cells = {
+        title: {key: kept["cells"][title][key] for at, key in places if at == title and key in kept["cells"][title]}
+        for title in experiments
+        if title in kept["cells"]
+    }
+    write_atomically(out / "search.md", markdown(cells, kept.get("command", "")).encode())
     return out / "search.md"
 
 
-def _evaluations() -> dict[str, int]:
-    """By search, how many rates it may try."""
-    return {"grid": GRID, **{name: count for name, (count, _) in SEARCHES.items()}}
+@dataclass(frozen=True)
+class _SearchedCell:
+    """One cell."""
+
+    title: str
+    experiment: Experiment
+    cell: Cell
+    root: Path | None
+    deadline: float  # by `time.monotonic`, which is the same in all processes of a machine
+
+    def found(self) -> dict[str, Any] | None:
+        """What `compared` finds; None if the time was over."""
+        if time.monotonic() > self.deadline:
+            return None
+        with reproducible(_CPU, 1):
+            data = datasets.load(self.experiment.dataset, self.root, _CPU)
+            trainer = EnsembleTrainer(Task(self.experiment, data, self.experiment.model), [self.cell])
+            bounds = {self.cell.key: (self.experiment.protocol.lr_min, self.cell.lr_max)}
+            result = compared(
+                bounds, lambda rates: losses_at(trainer, rates, self.experiment.protocol, lambda steps: None)
+            )
+            return result[self.cell.key]
 
 
-def _compared(experiment: Experiment, root: Path | None, shown: progress.Progress) -> Cells:
-    data = datasets.load(experiment.dataset, root, _CPU)
-    trainer = EnsembleTrainer(Task(experiment, data, experiment.model), experiment.cells())
-    bounds = {cell.key: (experiment.protocol.lr_min, experiment.lr_max[0]) for cell in trainer.cells}
-
-    def evaluate(rates: dict[str, float]) -> Mapping[str, float]:
-        losses = losses_at(trainer, rates, experiment.protocol, lambda steps: None)
-        shown.advance(text=experiment.name)
-        return losses
-
-    return compared(bounds, evaluate)
+def _done(job: _SearchedCell) -> tuple[_SearchedCell, dict[str, Any] | None]:
+    return job, job.found()
 
 
 def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> Cells:
@@ -70,16 +122,18 @@ def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> C
     seen: dict[str, Trace] = {name: [] for name in bounds}
 
     def recorded(wanted: dict[str, float]) -> Mapping[str, float]:
-        losses = evaluate(wanted)
-        for name, rate in wanted.items():
-            seen[name].append((rate, losses[name]))
-        return losses
+        """The losses at these rates; searches that begin alike ask for the same ones."""
+        new = {name: rate for name, rate in wanted.items() if rate not in dict(seen[name])}
+        for name, loss in (evaluate(new) if new else {}).items():
+            if name in new:
+                seen[name].append((new[name], loss))
+        return {name: dict(seen[name])[rate] for name, rate in wanted.items()}
 
     for index in range(GRID):  # evenly spaced below the upper bound
         recorded({name: high * 10 ** (-DECADES * (index + 0.5) / GRID) for name, (_, high) in bounds.items()})
     chosen = {"grid": {name: min(trace, key=lambda pair: pair[1]) for name, trace in seen.items()}}
-    for search, (evaluations, grids) in SEARCHES.items():
-        results = find_lrs(bounds, recorded, evaluations, grids)
+    for search, settings in SEARCHES.items():
+        results = find_lrs(bounds, recorded, **settings)
         chosen[search] = {name: (result.lr, result.loss) for name, result in results.items()}
     best = {name: min(loss for _, loss in trace) for name, trace in seen.items()}
     return {
@@ -92,9 +146,12 @@ def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> C
 
 def markdown(results: Mapping[str, Cells], command: str) -> str:
     """The table of regrets."""
-    evaluations = _evaluations()
+    evaluations = {
+        "grid": str(GRID),
+        **{name: f"{s['evaluations']}{' or one more' * s['try_bounds']}" for name, s in SEARCHES.items()},
+    }
     rows = [
-        (experiment, search, str(evaluations[search]), *_shares([cell[search]["regret"] for cell in cells.values()]))
+        (experiment, search, evaluations[search], *_shares([cell[search]["regret"] for cell in cells.values()]))
         for experiment, cells in results.items()
         for search in evaluations
     ]

@@ -30,8 +30,13 @@ DECAY = "decay"  # weight decay on weights whose scale does not matter
 UNIT_NORM = "unit-norm"  # these weights are projected to unit norm after every step
 MOMENTUM = "momentum"  # batch norm's running statistics take in a tenth as much of every batch
 
-# Evaluations and grids of a search by its name: the paper's, and one that noise does not lead astray so easily.
-SEARCHES: dict[str, tuple[int, tuple[int, ...]]] = {"brent": (10, ()), "grid+brent": (12, (4, 4))}
+# A search by its name, as fields of `Protocol`: the paper's; one that noise does not lead astray so easily, which found
+# the published rates; and the same that tries the bound.
+SEARCHES: dict[str, dict[str, Any]] = {
+    "brent": {"evaluations": 10, "grids": (), "try_bounds": False},
+    "grid+brent": {"evaluations": 12, "grids": (4, 4), "try_bounds": False},
+    "grid+brent+bound": {"evaluations": 12, "grids": (4, 4), "try_bounds": True},
+}
 OwnWeights = Literal["original", "converted"]
 Borders = Literal["pooled", "plain"]
 Combination = tuple[Method, Start, str]  # the last is the variant
@@ -51,6 +56,7 @@ class Protocol:
     search_epochs: int = 5  # the horizon of the search
     evaluations: int = 12  # at most so many in a search, those on grids included
     grids: tuple[int, ...] = (4, 4)  # rates tried before Brent's method, as for `vp.find_lr`; see `SEARCHES`
+    try_bounds: bool = True  # as for `vp.find_lr`: one evaluation more where the best rate lies next to a bound
     remain: float = 0.1  # what is left, one epoch later, of the weight of a loss in the running mean
     weight_decay: float = 5e-4  # of the variant with decay
     checkpoint_epochs: int = 5  # state is kept after so many epochs, to resume from
@@ -138,7 +144,7 @@ class Experiment:
         if epochs is not None:
             protocol = replace(protocol, epochs=epochs, search_epochs=min(protocol.search_epochs, epochs))
         if search is not None:
-            protocol = replace(protocol, evaluations=SEARCHES[search][0], grids=SEARCHES[search][1])
+            protocol = replace(protocol, **SEARCHES[search])
         changes: dict[str, Any] = {
             "protocol": protocol,
             "seeds": None if seeds is None else tuple(range(seeds)),

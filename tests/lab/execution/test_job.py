@@ -40,7 +40,7 @@ def test_all_unfinished_searches_ask_together():
         return evaluate(wanted)
 
     find_lrs({"a": BOUNDS, "b": (1e-4, 1e-1)}, counted, 6)
-    assert waves == [["a", "b"]] * 6
+    assert waves == [["a", "b"]] * 6 + [["b"]]  # whose best rate lies next to the bound
 
 
 def test_known_evaluations_are_answered_at_once_and_the_result_is_the_same():
@@ -62,12 +62,12 @@ def test_the_upper_bound_moves_up_to_a_limit_while_the_best_rate_lies_there(limi
     fixed = find_lrs(dict.fromkeys(LOSSES, BOUNDS), evaluate, 10)
     assert {name for name in LOSSES if wide[name] != fixed[name]} == {"edge"}
     edge = wide["edge"]
-    assert edge.trace[:10] == fixed["edge"].trace and edge.loss == min(loss for _, loss in edge.trace)
+    assert edge.trace[:11] == fixed["edge"].trace and edge.loss == min(loss for _, loss in edge.trace)
     if limit == 10.0:
         assert edge.lr == pytest.approx(1.0, rel=0.7) and not edge.at_bound and edge.bounds[1] == 10.0
     else:
         assert edge.at_bound and edge.bounds == (1e-6, 0.1)
-    known = {"edge": list(edge.trace[:13])}
+    known = {"edge": list(edge.trace[:14])}
     assert find_lrs({"edge": BOUNDS}, evaluate, 10, recorded=known, limit=limit)["edge"] == edge
 
 

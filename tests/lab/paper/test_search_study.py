@@ -36,22 +36,42 @@ def test_regret_is_measured_against_the_best_that_anybody_tried():
 
 
 def test_the_study_writes_its_numbers_and_a_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(search_study, "_compared", lambda experiment, *_: search_study.compared(BOUNDS, evaluate))
+    made: list[str] = []
+
+    def found(job):
+        made.append(job.cell.key)
+        return search_study.compared(BOUNDS, evaluate)["valleys" if job.cell.method == "batch" else "smooth"]
+
+    monkeypatch.setattr(search_study._SearchedCell, "found", found)
+    search_study.study(tmp_path, experiments={"digits, seed 0": search_study.STUDIED["digits, seed 0"]})
+    assert len(made) == 12
     page = search_study.study(tmp_path)
+    assert len(made) == len(set(made)) == 48  # none twice
     stored = json.loads((tmp_path / "search.json").read_text())
     assert set(stored["cells"]) == set(search_study.STUDIED) and stored["versions"]["torch"]
     rows = [line for line in page.read_text().splitlines() if line.startswith("| digits, seed 0")]
-    assert [row.split("|")[2].strip() for row in rows] == ["grid", "brent", "grid+brent"]
-    assert rows[1].split("|")[6].strip() == "1 of 2"
+    assert [row.split("|")[2].strip() for row in rows] == ["grid", "brent", "grid+brent", "grid+brent+bound"]
+    assert rows[1].split("|")[6].strip() == "3 of 12"
+    assert rows[3].split("|")[3].strip() == "12 or one more"
+
+
+def test_another_study_is_not_gone_on_with(tmp_path):
+    (tmp_path / "search.json").write_text('{"cells": {}}')  # as an earlier version wrote it
+    with pytest.raises(vp.VarpropError, match=r"search\.json compares other searches: choose another --out"):
+        search_study.study(tmp_path)
+
+
+def test_nothing_is_begun_when_the_time_is_over(tmp_path):
+    page = search_study.study(tmp_path, max_seconds=-1.0)
+    assert page.exists() and not (tmp_path / "search.json").exists()
 
 
 def test_the_default_search_is_one_of_those_compared():
     from varprop_lab.paper.experiments import EXPERIMENTS
-    from varprop_lab.protocol.experiments import SEARCHES
 
     protocol = EXPERIMENTS["mnist"].protocol
-    assert (protocol.evaluations, protocol.grids) == SEARCHES["grid+brent"]
+    assert protocol == EXPERIMENTS["mnist"].adapted(search="grid+brent+bound").protocol
     plain = EXPERIMENTS["mnist"].adapted(search="brent").protocol
-    assert (plain.evaluations, plain.grids) == (10, ())  # the paper's
+    assert (plain.evaluations, plain.grids, plain.try_bounds) == (10, (), False)  # the paper's
     with pytest.raises(vp.VarpropError, match="search must be one of brent, grid\\+brent"):
         EXPERIMENTS["mnist"].adapted(search="golden")
