@@ -136,8 +136,11 @@ def _add_reproduce(commands: Any) -> None:
     parser.add_argument("--jobs", type=number(int, 1), default=1, help=text)
     parser.add_argument("--methods", metavar="NAMES", help=f"Only these of {','.join(METHODS)}.")
     _add_starts(parser, None, f"Only these of {','.join(ALL_STARTS)}.")
-    text = "For the learning rate: brent is the paper's; grid+brent, the default, looks around first."
-    parser.add_argument("--search", choices=("brent", "grid+brent"), help=text)
+    text = (
+        "For the learning rate: brent is the paper's; grid+brent looks around first; grid+brent+bound, the default, "
+        "also tries the bound where the best rate lies next to it."
+    )
+    parser.add_argument("--search", choices=("brent", "grid+brent", "grid+brent+bound"), help=text)
     text = "Of BN from bn and AP2 from ap2: original, as in the paper, or those all others get there."
     parser.add_argument("--own-weights", choices=("original", "converted"), help=text)
     text = "How AP2 counts zeros around images: pooled over positions, or plain as the paper's sums."
@@ -181,7 +184,7 @@ def reproduce(options: argparse.Namespace) -> None:
     from .paper import experiments, report, search_study
     from .report.text import result_table
 
-    wanted, out = expanded(options.names), options.out
+    wanted, out, deadline = expanded(options.names), options.out, time.monotonic() + options.max_seconds
     settings = {
         "seeds": options.seeds,
         "epochs": options.epochs,
@@ -197,15 +200,19 @@ def reproduce(options: argparse.Namespace) -> None:
         trained = [name for name in wanted if name not in (*UNTRAINED, *STUDIES)]
         results = experiments.reproduce(trained, out, settings, jobs=options.jobs, **_run_options(options))
         if "search" in wanted:
-            print(f"Searches: {search_study.study(out, options.root).resolve()}")
+            page = search_study.study(out, options.root, jobs=options.jobs, max_seconds=deadline - time.monotonic())
+            print(f"Searches: {page.resolve()}")
         if "deep" in wanted:
             _run_deep(options)
         if "questions" in wanted:
-            _answer_questions(options)
+            _answer_questions(options, deadline - time.monotonic())
         if set(wanted) <= set(STUDIES):
             return
         if outcomes := [outcome for of_experiment in results.values() for outcome in of_experiment]:
             print(result_table(outcomes))
+        if not find_spec("matplotlib"):  # a bare machine only makes runs
+            print(f"The report needs matplotlib: varprop reproduce claims --out {out} makes it of what is there.")
+            return
         page = report.write(out, wanted)
         if "claims" in wanted:  # the numbers are in the report
             for claim in json.loads((out / "claims.json").read_text("utf-8"))["claims"]:
@@ -215,12 +222,12 @@ def reproduce(options: argparse.Namespace) -> None:
             print(f"Documentation: {report.write_docs(out, options.docs).resolve()}")
 
 
-def _answer_questions(options: argparse.Namespace) -> None:
+def _answer_questions(options: argparse.Namespace, max_seconds: float) -> None:
     """Make the runs of the open questions that are missing, and print what all of them show."""
     from .paper.questions.study import QUESTIONS, study
 
     chosen = listed(options.only, tuple(QUESTIONS), "--only") if options.only else tuple(QUESTIONS)
-    study(options.out, options.root, chosen, options.seeds or 3, say=print)
+    study(options.out, options.root, chosen, options.seeds, print, options.jobs, max_seconds)
 
 
 def _run_deep(options: argparse.Namespace) -> None:

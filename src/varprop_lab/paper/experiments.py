@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,10 +119,14 @@ def reproduce(
         names: Of the experiments.
         out: The folder that gets one folder for each.
         settings: For `Experiment.adapted`.
-        options: Of `RunOptions`.
+        options: Of `RunOptions`; `max_seconds` is for all together.
     """
     for name in names:
         if name not in EXPERIMENTS:
             raise RunError(unknown("experiment", name, EXPERIMENTS))
     adapted = {name: EXPERIMENTS[name].adapted(**settings or {}) for name in names}
-    return {name: run(experiment, out, RunOptions(**options)) for name, experiment in adapted.items()}
+    deadline = time.monotonic() + options.pop("max_seconds", math.inf)
+    return {
+        name: run(experiment, out, RunOptions(**options, max_seconds=max(0.0, deadline - time.monotonic())))
+        for name, experiment in adapted.items()
+    }

@@ -40,6 +40,7 @@ MEASURED = 2048  # of the training images, for standard deviations
 RATES = (0.004, 0.01, 0.025)
 Change = Callable[[nn.Module, Task, int], nn.Module]  # of a network at its start, with the data and the seed
 Run = dict[str, Any]
+Measure = Callable[[nn.Module, Tensor], Run]  # of a network and training images
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Arm:
     change: Change | None = None  # of the network before it is trained
     averaged: bool = False  # whether the mean of the weights over steps is validated too
     watched: Change | None = None  # makes the network whose standard deviations are kept, if they are
+    measure: Measure | None = None  # what else is kept, before training and after every epoch
+    decayed: tuple[str, ...] = ()  # the last parts of the names of parameters that decay
 
 
 def experiment(epochs: int, images: int = IMAGES) -> Experiment:
@@ -69,7 +72,7 @@ def trained(arm: Arm, seed: int, data: Dataset, settings: Experiment) -> Iterato
     started = task.starts([cell])[cell]
     if arm.change is not None:
         started = StartingPoint(arm.change(started.model, task, seed).train(), started.gap)
-    trainer = AveragingTrainer(task, cell, started)
+    trainer = AveragingTrainer(task, cell, started, arm.decayed)
     for rate in arm.rates:
         yield {"arm": arm.name, "rate": rate, "seed": seed, **_run(arm, rate, trainer)}
 
@@ -85,11 +88,14 @@ def _run(arm: Arm, rate: float, trainer: AveragingTrainer) -> Run:
 
 
 def _watched(arm: Arm, trainer: AveragingTrainer) -> Run:
-    if arm.watched is None:
+    if arm.watched is None and arm.measure is None:
         return {}
     task, seed = trainer.task, trainer.cell.seed
     images = next(trainer.batches.chunks(0, MEASURE))[0].flatten(0, 1)[:MEASURED]
-    return {"ratios": list(ratios(arm.watched(trainer.model, task, seed), images).values())}
+    result = {} if arm.measure is None else arm.measure(trainer.model, images)
+    if arm.watched is not None:
+        result |= {"ratios": list(ratios(arm.watched(trainer.model, task, seed), images).values())}
+    return result
 
 
 def _keep(curves: Run, values: Run) -> None:
@@ -98,7 +104,17 @@ def _keep(curves: Run, values: Run) -> None:
 
 
 class AveragingTrainer(SingleTrainer):
-    """One network, and the mean of its parameters: what is older than an epoch has a tenth of the weight in it."""
+    """One network, and the mean of its parameters: what is older than an epoch has a tenth of the weight in it.
+
+    Parameters whose names end in one of `decayed` decay as weights do in the protocol's variant with decay.
+    """
+
+    def __init__(self, task: Task, cell: Cell, started: StartingPoint, decayed: tuple[str, ...] = ()) -> None:
+        self.decayed = decayed
+        super().__init__(task, cell, started)
+
+    def _decaying(self) -> list[str]:
+        return [name for name, _ in self.model.named_parameters() if name.endswith(self.decayed)]
 
     def reset(self, rates: list[float]) -> None:
         """Back to the start."""
@@ -204,6 +220,7 @@ class Question:
     settings: Experiment
     claims: tuple[tuple[str, Rule], ...]
     figure: Callable[[Records], Figure]
+    seeds: int = 3
 
     def verdicts(self, records: Records) -> str:
         """A table: every claim, its verdict, and the numbers it rests on."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +16,62 @@ import torch
 
 from ...data import datasets
 from ...environment import provenance, reproducible
+from ...execution.workers import results_of
 from ...report.plotting import draw
 from ...store.folder import locked, write_atomically
-from . import averaging, correlations, dropout, norm, truth
-from .runs import Question, Records, trained
+from . import (
+    averaging,
+    correlations,
+    dropout,
+    frozen,
+    linear,
+    norm,
+    normality,
+    overestimated,
+    scale_decay,
+    truth,
+)
+from .runs import Question, Records, Run, trained
 
 FILE = "questions.json"
 QUESTIONS: dict[str, Question] = {
-    module.QUESTION.name: module.QUESTION for module in (truth, averaging, dropout, norm, correlations)
+    module.QUESTION.name: module.QUESTION
+    for module in (
+        *(truth, averaging, dropout, norm, correlations),
+        *(frozen, linear, overestimated, normality, scale_decay),
+    )
 }
 Kept = dict[str, dict[str, Any]]
+_CPU = torch.device("cpu")
 
 
 def study(
     out: Path,
     root: Path | None = None,
     only: Sequence[str] = (),
-    seeds: int = 3,
+    seeds: int | None = None,
     say: Callable[[str], None] = print,
+    jobs: int = 1,
+    max_seconds: float = math.inf,
 ) -> None:
-    """Answer questions on a CPU; runs that the file has are not made again."""
+    """Answer questions on a CPU; runs that the file has are not made again.
+
+    Args:
+        out: The folder of the records and figures.
+        root: Where MNIST is looked for first.
+        only: Names of questions; all by default.
+        seeds: So many of each; as many as the question asks for by default.
+        say: Gets every line of the answer.
+        jobs: So many runs at once, each in a process of its own.
+        max_seconds: After this time no run is begun.
+    """
     with locked(out):
-        records_by_question = recorded(out)
+        kept = recorded(out)
+        _make(list(only or QUESTIONS), kept, out, root, seeds, say, jobs, time.monotonic() + max_seconds)
         for name in only or QUESTIONS:
-            question = QUESTIONS[name]
-            _make(question, records_by_question, out, root, seeds, say)
-            records = Records(records_by_question[name]["runs"])
-            draw(question.figure(records), out / f"question-{name}")
+            question, records = QUESTIONS[name], Records(kept.get(name, {}).get("runs", ()))
+            if find_spec("matplotlib") and records.runs:  # a bare machine only makes runs
+                draw(question.figure(records), out / f"question-{name}")
             say(f"\n{question.title}\n{question.verdicts(records)}")
 
 
@@ -47,33 +81,79 @@ def recorded(out: Path) -> Kept:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
+@dataclass(frozen=True)
+class _ArmWithSeed:
+    """The runs of one arm and seed, at all its rates."""
+
+    question: str
+    arm: int
+    seed: int
+    root: Path | None
+    deadline: float  # by `time.monotonic`, which is the same in all processes of a machine
+
+    def runs(self) -> list[Run]:
+        """The runs; none if the time was over."""
+        if time.monotonic() > self.deadline:
+            return []
+        question = QUESTIONS[self.question]
+        with reproducible(_CPU, 1):
+            data = _data(question.settings.dataset, self.root)
+            return list(trained(question.arms[self.arm], self.seed, data, question.settings))
+
+
+@functools.cache
+def _data(name: str, root: Path | None) -> datasets.Dataset:
+    return datasets.load(name, root, _CPU)
+
+
+def _done(job: _ArmWithSeed) -> tuple[_ArmWithSeed, list[Run]]:
+    return job, job.runs()
+
+
 def _make(
-    question: Question, records_by_question: Kept, out: Path, root: Path | None, seeds: int, say: Callable[[str], None]
+    names: Sequence[str],
+    kept: Kept,
+    out: Path,
+    root: Path | None,
+    seeds: int | None,
+    say: Callable[[str], None],
+    processes: int,
+    deadline: float,
 ) -> None:
+    jobs = [job for name in names for job in _missing(name, kept, seeds or QUESTIONS[name].seeds, root, deadline)]
+    source = provenance(_CPU) | {"processes": processes} if jobs else {}
+    for job, new_runs in results_of(_done, jobs, processes):
+        if not new_runs:
+            continue
+        order = {arm.name: index for index, arm in enumerate(QUESTIONS[job.question].arms)}
+        entry = kept[job.question] | {"source": source}
+        entry["runs"] = sorted([*entry["runs"], *new_runs], key=lambda run: (run["seed"], order[run["arm"]]))
+        kept[job.question] = entry
+        write_atomically(out / FILE, _text(kept).encode())
+        losses = ", ".join(str(run["train_eval_loss"]) for run in new_runs)
+        say(f"{job.question}: {new_runs[0]['arm']}, seed {job.seed}: training losses {losses}")
+
+
+def _missing(name: str, kept: Kept, seeds: int, root: Path | None, deadline: float) -> list[_ArmWithSeed]:
+    question = QUESTIONS[name]
     settings = {"epochs": question.settings.protocol.epochs, "images": question.settings.train_samples}
-    if records_by_question.get(question.name, {}).get("settings") != settings:
-        records_by_question[question.name] = {"settings": settings, "runs": []}
-    runs = records_by_question[question.name]["runs"]
-    there = {(run["arm"], run["seed"]) for run in runs}
-    missing = [(arm, seed) for seed in range(seeds) for arm in question.arms if (arm.name, seed) not in there]
-    if not missing:
-        return
-    cpu = torch.device("cpu")
-    data = datasets.load(question.settings.dataset, root, cpu)
-    records_by_question[question.name] |= {"source": provenance(cpu)}
-    with reproducible(cpu, 1):
-        for arm, seed in missing:
-            new_runs = list(trained(arm, seed, data, question.settings))
-            runs += new_runs
-            losses = ", ".join(str(run["train_eval_loss"]) for run in new_runs)
-            say(f"{question.name}: {arm.name}, seed {seed}: training losses {losses}")
-            write_atomically(out / FILE, _text(records_by_question).encode())
+    if kept.get(name, {}).get("settings") != settings:
+        kept[name] = {"settings": settings, "runs": []}
+    there = {(run["arm"], run["seed"]) for run in kept[name]["runs"]}
+    return [
+        _ArmWithSeed(name, index, seed, root, deadline)
+        for seed in range(seeds)
+        for index, arm in enumerate(question.arms)
+        if (arm.name, seed) not in there
+    ]
 
 
-def _text(records_by_question: Kept) -> str:
+def _text(kept: Kept) -> str:
     """A line for every run."""
     entries = []
-    for name, question in records_by_question.items():
+    for name, question in kept.items():
+        if not question["runs"]:
+            continue
         runs = ",\n".join(json.dumps(run, separators=(",", ":")) for run in question["runs"])
         about = json.dumps({key: value for key, value in question.items() if key != "runs"}, indent=1)
         entries.append(f'"{name}": {about[:-2]},\n "runs": [\n{runs}\n]}}')
