@@ -393,7 +393,7 @@ def relu_of_sum(mean: Tensor, var: Tensor, other_mean: Tensor, other_var: Tensor
 
 
 @dataclass(frozen=True)
-class _Shape:
+class MixtureShape:
     """The two Gaussians that stand for a rectified variable, by r = mean / std; names in _r are derivatives by r.
 
     Attributes:
@@ -413,20 +413,24 @@ class _Shape:
     share_r: Tensor
 
 
-def _shape(r: Tensor, skew: float, fall: float, split: float) -> _Shape:
-    between = 1.0 / (1.0 + split * r**4)
-    between_r = -4.0 * split * r**3 * between.square()
+def mixture_shape(r: Tensor, skew: float = SKEW, fall: float = FALL, split: float = SPLIT) -> MixtureShape:
+    """The two Gaussians for a rectified variable with r = mean / std."""
+    square = r * r
+    cube = square * r
+    between = 1.0 / (1.0 + split * square * square)
+    between_r = -4.0 * split * cube * between.square()
     root = between.sqrt()
     root_r = 0.5 * between_r / root
-    d = 0.5 * skew * torch.exp(-fall * r * r) / (r * between * root)
-    d_r = d * (6.0 * split * r**3 * between - 2.0 * fall * r - 1.0 / r)
+    fallen = torch.exp((-fall * square).clamp(min=-80.0))  # no subnormal numbers, which are slow
+    d = 0.5 * skew * fallen / (r * between * root)
+    d_r = d * (6.0 * split * cube * between - 2.0 * fall * r - 1.0 / r)
     hypotenuse = (1.0 + d * d).sqrt()
     e = d + hypotenuse
     e_r = d_r * e / hypotenuse
     share = 1.0 / (1.0 + e * e)
     down, up = root / e, root * e
     down_r, up_r = (root_r - down * e_r) / e, root_r * e + root * e_r
-    return _Shape(between, between_r, down, down_r, up, up_r, share, -2.0 * e * e_r * share.square())
+    return MixtureShape(between, between_r, down, down_r, up, up_r, share, -2.0 * e * e_r * share.square())
 
 
 def relu_of_sum_and_derivatives(x: Pair, y: Pair, skew: float, fall: float, split: float) -> Slopes:
@@ -436,7 +440,7 @@ def relu_of_sum_and_derivatives(x: Pair, y: Pair, skew: float, fall: float, spli
     held = std.clamp(min=LEAST_STD)
     r = (m1 / held).clamp(LEAST_RATIO, MOST_RATIO)
     free = ((r > LEAST_RATIO) & (r < MOST_RATIO)).to(std.dtype)  # whether r follows its arguments
-    s = _shape(r, skew, fall, split)
+    s = mixture_shape(r, skew, fall, split)
     within, centre = v2 + (1.0 - s.between) * v1, m1 + m2
     low, by_low = _rectified(centre - s.down * std, within)
     high, by_high = _rectified(centre + s.up * std, within)

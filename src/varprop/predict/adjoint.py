@@ -29,7 +29,7 @@ from ..graph.node import Node, resolve
 from ..moments import Moments
 from ..rules.registry import Rule
 from .attention import FIRST_ORDER, dropped_variance, mean_of
-from .curves import SlopedClusters, left_by_slopes
+from .curves import SlopedClusters, attached, left_by_slopes, line
 from .recurrent import unroll_of
 from .windows import Windows
 
@@ -92,7 +92,7 @@ class ElementNoise:
 
     def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
         """The covariance of a sample's outputs that this noise adds, (batch, outputs, outputs)."""
-        return gram(self.factors(gradients))
+        return gram(self.factors(gradients)) if self.by_channel else gram(gradients[0].flatten(2), self.var.flatten(1))
 
 
 @dataclass
@@ -326,8 +326,8 @@ class MeanEvaluation(Evaluation):
             slope = _gradient(value.mean, pooled.mean)
             if slope is None:
                 return value.var, value.mean
-            mean = value.mean.detach() + slope * (pooled.mean - pooled.mean.detach())
-            return (value.var - slope.square() * (pooled.var - left)).clamp_min(0), mean
+            fresh = (value.var - slope.square() * (pooled.var - left)).clamp_min(0)
+            return fresh, line(value.mean.detach(), [(pooled, slope)])
         if rule.transposable or rule.kind == "elementwise":
             random = self.plan.random_operands(node)
             combines = rule.signs is None and rule.kind != "structural" and len(random) > 1
@@ -341,7 +341,7 @@ class MeanEvaluation(Evaluation):
 
     def _of_elements(self, value: Moments, inputs: Sequence[Node]) -> tuple[Tensor, Tensor]:
         """For a function of elements at the same position: v - sum of (dE/dm)² v over its inputs, and its mean."""
-        fresh, mean = value.var, value.mean.detach()
+        slopes = []
         for source in inputs:
             for before in (source, *source.operands[:1]):  # a mixture over dropout reads what was before it
                 moments = self.env.get(before)
@@ -349,10 +349,9 @@ class MeanEvaluation(Evaluation):
                     continue
                 slope = _gradient(value.mean, moments.mean)
                 if slope is not None:
-                    fresh = fresh - slope.square() * moments.var
-                    mean = mean + slope * (moments.mean - moments.mean.detach())
+                    slopes.append((moments, slope))
                     break
-        return fresh.clamp_min(0), mean
+        return left_by_slopes(value.var, slopes), line(value.mean.detach(), slopes)
 
     @torch.no_grad()
     def _left_of_product(self, node: Node, rule: Rule, value: Moments, random: list[Node]) -> Tensor:
@@ -443,21 +442,6 @@ class MeanEvaluation(Evaluation):
         return _first_result(rule, node, args, {}).mean.detach()
 
 
-class _Attached(torch.autograd.Function):
-    """A value that was computed without autograd, with the derivative of the linear operation that it came from."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, value: Tensor, pull: Callable[[Tensor], Tensor]) -> Tensor:
-        """The value itself; `pull` carries derivatives by it to derivatives by x."""
-        ctx.pull = pull
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Derivatives by x."""
-        return ctx.pull(gradient), None, None
-
-
 def _convolved(node: Node, rule: Rule, args: Sequence[Any]) -> Moments:
     """Moments of a convolution whose derivatives are convolutions, too.
 
@@ -484,8 +468,7 @@ def _convolved(node: Node, rule: Rule, args: Sequence[Any]) -> Moments:
             axes = zip(x.shape[2:], found.shape[2:], settings.stride, turned, pads, strict=True)
             extra = [size - (steps - 1) * stride + pad - reach - 1 for size, steps, stride, reach, pad in axes]
             moves = [settings.stride, pads, settings.dilation, True, extra, settings.groups]
-    mean = _Attached.apply(x.mean, found.mean, lambda g: torch.convolution(g, weight, None, *moves))  # type: ignore[no-untyped-call]
-    return Moments(mean, found.var)
+    return Moments(attached(found.mean, (x.mean, lambda g: torch.convolution(g, weight, None, *moves))), found.var)
 
 
 def _first_result(rule: Rule, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Moments:
@@ -573,13 +556,14 @@ Source = ElementNoise | ParameterNoise | SharedProducts
 SMALL = 400_000  # multiplications for a sample, below which a matrix product costs a CPU more than its elements
 
 
-def gram(factors: Tensor) -> Tensor:
-    """A Aᵀ of every sample, (batch, outputs, outputs), for factors (outputs, batch, elements)."""
+def gram(factors: Tensor, var: Tensor | None = None) -> Tensor:
+    """A diag(var) Aᵀ of every sample, (batch, outputs, outputs), for factors A (outputs, batch, elements)."""
     outputs, _, elements = factors.shape
     if factors.is_cuda or outputs**2 * elements > SMALL:
-        by_sample = factors.movedim(0, 1).contiguous()
+        by_sample = (factors if var is None else factors * var.sqrt()).movedim(0, 1).contiguous()
         return by_sample @ by_sample.mT
     found = factors.new_empty(factors.shape[1], outputs, outputs)
     for row in range(outputs):
-        found[:, row, row:] = found[:, row:, row] = (factors[row:] * factors[row]).sum(-1).T
+        weighted = factors[row] if var is None else factors[row] * var
+        found[:, row, row:] = found[:, row:, row] = (factors[row:] * weighted).sum(-1).T
     return found

@@ -339,9 +339,12 @@ def _gradients(mean: Tensor, directions: Tensor, sources: list[Source]) -> list[
     """For every source, derivatives of all outputs by its entries, (outputs, batch, ...), in one backward pass."""
     entries = {id(entry): entry for source in sources for entry in source.entries}
     along = directions.view(-1, 1, *mean.shape[1:]).expand(-1, *mean.shape)
-    by_entry = torch.autograd.grad(mean, list(entries.values()), along, allow_unused=True, is_grads_batched=True)
+    single = len(along) == 1  # needs no batch
+    by_entry = torch.autograd.grad(
+        mean, list(entries.values()), along[0] if single else along, allow_unused=True, is_grads_batched=not single
+    )
     found = {
-        key: entry.new_zeros(len(along), *entry.shape) if gradient is None else gradient
+        key: entry.new_zeros(len(along), *entry.shape) if gradient is None else gradient.view(len(along), *entry.shape)
         for (key, entry), gradient in zip(entries.items(), by_entry, strict=True)
     }
     return [[found[id(entry)] for entry in source.entries] for source in sources]

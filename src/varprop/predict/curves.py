@@ -16,14 +16,16 @@ from torch import Tensor
 
 from ..engine.clusters import Clusters
 from ..engine.plan import Plan
-from ..gaussian.rectifier import mixture
+from ..gaussian.normal import LEAST_STD
+from ..gaussian.rectifier import LEAST_RATIO, MOST_RATIO, mixture_shape
 from ..graph.node import Node
 from ..moments import Moments
 
 NODES = 33  # of the trapezoidal rule: variances of GELU, SiLU, tanh within 1e-6 up to std 1, 1 % up to std 3
 ROOT_HALF = math.sqrt(0.5)
 DENSITY = 1 / math.sqrt(2 * math.pi)
-FAR = 9.0  # std from a kink to where it is not felt: beyond, numbers so small arise that they cost forty times as much
+FAR = {torch.float64: 9.0}  # std from a kink to where it is not felt, and its density counts as zero: numbers so small
+NEAR = 6.0  # that their squares are subnormal cost forty times as much; of less precise dtypes
 
 
 class SlopedClusters(Clusters):
@@ -100,12 +102,34 @@ class SlopedClusters(Clusters):
         return mean, var, torch.where(at_mean, tangent, slope)
 
 
+class _Attached(torch.autograd.Function):
+    """A value that was computed without autograd, with its derivatives by what it was computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, pulls: Sequence[Callable[[Tensor], Tensor]], *read: Tensor) -> Tensor:
+        """The value itself; a pull for each that was read carries derivatives by the value to derivatives by that."""
+        ctx.pulls = pulls
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Derivatives by what was read."""
+        return None, None, *(pull(gradient) for pull in ctx.pulls)
+
+
+def attached(value: Tensor, *read: tuple[Tensor, Callable[[Tensor], Tensor]]) -> Tensor:
+    """A value with derivatives: for each tensor that it was computed from, what carries them back to that one."""
+    following = [(tensor, pull) for tensor, pull in read if tensor.requires_grad]
+    if not following:
+        return value
+    tensors, pulls = zip(*following, strict=True)
+    result: Tensor = _Attached.apply(value.detach(), pulls, *tensors)  # type: ignore[no-untyped-call]
+    return result
+
+
 def line(mean: Tensor, slopes: Sequence[tuple[Moments, Tensor]]) -> Tensor:
     """A mean that follows those it was computed from by its slopes."""
-    for read, slope in slopes:
-        if read.mean.requires_grad:
-            mean = mean + slope * (read.mean - read.mean.detach())
-    return mean
+    return attached(mean, *((read.mean, slope.mul) for read, slope in slopes))
 
 
 def left_by_slopes(var: Tensor, slopes: Sequence[tuple[Moments, Tensor]]) -> Tensor:
@@ -119,18 +143,9 @@ def left_by_slopes(var: Tensor, slopes: Sequence[tuple[Moments, Tensor]]) -> Ten
 def rectified(x: Moments, negative: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and slope of a function with slope 1 above zero and another below.
 
-    With a = m / s: Var x₊ / s² = Φ + a (a Φ (1 - Φ) + φ (1 - 2 Φ)) - φ², without differences of large numbers, and
     f = x₊ (1 - t) + t x has Var f = (1 - t)² Var x₊ + 2 t (1 - t) Φ s² + t² s².
     """
-    std = x.var.sqrt().clamp_min_(torch.finfo(x.dtype).tiny)
-    a = (x.mean / std).clamp_(-FAR, FAR)
-    error = torch.erf(a * ROOT_HALF)
-    density = (a.square() * -0.5).exp_().mul_(DENSITY)
-    above = (error * 0.5).add_(0.5)
-    outside = (1 - error.square()).mul_(0.25)  # Φ (1 - Φ)
-    share = (outside * a).addcmul_(density, error, value=-1).mul_(a).add_(above).addcmul_(density, density, value=-1)
-    mean = (x.mean * above).addcmul_(std, density).clamp_min_(0)
-    var = share.mul_(x.var).clamp_min_(0)
+    mean, var, above, _ = _half_line(x.mean, x.var)
     if not negative:
         return mean, var, above
     rest = 1 - negative
@@ -138,26 +153,43 @@ def rectified(x: Moments, negative: float = 0.0) -> tuple[Tensor, Tensor, Tensor
     return mean.mul_(rest).add_(x.mean, alpha=negative), var.clamp_min_(0), above.mul_(rest).add_(negative)
 
 
+def _half_line(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance of max(0, N(m, v)), and its mean's derivatives by m, which is Φ, and by s, which is φ.
+
+    With a = m / s: Var / v = Φ + a (a Φ (1 - Φ) + φ (1 - 2 Φ)) - φ², without differences of large numbers.
+    """
+    std = var.sqrt()
+    a, density = scaled(mean, std)
+    error = torch.erf(a * ROOT_HALF)
+    above = (error * 0.5).add_(0.5)
+    outside = (1 - error.square()).mul_(0.25)  # Φ (1 - Φ)
+    share = outside.mul_(a).addcmul_(density, error, value=-1).mul_(a).add_(above).addcmul_(density, density, value=-1)
+    return (mean * above).addcmul_(std, density).clamp_min_(0), share.mul_(var).clamp_min_(0), above, density
+
+
+@torch.no_grad()
 def rectified_sum(x: Moments, y: Moments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mean, variance and both slopes of max(0, X + Y) with a rectified X, as a mixture of two Gaussians."""
-    with torch.enable_grad():
-        first = x.mean.detach().requires_grad_()
-        low, high, within, share = mixture(first, x.var, y.mean.detach(), y.var)
-        below, lower_var, lower_slope = rectified(Moments(low.detach(), within.detach().square()))
-        above, upper_var, upper_slope = rectified(Moments(high.detach(), within.detach().square()))
-        # the derivative of E max(0, N(m, s²)) by s is φ(m / s)
-        by_within = [_density(centre.detach() / within.detach()) for centre in (low, high)]
-        lower = lower_slope * low + by_within[0] * within
-        upper = upper_slope * high + by_within[1] * within
-        weight = share.detach()
-        total = ((1 - weight) * lower + weight * upper + share * (above - below)).sum()
-        (by_first,) = torch.autograd.grad(total, first)
-    with torch.no_grad():
-        gap = above - below
-        mean = below + weight * gap
-        var = lower_var + weight * (upper_var - lower_var) + weight * (1 - weight) * gap.square()
-        return mean, var, by_first, lower_slope + weight * (upper_slope - lower_slope)
+    std = x.var.sqrt()
+    held = std.clamp_min(LEAST_STD)
+    ratio = x.mean / held
+    s = mixture_shape(ratio.clamp(LEAST_RATIO, MOST_RATIO))
+    centre, within = x.mean + y.mean, (1 - s.between).mul_(x.var).add_(y.var)
+    below, lower_var, lower_slope, lower_density = _half_line(torch.addcmul(centre, s.down, std, value=-1), within)
+    above, upper_var, upper_slope, upper_density = _half_line(torch.addcmul(centre, s.up, std), within)
+    gap = above - below
+    mean, by_both = below.lerp(above, s.share), lower_slope.lerp(upper_slope, s.share)
+    var = lower_var.lerp(upper_var, s.share).addcmul_(s.share * (1 - s.share), gap.square())
+    # by the ratio of X: both means move, what lies between them, and their weights
+    moved = (upper_slope * s.up_r).mul_(s.share) - (lower_slope * s.down_r).mul_(1 - s.share)
+    by_std = lower_density.lerp(upper_density, s.share).div_(2 * within.sqrt().clamp_min_(LEAST_STD))
+    by_ratio = (gap * s.share_r).addcmul_(moved, std).sub_(by_std.mul_(s.between_r).mul_(x.var))
+    follows = (ratio > LEAST_RATIO) & (ratio < MOST_RATIO)
+    return mean, var, by_both.addcmul(by_ratio.div_(held), follows), by_both
 
 
-def _density(a: Tensor) -> Tensor:
-    return (a.clamp(-FAR, FAR).square() * -0.5).exp_().mul_(DENSITY)
+def scaled(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """How many std a mean lies from zero, and the normal density there: exactly zero from where it is not felt on."""
+    far = FAR.get(mean.dtype, NEAR)
+    a = (mean / std.clamp_min(torch.finfo(mean.dtype).tiny)).clamp_(-far, far)
+    return a, (a.square() * -0.5).exp_().sub_(math.exp(-0.5 * far * far)).clamp_min_(0).mul_(DENSITY)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..graph.node import Node
 from ..moments import Moments
 from ..rules.axes import per_axis
-from .curves import DENSITY, FAR
+from .curves import scaled
 
 aten = torch.ops.aten
 LOWEST = -1e30  # the mean of what windows read outside
@@ -117,10 +117,9 @@ def _tournament(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[T
     half = (len(means) + 1) // 2
     m1, v1, first = _tournament(means[:half], variances[:half])
     m2, v2, second = _tournament(means[half:], variances[half:])
-    std = (v1 + v2).sqrt_().clamp_min_(torch.finfo(m1.dtype).tiny)
-    a = ((m1 - m2) / std).clamp_(-FAR, FAR)
+    std = (v1 + v2).sqrt_()
+    a, density = scaled(m1 - m2, std)
     error = torch.erf(a * math.sqrt(0.5))
-    density = (a.square() * -0.5).exp_().mul_(DENSITY)
     upper = (error * 0.5).add_(0.5)
     lower = 1 - upper
     mean = m1 * upper + m2 * lower + std * density
