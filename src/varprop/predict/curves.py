@@ -184,7 +184,7 @@ def rectified_sum(x: Moments, y: Moments) -> tuple[Tensor, Tensor, Tensor, Tenso
     moved = (upper_slope * s.up_r).mul_(s.share) - (lower_slope * s.down_r).mul_(1 - s.share)
     by_std = lower_density.lerp(upper_density, s.share).div_(2 * within.sqrt().clamp_min_(LEAST_STD))
     by_ratio = (gap * s.share_r).addcmul_(moved, std).sub_(by_std.mul_(s.between_r).mul_(x.var))
-    follows = (ratio > LEAST_RATIO) & (ratio < MOST_RATIO)
+    follows = ((ratio > LEAST_RATIO) & (ratio < MOST_RATIO)).to(mean.dtype)
     return mean, var, by_both.addcmul(by_ratio.div_(held), follows), by_both
 
 
