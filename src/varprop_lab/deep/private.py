@@ -50,11 +50,19 @@ SEEDS = (0, 1, 2)
 SEARCH, TEST = "search", "test"
 SHIFT = 4  # pixels, of augmented images
 UNCENTRED = "deep form, inputs not centred"  # its gradients are those by the folded weights as they are
-ANALYTIC = {"analytic, deep form": "deep", "analytic, paper's form": "paper", UNCENTRED: "deep"}
+UNIT_ROWS = ", unit rows"  # brought to norm 1 after every step, so that noise cannot lengthen them
+ANALYTIC = {
+    "analytic, deep form": "deep",
+    "analytic, deep form" + UNIT_ROWS: "deep",
+    "analytic, paper's form": "paper",
+    UNCENTRED: "deep",
+}
 METHODS = (  # the most important first
     "analytic, deep form",
+    "analytic, deep form" + UNIT_ROWS,
     "group norm + WS",
     "group norm",
+    "group norm + WS" + UNIT_ROWS,
     "none, tanh",
     "none",
     "analytic, paper's form",
@@ -117,7 +125,7 @@ def network(data: str, method: str) -> nn.Module:
     """
     norm = method.startswith("group norm")
     groups = 16 if data == "cifar10" else 4
-    convolution = StandardizedConv2d if method.endswith("WS") else nn.Conv2d
+    convolution = StandardizedConv2d if "WS" in method else nn.Conv2d
     activation: Callable[[], nn.Module] = nn.Tanh if method.endswith("tanh") else nn.ReLU
 
     def block(layer: nn.Module, channels: int) -> list[nn.Module]:
@@ -148,6 +156,17 @@ def first_model(data: str, method: str, seed: int, shape: tuple[int, ...]) -> nn
         return model
     moments = vp.Moments(torch.zeros(1, shape[0], 1, 1), torch.ones(1, shape[0], 1, 1), (1, *shape))
     return vp.normalize(model, moments, form=ANALYTIC[method])  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def unit_rows_(model: nn.Module) -> None:
+    """Bring the rows of weights whose length and mean have no effect to norm 1 and mean 0."""
+    vp.unit_norm_(model)
+    for layer in model.modules():
+        if isinstance(layer, StandardizedConv2d):
+            rows = layer.weight.flatten(1)
+            rows = rows - rows.mean(1, keepdim=True)
+            layer.weight.copy_((rows / rows.norm(dim=1, keepdim=True)).view_as(layer.weight))
 
 
 # ---------------------------------------------------------------------------------------------------- gradients
@@ -294,7 +313,7 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
 
     model = first_model(task.data, cell.method, cell.seed, x.shape[1:]).to(device)
     optimizer: Any = torch.optim.SGD(model.parameters(), cell.rate / cell.bound, MOMENTUM)
-    trained = dict(model.named_parameters())
+    trained, normalized = dict(model.named_parameters()), model
     if cell.method in ANALYTIC:
         private = require("varprop.opacus", "Private training", "opacus")
         twin = private.Twin(model, centred=cell.method != UNCENTRED)
@@ -319,6 +338,8 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
             noise = torch.randn(sums[name].shape, device=device)
             parameter.grad = (sums[name] + sigma * cell.bound * noise) / batch
         optimizer.step()
+        if cell.method.endswith(UNIT_ROWS):
+            unit_rows_(normalized)
     with torch.no_grad():
         plain = Augmentation()
         right = [(model(pixels(a, plain)).argmax(1) == b).sum() for a, b in _batches(judged_x, judged_y)]
@@ -349,7 +370,8 @@ def _batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def common(options: argparse.Namespace) -> None:
     """Record how much of the clipped gradients is the same for all samples, before training, by method."""
-    for data, method in ((data, method) for data in PUBLISHED for method in METHODS):
+    methods = [method for method in METHODS if not method.endswith(UNIT_ROWS)]  # before training nothing differs
+    for data, method in ((data, method) for data in PUBLISHED for method in methods):
         images, labels, *_ = images_of(data, options.root, "cpu", SEARCH, 64)
         mean, std = (torch.tensor(values)[:, None, None] for values in PUBLISHED[data])
         shares, lengths = [], []

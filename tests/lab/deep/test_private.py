@@ -39,6 +39,17 @@ def test_gradients_of_samples_are_those_of_torch_func(
     torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ("analytic, deep form", "group norm + WS"))
+def test_rows_of_norm_one_compute_the_same(method: str) -> None:
+    model = private.first_model("mnist", method, 0, (1, 28, 28)).double()
+    x = torch.randn(4, 1, 28, 28, dtype=torch.float64)
+    before = model(x)
+    private.unit_rows_(model)
+    torch.testing.assert_close(model(x), before, rtol=1e-3, atol=1e-3)  # standardization adds 1e-5 to deviations
+    torch.testing.assert_close(model[0].weight.flatten(1).norm(dim=1), torch.ones(8, dtype=torch.float64))
+    torch.testing.assert_close(model[0].weight.flatten(1).mean(1), torch.zeros(8, dtype=torch.float64))
+
+
 def test_a_layer_that_is_called_twice_is_refused() -> None:
     layer = torch.nn.Linear(10, 10)
     with pytest.raises(ValueError, match="called once"):
