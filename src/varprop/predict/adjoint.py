@@ -553,17 +553,13 @@ def _embedding_gradient(gradient: Tensor, tokens: Tensor, shape: Sequence[int]) 
 
 
 Source = ElementNoise | ParameterNoise | SharedProducts
-SMALL = 400_000  # multiplications for a sample, below which a matrix product costs a CPU more than its elements
 
 
 def gram(factors: Tensor, var: Tensor | None = None) -> Tensor:
     """A diag(var) Aᵀ of every sample, (batch, outputs, outputs), for factors A (outputs, batch, elements)."""
-    outputs, _, elements = factors.shape
-    if factors.is_cuda or outputs**2 * elements > SMALL:
-        by_sample = (factors if var is None else factors * var.sqrt()).movedim(0, 1).contiguous()
-        return by_sample @ by_sample.mT
-    found = factors.new_empty(factors.shape[1], outputs, outputs)
-    for row in range(outputs):
-        weighted = factors[row] if var is None else factors[row] * var
-        found[:, row, row:] = found[:, row:, row] = (factors[row:] * weighted).sum(-1).T
-    return found
+    weighted = factors if var is None else factors * var
+    if len(factors) == 1:
+        products: Tensor = torch.linalg.vecdot(weighted, factors).view(-1, 1, 1)
+    else:  # samples come first without a copy: matrix products take rows from where they are
+        products = torch.bmm(weighted.movedim(0, 1), factors.movedim(0, 1).mT)
+    return products

@@ -23,6 +23,7 @@ from .prediction import CURVED, SHARED, Prediction, SourceShare, each_tensor
 
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
 MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
+AT_ONCE = 1 << 24  # derivatives of some outputs at a time on a CPU: what is at work should stay in its cache
 MEMORY = 4 << 30  # bytes for derivatives of all outputs by all sources of one batch; on CUDA half of the device's
 
 
@@ -242,6 +243,7 @@ def _analysed(
                 shared = shared + shares[-1].variance.sum(1)
             if isinstance(source, ElementNoise) and source.kind == "input":
                 by_input = source.factors(gradient).square().movedim(0, 1).unflatten(2, x.shape[1:])
+        covariance = 0.5 * (covariance + covariance.mT)  # to the last digit
         diagonal = evaluation.value(program.outputs[0]).dense().var.flatten(1) @ directions.square().T
         prediction = Prediction(
             mean.detach().flatten(1) @ directions.T,
@@ -339,12 +341,18 @@ def _gradients(mean: Tensor, directions: Tensor, sources: list[Source]) -> list[
     """For every source, derivatives of all outputs by its entries, (outputs, batch, ...), in one backward pass."""
     entries = {id(entry): entry for source in sources for entry in source.entries}
     along = directions.view(-1, 1, *mean.shape[1:]).expand(-1, *mean.shape)
-    single = len(along) == 1  # needs no batch
-    by_entry = torch.autograd.grad(
-        mean, list(entries.values()), along[0] if single else along, allow_unused=True, is_grads_batched=not single
-    )
+    values = list(entries.values())
+
+    def pulled(direction: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(mean, values, direction, retain_graph=True, materialize_grads=True)
+
+    if len(along) == 1:
+        by_entry = pulled(along[0])
+    else:
+        together = None if mean.is_cuda else max(1, AT_ONCE // sum(value.numel() for value in values))
+        by_entry = torch.vmap(pulled, chunk_size=together)(along)
     found = {
-        key: entry.new_zeros(len(along), *entry.shape) if gradient is None else gradient.view(len(along), *entry.shape)
+        key: gradient.reshape(len(along), *entry.shape)
         for (key, entry), gradient in zip(entries.items(), by_entry, strict=True)
     }
     return [[found[id(entry)] for entry in source.entries] for source in sources]
