@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.clusters import Clusters
+from ..engine.clusters import IDENTITY, Clusters
 from ..engine.plan import Plan
 from ..gaussian.normal import LEAST_STD
 from ..gaussian.rectifier import LEAST_RATIO, MOST_RATIO, mixture_shape
@@ -41,6 +41,9 @@ class SlopedClusters(Clusters):
 
     def moments(self, node: Node, value: Callable[[Node], Moments]) -> Moments:
         """Moments of a clustered node; the mean is the line of its smoothed slopes."""
+        base, line = self.line(node)
+        if base is not node and line is IDENTITY:
+            return value(base)  # such as a dropout that is not at work
         if node in self.plan.skips and self.line(node)[0] is node:
             positive, shortcut = (value(term).dense() for term in self.plan.skips[node])
             return self._line_through(node, [positive, shortcut], *rectified_sum(positive, shortcut))

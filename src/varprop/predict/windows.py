@@ -14,7 +14,7 @@ from torch import Tensor
 from ..graph.node import Node
 from ..moments import Moments
 from ..rules.axes import per_axis
-from .curves import scaled
+from .curves import attached, scaled
 
 aten = torch.ops.aten
 LOWEST = -1e30  # the mean of what windows read outside
@@ -27,7 +27,6 @@ class Windows:
     size: list[int]
     stride: list[int]
     padding: list[int]
-    ceil_mode: bool
 
     @staticmethod
     def of(node: Node) -> Windows | None:
@@ -35,10 +34,10 @@ class Windows:
         if node.packet not in (aten.max_pool2d, aten.max_pool2d_with_indices):
             return None
         defaults: list[Any] = [[], 0, 1, False]
-        size, stride, padding, dilation, ceil_mode = [*node.args[1:], *defaults[len(node.args) - 2 :]]
+        size, stride, padding, dilation, _ = [*node.args[1:], *defaults[len(node.args) - 2 :]]
         if dilation not in (1, [1, 1]):
             return None
-        return Windows(per_axis(size, 2), per_axis(stride or size, 2), per_axis(padding, 2), bool(ceil_mode))
+        return Windows(per_axis(size, 2), per_axis(stride or size, 2), per_axis(padding, 2))
 
     def largest(self, x: Moments, shape: Sequence[int]) -> tuple[Moments, Tensor]:
         """The largest of every window, whose mean is a line in the means of x, and the variance that this line leaves.
@@ -57,25 +56,21 @@ class Windows:
             )
             mean, var, slopes = _tournament(means, variances)
             left = var - sum(slope.square() * v for slope, v in zip(slopes, variances, strict=True))
-        if x.mean.requires_grad:
-            off = x.mean - x.mean.detach()
-            for turn in self._turns(mean):
-                weights = self._laid_out([slope * turn for slope in slopes], x.mean)
-                mean = mean + turn * self._sums(weights * off)
+        mean = attached(mean, (x.mean, lambda g: self._laid_out([g * slope for slope in slopes], x.shape)))
         return Moments(mean, var), left.clamp_min(0)
 
-    def _margins(self, values: Tensor, shape: Sequence[int]) -> list[int]:
+    def _margins(self, inside: Sequence[int], shape: Sequence[int]) -> list[int]:
         """Zeros before and behind both axes, with which every window lies inside; as `F.pad` takes them."""
         margins = []
         for axis in (1, 0):
             needed = (shape[axis - 2] - 1) * self.stride[axis] + self.size[axis]
             before = self.padding[axis]
-            margins += [before, max(0, needed - before - values.shape[axis - 2])]
+            margins += [before, max(0, needed - before - inside[axis - 2])]
         return margins
 
     def _entries(self, values: Tensor, shape: Sequence[int], outside: float) -> list[Tensor]:
         """For every position in a window, what all windows read there."""
-        padded = F.pad(values, self._margins(values, shape), value=outside)
+        padded = F.pad(values, self._margins(values.shape, shape), value=outside)
         return [padded[position] for position in self._positions(shape)]
 
     def _positions(self, shape: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -85,29 +80,14 @@ class Windows:
         ]
         return [(..., row, column) for row in spans[0] for column in spans[1]]
 
-    def _laid_out(self, entries: Sequence[Tensor], like: Tensor) -> Tensor:
-        """The inverse of `_entries` for windows that do not overlap; zero elsewhere."""
-        shape = entries[0].shape
-        left, right, top, bottom = self._margins(like, shape)
-        whole = like.new_zeros(*like.shape[:-2], like.shape[-2] + top + bottom, like.shape[-1] + left + right)
+    def _laid_out(self, entries: Sequence[Tensor], inside: Sequence[int]) -> Tensor:
+        """The transpose of `_entries`: for every place inside, the sum of what belongs to it in all windows."""
+        (rows, columns), shape = inside[-2:], entries[0].shape
+        left, right, top, bottom = self._margins(inside, shape)
+        whole = entries[0].new_zeros(*shape[:-2], rows + top + bottom, columns + left + right)
         for position, entry in zip(self._positions(shape), entries, strict=True):
             whole[position] += entry
-        return whole[..., top : top + like.shape[-2], left : left + like.shape[-1]]
-
-    def _turns(self, pooled: Tensor) -> list[Tensor]:
-        """Masks over the windows; in each no two windows overlap."""
-        steps = [-(-size // stride) for size, stride in zip(self.size, self.stride, strict=True)]
-        masks = []
-        for row in range(steps[0]):
-            for column in range(steps[1]):
-                mask = torch.zeros_like(pooled)
-                mask[..., row :: steps[0], column :: steps[1]].fill_(1)
-                masks.append(mask)
-        return masks
-
-    def _sums(self, values: Tensor) -> Tensor:
-        """The sum over every window."""
-        return F.avg_pool2d(values, self.size, self.stride, self.padding, self.ceil_mode, divisor_override=1)
+        return whole[..., top : top + rows, left : left + columns]
 
 
 def _tournament(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
