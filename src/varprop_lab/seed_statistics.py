@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .environment import require
-from .protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
+from .protocol.records import TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
 
 HOLDS, FAILS, NOISE = "holds", "does not hold", "within noise"  # of the statement that one side is lower
 LEVEL = 0.05  # the share of differences that count where there is none
@@ -58,10 +58,13 @@ def final_test_error(outcome: Outcome) -> float:
     return math.inf if outcome.diverged else 1.0 - outcome.test_accuracy
 
 
-def generalization_gap(outcome: Outcome) -> float:
-    """The validation loss at the end less the loss on the training set, both in evaluation mode."""
-    training, validation = (final(name)(outcome) for name in (TRAIN_EVAL_LOSS, VALID_LOSS))
-    return math.inf if outcome.diverged else validation - training
+def generalization_gap(training: str) -> Metric:
+    """The validation loss at the end less a loss on the training images, whose curve is named."""
+
+    def metric(outcome: Outcome) -> float:
+        return math.inf if outcome.diverged else final(VALID_LOSS)(outcome) - final(training)(outcome)
+
+    return metric
 
 
 def average_loss(outcome: Outcome) -> float:

@@ -41,7 +41,8 @@ four-times four-times-adam equal-rates great-improvement search-undoes fair-is-c
 decay-nothing decay-destabilizes projection
 running-matches hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn
 bn-evaluation-better-early bn-evaluation-better-late others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero
-overfits bn-overfits-less bn-generalizes noise-prevents on-par cifar-close cifar-bn-trains-best
+near-zero-still overfits overfits-still bn-overfits-less bn-overfits-less-still bn-generalizes
+noise-prevents on-par cifar-close cifar-bn-trains-best
 cifar-comparable-training cifar-bn-validates-best cifar-comparable-validation bn-boost
 robust lower-loss lower-loss-evaluation bn-unstable orthogonal
 """

@@ -11,6 +11,7 @@ from varprop_lab.protocol.records import (
     METHODS,
     STARTS,
     TRAIN_EVAL_LOSS,
+    TRAIN_STILL_LOSS,
     VALID_ACCURACY,
     VALID_BATCH_ACCURACY,
     Cell,
@@ -66,16 +67,20 @@ def test_batch_norm_is_more_stochastic_than_others(wobbles, expected):
     ("valid", "expected"),
     [((0.05, 0.06), "holds"), ((0.4, 0.41), "does not hold"), ((0.05, 0.4), "within noise")],
 )
-def test_batch_norm_overfits_less(valid, expected):
-    own = [ended(Cell("mnist", "batch", "bn", s), valid=v, **{TRAIN_EVAL_LOSS: [0.1]}) for s, v in enumerate(valid)]
+@pytest.mark.parametrize(
+    ("name", "experiment", "training"),
+    [("bn-overfits-less", "overfitting", TRAIN_STILL_LOSS), ("bn-overfits-less-still", "still-mnist", TRAIN_EVAL_LOSS)],
+)
+def test_batch_norm_overfits_less(name, experiment, training, valid, expected):
+    own = [ended(Cell(experiment, "batch", "bn", s), valid=v, **{training: [0.1]}) for s, v in enumerate(valid)]
     others = [
-        ended(Cell("mnist", method, "bn", seed), valid=0.2, **{TRAIN_EVAL_LOSS: [0.1]})
+        ended(Cell(experiment, method, "bn", seed), valid=0.2, **{training: [0.1]})
         for method in METHODS
         if method != "batch"
         for seed in (0, 1)
     ]
-    assert verdict("bn-overfits-less", [*own, *others]).verdict == expected
-    assert verdict("bn-overfits-less", [*own, *others[:4]]).verdict == "no data"
+    assert verdict(name, [*own, *others]).verdict == expected
+    assert verdict(name, [*own, *others[:4]]).verdict == "no data"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from varprop_lab.protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, VALID_LOSS, Cell
+from varprop_lab.protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_STILL_LOSS, VALID_LOSS, Cell
 
 from .made_up import ended, from_all_starts, seeds, verdict
 
@@ -115,11 +115,14 @@ def test_the_training_loss_comes_close_to_zero(values, expected):
     outcomes = from_all_starts("analytic", values)
     assert verdict("near-zero", outcomes).verdict == expected
     assert verdict("near-zero", outcomes[:2]).verdict == "no data"
+    assert verdict("near-zero-still", from_all_starts("analytic", values, "still-mnist")).verdict == expected
 
 
-def validating(experiment, method, start, curves):
+def validating(experiment, method, start, curves, **more):
     """One outcome for every curve of the validation loss, all with a training loss of 0.1."""
-    return [ended(Cell(experiment, method, start, seed), **{VALID_LOSS: list(c)}) for seed, c in enumerate(curves)]
+    return [
+        ended(Cell(experiment, method, start, seed), **{VALID_LOSS: list(c)}, **more) for seed, c in enumerate(curves)
+    ]
 
 
 RISING, FLAT, BELOW = (0.3, 0.2, 0.3), (0.3, 0.2, 0.21), (0.09, 0.05, 0.06)
@@ -129,10 +132,19 @@ RISING, FLAT, BELOW = (0.3, 0.2, 0.3), (0.3, 0.2, 0.21), (0.09, 0.05, 0.06)
     ("curves", "expected"),
     [((RISING, RISING), "holds"), ((FLAT, BELOW), "does not hold"), ((RISING, FLAT), "within noise")],
 )
-def test_overfitting_is_a_validation_loss_that_rises_above_the_training_loss(curves, expected):
-    outcomes = [o for start in STARTS for o in validating("mnist", "analytic", start, curves)]
-    assert verdict("overfits", outcomes).verdict == expected
-    assert verdict("overfits", outcomes[:2]).verdict == "no data"
+@pytest.mark.parametrize(
+    ("name", "experiment", "training"),
+    [("overfits", "overfitting", TRAIN_STILL_LOSS), ("overfits-still", "still-mnist", TRAIN_EVAL_LOSS)],
+)
+def test_overfitting_is_a_validation_loss_that_rises_above_the_training_loss(
+    name, experiment, training, curves, expected
+):
+    more = {training: [0.1]}
+    outcomes = [o for start in STARTS for o in validating(experiment, "analytic", start, curves, **more)]
+    assert verdict(name, outcomes).verdict == expected
+    assert verdict(name, outcomes[:2]).verdict == "no data"
+    shifted = [o for start in STARTS for o in validating(experiment, "analytic", start, curves)]
+    assert verdict(name, shifted).verdict == "no data"  # the running loss is that of other images
 
 
 @pytest.mark.parametrize(
