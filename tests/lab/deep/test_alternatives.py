@@ -10,6 +10,7 @@ import pytest
 import torch
 from benchmarks.deep_form_changes import normalized
 from examples.train_cifar import augmented, resnet
+from scipy.stats import ttest_ind
 
 import varprop as vp
 from varprop_lab.deep import alternatives, grid, strong
@@ -34,6 +35,7 @@ from varprop_lab.deep.alternatives import (
 from varprop_lab.deep.grid import COST, SEARCH, TEST, GridCell, read
 from varprop_lab.deep.side_by_side import SideBySide
 
+SHORT = {"batch": "batch norm", "group": "group norm", "group-ws": ROWS["group-ws"].label, "analytic": "analytic"}
 TINY = ["--device", "cpu", "--model", "tiny", "--width", "8", "--held-out", "8"]
 SMALL = [*TINY, "--images", "16", "--epochs", "2", "--search-epochs", "1"]
 
@@ -177,12 +179,24 @@ def test_pages_show_the_records() -> None:
         accuracies = [run["accuracy"] for run in runs_of(norm, records, TEST)]
         assert f"{sum(accuracies) / len(accuracies):.4f}" in evidence
     assert f"at {ms['group-ws'] / ms['analytic']:.2f} times the deep form's step" in evidence
+    seeds = {
+        norm: [run["accuracy"] for run in runs_of(norm, records, TEST)] for norm in ("analytic", "batch", "group-ws")
+    }
+    p_batch, p_group = (ttest_ind(seeds["analytic"], seeds[n], equal_var=False).pvalue for n in ("batch", "group-ws"))
+    assert f"p = {p_batch:.2f} by Welch's test, {p_group:.2f} against" in " ".join(text.split())
     diverged = [run for run in runs_of("analytic", records) if not run["clip"]]
     assert "diverges without, at every rate from 0.05 to 0.4" in evidence
     assert {run["rate"] for run in diverged} == set(RATES) and not any(run["accuracy"] for run in diverged)
     readme = (docs.parent / "README.md").read_text("utf-8")
+    small = read(docs / "results" / "batch_sizes.jsonl")
     for norm in ("batch", "group", "group-ws", "analytic"):
-        assert f"{ms[norm]:.2f}" in readme
+        values = [run["accuracy"] for run in runs_of(norm, records, TEST)]
+        line = next(line for line in readme.splitlines() if line.replace("*", "").startswith(f"| {SHORT[norm]} |"))
+        cells = [cell.strip(" *") for cell in line.split("|")[2:-1]]
+        few = [run["accuracy"] for run in small[f"test {norm} 2"]["runs"]]
+        shown = [f"{sum(each) / len(each):.4f} ({len(each)})" for each in (values, few)]
+        prices = [f"{ms[norm]:.2f}", f"{small[f'cost {norm} 2']['ms']:.2f}"]
+        assert cells == [shown[0], prices[0], shown[1], prices[1]]
 
 
 def test_full_strength_searches_then_trains_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
