@@ -55,6 +55,15 @@ class Plan:
                 nodes.add(node)
         return nodes
 
+    @functools.cached_property
+    def bent(self) -> set[Node]:
+        """Random nodes that are not Gaussian even where what layers give is: functions, products, ranks, norms."""
+        nodes: set[Node] = set()
+        for node in self.program.nodes:
+            if self.random(node) and _is_bent(self, node, nodes):
+                nodes.add(node)
+        return nodes
+
     def random(self, node: Any) -> bool:
         """True if a node's value is random."""
         return node in self.sources
@@ -208,6 +217,27 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     broadcasts = rule.kind != "structural" or rule.overwrites
     broadcast = broadcasts and any(size > _count(operand) for operand in random)
     return copies or (broadcast and not plan.shares_ancestor(node))  # which is marked at once
+
+
+def _is_bent(plan: Plan, node: Node, bent: set[Node]) -> bool:
+    """True if a node is curved, or reads an operand that is, without summing up many of its elements."""
+    operands, rule = plan.random_operands(node), plan.rules.get(node)
+    if node.target is operator.getitem or rule is None:
+        return node.target is operator.getitem and operands[0] in bent
+    mixture = plan.mixture(node)
+    if rule.skews(*node.args, **node.kwargs) or rule.order_statistic or (mixture is not None and len(mixture[1]) > 1):
+        return True
+    if rule.kind == "source":
+        return rule.drawn is not None or rule.outcomes is not None
+    if rule.kind == "elementwise" and is_curved(plan, node, rule):
+        return True
+    return keeps_elements(node, rule) and any(operand in bent for operand in operands)
+
+
+def is_curved(plan: Plan, node: Node, rule: Rule) -> bool:
+    """True if an elementwise operation is neither a line nor a sum: a product or a quotient of random values, too."""
+    combines = rule.signs is None and sum(map(plan.random, node.reads)) > 1
+    return combines or rule.affine is None
 
 
 def _drops_together(plan: Plan, node: Node, rule: Rule) -> bool:

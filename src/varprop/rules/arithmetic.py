@@ -102,7 +102,7 @@ def logaddexp_independent(a: Any, b: Any) -> Moments:
     return Moments(*gaussian_softmax.logsumexp(mean, var, -1))
 
 
-@rule(aten.glu)
+@rule(aten.glu, skews=True)
 def glu(x: Moments, dim: int = -1) -> Moments:
     """a sigmoid(b) for the two halves of an axis: a product of independent values."""
     a, b = (Moments(*pair) for pair in zip(x.dense().mean.chunk(2, dim), x.dense().var.chunk(2, dim), strict=True))

@@ -49,7 +49,15 @@ def _coarse(x: Moments, dim: int, *_: Any, **__: Any) -> str | None:
     return COARSE if count > exact.FEW else None
 
 
-@rule(aten.softmax.int, aten._softmax, operation="softmax", approximate=_coarse, bounds=(0.0, 1.0), entangles=True)
+@rule(
+    aten.softmax.int,
+    aten._softmax,
+    operation="softmax",
+    approximate=_coarse,
+    bounds=(0.0, 1.0),
+    entangles=True,
+    skews=True,
+)
 def softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Moments:
     """Moments of every probability by integrals over one variable (mathematics.md, 8); exact for independent logits."""
     return _along(exact.softmax, _cast(x, dtype), dim)
@@ -59,7 +67,9 @@ def _coarse_groups(x: Moments, index: Tensor, *_: Any) -> str | None:
     return COARSE if x.mean.numel() // x.shape[0] * len(index) > exact.FEW else None
 
 
-@rule(ops.group_softmax, approximate=_coarse_groups, bounds=(0.0, 1.0), entangles=True, mixes_positions=True)
+@rule(
+    ops.group_softmax, approximate=_coarse_groups, bounds=(0.0, 1.0), entangles=True, mixes_positions=True, skews=True
+)
 def group_softmax(x: Moments, index: Tensor, dim: int, groups: int) -> Moments:
     """`softmax` over the elements of equal index; groups of one size together."""
     x = write_out(x, dim)
@@ -77,13 +87,13 @@ def group_softmax(x: Moments, index: Tensor, dim: int, groups: int) -> Moments:
     return Moments(mean, var, x.full)
 
 
-@rule(aten.log_softmax.int, aten._log_softmax, approximate=_coarse, entangles=True)
+@rule(aten.log_softmax.int, aten._log_softmax, approximate=_coarse, entangles=True, skews=True)
 def log_softmax(x: Moments, dim: int, dtype: torch.dtype | bool | None = None) -> Moments:
     """x_y - LSE(x): Var = Var x_y + Var LSE - 2 Var x_y E softmax_y (Stein); exact for independent Gaussians."""
     return _along(exact.log_softmax, _cast(x, dtype), dim)
 
 
-@rule(aten.logsumexp)
+@rule(aten.logsumexp, skews=True)
 def logsumexp(x: Moments, dim: int | Sequence[int], keepdim: bool = False) -> Moments:
     """log sum exp over the given axes by the same integrals; exact for independent Gaussians."""
     axes = reduced_axes(x, dim)
@@ -122,7 +132,7 @@ def add_matmul(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float
     return add_independent(base, matmul(a, b), alpha=alpha)
 
 
-@rule(aten.outer, multilinear=True, product=True, entangles=True)
+@rule(aten.outer, multilinear=True, product=True, entangles=True, skews=True)
 def outer(a: Value, b: Value) -> Moments:
     """`product` of every entry of one vector with every entry of the other."""
     return product(torch.outer, dense(a), dense(b))

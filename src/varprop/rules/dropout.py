@@ -91,7 +91,7 @@ def alpha_dropout(x: Moments, p: float, train: bool) -> Moments:
     return Moments(scale * keep * x.mean, scale**2 * var)
 
 
-@rule(aten.rrelu, per_channel=True)
+@rule(aten.rrelu, per_channel=True, skews=True)
 def rrelu(
     x: Moments, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any, **__: Any
 ) -> Moments:
@@ -106,7 +106,7 @@ def rrelu(
     return Moments(mean, var)
 
 
-@rule(aten.rrelu_with_noise_functional)
+@rule(aten.rrelu_with_noise_functional, skews=True)
 def rrelu_with_noise_functional(x: Moments, noise: Value, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
     """Moments as by `rrelu`; the slopes that are drawn have none."""
     return rrelu(x, *args, **kwargs), None

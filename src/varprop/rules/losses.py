@@ -33,7 +33,7 @@ def _euclidean(_x: Any, _y: Any, p: float = 2.0, *_: Any) -> bool:
     return p == 2
 
 
-@rule(aten.cdist, handles=_euclidean, approximate=GAMMA, repeats=True)
+@rule(aten.cdist, handles=_euclidean, approximate=GAMMA, repeats=True, skews=True)
 def cdist(x: Value, y: Value, p: float = 2.0, compute_mode: int | None = None) -> Moments:
     """|x_i - y_j| for all pairs of rows; of one value's own rows, zero from each to itself."""
     a, b = lift(x).dense(), lift(y).dense()
@@ -46,7 +46,7 @@ def cdist(x: Value, y: Value, p: float = 2.0, compute_mode: int | None = None) -
     return vector_norm(gap, dim=[-1])
 
 
-@rule(aten.pairwise_distance, handles=_euclidean, approximate=GAMMA)
+@rule(aten.pairwise_distance, handles=_euclidean, approximate=GAMMA, skews=True)
 def pairwise_distance(x: Value, y: Value, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Moments:
     """|x - y + eps| along the last axis."""
     gap = sub_independent(lift(x).dense(), lift(y).dense())
@@ -90,19 +90,19 @@ def _of_gap(moments_of: Callable[[Tensor, Tensor], Pair], x: Value, y: Value, re
     return reduced(Moments(*moments_of(gap.mean, gap.std)), reduction)
 
 
-@rule(aten.mse_loss)
+@rule(aten.mse_loss, skews=True)
 def mse_loss(x: Value, y: Value, reduction: int = MEAN) -> Moments:
     """(x - y)^2; exact for Gaussians."""
     return _of_gap(lambda mean, std: activations.power(mean, std, 2), x, y, reduction)
 
 
-@rule(aten.l1_loss)
+@rule(aten.l1_loss, skews=True)
 def l1_loss(x: Value, y: Value, reduction: int = MEAN) -> Moments:
     """|x - y|; exact for Gaussians."""
     return _of_gap(activations.abs, x, y, reduction)
 
 
-@rule(aten.smooth_l1_loss)
+@rule(aten.smooth_l1_loss, skews=True)
 def smooth_l1_loss(x: Value, y: Value, reduction: int = MEAN, beta: float = 1.0) -> Moments:
     """(x - y)^2 / 2 beta within beta, |x - y| - beta / 2 beyond; by quadrature."""
 
@@ -112,7 +112,7 @@ def smooth_l1_loss(x: Value, y: Value, reduction: int = MEAN, beta: float = 1.0)
     return _of_gap(partial(expectation, loss, breaks=(-beta, beta)), x, y, reduction)
 
 
-@rule(aten.huber_loss)
+@rule(aten.huber_loss, skews=True)
 def huber_loss(x: Value, y: Value, reduction: int = MEAN, delta: float = 1.0) -> Moments:
     """(x - y)^2 / 2 within delta, delta (|x - y| - delta / 2) beyond; by quadrature."""
 
@@ -126,14 +126,14 @@ def _known_target(x: Any, target: Any, *_: Any, **__: Any) -> bool:
     return x is RANDOM and target is not RANDOM
 
 
-@rule(aten.soft_margin_loss, handles=_known_target)
+@rule(aten.soft_margin_loss, handles=_known_target, skews=True)
 def soft_margin_loss(x: Moments, target: Tensor, reduction: int = MEAN) -> Moments:
     """log(1 + exp(-t x)) for a constant target; exact for Gaussians."""
     x = x.dense()
     return reduced(Moments(*activations.softplus(-target * x.mean, target.abs() * x.std)), reduction)
 
 
-@rule(aten.binary_cross_entropy_with_logits, handles=_known_target)
+@rule(aten.binary_cross_entropy_with_logits, handles=_known_target, skews=True)
 def binary_cross_entropy_with_logits(
     x: Moments, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
 ) -> Moments:
@@ -179,7 +179,7 @@ def _averaged(loss: Moments, total: Tensor, reduction: int) -> Moments:
     return Moments(whole.mean / total, whole.var / total.square())
 
 
-@rule(aten.cross_entropy_loss, handles=_known_target)
+@rule(aten.cross_entropy_loss, handles=_known_target, skews=True)
 def cross_entropy_loss(
     x: Moments,
     target: Tensor,

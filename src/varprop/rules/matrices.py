@@ -172,13 +172,13 @@ def inner(a: Value, b: Value) -> Moments:
     return product(torch.inner, dense(a), dense(b))
 
 
-@rule(aten.kron, multilinear=True, mixes_positions=True, entangles=True)
+@rule(aten.kron, multilinear=True, mixes_positions=True, entangles=True, skews=True)
 def kron(a: Value, b: Value) -> Moments:
     """Products of every entry of one with every entry of the other; exact for independent entries."""
     return product(torch.kron, dense(a), dense(b))
 
 
-@rule(aten.addr, multilinear=True, mixes_positions=True)
+@rule(aten.addr, multilinear=True, mixes_positions=True, skews=True)
 def addr(base: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Moments:
     """beta base + alpha a b'; exact for independent entries."""
     return add_independent(mul_independent(base, beta), product(torch.outer, dense(a), dense(b)), alpha=alpha)
@@ -201,7 +201,7 @@ def multi_dot(matrices: Sequence[Value]) -> Any:
     return reduce(multiply, (dense(x) for x in matrices))
 
 
-@rule(aten.linalg_cross, multilinear=True, mixes_positions=True)
+@rule(aten.linalg_cross, multilinear=True, mixes_positions=True, skews=True)
 def cross(a: Value, b: Value, *, dim: int = -1) -> Moments:
     """a_j b_k - a_k b_j; exact for independent entries."""
     a, b = dense(a), dense(b)
@@ -215,7 +215,7 @@ def _rolled(x: Value, shift: int, dim: int) -> Value:
     return Moments(x.mean.roll(shift, dim), x.var.roll(shift, dim))
 
 
-@rule(aten.cumprod, multilinear=True, mixes_positions=True, entangles=True)
+@rule(aten.cumprod, multilinear=True, mixes_positions=True, entangles=True, skews=True)
 def cumprod(x: Moments, dim: int, *, dtype: torch.dtype | None = None) -> Moments:
     """E = running products of E_i, Var by v <- v (m_i^2 + v_i) + m^2 v_i; exact for independent values."""
     x = write_out(x, dim).to(dtype or x.dtype)

@@ -282,6 +282,7 @@ def native_batch_norm(x: Moments, weight: Factor, bias: Factor, *further: Any) -
 
 @rule(
     aten.linalg_vector_norm,
+    skews=True,
     handles=lambda _x, ord=2, *_, **__: ord in (1, 2),
     approximate=lambda _x, ord=2, *_, **__: _GAMMA if ord == 2 else None,
 )

@@ -303,14 +303,17 @@ def _parts(hx: Value | Sequence[Value]) -> Sequence[Value]:
     return [hx] if isinstance(hx, (Tensor, Moments)) else hx
 
 
-rule(aten.lstm.input, operation="recurrent", approximate=_reason("lstm"))(partial(_unroll, LSTM))
-rule(aten.gru.input, operation="recurrent", approximate=_reason("gru"))(partial(_unroll, GRU))
-rule(aten.rnn_tanh.input, operation="recurrent", approximate=_reason("tanh"))(partial(_unroll, TANH))
-rule(aten.rnn_relu.input, operation="recurrent", approximate=_reason("relu") + "; more for units almost never active")(
-    partial(_unroll, RELU)
-)
-rule(aten.lstm_cell, work=30, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))
-rule(aten.gru_cell, work=20, approximate=_reason("gru", stacks=False))(partial(_one_step, GRU))
+rule(aten.lstm.input, operation="recurrent", skews=True, approximate=_reason("lstm"))(partial(_unroll, LSTM))
+rule(aten.gru.input, operation="recurrent", skews=True, approximate=_reason("gru"))(partial(_unroll, GRU))
+rule(aten.rnn_tanh.input, operation="recurrent", skews=True, approximate=_reason("tanh"))(partial(_unroll, TANH))
+rule(
+    aten.rnn_relu.input,
+    operation="recurrent",
+    skews=True,
+    approximate=_reason("relu") + "; more for units almost never active",
+)(partial(_unroll, RELU))
+rule(aten.lstm_cell, skews=True, work=30, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))
+rule(aten.gru_cell, skews=True, work=20, approximate=_reason("gru", stacks=False))(partial(_one_step, GRU))
 # exact for independent Gaussian inputs
-rule(aten.rnn_tanh_cell, work=7)(partial(_one_step, TANH))
-rule(aten.rnn_relu_cell, work=7)(partial(_one_step, RELU))
+rule(aten.rnn_tanh_cell, skews=True, work=7)(partial(_one_step, TANH))
+rule(aten.rnn_relu_cell, skews=True, work=7)(partial(_one_step, RELU))

@@ -126,13 +126,13 @@ def min_dim(x: Moments, dim: int, keepdim: bool = False) -> tuple[Moments, None]
     return amin(x, dim, keepdim), None
 
 
-@rule(aten.aminmax)
+@rule(aten.aminmax, skews=True)
 def aminmax(x: Moments, *, dim: int | None = None, keepdim: bool = False) -> tuple[Moments, Moments]:
     """Moments as by `amin` and `amax`."""
     return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
-@rule(aten.prod.dim_int, aten.prod.default, multilinear=True, mixes_positions=True)
+@rule(aten.prod.dim_int, aten.prod.default, multilinear=True, mixes_positions=True, skews=True)
 def prod_dim(x: Moments, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Moments:
     """E = prod E_i, Var = sum_k (prod_{j<k} E_j^2) Var_k (prod_{j>k} E[x_j^2]); exact for any distributions.
 
@@ -196,10 +196,12 @@ def _of_sample(suffix: str, read: Callable[..., tuple[Dims, float | None, bool]]
         dim, _, keepdim = read(*args, **kwargs)
         return mean_dim(x, dim, keepdim)
 
-    rule(getattr(aten.var, suffix))(var)
-    rule(getattr(aten.std, suffix), approximate=_ROOT)(std)
-    rule(getattr(aten.var_mean, suffix))(lambda *args, **kwargs: (var(*args, **kwargs), average(*args, **kwargs)))
-    rule(getattr(aten.std_mean, suffix), approximate=_ROOT)(
+    rule(getattr(aten.var, suffix), skews=True)(var)
+    rule(getattr(aten.std, suffix), approximate=_ROOT, skews=True)(std)
+    rule(getattr(aten.var_mean, suffix), skews=True)(
+        lambda *args, **kwargs: (var(*args, **kwargs), average(*args, **kwargs))
+    )
+    rule(getattr(aten.std_mean, suffix), approximate=_ROOT, skews=True)(
         lambda *args, **kwargs: (std(*args, **kwargs), average(*args, **kwargs))
     )
 
@@ -325,7 +327,7 @@ def _winner(mean: Tensor, std: Tensor) -> tuple[Tensor]:
     return (chance / chance.sum(-1, keepdim=True),)
 
 
-@rule(aten.argmax, approximate=ORDER)
+@rule(aten.argmax, approximate=ORDER, skews=True)
 def argmax(x: Moments, dim: int | None = None, keepdim: bool = False) -> Moments:
     """E = sum i p_i, Var = sum p_i (i - E)^2, p_i the probability that the i-th value is the largest."""
     x, axis = (_flat(x), 0) if dim is None else (write_out(x, dim), dim)
@@ -340,7 +342,7 @@ def argmax(x: Moments, dim: int | None = None, keepdim: bool = False) -> Moments
     return Moments(results[0].to(dtype), results[1].to(dtype))
 
 
-@rule(aten.argmin, approximate=ORDER)
+@rule(aten.argmin, approximate=ORDER, skews=True)
 def argmin(x: Moments, dim: int | None = None, keepdim: bool = False) -> Moments:
     """The place of the maximum of -x."""
     return argmax(negative(x), dim, keepdim)

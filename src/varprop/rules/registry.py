@@ -119,6 +119,8 @@ class CurveFacts:
         swings: Rises and falls for ever, as a sine does: functions of it are integrated on many panels.
         compares: Kinks and jumps are points of the difference of the first two arguments.
         positive: Index of an argument for which only positive values make sense (logarithm, root, divisor).
+        skews: Its result is not Gaussian where its arguments are, as that of a norm or a product of all elements; a
+            function of its arguments.
         affine: Maps affine arguments to an affine result, or None where the result is curved.
         independent: The rule for several independent random arguments.
     """
@@ -132,6 +134,7 @@ class CurveFacts:
     swings: bool = False
     compares: bool = False
     positive: int | Callable[..., int | None] | None = None
+    skews: Callable[..., bool | None] = _nothing
     affine: Callable[..., Any] | None = None
     independent: Callable[..., Any] | None = None
 
@@ -429,7 +432,19 @@ def constant(*ops: Key) -> None:
 
 
 Points = Sequence[float] | Callable[..., Sequence[Any]]
-DEPENDENT = {"adds", "transposed", "monotone", "kinks", "jumps", "knots", "bend", "bounds", "kernel", "normalizes"}
+DEPENDENT = {
+    "adds",
+    "transposed",
+    "monotone",
+    "kinks",
+    "jumps",
+    "knots",
+    "bend",
+    "bounds",
+    "kernel",
+    "normalizes",
+    "skews",
+}
 
 
 def elementwise(

@@ -167,6 +167,7 @@ def index_add(x: Value, dim: int, index: Tensor, source: Value, *, alpha: float 
 
 @rule(
     aten.scatter_reduce,
+    skews=lambda _x, _dim, _index, _src, reduce, **_: reduce in ("amax", "amin"),
     handles=lambda _x, _dim, index, _src, reduce, **_: (
         index is not RANDOM and reduce in ("sum", "mean", "amax", "amin")
     ),
