@@ -157,8 +157,8 @@ class Branches:
             return None
         weight, bias = torch.zeros_like(largest.weight), torch.zeros_like(largest.bias)
         for branch, kernel in zip(branches, kernels, strict=True):
-            kernel = _identity(largest) if branch.conv is None else kernel
-            fitted = None if kernel is None else _fitted(kernel, largest)
+            kernel = identity_kernel(largest) if branch.conv is None else kernel
+            fitted = None if kernel is None else fitted_kernel(kernel, largest)
             scale, offset = (_per_channel(value, largest) for value in (branch.scale, branch.offset))
             if kernel is None or fitted is None or scale is None or offset is None:
                 return None
@@ -183,7 +183,7 @@ def _arguments(kernel: Convolution) -> tuple[Any, ...]:
     return kernel.weight, kernel.bias, kernel.stride, before, kernel.dilation, kernel.groups
 
 
-def _identity(like: Convolution) -> Convolution | None:
+def identity_kernel(like: Convolution) -> Convolution | None:
     """The convolution that changes nothing, in as many groups; None if there is none."""
     outputs, inputs, *sizes = like.weight.shape
     if outputs != inputs * like.groups or any(step != 1 for step in like.stride):
@@ -193,7 +193,7 @@ def _identity(like: Convolution) -> Convolution | None:
     return replace(like, weight=single, bias=torch.zeros_like(like.bias), zeros=[(0, 0)] * len(sizes))
 
 
-def _fitted(kernel: Convolution, larger: Convolution) -> Tensor | None:
+def fitted_kernel(kernel: Convolution, larger: Convolution) -> Tensor | None:
     """The weights at their place in a larger kernel; None if they have none there."""
     if (kernel.stride, kernel.groups, kernel.weight.shape[:2]) != (
         larger.stride,

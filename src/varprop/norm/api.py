@@ -79,6 +79,7 @@ from .report import (
     warn_of_time,
 )
 from .scope import ModuleT, close_scopes_, open_scopes_, shared_fold
+from .shared_inputs import warn_of_shared_inputs
 from .statistics import CapturedMode, Intact, Statistics
 
 T = TypeVar("T")
@@ -152,6 +153,7 @@ def normalize(
         warn_of_plain(result, captured.constant)
     warn_of_fold(result)
     warn_of_frozen(model, result)
+    warn_of_shared_inputs(result, captured.programs[False])
     warn_of_time(result, captured.programs[result.training])
     if inplace:  # the trial on a copy has shown that nothing fails midway
         return cast(ModuleT, normalized_(model, captured, init, form, only))
