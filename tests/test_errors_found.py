@@ -1,0 +1,91 @@
+"""Errors that were found in use, and the tests in which each would show again.
+
+Tests are named without their files, which may move.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+FOUND: dict[str, tuple[str, ...]] = {
+    "a checkpoint for other data loads where the first layer is recurrent, called twice or reads tokens": (
+        "test_a_checkpoint_for_other_data_is_refused",
+    ),
+    "elements read by two views and joined again count as independent": ("test_joins_of_views_are_right_or_marked",),
+    "a batch norm that is called twice gives its layers the statistics of both calls mixed": (
+        "test_calls_with_statistics_of_their_own_are_refused",
+    ),
+    "a promise that nothing changes holds on through fused steps, compiled calls and changes between layers": (
+        "test_a_step_within_a_promise_is_refused",
+        "test_compiled_models_follow_changes_within_a_promise",
+        "test_what_changes_between_layers_within_a_promise_is_refused",
+        "test_parametrized_weights_within_a_promise",
+    ),
+    "gradients pass what is detached, and straight-through estimators are walls": (
+        "test_no_gradient_passes_what_is_detached",
+        "test_a_straight_through_estimator_between_two_layers",
+    ),
+    "the cells of an unrolled recurrent network have no gradients": ("test_gradients_of_an_unrolled_cell",),
+    "a copy of a part keeps layers of its own before it that nobody trains": ("test_a_copy_of_a_head_is_refused",),
+    "coverage calls a sum over one value with itself exact": (
+        "test_coverage_says_what_propagate_says_of_one_value_read_twice",
+    ),
+    "kernels and biases that a model draws end in an error without a sentence": (
+        "test_layers_with_weights_that_are_drawn",
+    ),
+    "so does a batch norm whose parameters something else reads": (
+        "test_a_batch_norm_that_something_else_reads_stays",
+    ),
+    "so does a part that is folded in place": ("test_a_part_is_folded_in_a_copy_alone",),
+    "so does a layer without weights": ("test_layers_without_weights",),
+    "nothing trains after the normalization where only biases did": ("test_frozen_weights_with_trained_biases",),
+    "a number that acts on what a parameter was combined with ends in an error": (
+        "test_what_is_written_behind_a_parameter",
+    ),
+    "an activation inside of a class of batch norm is lost": ("test_every_form_computes_the_same",),
+    "transformers of Hugging Face cannot be normalized": ("test_models_of_transformers",),
+    "a module that is replaced in a copy before its first call is not noticed": (
+        "test_a_module_replaced_before_the_first_call_is_refused",
+    ),
+    "other names of torch's operations have no rule": ("test_aliases_have_the_rules_of_their_operations",),
+    "the result of a module that returns several is the last of them": (
+        "test_a_module_that_returns_several_has_the_statistics_of_the_first",
+    ),
+    "quadratures are kept for derivatives that nobody asked for, by the gigabyte": (
+        "test_nothing_is_kept_for_autograd_unless_it_is_asked_for",
+        "test_memory_is_that_of_no_grad",
+    ),
+    "one draw of places that a model draws anew counts as the only one": ("test_places_drawn_at_random_are_marked",),
+    "a function of what a dropout leaves is computed as one of a Gaussian value, and called exact": (
+        "test_functions_of_what_a_dropout_leaves_are_exact",
+        "test_what_takes_dropped_values_as_gaussian_says_so",
+    ),
+    "functions of maxima, products, ranks and norms are called exact": (
+        "test_functions_of_what_is_not_gaussian_are_marked",
+    ),
+    "a model cannot be called once mixed precision is taken off again": (
+        "test_accelerate_takes_mixed_precision_off_again",
+    ),
+    "an input of infinite variance gives a layer of zeros": ("test_moments_that_are_not_finite_are_refused",),
+    "layers of one value, added up, count as independent": ("test_branches_that_are_alike_are_warned_of",),
+    "a network of layers that are called often takes many times as long, without a word": (
+        "test_what_takes_long_is_said_with_the_reason",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def names() -> set[str]:
+    return {
+        name for path in TESTS.rglob("test_*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+
+
+@pytest.mark.parametrize("error", FOUND)
+def test_every_error_that_was_found_has_its_tests(error: str, names: set[str]) -> None:
+    assert names.issuperset(FOUND[error])
