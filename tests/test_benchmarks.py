@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.called_often import measured
 from benchmarks.cost_of_steps import count_of
 from benchmarks.epsilon import READERS, epsilon
 from benchmarks.forms import write
@@ -53,6 +54,12 @@ def test_a_record_says_what_made_it(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "found.json").read_text())
     assert kept["command"].startswith("python benchmarks/forms.py") and kept["hardware"]["device"] == "cpu"
     assert {"git", "versions", "started", "logistic"} <= kept.keys()
+
+
+def test_layers_that_are_called_often_are_measured_with_how_they_are_folded() -> None:
+    found = measured("neural ODE, 20 steps", rounds=1)
+    assert found["together"] == found["of"] == 4
+    assert found["ratio"] == pytest.approx(found["normalized"] / found["plain"], rel=0.05)  # type: ignore[operator]
 
 
 def test_its_table_and_figure(tmp_path: Path) -> None:

@@ -303,12 +303,12 @@ class Unrolled(nn.Module):
 
 def test_the_time_of_a_cell_called_by_hand_counts_its_many_operations() -> None:
     moments = vp.Moments(torch.zeros(1, 1, 8), 1.0)
-    with pytest.warns(UserWarning, match="adds about 1[0-9][0-9] ms"):
+    with pytest.warns(UserWarning, match="adds about [4-6][0-9] ms"):
         vp.normalize(Unrolled(), moments, example=(4, 6, 8))
 
 
 def test_functions_that_are_integrated_are_named_as_slow() -> None:
-    with pytest.warns(UserWarning, match=r"integrated in every call: exp.*square.*adds about 15 ms.*with `only`"):
+    with pytest.warns(UserWarning, match=r"integrated in every call: exp.*square.*adds about 8 ms.*with `only`"):
         normalized(Bumps(), (4, 3))
 
 

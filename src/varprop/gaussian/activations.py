@@ -17,6 +17,7 @@ from torch import Tensor
 from .normal import Pair, Scalar, as_tensor, cdf, in_float64, pdf
 from .quadrature import Points, Pointwise, expectation, shifted
 from .rectifier import clamp, two_slopes
+from .shortcuts import with_formula
 
 SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
@@ -157,23 +158,27 @@ def hardsigmoid(mean: Tensor, std: Tensor) -> Pair:
     return m / 6.0, v / 36.0
 
 
-def _smooth(curve: Pointwise, knots: Points = (), breaks: Points = ()) -> Activation:
+def _smooth(name: str, curve: Pointwise, knots: Points = (), breaks: Points = ()) -> Activation:
     """Moments after a curve that is smooth but for breaks, by quadrature."""
 
     @in_float64
+    @with_formula(name)
     def moments(mean: Tensor, std: Tensor) -> Pair:
         return expectation(curve, mean, std, knots=knots, breaks=breaks)
 
     return moments
 
 
-def _step(curve: Pointwise, tail: Pointwise, low: float, high: float, knots: Points, breaks: Points = ()) -> Activation:
+def _step(
+    name: str, curve: Pointwise, tail: Pointwise, low: float, high: float, knots: Points, breaks: Points = ()
+) -> Activation:
     """Moments after a curve f that rises from low to high, f(-x) = low + high - f(x); tail = f - low for x < 0.
 
     It is integrated on the side of its lower limit, `shifted` by that; points are those of that side's variable.
     """
 
     @in_float64
+    @with_formula(name)
     def moments(mean: Tensor, std: Tensor) -> Pair:
         right = mean > 0.0
         left = torch.where(right, -mean, mean)
@@ -183,15 +188,16 @@ def _step(curve: Pointwise, tail: Pointwise, low: float, high: float, knots: Poi
     return moments
 
 
-silu = _smooth(lambda x: x * torch.sigmoid(x), KNOTS["sigmoid"])
-gelu = _smooth(lambda x: x * cdf(x), KNOTS["gelu"])
-gelu_tanh = _smooth(lambda x: x * torch.sigmoid(_tanh_argument(x)), KNOTS["gelu"])
-mish = _smooth(lambda x: x * torch.tanh(_softplus_curve(x)), KNOTS["mish"])
-hardswish = _smooth(_hardswish_curve, breaks=KNOTS["hardswish"])
-sigmoid = _step(torch.sigmoid, torch.sigmoid, 0.0, 1.0, KNOTS["sigmoid"])
-tanh = _step(torch.tanh, lambda x: 2.0 * torch.sigmoid(2.0 * x), -1.0, 1.0, KNOTS["tanh"])
-erf = _step(torch.erf, lambda x: torch.erfc(-x), -1.0, 1.0, KNOTS["erf"])
+silu = _smooth("silu", lambda x: x * torch.sigmoid(x), KNOTS["sigmoid"])
+gelu = _smooth("gelu", lambda x: x * cdf(x), KNOTS["gelu"])
+gelu_tanh = _smooth("gelu_tanh", lambda x: x * torch.sigmoid(_tanh_argument(x)), KNOTS["gelu"])
+mish = _smooth("mish", lambda x: x * torch.tanh(_softplus_curve(x)), KNOTS["mish"])
+hardswish = _smooth("hardswish", _hardswish_curve, breaks=KNOTS["hardswish"])
+sigmoid = _step("sigmoid", torch.sigmoid, torch.sigmoid, 0.0, 1.0, KNOTS["sigmoid"])
+tanh = _step("tanh", torch.tanh, lambda x: 2.0 * torch.sigmoid(2.0 * x), -1.0, 1.0, KNOTS["tanh"])
+erf = _step("erf", torch.erf, lambda x: torch.erfc(-x), -1.0, 1.0, KNOTS["erf"])
 softsign = _step(
+    "softsign",
     F.softsign,
     lambda x: torch.where(x < 0.0, 1.0, 1.0 + 2.0 * x) / (1.0 + x.abs()),
     -1.0,
@@ -200,7 +206,9 @@ softsign = _step(
     breaks=(0.0,),  # of f''
 )
 # pi/2 + arctan x = arg(-x + i)
-atan = _step(torch.atan, lambda x: torch.atan2(torch.ones_like(x), -x), -0.5 * math.pi, 0.5 * math.pi, KNOTS["atan"])
+atan = _step(
+    "atan", torch.atan, lambda x: torch.atan2(torch.ones_like(x), -x), -0.5 * math.pi, 0.5 * math.pi, KNOTS["atan"]
+)
 
 
 @in_float64

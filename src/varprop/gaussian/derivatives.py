@@ -23,6 +23,7 @@ from .rectifier import (
     square,
     two_slopes_by_variance,
 )
+from .shortcuts import FORMULAS
 
 WINDOW = 8.5  # standard deviations; what lies beyond weighs 2e-17
 SINGLE, DOUBLE = 16, 20  # nodes for each half of a panel: relative error of the variance 4e-9 and 5e-11
@@ -172,3 +173,4 @@ def _kernels(nodes: int) -> dict[str, Callable[..., Slopes]]:
 
 
 KERNELS = {nodes: _kernels(nodes) for nodes in (SINGLE, DOUBLE)}
+FORMULAS |= {name: KERNELS[DOUBLE][name] for name in CURVES}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .normal import Pair, Scalar, as_tensor, batches, cdf, constant, gauss_legendre, pdf, promote, ratio, readable
 from .rectifier import two_slopes
+from .shortcuts import is_first_order
 
 Pointwise: TypeAlias = Callable[[Tensor], Tensor]
 Points: TypeAlias = Sequence[Scalar]
@@ -155,6 +156,8 @@ def expectation(
     edges = _edges([p.detach() for p in points], mean.detach(), width.detach(), panels)
     m, v = _integrate(f, mean, width, edges)
     m, v = m + (1.0 - scale) * (f(mean.unsqueeze(0)).squeeze(0) - m), v * scale
+    if is_first_order():  # to first derivatives only jumps add anything
+        kinks = kinks[len(kinks) - len(jumps) :]
     if kinks and torch.is_grad_enabled():
         dm, dv = _with_kinks(f, kinks, len(jumps), mean, std, m)
         m, v = m + dm, v + dv

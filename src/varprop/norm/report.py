@@ -330,7 +330,7 @@ def warn_of_fold(model: nn.Module) -> None:
 # Milliseconds of a CPU core, forward and backward: any evaluation by the engine, each operation of it, a function that
 # it integrates, one operation of a plain model; the operations on numbers that a device does in one. Within a factor of
 # two of what was measured.
-EVALUATION, OPERATION, INTEGRAL, PLAIN, RATES = 3.0, 1.0, 15.0, 0.04, {"cpu": 3e7, "cuda": 1e10}
+EVALUATION, OPERATION, INTEGRAL, PLAIN, RATES = 3.0, 1.0, 8.0, 0.04, {"cpu": 3e7, "cuda": 1e10}
 SLOW = 1.5  # times a plain step
 BATCH = 32  # which a step is taken to have at least, whatever the example
 

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ..engine.evaluation import Evaluation
 from ..engine.plan import make_plan, require_complete
+from ..gaussian.shortcuts import by_formulas
 from ..graph import ops
 from ..graph.node import Node, resolve
 from ..graph.program import Program, tensor_at
@@ -85,7 +86,7 @@ class Statistics:
             vectors: Shifts and scales of earlier layers that are sharded now, as they were when those ran.
         """
         vectors = vectors or {}
-        with trusted():
+        with trusted(), by_formulas():
             sources = {node: _module(self.graph.program.model, path) for node, path in self.graph.calls.items()}
             env = self.input_values()
             refuse_sharded([env[node] for node in self.graph.program.state])

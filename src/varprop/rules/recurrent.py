@@ -312,8 +312,8 @@ rule(
     skews=True,
     approximate=_reason("relu") + "; more for units almost never active",
 )(partial(_unroll, RELU))
-rule(aten.lstm_cell, skews=True, work=30, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))
-rule(aten.gru_cell, skews=True, work=20, approximate=_reason("gru", stacks=False))(partial(_one_step, GRU))
+rule(aten.lstm_cell, skews=True, work=10, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))
+rule(aten.gru_cell, skews=True, work=8, approximate=_reason("gru", stacks=False))(partial(_one_step, GRU))
 # exact for independent Gaussian inputs
 rule(aten.rnn_tanh_cell, skews=True, work=7)(partial(_one_step, TANH))
 rule(aten.rnn_relu_cell, skews=True, work=7)(partial(_one_step, RELU))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from ...gaussian.normal import Pair, Slopes
+from ...gaussian.shortcuts import first_order
 from ..fold.layout import EPS, Channels, Function, Layout, MemoryLayout, Rows, as_weight, memory_layout, memory_order
 from ..fold.reference import minus_row_mean, powers_of_two
 
@@ -154,7 +155,8 @@ def _by_autograd(moments: Callable[..., Pair], *arguments: Pair) -> Slopes:
         for key in _AUTOGRAD_KEYS:
             stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
         leaves = [tuple(t.detach().clone().requires_grad_() for t in pair) for pair in arguments]
-        results = moments(*leaves)
+        with first_order():
+            results = moments(*leaves)
         flat = [leaf for pair in leaves for leaf in pair]
         derivatives = torch.stack([torch.stack(_derivatives(result, flat)) for result in results])
     return torch.stack([r.detach() for r in results]), list(derivatives.detach().split(2, dim=1))
