@@ -273,8 +273,9 @@ def _decay_destabilizes(evidence: Evidence, method: str) -> Judgement:
 )
 def _projection_replaces_decay(evidence: Evidence, method: str) -> Judgement:
     decayed, projected = _decayed_and(evidence, UNIT_NORM, method, final(TRAIN_LOSS))
-    worse = lower(projected, decayed) == FAILS
-    verdict = FAILS if worse else at_most(projected, decayed, AS_GOOD * decayed.mean)
+    verdict = lower(projected, decayed)
+    if verdict != FAILS:
+        verdict = at_most(projected, decayed, AS_GOOD * decayed.mean)
     neither = evidence.find("decay", method, "ap2", final(TRAIN_LOSS))
     beside = {"with decay": decayed} | ({"with neither": neither} if neither else {})
     texts = ", ".join(_higher(projected, compared, name) for name, compared in beside.items())

@@ -26,11 +26,12 @@ from .judge import CLAIMS
 
 SEEDS, DRAWS = 3, 4000
 COMMON, OWN = 0.05, 0.02  # standard deviations of a seed, and of a run, of a quantity whose mean is 1
-# claims that compare quantities with one another; the others compare them with numbers, or count cases
+# claims that compare quantities with one another, or count cases in which they do; the others compare them with numbers
 COMPARISONS = (
-    "bn-stochastic", "bn-oscillates", "bn-overfits-less", "bn-generalizes", "bn-boost", "cifar-bn-trains-best",
-    "cifar-bn-validates-best", "bn-batch-size-training", "equal-rates", "decay-destabilizes", "orthogonal", "robust",
-    "lower-loss",
+    "bn-stochastic", "bn-oscillates", "bn-unstable", "bn-overfits-less", "bn-overfits-less-still", "bn-generalizes",
+    "bn-boost", "cifar-bn-trains-best", "cifar-bn-validates-best", "bn-batch-size-training", "bn-batch-size-validation",
+    "equal-rates", "decay-nothing", "decay-destabilizes", "projection", "ap2-batch-size-training",
+    "ap2-batch-size-validation", "on-par", "cifar-close", "orthogonal", "robust", "lower-loss", "lower-loss-evaluation",
 )  # fmt: skip
 
 

@@ -64,6 +64,14 @@ def test_projection_replaces_decay(values, expected):
     assert verdict("projection", decayed).verdict == "no data"
 
 
+def test_one_of_two_methods_that_is_worse_by_chance_does_not_refute_projection():
+    """p = 0.04 for one of two methods, more than half of 0.05."""
+    decayed, projected = decaying("decay", (0.2, 0.2, 0.2)), decaying("unit-norm", (0.3357, 0.3, 0.2643))
+    mixed = [o if o.cell.method == "weight" else ended(o.cell, train=0.2) for o in projected]
+    found = verdict("projection", [*decayed, *mixed])
+    assert found.verdict == "within noise" and "does not hold" in found.measured[0]
+
+
 def batches(method, size, values, name="error"):
     return seeds("small-batches", method, "bn", values, name=name, batch_size=size)
 
