@@ -132,11 +132,10 @@ def _code(text: str) -> str:
 def _summaries(run: Run) -> Iterator[str]:
     """One table for each bound and batch size: mean and standard deviation over seeds."""
     for setting in sorted({setting_of(outcome) for outcome in run.outcomes}):
-        lowest = lowest_known(run.outcomes, setting[0])
-        rows = list(_summary_rows([o for o in run.outcomes if setting_of(o) == setting], lowest))
+        lowest, outcomes = lowest_known(run.outcomes, setting[0]), [o for o in run.outcomes if setting_of(o) == setting]
+        rows = list(_summary_rows(outcomes, lowest))
         table = Table("", _COLUMNS, rows, left=_COLUMNS).markdown()
-        naive = f"lr = {setting[0]:g}, batch {setting[1]}"
-        title = naive if not any(o.search.trace for o in run.outcomes) else setting_text(setting).replace("\u00a0", " ")
+        title = setting_text(setting, outcomes).replace("\u00a0", " ")
         yield f"{title}, mean ± standard deviation over seeds at the end:\n\n{table}\n\n"
 
 

@@ -48,7 +48,7 @@ def figures_of(run: Run) -> list[Figure]:
     if not run.outcomes:
         return []
     if run.experiment == "naive":
-        return [_naive_figure(run, curve) for curve in CURVES]
+        return [_naive_figure(run, curve) for curve in _measured(run)]
     settings = sorted({setting_of(o) for o in run.outcomes}, key=lambda s: (s != _main_setting(run), s))
     curves = [_curve_figure(run, curve, setting) for curve in _measured(run) for setting in settings]
     searched = {setting_of(outcome) for outcome in run.outcomes if outcome.search.trace}
@@ -80,13 +80,15 @@ def _figure_name(run: Run, stem: str, setting: Setting) -> str:
     return "-".join([stem, *suffixes])
 
 
-def setting_text(setting: Setting) -> str:
-    """A setting in a title."""
-    return f"{_bound_text(setting[0])}, batch\u00a0{setting[1]}"
+def setting_text(setting: Setting, outcomes: Sequence[Outcome]) -> str:
+    """A setting of these outcomes in a title."""
+    return f"{_rate_text(setting[0], outcomes)}, batch\u00a0{setting[1]}"
 
 
-def _bound_text(bound: float) -> str:
-    return f"lr\u00a0≤\u00a0{bound:g}"
+def _rate_text(bound: float, outcomes: Sequence[Outcome]) -> str:
+    """The bound of the search, or the rate itself where there was no search."""
+    searched = any(outcome.search.trace for outcome in outcomes)
+    return f"lr\u00a0{'≤' if searched else '='}\u00a0{bound:g}"
 
 
 def _panels_by_start(run: Run, outcomes: Sequence[Outcome], make: MakePanel) -> tuple[Panel, ...]:
@@ -124,7 +126,7 @@ def _curve_figure(run: Run, curve: CurveFigure, setting: Setting) -> Figure:
     outcomes = [o for o in run.outcomes if setting_of(o) == setting]
     return Figure(
         _figure_name(run, curve.name, setting),
-        f"{curve.title} ({setting_text(setting)})",
+        f"{curve.title} ({setting_text(setting, outcomes)})",
         f"{curve.title} over epochs.{_caption(outcomes, curve)}",
         _panels_by_start(run, outcomes, lambda title, chosen: curve_panel(title, chosen, curve)),
         "epoch",
@@ -155,7 +157,7 @@ def _search_figure(run: Run, setting: Setting) -> Figure:
     outcomes = [o for o in run.outcomes if setting_of(o) == setting]
     return Figure(
         _figure_name(run, "learning-rate", setting),
-        f"Search for the learning rate ({setting_text(setting)})",
+        f"Search for the learning rate ({setting_text(setting, outcomes)})",
         "Running training loss after a few epochs at each rate that the search tried; the lines join one seed's "
         "evaluations. Ring: the rate chosen; star: chosen, and at the bound of the search (dotted line); cross at the "
         f"upper edge: diverged, or above {HIGH_LOSS} times the loss at the lowest rate tried.",
@@ -171,13 +173,13 @@ def _batch_figures(run: Run) -> list[Figure]:
     """Last values over the batch size, where more than one was run at a bound."""
     by_bound = grouped(run.outcomes, lambda cell: cell.lr_max)
     several = {bound: group for bound, group in by_bound.items() if len({o.cell.batch_size for o in group}) > 1}
-    return [_batch_figure(run, curve, bound, group) for bound, group in several.items() for curve in CURVES]
+    return [_batch_figure(run, curve, bound, group) for bound, group in several.items() for curve in _measured(run)]
 
 
 def _batch_figure(run: Run, curve: CurveFigure, bound: float, outcomes: Sequence[Outcome]) -> Figure:
     return Figure(
         _figure_name(run, f"batch-size-{curve.name}", (bound, _main_setting(run)[1])),
-        f"{curve.title} at the end, over batch size ({_bound_text(bound)})",
+        f"{curve.title} at the end, over batch size ({_rate_text(bound, outcomes)})",
         f"{_seeds_text(outcomes)} A cross at the upper edge stands for a run that diverged.",
         _panels_by_start(run, outcomes, lambda title, chosen: batch_size_panel(title, chosen, curve)),
         "batch size",

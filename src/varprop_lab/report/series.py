@@ -12,6 +12,7 @@ from ..protocol.experiments import MOMENTUM
 from ..protocol.records import (
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,
+    TRAIN_STILL_LOSS,
     VALID_ACCURACY,
     VALID_LOSS,
     Method,
@@ -158,6 +159,9 @@ ACCURACY_LABEL = "validation accuracy, %"
 BN_NOTE = " Dashed: the loss of BN on the training set in evaluation mode."
 CURVES = (
     CurveFigure("training", "Training loss", "running training loss", (TRAIN_LOSS, TRAIN_EVAL_LOSS), note=BN_NOTE),
+    CurveFigure(
+        "training-still", "Training loss without offsets", "training loss without offsets", (TRAIN_STILL_LOSS,)
+    ),
     CurveFigure("validation-loss", "Validation loss", "validation loss", (VALID_LOSS,), headline=False),
     CurveFigure("validation-accuracy", "Validation accuracy", ACCURACY_LABEL, (VALID_ACCURACY,), False, 100.0),
 )

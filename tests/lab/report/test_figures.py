@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import varprop as vp
-from varprop_lab.protocol.records import ALL_METHODS, TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell, method_label
+from varprop_lab.protocol.records import ALL_METHODS, TRAIN_EVAL_LOSS, TRAIN_LOSS, TRAIN_STILL_LOSS, Cell, method_label
 from varprop_lab.report import plotting
 from varprop_lab.report.figures import figures_of, relu_figure
 from varprop_lab.report.series import DOUBLE_COLOUR, METHOD_COLOURS, search_panel
@@ -183,6 +183,14 @@ def test_without_a_search_there_is_no_figure_of_one():
         "validation-loss",
         "validation-accuracy",
     ]
+    assert "lr\u00a0=\u00a0" in figures_of(Run("mine", fixed))[0].title  # nothing is below a bound
+
+
+def test_losses_on_images_as_validation_has_them_are_drawn_where_they_are_recorded():
+    run = Run("overfitting", [replace(o, curves={**o.curves, TRAIN_STILL_LOSS: [0.2, 0.1]}) for o in MNIST.outcomes])
+    found = figure_named(run, "training-still")
+    assert found.headline and series_named(found.panels[0], "AP2").y == (0.2, 0.1)
+    assert "training-still" not in [figure.name for figure in figures_of(MNIST)]
 
 
 def test_relu_agrees_with_the_formula_of_the_paper():
