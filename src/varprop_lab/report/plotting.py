@@ -198,7 +198,7 @@ def legend_entries(figure: Figure) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _line_look(series: PlottedSeries) -> dict[str, Any]:
-    marker = None if series.dash == "dashed" else series.marker or None
+    marker = (series.marker or None) if series.dash != "dashed" or series.open_marker else None  # two dashed lines
     face = "white" if series.open_marker else None
     return {"color": series.colour, "ls": LINESTYLES[series.dash], "marker": marker, "mfc": face}
 
