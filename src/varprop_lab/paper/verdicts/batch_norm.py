@@ -169,15 +169,29 @@ def _overfits_less(evidence: Evidence, experiment: str, training: str) -> Judgem
     return Judgement(all_of(verdicts.values()), (f"validation less training loss: {texts}", f"against: {against}"))
 
 
+_GENERALIZES = (
+    "From init = BN, as in the paper's figure: both the final validation loss and the final validation error of BN "
+    "are lower than those of each other method by more than the noise"
+)
+
+
 @claim(
     "bn-generalizes",
     "BN generalizes better on clean MNIST than the others, AP2 included",
-    "From init = BN, as in the paper's figure: both the final validation loss and the final validation error of BN "
-    "are lower than those of each other method by more than the noise.",
+    f"{_GENERALIZES}.",
     "mnist/validation-accuracy",
+    experiment="mnist",
 )
-def _generalizes(evidence: Evidence) -> Judgement:
-    return _compare_validation(evidence, "mnist", OTHERS, lambda a, b, _: lower(a, b))
+@claim(
+    "bn-generalizes-still",
+    "On MNIST without offsets BN generalizes better than the others, AP2 included",
+    f"{_GENERALIZES}; a question of ours, at one rate.",
+    "still-mnist/validation-accuracy",
+    fixed=True,
+    experiment="still-mnist",
+)
+def _generalizes(evidence: Evidence, experiment: str) -> Judgement:
+    return _compare_validation(evidence, experiment, OTHERS, lambda a, b, _: lower(a, b))
 
 
 @claim(

@@ -42,7 +42,7 @@ decay-nothing decay-destabilizes projection
 running-matches hard-from-none bn-evaluation-early bn-evaluation-late bn-momentum all-from-bn
 bn-evaluation-better-early bn-evaluation-better-late others-from-ap2 bn-oscillates bn-smaller-rate trains near-zero
 near-zero-still overfits overfits-still bn-overfits-less bn-overfits-less-still bn-generalizes
-noise-prevents on-par cifar-close cifar-bn-trains-best
+bn-generalizes-still noise-prevents on-par cifar-close cifar-bn-trains-best
 cifar-comparable-training cifar-bn-validates-best cifar-comparable-validation bn-boost
 robust lower-loss lower-loss-evaluation bn-unstable orthogonal
 """

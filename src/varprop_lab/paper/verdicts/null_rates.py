@@ -84,7 +84,9 @@ def page(draws: int = DRAWS) -> str:
         "# Verdicts where there is nothing to find\n\n"
         "Written by `python -m varprop_lab.paper.verdicts.null_rates docs/results/verdict_rates.md`. All methods and "
         f"starts have one distribution (mean 1, {COMMON:g} between seeds, {OWN:g} between runs of a seed), {SEEDS} "
-        f"seeds; {draws} draws. A single comparison at the 5 % level gives 2.5 % each.\n\n{table}\n"
+        f"seeds; {draws} draws. A single comparison at the 5 % level gives 2.5 % each. Claims that two things are "
+        "alike, or one at most a little above the other, are true there: of these the last column counts.\n\n"
+        f"{table}\n"
     )
 
 

@@ -126,13 +126,14 @@ def validation(experiment, losses, errors, start="bn"):
     ("loss", "error", "expected"),
     [(0.1, 0.02, "holds"), (0.1, 0.05, "within noise"), (0.3, 0.02, "does not hold"), (0.3, 0.09, "does not hold")],
 )
-def test_batch_norm_generalizes(loss, error, expected):
+@pytest.mark.parametrize(("name", "experiment"), [("bn-generalizes", "mnist"), ("bn-generalizes-still", "still-mnist")])
+def test_batch_norm_generalizes(name, experiment, loss, error, expected):
     outcomes = validation(
-        "mnist", {**dict.fromkeys(METHODS, 0.2), "batch": loss}, {**dict.fromkeys(METHODS, 0.05), "batch": error}
+        experiment, {**dict.fromkeys(METHODS, 0.2), "batch": loss}, {**dict.fromkeys(METHODS, 0.05), "batch": error}
     )
-    assert verdict("bn-generalizes", outcomes).verdict == expected
+    assert verdict(name, outcomes).verdict == expected
     missing = [o for o in outcomes if o.cell.method != "standard"]
-    assert verdict("bn-generalizes", missing).verdict == "no data"
+    assert verdict(name, missing).verdict == "no data"
 
 
 @pytest.mark.parametrize(
