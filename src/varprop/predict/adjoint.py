@@ -229,6 +229,14 @@ class MeanEvaluation(Evaluation):
             return [self._entered(node, v) if not i else _with_fixed_variance(v) for i, v in enumerate(value)]
         return self._entered(node, value)
 
+    def _visit(self, node: Node) -> None:
+        rule = self.plan.rules.get(node) if self.plan.random(node) else None
+        windows = Windows.of(node) if rule is not None and rule.order_statistic else None
+        if rule is None or windows is None:
+            super()._visit(node)
+        else:  # by what its arguments were before functions that come after it: the arguments are not needed
+            self.env[node] = self._as_captured(node, self._largest_of_windows(node, rule, windows))
+
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
         if (first_order := FIRST_ORDER.get(node.packet)) is not None:
             return first_order(node, *args, **kwargs)
@@ -241,8 +249,6 @@ class MeanEvaluation(Evaluation):
             return self._with_random_weight(node, *args)
         if rule.linear and rule.convolution is not None and not kwargs and isinstance(args[0], Moments):
             return _convolved(node, rule, args)
-        if rule.order_statistic and (windows := Windows.of(node)) is not None:
-            return self._largest_of_windows(node, rule, windows)
         return super()._apply(node, args, kwargs)
 
     def _largest_of_windows(self, node: Node, rule: Rule, windows: Windows) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 from ..graph.node import Node
 from ..moments import Moments
 from ..rules.axes import per_axis
-from .curves import attached, scaled
+from .curves import ROOT_HALF, attached, scaled
 
 aten = torch.ops.aten
 LOWEST = -1e30  # the mean of what windows read outside
@@ -55,9 +54,11 @@ class Windows:
                 self._entries(values, shape, outside) for values, outside in ((x.mean, LOWEST), (x.var, 0))
             )
             mean, var, slopes = _tournament(means, variances)
-            left = var - sum(slope.square() * v for slope, v in zip(slopes, variances, strict=True))
+            left = var.clone()
+            for slope, v in zip(slopes, variances, strict=True):
+                left.addcmul_(slope.square(), v, value=-1)
         mean = attached(mean, (x.mean, lambda g: self._laid_out([g * slope for slope in slopes], x.shape)))
-        return Moments(mean, var), left.clamp_min(0)
+        return Moments(mean, var), left.clamp_min_(0)
 
     def _margins(self, inside: Sequence[int], shape: Sequence[int]) -> list[int]:
         """Zeros before and behind both axes, with which every window lies inside; as `F.pad` takes them."""
@@ -97,13 +98,19 @@ def _tournament(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[T
     half = (len(means) + 1) // 2
     m1, v1, first = _tournament(means[:half], variances[:half])
     m2, v2, second = _tournament(means[half:], variances[half:])
-    std = (v1 + v2).sqrt_()
+    both = v1 + v2
+    std = both.sqrt()
     a, density = scaled(m1 - m2, std)
-    error = torch.erf(a * math.sqrt(0.5))
-    upper = (error * 0.5).add_(0.5)
-    lower = 1 - upper
-    mean = m1 * upper + m2 * lower + std * density
-    # Var = v1 Φ + v2 (1 - Φ) + s² (a² Φ (1 - Φ) + a φ (1 - 2 Φ) - φ²)
-    bend = a.square() * (1 - error.square()) * 0.25 - a * density * error - density.square()
-    var = (v1 * upper + v2 * lower + std.square() * bend).clamp_min_(0)
-    return mean, var, [*(slope * upper for slope in first), *(slope * lower for slope in second)]
+    error = torch.erf(a * ROOT_HALF)
+    upper, lower = (error * 0.5).add_(0.5), (error * -0.5).add_(0.5)
+    mean = (m1 * upper).addcmul_(m2, lower).addcmul_(std, density)
+    # Var = v1 Φ + v2 (1 - Φ) + s² (a (a Φ (1 - Φ) + φ (1 - 2 Φ)) - φ²)
+    bend = (1 - error.square()).mul_(0.25).mul_(a).addcmul_(density, error, value=-1).mul_(a)
+    bend.addcmul_(density, density, value=-1)
+    var = (v1 * upper).addcmul_(v2, lower).addcmul_(both, bend).clamp_min_(0)
+    slopes = [
+        weight if len(group) == 1 else slope.mul_(weight)
+        for group, weight in ((first, upper), (second, lower))
+        for slope in group
+    ]
+    return mean, var, slopes
