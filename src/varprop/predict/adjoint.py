@@ -184,7 +184,7 @@ class SharedProducts:
     name: str
     parameter: ParameterNoise
     noises: list[list[Tensor | None]]
-    kind: str = "product"
+    kind: str = "shared product"
 
     @property
     def entries(self) -> list[Tensor]:
@@ -241,6 +241,9 @@ class MeanEvaluation(Evaluation):
         if (first_order := FIRST_ORDER.get(node.packet)) is not None:
             return first_order(node, *args, **kwargs)
         if (unroll := unroll_of(self.plan.rules.get(node))) is not None:
+            for parameter in node.operands:
+                if parameter in self.parameters:
+                    raise self._not_followed(node, parameter)
             result = unroll(node, *args, **kwargs)
             if result is not None:
                 return result
@@ -435,7 +438,10 @@ class MeanEvaluation(Evaluation):
                 lambda gradient, tokens: _embedding_gradient(gradient, tokens, shape),
                 self.value(node.args[1]),
             )
-        raise VarpropError(
+        raise self._not_followed(node, parameter)
+
+    def _not_followed(self, node: Node, parameter: Node) -> VarpropError:
+        return VarpropError(
             f"parameter_var names '{self.parameters[parameter].name}', which {node.packet or node.target} in "
             f"'{node.module or '(model)'}' reads: random parameters of linear layers, convolutions, embeddings and "
             f"normalization layers are followed, and factors and terms of plain products and sums; leave this one out."

@@ -16,10 +16,11 @@ from ..graph.node import Node, TensorInfo
 from ..graph.program import Program
 from ..moments import Moments, trusted
 from ..training.restore import preserved_modes
-from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, SharedProducts, Source
+from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source
 from .cuda_replay import PredictionGraphs
 from .draws import combine_with_draws, shared_products
-from .prediction import CURVED, SHARED, Prediction, SourceShare, each_tensor
+from .prediction import Prediction, SourceShare, each_tensor
+from .reliability import Evidence, holds
 
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
 MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
@@ -234,13 +235,11 @@ def _analysed(
         _require_memory(mean, len(directions), sources)
         gradients = _gradients(mean, directions, sources)
     with torch.no_grad():
-        covariance, shared, shares, by_input = mean.new_zeros(()), mean.new_zeros(len(x)), [], None
+        covariance, shares, by_input = mean.new_zeros(()), [], None
         for source, gradient in zip(sources, gradients, strict=True):
             added = source.covariance(gradient)
             covariance = covariance + added
             shares.append(SourceShare(source.name, source.kind, added.diagonal(dim1=-2, dim2=-1)))
-            if isinstance(source, SharedProducts):
-                shared = shared + shares[-1].variance.sum(1)
             if isinstance(source, ElementNoise) and source.kind == "input":
                 by_input = source.factors(gradient).square().movedim(0, 1).unflatten(2, x.shape[1:])
         covariance = 0.5 * (covariance + covariance.mT)  # to the last digit
@@ -250,7 +249,7 @@ def _analysed(
             covariance,
             tuple(shares),
             by_input,
-            _reliable(covariance, diagonal, shares, shared),
+            holds(Evidence.from_shares(shares, diagonal)),
             diagonal,
             dict(evaluation.linearized),
         )
@@ -356,15 +355,6 @@ def _gradients(mean: Tensor, directions: Tensor, sources: list[Source]) -> list[
         for (key, entry), gradient in zip(entries.items(), by_entry, strict=True)
     }
     return [[found[id(entry)] for entry in source.entries] for source in sources]
-
-
-def _reliable(covariance: Tensor, diagonal: Tensor, shares: Sequence[SourceShare], shared: Tensor) -> Tensor:
-    total = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
-    first_order = ("input", "parameter", "dropout", "dropout of what varies", "draw", "product")
-    curved = sum((s.variance.sum(1) for s in shares if s.kind not in first_order), torch.zeros_like(total))
-    shortfall = (diagonal.sum(1) / total.clamp_min(torch.finfo(total.dtype).tiny)).clamp_max(1)
-    reliable = curved <= CURVED * shortfall ** (1 / 3) * total
-    return reliable & (shared <= SHARED * total)
 
 
 def _joined(pieces: list[Prediction]) -> Prediction:

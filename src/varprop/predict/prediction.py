@@ -13,14 +13,6 @@ from ..gaussian.normal import safe_sqrt
 from ..text_table import text_table
 
 POINTS = 512  # quasi-random points of an expected softmax: errors below 0.002
-# The share of the variance that the curvature of activations may add before a prediction is doubtful, times the cube
-# root of the share that independent units explain: chosen on trained MLPs and on small deep and convolutional networks
-# under dropout and input noise, where it flags nearly all that are off by more than 10 % (docs/predict.md).
-CURVED = 0.2
-# The share of the variance that products of two noises may add where positions share random parameters. Products are
-# counted, but curvature that is common to positions comes with them, and is not: in deep, narrow networks that were not
-# trained the std is up to 10 % too small at a share of .08; in a trained ResNet-18 it is right up to .16.
-SHARED = 0.08
 
 
 @dataclass(frozen=True)
@@ -29,8 +21,8 @@ class SourceShare:
 
     Attributes:
         name: Path of the module, or the name of the input or parameter.
-        kind: ``input``, ``parameter``, ``dropout``, ``draw``, ``product`` of two random values, or the non-linear
-            operation whose curvature adds it.
+        kind: ``input``, ``parameter``, ``dropout``, ``draw``, ``product`` of two random values, ``shared product``
+            if positions share one of them, or the non-linear operation whose curvature adds it.
         variance: The variance it adds to every output, (batch, outputs).
     """
 

@@ -1,0 +1,202 @@
+"""How often `Prediction.reliable` is right: samples that it flags, and samples whose std is off by more than 10 %.
+
+    python -m benchmarks.error_marks run RECORDS [--data DIR] [--max-seconds N] [--tiny]
+    python -m benchmarks.error_marks show RECORDS      # the table, as Markdown
+
+Small networks are trained on scikit-learn's digits and on MNIST, and predict 16 test samples each under dropout, input
+noise and noise of the weights, every one at three strengths. The limits were chosen on `CHOSEN_ON` and seed 0; other
+seeds and other architectures are held out. RECORDS is a file of JSON lines; what it has is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.error_bars import Block, Case, Task, Transformer, about, captured, cnn, draws_of, mlp, task_of, train
+from torch import Tensor, nn
+
+import varprop as vp
+from varprop.predict.reliability import Evidence, holds
+from varprop.text_table import Table
+
+DRAWS, SAMPLES = 1000, 16
+LEVELS = {"dropout": (0.1, 0.3, 0.5), "input": (0.1, 0.3, 1.0), "weights": (0.01, 0.05, 0.2)}
+
+
+def small_cnn(act: Callable[[], nn.Module], widths: tuple[int, ...], pool: Callable[[int], nn.Module]) -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in zip((1, *widths), widths, strict=False):
+        layers += [nn.Conv2d(before, after, 3, padding=1), act(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, pool(2), nn.Flatten(), nn.Linear(16 * widths[-1], 10))
+
+
+def small_resnet(widths: tuple[int, ...]) -> nn.Module:
+    stem = [nn.Conv2d(1, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
+    pairs = zip((widths[0], *widths), widths, strict=False)
+    blocks = [Block(before, after, 2 if after > before else 1, 0.2) for before, after in pairs]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
+
+
+class Rows(nn.Module):
+    """The rows of a small image through an LSTM or a GRU."""
+
+    def __init__(self, layer: type[nn.LSTM] | type[nn.GRU], width: int, columns: int) -> None:
+        super().__init__()
+        self.recurrent = layer(columns, width, batch_first=True)
+        self.dropout, self.head = nn.Dropout(0.2), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.dropout(self.recurrent(self.dropout(x.squeeze(1)))[0][:, -1]))
+
+
+class ColourTransformer(Transformer):
+    """The ViT of the error bars for one channel of 28 x 28 pixels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.pad(x, (2, 2, 2, 2)).expand(-1, 3, -1, -1))
+
+
+Network = tuple[str, float, Callable[[], nn.Module]]  # its data and epochs
+CHOSEN_ON: dict[str, Network] = {
+    "MLP, 2 layers": ("digits", 10, lambda: mlp(2, 0.2, 64, 10, 64)),
+    "MLP, 4 layers": ("digits", 10, lambda: mlp(4, 0.2, 64, 10, 64)),
+    "MLP, 8 layers": ("digits", 20, lambda: mlp(8, 0.2, 64, 10, 48)),
+    "CNN, 2 layers": ("digits", 10, lambda: small_cnn(nn.ReLU, (8, 16), nn.MaxPool2d)),
+    "CNN, 5 layers": ("digits", 15, lambda: small_cnn(nn.ReLU, (8, 8, 16, 16, 16), nn.AvgPool2d)),
+    "ResNet, 3 blocks": ("digits", 10, lambda: small_resnet((8, 8, 16))),
+    "ResNet, 6 blocks": ("digits", 10, lambda: small_resnet((8, 8, 16, 16, 32, 32))),
+    "LSTM": ("digits", 20, lambda: Rows(nn.LSTM, 48, 8)),
+    "MLP on MNIST": ("mnist", 1, lambda: mlp(3, 0.2)),
+    "CNN on MNIST": ("mnist", 0.5, cnn),
+}
+HELD_OUT: dict[str, Network] = {
+    "MLP, 3 layers, wide": ("digits", 10, lambda: mlp(3, 0.2, 64, 10, 160)),
+    "MLP, 6 layers": ("digits", 15, lambda: mlp(6, 0.2, 64, 10, 64)),
+    "CNN, 3 layers, GELU": ("digits", 10, lambda: small_cnn(nn.GELU, (8, 16, 16), nn.AvgPool2d)),
+    "CNN, 4 layers, maxima": ("digits", 15, lambda: small_cnn(nn.ReLU, (16, 16, 16, 16), nn.MaxPool2d)),
+    "ResNet, 4 blocks": ("digits", 10, lambda: small_resnet((12, 12, 24, 24))),
+    "ResNet, 8 blocks": ("digits", 10, lambda: small_resnet((8, 8, 8, 16, 16, 16, 32, 32))),
+    "GRU": ("digits", 20, lambda: Rows(nn.GRU, 48, 8)),
+    "ResNet on MNIST": ("mnist", 0.3, lambda: small_resnet((8, 8, 16, 16))),
+    "ViT on MNIST": ("mnist", 0.3, lambda: ColourTransformer(32, 2, 0.2)),
+}
+
+
+def plans() -> Iterator[tuple[str, int]]:
+    """Networks and seeds."""
+    yield from ((name, 0) for name in CHOSEN_ON)
+    yield from ((name, 0) for name in HELD_OUT)
+    yield from ((name, 1) for name in CHOSEN_ON)
+
+
+def measured(name: str, seed: int, task: Task, tiny: bool) -> Iterator[dict[str, Any]]:
+    """A trained network under every noise: what its mark rests on, and predicted over true std, sample by sample."""
+    data, epochs, build = {**CHOSEN_ON, **HELD_OUT}[name]
+    torch.manual_seed(seed)
+    model = build()
+    train(model, task, epochs if data == "mnist" or tiny else 8 * epochs, tiny)  # batches of 256 of 1,300 images
+    draws, samples = (50, 4) if tiny else (DRAWS, SAMPLES)
+    x = task.test[SAMPLES * seed : SAMPLES * seed + samples].contiguous()
+    for kind, levels in LEVELS.items():
+        for level in levels:
+            dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+            if kind == "dropout" and not dropouts:
+                continue
+            for module in dropouts:
+                module.p = level if kind == "dropout" else 0.0
+            settings: dict[str, Any] = {"input_var": level**2} if kind == "input" else {}
+            variances = {
+                key: torch.full_like(p, level * float(p.detach().square().mean()))
+                for key, p in model.named_parameters()
+                if kind == "weights" and p.ndim > 1 and key.endswith("weight")
+            }
+            settings |= {"parameter_var": variances} if variances else {}
+            found = vp.predict(captured(model, x), x, **settings)
+            truth = draws_of(model, x, Case(build, data), variances, level if kind == "input" else 0.0, draws)
+            ratio = (found.var.sum(1) / truth.var(0).sum(1)).sqrt()
+            evidence = Evidence.of(found)
+            rows = zip(evidence.curved, evidence.explained, evidence.shared, ratio, strict=True)
+            yield {
+                "network": name, "seed": seed, "noise": kind, "level": level, "draws": draws,
+                "samples": [[float(f"{value:.4g}") for value in row] for row in rows], **about("cpu"),
+            }  # fmt: skip
+
+
+def marked(record: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """For every sample whether it is flagged, and whether it is off by more than 10 %."""
+    curved, explained, shared, ratio = torch.tensor(record["samples"]).unbind(1)
+    return ~holds(Evidence(curved, explained, shared)), (ratio - 1).abs() > 0.1
+
+
+def is_held_out(record: dict[str, Any]) -> bool:
+    return record["seed"] > 0 or record["network"] in HELD_OUT
+
+
+def share(part: Tensor, of: Tensor) -> str:
+    return f"{100 * float((part & of).sum()) / int(of.sum()):.0f} %" if of.any() else "-"
+
+
+def table(records: list[dict[str, Any]]) -> Table:
+    """What is flagged and what is off, by what the limits were chosen on, and by noise."""
+    rows = []
+    for title, held_out in (("limits chosen on these", False), ("held out", True)):
+        for kind in (*LEVELS, "all"):
+            chosen = [r for r in records if is_held_out(r) is held_out and kind in (r["noise"], "all")]
+            if chosen:
+                flagged, off = (torch.cat(values) for values in zip(*map(marked, chosen), strict=True))
+                everything = torch.ones_like(off)
+                cells = [share(off, everything), share(flagged, everything), share(off, flagged), share(off, ~flagged)]
+                rows.append([title, kind, str(len(off)), *cells, share(flagged, off)])
+    titles = ["networks", "noise", "samples", "off", "flagged", "flagged that are off", "others that are off"]
+    return Table("", [*titles, "off that are flagged"], rows, left=titles[:2])
+
+
+def main() -> None:
+    """Measure, or show what was recorded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["run", "show"])
+    parser.add_argument("records", type=Path)
+    parser.add_argument("--data")
+    parser.add_argument("--max-seconds", type=float, default=math.inf)
+    parser.add_argument("--tiny", action="store_true", help="a trial of a few steps on digits")
+    options = parser.parse_args()
+    lines = options.records.read_text().splitlines() if options.records.exists() else []
+    records = [json.loads(line) for line in lines]
+    if options.action == "show":
+        print(table(records).markdown())
+        return
+    start, done = time.monotonic(), {(r["network"], r["seed"]) for r in records}
+    torch.set_num_threads(1)
+    tasks: dict[str, Task] = {}
+    for name, seed in plans():
+        if (name, seed) in done or time.monotonic() - start > options.max_seconds:
+            continue
+        data = {**CHOSEN_ON, **HELD_OUT}[name][0]
+        if data not in tasks:
+            tasks[data] = digits() if data == "digits" else task_of("mnist", options.data, "cpu", options.tiny)
+        found = list(measured(name, seed, tasks[data], options.tiny))
+        print(name, seed, f"{time.monotonic() - start:.0f} s", flush=True)
+        with options.records.open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in found)
+
+
+def digits() -> Task:
+    """The digits of scikit-learn, 8 x 8 pixels."""
+    from sklearn.datasets import load_digits
+
+    x, y = (torch.tensor(values) for values in load_digits(return_X_y=True))
+    x = ((x - x.mean()) / x.std()).float().view(-1, 1, 8, 8)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    x, y = x[order], y[order]
+    return Task(x[:1437], y[:1437], x[1437:], y[1437:], nn.functional.cross_entropy)
+
+
+if __name__ == "__main__":
+    main()
