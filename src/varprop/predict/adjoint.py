@@ -219,7 +219,7 @@ class MeanEvaluation(Evaluation):
         self.clusters: SlopedClusters = SlopedClusters(plan, env)
         self.parameters = parameters
         self.by_weight: dict[Node, Tensor] = {}  # of linear layers with random weights: Var W (E x)²
-        self.pooled: dict[Node, tuple[Moments, Tensor]] = {}  # maxima over windows, and the variance left by their line
+        self.fresh: dict[Node, Tensor] = {}  # the variance that an operation adds, where it is known beforehand
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
 
@@ -252,7 +252,22 @@ class MeanEvaluation(Evaluation):
             return self._with_random_weight(node, *args)
         if rule.linear and rule.convolution is not None and not kwargs and isinstance(args[0], Moments):
             return _convolved(node, rule, args)
+        if rule.batch_norm is not None and not rule.normalizes(*node.args) and not kwargs:
+            result = _by_stored_statistics(node, rule, args)
+            if result is not None:
+                return result
+        if node.packet in (aten.dropout, aten.native_dropout) and rule.noise and not kwargs:
+            return self._dropped(node, *args)
         return super()._apply(node, args, kwargs)
+
+    @torch.no_grad()
+    def _dropped(self, node: Node, x: Moments, p: float, train: bool | None = True) -> Any:
+        """Moments behind a dropout; the variance that it adds is needed again, as a source."""
+        if train is False or not 0 < p < 1:
+            return super()._apply(node, (x, p, train), {})
+        fresh = self.fresh[node] = torch.addcmul(x.var, x.mean, x.mean).mul_(p / (1 - p)).expand(x.full)
+        result = Moments(x.mean, x.var + fresh, x.full)
+        return [result, None] if node.packet is aten.native_dropout else result
 
     def _largest_of_windows(self, node: Node, rule: Rule, windows: Windows) -> Any:
         """Maxima over windows; non-decreasing functions that come before them are applied after them."""
@@ -260,9 +275,15 @@ class MeanEvaluation(Evaluation):
         several = isinstance(node.info, (list, tuple))
         info = node.info[0] if several else node.info
         before: Moments = (unapplied.value if unapplied else self.value(node.args[0])).dense()
-        self.pooled[node] = windows.largest(before, info.shape)
-        pooled, _ = self.pooled[node]
-        result = self.clusters.moments_from(unapplied.after, unapplied.before, pooled) if unapplied else pooled
+        pooled, left = windows.largest(before, info.shape)
+        result = pooled
+        if unapplied:
+            result = self.clusters.moments_from(unapplied.after, unapplied.before, pooled)
+            slopes = self.clusters.slopes.pop(unapplied.after, None)
+            slope = _gradient(result.mean, pooled.mean) if slopes is None else slopes[0][1]
+            by_line = 0.0 if slope is None else slope.square() * (pooled.var - left)
+            left = (result.var - by_line).detach().clamp_min(0)
+        self.fresh[node] = left
         return [result, None] if several else result
 
     def _with_random_weight(self, node: Node, x: Any, weight: Moments, bias: Any = None) -> Moments:
@@ -328,15 +349,10 @@ class MeanEvaluation(Evaluation):
             if (slopes := self.clusters.slopes.pop(node, None)) is not None:
                 return left_by_slopes(value.var, slopes), value.mean
             return self._of_elements(value, self.plan.skips.get(node, (self.plan.root[node],)))
+        if node in self.fresh:
+            return self.fresh.pop(node), value.mean
         if rule.noise or node.packet is aten.feature_dropout:
             return self._of_elements(value, operands)
-        if node in self.pooled:
-            pooled, left = self.pooled.pop(node)
-            slope = _gradient(value.mean, pooled.mean)
-            if slope is None:
-                return value.var, value.mean
-            fresh = (value.var - slope.square() * (pooled.var - left)).clamp_min(0)
-            return fresh, line(value.mean.detach(), [(pooled, slope)])
         if rule.transposable or rule.kind == "elementwise":
             random = self.plan.random_operands(node)
             combines = rule.signs is None and rule.kind != "structural" and len(random) > 1
@@ -481,6 +497,24 @@ def _convolved(node: Node, rule: Rule, args: Sequence[Any]) -> Moments:
             extra = [size - (steps - 1) * stride + pad - reach - 1 for size, steps, stride, reach, pad in axes]
             moves = [settings.stride, pads, settings.dilation, True, extra, settings.groups]
     return Moments(attached(found.mean, (x.mean, lambda g: torch.convolution(g, weight, None, *moves))), found.var)
+
+
+def _by_stored_statistics(node: Node, rule: Rule, args: Sequence[Any]) -> Any:
+    """A batch norm in evaluation, as one scale and one shift for every channel; None if it has none that are fixed."""
+    assert rule.batch_norm is not None
+    x, stored = args[0], rule.batch_norm(*args)
+    factors = (stored.weight, stored.bias, stored.mean, stored.var)
+    if not isinstance(x, Moments) or stored.mean is None or any(isinstance(factor, Moments) for factor in factors):
+        return None
+    x, shape = x.dense(), (-1, *[1] * (x.ndim - 2))
+    with torch.no_grad():
+        weight, bias, mean, var = (None if factor is None else factor.to(x.dtype) for factor in factors)
+        scale = (var + stored.eps).rsqrt() if weight is None else (var + stored.eps).rsqrt() * weight
+        shift = -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)
+        scale = scale.view(shape)
+        result = torch.addcmul(shift.view(shape), x.mean, scale), x.var * scale.square()
+    moments = Moments(attached(result[0], (x.mean, scale.mul)), result[1])
+    return [moments, *[None] * (len(node.info) - 1)] if isinstance(node.info, (list, tuple)) else moments
 
 
 def _first_result(rule: Rule, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Moments:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine.clusters import IDENTITY, Clusters
 from ..engine.plan import Plan
 from ..gaussian.normal import LEAST_STD
-from ..gaussian.rectifier import LEAST_RATIO, MOST_RATIO, mixture_shape
+from ..gaussian.rectifier import FALL, LEAST_RATIO, MOST_RATIO, SKEW, SPLIT
 from ..graph.node import Node
 from ..moments import Moments
 
@@ -148,7 +150,7 @@ def rectified(x: Moments, negative: float = 0.0) -> tuple[Tensor, Tensor, Tensor
 
     f = x₊ (1 - t) + t x has Var f = (1 - t)² Var x₊ + 2 t (1 - t) Φ s² + t² s².
     """
-    mean, var, above, _ = _half_line(x.mean, x.var)
+    mean, var, above, _ = _half_line(x.mean, x.var.sqrt(), x.var)
     if not negative:
         return mean, var, above
     rest = 1 - negative
@@ -156,18 +158,17 @@ def rectified(x: Moments, negative: float = 0.0) -> tuple[Tensor, Tensor, Tensor
     return mean.mul_(rest).add_(x.mean, alpha=negative), var.clamp_min_(0), above.mul_(rest).add_(negative)
 
 
-def _half_line(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance of max(0, N(m, v)), and its mean's derivatives by m, which is Φ, and by s, which is φ.
+def _half_line(mean: Tensor, std: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance of max(0, N(m, s²)), and its mean's derivatives by m, which is Φ, and by s, which is φ.
 
     With a = m / s: Var / v = Φ + a (a Φ (1 - Φ) + φ (1 - 2 Φ)) - φ², without differences of large numbers.
     """
-    std = var.sqrt()
     a, density = scaled(mean, std)
     error = torch.erf(a * ROOT_HALF)
     above = (error * 0.5).add_(0.5)
-    outside = (1 - error.square()).mul_(0.25)  # Φ (1 - Φ)
-    share = outside.mul_(a).addcmul_(density, error, value=-1).mul_(a).add_(above).addcmul_(density, density, value=-1)
-    return (mean * above).addcmul_(std, density).clamp_min_(0), share.mul_(var).clamp_min_(0), above, density
+    share = torch.addcmul(above, above, above, value=-1).mul_(a).addcmul_(density, error, value=-1).mul_(a)
+    share = share.add_(above).addcmul_(density, density, value=-1).mul_(var).clamp_min_(0)
+    return (mean * above).addcmul_(std, density).clamp_min_(0), share, above, density
 
 
 @torch.no_grad()
@@ -176,23 +177,62 @@ def rectified_sum(x: Moments, y: Moments) -> tuple[Tensor, Tensor, Tensor, Tenso
     std = x.var.sqrt()
     held = std.clamp_min(LEAST_STD)
     ratio = x.mean / held
-    s = mixture_shape(ratio.clamp(LEAST_RATIO, MOST_RATIO))
-    centre, within = x.mean + y.mean, (1 - s.between).mul_(x.var).add_(y.var)
-    below, lower_var, lower_slope, lower_density = _half_line(torch.addcmul(centre, s.down, std, value=-1), within)
-    above, upper_var, upper_slope, upper_density = _half_line(torch.addcmul(centre, s.up, std), within)
-    gap = above - below
-    mean, by_both = below.lerp(above, s.share), lower_slope.lerp(upper_slope, s.share)
-    var = lower_var.lerp(upper_var, s.share).addcmul_(s.share * (1 - s.share), gap.square())
-    # by the ratio of X: both means move, what lies between them, and their weights
-    moved = (upper_slope * s.up_r).mul_(s.share) - (lower_slope * s.down_r).mul_(1 - s.share)
-    by_std = lower_density.lerp(upper_density, s.share).div_(2 * within.sqrt().clamp_min_(LEAST_STD))
-    by_ratio = (gap * s.share_r).addcmul_(moved, std).sub_(by_std.mul_(s.between_r).mul_(x.var))
+    s = _two_gaussians(ratio.clamp(LEAST_RATIO, MOST_RATIO))
+    centre, within = x.mean + y.mean, torch.addcmul(x.var, s.between, x.var, value=-1).add_(y.var)
+    spread = within.sqrt()
+    below, lower_var, lower_slope, lower_density = _half_line(
+        torch.addcmul(centre, s.down, std, value=-1), spread, within
+    )
+    above, upper_var, upper_slope, upper_density = _half_line(centre.addcmul_(s.up, std), spread, within)
+    gap, both = above.sub_(below), torch.addcmul(s.share, s.share, s.share, value=-1)
+    mean, by_both = torch.addcmul(below, gap, s.share), lower_slope.lerp(upper_slope, s.share)
+    var = lower_var.lerp_(upper_var, s.share).addcmul_(both, gap.square())
+    # by the ratio of X: the distances of both means grow by p + q and p - q, the variance within shrinks, and shares move
+    density = lower_density.lerp_(upper_density, s.share).mul_(s.between).mul_(x.var).div_(spread.clamp_min_(LEAST_STD))
+    up = upper_slope.mul_(s.up).mul_(s.share).mul_(std)
+    down = lower_slope.mul_(s.down).mul_(1 - s.share).mul_(std)
+    by_ratio = (up - down).sub_(density).mul_(s.p)
+    by_ratio.addcmul_(up.add_(down).addcmul_(gap, both, value=-2), s.q)
     follows = ((ratio > LEAST_RATIO) & (ratio < MOST_RATIO)).to(mean.dtype)
     return mean, var, by_both.addcmul(by_ratio.div_(held), follows), by_both
+
+
+@dataclass(frozen=True)
+class TwoGaussians:
+    """`gaussian.rectifier.MixtureShape` with logarithmic derivatives by the ratio.
+
+    Attributes:
+        between: The share of the variance that lies between the two means.
+        down: Distance of the lower mean, in std.
+        up: Distance of the upper mean.
+        share: Of the upper one.
+        p: The derivative of log √between.
+        q: The derivative of log(up / √between), which is that of log(√between / down).
+    """
+
+    between: Tensor
+    down: Tensor
+    up: Tensor
+    share: Tensor
+    p: Tensor
+    q: Tensor
+
+
+def _two_gaussians(r: Tensor) -> TwoGaussians:
+    """As by `mixture_shape`: d = skew / 2 exp(-fall r²) / (r b √b), e = d + √(1 + d²), down = √b / e, up = √b e."""
+    square = r * r
+    between = (square * SPLIT).mul_(square).add_(1).reciprocal_()
+    root = between.sqrt()
+    d = (square * -FALL).clamp_min_(-80.0).exp_().mul_(0.5 * SKEW).div_(r).div_(between).div_(root)
+    hypotenuse = (d * d).add_(1).sqrt_()
+    e = d + hypotenuse
+    share = (e * e).add_(1).reciprocal_()
+    q = square.mul_(-2 * FALL).add_(between, alpha=-6).add_(5).mul_(d).div_(hypotenuse).div_(r)
+    return TwoGaussians(between, root / e, root * e, share, (between * 2).sub_(2).div_(r), q)
 
 
 def scaled(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
     """How many std a mean lies from zero, and the normal density there: exactly zero from where it is not felt on."""
     far = FAR.get(mean.dtype, NEAR)
     a = (mean / std.clamp_min(torch.finfo(mean.dtype).tiny)).clamp_(-far, far)
-    return a, (a.square() * -0.5).exp_().sub_(math.exp(-0.5 * far * far)).clamp_min_(0).mul_(DENSITY)
+    return a, F.threshold_(a.square().mul_(-0.5).exp_(), 1.001 * math.exp(-0.5 * far * far), 0.0).mul_(DENSITY)
