@@ -503,14 +503,16 @@ def _by_stored_statistics(node: Node, rule: Rule, args: Sequence[Any]) -> Any:
     """A batch norm in evaluation, as one scale and one shift for every channel; None if it has none that are fixed."""
     assert rule.batch_norm is not None
     x, stored = args[0], rule.batch_norm(*args)
-    factors = (stored.weight, stored.bias, stored.mean, stored.var)
-    if not isinstance(x, Moments) or stored.mean is None or any(isinstance(factor, Moments) for factor in factors):
+    weight, bias = stored.weight, stored.bias
+    random = isinstance(weight, Moments) or isinstance(bias, Moments)
+    if random or not isinstance(x, Moments) or stored.mean is None or stored.var is None:
         return None
     x, shape = x.dense(), (-1, *[1] * (x.ndim - 2))
     with torch.no_grad():
-        weight, bias, mean, var = (None if factor is None else factor.to(x.dtype) for factor in factors)
-        scale = (var + stored.eps).rsqrt() if weight is None else (var + stored.eps).rsqrt() * weight
-        shift = -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)
+        scale = (stored.var.to(x.dtype) + stored.eps).rsqrt()
+        scale = scale if weight is None else scale * weight.to(x.dtype)
+        shift = -stored.mean.to(x.dtype) * scale
+        shift = shift if bias is None else shift + bias.to(x.dtype)
         scale = scale.view(shape)
         result = torch.addcmul(shift.view(shape), x.mean, scale), x.var * scale.square()
     moments = Moments(attached(result[0], (x.mean, scale.mul)), result[1])

@@ -187,7 +187,7 @@ def rectified_sum(x: Moments, y: Moments) -> tuple[Tensor, Tensor, Tensor, Tenso
     gap, both = above.sub_(below), torch.addcmul(s.share, s.share, s.share, value=-1)
     mean, by_both = torch.addcmul(below, gap, s.share), lower_slope.lerp(upper_slope, s.share)
     var = lower_var.lerp_(upper_var, s.share).addcmul_(both, gap.square())
-    # by the ratio of X: the distances of both means grow by p + q and p - q, the variance within shrinks, and shares move
+    # by the ratio of X: both means move, by p + q and p - q of their distances, what lies within, and their weights
     density = lower_density.lerp_(upper_density, s.share).mul_(s.between).mul_(x.var).div_(spread.clamp_min_(LEAST_STD))
     up = upper_slope.mul_(s.up).mul_(s.share).mul_(std)
     down = lower_slope.mul_(s.down).mul_(1 - s.share).mul_(std)
