@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine.clusters import IDENTITY, Clusters
@@ -235,4 +234,4 @@ def scaled(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
     """How many std a mean lies from zero, and the normal density there: exactly zero from where it is not felt on."""
     far = FAR.get(mean.dtype, NEAR)
     a = (mean / std.clamp_min(torch.finfo(mean.dtype).tiny)).clamp_(-far, far)
-    return a, F.threshold_(a.square().mul_(-0.5).exp_(), 1.001 * math.exp(-0.5 * far * far), 0.0).mul_(DENSITY)
+    return a, torch.threshold_(a.square().mul_(-0.5).exp_(), 1.001 * math.exp(-0.5 * far * far), 0.0).mul_(DENSITY)
