@@ -353,6 +353,19 @@ BAD = {
     "no variance": (lambda m, x: vp.predict(m, x, input_var="a"), "input_var takes a number or a tensor, not str"),
     "tokens": (lambda m, x: vp.predict(m, x.long(), input_var=0.1), "input_var needs inputs of a floating point"),
     "draws": (lambda m, x: vp.predict(m, x, draws=2), "too few"),
+    "part of a draw": (lambda m, x: vp.predict(m, x, draws=8.0), "no whole number"),
+    "no mapping": (lambda m, x: vp.predict(m, x, parameter_var=0.1), "takes variances by names of parameters"),
+    "random": (lambda m, x: vp.predict(m, x, random=3), "random takes paths of modules or a function"),
+    "captured": (lambda m, x: vp.predict(vp.capture(m, x), x, random="2"), "a captured program keeps its modes"),
+    "mask": (lambda m, x: vp.predict(m, x, outputs=[True, False]), "outputs takes flat indices"),
+    "no direction": (lambda m, x: vp.predict(m, x, outputs=torch.ones(0, 5)), "Directions must have shape"),
+    "beyond memory": (
+        lambda m, x: vp.predict(nn.Sequential(m, nn.Linear(5, 10**5)), x, outputs=range(10**5)), "ask for 10737 at a"
+    ),
+    "complex": (lambda m, x: vp.predict(m, x, input_var=torch.ones(8) * 1j), "input_var takes a number or a tensor"),
+    "sparse": (lambda m, x: vp.predict(m, x.to_sparse()), "a dense tensor"),
+    "no samples": (lambda m, x: vp.predict(nn.Sequential(m, nn.Flatten(0)), x), "with samples along its first axis"),
+    "output": (lambda m, x: vp.predict(m, x).sources(5), "There is no output 5"),
     "probability": (lambda m, x: vp.predict(m, x).interval(90), "between 0 and 1"),
     "empty": (lambda m, x: vp.predict(m, x[:0]), "a batch of inputs"),
     "wrong sample": (lambda m, x: vp.predict(vp.capture(m, x), x[:, :4]), "captured with samples of shape"),
@@ -364,6 +377,74 @@ def test_bad_input_gets_one_sentence(case):
     call, sentence = BAD[case]
     with pytest.raises(ValueError, match=sentence):
         call(mlp(), torch.randn(4, 8))
+
+
+def test_a_function_is_no_model():
+    with pytest.raises(vp.CaptureError, match=r"A model is a torch.nn.Module, not a function"):
+        vp.predict(lambda x: x, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(("name", "model"), [("0.running_mean", nn.BatchNorm1d(4)), ("0.weight_ih_l0", nn.GRU(4, 3))])
+def test_a_random_parameter_that_is_not_followed_is_named(name, model):
+    class First(nn.Sequential):
+        def forward(self, x):
+            result = self[0](x)
+            return result[0] if isinstance(result, tuple) else result
+
+    with pytest.raises(vp.VarpropError, match=f"parameter_var names '{name}', which aten.*leave this one out"):
+        vp.predict(
+            First(model), torch.randn(5, 4) if "running" in name else torch.randn(2, 5, 4), parameter_var={name: 0.1}
+        )
+
+
+ODD_USE = {
+    "half precision": lambda m, x: vp.predict(m.half(), x.half()),
+    "autocast": lambda m, x: within(torch.autocast("cpu", torch.bfloat16), m, x),
+    "no_grad": lambda m, x: within(torch.no_grad(), m, x),
+    "inference_mode": lambda m, x: within(torch.inference_mode(), m, x),
+    "a tensor of inference_mode": lambda m, x: vp.predict(m, made_in_inference_mode(x)),
+    "channels last": lambda m, x: vp.predict(
+        m.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    ),
+    "not contiguous": lambda m, x: vp.predict(m, x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)),
+    "one at a time": lambda m, x: api._joined([vp.predict(m, one) for one in x.split(1)]),
+    "double precision": lambda m, x: vp.predict(m.double(), x.double()),
+    "gradients": lambda m, x: vp.predict(m, x.clone().requires_grad_()),
+}
+
+
+def within(context, model, x):
+    with context:
+        return vp.predict(model, x)
+
+
+def made_in_inference_mode(x):
+    with torch.inference_mode():
+        return x.clone()
+
+
+@pytest.mark.parametrize("use", ODD_USE)
+def test_odd_use_gives_the_same_prediction(use):
+    model, x = convolutional(nn.AvgPool2d(2)), torch.randn(6, 1, 8, 8)
+    expected, found = vp.predict(model, x), ODD_USE[use](model, x)
+    tolerance = 5e-3 if use == "half precision" else 1e-5
+    scale = expected.covariance.abs().max()
+    assert found.covariance.dtype is (torch.float64 if use == "double precision" else torch.float32)
+    assert (found.covariance - expected.covariance).abs().max() < tolerance * scale
+    assert not found.covariance.requires_grad
+
+
+@pytest.mark.parametrize("outputs", [slice(1, 3), range(1, 3), torch.tensor([0, 1, 1, 0, 0]).bool(), [-4, 2]])
+def test_outputs_by_indices_slices_and_masks(outputs):
+    model, x = mlp(), torch.randn(4, 8)
+    torch.testing.assert_close(vp.predict(model, x, outputs=outputs).mean, vp.predict(model, x).mean[:, 1:3])
+
+
+def test_an_output_without_axes_of_its_own_and_a_dropout_of_everything():
+    model, x = nn.Sequential(mlp(outputs=1), nn.Flatten(0)), torch.randn(4, 8)
+    torch.testing.assert_close(vp.predict(model, x).var, vp.predict(model[0], x).var)
+    found = vp.predict(nn.Sequential(nn.Dropout(1.0), nn.Linear(8, 2)), x, draws=4)
+    torch.testing.assert_close(found.var, torch.zeros(4, 2))
 
 
 def test_an_operation_without_a_rule_is_named():

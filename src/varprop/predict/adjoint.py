@@ -237,13 +237,22 @@ class MeanEvaluation(Evaluation):
         else:  # by what its arguments were before functions that come after it: the arguments are not needed
             self.env[node] = self._as_captured(node, self._largest_of_windows(node, rule, windows))
 
+    def _execute(self, node: Node) -> Any:
+        return precise(super()._execute(node))
+
     def _apply(self, node: Node, args: Any, kwargs: Any) -> Any:
+        try:
+            return self._applied(node, args, kwargs)
+        except (AttributeError, TypeError) as error:  # of a rule that takes no random parameter there
+            parameters = [operand for operand in node.operands if operand in self.parameters]
+            if not parameters:
+                raise
+            raise self._not_followed(node, parameters[0]) from error
+
+    def _applied(self, node: Node, args: Any, kwargs: Any) -> Any:
         if (first_order := FIRST_ORDER.get(node.packet)) is not None:
             return first_order(node, *args, **kwargs)
         if (unroll := unroll_of(self.plan.rules.get(node))) is not None:
-            for parameter in node.operands:
-                if parameter in self.parameters:
-                    raise self._not_followed(node, parameter)
             result = unroll(node, *args, **kwargs)
             if result is not None:
                 return result
@@ -537,14 +546,20 @@ def _gradient(mean: Tensor, by: Tensor) -> Tensor | None:
     return found
 
 
+def precise(value: Any) -> Any:
+    """A tensor in a dtype that is fine enough for variances; anything else as it is."""
+    half = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value
+
+
 def _with_fixed_variance(value: Any) -> Any:
     return Moments(value.mean, value.var.detach(), value.full) if isinstance(value, Moments) else value
 
 
 def _odds(node: Node) -> float:
-    """p / (1 - p) of a dropout."""
+    """p / (1 - p) of a dropout; of one that drops everything nothing varies."""
     p = float(node.args[1])
-    return p / (1 - p)
+    return p / (1 - p) if p < 1 else 0.0
 
 
 def _kind(node: Node, rule: Rule) -> str:

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from ..engine.api import capture, plan_for
 from ..engine.plan import Plan, require_complete
+from ..graph.capture import require_module
 from ..graph.node import Node, TensorInfo
 from ..graph.program import Program
 from ..moments import Moments, trusted
 from ..training.restore import preserved_modes
-from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source
+from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source, precise
 from .cuda_replay import PredictionGraphs
 from .draws import combine_with_draws, shared_products
 from .prediction import Prediction, SourceShare, each_tensor
@@ -34,7 +35,7 @@ def predict(
     *,
     input_var: Tensor | float | None = None,
     parameter_var: Mapping[str, Tensor | float] | None = None,
-    outputs: int | Sequence[int] | Tensor | None = None,
+    outputs: int | Sequence[int] | slice | Tensor | None = None,
     random: Random | None = None,
     draws: int = 0,
 ) -> Prediction:
@@ -50,12 +51,12 @@ def predict(
 
     Args:
         model: Any model `torch.export` can trace, or the result of `capture`, which keeps the modes it was captured in.
-        x: A batch of inputs; the first axis runs over samples.
+        x: A batch of inputs; the first axis runs over samples, which the model must not mix.
         input_var: Variance of the input's elements, a number or a tensor that broadcasts to `x`.
         parameter_var: Variances of parameters by name, as a mean-field posterior has them; tensors of the parameters'
             shapes, or numbers.
-        outputs: Which outputs, as flat indices of one sample's output, or directions as a tensor
-            ``(k, *output shape)``, such as the difference of two logits; all of them if left out.
+        outputs: Which outputs, as flat indices of one sample's output, a slice or a mask of them, or directions as a
+            tensor ``(k, *output shape)``, such as the difference of two logits; all of them if left out.
         random: The modules whose noise counts: a path or several, or a predicate called as ``random(path, module)``;
             all dropout and drop-path modules if left out.
         draws: How many real draws to add, where `Prediction.reliable` is False. The analytic result serves as their
@@ -68,6 +69,7 @@ def predict(
 
     Raises:
         ValueError: If nothing is random, a variance is negative or of a wrong shape, or there are too many outputs.
+        CaptureError: If the model is no module, or cannot be run on x.
         MissingRule: If operations on the random path have no rule.
 
     Example:
@@ -78,10 +80,33 @@ def predict(
         >>> prediction.mean.shape, prediction.std.shape, prediction.covariance.shape
         (torch.Size([8, 3]), torch.Size([8, 3]), torch.Size([8, 3, 3]))
     """
-    if not isinstance(x, Tensor) or x.ndim < 1 or len(x) == 0:
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.ndim < 1 or len(x) == 0:
         raise ValueError(
-            "predict takes a batch of inputs, at least one, as a tensor whose first axis runs over samples."
+            "predict takes a batch of inputs, at least one, as a dense tensor whose first axis runs over samples."
         )
+    if isinstance(draws, bool) or not isinstance(draws, int) or not (draws == 0 or draws >= 4):
+        raise ValueError(f"draws={draws!r} are too few to regress on, or no whole number: at least 4, or 0 for none.")
+    if isinstance(model, Program) and random is not None:
+        raise ValueError("random= chooses modules before a model is captured: a captured program keeps its modes.")
+    # half precision is too coarse for variances, and derivatives are needed whatever the caller has switched off
+    with torch.inference_mode(False), torch.autocast(x.device.type, enabled=False):
+        return _predict(model, _usable(x), input_var, parameter_var, outputs, random, draws)
+
+
+def _usable(values: Tensor) -> Tensor:
+    """A copy of a tensor that was made in inference mode, with which autograd refuses to work; others as they are."""
+    return values.clone() if values.is_inference() else values
+
+
+def _predict(
+    model: nn.Module | Program,
+    x: Tensor,
+    input_var: Tensor | float | None,
+    parameter_var: Mapping[str, Tensor | float] | None,
+    outputs: Any,
+    random: Random | None,
+    draws: int,
+) -> Prediction:
     program = model if isinstance(model, Program) else _captured(model, x, random)
     if len(program.inputs) != 1 or len(program.outputs) != 1:
         raise ValueError(
@@ -94,6 +119,12 @@ def predict(
             f"The model was captured with samples of shape {tuple(program.inputs[0].info.shape[1:])}, but x has "
             f"{tuple(x.shape[1:])}."
         )
+    info = program.outputs[0].info
+    if not isinstance(info, TensorInfo) or info.shape[:1] != (size,) or not info.dtype.is_floating_point:
+        raise ValueError(
+            f"predict takes models whose output is a tensor of real numbers with samples along its first axis: for "
+            f"{size} samples this one returns {_described(info)}."
+        )
     if input_var is not None and not x.is_floating_point():
         raise ValueError(f"input_var needs inputs of a floating point dtype: x has {x.dtype}.")
     var = None if input_var is None else _checked_variances({"input_var": (input_var, x)})[0]
@@ -101,7 +132,7 @@ def predict(
     plan = plan_for(program, (*(program.inputs if var is not None else ()), *parameters))
     require_complete(plan, "leave out what makes them random")
     _require_random(plan, program)
-    directions = _directions(program.outputs[0].info, x.device, outputs)
+    directions = _directions(info, x.device, outputs)
     pieces = []
     for start in range(0, len(x), size):
         count = min(size, len(x) - start)
@@ -114,6 +145,10 @@ def predict(
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
 
 
+def _described(info: Any) -> str:
+    return f"shape {tuple(info.shape)} of {info.dtype}" if isinstance(info, TensorInfo) else "none"
+
+
 def _filled(values: Tensor, size: int) -> Tensor:
     """A batch of the captured size, with copies of the last sample where some are missing."""
     missing = size - len(values)
@@ -122,6 +157,9 @@ def _filled(values: Tensor, size: int) -> Tensor:
 
 def _captured(model: nn.Module, x: Tensor, random: Random | None) -> Program:
     """The model with its noise layers at work and everything else in evaluation mode."""
+    require_module(model)
+    if not (random is None or callable(random) or isinstance(random, Iterable)):
+        raise ValueError(f"random takes paths of modules or a function of path and module, not {random!r}.")
     paths = [] if random is None or callable(random) else [random] if isinstance(random, str) else list(random)
     if unknown := sorted({*paths} - {path for path, _ in model.named_modules()}):
         raise ValueError(f"random names '{unknown[0]}', which is no module of the model.")
@@ -144,9 +182,9 @@ def _checked_variances(named: Mapping[str, tuple[Tensor | float, Tensor]]) -> li
     """Variances as tensors of the shape, dtype and device of what they belong to, by the name of the argument."""
     values = []
     for name, (value, like) in named.items():
-        if not isinstance(value, (Tensor, int, float)):
+        if not isinstance(value, (Tensor, int, float)) or torch.is_complex(torch.as_tensor(value)):
             raise ValueError(f"{name} takes a number or a tensor, not {type(value).__name__}.")
-        var = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        var = _usable(torch.as_tensor(value, dtype=_working(like.dtype), device=like.device)).detach()
         try:
             values.append(var.expand(like.shape))
         except RuntimeError:
@@ -163,6 +201,8 @@ def _checked_variances(named: Mapping[str, tuple[Tensor | float, Tensor]]) -> li
 
 def _random_parameters(program: Program, variances: Mapping[str, Tensor | float]) -> dict[Node, Tensor]:
     """Variances of random parameters, of their shapes."""
+    if not isinstance(variances, Mapping):
+        raise ValueError(f"parameter_var takes variances by names of parameters, not {type(variances).__name__}.")
     names = {name: node for node, name in program.state.items()}
     unknown = [name for name in variances if name not in names]
     if unknown:
@@ -243,9 +283,9 @@ def _analysed(
             if isinstance(source, ElementNoise) and source.kind == "input":
                 by_input = source.factors(gradient).square().movedim(0, 1).unflatten(2, x.shape[1:])
         covariance = 0.5 * (covariance + covariance.mT)  # to the last digit
-        diagonal = evaluation.value(program.outputs[0]).dense().var.flatten(1) @ directions.square().T
+        diagonal = evaluation.value(program.outputs[0]).dense().var.reshape(len(mean), -1) @ directions.square().T
         prediction = Prediction(
-            mean.detach().flatten(1) @ directions.T,
+            mean.detach().reshape(len(mean), -1) @ directions.T,
             covariance,
             tuple(shares),
             by_input,
@@ -254,6 +294,11 @@ def _analysed(
             dict(evaluation.linearized),
         )
     return _Analysis(prediction, evaluation, sources, gradients)
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that moments are computed in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def _require_random(plan: Plan, program: Program) -> None:
@@ -270,11 +315,13 @@ def _evaluate(
 ) -> tuple[MeanEvaluation, Tensor, list[Source]]:
     program = plan.program
     env: dict[Node, Any] = {
-        node: value.detach() if isinstance(value, Tensor) else value for node, value in program.tensors().items()
+        node: precise(value.detach()) if isinstance(value, Tensor) else value
+        for node, value in program.tensors().items()
     }
     (entry,) = program.inputs
     sources: list[Source] = []
-    env[entry] = x.detach()
+    x = precise(x.detach())
+    env[entry] = x
     with trusted():  # checked before
         env |= {node: Moments(env[node], var) for node, var in parameters.items()}
         if input_var is not None:
@@ -292,14 +339,14 @@ def _evaluate(
 
 def _directions(info: TensorInfo, device: torch.device, outputs: Any) -> Tensor:
     """The output directions as rows, (k, elements of one sample's output)."""
-    shape, dtype = info.shape[1:], torch.float64 if info.dtype is torch.float64 else torch.float32
+    shape, dtype = info.shape[1:], _working(info.dtype)
     elements = shape.numel()
     if isinstance(outputs, Tensor) and outputs.is_floating_point():
-        if outputs.shape[1:] != shape:
+        if outputs.shape[1:] != shape or outputs.ndim == 0 or len(outputs) == 0:
             raise ValueError(
                 f"Directions must have shape (k, {', '.join(map(str, shape))}), not {tuple(outputs.shape)}."
             )
-        return outputs.reshape(len(outputs), -1).to(device, dtype)
+        return _usable(outputs.detach()).reshape(len(outputs), elements).to(device, dtype)
     if outputs is None:
         if elements > MOST_OUTPUTS:
             raise ValueError(
@@ -307,32 +354,49 @@ def _directions(info: TensorInfo, device: torch.device, outputs: Any) -> Tensor:
                 f"outputs=, as flat indices or directions."
             )
         return torch.eye(elements, dtype=dtype, device=device)
-    try:
-        index = torch.as_tensor([outputs] if isinstance(outputs, int) else outputs, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        index = torch.zeros(())
-    if index.ndim != 1 or not len(index) or index.is_floating_point():
-        raise ValueError(
-            f"outputs takes flat indices of one sample's outputs, or directions as a floating point tensor (k, "
-            f"*output shape), not {outputs!r}."
-        )
-    if bool((index < -elements).any() | (index >= elements).any()):
-        raise ValueError(f"outputs names index {int(index.abs().max())}, but a sample has {elements} outputs.")
+    index = _indices(elements, outputs)
+    if len(index) * elements * dtype.itemsize > MEMORY:
+        fits = max(1, MEMORY // (elements * dtype.itemsize))
+        raise ValueError(f"{len(index)} outputs of {elements} are too many for memory: ask for {fits} at a time.")
     rows = torch.zeros(len(index), elements, dtype=dtype)
-    rows[torch.arange(len(index)), index % elements] = 1
+    rows[torch.arange(len(index)), index] = 1
     return rows.to(device)
+
+
+def _indices(elements: int, outputs: Any) -> Tensor:
+    """Flat indices of one sample's outputs, from a number, several, a slice or a mask."""
+    if isinstance(outputs, slice):
+        outputs = range(elements)[outputs]
+    try:
+        index = torch.as_tensor(list(outputs) if isinstance(outputs, range) else outputs, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        index = torch.zeros(0)
+    if index.dtype is torch.bool and index.numel() == elements and index.ndim > 0:
+        index = index.flatten().nonzero().flatten()
+    index = index.reshape(1) if index.ndim == 0 else index
+    if index.ndim != 1 or not len(index) or index.is_floating_point() or index.dtype is torch.bool:
+        raise ValueError(
+            f"outputs takes flat indices of one sample's outputs, a slice or a mask of them, or directions as a "
+            f"floating point tensor (k, *output shape), not {outputs!r:.80}."
+        )
+    beyond = index[(index < -elements) | (index >= elements)]
+    if len(beyond):
+        raise ValueError(f"outputs names index {int(beyond[0])}, but a sample has {elements} outputs.")
+    return index % elements
 
 
 def _require_memory(mean: Tensor, outputs: int, sources: list[Source]) -> None:
     """Refuse what does not fit: all derivatives by entries, and one source at a time with its factors."""
     entries = {id(entry): entry.numel() for source in sources for entry in source.entries}
     each = (sum(entries.values()) + 2 * max(source.width for source in sources)) * mean.element_size()
+    pairs = 3 * len(mean) * mean.element_size()  # of covariances: of one source, their sum, and what is added
     most = torch.cuda.get_device_properties(mean.device).total_memory // 2 if mean.is_cuda else MEMORY
-    if each * outputs > most and outputs > 1:
-        fits = max(1, most // each)
+    needed = each * outputs + pairs * outputs**2
+    if needed > most and outputs > 1:
+        fits = max(1, int((math.sqrt(each**2 + 4.0 * pairs * most) - each) / (2 * pairs)))
         raise ValueError(
-            f"{outputs} outputs for {len(mean)} samples at a time need {each * outputs / 2**30:.1f} GiB of "
-            f"derivatives: {fits} outputs fit, or {max(1, len(mean) * fits // outputs)} samples at a time."
+            f"{outputs} outputs for {len(mean)} samples at a time need {needed / 2**30:.1f} GiB of derivatives and "
+            f"covariances: {fits} outputs fit, or {max(1, len(mean) * most // needed)} samples at a time."
         )
 
 

@@ -68,4 +68,4 @@ def _derivatives(program: Program, x: Tensor, std: Tensor, directions: Tensor) -
         output = env[program.outputs[0]]
         along = directions.view(-1, 1, *output.shape[1:]).expand(-1, *output.shape)
         (gradient,) = torch.autograd.grad(output, entry, along, is_grads_batched=True, materialize_grads=True)
-    return output.detach().flatten(1) @ directions.T, (gradient * std).flatten(2).movedim(0, 1)
+    return output.detach().reshape(len(x), -1) @ directions.T, (gradient * std).flatten(2).movedim(0, 1)

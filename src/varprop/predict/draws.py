@@ -21,7 +21,17 @@ from torch import Tensor
 
 from ..graph.node import Node, resolve
 from ..graph.program import Program
-from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, ParameterUse, SharedProducts, Source, aten, gram
+from .adjoint import (
+    ElementNoise,
+    MeanEvaluation,
+    ParameterNoise,
+    ParameterUse,
+    SharedProducts,
+    Source,
+    aten,
+    gram,
+    precise,
+)
 from .attention import mean_of
 from .chain import covariance_along_chain, only_input
 from .prediction import Prediction
@@ -41,8 +51,6 @@ def combine_with_draws(
     count: int,
 ) -> Prediction:
     """A prediction whose mean and covariance rest on real draws with the analytic one as their control variate."""
-    if draws < 4:
-        raise ValueError(f"draws={draws} are too few to regress on: at least 4.")
     factors = [_drawn_factors(source, gradient) for source, gradient in zip(sources, gradients, strict=True)]
     covariance = None
     if entry := only_input(sources):
@@ -51,7 +59,7 @@ def combine_with_draws(
         linear = torch.stack([_along(gradient, noise) for noise in noises])
     else:
         pairs = [_draw(program, evaluation, sources, factors, gradients, x) for _ in range(draws)]
-        real = torch.stack([output.flatten(1) @ directions.T for output, _ in pairs])
+        real = torch.stack([output.reshape(len(x), -1) @ directions.T for output, _ in pairs])
         linear = torch.stack([response for _, response in pairs])
     y, known = real - real.mean(0), linear - linear.mean(0)
     products = torch.einsum("rbi,rbj->bij", known, known)
@@ -63,7 +71,7 @@ def combine_with_draws(
         residual = y - slope * known
         left = torch.einsum("rbi,rbj->bij", residual, residual) / (draws - 2)
         # products of estimated slopes are too large on average by the covariance of their errors
-        error = products / (squares.unsqueeze(-1) * squares.unsqueeze(-2))
+        error = products / squares.unsqueeze(-1) / squares.unsqueeze(-2)
         excess = (error * linear_covariance).clamp(-1, 1) * left
         covariance = left - excess + slope.unsqueeze(-1) * linear_covariance * slope.unsqueeze(-2)
     return replace(prediction, mean=mean[:count], covariance=covariance[:count], draws=real[:, :count])
@@ -104,7 +112,7 @@ def _draw(
             response = response + (factor @ noise.flatten()).T
         else:
             response = response + _along(gradient[0], noise)
-    return env[program.outputs[0]], response
+    return precise(env[program.outputs[0]]), response
 
 
 def run(
@@ -141,7 +149,7 @@ def run(
             keep = 1 - float(args[1])
             whole = node.packet is aten.feature_dropout
             shape = (*args[0].shape[:2], *[1] * (args[0].ndim - 2)) if whole else args[0].shape
-            factor = torch.bernoulli(args[0].new_full(shape, keep)) / keep
+            factor = torch.bernoulli(args[0].new_full(shape, keep)) / max(keep, 1e-6)  # which may be nothing
             env[node] = [args[0] * factor, factor > 0] if node.packet is aten.native_dropout else args[0] * factor
             noises[index] = before * (factor - 1)
         else:
@@ -184,4 +192,4 @@ def shared_products(
 
 def _noise_read(use: ParameterUse, env: dict[Node, Any]) -> Tensor | None:
     """The noise of what a random parameter is multiplied with in a run."""
-    return None if use.reading is None else use.reading(resolve(use.node.args, env.__getitem__)) - use.read
+    return None if use.reading is None else precise(use.reading(resolve(use.node.args, env.__getitem__))) - use.read

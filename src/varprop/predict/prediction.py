@@ -98,7 +98,7 @@ class Prediction:
             >>> [round(end.item(), 3) for end in prediction.interval(0.95)]
             [-1.96, 1.96]
         """
-        if not 0 < probability < 1:
+        if not 0 < (probability := float(probability)) < 1:
             raise ValueError(f"A probability lies between 0 and 1, not at {probability}.")
         half = torch.special.ndtri(torch.tensor((1 + probability) / 2, dtype=torch.float64)).item() * self.std
         return self.mean - half, self.mean + half
@@ -132,13 +132,19 @@ class Prediction:
         Returns:
             Tuples, whose shares sum to 1.
 
+        Raises:
+            ValueError: If there is no such output.
+
         Example:
             >>> import torch, varprop as vp
             >>> model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
             >>> vp.predict(model, torch.ones(2, 3)).sources()
             [('0', 'dropout', 1.0)]
         """
-        chosen = slice(None) if output is None else slice(output, output + 1)
+        outputs = self.mean.shape[1]
+        if output is not None and not -outputs <= output < outputs:
+            raise ValueError(f"There is no output {output}: the prediction has {outputs}.")
+        chosen = slice(None) if output is None else slice(output % outputs, output % outputs + 1)
         total = sum((share.variance[:, chosen] for share in self.shares), torch.zeros(()))
         total = torch.as_tensor(total).sum(1).clamp_min(torch.finfo(self.mean.dtype).tiny)
         rows = [(s.name, s.kind, float((s.variance[:, chosen].sum(1) / total).mean())) for s in self.shares]
