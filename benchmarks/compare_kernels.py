@@ -232,23 +232,26 @@ def fold_alone(label, layout, weights, device, warm):
     import torch
 
     from varprop.norm.backends import triton as kernels
-    from varprop.norm.fold.dispatch import Backend
+    from varprop.norm.fold.dispatch import Backend, layouts_with
 
     begun = time.perf_counter()
     moments, rows = kernels.TritonMoments(layout.channels, device), kernels.TritonRows(layout, device)
     rows.tables(weights)
-    backend = Backend(moments, rows, len(kernels.moments_saved(layout)))
+    sizes = 2 * [of_layer.outputs for of_layer in layout.rows]
+    saved = len(kernels.moments_saved(layout))
+    backend = Backend(moments, rows, saved, torch.float32, layouts_with(weights, sizes))
     result = {"tables_s": time.perf_counter() - begun} if label == "resnet50_last" else {}
-    vectors = torch.stack([torch.randn(layout.row_count), torch.rand(layout.row_count) + 0.5]).to(device)
+    shifts, scales = torch.randn(layout.row_count, device=device), torch.rand(layout.row_count, device=device) + 0.5
+    parameters = [*weights, *torch.cat([shifts, scales]).split(sizes)]
     dtype = torch.bfloat16
-    _, _, kept = backend.forward(weights, vectors, None, dtype, True)
+    _, _, kept = backend.forward(parameters, None, dtype, True)
     grads = (
         torch.randn(layout.weight_count, device=device).to(dtype),
         torch.randn(layout.row_count, device=device).to(dtype),
     )
     passes = {
-        "forward": lambda: backend.forward(weights, vectors, None, dtype, True),
-        "backward": lambda: backend.backward(weights, vectors, kept, *grads),
+        "forward": lambda: backend.forward(parameters, None, dtype, True),
+        "backward": lambda: backend.backward(weights, kept, *grads),
     }
     for name, function in passes.items():
         function()

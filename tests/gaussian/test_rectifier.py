@@ -124,7 +124,7 @@ def test_what_is_written_out_near_the_bend_is_the_same(slopes: tuple[float, floa
     expected, [slopes_expected] = rectifier.two_slopes_with_slopes(x, *slopes)
     torch.testing.assert_close(moments, expected, rtol=2e-12, atol=1e-300)
     unit, root = torch.ones_like(x[1]), x[1].sqrt()
-    sizes = torch.stack([torch.stack([unit, 1 / root]), torch.stack([root, unit])])
+    sizes = torch.stack([unit, 1 / root, root, unit])
     torch.testing.assert_close(derivatives / sizes, slopes_expected / sizes, rtol=2e-12, atol=1e-15)
 
 

@@ -114,13 +114,19 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
     return float((ours - theirs).norm()) <= tolerance * float(theirs.norm()) + 1e-5
 
 
+def folded_parts(network: Network) -> list[Tensor]:
+    """Folded weights of all layers, then their biases."""
+    pairs = network.fold().pairs
+    return [pair[k] for k in (0, 1) for pair in pairs]
+
+
 @both_forms
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kernels_agree_with_the_float64_reference(name: str, form: str) -> None:
     model, _ = normalized(name, form=form)
     exact = copy.deepcopy(model).cpu().double()
     network, reference = network_of(model), network_of(exact)
-    ours, theirs = network.fold().tensors, fold_parts(reference.layout, None, reference.parameters())
+    ours, theirs = folded_parts(network), fold_parts(reference.layout, None, reference.parameters())
     backend = network.executor.backend([layer.weight for layer in network.layers])
     assert [type(of_pass).__name__ for of_pass in (backend.moments, backend.rows)] == ["TritonMoments", "TritonRows"]
     torch.manual_seed(1)
@@ -158,7 +164,7 @@ def test_no_host_synchronisation_and_reproducible(name: str, form: str) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         results.append((torch.stack(losses), [p.detach().clone() for p in model.parameters()]))
-    folds = [network_of(model).fold().tensors for _ in range(2)]
+    folds = [folded_parts(network_of(model)) for _ in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(*folds, strict=True))
     assert torch.equal(results[0][0], results[1][0])
     assert all(torch.equal(p, q) for p, q in zip(results[0][1], results[1][1], strict=True))
@@ -287,7 +293,7 @@ def test_results_that_somebody_holds_are_not_written_again() -> None:
     for step in range(PATIENCE + 5):
         model.zero_grad()
         model(x + step).float().square().mean().backward()
-        held.append([*network_of(model).fold().layer(0), *(p.grad for p in model.parameters())])
+        held.append([*network_of(model).fold().pairs[0], *(p.grad for p in model.parameters())])
         before.append([tensor.detach().clone() for tensor in held[-1]])
         with torch.no_grad():
             for parameter in model.parameters():
@@ -364,7 +370,7 @@ def test_folded_weights_come_in_the_compute_dtype() -> None:
     model = model.to(memory_format=torch.channels_last)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         network = network_of(model)
-        weight, bias = network.fold().layer(network.layers.index(sites(model)[1]))
+        weight, bias = network.fold().pairs[network.layers.index(sites(model)[1])]
         assert weight.dtype == bias.dtype == torch.bfloat16
         assert weight.is_contiguous(memory_format=torch.channels_last)
         model(x).float().square().mean().backward()
@@ -388,7 +394,7 @@ def test_launches_do_not_grow_with_depth() -> None:
         network = network_of(model)
 
         def fold(network: Network = network) -> None:
-            parts = network.fold().tensors
+            parts = folded_parts(network)
             torch.autograd.backward(parts, [torch.ones_like(part) for part in parts])
 
         ones = sum(2 for _ in sites(model))

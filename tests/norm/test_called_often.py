@@ -145,6 +145,24 @@ def test_merged_inputs_are_those_of_every_call(
 
 
 @cases
+def test_autocast_leaves_their_statistics_in_full_precision(plain: type[nn.Module], shape: tuple[int, ...]) -> None:
+    model, x = normalized(plain(), shape)
+    model, x = train_a_little(model).float(), x.float()
+    (network,) = set(networks(model))
+    expected = [part.bfloat16() for pair in network.fold().pairs for part in pair]
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(x)
+        compare([part for pair in network.fold().pairs for part in pair], expected)
+        network.fold().pairs[-1][1].float().square().sum().backward()
+    assert output.isfinite().all()
+    derivatives = [layer.shift.grad for layer in network.layers]
+    model.zero_grad()
+    network.fold().pairs[-1][1].square().sum().backward()
+    for found, layer in zip(derivatives, network.layers, strict=True):
+        torch.testing.assert_close(found, layer.shift.grad, rtol=0.02, atol=0.02)
+
+
+@cases
 def test_other_ways_to_fold_agree(plain: type[nn.Module], shape: tuple[int, ...]) -> None:
     model, x = normalized(plain(), shape)
     expected = results(train_a_little(model), x)
@@ -159,7 +177,7 @@ def test_other_ways_to_fold_agree(plain: type[nn.Module], shape: tuple[int, ...]
         network.by_bytes = [network.subnetwork([index]) for index in range(len(network.layers))]
         for piece in network.by_bytes:
             (index,) = piece.index_of
-            compare(piece.fold().tensors, network.fold().layer(index))
+            compare(piece.fold().pairs[0], network.fold().pairs[index])
 
 
 @pytest.mark.parametrize("compiled", (False, True), ids=("eager", "compiled"))

@@ -162,7 +162,7 @@ def test_what_somebody_holds_stays() -> None:
     for step in range(5):
         model.zero_grad()
         model(x + step).square().mean().backward()
-        weight, bias = network_of(model).fold().layer(0)
+        weight, bias = network_of(model).fold().pairs[0]
         held += [weight, bias.detach(), *(p.grad[:1] for p in model.parameters())]
         if not step:
             before = [tensor.detach().clone() for tensor in held]

@@ -104,7 +104,7 @@ def test_parts_of_a_copied_network_are_parts_of_the_whole(between):
     network, _ = twin[0].networks[twin.training]
     whole = network.fold()
     for place in range(3):
-        for own, expected in zip(network.subnetwork([place]).fold().layer(0), whole.layer(place), strict=True):
+        for own, expected in zip(network.subnetwork([place]).fold().pairs[0], whole.pairs[place], strict=True):
             torch.testing.assert_close(own, expected, rtol=1e-12, atol=1e-12)
 
 

@@ -20,7 +20,6 @@ from .rectifier import (
     clamp_with_slopes,
     learned_slope,
     relu_of_sum_and_derivatives,
-    square,
     two_slopes_by_variance,
 )
 from .shortcuts import FORMULAS
@@ -33,14 +32,16 @@ _LEGENDRE = {nodes: gauss_legendre(nodes) for nodes in (SINGLE, DOUBLE)}
 def _linear(x: Pair, gain: float, var_gain: float, offset: float = 0.0) -> Slopes:
     mean, var = x
     none = torch.zeros_like(mean)
-    return torch.stack([mean * gain + offset, var * var_gain]), [square(none + gain, none, none, none + var_gain)]
+    return torch.stack([mean * gain + offset, var * var_gain]), [
+        torch.stack([none + gain, none, none, none + var_gain])
+    ]
 
 
 def _dropout(x: Pair, p: float) -> Slopes:
     mean, var = x
     unit, none = torch.ones_like(mean), torch.zeros_like(mean)
     moments = torch.stack([mean, (var + p * mean.square()) / (1 - p)])
-    return moments, [square(unit, none, 2 * p / (1 - p) * mean, unit / (1 - p))]
+    return moments, [torch.stack([unit, none, 2 * p / (1 - p) * mean, unit / (1 - p)])]
 
 
 def _maximum(x: Pair, lift: float, share: float) -> Slopes:
@@ -49,20 +50,20 @@ def _maximum(x: Pair, lift: float, share: float) -> Slopes:
     std = var.sqrt()
     unit, none = torch.ones_like(mean), torch.zeros_like(mean)
     moments = torch.stack([mean + lift * std, share * var])
-    return moments, [square(unit, 0.5 * lift / std.clamp(min=LEAST_STD), none, share * unit)]
+    return moments, [torch.stack([unit, 0.5 * lift / std.clamp(min=LEAST_STD), none, share * unit])]
 
 
 def _hardsigmoid(x: Pair) -> Slopes:
     moments, [derivatives] = clamp_with_slopes((x[0] + 3.0, x[1]), 0.0, 6.0)
-    scale = constant((1.0 / 6.0, 1.0 / 36.0), moments).unsqueeze(1)
-    return moments * scale, [derivatives * scale.unsqueeze(1)]
+    scale = constant((1.0 / 6.0, 1.0 / 6.0, 1.0 / 36.0, 1.0 / 36.0), moments).unsqueeze(1)
+    return moments * scale[::2], [derivatives * scale]
 
 
 def _add(x: Pair, y: Pair, alpha: float) -> Slopes:
     unit, none = torch.ones_like(x[0]), torch.zeros_like(x[0])
     power = alpha * alpha
     moments = torch.stack([x[0] + alpha * y[0], x[1] + power * y[1]])
-    return moments, [square(unit, none, none, unit), square(alpha * unit, none, none, power * unit)]
+    return moments, [torch.stack([unit, none, none, unit]), torch.stack([alpha * unit, none, none, power * unit])]
 
 
 def _mul(x: Pair, y: Pair) -> Slopes:
@@ -70,7 +71,7 @@ def _mul(x: Pair, y: Pair) -> Slopes:
     none = torch.zeros_like(m1)
     second1, second2 = v1 + m1 * m1, v2 + m2 * m2
     moments = torch.stack([m1 * m2, v1 * second2 + m1 * m1 * v2])
-    return moments, [square(m2, none, 2 * m1 * v2, second2), square(m1, none, 2 * m2 * v1, second1)]
+    return moments, [torch.stack([m2, none, 2 * m1 * v2, second2]), torch.stack([m1, none, 2 * m2 * v1, second1])]
 
 
 def _compose(nodes: int) -> Callable[..., Slopes]:
@@ -79,7 +80,8 @@ def _compose(nodes: int) -> Callable[..., Slopes]:
     def composed(x: Pair, *kernels: Any) -> Slopes:
         (mean, var), [inner] = _maximum(x, *kernels[1:3])
         moments, [outer] = KERNELS[nodes][kernels[3]]((mean, var), *kernels[4:])
-        return moments, [torch.einsum("ikn,kjn->ijn", outer, inner)]
+        product = torch.einsum("ikn,kjn->ijn", outer.view(2, 2, -1), inner.view(2, 2, -1))
+        return moments, [product.flatten(0, 1)]
 
     return composed
 
@@ -104,7 +106,7 @@ def _quadrature(curve: Curve, nodes: int) -> Callable[..., Slopes]:
         leaning = weight * slope
         risen = leaning * f
         by_std = [0.5 / std * (weighted * z).sum(0) for weighted in (leaning, risen)]
-        derivatives = square(leaning.sum(0), by_std[0], 2.0 * risen.sum(0), 2.0 * by_std[1])
+        derivatives = torch.stack([leaning.sum(0), by_std[0], 2.0 * risen.sum(0), 2.0 * by_std[1]])
         return torch.stack([m, (weight * f * f).sum(0)]), [derivatives]
 
     return integrate
@@ -135,8 +137,8 @@ def _on_grid(mean: Tensor, std: Tensor, curve: Callable[[Tensor], Pair], count: 
     f, slope = curve(torch.addcmul(mean, std, z))
     m = weights[0] @ f
     f = f - m
-    derivatives = torch.stack([weights @ slope, (weights @ slope.mul_(f)).mul_(2.0)])
-    derivatives[:, 1] /= std
+    derivatives = torch.cat([weights @ slope, (weights @ slope.mul_(f)).mul_(2.0)])
+    derivatives[1::2] /= std
     return torch.stack([m, weights[0] @ f.square_()]), [derivatives]
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 Scalar: TypeAlias = Tensor | float
 Pair: TypeAlias = tuple[Tensor, Tensor]
-# Mean and variance as two rows, and for every argument their derivatives: [of mean or var, by mean or var, element].
+# Mean and variance as two rows, and for every argument their derivatives as four: of the mean by mean and by variance,
+# then of the variance.
 Slopes: TypeAlias = tuple[Tensor, list[Tensor]]
 P = ParamSpec("P")
 

@@ -107,7 +107,7 @@ def learned_slope(x: Pair, slope: Pair) -> Slopes:
     moments, derivatives = two_slopes_with_slopes(x, 1.0, t)
     _, m_t, _, v_t = _by_slopes(_half_lines(mean, std), std, torch.ones_like(t), t)
     none = torch.zeros_like(t)
-    return moments, [*derivatives, square(m_t, none, v_t, none)]
+    return moments, [*derivatives, torch.stack([m_t, none, v_t, none])]
 
 
 class _TwoSlopes(torch.autograd.Function):
@@ -251,7 +251,7 @@ def by_variance(rule: Callable[..., Any]) -> Callable[..., Slopes]:
         std = var.sqrt()
         moments, (m_mean, m_std, v_mean, v_std) = rule(mean, std, *numbers)
         per_std = 0.5 / std.clamp(min=LEAST_STD)
-        slopes = torch.stack([m_mean, per_std * m_std, v_mean, per_std * v_std]).view(2, 2, -1)
+        slopes = torch.stack([m_mean, per_std * m_std, v_mean, per_std * v_std])
         return torch.stack(moments), [slopes]
 
     return with_slopes
@@ -290,13 +290,8 @@ def two_slopes_by_variance(x: Pair, s: float, t: float) -> Slopes:
         m_mean, v_mean, v_var = m_mean + t * down, v_mean + t * below * up, v_var + t * t * down
     d = s - t
     v_var = torch.addcmul(v_var, m, p, value=-d)
-    derivatives = square(m_mean, (0.5 * d) * p / std, (2.0 * d) * std * v_mean, v_var)
+    derivatives = torch.stack([m_mean, (0.5 * d) * p / std, (2.0 * d) * std * v_mean, v_var])
     return torch.stack([std * m, var * v]), [derivatives]
-
-
-def square(m_m: Tensor, m_v: Tensor, v_m: Tensor, v_v: Tensor) -> Tensor:
-    """The derivatives of mean and variance by mean and variance, as `Slopes` have them."""
-    return torch.stack([m_m, m_v, v_m, v_v]).view(2, 2, -1)
 
 
 def _bound(value: Scalar | None, like: Tensor) -> Tensor | None:
@@ -457,10 +452,11 @@ def relu_of_sum_and_derivatives(x: Pair, y: Pair, skew: float, fall: float, spli
     by_r = by_r * free / held
     by_std = by_upper * s.up - by_lower * s.down + by_within * (2.0 * (1.0 - s.between) * std) - by_r * r
     by_mean = by_lower + by_upper
-    return moments, [torch.stack([by_mean + by_r, by_std * (0.5 / held)], 1), torch.stack([by_mean, by_within], 1)]
+    by_x, by_y = torch.stack([by_mean + by_r, by_std * (0.5 / held)], 1), torch.stack([by_mean, by_within], 1)
+    return moments, [by_x.flatten(0, 1), by_y.flatten(0, 1)]
 
 
 def _rectified(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """Moments of the rectifier as two rows, and their derivatives by mean and variance."""
+    """Moments of the rectifier as two rows, and their derivatives: [of mean or var, by mean or var, element]."""
     moments, [derivatives] = two_slopes_with_slopes((mean, var), 1.0, 0.0)
-    return moments, derivatives
+    return moments, derivatives.view(2, 2, -1)

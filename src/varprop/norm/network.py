@@ -26,12 +26,12 @@ PARAMETERS = ("weight", "shift", "scale")  # of a layer, in the order in which t
 
 
 class Folded(NamedTuple):
-    """The folded weights and then biases of all layers, and what they were computed from and in."""
+    """The folded weight and bias of every layer, and what they were computed from and in."""
 
-    tensors: list[Tensor]
+    pairs: list[Pair]
     parameters: list[Tensor]
     versions: list[int]
-    dtypes: tuple[torch.dtype, torch.dtype]  # of the parameters, and of the tensors
+    dtypes: tuple[torch.dtype, torch.dtype]  # of the parameters, and of the pairs
     inference: bool  # computed in inference mode
     serves_one_backward: bool
     originals: dict[
@@ -39,19 +39,15 @@ class Folded(NamedTuple):
     ]  # by index: what a parametrized weight is computed from, with versions
     between: list[tuple[Tensor, int]]  # parameters and buffers between layers that were read, with versions
 
-    def layer(self, index: int) -> Pair:
-        """Weight and bias of a layer."""
-        return self.tensors[index], self.tensors[index + len(self.tensors) // 2]
-
     def serves(self, layer: Any, index: int, compiling: bool) -> bool:
         """True if it is what would be computed now for a layer, as far as autograd can tell.
 
         `compiling` is whether its caller is being compiled: Dynamo may compile this function alone as well.
         """
-        parameter_dtype, folded_dtype = self.dtypes
-        if folded_dtype != computing_dtype(self.tensors[index].device.type, parameter_dtype):
+        (weight, _), (parameter_dtype, folded_dtype) = self.pairs[index], self.dtypes
+        if folded_dtype != computing_dtype(weight.device.type, parameter_dtype):
             return False
-        constant = torch.is_grad_enabled() and not self.tensors[index].requires_grad
+        constant = torch.is_grad_enabled() and not weight.requires_grad
         if constant and any([parameter.requires_grad for parameter in self.parameters]):
             return False
         if compiling:
@@ -72,7 +68,7 @@ class Folded(NamedTuple):
                 return True
             if parameter._version != self.versions[index]:
                 return True
-            index += len(self.tensors) // 2
+            index += len(self.pairs)
         return False
 
 
@@ -171,30 +167,30 @@ class Network:
         parameters, compiling = self.parameters(), torch.compiler.is_compiling()
         first, reads_more = parameters[0], self.evaluation is not None or bool(self.outside)
         dtype = computing_dtype(first.device.type, first.dtype)
-        with own_saved_tensors():
-            external = self.external_moments(vectors) if reads_more else None
-            if needs_reference(parameters):
-                refuse_sharded(parameters)
-                parts = reference.fold_parts(self.layout, external, parameters)
-                folded = [tensor.to(dtype) for tensor in parts]
-            elif compiling:
-                from .fold.compiled import compiled_fold  # torch.library's operations are made where somebody compiles
+        external = self.external_moments(vectors) if reads_more else None
+        folded: Sequence[Tensor]
+        if needs_reference(parameters):
+            folded = self._by_reference(parameters, external, dtype)
+        elif compiling:
+            from .fold.compiled import compiled_fold  # torch.library's operations are made where somebody compiles
 
-                folded = compiled_fold(self.executor.number, dtype, external, parameters)
-            else:
-                recordable = external is None and first.device.type in dispatch.RECORDED_ON
-                recording = self.executor.recording(dtype, parameters) if recordable else None
-                folded = list(apply_fold(self.executor, dtype, recording, *(external or (None, None)), *parameters))
+            folded = compiled_fold(self.executor.number, dtype, external, parameters)
+        else:
+            recordable = external is None and first.device.type in dispatch.RECORDED_ON
+            recording = self.executor.recording(dtype, parameters) if recordable else None
+            folded = apply_fold(self.executor, dtype, recording, *(external or (None, None)), *parameters)
+        count = len(self.layers)
+        pairs = list(zip(folded[:count], folded[count:], strict=True))
         once, dtypes = reads_more and folded[0].requires_grad, (first.dtype, dtype)
         if compiling:  # a graph cannot ask for versions
-            return Folded(folded, parameters, [], dtypes, False, once, {}, [])
+            return Folded(pairs, parameters, [], dtypes, False, once, {}, [])
         originals: dict[int, list[tuple[Tensor, int]]] = {}
         for index, layer in enumerate(self.layers):
             if "weight" not in layer._parameters and (tensors := _originals(layer)):
                 originals[index] = [(tensor, tensor._version) for tensor in tensors]
         between = [] if self.evaluation is None else [(t, t._version) for t in self.evaluation.tensors_read()]
         versions, inference = [p._version for p in parameters], torch.is_inference_mode_enabled()
-        return Folded(folded, parameters, versions, dtypes, inference, once, originals, between)
+        return Folded(pairs, parameters, versions, dtypes, inference, once, originals, between)
 
     def changed_between(self, folded: Folded) -> bool:
         """True if parameters or buffers between layers that a fold has read were replaced or written to."""
@@ -205,11 +201,15 @@ class Network:
         self.intact.require()
         alone = self.subnetwork([index])
         parameters = alone.parameters()
-        refuse_sharded(parameters)
         dtype = computing_dtype(parameters[0].device.type, parameters[0].dtype)
+        weight, bias = alone._by_reference(parameters, alone.external_moments(), dtype)
+        return weight, bias
+
+    def _by_reference(self, parameters: list[Tensor], external: Pair | None, dtype: torch.dtype) -> list[Tensor]:
+        """Folded weights of all layers, then their biases, by plain operations."""
+        refuse_sharded(parameters)
         with own_saved_tensors():
-            weight, bias = reference.fold_parts(alone.layout, alone.external_moments(), parameters)
-        return weight.to(dtype), bias.to(dtype)
+            return [tensor.to(dtype) for tensor in reference.fold_parts(self.layout, external, parameters)]
 
     def require_in_use(self, index: int, called: nn.Module | None) -> None:
         """Raise if what a layer's statistics follow from is not in use: it was copied without that.
@@ -288,20 +288,21 @@ class Network:
             vectors: Shifts and scales of layers that are sharded now, as they were when those ran.
         """
         pairs: list[Pair] = []
-        for layer in self.outside:
-            shift, scale = (vectors or {}).get(layer) or (layer.shift, layer.scale)
-            pairs.append((shift, scale.double().square()))
-        if self.evaluation is not None:
-            values = self.evaluation(vectors)
-            readers = [self.layers[index] for index in self.evaluated for _ in self.specs[index].calls]
-            pairs += [layer.entering_moments(x) for layer, x in zip(readers, values, strict=False)]
-            fixed = [f.expanded(x.mean) for f, x in zip(self.fixed, values[len(readers) :], strict=True)]
-            refuse_sharded(fixed)
-            pairs += [(value, torch.zeros_like(value)) for value in fixed]
-        if not pairs:
-            return None
-        mean, var = (torch.cat([pair[k].double() for pair in pairs]) for k in (0, 1))
-        return mean, var
+        with own_saved_tensors():
+            for layer in self.outside:
+                shift, scale = (vectors or {}).get(layer) or (layer.shift, layer.scale)
+                pairs.append((shift, scale.double().square()))
+            if self.evaluation is not None:
+                values = self.evaluation(vectors)
+                readers = [self.layers[index] for index in self.evaluated for _ in self.specs[index].calls]
+                pairs += [layer.entering_moments(x) for layer, x in zip(readers, values, strict=False)]
+                fixed = [f.expanded(x.mean) for f, x in zip(self.fixed, values[len(readers) :], strict=True)]
+                refuse_sharded(fixed)
+                pairs += [(value, torch.zeros_like(value)) for value in fixed]
+            if not pairs:
+                return None
+            mean, var = (torch.cat([pair[k].double() for pair in pairs]) for k in (0, 1))
+            return mean, var
 
     def __getstate__(self) -> dict[str, Any]:
         return {"intact": self.intact, "joint": self.joint, "specs": self.specs, "layers": self.layers}

@@ -128,7 +128,7 @@ def folded_layer(network: Network, index: int) -> Pair:
             subnetwork, folded = network, network.fold()
         if shared is not None and not (promised and (folded.serves_one_backward or not folded.versions)):
             shared[:] = [pair for pair in shared if pair[0] is not subnetwork] + [(subnetwork, folded)]
-    return folded.layer(subnetwork.index_of[index])
+    return folded.pairs[subnetwork.index_of[index]]
 
 
 def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:

@@ -21,7 +21,7 @@ from ...gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from ...gaussian.normal import Pair, Slopes
 from ...gaussian.shortcuts import first_order
 from ..fold.layout import EPS, Channels, Function, Layout, MemoryLayout, Rows, as_weight, memory_layout, memory_order
-from ..fold.reference import minus_row_mean, powers_of_two
+from ..fold.reference import full_precision, minus_row_mean, powers_of_two
 
 Index = Tensor | slice
 SavedSizes = list[tuple[int, torch.dtype]]  # length and dtype of every tensor that a pass saves for its backward
@@ -159,7 +159,8 @@ def _by_autograd(moments: Callable[..., Pair], *arguments: Pair) -> Slopes:
             results = moments(*leaves)
         flat = [leaf for pair in leaves for leaf in pair]
         derivatives = torch.stack([torch.stack(_derivatives(result, flat)) for result in results])
-    return torch.stack([r.detach() for r in results]), list(derivatives.detach().split(2, dim=1))
+    by_argument = derivatives.detach().split(2, dim=1)
+    return torch.stack([r.detach() for r in results]), [pair.flatten(0, 1) for pair in by_argument]
 
 
 def _derivatives(result: Tensor, leaves: list[Tensor]) -> list[Tensor]:
@@ -213,13 +214,16 @@ class TorchRows:
         if not (float(smallest) > LEAST and float(largest) < LARGEST):  # so for NaN
             size = powers_of_two(torch.cat([block.peak(weights) for block in self.blocks]))
             units, statistics, levers = self._statistics(weights, size.split_with_sizes(self.rows), entering)
-        rate = scale * _inverse_std(statistics[1])
+        mean, var = statistics
+        # 0 for a row of zeros (or of equal weights, centred): its output is its shift, without gradient
+        inverse_std = torch.where(var > 0, var.rsqrt(), torch.zeros_like(var))
+        rate = scale * inverse_std
         folded = torch.empty(sum(self.weights), dtype=dtype, device=scale.device)
         pieces, rates = folded.split_with_sizes(self.weights), rate.split_with_sizes(self.rows)
         for block, unit, block_rate, piece in zip(self.blocks, units, rates, pieces, strict=True):
             block.fold(unit, block_rate, piece)
-        bias = torch.addcmul(shift, statistics[0], rate, value=-1).to(dtype)
-        return folded, bias, [statistics, rate, size, *(lever for lever in levers if lever is not None)]
+        bias = torch.addcmul(shift, mean, rate, value=-1).to(dtype)
+        return folded, bias, [mean, inverse_std, rate, size, *(lever for lever in levers if lever is not None)]
 
     def backward(
         self,
@@ -240,8 +244,8 @@ class TorchRows:
             grad_weight: Derivatives by the folded weights, flat.
             grad_bias: Derivatives by the biases.
         """
-        statistics, rate, size, *levers = saved
-        statistics, grad_bias, dtype = statistics.view(2, -1), grad_bias.to(self.dtype), weights[0].dtype
+        row_mean, inverse_std, rate, size, *levers = saved
+        grad_bias, dtype = grad_bias.to(self.dtype), weights[0].dtype
         weights = weights if dtype == self.dtype else [weight.to(self.dtype) for weight in weights]
         scratch = rate.new_empty(max(self.weights))
         # rows are divided by powers of two; None where all are 1, as far as that is known without waiting
@@ -254,10 +258,9 @@ class TorchRows:
         results = by_rate.split_with_sizes(self.rows)
         for block, unit, gradient, result in zip(self.blocks, units, gradients, results, strict=True):
             block.by_rate(unit, gradient, result, scratch)
-        by_rate.addcmul_(grad_bias, statistics[0], value=-1)
-        inverse = _inverse_std(statistics[1])
-        by_scale = by_rate * inverse
-        by_mean, by_var = -grad_bias * rate, (by_scale * inverse * rate).mul_(-0.5)
+        by_rate.addcmul_(grad_bias, row_mean, value=-1)
+        by_scale = by_rate * inverse_std
+        by_mean, by_var = -grad_bias * rate, (by_scale * inverse_std * rate).mul_(-0.5)
         rates, by_means, by_vars = (vector.split_with_sizes(self.rows) for vector in (rate, by_mean, by_var))
         moments, remaining = entering.split_with_sizes(self.channels, 1), iter(levers)
         saved_levers = [next(remaining) if block.spreads else None for block in self.blocks]
@@ -290,13 +293,8 @@ class TorchRows:
 
 def rows_saved(layout: Layout, dtype: torch.dtype) -> SavedSizes:
     """Length and dtype of what `TorchRows.forward` saves, known without running it."""
-    vectors = [(2 * layout.row_count, dtype), (layout.row_count, dtype), (layout.row_count, dtype)]
+    vectors = 4 * [(layout.row_count, dtype)]
     return vectors + [(rows.outputs * rows.taps.shape[1], dtype) for rows in layout.rows if rows.taps.shape[1] > 1]
-
-
-def _inverse_std(var: Tensor) -> Tensor:
-    """1 / sigma; 0 for a row of zeros (or of equal weights, centred): its output is its shift, without gradient."""
-    return torch.where(var > 0, var.rsqrt(), torch.zeros_like(var))
 
 
 class _BlockBackward(NamedTuple):
@@ -428,7 +426,7 @@ class MatrixBlock:
         if not self.spreads:
             torch.bmm(unit, self._expanded(entering[0], ALL), out=mean.view(self.column))
             return None
-        levers = torch.bmm(unit, self._expanded(entering[0], ALL))
+        levers = _product(torch.bmm, unit, self._expanded(entering[0], ALL))
         mean.copy_(levers[..., 0].reshape(-1))
         var += levers[..., 1:].square().sum(-1).view(-1)
         return levers
@@ -467,9 +465,9 @@ class MatrixBlock:
             by_weight.sub_(by_weight.mean(-1, keepdim=True))
         if target is None:
             self._write(by_weight, piece)
-        by_entering[0] = self._summed(torch.bmm(unit.mT, by_lever), ALL)
+        by_entering[0] = self._summed(_product(torch.bmm, unit.mT, by_lever), ALL)
         square = torch.mul(unit, unit, out=scratch[: unit.numel()].view(self.shape))
-        by_entering[1] = self._summed(torch.bmm(square.mT, by_var), SHARE)
+        by_entering[1] = self._summed(_product(torch.bmm, square.mT, by_var), SHARE)
 
     def _as_matrix(self, weight: Tensor) -> Tensor:
         if self.inner:
@@ -494,7 +492,10 @@ class MatrixBlock:
             return vector.view(groups, entries, 1)
         taps = self.taps[..., columns]
         calls, count, width = taps.shape
-        product = vector.view(-1, 1, 1) * taps if calls == 1 else vector.view(calls, -1).mT @ taps.reshape(calls, -1)
+        if calls == 1:
+            product = vector.view(-1, 1, 1) * taps
+        else:
+            product = _product(torch.mm, vector.view(calls, -1).mT, taps.reshape(calls, -1))
         product = product.view(groups, -1, count, width)
         return (product.transpose(1, 2) if self.inner else product).reshape(groups, entries, width)
 
@@ -510,7 +511,13 @@ class MatrixBlock:
         by_entry = by_entry.reshape(-1, count, width)
         if calls == 1:
             return (by_entry * taps).sum((1, 2))
-        return (taps.reshape(calls, -1) @ by_entry.flatten(1).mT).view(-1)
+        return _product(torch.mm, taps.reshape(calls, -1), by_entry.flatten(1).mT).view(-1)
+
+
+def _product(function: Callable[..., Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """A product of matrices, by `torch.mm` or `torch.bmm`, in their own dtype also under autocast."""
+    with full_precision(a.device):
+        return function(a, b)
 
 
 ALL, SHARE = slice(None), slice(0, 1)  # columns of the taps: all, and the share of positions inside the image

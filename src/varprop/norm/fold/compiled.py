@@ -111,8 +111,7 @@ def _fold_fake(
 ) -> list[Tensor]:
     layout, like = executor_known_as(number).layout, parameters[0]
     saved = saved_sizes(layout, parameters[: len(parameters) // 3], statistics_dtype(like))
-    vectors = 2 * layout.row_count, statistics_dtype(like)
-    results = [(layout.weight_count, dtype), (layout.row_count, dtype), vectors, *saved]
+    results = [(layout.weight_count, dtype), (layout.row_count, dtype), *saved]
     return [like.new_empty(size, dtype=kind) for size, kind in results]
 
 

@@ -42,7 +42,6 @@ from .cuda_replay import (
 )
 from .layout import Layout, MemoryLayout, memory_layout, memory_order
 
-Result = tuple[Tensor, Tensor, list[Tensor]]  # folded weights and biases, flat, and what the backward needs
 # by weights (flat), by shifts and scales (two rows), by external means and by external variances
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -115,46 +114,44 @@ class Backend:
         moments: The moment pass.
         rows: The row pass.
         moments_saved: How many tensors the moment pass saves for its backward.
+        dtype: The dtype of the statistics.
+        layouts: The memory layouts of the weights that it folds, and sizes and dtype of all parameters.
     """
 
     moments: MomentPass
     rows: RowPass
     moments_saved: int
+    dtype: torch.dtype
+    layouts: ParameterLayouts
 
     def forward(
-        self, weights: Sequence[Tensor], shift_scale: Tensor, external: Pair | None, dtype: torch.dtype, backward: bool
-    ) -> Result:
-        """Folded weights and biases, and what the backward needs.
+        self, parameters: Sequence[Tensor], external: Pair | None, dtype: torch.dtype, backward: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Folded weights and biases, flat, and what the backward needs: first shifts and scales, as two rows.
 
         Args:
-            weights: The weights of all layers.
-            shift_scale: Shifts and scales of all layers, as two rows.
+            parameters: The weights of all layers, then their shifts, then their scales.
             external: Mean and variance of the channels that are passed in, if there are any.
             dtype: The dtype of the results.
             backward: Whether a backward follows.
         """
+        weights = list(parameters[: len(self.layouts.weights)])
+        shift_scale = join(parameters[len(weights) :]).to(self.dtype).view(2, -1)
         entering, moments_saved = self.moments.forward(shift_scale, external, backward)
         folded, bias, rows_saved = self.rows.forward(weights, shift_scale, entering, dtype)
-        return folded, bias, [entering, *moments_saved, *rows_saved]
+        return folded, bias, [shift_scale, entering, *moments_saved, *rows_saved]
 
     def backward(
-        self,
-        weights: Sequence[Tensor],
-        shift_scale: Tensor,
-        saved: Sequence[Tensor],
-        grad_weight: Tensor,
-        grad_bias: Tensor,
+        self, weights: Sequence[Tensor], saved: Sequence[Tensor], grad_weight: Tensor, grad_bias: Tensor
     ) -> Gradients:
         """Derivatives by everything that `forward` takes, from those by its results and from what it saved."""
-        entering, moments_saved, rows_saved = (
-            saved[0].view(2, -1),
-            saved[1 : 1 + self.moments_saved],
-            saved[1 + self.moments_saved :],
-        )
+        shift_scale, entering, *by_passes = saved
+        shift_scale, entering = shift_scale.view(2, -1), entering.view(2, -1)
+        by_moments, by_rows = by_passes[: self.moments_saved], by_passes[self.moments_saved :]
         by_weight, by_scale, by_entering = self.rows.backward(
-            weights, shift_scale, rows_saved, entering, grad_weight, grad_bias
+            weights, shift_scale, by_rows, entering, grad_weight, grad_bias
         )
-        return by_weight, *self.moments.backward(shift_scale, moments_saved, by_entering, (grad_bias, by_scale))
+        return by_weight, *self.moments.backward(shift_scale, by_moments, by_entering, (grad_bias, by_scale))
 
 
 def needs_reference(parameters: Sequence[Tensor]) -> bool:
@@ -203,51 +200,41 @@ class Executor:
     def __init__(self, layout: Layout) -> None:
         self.layout, self.count = layout, len(layout.rows)
         self.number = fingerprint(layout)
-        self.backends: dict[Any, tuple[Backend, ParameterLayouts]] = {}
+        self.backends: dict[Any, Backend] = {}
         self.tried: dict[Backend, bool] = {}  # whether a graph can hold them
         self.recorders: dict[bool, Recorder] = collections.defaultdict(Recorder)  # for compiled graphs, and for others
         self.recordable = layout.weight_count <= LARGEST
 
-    def prepared(self, weights: Sequence[Tensor]) -> tuple[Backend, ParameterLayouts]:
-        """The backend for weights of their memory layouts on their device, and these; made when first asked for."""
+    def backend(self, parameters: Sequence[Tensor]) -> Backend:
+        """The backend for parameters (or weights alone) of their memory layouts on their device.
+
+        Raises:
+            RuntimeError: If the memory of one was freed, which torch itself would read.
+        """
+        if not all(map(Tensor.data_ptr, parameters)) and any(p.numel() and not p.data_ptr() for p in parameters):
+            raise RuntimeError(FREED)
+        weights = parameters[: self.count]
         key = (weights[0].device, weights[0].dtype, *[w.stride() for w in weights])
         if key not in self.backends:
-            layouts = layouts_with(weights, 2 * [rows.outputs for rows in self.layout.rows])
-            self.backends[key] = _make_backend(self.layout, weights, statistics_dtype(weights[0])), layouts
+            self.backends[key] = _make_backend(self.layout, weights, statistics_dtype(weights[0]))
         return self.backends[key]
-
-    def backend(self, weights: Sequence[Tensor]) -> Backend:
-        """The backend for weights of their memory layouts on their device."""
-        return self.prepared(weights)[0]
-
-    def forward(
-        self, dtype: torch.dtype, external: Pair | None, parameters: Any, backward: bool = True
-    ) -> tuple[Tensor, Tensor, list[Tensor], ParameterLayouts]:
-        """Folded weights and biases, flat, what the backward needs (first shifts and scales), and memory layouts."""
-        weights = list(parameters[: self.count])
-        backend, layouts = self.prepared(weights)
-        work = torch.float64 if layouts.dtype == torch.float64 else torch.float32
-        shift_scale = join(parameters[self.count :]).to(work).view(2, -1)
-        weight, bias, saved = backend.forward(weights, shift_scale, external, dtype, backward)
-        return weight, bias, [shift_scale, *saved], layouts
-
-    @torch.no_grad()
-    def backward(self, saved: Any, grad_weight: Tensor, grad_bias: Tensor, weights: Any) -> Gradients:
-        """Derivatives by weights (flat), by shifts and scales (two rows), and by external moments."""
-        weights = list(weights)
-        shift_scale, *by_passes = saved
-        return self.backend(weights).backward(weights, shift_scale.view(2, -1), by_passes, grad_weight, grad_bias)
 
     def forward_flat(self, dtype: torch.dtype, external: Pair | None, parameters: Any) -> list[Tensor]:
         """Folded weights, biases and all that is saved, each in a flat buffer of its own."""
-        weight, bias, saved, _ = self.forward(dtype, external, parameters)
+        weight, bias, saved = self.backend(parameters).forward(parameters, external, dtype, True)
         return _without_shared_memory([weight, bias, *(tensor.flatten() for tensor in saved)])
 
     def backward_flat(self, saved: Any, grads: Sequence[Tensor], weights: Any) -> list[Tensor]:
         """Derivatives by weights, by shifts and scales, and by external moments, each in a buffer of its own."""
         sizes = self.layout.weight_count, self.layout.row_count
         grad_weight, grad_bias = join_gradients(grads, weights).split_with_sizes(sizes)
-        return _without_shared_memory(list(self.backward(saved, grad_weight, grad_bias, weights)))
+        return self._backward_in_buffers(weights, saved, grad_weight, grad_bias)
+
+    @torch.no_grad()
+    def _backward_in_buffers(self, weights: Any, saved: Any, grad_weight: Tensor, grad_bias: Tensor) -> list[Tensor]:
+        """`backward_flat` from derivatives that are flat."""
+        weights = list(weights)
+        return _without_shared_memory(list(self.backend(weights).backward(weights, saved, grad_weight, grad_bias)))
 
     def recording(self, dtype: torch.dtype, parameters: Any, compiled: bool = False) -> Recording | None:
         """The fold as a CUDA graph to replay; None where it cannot be recorded or has not run often enough."""
@@ -278,7 +265,7 @@ class Executor:
         return dtype, parameters[0].dtype, stream, *strides, *addresses
 
     def _record(self, key: Any, parameters: Any) -> Recording | None:
-        if not self._can_be_recorded(self.backend(parameters[: self.count]), key[0], parameters):
+        if not self._can_be_recorded(self.backend(parameters), key[0], parameters):
             return None
         return Recording(key, functools.partial(self._forward_to_record, key[0], parameters))
 
@@ -294,12 +281,12 @@ class Executor:
     def _forward_to_record(self, dtype: torch.dtype, parameters: Any) -> Results:
         """The fold in flat buffers, and as folded weights and biases of every layer."""
         flat = self.forward_flat(dtype, None, parameters)
-        return flat, split_parts(flat[0], flat[1], layouts_of(parameters))
+        return flat, split_parts(flat[0], flat[1], self.backend(parameters).layouts)
 
     def _backward_to_record(self, weights: Any, saved: Any, grad_weight: Tensor, grad_bias: Tensor) -> Results:
         """The backward in flat buffers and by parameter."""
-        flat = _without_shared_memory(list(self.backward(saved, grad_weight, grad_bias, weights)))
-        return flat, split_gradients(flat, layouts_with(weights, 2 * [rows.outputs for rows in self.layout.rows]))
+        flat = self._backward_in_buffers(weights, saved, grad_weight, grad_bias)
+        return flat, split_gradients(flat, self.backend(weights).layouts)
 
 
 # --- the fold as one node of autograd ---
@@ -317,44 +304,35 @@ class Fold(torch.autograd.Function):
         """Folded weights of all layers, then their biases."""
         mean, var, *parameters = inputs
         ctx.executor, ctx.recording, ctx.inputs = executor, recording, inputs
-        ctx.versions = _versions(parameters)
+        ctx.versions = [p._version for p in parameters]
         if recording is not None:
             return tuple(recording.folded())
-        external = None if mean is None else (mean, var)
-        weight, bias, ctx.saved, ctx.layouts = executor.forward(dtype, external, parameters, any(ctx.needs_input_grad))
-        return tuple(split_parts(weight, bias, ctx.layouts))
+        backend, external = executor.backend(parameters), None if mean is None else (mean, var)
+        weight, bias, ctx.saved = backend.forward(parameters, external, dtype, any(ctx.needs_input_grad))
+        return tuple(split_parts(weight, bias, backend.layouts))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Derivatives by the external moments and by the parameters."""
-        parameters = ctx.inputs[2:]
-        if _versions(parameters) != ctx.versions:
+        executor, parameters = ctx.executor, ctx.inputs[2:]
+        layouts = executor.backend(parameters).layouts  # the first of all: it refuses memory that was freed
+        if [p._version for p in parameters] != ctx.versions:
             raise RuntimeError(STALE)
         if torch.is_grad_enabled() or any(map(_is_batched, grads)):
-            return None, None, None, *_backward_by_reference(ctx.executor.layout, ctx.inputs, grads)
-        results = zip(_derivatives(ctx, grads, parameters), ctx.needs_input_grad[3:], strict=True)
-        return None, None, None, *[result if needed else None for result, needed in results]
-
-
-def _versions(parameters: Sequence[Tensor]) -> list[int]:
-    """The versions of parameters; raises if the memory of one was freed, which torch itself would read."""
-    if not all(map(Tensor.data_ptr, parameters)) and any(p.numel() and not p.data_ptr() for p in parameters):
-        raise RuntimeError(FREED)
-    return [p._version for p in parameters]
+            return None, None, None, *_backward_by_reference(executor.layout, ctx.inputs, grads)
+        weights, recording = parameters[: executor.count], ctx.recording
+        replayed = executor.replayed_backward(recording, grads, weights)
+        if replayed is not None:
+            results = handed_out(replayed.views)
+        else:
+            saved = ctx.saved if recording is None else recording.saved
+            results = split_gradients(executor.backward_flat(saved, grads, weights), layouts)
+        needed = zip(results, ctx.needs_input_grad[3:], strict=True)
+        return None, None, None, *[result if is_needed else None for result, is_needed in needed]
 
 
 # `Function.apply` without what it does for torch.func, whose transforms never meet this node, argument by argument
 apply_fold: Any = super(torch.autograd.Function, Fold).apply
-
-
-def _derivatives(ctx: Any, grads: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    executor, recording = ctx.executor, ctx.recording
-    weights = parameters[: executor.count]
-    replayed = executor.replayed_backward(recording, grads, weights)
-    if replayed is not None:
-        return handed_out(replayed.views)
-    saved, layouts = (ctx.saved, ctx.layouts) if recording is None else (recording.saved, layouts_of(parameters))
-    return split_gradients(executor.backward_flat(saved, grads, weights), layouts)
 
 
 def _is_batched(grad: Tensor) -> bool:
@@ -410,8 +388,8 @@ class ParameterLayouts(NamedTuple):
 
 def layouts_of(parameters: Any) -> ParameterLayouts:
     """The layouts of parameters: all weights, then all shifts, then all scales."""
-    layouts = [memory_layout(weight) for weight in parameters[: len(parameters) // 3]]
-    return ParameterLayouts(layouts, [parameter.numel() for parameter in parameters], parameters[0].dtype)
+    count = len(parameters) // 3
+    return layouts_with(parameters[:count], [vector.numel() for vector in parameters[count:]])
 
 
 def layouts_with(weights: Any, sizes: list[int]) -> ParameterLayouts:
@@ -559,13 +537,15 @@ def _make_backend(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype)
         moments = triton.TritonMoments(layout.channels, device)
     else:
         moments = torch_backend.TorchMoments(layout.channels, device, dtype)
-    return Backend(moments, rows, len(_sizes_saved_by_passes(layout, by_kernels, dtype)[0]))
+    moments_saved, _ = _sizes_saved_by_passes(layout, by_kernels, dtype)
+    layouts = layouts_with(weights, 2 * [rows.outputs for rows in layout.rows])
+    return Backend(moments, rows, len(moments_saved), dtype, layouts)
 
 
 def saved_sizes(layout: Layout, weights: Sequence[Tensor], dtype: torch.dtype) -> SavedSizes:
     """Length and dtype of what `Backend.forward` saves, known without running it."""
     moments, rows = _sizes_saved_by_passes(layout, _takes_kernels(layout, weights, dtype), dtype)
-    return [(2 * len(layout.channels.entering), dtype), *moments, *rows]
+    return [(2 * layout.row_count, dtype), (2 * len(layout.channels.entering), dtype), *moments, *rows]
 
 
 def _sizes_saved_by_passes(

@@ -151,8 +151,13 @@ def minus_row_mean(rows: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """A context with autocast switched off, where the device has it."""
-    return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    """A context with autocast switched off, where the device has it.
+
+    A graph that is being made has to say so itself: it may run under autocast later.
+    """
+    if device.type == "meta" or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _joined(vectors: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from varprop.norm.backends import torch as by_torch
 from varprop.norm.backends import triton as kernels
 from varprop.norm.fold import reference
 from varprop.norm.fold.cuda_replay import runs_on_device_alone
-from varprop.norm.fold.dispatch import Backend
+from varprop.norm.fold.dispatch import Backend, layouts_with
 from varprop.norm.fold.layout import Layout, Rows
 
 from .functions import ADD, RELU, SOFTSIGN
@@ -112,14 +112,17 @@ def with_kernels(layout, weights, moments_by_kernels=True):
         moments, saved = kernels.TritonMoments(layout.channels, device), kernels.moments_saved(layout)
     else:
         moments, saved = by_torch.TorchMoments(layout.channels, device, torch.float32), by_torch.moments_saved(layout)
-    sizes = [(2 * len(layout.channels.entering), torch.float32), *saved, *kernels.rows_saved(layout)]
-    return Backend(moments, kernels.TritonRows(layout, device), len(saved)), sizes
+    sizes = [(2 * layout.row_count, torch.float32), (2 * len(layout.channels.entering), torch.float32)]
+    sizes += [*saved, *kernels.rows_saved(layout)]
+    rows, layouts = kernels.TritonRows(layout, device), layouts_with(weights, [3, 2, 3, 2])
+    return Backend(moments, rows, len(saved), torch.float32, layouts), sizes
 
 
 def plain(layout, weights):
     """Both passes by torch in float64."""
     moments = by_torch.TorchMoments(layout.channels, weights[0].device, torch.float64)
-    return Backend(moments, by_torch.TorchRows(layout, weights, torch.float64), len(by_torch.moments_saved(layout)))
+    rows, saved = by_torch.TorchRows(layout, weights, torch.float64), by_torch.moments_saved(layout)
+    return Backend(moments, rows, len(saved), torch.float64, layouts_with(weights, [3, 2, 3, 2]))
 
 
 @pytest.mark.parametrize("centred", (False, True))
@@ -128,21 +131,21 @@ def plain(layout, weights):
 def test_backend_agrees_with_torch_and_the_reference(moments_by_kernels, function, centred, device):
     layout, weights = network(centred, function)
     shift_scale = torch.stack([torch.randn(5), torch.rand(5) + 0.5])
-    exact = [w.double() for w in weights], shift_scale.double()
-    doubles = plain(layout, exact[0])
-    expected = doubles.forward(*exact, None, torch.float64, True)
-    single = [w.to(device) for w in weights], shift_scale.to(device)
-    ours, sizes = with_kernels(layout, single[0], moments_by_kernels)
-    found = ours.forward(*single, None, torch.float32, True)
+    vectors = [part for row in shift_scale for part in row.split([3, 2])]
+    exact = [tensor.double() for tensor in (*weights, *vectors)]
+    doubles = plain(layout, exact[:2])
+    expected = doubles.forward(exact, None, torch.float64, True)
+    single = [tensor.to(device) for tensor in (*weights, *vectors)]
+    ours, sizes = with_kernels(layout, single[:2], moments_by_kernels)
+    found = ours.forward(single, None, torch.float32, True)
     assert [(x.numel(), x.dtype) for x in found[2]] == sizes
-    vectors = [exact[1][n].split([3, 2]) for n in (0, 1)]
-    folded, biases = reference.fold(layout, exact[0], *vectors, None)
+    folded, biases = reference.fold(layout, exact[:2], exact[2:4], exact[4:], None)
     definition = torch.cat([weight.flatten() for weight in folded]), torch.cat(biases)
     for n in (0, 1):
         assert error(expected[n], definition[n]) < 1e-12 and error(found[n], definition[n]) < 1e-6
     grads = torch.randn(layout.weight_count), torch.randn(layout.row_count)
-    e_grads = doubles.backward(*exact, expected[2], *(g.double() for g in grads))
-    f_grads = ours.backward(*single, [x.flatten() for x in found[2]], *(g.to(device) for g in grads))
+    e_grads = doubles.backward(exact[:2], expected[2], *(g.double() for g in grads))
+    f_grads = ours.backward(single[:2], [x.flatten() for x in found[2]], *(g.to(device) for g in grads))
     for got, want in zip(f_grads, e_grads, strict=True):
         assert error(got, want) < 1e-6
 
@@ -157,8 +160,9 @@ def test_everything_runs_in_a_captured_graph(function):
     grads = torch.randn(layout.weight_count, device="cuda"), torch.randn(layout.row_count, device="cuda")
 
     def step():
-        folded, bias, saved = backend.forward(weights, shift_scale, None, torch.float32, True)
-        return [folded, bias, *backend.backward(weights, shift_scale, saved, *grads)]
+        vectors = [part for row in shift_scale for part in row.split([3, 2])]
+        folded, bias, saved = backend.forward([*weights, *vectors], None, torch.float32, True)
+        return [folded, bias, *backend.backward(weights, saved, *grads)]
 
     step()
     torch.cuda.synchronize()

@@ -92,7 +92,7 @@ class TritonMoments:
             arguments = [(mean[index], var[index]) for index in step.inputs]
             work[:, step.results], derivatives = with_slopes(step.function, SINGLE)(*arguments)
             for n, by_argument in enumerate(derivatives):
-                slopes[4 * n : 4 * n + 4, step.results] = by_argument.reshape(4, -1)
+                slopes[4 * n : 4 * n + 4, step.results] = by_argument
 
     def backward(
         self, shift_scale: Tensor, saved: Sequence[Tensor], by_entering: Tensor, direct: Pair
