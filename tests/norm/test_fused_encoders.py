@@ -1,5 +1,7 @@
 """torch's encoder layers, whose fused operation would take the weights of normalized layers as they are."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -17,15 +19,21 @@ class Encoder(nn.Module):
         return self.head(self.encoder(x, src_key_padding_mask=padding))
 
 
-@pytest.fixture
-def model():
+@pytest.fixture(scope="module")
+def made():
+    """Normalized once: tests get a copy each."""
     torch.manual_seed(0)
     x = torch.randn(2, 5, 8)
-    made = vp.normalize(Encoder(), vp.Moments(0.0, 1.0), example=x)
+    model = vp.normalize(Encoder(), vp.Moments(0.0, 1.0), example=x)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    return made
+    return model
+
+
+@pytest.fixture
+def model(made):
+    return copy.deepcopy(made)
 
 
 X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))

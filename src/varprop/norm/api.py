@@ -31,7 +31,6 @@ from .batchnorm import (
     return_batch_norm,
     take_out_,
 )
-from .branches import branch_factors
 from .checks import (
     check_copyable,
     check_finite,
@@ -43,6 +42,7 @@ from .checks import (
     refuse_reading_by_hand,
 )
 from .initialization import (
+    branch_factors,
     first_shifts,
     layers_in_a_row,
     orthogonalize_,

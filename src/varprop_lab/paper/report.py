@@ -23,9 +23,8 @@ from ..protocol.records import (
     start_label,
 )
 from ..report import html_page, plotting
-from ..report.figures import figures_of, setting_of, setting_text
 from ..report.html_page import write_files
-from ..report.series import Figure
+from ..report.series import Figure, figures_of, setting_of, setting_text
 from ..report.text import duration, facts, git_text
 from ..seed_statistics import Metric, Sample, final, final_error, final_test_error
 from ..store.folder import write_atomically

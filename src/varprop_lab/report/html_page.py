@@ -31,8 +31,7 @@ from ..protocol.records import (
 from ..report import plotting
 from ..store.folder import write_atomically
 from ..store.tables import Run, read_run, write_tables
-from .figures import figures_of
-from .series import Figure, rounded
+from .series import Figure, figures_of, rounded
 from .text import answer, facts
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -14,8 +14,7 @@ from varprop.cli.main import main as command_line
 from varprop.cli.models import first_line
 from varprop_lab.bench import cases, run, step
 from varprop_lab.bench.cases import Recipe
-from varprop_lab.bench.record import Measurement, Record, tables, write_page
-from varprop_lab.bench.run import Options, Session
+from varprop_lab.bench.run import Measurement, Options, Record, Session, tables, write_page
 from varprop_lab.environment import chosen_device
 from varprop_lab.paper.verdicts.judge import CLAIMS, judge_claim
 from varprop_lab.protocol.experiments import FACTORIES
