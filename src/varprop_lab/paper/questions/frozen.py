@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...report.series import Figure, Panel
 from ...training.trainer import Task, normalized_layers
 from .correlations import EPS, Layer, hermite
-from .runs import BANDS, TRAINED, Arm, Question, curve, experiment, is_lower
+from .runs import BANDS, RATES, TRAINED, Arm, Question, curve, experiment, is_lower
 from .truth import is_nearer, itself
 
 Behind = Callable[[Any, Tensor], tuple[Tensor, Tensor]]  # mean and variance behind a layer's units of that deviation
@@ -90,8 +90,8 @@ def with_held_statistics(model: nn.Module, task: Task, seed: int) -> nn.Module:
 FOLLOWED, FIRST, HELD = "followed", "first moments of units (Arpit et al.)", "all held"
 ARMS = (
     Arm(FOLLOWED, watched=itself),
-    Arm(FIRST, change=with_first_moments, watched=itself),
-    Arm(HELD, change=with_held_statistics, watched=itself),
+    Arm(FIRST, rates=(0.0016, *RATES), change=with_first_moments, watched=itself),
+    Arm(HELD, rates=(0.00064, 0.0016, *RATES), change=with_held_statistics, watched=itself),
 )
 
 
