@@ -126,17 +126,19 @@ def measured(name: str, seed: int, task: Task, tiny: bool) -> Iterator[dict[str,
             truth = truth.unflatten(1, (times, len(x))).flatten(0, 1)
             ratio = (found.var.sum(1) / truth.var(0).sum(1)).sqrt()
             evidence = Evidence.of(found)
-            rows = zip(evidence.curved, evidence.explained, evidence.shared, ratio, strict=True)
+            rows = zip(evidence.curved, evidence.explained, evidence.shared, evidence.dropped, ratio, strict=True)
+            relative = found.var.sum(1) / (found.mean - found.mean.mean(1, keepdim=True)).square().sum(1)
             yield {
                 "network": name, "seed": seed, "noise": kind, "level": level, "draws": draws,
-                "samples": [[float(f"{value:.4g}") for value in row] for row in rows], **about("cpu"),
+                "samples": [[float(f"{value:.4g}") for value in row] for row in rows],
+                "relative": [float(f"{value:.4g}") for value in relative], **about("cpu"),
             }  # fmt: skip
 
 
 def marked(record: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """For every sample whether it is flagged, and whether it is off by more than 10 %."""
-    curved, explained, shared, ratio = torch.tensor(record["samples"]).unbind(1)
-    return ~holds(Evidence(curved, explained, shared)), (ratio - 1).abs() > 0.1
+    *evidence, ratio = torch.tensor(record["samples"]).unbind(1)
+    return ~holds(Evidence(*evidence)), (ratio - 1).abs() > 0.1
 
 
 def is_held_out(record: dict[str, Any]) -> bool:

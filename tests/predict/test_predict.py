@@ -129,6 +129,15 @@ def test_a_maximum_of_noise_makes_a_prediction_doubtful():
     assert not found.reliable.any()
 
 
+@pytest.mark.parametrize("order", [[nn.ReLU(), nn.Dropout(0.3)], [nn.Dropout(0.3), nn.ReLU()]])
+def test_maxima_over_what_drops_out_are_doubtful(order):
+    """Zero or not is no Gaussian: the largest of some such values is not what is computed for it."""
+    x = torch.randn(4, 1, 8, 8)
+    ends = nn.Conv2d(1, 4, 3), nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    assert not vp.predict(nn.Sequential(ends[0], *order, nn.MaxPool2d(2), ends[1]), x).reliable.any()
+    assert vp.predict(nn.Sequential(ends[0], nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), ends[1]), x).reliable.all()
+
+
 def test_reliable_predictions_of_a_deep_network_are_right_for_the_most_part():
     """Deep and narrow: with much noise none counts as reliable, with little most do."""
     torch.manual_seed(0)

@@ -220,6 +220,7 @@ class MeanEvaluation(Evaluation):
         self.parameters = parameters
         self.by_weight: dict[Node, Tensor] = {}  # of linear layers with random weights: Var W (E x)²
         self.fresh: dict[Node, Tensor] = {}  # the variance that an operation adds, where it is known beforehand
+        self.of_dropped: set[Node] = set()  # maxima over windows of what drops out
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
 
@@ -284,6 +285,8 @@ class MeanEvaluation(Evaluation):
         several = isinstance(node.info, (list, tuple))
         info = node.info[0] if several else node.info
         before: Moments = (unapplied.value if unapplied else self.value(node.args[0])).dense()
+        if self._drops(unapplied.before if unapplied else node.args[0]):
+            self.of_dropped.add(node)
         pooled, left = windows.largest(before, info.shape)
         result = pooled
         if unapplied:
@@ -294,6 +297,10 @@ class MeanEvaluation(Evaluation):
             left = (result.var - by_line).detach().clamp_min(0)
         self.fresh[node] = left
         return [result, None] if several else result
+
+    def _drops(self, node: Node) -> bool:
+        """True if a value is that of a dropout: zero or not, for which no Gaussian stands where the largest counts."""
+        return self.plan.mixture(self.plan.root.get(node, node)) is not None
 
     def _with_random_weight(self, node: Node, x: Any, weight: Moments, bias: Any = None) -> Moments:
         """The rule of a linear layer; what its weight adds is needed again, as a source of variance."""
@@ -328,7 +335,8 @@ class MeanEvaluation(Evaluation):
 
     def _add_source(self, node: Node, rule: Rule, mean: Tensor, fresh: Tensor) -> None:
         name = node.module or "(model)"
-        source = ElementNoise(name, _kind(node, rule), mean, fresh, node)
+        kind = "maximum of dropped" if node in self.of_dropped else _kind(node, rule)
+        source = ElementNoise(name, kind, mean, fresh, node)
         if source.kind == "dropout" and node.packet in DROPOUTS:
             source.before, source.odds = self._mean(node.args[0]).detach(), _odds(node)
         self.sources.append(source)
