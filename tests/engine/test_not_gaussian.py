@@ -37,6 +37,12 @@ NOT_GAUSSIAN: dict[str, Callable[[Tensor], Tensor]] = {
     "sample variance": lambda x: x.var(1),
     "log of a sum": lambda x: x.logsumexp(1),
     "sum of rectified": lambda x: x[:, 0].relu() + x[:, 1].relu() - 0.5,
+    "mean of few": lambda x: x.square().mean(1),
+    "average pool": lambda x: F.avg_pool1d((-x).exp().unsqueeze(1), 4).flatten(),
+    "product of small matrices": lambda x: torch.matmul(x[:, :2].unsqueeze(1), x[:, 2:].unsqueeze(2)).flatten(),
+    "sum of squares": lambda x: torch.einsum("bi,bi->b", x, x) / 4,
+    "difference": lambda x: x.square().diff(dim=1)[:, 0],
+    "partial sums": lambda x: x.square().cumsum(1)[:, 1],
     "length of a plane": lambda x: torch.hypot(x[:, 0], x[:, 1]),
     "largest at its place": lambda x: torch.zeros_like(x).scatter_reduce(
         1, torch.zeros_like(x, dtype=torch.long), x, "amax"
@@ -48,9 +54,9 @@ GAUSSIAN: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x[:, 0] + x[:, 1],
     "line": lambda x: 2 * x[:, 0].flip(0) - 1,
     "layer of rectified": lambda x: F.linear(x.relu(), torch.full((1, 4), 0.5, dtype=x.dtype))[:, 0],
-    "mean": lambda x: x.square().mean(1),
-    "average pool": lambda x: F.avg_pool1d(x.relu().unsqueeze(1), 4).flatten(),
-    "product of matrices": lambda x: torch.matmul(x[:, :2].unsqueeze(1), x[:, 2:].unsqueeze(2)).flatten(),
+    "mean of many": lambda x: x.repeat(1, 4).square().mean(1),
+    "average pool of many": lambda x: F.avg_pool1d(x.relu().repeat(1, 4).unsqueeze(1), 16).flatten(),
+    "product of matrices": lambda x: torch.matmul(x.repeat(1, 4).unsqueeze(1), x.repeat(1, 4).unsqueeze(2)).flatten(),
 }
 
 
@@ -109,7 +115,9 @@ def test_lines_and_sums_of_what_is_not_gaussian_are_exact(name: str, line: Calla
     assert not marked(Function(lambda x: line(inner(x))), 0.0)[1]
 
 
-@pytest.mark.parametrize("reader", ["norm", "sample variance", "maximum", "max pool", "median", "log of a sum"])
+@pytest.mark.parametrize(
+    "reader", ["sum of squares", "norm", "sample variance", "maximum", "max pool", "median", "log of a sum"]
+)
 @pytest.mark.parametrize(
     "inner",
     [lambda x: x * x.roll(1, 1).detach(), lambda x: F.dropout(x.abs(), 0.5).flip(1)],

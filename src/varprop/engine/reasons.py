@@ -66,7 +66,12 @@ def _bends_again(plan: Plan, node: Node, rule: Rule) -> bool:
     """True if a node is a curved function of elements that are not Gaussian, and whose law is not followed."""
     if rule.kind == "elementwise" and plan.inside_cluster(node):
         return is_curved(plan, node, rule) and node not in plan.skips and _is_bent_root(plan, plan.root[node])
-    if rule.normalizes(*node.args, **node.kwargs) or (rule.skews(*node.args, **node.kwargs) and not rule.multilinear):
+    squares = rule.repeats and plan.reads_one_twice(node)
+    if (
+        squares
+        or rule.normalizes(*node.args, **node.kwargs)
+        or (rule.skews(*node.args, **node.kwargs) and not rule.multilinear)
+    ):
         return any(operand in plan.bent for operand in plan.random_operands(node))
     return False
 
