@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import varprop as vp
 from tests.convert.networks import close, network
-from varprop.convert import param_groups, reparametrize, unit_norm_
 from varprop.norm.linear_layers import weight_norms
 
 norm = pytest.importorskip("varprop.norm")
@@ -25,22 +24,22 @@ def moments(x: Tensor) -> vp.Moments:
 @pytest.mark.parametrize("name", NAMES)
 def test_to_and_from_every_form(name: str) -> None:
     model, x = network(name)
-    analytic = reparametrize(model, "analytic", moments=moments(x), example=x)
+    analytic = vp.reparametrize(model, "analytic", moments=moments(x), example=x)
     assert any(isinstance(m, norm.layers.Normalized) for m in analytic.modules())
     assert close(analytic(x), model(x))
     for form in ("standard", "weight", "batch"):
-        other = reparametrize(analytic, form, batch=x)
+        other = vp.reparametrize(analytic, form, batch=x)
         assert not any(isinstance(m, norm.layers.Normalized) for m in other.modules())
         assert close(other(x), model(x))
-        assert close(reparametrize(other, "analytic", moments=moments(x), example=x)(x), model(x))
+        assert close(vp.reparametrize(other, "analytic", moments=moments(x), example=x)(x), model(x))
 
 
 def test_its_weights_are_spared_and_scaled() -> None:
     model, x = network("grouped")
-    analytic = reparametrize(model, "analytic", moments=moments(x), example=x)
-    assert all(not group["weight_decay"] for group in param_groups(analytic, 0.1))
+    analytic = vp.reparametrize(model, "analytic", moments=moments(x), example=x)
+    assert all(not group["weight_decay"] for group in vp.param_groups(analytic, 0.1))
     before = analytic(x)
-    assert close(unit_norm_(analytic)(x), before)
+    assert close(vp.unit_norm_(analytic)(x), before)
     for site in [m for m in analytic.modules() if isinstance(m, norm.layers.Normalized)]:
         norms = weight_norms(site.weight, site)
         assert close(norms, torch.ones_like(norms))
@@ -49,5 +48,5 @@ def test_its_weights_are_spared_and_scaled() -> None:
 def test_an_unnormalized_layer_beside_it_decays() -> None:
     model, x = network("mlp")
     analytic = norm.normalize(model, moments(x), example=x, init="preserve", only="0")
-    decaying = [p for group in param_groups(analytic, 0.1) if group["weight_decay"] for p in group["params"]]
+    decaying = [p for group in vp.param_groups(analytic, 0.1) if group["weight_decay"] for p in group["params"]]
     assert {p.shape for p in decaying} == {m.weight.shape for m in analytic.modules() if type(m) is nn.Linear}

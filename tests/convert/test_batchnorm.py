@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.convert.networks import CALLED_ONCE, close, identical, network, numbers
-from varprop.convert import batch_norm_start, reparametrize
+from varprop import batch_norm_start, reparametrize
 from varprop.convert.batchnorm import Batched, to_batch_norm_
 from varprop.norm.linear_layers import find_linear_layers
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.convert.networks import NETWORKS, close, network
-from varprop.convert import param_groups, reparametrize, unit_norm_
+from varprop import param_groups, reparametrize, unit_norm_
 from varprop.convert.reparametrize import has_weight_norm, parts_of
 from varprop.norm.linear_layers import find_linear_layers
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from tests.convert.networks import NETWORKS, PLAIN, Tied, close, identical, network, same_state
-from varprop.convert import reparametrize
+from varprop import reparametrize
 from varprop.convert.batchnorm import Batched
 from varprop.convert.reparametrize import has_weight_norm
 from varprop.norm.linear_layers import find_linear_layers

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.convert.networks import close, network, same_state
-from varprop.convert import reparametrize
+from varprop import reparametrize
 from varprop.convert.reparametrize import from_weight_norm_, has_weight_norm, to_weight_norm_
 
 

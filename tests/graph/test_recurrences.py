@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from torch._decomp import decomposition_table
 
-from varprop.engine.api import capture
-from varprop.errors import CaptureError
+from varprop import CaptureError, capture
 from varprop.graph.tracing import EMPTY_RESULTS, recurrences_not_run
 
 LAYERS = {

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.engine.api import capture
 from varprop.norm.modes import attended_values
 
 WIDTH, HEADS, TOKENS = 32, 4, 6
@@ -95,7 +94,7 @@ def test_they_hold_for_tokens_that_are_all_alike(attend: str) -> None:
 def test_propagate_still_takes_tokens_as_independent() -> None:
     torch.manual_seed(0)
     model, moments = Attention("plain"), vp.Moments(torch.zeros(1, 1, WIDTH), torch.ones(1, 1, WIDTH))
-    six, one = (vp.propagate(capture(model, torch.zeros(2, n, WIDTH)), moments).output for n in (TOKENS, 1))
+    six, one = (vp.propagate(vp.capture(model, torch.zeros(2, n, WIDTH)), moments).output for n in (TOKENS, 1))
     assert float((six.var.mean() / one.var.mean()).detach()) < 0.4
 
 
@@ -120,5 +119,5 @@ def test_other_products_are_no_attention() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.softmax(x, 1) @ x.mT  # sums to one along another axis
 
-    program = capture(Product(), torch.zeros(2, 5, 5))
+    program = vp.capture(Product(), torch.zeros(2, 5, 5))
     assert all(attended_values(node) is None for node in program.nodes)

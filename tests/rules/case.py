@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from varprop.moments import Moments
+from varprop import Moments
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from varprop.moments import Moments
+from varprop import Moments
 
 from .case import Case, normal, weight
 

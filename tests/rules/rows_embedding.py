@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from varprop.moments import Tokens
+from varprop import Tokens
 
 from .case import Case, normal, weight
 

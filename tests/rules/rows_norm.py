@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from varprop import Moments
 from varprop.graph import ops
-from varprop.moments import Moments
 
 from .case import Case, normal, weight
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varprop.moments import Moments
+from varprop import Moments
 from varprop.rules.recurrent import ERRORS
 
 from .case import Case, normal

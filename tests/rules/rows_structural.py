@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from varprop.moments import Moments
+from varprop import Moments
 
 from .case import Case, normal, weight
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from varprop.moments import Moments
+from varprop import Moments
 from varprop.rules import linear
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tests.rules as package
-from varprop.moments import Moments, Tokens
+from varprop import Moments, Tokens
 from varprop.rules.registry import lookup, registered
 
 from .case import Case

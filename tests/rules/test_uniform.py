@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import varprop  # noqa: F401  (fills the registry)
-from varprop.moments import Moments, Tokens
+from varprop import Moments, Tokens
 from varprop.rules.linear import PHASES, POOLED
 from varprop.rules.registry import lookup
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from varprop.training.input_moments import input_moments
+from varprop import input_moments
 
 
 @pytest.fixture

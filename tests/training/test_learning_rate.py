@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from varprop.training.learning_rate import LRSearch, find_lr, supervised_step, training_objective
+from varprop import LRSearch, find_lr, training_objective
+from varprop.training.learning_rate import supervised_step
 
 
 def quadratic(optimum, floor=0.3):
