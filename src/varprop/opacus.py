@@ -202,7 +202,7 @@ def _conv_gradients(layer: Any, activations: list[Tensor], backprops: Tensor) ->
 
 
 def _centred_input(layer: Any, activations: list[Tensor]) -> list[Tensor]:
-    """What a linear layer's centred weight multiplies."""
+    """The inputs of a linear layer as its centred weight multiplies them."""
     x = activations[0] - layer.offset
     return [x - x.mean(-1, keepdim=True) if layer.centred_rows else x]
 

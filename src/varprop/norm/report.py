@@ -21,7 +21,6 @@ from .batchnorm import find_notes, is_batch_norm
 from .checks import linear_by_look, listed, looks_linear
 from .layers import Normalized, normalized_layers
 from .linear_layers import is_call_of_linear_layer, owners
-from .network import Network
 from .recurrent import NormalizedRecurrent
 from .statistics import Statistics
 
@@ -368,14 +367,11 @@ def warn_of_time(model: nn.Module, program: Program) -> None:
 
 def _integrated(model: nn.Module) -> list[str]:
     """The functions of channels, as text, for which a fold on a CPU has no formulas."""
-    networks = {id(n): n for layer in normalized_layers(model).values() for n, _ in _network_of(layer)}
-    steps = [step for network in networks.values() for step in network.layout.channels.steps]
+    layers = [layer for layer in normalized_layers(model).values() if layer.training in layer.networks]
+    networks = dict.fromkeys(layer.networks[layer.training][0] for layer in layers)
+    steps = [step for network in networks for step in network.layout.channels.steps]
     texts = [step.function.name for step in steps if step.function.kernel is None and step.function.integrated]
     return [textwrap.shorten(text.replace("aten.", ""), 80, placeholder="...") for text in texts]
-
-
-def _network_of(layer: Normalized) -> list[tuple[Network, int]]:
-    return [layer.networks[layer.training]] if layer.training in layer.networks else []
 
 
 def _evaluations(model: nn.Module) -> list[Statistics]:
