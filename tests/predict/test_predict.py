@@ -123,12 +123,6 @@ def test_dropout_before_an_activation():
     assert_like_draws(vp.predict(model, x), drawn(model, x))
 
 
-def test_a_maximum_of_noise_makes_a_prediction_doubtful():
-    """Which position is the largest is then left to chance, and no line describes that."""
-    found = vp.predict(convolutional(nn.MaxPool2d(3, 2, 1)), torch.randn(6, 1, 8, 8))
-    assert not found.reliable.any()
-
-
 @pytest.mark.parametrize("order", [[nn.ReLU(), nn.Dropout(0.3)], [nn.Dropout(0.3), nn.ReLU()]])
 def test_maxima_over_what_drops_out_are_doubtful(order):
     """Zero or not is no Gaussian: the largest of some such values is not what is computed for it."""
@@ -136,6 +130,15 @@ def test_maxima_over_what_drops_out_are_doubtful(order):
     ends = nn.Conv2d(1, 4, 3), nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
     assert not vp.predict(nn.Sequential(ends[0], *order, nn.MaxPool2d(2), ends[1]), x).reliable.any()
     assert vp.predict(nn.Sequential(ends[0], nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), ends[1]), x).reliable.all()
+
+
+def test_noise_that_is_small_beside_a_signal_is_reliable_and_large_noise_that_units_share_is_not():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.ReLU())]
+    model, x = nn.Sequential(*layers, nn.Linear(32, 5)), torch.randn(16, 32)
+    assert vp.predict(model, x, input_var=1e-4).reliable.all()
+    assert not vp.predict(model, x, input_var=4.0).reliable.any()
+    assert vp.predict(model[-1], x, input_var=100.0).reliable.all()  # a linear network has nothing that could bend
 
 
 def test_reliable_predictions_of_a_deep_network_are_right_for_the_most_part():

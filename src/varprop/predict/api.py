@@ -289,7 +289,7 @@ def _analysed(
             covariance,
             tuple(shares),
             by_input,
-            holds(Evidence.from_shares(shares, diagonal)),
+            holds(Evidence.of(shares, diagonal, mean.detach(), directions)),
             diagonal,
             dict(evaluation.linearized),
         )

@@ -41,11 +41,10 @@ class Prediction:
         shares: The variance by source, in the order of execution.
         input_variance: The variance that every element of the input adds to every output,
             ``(batch, outputs, *input)``, if the input is random.
-        reliable: For every sample, whether the first-order picture holds: the curvature of activations adds at most
-            20 % of the variance. That share is computed from hidden variances for which units count as independent;
-            where these explain a share s of the outputs' variance only, it is 20 % times the cube root of s. Where
-            positions share random weights, also whether products of the noise of weights and of what they read add at
-            most 8 % of the variance.
+        reliable: For every sample, whether the first-order picture holds, by limits on what the prediction has: the
+            variance beside the spread of the mean over the outputs (if there are several), what the curvature of
+            activations adds, both stricter where independent units explain little of the variance, what products of
+            noises that positions share add, and maxima over what drops out. A hint and no bound.
         diagonal_var: The outputs' variance by the rules alone, for which units are independent, (batch, outputs).
         linearized: Operations that were taken as linear around their mean, by module.
         draws: Real draws of the outputs, (draws, batch, outputs), if any were asked for; mean and covariance then
