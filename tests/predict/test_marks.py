@@ -1,0 +1,28 @@
+"""Marks of doubtful predictions of a trained network."""
+
+import pytest
+import torch
+from benchmarks import error_marks
+
+
+@pytest.mark.slow
+def test_marks_of_a_deep_trained_mlp_follow_its_errors():
+    """Weak dropout and noise of weights leave nothing flagged and nearly nothing off; strong noise most of both."""
+    found = {(r["noise"], r["level"]): r for r in error_marks.measured("MLP, 8 layers", 0, error_marks.digits(), False)}
+    for weak in (("dropout", 0.1), ("weights", 0.01)):
+        flagged, off = error_marks.marked(found[weak])
+        assert not flagged.any()
+        assert off.sum() <= 1
+    for strong in (("dropout", 0.5), ("input", 1.0)):
+        flagged, off = error_marks.marked(found[strong])
+        assert off.sum() >= 4
+        assert (flagged & off).sum() > 0.5 * off.sum()
+
+
+def test_a_mark_of_every_kind():
+    """Each limit by itself, on samples of which only one quantity is large."""
+    none, explained = torch.zeros(5), torch.full((5,), 0.5)
+    curved, shared, dropped, relative = none.clone(), none.clone(), none.clone(), none.clone()
+    curved[1], shared[2], dropped[3], relative[4] = 0.5, 0.3, 0.1, 3.0
+    evidence = error_marks.Evidence(curved, explained, shared, dropped, relative)
+    assert error_marks.holds(evidence).tolist() == [True, False, False, False, False]

@@ -1,0 +1,42 @@
+"""The tables of docs/predict.md against the records they come from."""
+
+import json
+from pathlib import Path
+
+from benchmarks import error_bars, error_marks
+
+from varprop.predict import reliability
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def records(name):
+    return [json.loads(line) for line in (DOCS / "results" / name).read_text("utf-8").splitlines()]
+
+
+def tables(text):
+    """Runs of lines that are rows, as lists."""
+    found, rows = [], []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("| ") or line.startswith("|---"):
+            rows.append(line)
+        elif rows:
+            found.append(rows)
+            rows = []
+    return found
+
+
+def test_every_table_is_that_of_the_records():
+    shown = [error_bars.show(records("error_bars.jsonl")), error_marks.table(records("error_marks.jsonl")).markdown()]
+    expected = tables("\n\n".join(shown))
+    measured = [rows for rows in tables((DOCS / "predict.md").read_text("utf-8")) if "---:" in rows[1]]
+    assert len(measured) >= 6
+    for rows in measured:
+        assert rows in expected, rows[0]
+
+
+def test_limits_of_marks_stand_on_the_page():
+    text = (DOCS / "predict.md").read_text("utf-8")
+    for limit in (reliability.CURVED, reliability.SHARED, reliability.DROPPED):
+        assert f"over {100 * limit:.0f} % of the variance" in text
+    assert f"over {reliability.RELATIVE:g} times the fifth root" in text
