@@ -23,7 +23,7 @@ from benchmarks.error_bars import Block, Case, Task, Transformer, about, capture
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.predict.reliability import Evidence, holds
+from varprop.predict.reliability import Grounds, holds
 from varprop.text_table import Table
 
 DRAWS, SAMPLES = 500, 16
@@ -127,8 +127,8 @@ def measured(name: str, seed: int, task: Task, tiny: bool) -> Iterator[dict[str,
             truth = truth.unflatten(1, (times, len(x))).flatten(0, 1)
             ratio = (found.var.sum(1) / truth.var(0).sum(1)).sqrt()
             assert found.diagonal_var is not None
-            evidence = Evidence.of(found.shares, found.diagonal_var, found.mean, torch.eye(found.mean.shape[1]))
-            rows = zip(evidence.curved, evidence.explained, evidence.shared, evidence.dropped, ratio, strict=True)
+            grounds = Grounds.of(found.shares, found.diagonal_var, found.mean, torch.eye(found.mean.shape[1]))
+            rows = zip(grounds.curved, grounds.explained, grounds.shared, grounds.dropped, ratio, strict=True)
             relative = found.var.sum(1) / (found.mean - found.mean.mean(1, keepdim=True)).square().sum(1)
             yield {
                 "network": name, "seed": seed, "noise": kind, "level": level, "draws": draws,
@@ -139,8 +139,8 @@ def measured(name: str, seed: int, task: Task, tiny: bool) -> Iterator[dict[str,
 
 def marked(record: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """For every sample whether it is flagged, and whether it is off by more than 10 %."""
-    *evidence, ratio = torch.tensor(record["samples"]).unbind(1)
-    return ~holds(Evidence(*evidence, torch.tensor(record["relative"]))), (ratio - 1).abs() > 0.1
+    *grounds, ratio = torch.tensor(record["samples"]).unbind(1)
+    return ~holds(Grounds(*grounds, torch.tensor(record["relative"]))), (ratio - 1).abs() > 0.1
 
 
 def is_held_out(record: dict[str, Any]) -> bool:

@@ -24,5 +24,5 @@ def test_a_mark_of_every_kind():
     none, explained = torch.zeros(5), torch.full((5,), 0.5)
     curved, shared, dropped, relative = none.clone(), none.clone(), none.clone(), none.clone()
     curved[1], shared[2], dropped[3], relative[4] = 0.5, 0.3, 0.1, 3.0
-    evidence = error_marks.Evidence(curved, explained, shared, dropped, relative)
-    assert error_marks.holds(evidence).tolist() == [True, False, False, False, False]
+    grounds = error_marks.Grounds(curved, explained, shared, dropped, relative)
+    assert error_marks.holds(grounds).tolist() == [True, False, False, False, False]

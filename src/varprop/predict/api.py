@@ -21,7 +21,7 @@ from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source, preci
 from .cuda_replay import PredictionGraphs
 from .draws import combine_with_draws, shared_products
 from .prediction import Prediction, SourceShare, each_tensor
-from .reliability import Evidence, holds
+from .reliability import Grounds, holds
 
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
 MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
@@ -289,7 +289,7 @@ def _analysed(
             covariance,
             tuple(shares),
             by_input,
-            holds(Evidence.of(shares, diagonal, mean.detach(), directions)),
+            holds(Grounds.of(shares, diagonal, mean.detach(), directions)),
             diagonal,
             dict(evaluation.linearized),
         )

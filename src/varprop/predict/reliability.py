@@ -20,7 +20,7 @@ DROPPED = 0.02
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Grounds:
     """What the mark of every sample rests on.
 
     Attributes:
@@ -38,7 +38,7 @@ class Evidence:
     relative: Tensor
 
     @staticmethod
-    def of(shares: Sequence[SourceShare], diagonal: Tensor, mean: Tensor, directions: Tensor) -> Evidence:
+    def of(shares: Sequence[SourceShare], diagonal: Tensor, mean: Tensor, directions: Tensor) -> Grounds:
         """By what a prediction has.
 
         Args:
@@ -56,7 +56,7 @@ class Evidence:
 
         spread = mean.reshape(len(mean), -1).var(1, correction=0)
         noise = (by_output / directions.square().sum(1)).mean(1)
-        return Evidence(
+        return Grounds(
             part(lambda kind: kind not in FIRST_ORDER),
             (diagonal.sum(1) / total).clamp_max(1),
             part(lambda kind: kind == "shared product"),
@@ -65,8 +65,8 @@ class Evidence:
         )
 
 
-def holds(evidence: Evidence) -> Tensor:
+def holds(grounds: Grounds) -> Tensor:
     """For every sample, whether the first-order picture holds."""
-    straight = evidence.curved <= CURVED * evidence.explained ** (1 / 3)
-    weak = evidence.relative * (1 - evidence.explained) <= RELATIVE * evidence.explained ** (1 / 5)
-    return straight & weak & (evidence.shared <= SHARED) & (evidence.dropped <= DROPPED)
+    straight = grounds.curved <= CURVED * grounds.explained ** (1 / 3)
+    weak = grounds.relative * (1 - grounds.explained) <= RELATIVE * grounds.explained ** (1 / 5)
+    return straight & weak & (grounds.shared <= SHARED) & (grounds.dropped <= DROPPED)
