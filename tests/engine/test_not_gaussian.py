@@ -108,7 +108,9 @@ def test_functions_of_gaussian_values_and_of_sums_are_not_marked(name: str, func
 
 @pytest.mark.parametrize("name", ["maximum", "product", "median", "norm", "gate", "sum of rectified"])
 @pytest.mark.parametrize(
-    "line", [lambda x: 2 * x - 1, lambda x: x.flip(0), lambda x: x.mean(), lambda x: x + 1], ids=str
+    "line",
+    [lambda x: 2 * x - 1, lambda x: x.flip(0), lambda x: x.mean(), lambda x: x + 1],
+    ids=["line", "flip", "mean", "sum"],
 )
 def test_lines_and_sums_of_what_is_not_gaussian_are_exact(name: str, line: Callable[[Tensor], Tensor]) -> None:
     inner = NOT_GAUSSIAN[name]
