@@ -113,7 +113,7 @@ def test_the_page_says_what_the_records_say() -> None:
         for method in ("analytic, deep form", "analytic, paper's form", "group norm", "group norm + WS"):
             cells = [r for r in records.values() if (r["method"], r["kind"]) == (method, "test") and r["task"] == task]
             mean = statistics.mean(cell["accuracy"] for cell in cells)
-            assert len(cells) == 3 and f"{mean:.1f} %" in evidence
+            assert len(cells) == 3 and f"{mean:.1f} %" in evidence and ("paper" in method or f"{mean:.1f}" in page)
             assert task == "mnist-1" or "group" in method or f"{mean:.1f}" in message
     for record in records.values():
         if record["kind"] == "common":
