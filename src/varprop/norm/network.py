@@ -15,8 +15,9 @@ from ..gaussian.normal import Pair
 from ..graph.node import Node
 from ..moments import Tokens
 from .fold import dispatch, reference
-from .fold.dispatch import Executor, apply_fold, computing_dtype, needs_reference, own_saved_tensors, register
+from .fold.dispatch import Executor, apply_fold, computing_dtype, needs_reference, register
 from .fold.layout import sublayout
+from .fold.reference import own_saved_tensors
 from .layer_layout import LayerCall, LayerSpec, LoweredLayers, Use, evaluation_of, make_layout
 from .linear_layers import is_linear_layer, require_weight_of_its_own
 from .statistics import CapturedMode, Intact, Statistics, derivation_of, refuse_sharded

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..gaussian.normal import Pair
 from .distributed import fold_around
-from .fold.dispatch import own_saved_tensors
+from .fold.reference import own_saved_tensors
 from .network import PARAMETERS, Folded, Network
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

@@ -21,7 +21,7 @@ from ...gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from ...gaussian.normal import Pair, Slopes
 from ...gaussian.shortcuts import first_order
 from ..fold.layout import EPS, Channels, Function, Layout, MemoryLayout, Rows, as_weight, memory_layout, memory_order
-from ..fold.reference import full_precision, minus_row_mean, powers_of_two
+from ..fold.reference import full_precision, minus_row_mean, own_saved_tensors, powers_of_two
 
 Index = Tensor | slice
 SavedSizes = list[tuple[int, torch.dtype]]  # length and dtype of every tensor that a pass saves for its backward
@@ -152,6 +152,7 @@ def _by_autograd(moments: Callable[..., Pair], *arguments: Pair) -> Slopes:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(own_saved_tensors())
         for key in _AUTOGRAD_KEYS:
             stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
         leaves = [tuple(t.detach().clone().requires_grad_() for t in pair) for pair in arguments]

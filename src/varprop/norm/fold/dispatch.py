@@ -8,7 +8,6 @@ history: they hold graphs, and a cycle through nodes of autograd, which Python d
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -22,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.autograd.graph import saved_tensors_hooks
 
 from ...gaussian.normal import Pair
 from ...version import __version__
@@ -41,15 +39,11 @@ from .cuda_replay import (
     stream_to_record,
 )
 from .layout import Layout, MemoryLayout, memory_layout, memory_order
+from .reference import STALE
 
 # by weights (flat), by shifts and scales (two rows), by external means and by external variances
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 
-
-STALE = (
-    "A parameter of a normalized layer was changed in place between the forward and the backward pass; "
-    "its gradient can no longer be computed."
-)
 
 FREED = (
     "The memory of a parameter of a normalized layer was freed (offloaded, or sharded and not gathered): "
@@ -351,28 +345,6 @@ def _backward_by_reference(layout: Layout, inputs: Sequence[Any], grads: Sequenc
     wanted = [t for t in inputs if t is not None and t.requires_grad]
     results = iter(torch.autograd.grad(outputs, wanted, matching, create_graph=again, allow_unused=True))
     return [next(results) if t is not None and t.requires_grad else None for t in inputs]
-
-
-def own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
-    """A context within which tensors that autograd saves are hidden from hooks of callers.
-
-    A gradient checkpoint counts what is saved within it, and must find the same number when it computes again. A fold
-    may run before it the first time and within it the second.
-    """
-    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        return contextlib.nullcontext()
-    return saved_tensors_hooks(_pack, _unpack)
-
-
-def _pack(tensor: Tensor) -> tuple[Tensor, int]:
-    return tensor.detach(), tensor._version
-
-
-def _unpack(packed: tuple[Tensor, int]) -> Tensor:
-    tensor, version = packed
-    if tensor._version != version:
-        raise RuntimeError(STALE)
-    return tensor
 
 
 # --- flat buffers of all layers ---

@@ -14,9 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from ...gaussian.normal import Pair, safe_sqrt, working_dtype
 from .layout import EPS, Channels, Layout, Rows
+
+STALE = (
+    "A parameter of a normalized layer was changed in place between the forward and the backward pass; "
+    "its gradient can no longer be computed."
+)
 
 
 class UnitRows(NamedTuple):
@@ -158,6 +164,28 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[An
     if device.type == "meta" or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
+    """A context within which tensors that autograd saves are hidden from hooks of callers.
+
+    A gradient checkpoint counts what is saved within it, and must find the same number when it computes again. A fold
+    may run before it the first time and within it the second.
+    """
+    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
+    return saved_tensors_hooks(_pack, _unpack)
+
+
+def _pack(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor.detach(), tensor._version
+
+
+def _unpack(packed: tuple[Tensor, int]) -> Tensor:
+    tensor, version = packed
+    if tensor._version != version:
+        raise RuntimeError(STALE)
+    return tensor
 
 
 def _joined(vectors: Sequence[Tensor]) -> Tensor:
