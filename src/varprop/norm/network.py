@@ -166,7 +166,7 @@ class Network:
         """
         self.intact.require()
         parameters, compiling = self.parameters(), torch.compiler.is_compiling()
-        first, reads_more = parameters[0], self.evaluation is not None or bool(self.outside)
+        first, reads_more = parameters[0], self.evaluation is not None or len(self.outside) > 0
         dtype = computing_dtype(first.device.type, first.dtype)
         external = self.external_moments(vectors) if reads_more else None
         folded: Sequence[Tensor]
