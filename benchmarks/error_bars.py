@@ -1,7 +1,7 @@
 """How true and how expensive `vp.predict` is on trained networks, beside the diagonal rules and beside draws.
 
     python -m benchmarks.error_bars run RECORDS [--data DIR] [--device cuda] [--cases "a|b"] [--draws N] [--tiny]
-    python -m benchmarks.error_bars cost RECORDS [--device cuda]    # in forward passes, for 1, 10 and 100 outputs
+    python -m benchmarks.error_bars cost RECORDS [--device cuda] [--compiled]  # in forward passes, for 1 to 100 outputs
     python -m benchmarks.error_bars quality RECORDS [--data DIR]    # accuracy, NLL, ECE, ... beside MC dropout
     python -m benchmarks.error_bars show RECORDS       # the tables, as Markdown
     python -m benchmarks.error_bars pictures FOLDER [--data DIR]    # of docs/predict.md
@@ -450,7 +450,9 @@ def in_order(names: Iterable[str], pieces: list[str]) -> list[str]:
     return sorted((name for name, i in first.items() if i is not None), key=lambda name: first[name] or 0)
 
 
-def cost(tiny: bool, wanted: list[str], device: str, recorded: Callable[[str, int], bool]) -> Iterator[dict[str, Any]]:
+def cost(
+    tiny: bool, wanted: list[str], device: str, compiled: bool, recorded: Callable[[str, int], bool]
+) -> Iterator[dict[str, Any]]:
     """Time and peak memory of a prediction beside one forward pass, in turns, for 1, 10 and 100 outputs.
 
     On a CPU by the time of one thread, which what else the machine does changes less. On CUDA predictions are also
@@ -482,9 +484,11 @@ def cost(tiny: bool, wanted: list[str], device: str, recorded: Callable[[str, in
             def prediction(
                 program: Any = program, x: Tensor = x, chosen: Any = chosen, settings: Any = settings
             ) -> vp.Prediction:
-                return vp.predict(program, x, outputs=chosen, **settings)
+                return vp.predict(program, x, outputs=chosen, compile=compiled, **settings)
 
+            start = time.perf_counter()
             first = prediction()
+            first_seconds = time.perf_counter() - start
             for _ in range(cuda_replay.PATIENCE if device != "cpu" else 0):
                 prediction()
             times = (3, 1, 2 if tiny else 5) if device == "cpu" else (20, 5, 2 if tiny else 7)
@@ -499,6 +503,10 @@ def cost(tiny: bool, wanted: list[str], device: str, recorded: Callable[[str, in
                 "forward MiB": peak_mebibytes(forward), "MiB": peak_mebibytes(prediction),
                 "threads": torch.get_num_threads(), **about(device),
             }  # fmt: skip
+            if compiled:
+                plain_covariance = vp.predict(program, x, outputs=chosen, **settings).covariance
+                off = (first.covariance - plain_covariance).abs().max() / plain_covariance.abs().max()
+                record |= {"compiled": True, "first seconds": first_seconds, "off by compiling": float(off)}
             if device != "cpu":
                 record |= beside_launches(program, prediction, first, plain)
             print(name, outputs, {k: round(v, 4) for k, v in record.items() if isinstance(v, float)}, flush=True)
@@ -715,18 +723,20 @@ def truth_tables(records: list[dict[str, Any]]) -> list[Table]:
 
 def cost_table(records: list[dict[str, Any]]) -> Table:
     """Forward passes and memory for 1, 10 and 100 outputs, on every device."""
-    groups: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for record in records:
-        groups.setdefault((record["device"], record["case"]), {})[record["outputs"]] = record
+    groups: dict[tuple[str, str], dict[tuple[int, bool], dict[str, Any]]] = {}
+    for r in records:
+        groups.setdefault((r["device"], r["case"]), {})[r["outputs"], r.get("compiled", False)] = r
     rows = []
-    for (device, case), by_outputs in sorted(groups.items(), key=lambda item: item[0][0] != "cpu"):
-        passes = [f"{by_outputs[k]['passes']:.1f}" if k in by_outputs else "" for k in (1, 10, 100)]
-        launched = [by_outputs[k].get("passes without graph") for k in (1, 10, 100) if k in by_outputs]
-        memory = [f"{max(0.0, r['MiB'] or 0.0):.0f}" for r in by_outputs.values()]
-        samples = next(iter(by_outputs.values()))["samples"]
-        without = " / ".join(f"{value:.1f}" for value in launched) if None not in launched else ""
-        rows.append([case, device, str(samples), *passes, without, " / ".join(memory)])
-    titles = ["network, noise", "device", "samples", "1 output", "10 outputs", "100 outputs", "without graphs", "MiB"]
+    for (device, case), found in sorted(groups.items(), key=lambda item: item[0][0] != "cpu"):
+
+        def passes(key: str, compiled: bool, found: Any = found) -> str:
+            values = [found.get((k, compiled), {}).get(key) for k in (1, 10, 100)]
+            return "" if values == [None] * 3 else " / ".join("" if v is None else f"{v:.1f}" for v in values)
+
+        memory = [f"{max(0.0, r['MiB'] or 0.0):.0f}" for (_, compiled), r in found.items() if not compiled]
+        kinds = passes("passes", True), passes("passes", False), passes("passes without graph", False)
+        rows.append([case, device, str(next(iter(found.values()))["samples"]), *kinds, " / ".join(memory)])
+    titles = ["network, noise", "device", "samples", "compiled", "as it is", "without graphs", "MiB"]
     return Table("", titles, rows, left=titles[:2])
 
 
@@ -802,7 +812,7 @@ def pictures(folder: Path, root: str | None, tiny: bool) -> None:
 def identity(record: dict[str, Any]) -> tuple[Any, ...]:
     """What tells a record from others."""
     device = record["device"] if record.get("kind") == "cost" else None
-    return device, *(record.get(key) for key in ("kind", "case", "seed", "method", "outputs"))
+    return device, *(record.get(key) for key in ("kind", "case", "seed", "method", "outputs", "compiled"))
 
 
 def main() -> None:
@@ -816,6 +826,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=RESOLVED, help="of the truth")
     parser.add_argument("--seeds", default="0,1,2", help="of the networks of `quality`")
     parser.add_argument("--max-seconds", type=float, default=math.inf)
+    parser.add_argument("--compiled", action="store_true", help="`cost` of predictions with compile=True")
     parser.add_argument("--tiny", action="store_true", help="a trial on scikit-learn's digits")
     options = parser.parse_args()
     if options.action == "pictures":
@@ -837,16 +848,19 @@ def main() -> None:
             file.writelines(json.dumps(record) + "\n" for record in new)
 
     if options.action == "cost":
-        device = about(options.device)["device"]
-        have = {(r["case"], r["outputs"]) for r in records if r.get("kind") == "cost" and r["device"] == device}
-        for record in cost(options.tiny, pieces, options.device, lambda *key: key in have):
+        known = {"kind": "cost", "device": about(options.device)["device"], "compiled": options.compiled or None}
+
+        def recorded(case: str, outputs: int) -> bool:
+            return identity({**known, "case": case, "outputs": outputs}) in done
+
+        for record in cost(options.tiny, pieces, options.device, options.compiled, recorded):
             write(record)
             if not in_time():
                 break
     elif options.action == "quality":
         for seed in map(int, options.seeds.split(",")):
             for data in QUALITY:
-                first = (None, "quality", f"{data}, none", seed, "vp.predict", None)
+                first = (None, "quality", f"{data}, none", seed, "vp.predict", None, None)
                 if in_time() and first not in done and any(piece in data for piece in pieces):
                     write(*quality(data, options.data, options.device, options.tiny, seed))
         if options.cases in ("", "diabetes"):  # small: ten splits

@@ -8,7 +8,7 @@ import varprop as vp
 from varprop.gaussian import activations
 from varprop.gaussian.rectifier import relu_of_sum
 from varprop.predict.adjoint import gram
-from varprop.predict.curves import rectified, rectified_sum
+from varprop.predict.curves import gelu, rectified, rectified_sum
 
 from .test_predict import assert_like_draws, drawn
 
@@ -29,6 +29,19 @@ def test_a_rectifier_has_the_moments_and_the_slope_of_its_rule(negative):
     found = rectified(vp.Moments(mean, std.square()), negative)
     for value, expected in zip(found, (expected_mean, expected_var, expected_slope), strict=True):
         torch.testing.assert_close(value, expected.detach(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-6)])
+def test_gelu_has_the_moments_and_the_slope_of_its_rule(dtype, tolerance):
+    mean, std = grid()
+    at = mean.clone().requires_grad_()
+    expected_mean, expected_var = activations.gelu(at, std)
+    (expected_slope,) = torch.autograd.grad(expected_mean.sum(), at)
+    found_mean, found_var, found_slope = gelu(vp.Moments(mean.to(dtype), std.square().to(dtype)))
+    torch.testing.assert_close(found_mean.double(), expected_mean.detach(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found_slope.double(), expected_slope, rtol=tolerance, atol=tolerance)
+    off = (found_var.double() - expected_var.detach()).abs() / std.square()
+    assert float(off.max()) < tolerance
 
 
 def test_single_precision_keeps_the_variance_far_from_the_kink():

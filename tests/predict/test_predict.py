@@ -1,5 +1,6 @@
 """Error bars in one pass against exact covariances where they are known, and against real draws elsewhere."""
 
+import copy
 import doctest
 import re
 
@@ -10,6 +11,7 @@ from torch import nn
 
 import varprop as vp
 from varprop.predict import api, prediction
+from varprop.predict.compiled import CompiledPredictions
 
 DRAWS = 3000
 
@@ -316,6 +318,40 @@ def test_batches_of_a_captured_program_and_chosen_directions():
     found, cov = vp.predict(model, x, outputs=margin), whole.covariance
     torch.testing.assert_close(found.var[:, 0], cov[:, 0, 0] + cov[:, 1, 1] - 2 * cov[:, 0, 1], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(vp.predict(model, x, outputs=[3, -1]).mean, whole.mean[:, [3, 4]])
+
+
+def with_dropout(model):
+    model.eval()
+    for module in model.modules():
+        module.train(isinstance(module, nn.Dropout))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's own use of torch
+def test_compiled_predictions_are_the_same_and_follow_the_parameters():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(64, 5)]
+    model, x = (
+        with_dropout(nn.Sequential(*layers, nn.GELU(), nn.Linear(5, 3)).double()),
+        torch.randn(4, 2, 6, 6).double(),
+    )
+    program, settings = vp.capture(model, x), {"input_var": 0.1, "outputs": [0, 2]}
+    for _ in range(2):
+        plain, compiled = vp.predict(program, x, **settings), vp.predict(program, x, **settings, compile=True)
+        for name in ("mean", "covariance", "input_variance", "diagonal_var", "reliable"):
+            torch.testing.assert_close(getattr(compiled, name), getattr(plain, name), rtol=1e-9, atol=1e-12)
+        with torch.no_grad():
+            model[-1].weight.mul_(2)
+        x = x.flip(0)
+    assert len(program.facts[CompiledPredictions].functions) == 1
+    assert not copy.deepcopy(program.facts[CompiledPredictions]).functions
+
+
+def test_what_cannot_be_compiled_is_said_in_one_sentence():
+    with pytest.raises(vp.VarpropError, match="cannot be compiled; leave out compile=True: noise of a fixed seed"):
+        vp.predict(
+            nn.Conv2d(1, 2, 3), torch.randn(2, 1, 5, 5), input_var=1.0, parameter_var={"weight": 0.1}, compile=True
+        )
 
 
 def test_the_model_is_left_as_it_was():

@@ -61,18 +61,19 @@ class PredictionGraphs:
     def __reduce__(self) -> tuple[Any, ...]:
         return PredictionGraphs, ()
 
-    def run(self, plan: Plan, inputs: Sequence[Tensor], work: Work) -> Prediction:
+    def run(self, plan: Plan, inputs: Sequence[Tensor], work: Work, compiled: bool = False) -> Prediction:
         """A prediction, replayed where it has been recorded.
 
         Args:
             plan: Which values are random.
             inputs: What `work` takes: x, the output directions, variances.
             work: Computes the prediction from these and from the program's parameters.
+            compiled: Whether that is compiled.
         """
         stream = torch.cuda.current_stream(inputs[0].device)
         if torch.cuda.is_current_stream_capturing() or inputs[0].device.index != torch.cuda.current_device():
             return work(*inputs)
-        key = self._key(plan, inputs, stream)
+        key = compiled, self._key(plan, inputs, stream)
         with self.lock:
             count = self.calls.pop(key, (0, plan))[0] + 1
             self.calls[key] = count, plan

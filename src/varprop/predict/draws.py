@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ..graph.node import Node, resolve
 from ..graph.program import Program
@@ -170,8 +171,8 @@ def shared_products(
     shared = [s for s in sources if isinstance(s, ParameterNoise) and any(use.reading is not None for use in s.uses)]
     if not shared:
         return []
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("Noise from a fixed seed cannot be recorded as a CUDA graph.")  # and is not: cuda_replay
+    if (x.is_cuda and torch.cuda.is_current_stream_capturing()) or get_proxy_mode() is not None:
+        raise RuntimeError("noise of a fixed seed for weights that positions share cannot be recorded.")
     products = [SharedProducts(s.uses[0].node.module or "(model)", s, []) for s in shared]
     heads = [s for s in sources if isinstance(s, ElementNoise) and evaluation.reads_random_weight(s.node)]
     squares = [torch.zeros(()) for _ in heads]
