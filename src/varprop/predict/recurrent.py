@@ -54,28 +54,59 @@ def _tanh(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return t, slope.square() * var, slope
 
 
-def _product_var(m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor, c: Tensor | float) -> Tensor:
+def _product_var(m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor, c: Tensor | None = None) -> Tensor:
     """Variance of the product of a Gaussian pair of covariance c."""
-    return v1 * v2 + m1 * m1 * v2 + m2 * m2 * v1 + c * (c + 2 * m1 * m2)
+    var = torch.addcmul(v1, m1, m1).mul_(v2).addcmul_(m2.square(), v1)
+    return var if c is None else var.addcmul_(c, torch.addcmul(c, m1, m2, value=2))
+
+
+class _LSTMStep(torch.autograd.Function):
+    """The means of an LSTM's new state, with their derivatives by the gates and by the memory before."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, memory: Tensor, out: Tensor, cell: Tensor, slopes: Sequence[Tensor]) -> Any:
+        """The means as they are: `out`, `cell`; slopes of the cell by i, f, g and memory, of out by o and the cell."""
+        ctx.slopes = slopes
+        return out.view_as(out), cell.view_as(cell)
+
+    @staticmethod
+    def backward(ctx: Any, by_out: Tensor, by_cell: Tensor) -> tuple[Tensor | None, ...]:
+        """Derivatives by gates and memory."""
+        i, f, g, memory, o, cell = ctx.slopes
+        by_cell = torch.addcmul(by_cell, by_out, cell)
+        return torch.cat([by_cell * i, by_cell * f, by_cell * g, by_out * o], -1), by_cell * memory, None, None, None
 
 
 def _lstm_step(entering: Tensor, covariances: Tensor, state: State, recurrent: Gates, project: Tensor | None) -> State:
-    """c' = f c + i g, h' = o tanh(c')."""
+    """c' = f c + i g, h' = o tanh(c'); of the third gate twice its argument enters: tanh x = 2 S(2x) - 1."""
     h, c = state
-    mi, mf, mg, mo = (entering + F.linear(h.mean, recurrent.weight)).chunk(4, -1)
-    ii, ff, gg, oo, ig, fi, fg, oi, of, og = (covariances + recurrent.covariances(h.var)).chunk(10, -1)
-    (i, vi, di), (f, vf, df), (o, vo, do) = _sigmoid(mi, ii), _sigmoid(mf, ff), _sigmoid(mo, oo)
-    g, vg, dg = _tanh(mg, gg)
-    entry, keep, new, memory = i.detach(), f.detach(), g.detach(), c.mean.detach()
-    by_i, by_f, by_g = new * di, memory * df, entry * dg
-    var = _product_var(entry, vi, new, vg, di * dg * ig) + _product_var(keep, vf, memory, c.var, 0.0)
-    cell = Moments(f * c.mean + i * g + di * dg * ig, (var + 2 * by_f * (by_i * fi + by_g * fg)).clamp_min(0))
-    t, vt, dt = _tanh(cell.mean, cell.var)
-    common = do * dt * (by_i * oi + by_g * og + by_f * of)
-    out = Moments(o * t + common, _product_var(o.detach(), vo, t.detach(), vt, common).clamp_min(0))
+    gates = entering + F.linear(h.mean, recurrent.weight)
+    with torch.no_grad():
+        covariances = covariances + recurrent.covariances(h.var)
+        width = gates.shape[-1]
+        var, (ig, fi, fg, oi, of, og) = covariances[..., :width], covariances[..., width:].chunk(6, -1)
+        narrow = (var * (math.pi / 8)).add_(1).rsqrt_()
+        smoothed = torch.sigmoid(gates * narrow)
+        tangents = torch.addcmul(smoothed, smoothed, smoothed, value=-1).mul_(narrow)
+        (i, f, g, o), (di, df, dg, do) = smoothed.chunk(4, -1), tangents.chunk(4, -1)
+        g.mul_(2).sub_(1)
+        dg.mul_(2)
+        vi, vf, vg, vo = tangents.square().mul_(var).chunk(4, -1)
+        by_i, by_f, by_g, memory = g * di, c.mean * df, i * dg, c.mean
+        both = (di * dg).mul_(ig)
+        cell_var = _product_var(i, vi, g, vg, both).add_(_product_var(f, vf, memory, c.var))
+        cell_var.addcmul_(by_f, (by_i * fi).addcmul_(by_g, fg), value=2).clamp_min_(0)
+        cell = (f * memory).addcmul_(i, g).add_(both)
+        t, vt, dt = _tanh(cell, cell_var)
+        common = (by_i * oi).addcmul_(by_g, og).addcmul_(by_f, of).mul_(do).mul_(dt)
+        out_var = _product_var(o, vo, t, vt, common).clamp_min_(0)
+        out = torch.addcmul(common, o, t)
+    if gates.requires_grad:
+        slopes = by_i, by_f, by_g, f, t * do, o * dt
+        out, cell = _LSTMStep.apply(gates, memory, out, cell, slopes)  # type: ignore[no-untyped-call]
     if project is not None:
-        out = Moments(F.linear(out.mean, project), F.linear(out.var, project.square()))
-    return out, cell
+        out, out_var = F.linear(out, project), F.linear(out_var, project.square())
+    return Moments(out, out_var), Moments(cell, cell_var)
 
 
 def _gru_step(entering: Tensor, covariances: Tensor, state: State, recurrent: Gates, project: None) -> State:
@@ -98,12 +129,19 @@ def _gru_step(entering: Tensor, covariances: Tensor, state: State, recurrent: Ga
     return (Moments(n + z * (h.mean - n) + zh - zn, var.clamp_min(0)),)
 
 
+def _third_doubled(parameter: Tensor) -> Tensor:
+    first, second, third, fourth = parameter.chunk(4)
+    return torch.cat([first, second, 2 * third, fourth])
+
+
 def _layer(
     cell: RecurrentCell, step: Callable[..., State], x: Moments, state: State, params: Params, reverse: bool
 ) -> tuple[Moments, State]:
     """One direction of one layer over time, the first axis."""
     w_ih, w_hh, b_ih, b_hh, w_hr = params
     assert w_ih is not None and w_hh is not None
+    if cell is LSTM:
+        w_ih, w_hh, b_ih, b_hh = (None if p is None else _third_doubled(p) for p in (w_ih, w_hh, b_ih, b_hh))
     inputs, recurrent = Gates(w_ih, b_ih, cell), Gates(w_hh, b_hh, cell)
     joint = b_hh if cell is LSTM and b_hh is not None else 0.0  # of a GRU it stands inside a product
     means = (F.linear(x.mean, inputs.weight, inputs.bias) + joint).unbind()
