@@ -27,6 +27,7 @@ from ..engine.plan import Plan
 from ..errors import VarpropError
 from ..graph.node import Node, resolve
 from ..moments import Moments
+from ..rules.norm import layer_norm
 from ..rules.registry import Rule
 from .attention import FIRST_ORDER, dropped_variance, mean_of
 from .curves import SlopedClusters, attached, left_by_slopes, line
@@ -266,6 +267,8 @@ class MeanEvaluation(Evaluation):
             result = _by_stored_statistics(node, rule, args)
             if result is not None:
                 return result
+        if node.packet is aten.layer_norm and not any(isinstance(argument, Moments) for argument in args[1:]):
+            return _layer_normed(*args, **kwargs)
         if node.packet in (aten.dropout, aten.native_dropout) and rule.noise and not kwargs:
             return self._dropped(node, *args)
         return super()._apply(node, args, kwargs)
@@ -534,6 +537,26 @@ def _by_stored_statistics(node: Node, rule: Rule, args: Sequence[Any]) -> Any:
         result = torch.addcmul(shift.view(shape), x.mean, scale), x.var * scale.square()
     moments = Moments(attached(result[0], (x.mean, scale.mul)), result[1])
     return [moments, *[None] * (len(node.info) - 1)] if isinstance(node.info, (list, tuple)) else moments
+
+
+def _layer_normed(
+    x: Moments, shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, *settings: Any
+) -> Moments:
+    """Moments behind a layer norm, with derivatives by the spread as it is expected to be."""
+    x, axes = x.dense(), list(range(-len(shape), 0))
+    with torch.no_grad():
+        found = layer_norm(x, shape, weight, bias, *settings)
+        eps, fraction = settings[0] if settings else 1e-5, 1 - 1 / math.prod(shape)
+        shifted = x.mean - x.mean.mean(axes, keepdim=True)
+        rate = (shifted.square().mean(axes, keepdim=True) + fraction * x.var.mean(axes, keepdim=True) + eps).rsqrt_()
+        y, scale = shifted.mul_(rate), 1.0 if weight is None else weight.to(x.dtype)
+
+    def pulled(gradient: Tensor) -> Tensor:
+        gradient = gradient * scale
+        along = (gradient * y).mean(axes, keepdim=True)
+        return (gradient - gradient.mean(axes, keepdim=True)).sub_(y * along).mul_(rate)
+
+    return Moments(attached(found.mean, (x.mean, pulled)), found.var)
 
 
 def _first_result(rule: Rule, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Moments:

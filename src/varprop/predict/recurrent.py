@@ -73,7 +73,7 @@ class _LSTMStep(torch.autograd.Function):
     def backward(ctx: Any, by_out: Tensor, by_cell: Tensor) -> tuple[Tensor | None, ...]:
         """Derivatives by gates and memory."""
         i, f, g, memory, o, cell = ctx.slopes
-        by_cell = torch.addcmul(by_cell, by_out, cell)
+        by_cell = by_cell + by_out * cell
         return torch.cat([by_cell * i, by_cell * f, by_cell * g, by_out * o], -1), by_cell * memory, None, None, None
 
 
@@ -129,7 +129,9 @@ def _gru_step(entering: Tensor, covariances: Tensor, state: State, recurrent: Ga
     return (Moments(n + z * (h.mean - n) + zh - zn, var.clamp_min(0)),)
 
 
-def _third_doubled(parameter: Tensor) -> Tensor:
+def _third_doubled(parameter: Tensor | None) -> Tensor | None:
+    if parameter is None:
+        return None
     first, second, third, fourth = parameter.chunk(4)
     return torch.cat([first, second, 2 * third, fourth])
 
@@ -138,10 +140,9 @@ def _layer(
     cell: RecurrentCell, step: Callable[..., State], x: Moments, state: State, params: Params, reverse: bool
 ) -> tuple[Moments, State]:
     """One direction of one layer over time, the first axis."""
-    w_ih, w_hh, b_ih, b_hh, w_hr = params
+    *by_gate, w_hr = params
+    w_ih, w_hh, b_ih, b_hh = map(_third_doubled, by_gate) if cell is LSTM else by_gate
     assert w_ih is not None and w_hh is not None
-    if cell is LSTM:
-        w_ih, w_hh, b_ih, b_hh = (None if p is None else _third_doubled(p) for p in (w_ih, w_hh, b_ih, b_hh))
     inputs, recurrent = Gates(w_ih, b_ih, cell), Gates(w_hh, b_hh, cell)
     joint = b_hh if cell is LSTM and b_hh is not None else 0.0  # of a GRU it stands inside a product
     means = (F.linear(x.mean, inputs.weight, inputs.bias) + joint).unbind()
