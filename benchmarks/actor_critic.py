@@ -1,6 +1,8 @@
 """SAC and CrossQ with batch norm, layer norm, no norm and the analytic normalization, on continuous control.
 
     python benchmarks/actor_critic.py run RECORDS [--environments ...] [--methods ...] [--max-seconds 540]
+    python benchmarks/actor_critic.py pool RECORDS --processes 12 --environments HalfCheetah-v5    # many CPU cores
+    python benchmarks/actor_critic.py gather FILE RECORDS ...                                       # a line a cell
     python benchmarks/actor_critic.py show RECORDS    # the table, and RECORDS.svg and .png if matplotlib is there
     python benchmarks/actor_critic.py cost FILE       # CPU time of one agent's step by method, as JSON
 
@@ -14,6 +16,9 @@ A cell is a method in an environment. All its agents (every rate with every seed
 with as many groups of channels as there are agents. Groups do not mix, so each agent learns as it would alone. The
 first seeds choose the rate, the others are reported. RECORDS is a file of JSON lines, one for every cell; cells that it
 has are not run again. A cell that is stopped by the time limit is recorded as far as it came.
+
+`pool` trains agents alone, one in each process: all rates with the first seeds, then the rate that they choose with the
+others. Every agent is recorded as it goes, so that one that is stopped at any time has its returns so far.
 """
 
 from __future__ import annotations
@@ -24,9 +29,11 @@ import importlib.util
 import itertools
 import json
 import math
+import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +70,8 @@ METHODS = {
 }
 ENVIRONMENTS = {  # steps in all, random ones first
     "Pendulum-v1": (10_000, 1000),
-    "InvertedDoublePendulum-v5": (20_000, 1000),
-    "HalfCheetah-v5": (50_000, 5000),
+    "InvertedDoublePendulum-v5": (12_000, 1000),
+    "HalfCheetah-v5": (25_000, 2000),
     "Hopper-v5": (50_000, 5000),
     "MountainCarContinuous-v0": (20_000, 1000),
 }
@@ -80,6 +87,7 @@ STYLES = {  # colours and lines of the figure
     "SAC": ("#009e73", "-."),
 }
 LAST = 5  # intervals that count for the table: the last quarter
+TOLD_EVERY = 60.0  # seconds, how far an agent of the pool is
 
 
 # ------------------------------------------------------------------------------------------------------- networks
@@ -122,11 +130,11 @@ def called(model: nn.Module, x: Tensor, groups: int, training: bool = False) -> 
 
 
 class Products(TorchFunctionMode):
-    """Computes all convolutions with several groups by batched matrix products."""
+    """Computes all convolutions, which are of one position, by batched matrix products."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Take over convolutions."""
-        if func is torch.conv2d and not kwargs and len(args) == 7 and args[6] > 1:
+        if func is torch.conv2d and not kwargs and len(args) == 7:
             return by_products(*args[:3], args[3][0], args[4][0], args[6])
         return func(*args, **(kwargs or {}))
 
@@ -298,12 +306,21 @@ class Environments:
 
 
 def trained(
-    name: str, method: Method, agents: Sequence[tuple[float, int]], options: argparse.Namespace, until: float
+    name: str,
+    method: Method,
+    agents: Sequence[tuple[float, int]],
+    options: argparse.Namespace,
+    until: float,
+    told: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Train agents, given by rate and seed, in an environment; return the returns of their episodes by interval."""
+    """Train agents, given by rate and seed, in an environment; return the returns of their episodes by interval.
+
+    What would be returned is `told` once in a while.
+    """
     steps, random_steps = ENVIRONMENTS[name]
     steps, random_steps = options.steps or steps, options.random_steps or random_steps
     device, start = torch.device(options.device), time.time()
+    last = start
     seeds = [seed for _, seed in agents]
     environments = Environments(name, seeds)
     torch.manual_seed(seeds[0])
@@ -326,20 +343,36 @@ def trained(
         done = number + 1
         if learner is not None:
             learner.seen.fill_(done)
-        if number % 50 == 0 and time.time() > until:
-            break
-    width = steps / INTERVALS
+        if number % 50 == 0:
+            now = time.time()
+            if now > until:
+                break
+            if now > last + TOLD_EVERY:
+                last = now
+                told(course(environments, agents, steps, done, random_steps, now - start))
+    return course(environments, agents, steps, done, random_steps, time.time() - start)
+
+
+def course(
+    environments: Environments,
+    agents: Sequence[tuple[float, int]],
+    steps: int,
+    done: int,
+    random_steps: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Return the returns of agents by interval, as far as they are."""
     curves = []
     for episodes in environments.returns:
         by_interval: list[list[float]] = [[] for _ in range(INTERVALS)]
         for number, total in episodes:
-            by_interval[int(number // width)].append(total)
+            by_interval[int(number // (steps / INTERVALS))].append(total)
         curves.append([round(statistics.fmean(totals), 2) if totals else None for totals in by_interval])
     return {
         "steps": steps,
         "done": done,
         "random": random_steps,
-        "seconds": round(time.time() - start, 1),
+        "seconds": round(seconds, 1),
         "runs": [
             {"rate": rate, "seed": seed, "returns": curve} for (rate, seed), curve in zip(agents, curves, strict=True)
         ],
@@ -381,15 +414,38 @@ def programs(learner: Agents, example: Tensor) -> tuple[Callable[[Tensor], Tenso
 # -------------------------------------------------------------------------------------------------------- records
 
 
-def read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the longest record of every environment and method."""
-    records: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        record = json.loads(line)
-        key = record["environment"], record["method"]
-        if key not in records or record["done"] >= records[key]["done"]:
-            records[key] = record
+def read(*paths: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return a record of every environment and method, with the longest run of every rate and seed.
+
+    Runs that were stopped before half of their steps are left out; `done` is how far all others came.
+    """
+    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in paths:
+        for line in path.read_text().splitlines() if path.exists() else []:
+            record = json.loads(line)
+            lines.setdefault((record["environment"], record["method"]), []).append(record)
+    records = {}
+    for key, found in lines.items():
+        longest: dict[tuple[float, int], tuple[int, dict[str, Any]]] = {}
+        for record in found:
+            for run in record["runs"]:
+                at = run["rate"], run["seed"]
+                if 2 * record["done"] >= record["steps"] and record["done"] >= longest.get(at, (0,))[0]:
+                    longest[at] = record["done"], run
+        if longest:
+            runs = [run for _, (_, run) in sorted(longest.items())]
+            records[key] = {**found[-1], "done": min(done for done, _ in longest.values()), "runs": runs}
     return records
+
+
+def append(options: argparse.Namespace, environment: str, method: str, found: dict[str, Any]) -> None:
+    """Append what was found to the records."""
+    where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    about = {"hardware": where, "git": git_state(), "torch": versions()["torch"]}
+    settings = {"width": options.width, "batch": options.batch}
+    line = json.dumps({"environment": environment, "method": method, **settings, **about, **found})
+    with options.records.open("a") as file:  # one write: several processes append to this file
+        file.write(line + "\n")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -397,19 +453,80 @@ def run(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     until = time.time() + options.max_seconds
     agents = [(rate, seed) for rate in options.rates for seed in (*SEARCH_SEEDS[: options.search], *options.seeds)]
-    where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    about = {"hardware": where, "git": git_state(), "torch": versions()["torch"]}
     for environment in options.environments:
         for method in options.methods:
             record = read(options.records).get((environment, method))
             if (record and record["done"] == record["steps"]) or time.time() > until:
                 continue
             found = trained(environment, METHODS[method], agents, options, until)
-            settings = {"width": options.width, "batch": options.batch}
-            line = json.dumps({"environment": environment, "method": method, **settings, **about, **found})
-            with options.records.open("a") as file:  # one write: several processes append to this file
-                file.write(line + "\n")
+            append(options, environment, method, found)
             print(f"{environment}, {method}: {found['done']} steps in {found['seconds']} s", flush=True)
+
+
+# ----------------------------------------------------------------------------------------------------- processes
+
+
+Job = tuple[str, str, float, int]  # environment, method, rate, seed
+
+
+def alone(job: Job, options: argparse.Namespace, until: float) -> tuple[Job, list[float | None]]:
+    """Train an agent in this process, record it as it goes, and return its returns."""
+    torch.set_num_threads(1)
+    environment, method, *agent = job
+    found = trained(
+        environment, METHODS[method], [tuple(agent)], options, until, lambda found: append(options, *job[:2], found)
+    )
+    append(options, environment, method, found)
+    print(f"{job}: {found['done']} steps in {found['seconds']} s", flush=True)
+    return job, found["runs"][0]["returns"]
+
+
+def wanted(options: argparse.Namespace, scores: dict[Job, float]) -> Iterator[Job]:
+    """Yield the jobs that may begin, the most important first: a method's other seeds wait for what its first ones say.
+
+    An environment's methods come in turn, so that all get as far.
+    """
+    for environment in options.environments:
+        searches, tests = [], []
+        for method in options.methods:
+            tried = {
+                rate: [(environment, method, rate, seed) for seed in SEARCH_SEEDS[: options.search]]
+                for rate in options.rates
+            }
+            searches.append([job for jobs in tried.values() for job in jobs])
+            if all(job in scores for job in searches[-1]):
+                best = max(tried, key=lambda rate: statistics.fmean(scores[job] for job in tried[rate]))
+                tests.append([(environment, method, best, seed) for seed in options.seeds])
+        for jobs in (itertools.chain(*zip(*tests, strict=True)), *searches):
+            yield from jobs
+
+
+def pool(options: argparse.Namespace) -> None:
+    """Train agents in processes of their own until all are trained or time is up."""
+    until = time.time() + options.max_seconds
+    scores = {
+        (*cell, run["rate"], run["seed"]): score(filled(run["returns"]))
+        for cell, record in read(options.records).items()
+        if record["done"] == record["steps"]
+        for run in record["runs"]
+    }
+    begun = set(scores)
+    running: set[Future[tuple[Job, list[float | None]]]] = set()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.processes, mp_context=context) as executor:
+        while time.time() < until:
+            for job in wanted(options, scores):
+                if len(running) == options.processes:
+                    break
+                if job not in begun:
+                    begun.add(job)
+                    running.add(executor.submit(alone, job, options, until))
+            if not running:
+                break
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in ended:
+                job, returns = future.result()
+                scores[job] = score(filled(returns))
 
 
 def cost(options: argparse.Namespace, rounds: int = 20) -> dict[str, dict[str, float]]:
@@ -461,7 +578,8 @@ def filled(returns: Sequence[float | None]) -> list[float]:
 def curves(records: dict[tuple[str, str], dict[str, Any]], environment: str) -> dict[str, dict[str, Any]]:
     """Return for every method the rate that its first seeds choose, and the returns of the other seeds by interval.
 
-    Only intervals that all methods have reached count.
+    Only intervals that all methods have reached count. With them come the returns at every rate: of the other seeds, or
+    of the first ones where the others have one rate alone.
     """
     cells = {method: records[environment, method] for method in METHODS if (environment, method) in records}
     reached = min((INTERVALS * cell["done"] // cell["steps"] for cell in cells.values()), default=0)
@@ -475,13 +593,16 @@ def curves(records: dict[tuple[str, str], dict[str, Any]], environment: str) -> 
             return statistics.fmean(score(curve) for seed, curve in by_rate[rate].items() if seed in SEARCH_SEEDS)
 
         rate = max(by_rate, key=searched)
-        tested = {
-            rate: [curve for seed, curve in seeds.items() if seed not in SEARCH_SEEDS]
-            for rate, seeds in sorted(by_rate.items())
+        tested = {seed: curve for seed, curve in by_rate[rate].items() if seed not in SEARCH_SEEDS}
+        shared = set.intersection(*(set(seeds) for seeds in by_rate.values()))
+        shown = shared - set(SEARCH_SEEDS) or shared
+        found[method] = {
+            "rate": rate,
+            "steps": cell["steps"] * reached // INTERVALS,
+            "curves": list(tested.values()),
+            "by rate": {rate: [seeds[seed] for seed in sorted(shown)] for rate, seeds in sorted(by_rate.items())},
         }
-        steps = cell["steps"] * reached // INTERVALS
-        found[method] = {"rate": rate, "steps": steps, "curves": tested[rate], "by rate": tested}
-    return found
+    return {method: each for method, each in found.items() if each["curves"]}
 
 
 def score(curve: Sequence[float]) -> float:
@@ -495,16 +616,17 @@ def shown(records: dict[tuple[str, str], dict[str, Any]]) -> str:
     for environment in ENVIRONMENTS:
         for method, found in curves(records, environment).items():
             scores = [score(curve) for curve in found["curves"]]
-            edge = " (at the edge)" if found["rate"] in (RATES[0], RATES[-1]) else ""
+            edge = " (at the edge)" if found["rate"] in (min(found["by rate"]), max(found["by rate"])) else ""
             returns = f"{statistics.fmean(scores):,.0f} ({min(scores):,.0f} to {max(scores):,.0f})"
             throughout = statistics.fmean(statistics.fmean(curve) for curve in found["curves"])
-            at_rates = [statistics.fmean(score(curve) for curve in tested) for tested in found["by rate"].values()]
-            rates = " / ".join(f"{value:,.0f}" for value in at_rates)
-            about = [environment, f"{found['steps']:,}", method, f"{found['rate']:g}{edge}"]
+            at_rates = {
+                rate: statistics.fmean(score(curve) for curve in tested) for rate, tested in found["by rate"].items()
+            }
+            rates = ", ".join(f"{rate:g}: {value:,.0f}" for rate, value in at_rates.items())
+            about = [environment, f"{found['steps']:,}", method, f"{found['rate']:g}{edge}", str(len(scores))]
             lines.append([*about, returns, f"{throughout:,.0f}", rates])
-    last = "last quarter, mean (lowest to highest seed)"
-    by_rate = "last quarter at " + " / ".join(f"{rate:g}" for rate in RATES)
-    columns = ["environment", "steps", "method", "rate", last, "all steps", by_rate]
+    last, by_rate = "last quarter, mean (lowest to highest seed)", "last quarter at every rate"
+    columns = ["environment", "steps", "method", "rate", "seeds", last, "all steps", by_rate]
     return Table("", columns, lines, left=("environment", "method")).markdown()
 
 
@@ -534,8 +656,9 @@ def draw(records: dict[tuple[str, str], dict[str, Any]], stem: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run", "show", "cost"])
+    parser.add_argument("command", choices=["run", "pool", "gather", "show", "cost"])
     parser.add_argument("records", type=Path)
+    parser.add_argument("parts", nargs="*", type=Path, help="of records that are gathered")
     parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--rates", nargs="+", type=float, default=RATES)
@@ -547,9 +670,15 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--max-seconds", type=float, default=540.0)
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count(), help="of a pool")
     options = parser.parse_args()
     if options.command == "run":
         run(options)
+    elif options.command == "pool":
+        pool(options)
+    elif options.command == "gather":
+        lines = [json.dumps(record) + "\n" for record in read(options.records, *options.parts).values()]
+        options.records.write_text("".join(lines))
     elif options.command == "cost":
         about = {"width": options.width, "batch": options.batch, "git": git_state(), "torch": versions()["torch"]}
         options.records.write_text(json.dumps({**about, "of none": cost(options)}, indent=1) + "\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import actor_critic
-from benchmarks.actor_critic import METHODS, Adam, Agents, called, curves, filled, network, read, run, shown
+from benchmarks.actor_critic import METHODS, Adam, Agents, called, curves, filled, network, pool, read, run, shown
 from torch import Tensor
 
 SIZES = 4, 2, 4, 1, 1
@@ -157,6 +158,54 @@ def test_a_grid_is_recorded_and_gone_on_with(tmp_path: Path, monkeypatch: pytest
     assert "| Pendulum-v1 | 60 | analytic |" in shown(read(options.records)).replace("    ", "").replace("  ", " ")
 
 
+def test_a_pool_tests_the_rate_that_it_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", SimpleNamespace(make=lambda *_, **__: Corridor()))
+    monkeypatch.setattr(actor_critic, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
+    monkeypatch.setattr(actor_critic, "TOLD_EVERY", 0.0)
+    threads = torch.get_num_threads()
+    options = argparse.Namespace(
+        records=tmp_path / "found.jsonl",
+        environments=["Hopper-v5"],
+        methods=["analytic", "none"],
+        rates=[1e-3, 3e-3],
+        search=1,
+        seeds=[0, 1],
+        steps=60,
+        random_steps=30,
+        width=8,
+        batch=8,
+        device="cpu",
+        max_seconds=60.0,
+        processes=1,
+    )
+    pool(options)
+    torch.set_num_threads(threads)
+    lines = [json.loads(line) for line in options.records.read_text().splitlines()]
+    assert {line["done"] for line in lines} == {1, 51, 60}  # what an agent has told on its way, and all
+    whole = len(lines)
+    pool(options)
+    assert len(options.records.read_text().splitlines()) == whole
+    records = read(options.records)
+    assert [len(record["runs"]) for record in records.values()] == [4, 4]
+    for method, found in curves(records, "Hopper-v5").items():
+        tested = [run for run in records["Hopper-v5", method]["runs"] if run["seed"] in (0, 1)]
+        assert {run["rate"] for run in tested} == {found["rate"]} and len(found["curves"]) == 2
+        by_rate = {rate: actor_critic.score(curve) for rate, (curve,) in found["by rate"].items()}
+        assert found["rate"] == max(by_rate, key=lambda rate: by_rate[rate])
+
+
+def test_runs_that_hardly_began_are_left_out(tmp_path: Path) -> None:
+    def line(seed: int, done: int) -> str:
+        found = {"environment": "Hopper-v5", "method": "SAC", "steps": 100, "done": done}
+        return json.dumps({**found, "runs": [{"rate": 1e-3, "seed": seed, "returns": [done] * 20}]}) + "\n"
+
+    file = tmp_path / "found.jsonl"
+    file.write_text(line(100, 40) + line(100, 100) + line(0, 80) + line(0, 60) + line(1, 49))
+    record = read(file)["Hopper-v5", "SAC"]
+    assert record["done"] == 80 and [run["seed"] for run in record["runs"]] == [0, 100]
+    assert curves(read(file), "Hopper-v5")["SAC"]["steps"] == 80
+
+
 def test_the_first_seeds_choose_the_rate_of_the_others() -> None:
     runs = [
         {"rate": rate, "seed": seed, "returns": [0.0] * 15 + [value] * 5}
@@ -172,10 +221,11 @@ def test_the_page_has_the_records() -> None:
     page = (docs / "fields.md").read_text("utf-8")
     records = read(docs / "results" / "actor_critic.jsonl")
     assert shown(records).strip() in page
-    for record in records.values():
-        assert {run["seed"] for run in record["runs"]} == {*actor_critic.SEARCH_SEEDS, *actor_critic.SEEDS}
-        assert {run["rate"] for run in record["runs"]} == set(actor_critic.RATES)
+    for (environment, _), record in records.items():
         assert (record["width"], record["batch"]) == (256, 256)
+        if environment == "Pendulum-v1":
+            assert {run["seed"] for run in record["runs"]} == {*actor_critic.SEARCH_SEEDS, *actor_critic.SEEDS}
+            assert {run["rate"] for run in record["runs"]} == set(actor_critic.RATES)
     cost = json.loads((docs / "results" / "actor_critic_cost.json").read_text())["of none"]
     for method, name in (
         ("analytic", "update"),
