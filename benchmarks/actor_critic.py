@@ -426,15 +426,15 @@ def read(*paths: Path) -> dict[tuple[str, str], dict[str, Any]]:
             lines.setdefault((record["environment"], record["method"]), []).append(record)
     records = {}
     for key, found in lines.items():
-        longest: dict[tuple[float, int], tuple[int, dict[str, Any]]] = {}
+        longest: dict[tuple[float, int], dict[str, Any]] = {}
         for record in found:
             for run in record["runs"]:
-                at = run["rate"], run["seed"]
-                if 2 * record["done"] >= record["steps"] and record["done"] >= longest.get(at, (0,))[0]:
-                    longest[at] = record["done"], run
+                at, done = (run["rate"], run["seed"]), run.get("done", record["done"])
+                if 2 * done >= record["steps"] and done >= longest.get(at, {"done": 0})["done"]:
+                    longest[at] = {**run, "done": done}
         if longest:
-            runs = [run for _, (_, run) in sorted(longest.items())]
-            records[key] = {**found[-1], "done": min(done for done, _ in longest.values()), "runs": runs}
+            runs = [run for _, run in sorted(longest.items())]
+            records[key] = {**found[-1], "done": min(run["done"] for run in runs), "runs": runs}
     return records
 
 
@@ -507,8 +507,8 @@ def pool(options: argparse.Namespace) -> None:
     scores = {
         (*cell, run["rate"], run["seed"]): score(filled(run["returns"]))
         for cell, record in read(options.records).items()
-        if record["done"] == record["steps"]
         for run in record["runs"]
+        if run["done"] == record["steps"]
     }
     begun = set(scores)
     running: set[Future[tuple[Job, list[float | None]]]] = set()

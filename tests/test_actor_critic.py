@@ -204,6 +204,8 @@ def test_runs_that_hardly_began_are_left_out(tmp_path: Path) -> None:
     record = read(file)["Hopper-v5", "SAC"]
     assert record["done"] == 80 and [run["seed"] for run in record["runs"]] == [0, 100]
     assert curves(read(file), "Hopper-v5")["SAC"]["steps"] == 80
+    file.write_text("".join(json.dumps(record) + "\n" for record in read(file).values()))  # as gathered
+    assert [run["done"] for run in read(file)["Hopper-v5", "SAC"]["runs"]] == [80, 100]
 
 
 def test_the_first_seeds_choose_the_rate_of_the_others() -> None:
