@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from varprop.gaussian import softmax, softmax_series
+from varprop.gaussian import softmax
 
 
 def _logits(rows: int, count: int, spread: float, std: float) -> tuple[Tensor, Tensor]:
@@ -31,7 +31,7 @@ SIZES = [(16, 0.1, 0.15), (49, 0.3, 0.3), (128, 0.5, 0.5), (197, 0.5, 0.5), (197
 @pytest.mark.parametrize(("count", "spread", "std"), SIZES)
 def test_the_series_is_close_where_it_says_so(count: int, spread: float, std: float, dtype: torch.dtype) -> None:
     mean, var = _logits(12, count, spread, std)
-    found = softmax_series.softmax_series(mean.to(dtype), var.to(dtype))
+    found = softmax.softmax_series(mean.to(dtype), var.to(dtype))
     m, v = (x[found.close] for x in _integrals(mean, var))
     assert ((found.mean[found.close] - m).abs() < 1e-6).all()
     assert (((found.var[found.close] / v).sqrt() - 1).abs() < 2e-3).all()
@@ -40,24 +40,24 @@ def test_the_series_is_close_where_it_says_so(count: int, spread: float, std: fl
 @pytest.mark.parametrize(("count", "std"), [(64, 0.1), (197, 0.2), (400, 0.3)])
 def test_first_order_is_enough_where_it_says_so(count: int, std: float) -> None:
     mean, var = _logits(12, count, 0.1, std)
-    x = softmax_series._exponentials(mean, var)
-    assert softmax_series._is_small(x)
+    x = softmax._exponentials(mean, var)
+    assert softmax._is_small(x)
     m, v = _integrals(mean, var)
     for dtype in (torch.float32, torch.float64):
-        found = softmax_series.softmax_series(mean.to(dtype), var.to(dtype))
+        found = softmax.softmax_series(mean.to(dtype), var.to(dtype))
         assert found.close.all() and ((found.mean - m).abs() < 2e-7).all()
         assert (((found.var / v).sqrt() - 1).abs() < 5e-4).all()
-    assert not softmax_series._is_small(softmax_series._exponentials(*_logits(12, 16, 0.1, 0.3)))
+    assert not softmax._is_small(softmax._exponentials(*_logits(12, 16, 0.1, 0.3)))
 
 
 def test_the_series_is_close_in_attention_at_its_start() -> None:
-    assert softmax_series.softmax_series(*_logits(12, 197, 0.1, 0.2)).close.all()
-    assert softmax_series.softmax_series(*_logits(12, 49, 0.1, 0.2)).close.all()
+    assert softmax.softmax_series(*_logits(12, 197, 0.1, 0.2)).close.all()
+    assert softmax.softmax_series(*_logits(12, 49, 0.1, 0.2)).close.all()
 
 
 def test_the_series_says_where_it_is_not_close() -> None:
     for count, spread, std in ((4, 0.1, 0.3), (197, 0.0, 1.5), (64, 4.0, 0.5)):
-        assert not softmax_series.softmax_series(*_logits(12, count, spread, std)).close.any()
+        assert not softmax.softmax_series(*_logits(12, count, spread, std)).close.any()
 
 
 def test_small_variances_keep_their_digits_in_single_precision() -> None:
@@ -65,7 +65,7 @@ def test_small_variances_keep_their_digits_in_single_precision() -> None:
     s = torch.softmax(mean, -1)
     linear = s.square() * ((1 - 2 * s) * var + (s.square() * var).sum(-1, keepdim=True))
     torch.testing.assert_close(
-        softmax_series.softmax_series(mean.float(), var.float()).var.double(), linear, rtol=1e-4, atol=0.0
+        softmax.softmax_series(mean.float(), var.float()).var.double(), linear, rtol=1e-4, atol=0.0
     )
 
 
@@ -85,7 +85,7 @@ def test_rows_of_both_kinds_in_one_call() -> None:
 
 def test_derivatives_of_the_series() -> None:
     mean, var = (x.requires_grad_() for x in _logits(2, 7, 0.2, 0.1))
-    assert torch.autograd.gradcheck(lambda m, v: softmax_series.softmax_series(m, v)[:2], (mean, var))
+    assert torch.autograd.gradcheck(lambda m, v: softmax.softmax_series(m, v)[:2], (mean, var))
 
 
 def test_hidden_rows_have_finite_derivatives() -> None:

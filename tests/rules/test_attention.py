@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop.gaussian import softmax_series
+from varprop.gaussian import softmax
 from varprop.moments import Moments
 from varprop.rules.attention import attention
 
@@ -24,7 +24,7 @@ def test_heads_in_parts_are_those_of_one_call(
     torch.manual_seed(0)
     q, k, v = _moments(2, 3, 16, 8), _moments(*keys, full=(2, 3, 16, 8)), _moments(2, 3, 16, 5)
     together = attention(q, k, v, is_causal=causal)
-    monkeypatch.setattr(softmax_series, "BLOCK", 2 * 16 * 16)
+    monkeypatch.setattr(softmax, "CACHED", 2 * 16 * 16)
     apart = attention(q, k, v, is_causal=causal)
     assert apart.mean.shape == (2, 3, 16, 5)
     torch.testing.assert_close(apart.mean, together.mean, rtol=0.0, atol=1e-6)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..gaussian import softmax as exact
-from ..gaussian import softmax_series
 from ..gaussian.normal import differentiated, readable
 from ..graph import ops
 from ..moments import Moments
@@ -277,7 +276,7 @@ def _many(*values: Moments) -> bool:
 def _heads_at_a_time(attend: Callable[..., Moments], *given: Moments) -> Moments:
     """Attention of blocks of heads or samples, as large as their scores stay in the cache of a processor."""
     heads = torch.broadcast_shapes(*(x.mean.shape[:-2] for x in given))
-    count = max(1, softmax_series.BLOCK // (given[0].shape[-2] * given[1].shape[-2]))
+    count = max(1, exact.CACHED // (given[0].shape[-2] * given[1].shape[-2]))
     means, variances = (
         zip(*(t.expand(*heads, *t.shape[-2:]).flatten(0, -3).split(count) for t in tensors), strict=True)
         for tensors in ([x.mean for x in given], [x.var for x in given])
