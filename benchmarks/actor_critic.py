@@ -48,7 +48,7 @@ from varprop.text_table import Table
 from varprop_lab.deep.side_by_side import by_products
 from varprop_lab.environment import git_state, versions
 from varprop_lab.report.series import LOOK
-from varprop_lab.training.trainer import captured
+from varprop_lab.training import captured
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.text_table import Table
-from varprop_lab.data.datasets import load
+from varprop_lab.datasets import load
 from varprop_lab.environment import provenance
 from varprop_lab.paper.experiments import EXPERIMENTS
-from varprop_lab.protocol.experiments import build
-from varprop_lab.protocol.starts import without_borders
-from varprop_lab.training.trainer import Task
+from varprop_lab.protocol import build
+from varprop_lab.starts import without_borders
+from varprop_lab.training import Task
 
 IMAGES = 64
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.text_table import Table
-from varprop_lab.data.datasets import DataError, load
+from varprop_lab.datasets import DataError, load
 from varprop_lab.environment import provenance
 
 RANDOM = {"width 256, depth 8": (256, 8, 3, 1.0), "width 1024, depth 16": (1024, 16, 1, 0.5)}  # seeds, share of draws

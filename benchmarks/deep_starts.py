@@ -32,7 +32,7 @@ from torch import Tensor
 from varprop.gaussian.stability import stable_shift
 from varprop.norm.fold.layout import EPS
 from varprop.text_table import Table
-from varprop_lab.data.datasets import load
+from varprop_lab.datasets import load
 from varprop_lab.environment import provenance
 
 Activation = Callable[[Tensor], Tensor]

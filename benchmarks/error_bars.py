@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import varprop as vp
 from varprop.predict import cuda_replay
 from varprop.text_table import Table
-from varprop_lab.data.datasets import load
+from varprop_lab.datasets import load
 from varprop_lab.environment import git_state, hardware, versions
 
 RESOLVED = 4000  # draws of the truth: no smaller error of a standard deviation can be told

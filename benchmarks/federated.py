@@ -30,11 +30,11 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.text_table import Table
-from varprop_lab.data.datasets import load
+from varprop_lab.datasets import load
 from varprop_lab.deep.normalizations import StandardizedConv2d
 from varprop_lab.deep.side_by_side import GroupedConvolutions, fastest_way, joined
 from varprop_lab.environment import git_state, versions
-from varprop_lab.training.trainer import captured
+from varprop_lab.training import captured
 
 METHODS = ("analytic", "batch norm", "group norm", "group norm + WS", "none")
 SPLITS = ("two classes", "Dirichlet 0.1")

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop_lab.data.datasets import load
+from varprop_lab.datasets import load
 from varprop_lab.environment import provenance
 
 ACTIVATIONS = {"logistic": nn.Sigmoid, "relu": nn.ReLU}

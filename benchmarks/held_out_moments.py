@@ -9,7 +9,7 @@ import argparse
 
 import torch
 
-from varprop_lab.data import batches, datasets
+from varprop_lab import batches, datasets
 from varprop_lab.paper.experiments import EXPERIMENTS
 
 

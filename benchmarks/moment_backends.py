@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from varprop.norm.fold import dispatch
 from varprop.norm.layers import normalized_layers
 from varprop_lab.bench import cases
-from varprop_lab.training.trainer import captured
+from varprop_lab.training import captured
 
 from .compare_kernels import graph_us, launches_of, step_us
 

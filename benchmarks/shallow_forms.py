@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop_lab.data.batches import scaled
-from varprop_lab.data.datasets import load
+from varprop_lab.batches import scaled
+from varprop_lab.datasets import load
 from varprop_lab.environment import provenance
 
 RATES = (0.005, 0.02)

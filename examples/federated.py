@@ -43,7 +43,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int = 1) -> nn.Module:
 
 def main(rounds: int = 20) -> float:
     """Train in rounds; the accuracy of the server's model on digits that no client has seen."""
-    from varprop_lab.data import datasets
+    from varprop_lab import datasets
 
     torch.manual_seed(0)
     data = datasets.load("digits")

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import varprop as vp
 from varprop.opacus import PrivacyEngine
-from varprop_lab.data import datasets
+from varprop_lab import datasets
 
 MEAN, STD = 0.1307, 0.3081  # of MNIST's pixels, as published: public numbers, which the guarantee needs them to be
 DELTA = 1e-5

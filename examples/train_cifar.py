@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import varprop as vp
-from varprop_lab.data.datasets import load
+from varprop_lab.datasets import load
 from varprop_lab.deep.normalizations import (
     Affine2d,
     BatchRenorm2d,
@@ -37,7 +37,7 @@ from varprop_lab.deep.normalizations import (
     normalizer_free,
     renorm_limits,
 )
-from varprop_lab.training.trainer import captured_step
+from varprop_lab.training import captured_step
 
 BLOCKS = {  # in every stage; two layers a block, one before and one behind them
     "resnet18": (2, 2, 2, 2),

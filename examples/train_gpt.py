@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
-from varprop_lab.training.trainer import captured_step
+from varprop_lab.training import captured_step
 
 STD = 0.02  # of the first weights
 SETTINGS = (

@@ -20,7 +20,7 @@ from torch import nn
 
 import varprop as vp
 from tests.lab.data.test_datasets import write_cifar10
-from varprop_lab.training.trainer import ratios
+from varprop_lab.training import ratios
 
 ROOT = Path(__file__).parents[1]
 

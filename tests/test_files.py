@@ -24,10 +24,9 @@ import varprop as vp
 from tests.lab.store.test_folder import outcome
 from varprop.cli.inputs import _pictures, saved_inputs
 from varprop.cli.models import load_weights
-from varprop_lab.data import datasets, download
+from varprop_lab import datasets
 from varprop_lab.paper.verdicts.judge import judge
-from varprop_lab.store.folder import Store
-from varprop_lab.store.tables import read_run
+from varprop_lab.store import Store, read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 RAN = "ran"
@@ -190,8 +189,8 @@ def test_nothing_is_fetched_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             datasets.load(name, tmp_path)
     vp.inspect(nn.Linear(3, 2), vp.Moments(torch.zeros(1, 3), torch.ones(1, 3)))
     assert not asked
-    with pytest.raises(download.DownloadError, match="could not be fetched"):
-        download.get("mnist", tmp_path)
+    with pytest.raises(datasets.DownloadError, match="could not be fetched"):
+        datasets.get("mnist", tmp_path)
     assert asked
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from varprop_lab.data.datasets import CIFAR10_FOLDER
+from varprop_lab.datasets import CIFAR10_FOLDER
 
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32

@@ -19,7 +19,7 @@ import varprop as vp
 from varprop.cli.models import unknown
 from varprop.cli.options import add_command, add_device, add_out, add_resume, add_root, listed, number, stoppable
 
-from .protocol.records import ALL_METHODS, ALL_STARTS, METHODS, STARTS
+from .protocol import ALL_METHODS, ALL_STARTS, METHODS, STARTS
 
 DATASETS = ("mnist", "cifar10", "digits")
 CONTINUE = "What is finished is kept: run the command again with --resume."
@@ -40,14 +40,14 @@ def add_commands(commands: Any) -> None:
 
 def load_inputs(name: str, root: Path | None) -> Any:
     """The training images of a data set as a network takes them."""
-    from .data import batches, datasets
+    from . import batches, datasets
 
     return batches.scaled(datasets.load(name, root).train_x)
 
 
 def data_lines() -> list[str]:
     """Where data sets are looked for, and which are there."""
-    from .data import datasets
+    from . import datasets
 
     looked = f"looked for in {', '.join(map(str, datasets.places()))}"
     digits = (
@@ -285,7 +285,7 @@ def _add_compare(commands: Any) -> None:
 def compare(options: argparse.Namespace) -> None:
     """Compare the normalizations, print the answer and write the page."""
     from . import comparison
-    from .data.batches import Augmentation
+    from .batches import Augmentation
 
     methods = listed(options.methods, ALL_METHODS, "--methods")
     starts = listed(options.starts, COMPARED_STARTS, "--starts")
@@ -374,8 +374,8 @@ What is there already is left alone."""
 
 def get_data(options: argparse.Namespace) -> None:
     """Fetch the data sets named."""
-    from .data import download
+    from . import datasets
 
     with stoppable("Run the command again: what is finished is kept."):
         for name in dict.fromkeys(options.names):
-            print(f"{name} is in {download.get(name, options.root, say=print)}")
+            print(f"{name} is in {datasets.get(name, options.root, say=print)}")

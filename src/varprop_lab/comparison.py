@@ -18,19 +18,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import varprop as vp
 from varprop.cli.models import callable_named, did_you_mean, located
 
-from . import report
-from .data import datasets
-from .data.batches import Augmentation, is_tokens, scaled
-from .data.datasets import Dataset
+from . import datasets, report
+from .batches import Augmentation, is_tokens, scaled
+from .datasets import Dataset
+from .ensemble import CannotStack
 from .environment import require
-from .execution.run import RunOptions, run
-from .protocol.experiments import FACTORIES, PAPER_BATCH, PAPER_LR_MAX, Experiment, Factory, check_names
-from .protocol.records import METHODS, STARTS, Method, Outcome, Start
-from .protocol.starts import ROWS_FIRST, trained_network, without_own_batch_norms
+from .execution import RunOptions, run
+from .protocol import (
+    FACTORIES,
+    METHODS,
+    PAPER_BATCH,
+    PAPER_LR_MAX,
+    STARTS,
+    Experiment,
+    Factory,
+    Method,
+    Outcome,
+    Start,
+    check_names,
+)
 from .report.text import result_table
-from .store.folder import Store
-from .training.ensemble import CannotStack
-from .training.trainer import Loss, MakeOptimizer
+from .starts import ROWS_FIRST, trained_network, without_own_batch_norms
+from .store import Store
+from .training import Loss, MakeOptimizer
 
 NAME = "compare"  # of the experiment and of its folder
 HIGHEST_LR = 10.0  # that a search tries by itself

@@ -23,13 +23,12 @@ from torch import Tensor, nn
 import varprop as vp
 from varprop.text_table import Table
 
-from .data import datasets
-from .data.batches import scaled
+from . import datasets
+from .batches import scaled
 from .deep.side_by_side import Member, SideBySide, joined
-from .environment import provenance, reproducible
+from .environment import provenance, reproducible, write_atomically
 from .report.plotting import draw
 from .report.series import Figure, Panel, PlottedSeries
-from .store.folder import write_atomically
 
 METHODS = ("batch norm", "group norm", "analytic")
 BATCHES = (2, 4, 32)

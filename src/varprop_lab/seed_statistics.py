@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .environment import require
-from .protocol.records import TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
+from .protocol import TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Outcome
 
 HOLDS, FAILS, NOISE = "holds", "does not hold", "within noise"  # of the statement that one side is lower
 LEVEL = 0.05  # the share of differences that count where there is none

@@ -19,11 +19,10 @@ import varprop as vp
 from tests.lab.data.loopback import Site, serving
 from varprop.cli import doctor
 from varprop.cli.main import main
-from varprop_lab import commands
-from varprop_lab.data import download
-from varprop_lab.data.batches import Augmentation
+from varprop_lab import commands, datasets
+from varprop_lab.batches import Augmentation
 from varprop_lab.paper.experiments import EXPERIMENTS
-from varprop_lab.protocol.records import Cell, Outcome, Search, Start
+from varprop_lab.protocol import Cell, Outcome, Search, Start
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -473,11 +472,11 @@ def small_mnist(monkeypatch):
     content = b"\0\0\x08\x01\0\0\0\x01\x07"
     with serving(Site({"/labels.gz": gzip.compress(content)})) as site:
         archive = replace(
-            download.ARCHIVES["mnist"][1],
+            datasets.ARCHIVES["mnist"][1],
             urls=(f"{site.url}/labels.gz",),
             contents={"train-labels-idx1-ubyte": hashlib.sha256(content).hexdigest()},
         )
-        monkeypatch.setattr(download, "ARCHIVES", {"mnist": (archive,)})
+        monkeypatch.setattr(datasets, "ARCHIVES", {"mnist": (archive,)})
         yield content
 
 

@@ -18,7 +18,7 @@ from varprop.norm.fold.cuda_replay import PATIENCE, SETS, Recording
 from varprop.norm.fold.reference import fold_parts
 from varprop.norm.layers import Normalized
 from varprop.norm.network import Network
-from varprop_lab.training.trainer import captured_step
+from varprop_lab.training import captured_step
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ import math
 import random
 from dataclasses import asdict, replace
 
-from varprop_lab.protocol.records import (
+from varprop_lab.protocol import (
     METHODS,
     STARTS,
     TRAIN_EVAL_LOSS,

@@ -10,9 +10,9 @@ from torch import nn
 import varprop as vp
 import varprop_lab
 from varprop.cli.progress import Progress
+from varprop_lab.batches import Augmentation
 from varprop_lab.comparison import CompareError, data_of
-from varprop_lab.data.batches import Augmentation
-from varprop_lab.protocol.records import ALL_METHODS, TRAIN_LOSS, VALID_ACCURACY
+from varprop_lab.protocol import ALL_METHODS, TRAIN_LOSS, VALID_ACCURACY
 
 
 def quiet(total, title):

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from varprop_lab.data.batches import Augmentation
-from varprop_lab.data.datasets import Dataset
-from varprop_lab.protocol.experiments import Experiment, Protocol
-from varprop_lab.training.trainer import Task
+from varprop_lab.batches import Augmentation
+from varprop_lab.datasets import Dataset
+from varprop_lab.protocol import Experiment, Protocol
+from varprop_lab.training import Task
 
 SIDE, CLASSES = 6, 3
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 
-from ..protocol import experiments
+from .. import protocol
 
 _BLOCKS = (3, 4, 6, 3)
 
@@ -40,12 +40,12 @@ class Recipe:
 
 def logistic(recipe: Recipe, inputs: int = 784, units: int = 20) -> nn.Module:
     """The paper's network for MNIST."""
-    return experiments.logistic(inputs, hidden=6, units=units, layers=recipe.layers)
+    return protocol.logistic(inputs, hidden=6, units=units, layers=recipe.layers)
 
 
 def convolutional(recipe: Recipe, width: int = 96) -> nn.Module:
     """The paper's network for CIFAR-10."""
-    return experiments.convolutional(width, layers=recipe.layers)
+    return protocol.convolutional(width, layers=recipe.layers)
 
 
 class Bottleneck(nn.Module):

@@ -19,9 +19,8 @@ from varprop.cli.models import first_line
 from varprop.text_table import Table
 from varprop_lab import environment
 
-from ..environment import chosen_device
+from ..environment import chosen_device, locked, write_atomically
 from ..report.text import facts
-from ..store.folder import locked, write_atomically
 from .cases import STEP, Case, cases, default_cases, default_modes, title, variants_of
 from .step import (
     LR,

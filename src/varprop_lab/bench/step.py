@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..training.trainer import captured
+from ..training import captured
 from .cases import Case
 
 

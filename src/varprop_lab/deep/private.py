@@ -38,8 +38,8 @@ from torch import Tensor, nn
 import varprop as vp
 from varprop.text_table import Table
 
-from ..data import datasets
-from ..data.batches import Augmentation, augmented
+from .. import datasets
+from ..batches import Augmentation, augmented
 from ..environment import git_state, require, versions
 from .normalizations import StandardizedConv2d
 

@@ -24,10 +24,9 @@ import torch
 import varprop as vp
 from varprop.text_table import Table
 
-from ..environment import git_state, versions
+from ..environment import git_state, versions, write_atomically
 from ..report.plotting import draw
 from ..report.series import Figure, Panel, PlottedSeries, line_style, over_seeds
-from ..store.folder import write_atomically
 from .tables import CIFAR, FINETUNE, GPT, ONLY_HELD_OUT, START, TABLES, Row
 
 HELD_OUT, TEST = "held out", "test"

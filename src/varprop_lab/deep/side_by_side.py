@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..store.folder import write_atomically
-from ..training.trainer import captured
+from ..environment import write_atomically
+from ..training import captured
 from .normalizations import BatchRenorm2d, clip_adaptively_, renorm_limits
 
 MOMENTUM = 0.9

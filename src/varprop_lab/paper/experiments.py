@@ -10,20 +10,21 @@ from typing import Any
 
 from varprop.cli.models import unknown
 
-from ..data.batches import Augmentation
-from ..execution.run import RunError, RunOptions, run
-from ..protocol.experiments import (
+from ..batches import Augmentation
+from ..execution import RunError, RunOptions, run
+from ..protocol import (
     DECAY,
     DOUBLE,
+    METHODS,
     MOMENTUM,
     UNIT_NORM,
     WIDE_LR_MAX,
     Combination,
     Experiment,
+    Outcome,
     Precision,
     Protocol,
 )
-from ..protocol.records import METHODS, Outcome
 
 _SHIFTS = Augmentation(shift=2)
 _NOISY_SHIFTS = Augmentation(shift=2, noise_variance=0.1)

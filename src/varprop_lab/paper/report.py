@@ -12,23 +12,14 @@ from urllib.parse import quote
 
 from varprop.text_table import Table
 
-from ..protocol.records import (
-    TRAIN_EVAL_LOSS,
-    TRAIN_LOSS,
-    Cell,
-    Outcome,
-    experiment_label,
-    grouped,
-    method_label,
-    start_label,
-)
+from ..environment import write_atomically
+from ..protocol import TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell, Outcome, experiment_label, grouped, method_label, start_label
 from ..report import html_page, plotting
 from ..report.html_page import write_files
 from ..report.series import Figure, figures_of, setting_of, setting_text
 from ..report.text import duration, facts, git_text
 from ..seed_statistics import Metric, Sample, final, final_error, final_test_error
-from ..store.folder import write_atomically
-from ..store.tables import WITHOUT_CELLS, Run, read_runs, write_tables
+from ..store import WITHOUT_CELLS, Run, read_runs, write_tables
 from .verdicts import judge
 from .verdicts.judge import Verdict, escaped
 

@@ -17,15 +17,12 @@ import torch
 from varprop.cli import progress
 from varprop.text_table import Table
 
-from ..data import datasets
-from ..environment import provenance, reproducible
-from ..execution.job import Evaluate, Trace, find_lrs, losses_at
-from ..execution.workers import results_of
-from ..protocol.experiments import SEARCHES, Experiment
-from ..protocol.records import Cell
-from ..store.folder import StoreError, write_atomically
-from ..training.ensemble import EnsembleTrainer
-from ..training.trainer import Task
+from .. import datasets
+from ..ensemble import EnsembleTrainer
+from ..environment import StoreError, provenance, reproducible, write_atomically
+from ..execution import Evaluate, Trace, find_lrs, losses_at, results_of
+from ..protocol import SEARCHES, Cell, Experiment
+from ..training import Task
 from .experiments import EXPERIMENTS
 
 # MNIST from random weights is where losses are noisiest; less data, for a CPU. The grids were chosen on the last.

@@ -12,7 +12,8 @@ from typing import Any
 
 from varprop.pages import environment, script, style
 
-from ..protocol.records import (
+from ..environment import write_atomically
+from ..protocol import (
     METHOD_MEANINGS,
     SAMPLE_NORMS,
     TRAIN_EVAL_LOSS,
@@ -29,8 +30,7 @@ from ..protocol.records import (
     start_rank,
 )
 from ..report import plotting
-from ..store.folder import write_atomically
-from ..store.tables import Run, read_run, write_tables
+from ..store import Run, read_run, write_tables
 from .series import Figure, figures_of, rounded
 from .text import answer, facts
 

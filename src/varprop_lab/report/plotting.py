@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..environment import require
-from ..store.folder import write_atomically
+from ..environment import require, write_atomically
 from .series import (
     ACCURACY_LABEL,
     LEGEND_MARKS,

@@ -16,9 +16,12 @@ import torch
 
 import varprop as vp
 
-from ..protocol.experiments import MOMENTUM, PAPER_BATCH, PAPER_GRIDS, PAPER_LR_MAX
-from ..protocol.records import (
+from ..protocol import (
     METHODS,
+    MOMENTUM,
+    PAPER_BATCH,
+    PAPER_GRIDS,
+    PAPER_LR_MAX,
     STARTS,
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,
@@ -35,7 +38,7 @@ from ..protocol.records import (
     start_label,
     start_rank,
 )
-from ..store.tables import Run
+from ..store import Run
 
 # Close to Okabe and Ito's palette, and apart under every kind of colour blindness; the second is for dark pages.
 METHOD_COLOURS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from varprop.text_table import Table
 
-from ..protocol.records import (
+from ..protocol import (
     TRAIN_LOSS,
     VALID_ACCURACY,
     Cell,

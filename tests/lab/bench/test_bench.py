@@ -17,7 +17,7 @@ from varprop_lab.bench.cases import Recipe
 from varprop_lab.bench.run import Measurement, Options, Record, Session, tables, write_page
 from varprop_lab.environment import chosen_device
 from varprop_lab.paper.verdicts.judge import CLAIMS, judge_claim
-from varprop_lab.protocol.experiments import FACTORIES
+from varprop_lab.protocol import FACTORIES
 
 CPU = torch.device("cpu")
 TINY = cases.cases(CPU, tiny=True)

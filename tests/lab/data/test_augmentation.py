@@ -3,8 +3,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import varprop as vp
-from varprop_lab.data.batches import Augmentation, augmented, moved, scaled, statistics
-from varprop_lab.data.datasets import Dataset
+from varprop_lab.batches import Augmentation, augmented, moved, scaled, statistics
+from varprop_lab.datasets import Dataset
 
 MNIST = Augmentation(shift=2)
 CIFAR = Augmentation(shift=2, flip=True, noise_variance=0.1)

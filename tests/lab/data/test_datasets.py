@@ -4,8 +4,8 @@ import struct
 import pytest
 import torch
 
-from varprop_lab.data import datasets
-from varprop_lab.data.datasets import DataError, Dataset, load, split
+from varprop_lab import datasets
+from varprop_lab.datasets import DataError, Dataset, load, split
 
 
 def idx(values):

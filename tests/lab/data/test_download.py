@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 import varprop as vp
-from varprop_lab.data import datasets, download
-from varprop_lab.data.download import DownloadError
+from varprop_lab import datasets
+from varprop_lab.datasets import DownloadError
 
 from .loopback import Site, serving
 
@@ -31,9 +31,9 @@ def fetched(tmp_path, monkeypatch):
     monkeypatch.delenv("VARPROP_DATA", raising=False)
 
     def get(*urls):
-        archive = replace(download.ARCHIVES["mnist"][0], urls=urls, contents={NAME: sha256(CONTENT)})
-        monkeypatch.setattr(download, "ARCHIVES", {"mnist": (archive,)})
-        return download.get("mnist", tmp_path, say=lambda _: None)
+        archive = replace(datasets.ARCHIVES["mnist"][0], urls=urls, contents={NAME: sha256(CONTENT)})
+        monkeypatch.setattr(datasets, "ARCHIVES", {"mnist": (archive,)})
+        return datasets.get("mnist", tmp_path, say=lambda _: None)
 
     return get
 
@@ -114,11 +114,11 @@ def test_unknown_hosts_and_names(fetched):
     with pytest.raises(DownloadError, match=r"nowhere\.invalid: no connection"):
         fetched(f"http://nowhere.invalid/{NAME}.gz")
     with pytest.raises(DownloadError, match="no data set 'svhn'"):
-        download.get("svhn")
+        datasets.get("svhn")
 
 
 def test_a_silent_server_times_out(fetched, monkeypatch):
-    monkeypatch.setattr(download, "TIMEOUT", 0.2)
+    monkeypatch.setattr(datasets, "TIMEOUT", 0.2)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -139,7 +139,7 @@ def test_a_full_disk_says_which_file(tmp_path, fetched, monkeypatch):
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("varprop_lab.store.folder._write_through", full)
+    monkeypatch.setattr("varprop_lab.environment._write_through", full)
     with serving(good_site()) as site, pytest.raises(vp.VarpropError, match=f"no space left.*{NAME}.*run the command"):
         fetched(source(site))
     assert leftovers(tmp_path) == []
@@ -182,9 +182,9 @@ def cifar10(tmp_path, monkeypatch):
         with serving(Site({"/cifar-10-binary.tar.gz": tar_of(members)})) as site:
             contents = {name: sha256(content) for name, content in BATCHES.items()}
             urls = (f"{site.url}/cifar-10-binary.tar.gz",)
-            archive = replace(download.ARCHIVES["cifar10"][0], urls=urls, contents=contents)
-            monkeypatch.setattr(download, "ARCHIVES", {"cifar10": (archive,)})
-            return download.get("cifar10", tmp_path / "data", say=lambda _: None)
+            archive = replace(datasets.ARCHIVES["cifar10"][0], urls=urls, contents=contents)
+            monkeypatch.setattr(datasets, "ARCHIVES", {"cifar10": (archive,)})
+            return datasets.get("cifar10", tmp_path / "data", say=lambda _: None)
 
     return get
 
@@ -221,9 +221,9 @@ def test_an_expected_name_that_is_no_plain_file_does_not_count(tmp_path, cifar10
 
 
 def test_the_official_archives_fill_the_layouts_that_are_read():
-    assert {archive.folder for archive in download.ARCHIVES["mnist"]} == {datasets.MNIST_FOLDER}
-    assert len(download.ARCHIVES["mnist"]) == 4 and all(len(a.urls) == 3 for a in download.ARCHIVES["mnist"])
-    for archives in download.ARCHIVES.values():
+    assert {archive.folder for archive in datasets.ARCHIVES["mnist"]} == {datasets.MNIST_FOLDER}
+    assert len(datasets.ARCHIVES["mnist"]) == 4 and all(len(a.urls) == 3 for a in datasets.ARCHIVES["mnist"])
+    for archives in datasets.ARCHIVES.values():
         for archive in archives:
             assert all(len(digest) == 64 and int(digest, 16) for digest in archive.contents.values())
             assert all(url.endswith(archive.name) for url in archive.urls)

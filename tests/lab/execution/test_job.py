@@ -3,7 +3,7 @@ import math
 import pytest
 
 import varprop as vp
-from varprop_lab.execution.job import find_lrs
+from varprop_lab.execution import find_lrs
 
 BOUNDS = (1e-6, 1e-2)
 

@@ -16,11 +16,10 @@ import pytest
 import torch
 
 import varprop as vp
-from varprop_lab.execution import workers as ray_cluster
-from varprop_lab.execution.run import RunError, RunOptions
-from varprop_lab.execution.run import run as run_experiment
-from varprop_lab.execution.workers import WorkerError
-from varprop_lab.store.folder import Store
+from varprop_lab import execution as ray_cluster
+from varprop_lab.execution import RunError, RunOptions, WorkerError
+from varprop_lab.execution import run as run_experiment
+from varprop_lab.store import Store
 
 from .. import tiny
 from .test_run import numbers, quiet

@@ -16,13 +16,12 @@ from torch import nn
 
 import varprop as vp
 from varprop.cli import progress
-from varprop_lab.environment import chosen_device
-from varprop_lab.execution.run import RunError, RunOptions
-from varprop_lab.execution.run import run as run_experiment
+from varprop_lab.environment import chosen_device, locked
+from varprop_lab.execution import RunError, RunOptions
+from varprop_lab.execution import run as run_experiment
 from varprop_lab.paper.experiments import EXPERIMENTS, reproduce
-from varprop_lab.protocol.experiments import PAPER_LR_MAX, Protocol
-from varprop_lab.protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_LOSS
-from varprop_lab.store.folder import Store, changed, fingerprints, locked
+from varprop_lab.protocol import PAPER_LR_MAX, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_BATCH_LOSS, Protocol
+from varprop_lab.store import Store, changed, fingerprints
 
 from .. import tiny
 
@@ -162,7 +161,7 @@ def test_a_sitting_that_fails_keeps_its_time(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     first = run(tmp_path, methods=("standard",))
-    monkeypatch.setattr("varprop_lab.execution.run._run_all", out_of_memory)
+    monkeypatch.setattr("varprop_lab.execution._run_all", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
         run(tmp_path, resume=True, methods=("standard",), seeds=(0, 1))
     manifest = Store(tmp_path / "tiny").manifest()

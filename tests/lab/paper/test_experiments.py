@@ -1,7 +1,7 @@
 import pytest
 
 from varprop_lab.paper.experiments import EXPERIMENTS
-from varprop_lab.protocol.experiments import DOUBLE, PAPER_LR_MAX, WIDE_LR_MAX, SettingError
+from varprop_lab.protocol import DOUBLE, PAPER_LR_MAX, WIDE_LR_MAX, SettingError
 
 
 def test_experiments_are_adapted():

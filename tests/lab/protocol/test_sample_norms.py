@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from varprop_lab.data import datasets
+from varprop_lab import datasets, starts
 from varprop_lab.paper.experiments import EXPERIMENTS
-from varprop_lab.protocol import starts
-from varprop_lab.protocol.starts import StartData, add_sample_norms_, plain_network, with_sample_norms
-from varprop_lab.training.trainer import Task
+from varprop_lab.starts import StartData, add_sample_norms_, plain_network, with_sample_norms
+from varprop_lab.training import Task
 
 EXPLAINED = {"layer": 0.89, "group": 0.47}  # of the variance of the scores, on images that nothing was fitted to
 

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import varprop as vp
-from varprop_lab.protocol import starts
-from varprop_lab.protocol.experiments import DOUBLE, UNIT_NORM, RowByRow
-from varprop_lab.protocol.records import METHODS, Cell
+from varprop_lab import starts
+from varprop_lab.protocol import DOUBLE, METHODS, UNIT_NORM, Cell, RowByRow
 
 from .. import tiny
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from varprop_lab.protocol.records import TRAIN_LOSS, VALID_ACCURACY, Cell, Outcome, Search
+from varprop_lab.protocol import TRAIN_LOSS, VALID_ACCURACY, Cell, Outcome, Search
 from varprop_lab.report.text import answer
 
 

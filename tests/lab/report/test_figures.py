@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import varprop as vp
-from varprop_lab.protocol.records import ALL_METHODS, TRAIN_EVAL_LOSS, TRAIN_LOSS, TRAIN_STILL_LOSS, Cell, method_label
+from varprop_lab.protocol import ALL_METHODS, TRAIN_EVAL_LOSS, TRAIN_LOSS, TRAIN_STILL_LOSS, Cell, method_label
 from varprop_lab.report import plotting
 from varprop_lab.report.series import DOUBLE_COLOUR, METHOD_COLOURS, figures_of, relu_figure, search_panel
-from varprop_lab.store.tables import Run, read_runs
+from varprop_lab.store import Run, read_runs
 
 from .. import synthetic
 

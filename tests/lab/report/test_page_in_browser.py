@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from varprop_lab.paper import report
-from varprop_lab.protocol.records import ALL_METHODS
+from varprop_lab.protocol import ALL_METHODS
 from varprop_lab.report import plotting, write_one
 
 from ...chromium import SIZES, count, keep

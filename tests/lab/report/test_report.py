@@ -14,10 +14,10 @@ import pytest
 
 import varprop as vp
 from varprop_lab.paper import report
-from varprop_lab.protocol.records import METHODS, TRAIN_LOSS, Cell, Search
+from varprop_lab.protocol import METHODS, TRAIN_LOSS, Cell, Search
 from varprop_lab.report import answer, html_page, plotting, write_one
 from varprop_lab.report.series import figures_of
-from varprop_lab.store.tables import read_run, read_runs
+from varprop_lab.store import read_run, read_runs
 
 from .. import synthetic
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from varprop_lab.protocol.records import Cell, Outcome, Search
+from varprop_lab.protocol import Cell, Outcome, Search
 from varprop_lab.report.text import result_table
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from varprop_lab.paper import report
-from varprop_lab.protocol.records import Cell
-from varprop_lab.store.tables import read_run, read_tables, write_tables
+from varprop_lab.protocol import Cell
+from varprop_lab.store import read_run, read_tables, write_tables
 
 from .. import synthetic
 

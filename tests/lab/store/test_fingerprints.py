@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from varprop_lab.store.folder import fingerprints
+from varprop_lab.store import fingerprints
 
 from .. import tiny
 

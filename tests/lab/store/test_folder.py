@@ -9,9 +9,10 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from varprop_lab.protocol.records import Cell, Outcome, Search
-from varprop_lab.store import folder
-from varprop_lab.store.folder import Store, StoreError, write_atomically
+from varprop_lab import environment
+from varprop_lab.environment import StoreError, write_atomically
+from varprop_lab.protocol import Cell, Outcome, Search
+from varprop_lab.store import Store
 
 
 def outcome(method="analytic", loss=0.5):
@@ -128,7 +129,7 @@ def test_a_full_disk_says_what_and_where_and_keeps_what_was_there(tmp_path, monk
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(folder.os, "fsync", full)
+    monkeypatch.setattr(environment.os, "fsync", full)
     with pytest.raises(StoreError, match=r"no space left on the disk.*--resume") as caught:
         store.write_outcome(outcome(loss=0.25))
     assert str(tmp_path / "cells") in str(caught.value)
@@ -144,7 +145,7 @@ def test_a_folder_that_is_a_file_is_one_sentence(tmp_path):
 
 def test_processes_that_write_the_same_file_do_not_meet(tmp_path, monkeypatch):
     """The second begins and ends while the first is writing: both contents were whole when they got their name."""
-    file, through = tmp_path / "file", folder._write_through
+    file, through = tmp_path / "file", environment._write_through
     seen = []
 
     def interrupted(path, content):
@@ -153,7 +154,7 @@ def test_processes_that_write_the_same_file_do_not_meet(tmp_path, monkeypatch):
             write_atomically(file, b"second")
             seen.append(file.read_bytes())
 
-    monkeypatch.setattr(folder, "_write_through", interrupted)
+    monkeypatch.setattr(environment, "_write_through", interrupted)
     write_atomically(file, b"first")
     assert seen == [b"second"] and file.read_bytes() == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -162,7 +163,7 @@ def test_processes_that_write_the_same_file_do_not_meet(tmp_path, monkeypatch):
 ENTER = """
 import sys
 from pathlib import Path
-from varprop_lab.store.folder import StoreError, locked
+from varprop_lab.environment import StoreError, locked
 
 for _ in sys.stdin:
     try:
@@ -181,7 +182,7 @@ def test_one_process_at_a_time(tmp_path):
             other.stdin.write("\n")
             return other.stdout.readline()
 
-        with folder.locked(tmp_path / "run"):
+        with environment.locked(tmp_path / "run"):
             refused = f"Another process is writing to {tmp_path / 'run'}: wait for it, or choose another --out.\n"
             assert entered() == refused
         assert entered() == "inside\n"
@@ -190,7 +191,7 @@ def test_one_process_at_a_time(tmp_path):
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
-from varprop_lab.store.folder import write_atomically
+from varprop_lab.environment import write_atomically
 
 file = Path(sys.argv[1])
 
@@ -216,5 +217,5 @@ def test_killed_while_writing_the_file_is_whole(tmp_path):
     write_atomically(tmp_path / "file", b"0" * 2_000_000)
     run = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "file"], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["2000000 1"] * 30
-    folder.remove_unfinished(tmp_path)
+    environment.remove_unfinished(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

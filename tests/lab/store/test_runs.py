@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from varprop_lab.store.tables import read_run, read_runs
+from varprop_lab.store import read_run, read_runs
 
 from .. import synthetic
 

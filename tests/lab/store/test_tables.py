@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import math
 
-from varprop_lab.protocol.records import TRAIN_LOSS, Cell
-from varprop_lab.store.tables import write_tables
+from varprop_lab.protocol import TRAIN_LOSS, Cell
+from varprop_lab.store import write_tables
 
 from .. import synthetic
 

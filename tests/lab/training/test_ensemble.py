@@ -7,11 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
-from varprop_lab.protocol.experiments import DECAY, DOUBLE, MOMENTUM, UNIT_NORM
-from varprop_lab.protocol.records import METHODS, Cell
-from varprop_lab.training.ensemble import EnsembleTrainer, flat_step, with_plain_norms_
-from varprop_lab.training.single import SingleTrainer
-from varprop_lab.training.trainer import adam_, invariant_names, project_
+from varprop_lab.ensemble import EnsembleTrainer, flat_step, with_plain_norms_
+from varprop_lab.protocol import DECAY, DOUBLE, METHODS, MOMENTUM, UNIT_NORM, Cell
+from varprop_lab.training import SingleTrainer, adam_, invariant_names, project_
 
 from .. import tiny
 
@@ -227,7 +225,7 @@ def test_batch_norm_in_ordinary_operations_is_that_of_torch(shape):
 def test_batch_norm_in_ordinary_operations_trains_together(task, monkeypatch):
     which = [cell("batch", start) for start in ("none", "bn")]
     plain = with_plain_norms_
-    monkeypatch.setattr("varprop_lab.training.ensemble.with_plain_norms_", lambda model, batch_norm: plain(model, True))
+    monkeypatch.setattr("varprop_lab.ensemble.with_plain_norms_", lambda model, batch_norm: plain(model, True))
     together = trained(EnsembleTrainer(task, which), [1e-2] * 2)
     for index, each in enumerate(which):
         alone = trained(SingleTrainer(task, each), [1e-2])

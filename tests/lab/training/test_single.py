@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 
 import varprop as vp
-from varprop_lab.data import batches
-from varprop_lab.protocol.records import (
+from varprop_lab import batches
+from varprop_lab.ensemble import EnsembleTrainer
+from varprop_lab.protocol import (
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,
     TRAIN_STILL_LOSS,
@@ -17,8 +18,7 @@ from varprop_lab.protocol.records import (
     VALID_LOSS,
     Cell,
 )
-from varprop_lab.training.ensemble import EnsembleTrainer
-from varprop_lab.training.single import SingleTrainer
+from varprop_lab.training import SingleTrainer
 
 from .. import tiny
 
@@ -220,7 +220,7 @@ def with_old_parameters(step, images, labels):
 @pytest.mark.parametrize("method", ("standard", "batch", "analytic"))
 @pytest.mark.parametrize("wrong", (with_old_inputs, with_old_parameters))
 def test_a_captured_step_that_computes_something_else_is_refused(monkeypatch, method, wrong):
-    monkeypatch.setattr("varprop_lab.training.single.captured_step", wrong)
+    monkeypatch.setattr("varprop_lab.training.captured_step", wrong)
     with pytest.raises(RuntimeError, match=f"The training step of {method}.* does not compute what the model does"):
         SingleTrainer(tiny.task(), cell(method, "ap2"))
 
@@ -229,7 +229,7 @@ def test_a_captured_step_that_computes_something_else_is_refused(monkeypatch, me
 @pytest.mark.parametrize("method", ("standard", "batch", "analytic"))
 def test_trying_a_captured_step_leaves_no_trace(monkeypatch, method):
     plain = SingleTrainer(tiny.task(), cell(method, "ap2"))
-    monkeypatch.setattr("varprop_lab.training.single.captured_step", as_it_is)
+    monkeypatch.setattr("varprop_lab.training.captured_step", as_it_is)
     tried = SingleTrainer(tiny.task(), cell(method, "ap2"))
     for trainer in (plain, tried):
         trainer.reset([1e-2])

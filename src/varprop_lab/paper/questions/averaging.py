@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...report.series import Figure, Panel
-from ...training.trainer import Task, normalized_layers
+from ...training import Task, normalized_layers
 from .runs import BANDS, Arm, Place, Question, Records, Rule, curve, experiment, is_lower
 
 BN, AP2, NOISY, PLAIN = "BN", "AP2", "AP2 + noise", "Standard"

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.batches import MEASURE
+from ...batches import MEASURE
 from ...environment import require
-from ...training.trainer import Task, normalized_layers
+from ...training import Task, normalized_layers
 from .runs import TRAINED, Arm, Question, experiment, is_lower, ratio_figure
 from .truth import NEAR, is_near, is_nearer, itself
 

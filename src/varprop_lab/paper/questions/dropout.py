@@ -8,9 +8,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...protocol.experiments import FACTORIES
+from ...protocol import FACTORIES
 from ...report.series import Figure, Panel
-from ...training.trainer import Task
+from ...training import Task
 from .runs import BANDS, TRAINED, Arm, Claims, Question, Records, curve, experiment, is_lower
 
 SHARES = (0.1, 0.3)  # of units that are dropped behind every hidden layer

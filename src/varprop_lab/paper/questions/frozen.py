@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...report.series import Figure, Panel
-from ...training.trainer import Task, normalized_layers
+from ...training import Task, normalized_layers
 from .correlations import EPS, Layer, hermite
 from .runs import BANDS, RATES, TRAINED, Arm, Question, curve, experiment, is_lower
 from .truth import is_nearer, itself

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...training.trainer import Task, normalized_layers
+from ...training import Task, normalized_layers
 from .frozen import WithVariances
 from .runs import TRAINED, Arm, Claims, Question, experiment, is_lower, ratio_figure
 from .truth import FAR, NEAR, is_far, is_near, is_nearer, itself

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...report.series import Figure, Panel
 from ...seed_statistics import Sample
-from ...training.trainer import Task, normalized_layers
+from ...training import Task, normalized_layers
 from ..verdicts.evidence import Judgement, in_every_seed
 from .runs import BANDS, TRAINED, Arm, Question, Records, Rule, experiment, line
 

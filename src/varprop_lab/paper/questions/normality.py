@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from ...environment import require
-from ...protocol.experiments import PAPER_BATCH
-from ...protocol.records import Start
-from ...protocol.starts import watch
+from ...protocol import PAPER_BATCH, Start
 from ...report.series import Figure, Panel
-from ...training.trainer import normalized_layers
+from ...starts import watch
+from ...training import normalized_layers
 from ..verdicts.evidence import Judgement, in_every_seed
 from .runs import BANDS, Arm, Claims, Question, Records, Rule, Run, experiment, line
 

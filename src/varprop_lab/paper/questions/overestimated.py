@@ -10,7 +10,7 @@ from torch import nn
 
 from ...report.series import Figure, Panel
 from ...seed_statistics import Sample, lower, within
-from ...training.trainer import Task
+from ...training import Task
 from ..verdicts.batch_norm import LOSS_TOLERANCE
 from ..verdicts.evidence import Judgement
 from .frozen import WithVariances, followed

@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 from varprop.text_table import Table
 
-from ...data.batches import MEASURE
-from ...data.datasets import Dataset
-from ...protocol.experiments import Experiment, Factory
-from ...protocol.records import Cell, Method, Start
-from ...protocol.starts import StartingPoint
+from ...batches import MEASURE
+from ...datasets import Dataset
+from ...protocol import Cell, Experiment, Factory, Method, Start
 from ...report.series import (
     DOUBLE_COLOUR,
     METHOD_COLOURS,
@@ -30,8 +28,8 @@ from ...report.series import (
     rounded,
 )
 from ...seed_statistics import Sample, lower
-from ...training.single import SingleTrainer
-from ...training.trainer import Task, in_parts, ratios
+from ...starts import StartingPoint
+from ...training import SingleTrainer, Task, in_parts, ratios
 from ..experiments import EXPERIMENTS
 from ..verdicts.evidence import Judgement, NotRun, all_of, judged
 

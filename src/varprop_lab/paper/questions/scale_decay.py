@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 import varprop as vp
 
-from ...protocol.records import Method, Start
+from ...protocol import Method, Start
 from ...report.series import Figure, Panel
 from ...seed_statistics import at_most, lower
-from ...training.trainer import normalized_layers
+from ...training import normalized_layers
 from ..verdicts.batch_norm import ACCURACY_TOLERANCE, POINT
 from ..verdicts.evidence import Judgement
 from .runs import BANDS, TRAINED, Arm, Claims, Question, Records, Rule, Run, curve, experiment, is_lower

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from ...data import datasets
-from ...environment import provenance, reproducible
-from ...execution.workers import results_of
+from ... import datasets
+from ...environment import locked, provenance, reproducible, write_atomically
+from ...execution import results_of
 from ...report.plotting import draw
-from ...store.folder import locked, write_atomically
 from . import (
     averaging,
     correlations,

@@ -8,9 +8,9 @@ from torch import nn
 
 import varprop as vp
 
-from ...protocol.records import Start
+from ...protocol import Start
 from ...seed_statistics import lower
-from ...training.trainer import Task
+from ...training import Task
 from ..verdicts.evidence import Judgement, in_every_seed
 from .runs import Arm, Claims, Question, Records, Rule, Run, Value, experiment, ratio_figure
 

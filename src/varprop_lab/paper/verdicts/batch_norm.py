@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from ...protocol.experiments import DECAY, PAPER_BATCH, PAPER_GRIDS, UNIT_NORM
-from ...protocol.records import (
+from ...protocol import (
+    DECAY,
     METHODS,
+    PAPER_BATCH,
+    PAPER_GRIDS,
     STARTS,
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,
     TRAIN_STILL_LOSS,
+    UNIT_NORM,
     VALID_BATCH_ACCURACY,
     VALID_LOSS,
     experiment_label,

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 import varprop as vp
 
-from ...protocol.experiments import PAPER_LR_MAX, build
-from ...protocol.records import METHODS, STARTS, TRAIN_LOSS, Outcome, method_label, start_label
-from ...protocol.starts import doubled
+from ...protocol import METHODS, PAPER_LR_MAX, STARTS, TRAIN_LOSS, Outcome, build, method_label, start_label
 from ...seed_statistics import (
     FAILS,
     HOLDS,
@@ -33,6 +31,7 @@ from ...seed_statistics import (
     number,
     within,
 )
+from ...starts import doubled
 from .batch_norm import ACCURACY_TOLERANCE, LOSS_TOLERANCE, POINT
 from .evidence import MISSING, Evidence, Judgement, NotRun, all_of, claim, each, in_every_seed, opposite
 

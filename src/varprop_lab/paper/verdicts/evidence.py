@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...protocol.experiments import PAPER_BATCH, Protocol
-from ...protocol.records import TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_LOSS, Outcome, method_label, start_label
+from ...protocol import (
+    PAPER_BATCH,
+    TRAIN_EVAL_LOSS,
+    TRAIN_LOSS,
+    VALID_LOSS,
+    Outcome,
+    Protocol,
+    method_label,
+    start_label,
+)
 from ...seed_statistics import FAILS, HOLDS, LEVEL, NOISE, Decision, Metric, Sample, final
 
 MISSING = "no data"

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from varprop.text_table import Table
 
-from ...protocol.experiments import PAPER_LR_MAX
-from ...protocol.records import Outcome
-from ...store.folder import write_atomically
-from ...store.tables import Run
+from ...environment import write_atomically
+from ...protocol import PAPER_LR_MAX, Outcome
+from ...store import Run
 from . import batch_norm, comparisons, training  # noqa: F401  (their claims register themselves)
 from .evidence import REGISTERED, Claim, Evidence, judged
 

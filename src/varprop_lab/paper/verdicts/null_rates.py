@@ -19,7 +19,7 @@ import numpy as np
 
 from varprop.text_table import Table
 
-from ...protocol.experiments import PAPER_GRIDS
+from ...protocol import PAPER_GRIDS
 from ...seed_statistics import FAILS, HOLDS, Sample
 from .evidence import REGISTERED, Evidence
 from .judge import CLAIMS

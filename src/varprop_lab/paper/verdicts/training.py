@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...protocol.experiments import MOMENTUM, PAPER_GRIDS
-from ...protocol.records import (
+from ...protocol import (
     METHODS,
+    MOMENTUM,
+    PAPER_GRIDS,
     STARTS,
     TRAIN_EVAL_LOSS,
     TRAIN_LOSS,

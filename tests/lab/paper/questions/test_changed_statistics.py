@@ -15,8 +15,8 @@ from varprop_lab.paper.questions.linear import linearized, scaled
 from varprop_lab.paper.questions.normality import distance, rejected
 from varprop_lab.paper.questions.overestimated import FACTOR, taken
 from varprop_lab.paper.questions.runs import AveragingTrainer, trained
-from varprop_lab.protocol.records import Cell
-from varprop_lab.training.trainer import Task, normalized_layers
+from varprop_lab.protocol import Cell
+from varprop_lab.training import Task, normalized_layers
 
 
 class WithMoments:

@@ -19,9 +19,9 @@ from varprop_lab.paper.questions.dropout import drop_unseen, dropping
 from varprop_lab.paper.questions.norm import lengthened
 from varprop_lab.paper.questions.runs import Arm, Question, experiment, is_lower, trained
 from varprop_lab.paper.questions.truth import itself
-from varprop_lab.protocol.experiments import build
+from varprop_lab.protocol import build
 from varprop_lab.report.series import Figure, Panel
-from varprop_lab.training.trainer import normalized_layers, ratios
+from varprop_lab.training import normalized_layers, ratios
 
 MEAN, VAR = torch.full((1, 1, 28, 28), 0.4), torch.full((1, 1, 28, 28), 0.1)
 SETTINGS = replace(experiment(epochs=2, images=64), batch_sizes=(16,))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tests.lab import synthetic
 from varprop_lab.paper.verdicts.judge import CLAIMS, judge_claim
-from varprop_lab.protocol.records import STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
-from varprop_lab.store.tables import Run
+from varprop_lab.protocol import STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS, VALID_ACCURACY, VALID_LOSS, Cell
+from varprop_lab.store import Run
 
 
 def ended(cell, train=0.1, valid=0.2, error=0.05, diverged=False, lr=None, **curves):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from varprop_lab.protocol.records import (
+from varprop_lab.protocol import (
     METHODS,
     STARTS,
     TRAIN_EVAL_LOSS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from varprop_lab.protocol.records import METHODS, TRAIN_LOSS, Cell
+from varprop_lab.protocol import METHODS, TRAIN_LOSS, Cell
 
 from .made_up import ended, seeds, verdict
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from varprop_lab.paper.verdicts.comparisons import four_times, step_factor
-from varprop_lab.protocol.records import METHODS, STARTS, TRAIN_LOSS, Cell
+from varprop_lab.protocol import METHODS, STARTS, TRAIN_LOSS, Cell
 
 from .made_up import ended, seeds, verdict
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from varprop_lab.protocol.records import TRAIN_LOSS, grouped
+from varprop_lab.protocol import TRAIN_LOSS, grouped
 from varprop_lab.seed_statistics import Sample, final, final_error
-from varprop_lab.store.tables import read_runs
+from varprop_lab.store import read_runs
 
 DOCS = Path(__file__).parents[4] / "docs"
 HEADINGS = {

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from varprop_lab.protocol.experiments import MOMENTUM
-from varprop_lab.protocol.records import METHODS, STARTS
+from varprop_lab.protocol import METHODS, MOMENTUM, STARTS
 
 from .made_up import batch_norm, verdict
 

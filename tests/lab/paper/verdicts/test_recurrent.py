@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from varprop_lab.protocol.records import STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS
+from varprop_lab.protocol import STARTS, TRAIN_EVAL_LOSS, TRAIN_LOSS
 
 from .made_up import batch_norm, from_all_starts, seeds, verdict
 

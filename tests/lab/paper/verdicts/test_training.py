@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from varprop_lab.protocol.records import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_STILL_LOSS, VALID_LOSS, Cell
+from varprop_lab.protocol import METHODS, STARTS, TRAIN_EVAL_LOSS, TRAIN_STILL_LOSS, VALID_LOSS, Cell
 
 from .made_up import ended, from_all_starts, seeds, verdict
 

@@ -23,9 +23,20 @@ from torch.nn.utils import parametrize
 
 import varprop as vp
 
-from ..data.batches import GENERAL, seed_of, seeded
-from .experiments import DOUBLE, MOMENTUM, UNIT_NORM, Borders, Factory, OwnWeights, build
-from .records import SAMPLE_NORMS, Cell, Method, Start
+from .batches import GENERAL, seed_of, seeded
+from .protocol import (
+    DOUBLE,
+    MOMENTUM,
+    SAMPLE_NORMS,
+    UNIT_NORM,
+    Borders,
+    Cell,
+    Factory,
+    Method,
+    OwnWeights,
+    Start,
+    build,
+)
 
 
 @torch.no_grad()

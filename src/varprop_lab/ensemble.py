@@ -25,11 +25,10 @@ from torch.nn.utils import parametrize
 
 from varprop.cli.models import first_line
 
-from ..data.batches import AUGMENT, GENERAL, MEASURE, Batches, seed_of
-from ..protocol.experiments import DECAY, DOUBLE, MOMENTUM, UNIT_NORM
-from ..protocol.records import Cell
-from ..protocol.starts import StartingPoint
-from .trainer import (
+from .batches import AUGMENT, GENERAL, MEASURE, Batches, seed_of
+from .protocol import DECAY, DOUBLE, MOMENTUM, UNIT_NORM, Cell
+from .starts import StartingPoint
+from .training import (
     LabelledImages,
     Loss,
     RunningLoss,

@@ -1,1 +1,0 @@
-"""Data sets: reading, fetching, augmenting and batching them."""

@@ -1,1 +1,0 @@
-"""Running an experiment: searching learning rates, training, resuming, several processes."""

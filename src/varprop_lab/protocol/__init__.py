@@ -1,1 +1,0 @@
-"""What is compared: experiments, their cells and results, networks, starting points, names."""

@@ -1,1 +1,0 @@
-"""The folder of results: atomic files, finished cells, checkpoints, manifests."""
