@@ -47,7 +47,7 @@ import varprop as vp
 from varprop.text_table import Table
 from varprop_lab.deep.side_by_side import by_products
 from varprop_lab.environment import git_state, versions
-from varprop_lab.report.series import LOOK
+from varprop_lab.figures import LOOK
 from varprop_lab.training import captured
 
 

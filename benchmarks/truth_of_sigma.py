@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from varprop.text_table import Table
-from varprop_lab.report.plotting import draw
-from varprop_lab.report.series import METHOD_COLOURS, OTHER_COLOUR, Figure, Panel, PlottedSeries
+from varprop_lab.figures import METHOD_COLOURS, OTHER_COLOUR, Figure, Panel, PlottedSeries, draw
 from varprop_lab.training import ratios
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))

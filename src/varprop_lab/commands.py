@@ -182,7 +182,7 @@ def expanded(names: Sequence[str]) -> list[str]:
 def reproduce(options: argparse.Namespace) -> None:
     """Run what was asked for, and write the report on all that lies in the folder of the results."""
     from .paper import experiments, report, search_study
-    from .report.text import result_table
+    from .report import result_table
 
     wanted, out, deadline = expanded(options.names), options.out, time.monotonic() + options.max_seconds
     settings = {

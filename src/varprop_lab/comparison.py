@@ -37,7 +37,7 @@ from .protocol import (
     Start,
     check_names,
 )
-from .report.text import result_table
+from .report import result_table
 from .starts import ROWS_FIRST, trained_network, without_own_batch_norms
 from .store import Store
 from .training import Loss, MakeOptimizer

@@ -27,8 +27,7 @@ from . import datasets
 from .batches import scaled
 from .deep.side_by_side import Member, SideBySide, joined
 from .environment import provenance, reproducible, write_atomically
-from .report.plotting import draw
-from .report.series import Figure, Panel, PlottedSeries
+from .figures import Figure, Panel, PlottedSeries, draw
 
 METHODS = ("batch norm", "group norm", "analytic")
 BATCHES = (2, 4, 32)

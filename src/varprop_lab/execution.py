@@ -276,6 +276,12 @@ def _extend(curves: Curves, trainer: Trainer, number: int, log: Log) -> None:
 
 # ---------------------------------------------------------------------------------------------------- processes, Ray
 
+# Every process writes what it finishes into the same folder, so that a run can be continued with any number of them. A
+# task of Ray trains what `missing_jobs` would have trained here, with as many threads, so that the numbers come out the
+# same. Its files are written by one actor on the machine of the driver: workers need no disk in common. A worker that
+# is lost costs the time since its last checkpoint, since Ray runs its task again; when the driver is lost Ray ends the
+# tasks, and `--resume` goes on from the files.
+
 _POLL_SECONDS = 0.2
 
 

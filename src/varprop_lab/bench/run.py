@@ -20,7 +20,7 @@ from varprop.text_table import Table
 from varprop_lab import environment
 
 from ..environment import chosen_device, locked, write_atomically
-from ..report.text import facts
+from ..report import facts
 from .cases import STEP, Case, cases, default_cases, default_modes, title, variants_of
 from .step import (
     LR,

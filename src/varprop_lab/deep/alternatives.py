@@ -32,8 +32,7 @@ from torch import nn
 import varprop as vp
 from varprop.text_table import Table
 
-from ..report.plotting import draw
-from ..report.series import Figure, Panel, PlottedSeries, line_style
+from ..figures import Figure, Panel, PlottedSeries, draw, line_style
 from .grid import COST, SEARCH, TEST, Grid, GridCell, GridWorker, best_of, loaded, parser, read, serve
 from .normalizations import start_weight_norm_
 from .side_by_side import Member, SideBySide

@@ -25,8 +25,7 @@ import varprop as vp
 from varprop.text_table import Table
 
 from ..environment import git_state, versions, write_atomically
-from ..report.plotting import draw
-from ..report.series import Figure, Panel, PlottedSeries, line_style, over_seeds
+from ..figures import Figure, Panel, PlottedSeries, draw, line_style, over_seeds
 from .tables import CIFAR, FINETUNE, GPT, ONLY_HELD_OUT, START, TABLES, Row
 
 HELD_OUT, TEST = "held out", "test"

@@ -29,8 +29,7 @@ from torch import nn
 import varprop as vp
 from varprop.text_table import Table
 
-from ..report.plotting import draw
-from ..report.series import Figure, Panel, PlottedSeries
+from ..figures import Figure, Panel, PlottedSeries, draw
 from .grid import COST, SEARCH, TEST, Grid, GridCell, GridWorker, best_of, parser, read, serve
 from .side_by_side import Member, SideBySide, joined
 

@@ -12,12 +12,11 @@ from urllib.parse import quote
 
 from varprop.text_table import Table
 
+from .. import figures
 from ..environment import write_atomically
+from ..figures import Figure, figures_of, setting_of, setting_text
 from ..protocol import TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell, Outcome, experiment_label, grouped, method_label, start_label
-from ..report import html_page, plotting
-from ..report.html_page import write_files
-from ..report.series import Figure, figures_of, setting_of, setting_text
-from ..report.text import duration, facts, git_text
+from ..report import duration, facts, git_text, render, write_files
 from ..seed_statistics import Metric, Sample, final, final_error, final_test_error
 from ..store import WITHOUT_CELLS, Run, read_runs, write_tables
 from .verdicts import judge
@@ -60,7 +59,7 @@ def write_runs(runs: Sequence[Run], folder: Path) -> None:
         for earlier in (*target.glob("*.png"), *target.glob("*.svg")):
             earlier.unlink()
         for figure in _headlines(run):
-            plotting.draw(figure, target / figure.name, experiment_label(run.experiment))
+            figures.draw(figure, target / figure.name, experiment_label(run.experiment))
         if run.outcomes:
             write_tables(target, run.outcomes, run.manifest)
         if run.manifest:
@@ -70,7 +69,7 @@ def write_runs(runs: Sequence[Run], folder: Path) -> None:
 def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
     """The claims, and the page that says how everything came about: ``experiments.md`` in ``docs/results``."""
     shown = {run.experiment: _headlines(run) for run in runs}
-    addresses = {f"{name}/{figure.name}" for name, figures in shown.items() for figure in figures}
+    addresses = {f"{name}/{figure.name}" for name, group in shown.items() for figure in group}
     judge.write(verdicts, folder)
     claims = judge.markdown(verdicts, lambda figure: _address(figure) if figure in addresses else "")
     sections = [_HEADER, "## Claims\n\n" + claims, _REGRET, *(_section(run, shown[run.experiment]) for run in runs)]
@@ -185,7 +184,7 @@ def write(out: Path, experiments: Sequence[str] = ()) -> Path:
     judge.write(verdicts, out)
     for run in runs:
         write_files(run, out)
-    write_atomically(out / "report.html", html_page.render(runs, out, verdicts, judge.RULE).encode())
+    write_atomically(out / "report.html", render(runs, out, verdicts, judge.RULE).encode())
     return out / "report.html"
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from varprop_lab.protocol import TRAIN_LOSS, VALID_ACCURACY, Cell, Outcome, Search
-from varprop_lab.report.text import answer
+from varprop_lab.report import answer
 
 
 def run(method, start, loss, accuracy=0.5, seed=0, at_bound=False):

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import varprop as vp
+from varprop_lab import figures
+from varprop_lab.figures import DOUBLE_COLOUR, METHOD_COLOURS, figures_of, relu_figure, search_panel
 from varprop_lab.protocol import ALL_METHODS, TRAIN_EVAL_LOSS, TRAIN_LOSS, TRAIN_STILL_LOSS, Cell, method_label
-from varprop_lab.report import plotting
-from varprop_lab.report.series import DOUBLE_COLOUR, METHOD_COLOURS, figures_of, relu_figure, search_panel
 from varprop_lab.store import Run, read_runs
 
 from .. import synthetic
@@ -207,7 +207,7 @@ def test_relu_agrees_with_the_formula_of_the_paper():
 
 
 def labels_of(figure):
-    return [label for label, _ in plotting.legend_entries(figure)]
+    return [label for label, _ in figures.legend_entries(figure)]
 
 
 def test_the_legend_says_how_many_seeds_where_lines_differ_in_them():
@@ -228,10 +228,10 @@ def axis_of(low, high, figure):
     axis = pytest.importorskip("matplotlib.figure").Figure().subplots()
     if figure.y_log:
         axis.set_yscale("log")
-    if plotting.is_accuracy(figure):
-        plotting.stretch_accuracies(axis)
+    if figures.is_accuracy(figure):
+        figures.stretch_accuracies(axis)
     axis.set_ylim(low, high)
-    plotting.set_ticks(axis, figure)
+    figures.set_ticks(axis, figure)
     return axis
 
 
@@ -256,7 +256,7 @@ def test_an_accuracy_is_stretched_by_its_error_and_can_be_read_off(low, high):
 def test_equal_ratios_of_the_error_are_equal_steps_of_the_axis():
     axis = axis_of(20, 97, figure_named(MNIST, "validation-accuracy"))
     errors = (64, 32, 16, 8, 4)
-    heights = [axis.transData.transform((0, plotting.PERFECT - error))[1] for error in errors]
+    heights = [axis.transData.transform((0, figures.PERFECT - error))[1] for error in errors]
     steps = [after - before for before, after in itertools.pairwise(heights)]
     assert steps == pytest.approx([steps[0]] * 4)
     assert steps[0] > 0
@@ -264,8 +264,8 @@ def test_equal_ratios_of_the_error_are_equal_steps_of_the_axis():
 
 def test_files_are_png_and_svg_and_the_same_every_time(tmp_path):
     figure = figure_named(Run("mine", synthetic.grid("mine", seeds=(0,), starts=("bn",))), "learning-rate")
-    plotting.draw(figure, tmp_path / "one", "Mine")
-    plotting.draw(figure, tmp_path / "two", "Mine")
+    figures.draw(figure, tmp_path / "one", "Mine")
+    figures.draw(figure, tmp_path / "two", "Mine")
     for kind in ("png", "svg"):
         assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
@@ -287,11 +287,11 @@ ODD = {
 @pytest.mark.parametrize("outcomes", ODD.values(), ids=ODD.keys())
 def test_odd_outcomes_are_drawn_all_the_same(outcomes, tmp_path):
     for figure in (figure_named(Run("odd", outcomes), "training"), figure_named(Run("odd", outcomes), "learning-rate")):
-        plotting.draw(figure, tmp_path / figure.name)
+        figures.draw(figure, tmp_path / figure.name)
         assert (tmp_path / f"{figure.name}.png").stat().st_size > 1000
 
 
 def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(vp.VarpropError, match=r"^A figure needs matplotlib: pip install '\.\[lab\]' in a checkout of"):
-        plotting.draw(relu_figure(), tmp_path / "relu")
+        figures.draw(relu_figure(), tmp_path / "relu")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from varprop_lab import figures
 from varprop_lab.paper import report
 from varprop_lab.protocol import ALL_METHODS
-from varprop_lab.report import plotting, write_one
+from varprop_lab.report import write_one
 
 from ...chromium import SIZES, count, keep
 from .. import synthetic
@@ -22,7 +23,7 @@ FIRST = '#headline [data-figure="e-mnist-training"]'
 def address(tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plotting, "draw", lambda *_: None)
+        patch.setattr(figures, "draw", lambda *_: None)
         page = report.write(synthetic.write(out, synthetic.everything()), ["relu", "nothing"])
     return page.as_uri()
 
@@ -164,7 +165,7 @@ def test_the_table_sorts_by_number_both_ways(browser, address):
 
 
 def test_a_hostile_name_stays_text(browser, tmp_path, monkeypatch):
-    monkeypatch.setattr(plotting, "draw", lambda *_: None)
+    monkeypatch.setattr(figures, "draw", lambda *_: None)
     name = "<img src=x onerror=document.title=1>"
     page = report.write(synthetic.write(tmp_path, synthetic.grid(name, seeds=(0,))))
     browser.open(page.as_uri())

@@ -13,10 +13,11 @@ from html.parser import HTMLParser
 import pytest
 
 import varprop as vp
+from varprop_lab import figures
+from varprop_lab.figures import figures_of, rounded
 from varprop_lab.paper import report
 from varprop_lab.protocol import METHODS, TRAIN_LOSS, Cell, Search
-from varprop_lab.report import answer, html_page, plotting, write_one
-from varprop_lab.report.series import figures_of
+from varprop_lab.report import answer, write_one
 from varprop_lab.store import read_run, read_runs
 
 from .. import synthetic
@@ -29,7 +30,7 @@ def drawn(monkeypatch, tmp_path):
     """Figures are only noted, not drawn, which has tests of its own; the repository's documentation is out of sight."""
     monkeypatch.chdir(tmp_path)
     noted = []
-    monkeypatch.setattr(plotting, "draw", lambda figure, stem, heading="": noted.append(stem))
+    monkeypatch.setattr(figures, "draw", lambda figure, stem, heading="": noted.append(stem))
     return noted
 
 
@@ -130,7 +131,7 @@ def test_a_comparison_is_called_by_its_model_and_data_where_they_are_known(tmp_p
 
 
 def test_the_page_carries_its_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(plotting, "draw", lambda figure, stem, heading="": written_bytes(stem.with_suffix(".png")))
+    monkeypatch.setattr(figures, "draw", lambda figure, stem, heading="": written_bytes(stem.with_suffix(".png")))
     synthetic.write(tmp_path, synthetic.grid("compare", seeds=(0,)))
     page = Page(write_one(tmp_path, "compare").read_text("utf-8"))
     pictures = [attrs["src"] for tag, attrs in page.tags if tag == "img"]
@@ -234,7 +235,7 @@ def test_infinite_and_missing_values_stay_valid_json(tmp_path, drawn):
     odd = replace(synthetic.outcome(Cell("odd", "batch", "bn", 0)), test_loss=math.nan, start_gap=math.inf)
     odd = replace(odd, curves={TRAIN_LOSS: [1.0, math.nan, math.inf]}, diverged=True)
     assert Page(written(tmp_path, [odd])).data
-    assert html_page.rounded({"a": (math.nan, [-math.inf], 1 / 3, 2, "x")}) == {"a": [None, [None], 0.33333, 2, "x"]}
+    assert rounded({"a": (math.nan, [-math.inf], 1 / 3, 2, "x")}) == {"a": [None, [None], 0.33333, 2, "x"]}
 
 
 def test_without_jinja_one_sentence_says_what_to_install(tmp_path, drawn, monkeypatch):

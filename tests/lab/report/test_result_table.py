@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from varprop_lab.protocol import Cell, Outcome, Search
-from varprop_lab.report.text import result_table
+from varprop_lab.report import result_table
 
 
 def outcome(method="analytic", start="ap2", seed=0, accuracy=0.5, **changes):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...report.series import Figure, Panel
+from ...figures import Figure, Panel
 from ...training import Task, normalized_layers
 from .runs import BANDS, Arm, Place, Question, Records, Rule, curve, experiment, is_lower
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...figures import Figure, Panel
 from ...protocol import FACTORIES
-from ...report.series import Figure, Panel
 from ...training import Task
 from .runs import BANDS, TRAINED, Arm, Claims, Question, Records, curve, experiment, is_lower
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...report.series import Figure, Panel
+from ...figures import Figure, Panel
 from ...training import Task, normalized_layers
 from .correlations import EPS, Layer, hermite
 from .runs import BANDS, RATES, TRAINED, Arm, Question, curve, experiment, is_lower

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from ...report.series import Figure, Panel
+from ...figures import Figure, Panel
 from ...seed_statistics import Sample
 from ...training import Task, normalized_layers
 from ..verdicts.evidence import Judgement, in_every_seed

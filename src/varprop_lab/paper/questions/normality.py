@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ...environment import require
+from ...figures import Figure, Panel
 from ...protocol import PAPER_BATCH, Start
-from ...report.series import Figure, Panel
 from ...starts import watch
 from ...training import normalized_layers
 from ..verdicts.evidence import Judgement, in_every_seed

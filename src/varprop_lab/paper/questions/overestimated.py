@@ -8,7 +8,7 @@ import statistics
 import torch
 from torch import nn
 
-from ...report.series import Figure, Panel
+from ...figures import Figure, Panel
 from ...seed_statistics import Sample, lower, within
 from ...training import Task
 from ..verdicts.batch_norm import LOSS_TOLERANCE

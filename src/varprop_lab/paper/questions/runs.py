@@ -16,17 +16,8 @@ from varprop.text_table import Table
 
 from ...batches import MEASURE
 from ...datasets import Dataset
+from ...figures import DOUBLE_COLOUR, METHOD_COLOURS, OTHER_COLOUR, Figure, Panel, PlottedSeries, over_seeds, rounded
 from ...protocol import Cell, Experiment, Factory, Method, Start
-from ...report.series import (
-    DOUBLE_COLOUR,
-    METHOD_COLOURS,
-    OTHER_COLOUR,
-    Figure,
-    Panel,
-    PlottedSeries,
-    over_seeds,
-    rounded,
-)
 from ...seed_statistics import Sample, lower
 from ...starts import StartingPoint
 from ...training import SingleTrainer, Task, in_parts, ratios

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import varprop as vp
 
+from ...figures import Figure, Panel
 from ...protocol import Method, Start
-from ...report.series import Figure, Panel
 from ...seed_statistics import at_most, lower
 from ...training import normalized_layers
 from ..verdicts.batch_norm import ACCURACY_TOLERANCE, POINT

@@ -17,7 +17,7 @@ import torch
 from ... import datasets
 from ...environment import locked, provenance, reproducible, write_atomically
 from ...execution import results_of
-from ...report.plotting import draw
+from ...figures import draw
 from . import (
     averaging,
     correlations,

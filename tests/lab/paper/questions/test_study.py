@@ -12,6 +12,7 @@ from torch import nn
 
 import varprop as vp
 from tests.lab import tiny
+from varprop_lab.figures import Figure, Panel
 from varprop_lab.paper.questions import study
 from varprop_lab.paper.questions.averaging import add_noise_of_batches
 from varprop_lab.paper.questions.correlations import WithCovariances
@@ -20,7 +21,6 @@ from varprop_lab.paper.questions.norm import lengthened
 from varprop_lab.paper.questions.runs import Arm, Question, experiment, is_lower, trained
 from varprop_lab.paper.questions.truth import itself
 from varprop_lab.protocol import build
-from varprop_lab.report.series import Figure, Panel
 from varprop_lab.training import normalized_layers, ratios
 
 MEAN, VAR = torch.full((1, 1, 28, 28), 0.4), torch.full((1, 1, 28, 28), 0.1)
