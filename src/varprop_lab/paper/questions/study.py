@@ -18,26 +18,16 @@ from ... import datasets
 from ...environment import locked, provenance, reproducible, write_atomically
 from ...execution import results_of
 from ...figures import draw
-from . import (
-    averaging,
-    correlations,
-    dropout,
-    frozen,
-    linear,
-    norm,
-    normality,
-    overestimated,
-    scale_decay,
-    truth,
-)
+from . import of_statistics, of_training
 from .runs import Question, Records, Run, trained
 
 FILE = "questions.json"
 QUESTIONS: dict[str, Question] = {
-    module.QUESTION.name: module.QUESTION
-    for module in (
-        *(truth, averaging, dropout, norm, correlations),
-        *(frozen, linear, overestimated, normality, scale_decay),
+    question.name: question
+    for question in (
+        *(of_statistics.TRUTH, of_training.AVERAGING, of_training.DROPOUT, of_training.NORM),
+        *(of_statistics.CORRELATIONS, of_statistics.FROZEN, of_statistics.LINEAR, of_statistics.OVERESTIMATED),
+        *(of_statistics.NORMALITY, of_training.SCALE_DECAY),
     )
 }
 Kept = dict[str, dict[str, Any]]

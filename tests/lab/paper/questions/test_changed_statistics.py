@@ -9,11 +9,19 @@ import torch
 
 import varprop as vp
 from tests.lab.paper.questions.test_study import MEAN, SETTINGS, VAR, data, images, normalized
-from varprop_lab.paper.questions import scale_decay
-from varprop_lab.paper.questions.frozen import WithVariances, followed, with_first_moments, with_held_statistics
-from varprop_lab.paper.questions.linear import linearized, scaled
-from varprop_lab.paper.questions.normality import distance, rejected
-from varprop_lab.paper.questions.overestimated import FACTOR, taken
+from varprop_lab.paper.questions import of_training
+from varprop_lab.paper.questions.of_statistics import (
+    FACTOR,
+    WithVariances,
+    distance,
+    followed,
+    linearized,
+    rejected,
+    scaled,
+    taken,
+    with_first_moments,
+    with_held_statistics,
+)
 from varprop_lab.paper.questions.runs import AveragingTrainer, trained
 from varprop_lab.protocol import Cell
 from varprop_lab.training import Task, normalized_layers
@@ -109,7 +117,7 @@ def test_normal_variables_are_called_normal_and_uniform_ones_are_not():
     assert rejected(uniform) > 0.9 and distance(uniform) > 0.05
 
 
-@pytest.mark.parametrize("arm", scale_decay.QUESTION.arms, ids=lambda arm: arm.name)
+@pytest.mark.parametrize("arm", of_training.SCALE_DECAY.arms, ids=lambda arm: arm.name)
 def test_scale_and_shift_decay_where_they_are_to(arm):
     task = Task(SETTINGS, data(), arm.factory)
     trainer = AveragingTrainer(task, Cell("questions", arm.method, arm.start, 0, 16), _start(task, arm), arm.decayed)
@@ -127,7 +135,7 @@ def _start(task, arm):
 
 
 def test_lengths_of_shifts_and_of_biases_are_kept():
-    arm = replace(scale_decay.QUESTION.arms[1], rates=(0.01,))
+    arm = replace(of_training.SCALE_DECAY.arms[1], rates=(0.01,))
     (run,) = trained(arm, 0, data(), SETTINGS)
     assert len(run["shifts"]) == len(run["effective"]) == 3
     assert run["shifts"][0] < run["shifts"][-1] and run["effective"][0] > 0

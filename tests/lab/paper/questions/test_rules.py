@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from varprop_lab.paper.questions import averaging, correlations, dropout, norm, truth
+from varprop_lab.paper.questions import of_statistics, of_training
 from varprop_lab.paper.questions.runs import Question, Records
 from varprop_lab.paper.questions.study import QUESTIONS, recorded
 from varprop_lab.paper.verdicts.evidence import MISSING
@@ -45,11 +45,16 @@ def test_the_rate_of_an_arm_is_that_of_the_lowest_training_loss():
 @pytest.mark.parametrize(
     ("question", "claim", "first", "second"),
     [
-        (averaging.QUESTION, "evaluation mode validates better than AP2", averaging.BN, averaging.AP2),
-        (averaging.QUESTION, "better with batch norm's noise", averaging.NOISY, averaging.AP2),
-        (dropout.QUESTION, "0.1 in the statistics has a lower validation", dropout.inside(0.1), dropout.outside(0.1)),
-        (dropout.QUESTION, "lower training loss than no dropout", dropout.inside(0.1), dropout.NONE),
-        (correlations.QUESTION, "lower training loss", correlations.FULL, correlations.DIAGONAL),
+        (of_training.AVERAGING, "evaluation mode validates better than AP2", of_training.BN, of_training.AP2),
+        (of_training.AVERAGING, "better with batch norm's noise", of_training.NOISY, of_training.AP2),
+        (
+            of_training.DROPOUT,
+            "0.1 in the statistics has a lower validation",
+            of_training.inside(0.1),
+            of_training.outside(0.1),
+        ),
+        (of_training.DROPOUT, "lower training loss than no dropout", of_training.inside(0.1), of_training.NONE),
+        (of_statistics.CORRELATIONS, "lower training loss", of_statistics.FULL, of_statistics.DIAGONAL),
     ],
 )
 def test_lower_than_another_arm(question, claim, first, second, own, other, apart, expected):
@@ -58,17 +63,17 @@ def test_lower_than_another_arm(question, claim, first, second, own, other, apar
 
 @pytest.mark.parametrize(("mean", "expected"), [(0.5, HOLDS), (1.5, FAILS), (1.0, NOISE)])
 def test_averaged_weights_are_compared_with_the_last_ones(mean, expected):
-    runs = seeds(averaging.AP2, 1.0)
+    runs = seeds(of_training.AP2, 1.0)
     for one, own in zip(runs, CLEAR, strict=True):
         one |= {"averaged_loss": [mean - own + 0.01], "averaged_error": [mean + own - 0.01]}
-    assert verdict(averaging.QUESTION, "AP2 validates better with averaged weights", runs) == expected
+    assert verdict(of_training.AVERAGING, "AP2 validates better with averaged weights", runs) == expected
 
 
 def test_loss_and_error_must_agree():
-    runs = seeds(averaging.AP2, 1.0)
+    runs = seeds(of_training.AP2, 1.0)
     for one in runs:
         one |= {"averaged_loss": [0.5], "averaged_error": [1.5]}
-    assert verdict(averaging.QUESTION, "AP2 validates better with averaged weights", runs) == FAILS
+    assert verdict(of_training.AVERAGING, "AP2 validates better with averaged weights", runs) == FAILS
 
 
 @pytest.mark.parametrize(
@@ -84,29 +89,29 @@ def test_loss_and_error_must_agree():
     ],
 )
 def test_whether_the_prediction_is_true(before, claim, expected):
-    arm = truth.ARMS[2].name
+    arm = of_statistics.TRUTH_ARMS[2].name
     runs = [run(arm, seed, ratios=(layers, layers, (1.0,))) for seed, layers in enumerate(before)]
-    assert verdict(truth.QUESTION, f"{arm}: {claim}", runs) == expected
+    assert verdict(of_statistics.TRUTH, f"{arm}: {claim}", runs) == expected
 
 
 @pytest.mark.parametrize(
     ("ends", "expected"), [((3.0, 3.1, 3.2), HOLDS), ((1.2, 1.3, 1.1), FAILS), ((2.5, 1.5, 2.2), NOISE)]
 )
 def test_whether_it_gets_worse(ends, expected):
-    arm = truth.ARMS[2].name
+    arm = of_statistics.TRUTH_ARMS[2].name
     runs = [run(arm, seed, ratios=((1.0,), (2.0,), (end,))) for seed, end in enumerate(ends)]
-    assert verdict(truth.QUESTION, f"{arm}: the farthest layer", runs) == expected
-    runs += [run(correlations.FULL, seed, ratios=((1.0,), (1.0,))) for seed in range(3)]
-    runs += [run(correlations.DIAGONAL, seed, ratios=((1.0,), (end,))) for seed, end in enumerate((2.0, 2.1, 2.2))]
-    assert verdict(correlations.QUESTION, "nearer than variances alone", runs) == HOLDS
-    assert verdict(correlations.QUESTION, "within 1.1 times at the end", runs) == HOLDS
+    assert verdict(of_statistics.TRUTH, f"{arm}: the farthest layer", runs) == expected
+    runs += [run(of_statistics.FULL, seed, ratios=((1.0,), (1.0,))) for seed in range(3)]
+    runs += [run(of_statistics.DIAGONAL, seed, ratios=((1.0,), (end,))) for seed, end in enumerate((2.0, 2.1, 2.2))]
+    assert verdict(of_statistics.CORRELATIONS, "nearer than variances alone", runs) == HOLDS
+    assert verdict(of_statistics.CORRELATIONS, "within 1.1 times at the end", runs) == HOLDS
 
 
 def lengths(loss_of):
     return [
-        run(norm.named(factor), seed, loss_of(factor, rate, seed), rate)
-        for factor in norm.FACTORS
-        for rate in norm.RATES
+        run(of_training.norm_arm(factor), seed, loss_of(factor, rate, seed), rate)
+        for factor in of_training.FACTORS
+        for rate in of_training.NORM_RATES
         for seed in range(3)
     ]
 
@@ -121,7 +126,7 @@ def lengths(loss_of):
     ],
 )
 def test_what_the_length_of_weights_does(loss_of, expected):
-    found = tuple(rule(Records(lengths(loss_of))).verdict for _, rule in norm.QUESTION.claims)
+    found = tuple(rule(Records(lengths(loss_of))).verdict for _, rule in of_training.NORM.claims)
     assert found == expected
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.lab.paper.questions.test_rules import CLEAR, CLOSE, run, verdict
-from varprop_lab.paper.questions import frozen, linear, normality, overestimated, scale_decay
+from varprop_lab.paper.questions import of_statistics, of_training
 from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE
 
-WIDE = overestimated.named(overestimated.FACTOR, True)
+WIDE = of_statistics.overestimated_arm(of_statistics.FACTOR, True)
 
 
 def seeds(arm, values, name, rates=(0.01,), **more):
@@ -26,8 +26,8 @@ def at(mean, apart=CLEAR):
 
 @pytest.mark.parametrize(("mean", "apart", "expected"), [(0.5, CLEAR, HOLDS), (2.0, CLEAR, FAILS), (1.0, CLOSE, NOISE)])
 def test_whether_a_wrong_variance_looks_faster_at_one_rate(mean, apart, expected):
-    runs = seeds(WIDE, at(mean, apart), "train_loss") + seeds(overestimated.RIGHT, at(1.0), "train_loss")
-    assert verdict(overestimated.QUESTION, f"{WIDE}: at one rate", runs) == expected
+    runs = seeds(WIDE, at(mean, apart), "train_loss") + seeds(of_statistics.RIGHT, at(1.0), "train_loss")
+    assert verdict(of_statistics.OVERESTIMATED, f"{WIDE}: at one rate", runs) == expected
 
 
 @pytest.mark.parametrize(
@@ -36,30 +36,32 @@ def test_whether_a_wrong_variance_looks_faster_at_one_rate(mean, apart, expected
 def test_whether_a_wrong_variance_matters_at_the_best_rate(mean, apart, expected):
     worse = seeds(WIDE, at(3.0), "train_loss", rates=(0.02,), train_eval_loss=5.0)
     runs = seeds(WIDE, at(mean, apart), "train_loss", train_eval_loss=1.0) + worse
-    runs += seeds(overestimated.RIGHT, at(1.0), "train_loss")
-    assert verdict(overestimated.QUESTION, f"{WIDE}: each at the best", runs) == expected
+    runs += seeds(of_statistics.RIGHT, at(1.0), "train_loss")
+    assert verdict(of_statistics.OVERESTIMATED, f"{WIDE}: each at the best", runs) == expected
 
 
 @pytest.mark.parametrize(("own", "apart", "expected"), [(0.5, CLEAR, HOLDS), (2.0, CLEAR, FAILS), (1.0, CLOSE, NOISE)])
 def test_whether_statistics_that_follow_train_better(own, apart, expected):
-    runs = seeds(frozen.FOLLOWED, at(own, apart), "train_eval_loss") + seeds(frozen.HELD, at(1.0), "train_eval_loss")
-    claim = f"{frozen.FOLLOWED} has a lower training loss than {frozen.HELD}"
-    assert verdict(frozen.QUESTION, claim, runs) == expected
+    runs = seeds(of_statistics.FOLLOWED, at(own, apart), "train_eval_loss") + seeds(
+        of_statistics.HELD, at(1.0), "train_eval_loss"
+    )
+    claim = f"{of_statistics.FOLLOWED} has a lower training loss than {of_statistics.HELD}"
+    assert verdict(of_statistics.FROZEN, claim, runs) == expected
 
 
 @pytest.mark.parametrize(("worst", "expected"), [([2.0] * 3, HOLDS), ([1.2] * 3, FAILS), ([1.2, 2.0, 2.0], NOISE)])
 def test_whether_tangents_are_off(worst, expected):
-    arm = linear.named(linear.LARGE, True)
+    arm = of_statistics.linear_arm(of_statistics.LARGE, True)
     runs = [run(arm, seed, ratios=((1.0, ratio), (1.0, 1.0))) for seed, ratio in enumerate(worst)]
-    assert verdict(linear.QUESTION, f"{arm}: before training some layer", runs) == expected
+    assert verdict(of_statistics.LINEAR, f"{arm}: before training some layer", runs) == expected
 
 
 @pytest.mark.parametrize(("worst", "expected"), [([0.6] * 3, HOLDS), ([0.4] * 3, FAILS), ([0.4, 0.6, 0.6], NOISE)])
 def test_whether_normality_is_rejected(worst, expected):
-    arm = normality.NAMES["ap2"]
+    arm = of_statistics.NORMALITY_NAMES["ap2"]
     runs = [run(arm, seed, rejected=[[0.05, 0.05], [0.05, share]]) for seed, share in enumerate(worst)]
-    assert verdict(normality.QUESTION, f"{arm}: at the end a test", runs) == expected
-    assert verdict(normality.QUESTION, f"{arm}: before training a test", runs) == HOLDS
+    assert verdict(of_statistics.NORMALITY, f"{arm}: at the end a test", runs) == expected
+    assert verdict(of_statistics.NORMALITY, f"{arm}: before training a test", runs) == HOLDS
 
 
 @pytest.mark.parametrize(
@@ -67,14 +69,14 @@ def test_whether_normality_is_rejected(worst, expected):
     [(0.1, (0.0, 0.001, 0.002), HOLDS), (0.2, (0.0, 0.001, 0.002), FAILS), (0.1, CLOSE, NOISE)],
 )
 def test_whether_decay_of_scale_and_shift_achieves_something(plain, apart, expected):
-    decayed, without = scale_decay.named("AP2", True), scale_decay.named("AP2", False)
+    decayed, without = of_training.scale_decay_arm("AP2", True), of_training.scale_decay_arm("AP2", False)
     runs = seeds(decayed, at(0.1, (0, 0, 0)), "valid_error") + seeds(without, at(plain, apart), "valid_error")
-    assert verdict(scale_decay.QUESTION, "AP2: without", runs) == expected
+    assert verdict(of_training.SCALE_DECAY, "AP2: without", runs) == expected
 
 
 @pytest.mark.parametrize(("own", "apart", "expected"), [(0.5, CLEAR, HOLDS), (2.0, CLEAR, FAILS), (1.0, CLOSE, NOISE)])
 @pytest.mark.parametrize(("name", "claim"), [("shifts", "shifts shorter"), ("effective", "equal function shorter")])
 def test_whether_decay_shortens(name, claim, own, apart, expected):
-    decayed, without = scale_decay.named("AP2", True), scale_decay.named("AP2", False)
+    decayed, without = of_training.scale_decay_arm("AP2", True), of_training.scale_decay_arm("AP2", False)
     runs = seeds(decayed, at(own, apart), name) + seeds(without, at(1.0), name)
-    assert verdict(scale_decay.QUESTION, claim, runs) == expected
+    assert verdict(of_training.SCALE_DECAY, claim, runs) == expected

@@ -14,12 +14,9 @@ import varprop as vp
 from tests.lab import tiny
 from varprop_lab.figures import Figure, Panel
 from varprop_lab.paper.questions import study
-from varprop_lab.paper.questions.averaging import add_noise_of_batches
-from varprop_lab.paper.questions.correlations import WithCovariances
-from varprop_lab.paper.questions.dropout import drop_unseen, dropping
-from varprop_lab.paper.questions.norm import lengthened
+from varprop_lab.paper.questions.of_statistics import WithCovariances, itself
+from varprop_lab.paper.questions.of_training import add_noise_of_batches, drop_unseen, dropping, lengthened
 from varprop_lab.paper.questions.runs import Arm, Question, experiment, is_lower, trained
-from varprop_lab.paper.questions.truth import itself
 from varprop_lab.protocol import build
 from varprop_lab.training import normalized_layers, ratios
 
