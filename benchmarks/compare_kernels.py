@@ -266,16 +266,16 @@ def steps(device, tiny, warm):
     import torch
 
     from varprop_lab.bench import cases as bench_cases
-    from varprop_lab.bench import step
+    from varprop_lab.bench import run
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     case = bench_cases.cases(device, tiny)["cifar"]
-    network = step.network(case, "analytic", *case.data(device))
-    eager, _ = step.make_step(network, "eager", "inductor")
+    network = run.network(case, "analytic", *case.data(device))
+    eager, _ = run.make_step(network, "eager", "inductor")
     result = {"cifar_eager_us": step_us(eager, device, 2 if tiny or warm else 40)}
-    step.drop_traces(network)
+    run.drop_traces(network)
     if device.type == "cuda":
-        captured, _ = step.make_step(network, "captured", "inductor")
+        captured, _ = run.make_step(network, "captured", "inductor")
         result["cifar_captured_us"] = step_us(captured, device, 2 if warm else 100)
     return result
 

@@ -12,7 +12,7 @@ from torch import nn
 import varprop as vp
 from varprop.cli.main import main as command_line
 from varprop.cli.models import first_line
-from varprop_lab.bench import cases, run, step
+from varprop_lab.bench import cases, run
 from varprop_lab.bench.cases import Recipe
 from varprop_lab.bench.run import Measurement, Options, Record, Session, tables, write_page
 from varprop_lab.environment import chosen_device
@@ -28,7 +28,7 @@ LINEAR = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 def trained():
     """A tiny network by its normalization, made when it is asked for, and its batch."""
     case = TINY["mlp"]
-    return functools.cache(lambda name: step.network(case, name, *case.data(CPU)))
+    return functools.cache(lambda name: run.network(case, name, *case.data(CPU)))
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +101,18 @@ def test_variants_are_what_they_are_called(trained):
 @pytest.mark.parametrize("variant", cases.VARIANTS)
 def test_step_reaches_every_parameter(trained, variant):
     network = trained(variant)
-    run_step, memory = step.make_step(network, "eager", "aot_eager")
+    run_step, memory = run.make_step(network, "eager", "aot_eager")
     assert math.isfinite(float(run_step())) and memory == 0
     assert all(p.grad is not None for p in network.model.parameters())
-    step.drop_traces(network)
+    run.drop_traces(network)
     assert all(p.grad is None for p in network.model.parameters()) and network.model.training
 
 
 def test_optimizers_are_those_of_the_cases(trained):
-    adam = step.optimizer(trained("none"), capturable=True)
+    adam = run.optimizer(trained("none"), capturable=True)
     assert isinstance(adam, torch.optim.Adam) and adam.defaults["capturable"] and adam.defaults["foreach"]
     case = TINY["cifar"]
-    sgd = step.optimizer(step.network(case, "none", *case.data(CPU)), capturable=False)
+    sgd = run.optimizer(run.network(case, "none", *case.data(CPU)), capturable=False)
     assert isinstance(sgd, torch.optim.SGD) and sgd.defaults["momentum"] == 0.9 and sgd.defaults["foreach"]
 
 
@@ -123,8 +123,8 @@ def test_each_variant_is_compiled_from_code_of_its_own(trained):
 
 def test_kernels_are_told_from_everything_else():
     kinds = ("kernel", "cuda_runtime", "gpu_memcpy", "kernel", "gpu_user_annotation", None)
-    assert step.count_kernels({"traceEvents": [{"cat": kind} if kind else {} for kind in kinds]}) == 2
-    assert step.kernels(lambda: None, CPU) is None
+    assert run.count_kernels({"traceEvents": [{"cat": kind} if kind else {} for kind in kinds]}) == 2
+    assert run.kernels(lambda: None, CPU) is None
 
 
 # --- timing ---
@@ -132,14 +132,14 @@ def test_kernels_are_told_from_everything_else():
 
 def test_functions_take_turns_and_times_are_per_call(monkeypatch):
     calls, clock = [], [0.0]
-    monkeypatch.setattr(step.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(run.time, "perf_counter", lambda: clock[0])
     pauses = {"short": 0.002, "long": 0.006}
 
     def called(name):
         calls.append(name)
         clock[0] += pauses[name]
 
-    times = step.interleaved({name: lambda name=name: called(name) for name in pauses}, 3, 0.036, CPU)
+    times = run.interleaved({name: lambda name=name: called(name) for name in pauses}, 3, 0.036, CPU)
     assert times == {name: [pytest.approx(pause)] * 3 for name, pause in pauses.items()}
     turns = [n for n, before in zip(calls, [None, *calls[:-1]], strict=True) if n != before]
     warm_up, rounds = ["short", "long"], ["short", "long", "short", "long"]  # short-long, long-short, short-long
@@ -148,9 +148,9 @@ def test_functions_take_turns_and_times_are_per_call(monkeypatch):
 
 
 def test_quartiles_and_ratios():
-    assert step.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
-    assert step.quartiles([2.0]) == (2.0, 2.0, 2.0)
-    assert step.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == 3.0
+    assert run.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert run.quartiles([2.0]) == (2.0, 2.0, 2.0)
+    assert run.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 1.0]) == 3.0
 
 
 # --- the plan ---
@@ -214,7 +214,7 @@ def test_the_page_has_all_tables(measured):
 
 @pytest.mark.slow
 def test_one_failure_leaves_the_others(monkeypatch, tmp_path):
-    real = step.make_step
+    real = run.make_step
 
     def make_step(network, mode, backend):
         if network.variant == "batch":

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from varprop_lab.paper.verdicts.evidence import all_of
-from varprop_lab.paper.verdicts.judge import CLAIMS, judge, judge_claim, markdown, write
-from varprop_lab.paper.verdicts.null_rates import rates
+from varprop_lab.paper.verdicts.judge import CLAIMS, judge, judge_claim, markdown, rates, write
 from varprop_lab.protocol import PAPER_GRIDS
 from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE, Sample, lower, within
 from varprop_lab.store import Run, read_runs
