@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.deep_form_changes import normalized
-from examples.train_cifar import augmented, resnet
-from scipy.stats import ttest_ind
-
-import varprop as vp
-from varprop_lab.deep import alternatives, grid, strong
-from varprop_lab.deep.alternatives import (
+from benchmarks.deep import alternatives, grid, strong
+from benchmarks.deep.alternatives import (
     AGAIN,
     FORMS,
     RATES,
@@ -32,7 +27,12 @@ from varprop_lab.deep.alternatives import (
     searched,
     table,
 )
-from varprop_lab.deep.grid import COST, SEARCH, TEST, GridCell, read
+from benchmarks.deep.form_changes import normalized
+from benchmarks.deep.grid import COST, SEARCH, TEST, GridCell, read
+from examples.train_cifar import augmented, resnet
+from scipy.stats import ttest_ind
+
+import varprop as vp
 from varprop_lab.deep.side_by_side import SideBySide
 
 SHORT = {"batch": "batch norm", "group": "group norm", "group-ws": ROWS["group-ws"].label, "analytic": "analytic"}

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.deep import grid as grids
+from benchmarks.deep import small_batches
+from benchmarks.deep.grid import SEARCH, TEST, GridCell, best_of, read
+from benchmarks.deep.small_batches import BATCHES, METHODS, BatchGrid, main, norm_of, ready, shown
 
 import varprop as vp
-from varprop_lab.deep import grid as grids
-from varprop_lab.deep import small_batches
-from varprop_lab.deep.grid import SEARCH, TEST, GridCell, best_of, read
-from varprop_lab.deep.small_batches import BATCHES, METHODS, BatchGrid, main, norm_of, ready, shown
 
 
 def options(records: Path, *words: str) -> Any:

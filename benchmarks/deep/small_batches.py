@@ -1,8 +1,8 @@
 """Accuracy over batch sizes by normalization: a grid of trainings that share a GPU, in as many sittings as it takes.
 
-    python -m varprop_lab.deep.small_batches run RECORDS [--epochs 4] [--jobs 10] [--max-seconds 540] [--data DIR]
-    python -m varprop_lab.deep.small_batches cost RECORDS      # time and memory of a step, each alone
-    python -m varprop_lab.deep.small_batches show RECORDS      # the table; RECORDS.png and .svg if matplotlib is there
+    python -m benchmarks.deep.small_batches run RECORDS [--epochs 4] [--jobs 10] [--max-seconds 540] [--data DIR]
+    python -m benchmarks.deep.small_batches cost RECORDS      # time and memory of a step, each alone
+    python -m benchmarks.deep.small_batches show RECORDS      # the table; RECORDS.png and .svg if matplotlib is there
 
 RECORDS is a file of JSON lines, one for every finished cell of the grid; cells that it has are not made again. A cell
 is a method with a batch size: first a search of rates and bounds of the gradient on held-out training images, six
@@ -28,10 +28,10 @@ from torch import nn
 
 import varprop as vp
 from varprop.text_table import Table
+from varprop_lab.deep.side_by_side import Member, SideBySide, joined
+from varprop_lab.figures import Figure, Panel, PlottedSeries, draw
 
-from ..figures import Figure, Panel, PlottedSeries, draw
 from .grid import COST, SEARCH, TEST, Grid, GridCell, GridWorker, best_of, parser, read, serve
-from .side_by_side import Member, SideBySide, joined
 
 METHODS = {  # names of examples/train_cifar.py; where there are several, the best with the largest batch
     "batch norm": ("batch",),
@@ -172,7 +172,7 @@ class BatchWorker(GridWorker):
 class BatchGrid(Grid):
     """Any process takes any cell."""
 
-    module = "varprop_lab.deep.small_batches"
+    module = "benchmarks.deep.small_batches"
 
     def ready(self) -> list[GridCell]:
         """Cells that can be made now."""

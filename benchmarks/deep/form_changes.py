@@ -1,6 +1,6 @@
 """The forms between the paper's and the deep one, which the library does not offer: each change of the deep form alone.
 
-For the ablation of `varprop_lab.deep.alternatives`.
+For the ablation of `benchmarks.deep.alternatives`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The deep form against what else is taken in its place, in a ResNet on CIFAR-10, and what each of its changes does.
 
-    python -m varprop_lab.deep.alternatives run RECORDS --data DIR [--jobs 4] [--max-seconds 540] [--compile]
-    python -m varprop_lab.deep.alternatives cost RECORDS [--compile]   # time and memory of a step, each alone
-    python -m varprop_lab.deep.alternatives show RECORDS               # the tables: .md, .png and .svg beside it
+    python -m benchmarks.deep.alternatives run RECORDS --data DIR [--jobs 4] [--max-seconds 540] [--compile]
+    python -m benchmarks.deep.alternatives cost RECORDS [--compile]   # time and memory of a step, each alone
+    python -m benchmarks.deep.alternatives show RECORDS               # the tables: .md, .png and .svg beside it
 
 RECORDS is a file of JSON lines, one for every training; those that it has are not made again. For every row four rates
 are tried, each without and with clipping, in short runs judged by held-out training images; while the best rate is the
@@ -23,7 +23,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,11 +30,12 @@ from torch import nn
 
 import varprop as vp
 from varprop.text_table import Table
+from varprop_lab.deep.normalizations import start_weight_norm_
+from varprop_lab.deep.side_by_side import Member, SideBySide
+from varprop_lab.figures import Figure, Panel, PlottedSeries, draw, line_style
 
-from ..figures import Figure, Panel, PlottedSeries, draw, line_style
-from .grid import COST, SEARCH, TEST, Grid, GridCell, GridWorker, best_of, loaded, parser, read, serve
-from .normalizations import start_weight_norm_
-from .side_by_side import Member, SideBySide
+from . import form_changes
+from .grid import COST, SEARCH, TEST, Grid, GridCell, GridWorker, best_of, parser, read, serve
 
 BATCH, CLIP = 256, 2.0
 RATES = (0.05, 0.1, 0.2, 0.4)
@@ -67,7 +67,6 @@ ROWS = {  # the most important first
     "weight": Alternative("weight norm, data-dependent start"),
 }
 FIRST, FIRST_SEEDS = 6, 3  # rows, and how many of their seeds come before other rows
-FORMS_FILE = Path(__file__).parents[3] / "benchmarks" / "deep_form_changes.py"
 CHANGES = ("centred rows", "first shift", "average as one position")
 FORMS = {  # names of rows by which changes of the deep form they have
     changes: "form-" + "".join("01"[change] for change in changes)
@@ -187,17 +186,17 @@ class TableWorker(GridWorker):
         if norm == "weight":
             model.to(self.device)
             start_weight_norm_(model, train[:BATCH])
-        if form or norm == "init":
-            moments = vp.input_moments(train.cpu())
-            # forms in between need what is inside varprop: a script of a checkout has it
-            model = vp.init_(model, moments) if norm == "init" else loaded(FORMS_FILE).normalized(model, moments, form)
+        if form is not None:
+            model = form_changes.normalized(model, vp.input_moments(train.cpu()), form)
+        elif norm == "init":
+            model = vp.init_(model, vp.input_moments(train.cpu()))
         return model
 
 
 class TableGrid(Grid):
     """Every row has a process."""
 
-    module = "varprop_lab.deep.alternatives"
+    module = "benchmarks.deep.alternatives"
     same = ("model", "width", "epochs", "search_epochs", "images")
 
     def ready(self) -> list[GridCell]:
@@ -339,7 +338,7 @@ def page(records: dict[str, Any]) -> str:
     short, long = first["search_epochs"], first["epochs"]
     parts = [
         "# Alternatives to the deep form",
-        "`python -m varprop_lab.deep.alternatives show docs/results/alternatives.jsonl` writes this page.",
+        "`python -m benchmarks.deep.alternatives show docs/results/alternatives.jsonl` writes this page.",
         f"## Test accuracy after {long} epochs",
         table(records).markdown(),
         f"## Held-out accuracy after {short} epochs by peak rate",

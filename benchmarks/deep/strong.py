@@ -1,9 +1,9 @@
 """At full strength: ResNet-18 on CIFAR-10 for 60 epochs with smoothed labels and cutout, three normalizations.
 
-    python -m varprop_lab.deep.strong run RECORDS --data DIR [--max-seconds 540] [--compile]
-    python -m varprop_lab.deep.strong show RECORDS     # the tables, RECORDS.md
+    python -m benchmarks.deep.strong run RECORDS --data DIR [--max-seconds 540] [--compile]
+    python -m benchmarks.deep.strong show RECORDS     # the tables, RECORDS.md
 
-As `varprop_lab.deep.alternatives`: rates, without and with clipping, in short runs judged by held-out images, then the
+As `benchmarks.deep.alternatives`: rates, without and with clipping, in short runs judged by held-out images, then the
 best setting for all epochs with three seeds on all training images, judged once by the test images. The analytic
 normalization is tried with clipping alone, since it diverges without.
 """
@@ -62,7 +62,7 @@ class StrongWorker(TableWorker):
 class StrongGrid(TableGrid):
     """Every row has a process."""
 
-    module = "varprop_lab.deep.strong"
+    module = "benchmarks.deep.strong"
 
     def ready(self) -> list[GridCell]:
         """Cells that can be made now."""
@@ -74,7 +74,7 @@ def page(records: dict[str, Any]) -> str:
     first = next(iter(records.values()))
     parts = [
         "# Full strength",
-        "`python -m varprop_lab.deep.strong show docs/results/strong.jsonl` writes this page.",
+        "`python -m benchmarks.deep.strong show docs/results/strong.jsonl` writes this page.",
         f"## Test accuracy after {first['epochs']} epochs, cutout of {CUTOUT} pixels, labels smoothed by {SMOOTHING}",
         table(records).markdown(),
         f"## Held-out accuracy after {first['search_epochs']} epochs by peak rate",

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 import varprop as vp
+from varprop_lab.deep.runs import example
+from varprop_lab.deep.side_by_side import Member, SideBySide
+from varprop_lab.environment import git_state, versions
 
-from ..environment import git_state, versions
-from .runs import example
-from .side_by_side import Member, SideBySide
-
+ROOT = Path(__file__).parents[2]
 SEARCH, TEST, COST = "search", "test", "cost"
 HELD_OUT = 5000
 TRIES = 2  # of a cell that breaks its process
@@ -348,7 +348,9 @@ class Grid:
             if option not in ("action", "records", "max_seconds") and value is not None and value is not False:
                 words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
         command = [sys.executable, "-m", self.module, *words]
-        environment = {"TORCHINDUCTOR_COMPILE_THREADS": "3", **os.environ, "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        threads = {"TORCHINDUCTOR_COMPILE_THREADS": "3", **os.environ, "OMP_NUM_THREADS": "1"}
+        environment = threads | {"PYTHONPATH": path}
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         with self.lock:
             self.processes.append(process)
