@@ -53,7 +53,8 @@ class Batches:
         device = self.images.device
         order = self._order(epoch)
         generator = seeded(purpose, self.seed, epoch, device)
-        for rows in order.split(self._steps_at_once()):
+        steps_at_once = _CHUNK_BYTES // (4 * self.batch_size * self.images[0].numel())
+        for rows in order.split(max(1, min(_CHUNK_STEPS, steps_at_once))):
             chosen = self.indices[rows.flatten().to(device)]
             images = augmented(self.images[chosen], self.augmentation, generator)
             yield images.unflatten(0, rows.shape), self.labels[chosen].unflatten(0, rows.shape)
@@ -71,10 +72,6 @@ class Batches:
         order = torch.randperm(len(self.indices), generator=seeded(ORDER, self.seed, epoch))
         filled = order.repeat(1 + math.ceil(self.batch_size / len(order)))
         return filled[: self.steps * self.batch_size].view(self.steps, self.batch_size)
-
-    def _steps_at_once(self) -> int:
-        size = 4 * self.batch_size * self.images[0].numel()
-        return max(1, min(_CHUNK_STEPS, _CHUNK_BYTES // size))
 
 
 def evaluation_images(images: Tensor, augmentation: Augmentation, seed: int) -> Tensor:

@@ -344,8 +344,11 @@ def _reason(error: Exception) -> str:
 
 def _checked_contents(packed: bytes, archive: Archive, url: str) -> dict[str, bytes]:
     try:
-        unpack = _untar if archive.name.endswith(".tar.gz") else _gunzip
-        contents = unpack(io.BytesIO(packed), archive)
+        if archive.name.endswith(".tar.gz"):
+            contents = _untar(io.BytesIO(packed), archive)
+        else:
+            with gzip.open(io.BytesIO(packed)) as file:
+                contents = {name: file.read(_LARGEST_MEMBER) for name in archive.contents}  # there is one
     except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError) as error:
         raise _SourceFailed(f"{url} is no such archive") from error
     for name, digest in archive.contents.items():
@@ -354,12 +357,6 @@ def _checked_contents(packed: bytes, archive: Archive, url: str) -> dict[str, by
         if _digest(contents[name]) != digest:
             raise _SourceFailed(f"{url} has another SHA-256 in {name} than the official file")
     return contents
-
-
-def _gunzip(packed: BinaryIO, archive: Archive) -> dict[str, bytes]:
-    (name,) = archive.contents
-    with gzip.open(packed) as file:
-        return {name: file.read(_LARGEST_MEMBER)}
 
 
 def _untar(packed: BinaryIO, archive: Archive) -> dict[str, bytes]:

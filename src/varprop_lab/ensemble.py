@@ -134,19 +134,16 @@ class _PlainBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         axes = [axis for axis in range(input.ndim) if axis != 1]
         shape = [-1 if axis == 1 else 1 for axis in range(input.ndim)]
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         mean, var = self.running_mean, self.running_var
-        assert mean is not None and var is not None and self.momentum is not None
         if self.training:
             var, mean = torch.var_mean(input, axes, correction=0)
             count = input.numel() // input.shape[1]
-            self._remember(mean.detach(), var.detach() * (count / max(count - 1, 1)), self.momentum)
+            unbiased = var.detach() * (count / max(count - 1, 1))
+            self.running_mean.copy_(self.running_mean.lerp(mean.detach(), self.momentum))  # vmap has no rule for lerp_
+            self.running_var.copy_(self.running_var.lerp(unbiased, self.momentum))
         normalized = (input - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
         return torch.addcmul(self.bias.view(shape), normalized, self.weight.view(shape)) if self.affine else normalized
-
-    def _remember(self, mean: Tensor, var: Tensor, share: float) -> None:
-        assert self.running_mean is not None and self.running_var is not None
-        self.running_mean.copy_(self.running_mean.lerp(mean, share))  # vmap has no rule for lerp_
-        self.running_var.copy_(self.running_var.lerp(var, share))
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

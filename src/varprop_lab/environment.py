@@ -175,7 +175,9 @@ def write_atomically(path: Path, content: bytes, then: str = _AGAIN) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # the error that led here is the one to report
             temporary.unlink(missing_ok=True)
-        raise StoreError(_why_not_written(path, error, then)) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreError(f"There is no space left on the disk to write {path}: free some and {then}.") from error
+        raise StoreError(f"{path} could not be written: {error.strerror or error}.") from error
 
 
 @contextlib.contextmanager
@@ -227,9 +229,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _why_not_written(path: Path, error: OSError, then: str) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"There is no space left on the disk to write {path}: free some and {then}."
-    return f"{path} could not be written: {error.strerror or error}."

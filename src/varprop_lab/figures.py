@@ -513,25 +513,25 @@ def draw(figure: Figure, stem: Path, heading: str = "") -> None:
         rows, columns = _grid(len(figure.panels))
         width = PANEL_WIDTH * columns + (2.2 if columns == 1 else 0.4)
         legend = legend_entries(figure)
-        height = PANEL_HEIGHT * rows + 0.55 + 0.2 * _legend_shape([label for label, _ in legend], width)[0]
+        labels = [label for label, _ in legend]
+        lines, per_line = _legend_shape(labels, width)
+        height = PANEL_HEIGHT * rows + 0.55 + 0.2 * lines
         canvas = require("matplotlib.figure", "A figure").Figure(figsize=(width, height), layout="constrained")
         axes = list(canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
         for panel, axis in zip(figure.panels, axes, strict=False):
             _draw_panel(panel, axis, figure)
         _label_axes(axes, figure, columns)
-        _add_legend(canvas, legend, width)
+        if legend:
+            handles = [require("matplotlib.lines", "A figure").Line2D([], [], **look) for _, look in legend]
+            place = {"loc": "outside lower center", "ncols": per_line}
+            canvas.legend(handles, labels, **place, markerscale=0.8, columnspacing=1.4)
         title = f"{heading}: {figure.title}" if heading else figure.title
         canvas.suptitle(textwrap.fill(title, int(14 * width)), fontsize=10.5)
-        _save(canvas, stem)
-
-
-def _save(canvas: Any, stem: Path) -> None:
-    """Both formats; the layout is computed once."""
-    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        buffer = io.BytesIO()
-        canvas.savefig(buffer, format=kind, metadata=metadata)
-        write_atomically(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue())
-        canvas.set_layout_engine("none")
+        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+            buffer = io.BytesIO()
+            canvas.savefig(buffer, format=kind, metadata=metadata)
+            write_atomically(stem.with_name(f"{stem.name}.{kind}"), buffer.getvalue())
+            canvas.set_layout_engine("none")  # the layout is computed once
 
 
 def _grid(panels: int) -> tuple[int, int]:
@@ -677,11 +677,3 @@ def _legend_shape(labels: Sequence[str], width: float) -> tuple[int, int]:
     per_row = max(1, int((width - 0.3) / (0.62 + 0.072 * max(map(len, labels), default=1))))
     rows = math.ceil(len(labels) / per_row)
     return rows, math.ceil(len(labels) / max(rows, 1))
-
-
-def _add_legend(canvas: Any, entries: list[tuple[str, dict[str, Any]]], width: float) -> None:
-    if entries:
-        labels = [label for label, _ in entries]
-        handles = [require("matplotlib.lines", "A figure").Line2D([], [], **look) for _, look in entries]
-        columns = _legend_shape(labels, width)[1]
-        canvas.legend(handles, labels, loc="outside lower center", ncols=columns, markerscale=0.8, columnspacing=1.4)

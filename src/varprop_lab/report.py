@@ -251,7 +251,10 @@ def render(runs: Sequence[Run], pictures: Path | None = None, verdicts: Sequence
             judged=any(verdict.setting and verdict.verdict != "no data" for verdict in verdicts),  # on runs
             places={f"{figure['folder']}/{figure['name']}": figure["id"] for figure in entries},
             rule=rule,
-            headline=_headline(entries) if len(sections) > 1 else None,
+            # the training curves of the first experiment that has any, the paper's first
+            headline=min(entries, key=lambda f: (f["name"] != "training", experiment_rank(f["folder"])), default=None)
+            if len(sections) > 1
+            else None,
             starts=_starts(methods),
             legend=_legend(methods),
             data={figure["id"]: figure["data"] for figure in entries},
@@ -325,11 +328,6 @@ def _figure_entry(figure: Figure, section_id: str, experiment: str, pictures: Pa
         "caption": figure.caption,
         "data": rounded(asdict(figure)),
     }
-
-
-def _headline(figures: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The training curves of the first experiment that has any, the paper's first."""
-    return min(figures, key=lambda f: (f["name"] != "training", experiment_rank(f["folder"])), default=None)
 
 
 def _entries(outcome: Outcome) -> list[_Value]:

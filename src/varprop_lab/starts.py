@@ -294,19 +294,13 @@ def with_original_weights(model: nn.Module, original: nn.Module, method: Method,
         return data.analytic(vp.normalize, original, form="paper")
     for path, layer in original.named_modules():
         if method == "weight" and isinstance(layer, ROWS_FIRST):
-            _set_direction_(model.get_submodule(path), layer.weight)
+            normalized: Any = model.get_submodule(path)
+            normalized.parametrizations.weight.original1.data.copy_(layer.weight)  # another vector of that direction
     for path, wrapper in list(model.named_modules()):
         norm, layer = getattr(wrapper, "norm", None), getattr(wrapper, "layer", None)
         if isinstance(norm, _BatchNorm) and isinstance(layer, ROWS_FIRST):
             _rescale_(layer, norm, original.get_submodule(path).weight)  # type: ignore[arg-type]
     return model
-
-
-@torch.no_grad()
-def _set_direction_(layer: nn.Module, weight: Tensor) -> None:
-    """Give a weight-normalized layer another vector of the same direction in every row."""
-    parametrizations: Any = layer.parametrizations
-    parametrizations.weight.original1.copy_(weight)
 
 
 @torch.no_grad()

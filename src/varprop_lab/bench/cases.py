@@ -119,27 +119,14 @@ def _twice(recipe: Recipe, inputs: int, outputs: int) -> nn.Module:
 
 
 GROUPS = 32
-
-
-def _batch(kind: type[nn.Module], channels: int) -> nn.Module:
-    return nn.BatchNorm1d(channels) if kind is nn.Linear else nn.BatchNorm2d(channels)
-
-
-def _group(_kind: type[nn.Module], channels: int) -> nn.Module:
-    return nn.GroupNorm(math.gcd(GROUPS, channels), channels)
-
-
-def _layer(_kind: type[nn.Module], channels: int) -> nn.Module:
-    return nn.GroupNorm(1, channels)
-
-
+_BATCH_NORMS = {nn.Linear: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d, nn.ConvTranspose2d: nn.BatchNorm2d}
 VARIANTS: dict[str, tuple[str, Recipe]] = {
     "none": ("none", Recipe()),
     "none-no-bias": ("none, no bias", Recipe(bias=False)),
     "weight": ("weight norm", Recipe()),
-    "batch": ("batch norm", Recipe(_batch, bias=False)),
-    "group": ("group norm", Recipe(_group, bias=False)),
-    "layer": ("layer norm", Recipe(_layer, bias=False)),
+    "batch": ("batch norm", Recipe(lambda kind, channels: _BATCH_NORMS[kind](channels), bias=False)),
+    "group": ("group norm", Recipe(lambda _, channels: nn.GroupNorm(math.gcd(GROUPS, channels), channels), bias=False)),
+    "layer": ("layer norm", Recipe(lambda _, channels: nn.GroupNorm(1, channels), bias=False)),
     "analytic": ("analytic norm", Recipe()),
 }
 

@@ -65,18 +65,17 @@ def study(
         raise StoreError(f"{file} compares other searches: choose another --out.")
     places = {(title, cell.key): cell for title, experiment in experiments.items() for cell in experiment.cells()}
     missing = [
-        _SearchedCell(title, replace(experiments[title], seeds=(cell.seed,)), cell, root, deadline)
+        _SearchedCell(title, replace(experiments[title], seeds=(cell.seed,)), cell, root)
         for (title, key), cell in places.items()
         if key not in kept["cells"].get(title, {})
     ]
     if missing:
         kept = {**provenance(_CPU), **{name: kept[name] for name in ("searches", "cells")}}
     with progress.show(len(missing), "search") as shown:
-        for job, found in results_of(_done, missing, jobs):
+        for job, found in results_of(_SearchedCell.found, missing, jobs, deadline):
             shown.advance(text=job.title)
-            if found is not None:
-                kept["cells"].setdefault(job.title, {})[job.cell.key] = found
-                write_atomically(file, f"{json.dumps(kept, indent=1)}\n".encode())
+            kept["cells"].setdefault(job.title, {})[job.cell.key] = found
+            write_atomically(file, f"{json.dumps(kept, indent=1)}\n".encode())
     cells = {
         title: {key: kept["cells"][title][key] for at, key in places if at == title and key in kept["cells"][title]}
         for title in experiments
@@ -94,12 +93,9 @@ class _SearchedCell:
     experiment: Experiment
     cell: Cell
     root: Path | None
-    deadline: float  # by `time.monotonic`, which is the same in all processes of a machine
 
-    def found(self) -> dict[str, Any] | None:
-        """What `compared` finds; None if the time was over."""
-        if time.monotonic() > self.deadline:
-            return None
+    def found(self) -> dict[str, Any]:
+        """What `compared` finds."""
         with reproducible(_CPU, 1):
             data = datasets.load(self.experiment.dataset, self.root, _CPU)
             trainer = EnsembleTrainer(Task(self.experiment, data, self.experiment.model), [self.cell])
@@ -108,10 +104,6 @@ class _SearchedCell:
                 bounds, lambda rates: losses_at(trainer, rates, self.experiment.protocol, lambda steps: None)
             )
             return result[self.cell.key]
-
-
-def _done(job: _SearchedCell) -> tuple[_SearchedCell, dict[str, Any] | None]:
-    return job, job.found()
 
 
 def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> Cells:

@@ -54,10 +54,20 @@ def study(
         jobs: So many runs at once, each in a process of its own.
         max_seconds: After this time no run is begun.
     """
+    deadline, names = time.monotonic() + max_seconds, list(only or QUESTIONS)
     with locked(out):
         kept = recorded(out)
-        _make(list(only or QUESTIONS), kept, out, root, seeds, say, jobs, time.monotonic() + max_seconds)
-        for name in only or QUESTIONS:
+        missing = [job for name in names for job in _missing(name, kept, seeds or QUESTIONS[name].seeds, root)]
+        source = provenance(_CPU) | {"processes": jobs} if missing else {}
+        for job, new_runs in results_of(_ArmWithSeed.runs, missing, jobs, deadline):
+            order = {arm.name: index for index, arm in enumerate(QUESTIONS[job.question].arms)}
+            entry = kept[job.question] | {"source": source}
+            entry["runs"] = sorted([*entry["runs"], *new_runs], key=lambda run: (run["seed"], order[run["arm"]]))
+            kept[job.question] = entry
+            write_atomically(out / FILE, _text(kept).encode())
+            losses = ", ".join(str(run["train_eval_loss"]) for run in new_runs)
+            say(f"{job.question}: {new_runs[0]['arm']}, seed {job.seed}: training losses {losses}")
+        for name in names:
             question, records = QUESTIONS[name], Records(kept.get(name, {}).get("runs", ()))
             if find_spec("matplotlib") and records.runs:  # a bare machine only makes runs
                 draw(question.figure(records), out / f"question-{name}")
@@ -78,12 +88,9 @@ class _ArmWithSeed:
     arm: int
     seed: int
     root: Path | None
-    deadline: float  # by `time.monotonic`, which is the same in all processes of a machine
 
     def runs(self) -> list[Run]:
-        """The runs; none if the time was over."""
-        if time.monotonic() > self.deadline:
-            return []
+        """The runs."""
         question = QUESTIONS[self.question]
         with reproducible(_CPU, 1):
             data = _data(question.settings.dataset, self.root)
@@ -95,42 +102,14 @@ def _data(name: str, root: Path | None) -> datasets.Dataset:
     return datasets.load(name, root, _CPU)
 
 
-def _done(job: _ArmWithSeed) -> tuple[_ArmWithSeed, list[Run]]:
-    return job, job.runs()
-
-
-def _make(
-    names: Sequence[str],
-    kept: Kept,
-    out: Path,
-    root: Path | None,
-    seeds: int | None,
-    say: Callable[[str], None],
-    processes: int,
-    deadline: float,
-) -> None:
-    jobs = [job for name in names for job in _missing(name, kept, seeds or QUESTIONS[name].seeds, root, deadline)]
-    source = provenance(_CPU) | {"processes": processes} if jobs else {}
-    for job, new_runs in results_of(_done, jobs, processes):
-        if not new_runs:
-            continue
-        order = {arm.name: index for index, arm in enumerate(QUESTIONS[job.question].arms)}
-        entry = kept[job.question] | {"source": source}
-        entry["runs"] = sorted([*entry["runs"], *new_runs], key=lambda run: (run["seed"], order[run["arm"]]))
-        kept[job.question] = entry
-        write_atomically(out / FILE, _text(kept).encode())
-        losses = ", ".join(str(run["train_eval_loss"]) for run in new_runs)
-        say(f"{job.question}: {new_runs[0]['arm']}, seed {job.seed}: training losses {losses}")
-
-
-def _missing(name: str, kept: Kept, seeds: int, root: Path | None, deadline: float) -> list[_ArmWithSeed]:
+def _missing(name: str, kept: Kept, seeds: int, root: Path | None) -> list[_ArmWithSeed]:
     question = QUESTIONS[name]
     settings = {"epochs": question.settings.protocol.epochs, "images": question.settings.train_samples}
     if kept.get(name, {}).get("settings") != settings:
         kept[name] = {"settings": settings, "runs": []}
     there = {(run["arm"], run["seed"]) for run in kept[name]["runs"]}
     return [
-        _ArmWithSeed(name, index, seed, root, deadline)
+        _ArmWithSeed(name, index, seed, root)
         for seed in range(seeds)
         for index, arm in enumerate(question.arms)
         if (arm.name, seed) not in there
