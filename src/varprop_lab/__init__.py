@@ -1,16 +1,16 @@
 """The paper's comparison of normalizations, as a tool: equal starts, learning rates found by Brent, running losses.
 
-- `data`: data sets, their download, augmentation and batches.
-- `protocol`: the experiments as plain values, their results, networks and starting points.
-- `training`: one network, or many as a stacked ensemble, traced, and captured as CUDA graphs.
-- `execution`: runs an experiment: search, training, checkpoints, processes.
-- `store`: the folder of results.
-- `verdicts`: the paper's claims, judged on results.
-- `report`: tables, figures, HTML and Markdown from results.
+- `datasets`, `batches`: data sets and their download; augmentation and batches.
+- `protocol`, `starts`: the experiments as plain values, their cells and outcomes; networks and where they begin.
+- `training`, `ensemble`: one network, or many as a stacked ensemble, traced, and captured as CUDA graphs.
+- `execution`: runs an experiment: search, training, checkpoints, processes, Ray.
+- `store`, `environment`: the folder of results and their tables; versions, machine, files written whole or not at all.
+- `seed_statistics`, `figures`, `report`: when a difference counts; figures; text and HTML from results.
+- `paper`: its experiments, its claims judged on results (`verdicts`), what it leaves open (`questions`).
 - `deep`: normalizations in ResNets, a GPT and a ViT.
-- `questions`: what the paper leaves open, by short trainings.
 - `bench`: what a training step costs with each normalization.
 - `comparison`: the same for a model of one's own, `varprop_lab.compare`.
+- `demo`, `commands`: the demonstration, and the commands of the command line.
 """
 
 from __future__ import annotations

@@ -418,7 +418,7 @@ def test_the_shell_completes_commands_options_and_names(varprop_command, monkeyp
     assert varprop_command(*words)[1].split() == expected
 
 
-def test_the_shell_is_told_how_to_complete(varprop_command, tmp_path):
+def test_the_shell_is_told_how_to_complete_and_python_runs_the_package(varprop_command, tmp_path):
     (tmp_path / "varprop").write_text(f'#!/bin/sh\nexec {sys.executable} -m varprop "$@"\n')
     (tmp_path / "varprop").chmod(0o755)
     ask = "COMP_WORDS=(varprop doc); COMP_CWORD=1; _varprop; echo ${COMPREPLY[@]}"
@@ -456,11 +456,6 @@ def test_without_the_lab_its_commands_say_what_to_install_and_models_are_inspect
     assert refused == [[2, "", sentence.format(name)] for name in names]
     assert inspected[0] == 0 and "ReLU" in inspected[1]
     assert with_data[0] == 2 and "or, with the lab, mnist, cifar10 or digits" in with_data[2]
-
-
-def test_python_runs_the_package(capfd):
-    assert subprocess.run([sys.executable, "-m", "varprop", "--version"], check=True).returncode == 0
-    assert capfd.readouterr().out == f"varprop {vp.__version__}\n"
 
 
 # --- data get ---
