@@ -1,6 +1,6 @@
 """The lab's commands of ``varprop``: demo, reproduce, compare, bench, data get; all of it can be called from Python.
 
-`varprop.cli.options` finds this module by its name. What a command needs is imported when it runs.
+`varprop.cli` finds this module by its name, if it is installed. What a command needs is imported when it runs.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import varprop as vp
 from .inputs import InputOptions, make_inputs
 from .inspect import TARGET, add_shape
 from .models import load
-from .options import add_command, extensions
+from .options import add_command, lab
 
 EXTRAS = {
     "lab": ("jinja2", "matplotlib", "numpy", "rich", "scikit-learn", "scipy"),
@@ -45,7 +45,7 @@ def doctor(options: argparse.Namespace) -> None:
     _print("devices", _devices())
     _print("extras", [_extra(name, packages) for name, packages in EXTRAS.items()])
     _print("models", [", ".join(f"{package} {_version(package) or '(not installed)'}" for package in FOR_MODELS)])
-    _print("data", [line for extension in extensions() for line in extension.data_lines()])
+    _print("data", lab().data_lines() if lab() is not None else [])
     if options.target is not None:
         _print("layers", _folded_layers(options.target, options.input_shape))
 

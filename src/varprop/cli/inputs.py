@@ -12,7 +12,7 @@ import torch
 import varprop as vp
 
 from .models import NamedModel, check_inputs, check_runs, embedding_rows, needed, read_file
-from .options import extensions
+from .options import lab
 
 SAVED = {".pt", ".pth", ".npy"}
 MOST = 1024  # inputs taken from files
@@ -161,13 +161,12 @@ def _data(name: str, shape: tuple[int, ...], root: Path | None) -> Any:
         if not path.is_file():
             raise vp.VarpropError(f"There is no file {path} with data.")
         return saved_inputs([path], shape)
-    extension = next((extension for extension in extensions() if name in extension.DATASETS), None)
-    if extension is None:
+    if lab() is None or name not in lab().DATASETS:
         raise vp.VarpropError(
             f"--data is a folder of pictures or tensors, a .pt or .npy file, or, with the lab, mnist, cifar10 or "
             f"digits; there is no {name!r}."
         )
-    images = extension.load_inputs(name, root)[:MOST]
+    images = lab().load_inputs(name, root)[:MOST]
     if images[0].numel() != math.prod(shape):
         raise vp.VarpropError(f"{name} has images of {tuple(images.shape[1:])}, but the model takes {shape}.")
     return images.reshape(len(images), *shape)

@@ -12,7 +12,7 @@ from typing import NoReturn
 import varprop as vp
 
 from . import doctor, inspect
-from .options import Parser, Stopped, extensions
+from .options import Parser, Stopped, lab
 
 ABOUT = "Fair comparison of normalizations, and the experiments of the paper on analytic variance propagation."
 DEBUG = "--debug"
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def make_parser() -> Parser:
-    """The parser of all commands: those of the extensions installed, and the library's own."""
+    """The parser of all commands: the library's own, and those of the lab or what says that it is missing."""
     parser = Parser("varprop", description=ABOUT)
     parser.set_defaults(run=None, parser=parser)
     parser.add_argument("--version", action="version", version=doctor.own_version(), help="Print the version and exit.")
@@ -64,10 +64,10 @@ def make_parser() -> Parser:
     text = 'Print what makes bash complete commands and options: eval "$(varprop --show-completion)".'
     parser.add_argument("--show-completion", action="version", version=SHELL_SCRIPT, help=text)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for extension in extensions():
-        extension.add_commands(commands)
-    for name in LAB_COMMANDS:
-        if name not in commands.choices:
+    if lab() is not None:
+        lab().add_commands(commands)
+    else:
+        for name in LAB_COMMANDS:
             # without characters that begin an option, so that whatever follows is a plain word
             missing = commands.add_parser(name, help=f"Needs {INSTALL_LAB}.", prefix_chars="\0", add_help=False)
             missing.add_argument("words", nargs="*")
