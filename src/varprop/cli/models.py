@@ -44,7 +44,11 @@ def load(text: str, seed: int = 0) -> NamedModel:
     makers: dict[str, Callable[[str], NamedModel]] = {"torchvision": _torchvision, "timm": _timm, "hf": _hugging_face}
     torch.manual_seed(seed)
     try:
-        named = makers[source](name) if source in makers else _own(source, name)
+        if source in makers:
+            named = makers[source](name)
+        else:  # a function or a class of the user's that makes the model, or the model itself
+            made = callable_named(source, name)
+            named = NamedModel(made if isinstance(made, nn.Module) else made())
     except vp.VarpropError:
         raise
     except Exception as error:  # of somebody else's code
@@ -53,12 +57,6 @@ def load(text: str, seed: int = 0) -> NamedModel:
         raise vp.VarpropError(f"{text} must return an nn.Module, not {type(named.model).__name__}.")
     named.model.eval()
     return named
-
-
-def _own(source: str, name: str) -> NamedModel:
-    """The model that a function or a class of the user's makes; or the model itself, if the name stands for one."""
-    named = callable_named(source, name)
-    return NamedModel(named if isinstance(named, nn.Module) else named())
 
 
 def _torchvision(name: str) -> NamedModel:
@@ -210,22 +208,16 @@ def needed(package: str) -> Any:
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
-        _declare_operators()
-        _forget(package.partition(".")[0], "torchvision")
+        # beside a CPU build of torch torchvision's own operators do not load; declared they do not stop its import
+        for name in OPERATORS:
+            with contextlib.suppress(RuntimeError):
+                torch.library.define(
+                    f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
+        half_imported = (package.partition(".")[0], "torchvision")
+        for name in [name for name in sys.modules if name.partition(".")[0] in half_imported]:
+            del sys.modules[name]
         return importlib.import_module(package)
-
-
-def _declare_operators() -> None:
-    """Beside a CPU build of torch torchvision's own operators do not load; declared they do not stop its import."""
-    for name in OPERATORS:
-        with contextlib.suppress(RuntimeError):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-def _forget(*packages: str) -> None:
-    """Half imported modules would be taken for whole ones."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
-        del sys.modules[name]
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

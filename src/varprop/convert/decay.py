@@ -89,7 +89,12 @@ def unit_norm_(model: ModuleT) -> ModuleT:
         True
     """
     holders = owners(model)
-    invariant = list(_invariant(model))
+    # (module, name, layer) of each weight whose scale has no effect, those of recurrent layers left out
+    sites = normalized_layers(model).values()
+    invariant: list[tuple[nn.Module, str, Any]] = [
+        (site, "weight", site) for site in sites if "weight" in site._parameters
+    ]
+    invariant += [(parts_of(layer), "original1", layer) for layer in model.modules() if has_weight_norm(layer)]
     without_effect = {(module, name) for module, name, _ in invariant}
     for module, name, layer in invariant:
         weight = getattr(module, name)
@@ -104,23 +109,13 @@ def unit_norm_(model: ModuleT) -> ModuleT:
             else:  # rows of torch's weight norm, which for a transposed convolution run over all groups
                 norms = torch.norm_except_dim(weight, 2, cast(Any, parts_of(layer)[0]).dim)
             weight.div_(torch.where(norms > 0, norms, 1.0))
-    recurrent = [site for site in normalized_layers(model).values() if isinstance(site, NormalizedRecurrent)]
+    recurrent = [site for site in sites if isinstance(site, NormalizedRecurrent)]
     for site in recurrent:
         for suffix in suffixes(site):  # only a common factor may scale the rows of a gate's two weights
             weights = [site.parameter(name, suffix) for name in ("weight_ih", "weight_hh")]
             if all(weight.requires_grad and len(holders[weight]) == 1 for weight in weights):
                 unit_gates_(site, suffix)
     return model
-
-
-def _invariant(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """(module, name, layer) of each weight whose scale has no effect, those of recurrent layers left out."""
-    for site in normalized_layers(model).values():
-        if "weight" in site._parameters:
-            yield site, "weight", site
-    for layer in model.modules():
-        if has_weight_norm(layer):
-            yield parts_of(layer), "original1", layer
 
 
 def _spared(model: nn.Module, example: Any) -> Iterator[tuple[nn.Module, str]]:

@@ -102,7 +102,15 @@ def _program(model: nn.Module, exported: torch.export.ExportedProgram, marked: s
     nodes = [node for node in dict.fromkeys(nodes_by_name.values()) if node.target]
     program = Program(model, nodes, [], {}, {}, [], exported.call_spec.out_spec, several=several)
     for spec in exported.graph_signature.input_specs:
-        _sort_input(program, nodes_by_name[spec.arg.name], spec, exported)
+        node, given_by_user = nodes_by_name[spec.arg.name], spec.kind is InputKind.USER_INPUT
+        if given_by_user and not isinstance(spec.arg, ConstantArgument):
+            program.inputs.append(node)
+        elif given_by_user:
+            program.constants[node] = spec.arg.value
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target in exported.state_dict:
+            program.state[node] = spec.target
+        else:
+            program.constants[node] = exported.constants[str(spec.target)]
     fill_open_extents(program.nodes, program.tensors())
     program.names = _names(model, exported)
     kinds = [out.kind for out in exported.graph_signature.output_specs]
@@ -116,17 +124,6 @@ def _names(model: nn.Module, exported: torch.export.ExportedProgram) -> list[str
     args, kwargs = pytree.tree_unflatten(specs, exported.call_spec.in_spec)
     named = named_leaves(model, args, kwargs, (type(None),))
     return [name for name, spec in named.items() if not isinstance(spec.arg, ConstantArgument)]
-
-
-def _sort_input(program: Program, node: Node, spec: Any, exported: torch.export.ExportedProgram) -> None:
-    if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument):
-        program.inputs.append(node)
-    elif spec.kind is InputKind.USER_INPUT:
-        program.constants[node] = spec.arg.value
-    elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target in exported.state_dict:
-        program.state[node] = spec.target
-    else:
-        program.constants[node] = exported.constants[str(spec.target)]
 
 
 def _node(node: fx.Node, nodes_by_name: dict[str, Node]) -> Node:

@@ -108,8 +108,11 @@ def _is_within_reach(graph: fx.Graph) -> bool:
             continue
         if _changes_nothing(node) or _in_place(node.target) is not None:
             origin[node] = origin.get(node.args[0], node.args[0])
-            if origin[node] in shared or not _may_change(origin[node]) or not _keeps_dtype(node):
-                return False
+            value = origin[node]
+            if value in shared or (value.op != "call_function" and len(value.users) > 1):
+                return False  # an input may be read elsewhere, unless it has one user
+            if len({source.meta["val"].dtype for source in node.all_input_nodes}) > 1:
+                return False  # the result is converted to the dtype of the first
         elif not (_stays(node.target) or _has_rewrite(node) or _is_plain_view(node.target)):
             return False
         elif _is_view(node.target) or (node.target is operator.getitem and node.args[0] in shared):
@@ -120,16 +123,6 @@ def _is_within_reach(graph: fx.Graph) -> bool:
 def _changes_nothing(node: fx.Node) -> bool:
     """True if an operation returns its argument, as a dropout in place does in evaluation."""
     return node.target is aten.detach_.default or (node.target is aten.dropout_.default and not node.args[2])
-
-
-def _may_change(value: fx.Node) -> bool:
-    """True if a value was computed by the model: an input may be read elsewhere, unless it has one user."""
-    return value.op == "call_function" or len(value.users) == 1
-
-
-def _keeps_dtype(node: fx.Node) -> bool:
-    """True if all tensors of an operation are of one dtype; otherwise its result is converted to that of the first."""
-    return len({source.meta["val"].dtype for source in node.all_input_nodes}) == 1
 
 
 @functools.cache

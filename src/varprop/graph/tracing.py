@@ -233,13 +233,7 @@ def traced_operations(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 # While tracing, a call of such a module ends in this marker; its inner operations are dropped afterwards.
 _library = torch.library.Library("varprop", "DEF")
 _library.define("leaf(Tensor[] inputs, Tensor[] outputs, int index) -> Tensor[]")
-
-
-def _copy(inputs: list[Tensor], outputs: list[Tensor], index: int) -> list[Tensor]:
-    return [output.clone() for output in outputs]
-
-
-_library.impl("leaf", _copy, "CompositeExplicitAutograd")
+_library.impl("leaf", lambda _, outputs, index: [output.clone() for output in outputs], "CompositeExplicitAutograd")
 
 
 @dataclass(eq=False)

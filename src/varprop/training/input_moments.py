@@ -166,7 +166,9 @@ def _chunks(data: Tensor | Dataset[Any] | Iterable[Any]) -> Iterator[_Chunk]:
     if isinstance(data, Tensor):
         yield _Chunk(_floating_tensor(data, "the tensor", batched=True), "item", 0)
     elif isinstance(data, Dataset):
-        yield from _stacked(_items(data))
+        # a map-style dataset need not raise IndexError at its end, so it is not iterated directly
+        items: Any = data if isinstance(data, IterableDataset) else (data[i] for i in range(len(data)))  # type: ignore[arg-type]
+        yield from _stacked(_floating_tensor(x, f"item {i}", batched=False) for i, x in enumerate(items))
     elif isinstance(data, Iterable):
         for index, batch in enumerate(data):
             yield _Chunk(_floating_tensor(batch, f"batch {index}", batched=True), "batch", index)
@@ -175,14 +177,6 @@ def _chunks(data: Tensor | Dataset[Any] | Iterable[Any]) -> Iterator[_Chunk]:
             f"input_moments takes a tensor, a Dataset, a DataLoader or an iterable of batches, not "
             f"{type(data).__name__}."
         )
-
-
-def _items(dataset: Dataset[Any]) -> Iterator[Tensor]:
-    # A map-style dataset need not raise IndexError at its end, so it is not iterated directly.
-    in_order = isinstance(dataset, IterableDataset)
-    items = dataset if in_order else (dataset[i] for i in range(len(dataset)))  # type: ignore[arg-type]
-    for index, item in enumerate(items):  # type: ignore[arg-type]
-        yield _floating_tensor(item, f"item {index}", batched=False)
 
 
 def _stacked(items: Iterator[Tensor]) -> Iterator[_Chunk]:
