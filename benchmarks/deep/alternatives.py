@@ -22,7 +22,7 @@ import importlib.util
 import itertools
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +72,7 @@ FORMS = {  # names of rows by which changes of the deep form they have
     changes: "form-" + "".join("01"[change] for change in changes)
     for changes in itertools.product((True, False), repeat=3)
 } | {(True, True, True): "analytic", (False, False, False): "paper"}
+LABELS = {norm: row.label for norm, row in ROWS.items()}
 
 
 def bounds_of(norm: str) -> tuple[tuple[float, float], ...]:
@@ -275,17 +276,17 @@ def costs(records: dict[str, Any]) -> Table:
     return Table("", ["normalization", "ms a step", "of batch norm", "MiB"], lines, left=("normalization",))
 
 
-def searched(records: dict[str, Any]) -> Table:
-    """Held-out accuracy of every rate, without and with clipping."""
+def searched(records: dict[str, Any], labels: Mapping[str, str] = LABELS) -> Table:
+    """Held-out accuracy of every rate, without and with clipping, of the rows with these labels."""
     lines = []
-    norms = [norm for norm in (*ROWS, *FORMS.values()) if runs_of(norm, records)]
+    norms = [norm for norm in labels if runs_of(norm, records)]
     rates = sorted({run["rate"] for norm in norms for run in runs_of(norm, records)})
-    for norm in dict.fromkeys(norms):
+    for norm in norms:
         runs = runs_of(norm, records)
         for clip in dict.fromkeys(bound(run) for run in runs):
             found = {run["rate"]: run["accuracy"] for run in runs if bound(run) == clip}
             values = [("" if r not in found else f"{found[r]:.4f}" if found[r] else "diverged") for r in rates]
-            lines.append([ROWS[norm].label if norm in ROWS else norm, clip, *values])
+            lines.append([labels[norm], clip, *values])
     return Table("", ["normalization", "clip", *(f"{rate:g}" for rate in rates)], lines, left=("normalization", "clip"))
 
 
@@ -304,6 +305,10 @@ def ablation(records: dict[str, Any]) -> Table:
         if any(values):
             lines.append([*("yes" if change else "no" for change in changes), *values])
     return Table("", [*CHANGES, "not clipped", f"clipped at {CLIP:g}"], lines)
+
+
+def _label_of(changes: tuple[bool, ...]) -> str:
+    return ", ".join(name for name, change in zip(CHANGES, changes, strict=True) if change) or "none of them"
 
 
 def figure(records: dict[str, Any]) -> Figure:
@@ -345,6 +350,7 @@ def page(records: dict[str, Any]) -> str:
         searched(records).markdown(),
         f"## Changes of the deep form, held-out accuracy after {short} epochs at the best rate",
         ablation(records).markdown(),
+        searched(records, {norm: _label_of(changes) for changes, norm in FORMS.items()}).markdown(),
         f"## Time and memory of a step of {BATCH} images",
         costs(records).markdown(),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from benchmarks.deep.alternatives import (
     table,
 )
 from benchmarks.deep.form_changes import normalized
-from benchmarks.deep.grid import COST, SEARCH, TEST, GridCell, read
+from benchmarks.deep.grid import COST, SEARCH, TEST, GridCell, best_of, read
 from examples.train_cifar import augmented, resnet
 from scipy.stats import ttest_ind
 
@@ -230,3 +231,35 @@ def test_full_strength_trains_with_cutout_and_smoothed_labels(tmp_path: Path, mo
     holes = (cut == 0).sum((1, 2, 3)) / 3
     assert (whole == 1).all() and holes.max() == 64 and holes.min() >= 16
     assert torch.equal(cut[0, 0], cut[0, 2])
+
+
+def test_the_page_shows_the_records_at_full_strength() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    records = read(docs / "results" / "strong.jsonl")
+    assert (docs / "results" / "strong.md").read_text("utf-8") == strong.page(records)
+    text = (docs / "deep.md").read_text("utf-8")
+    for made in (table(records), searched(records)):
+        assert made.markdown().strip() in text
+    analytic, batch = ([run["accuracy"] for run in runs_of(norm, records, TEST)] for norm in ("analytic", "batch"))
+    p = ttest_ind(analytic, batch, equal_var=False).pvalue
+    words = " ".join(text.split())
+    assert f"{100 * (mean(batch) - mean(analytic)):.2f} points apart" in words
+    assert f"(p = {p:.2f} by Welch's test)" in words
+
+
+def test_what_each_change_brings_is_what_the_page_says() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    records = read(docs / "results" / "alternatives.jsonl")
+    reached = {}
+    for changes, norm in FORMS.items():
+        best = best_of(run for run in runs_of(norm, records) if run["clip"])
+        assert best is not None
+        again = [run["accuracy"] for run in runs_of(norm, records, AGAIN) if run["clip"]]
+        reached[changes] = mean([best["accuracy"], *again])
+    gains = []
+    for which in range(3):
+        pairs = [(value, reached[(*c[:which], False, *c[which + 1 :])]) for c, value in reached.items() if c[which]]
+        gains.append([100 * (with_it - without) for with_it, without in pairs])
+    words = " ".join((docs / "deep.md").read_text("utf-8").split())
+    rows, shift, average = (f"by {min(gain):.1f} to {max(gain):.1f}" for gain in gains)
+    assert f"centred rows {rows} points, the average as one position {average}, the first shift {shift}." in words
