@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 import varprop as vp
@@ -193,6 +194,21 @@ def test_they_are_folded_by_themselves_where_kernels_fold_the_others(
     (network,) = set(networks(model))
     pieces = {tuple(network.specs[index].path for index in indices) for indices in network.subnetworks}
     assert pieces == {("last", "first"), ("again",)}
+
+
+def test_many_networks_are_traced_at_once_where_kernels_fold_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = normalized(Chain(), (4, 3))
+    expected = results(train_a_little(model), x)
+    monkeypatch.setattr(distributed, "WITH_KERNELS", ("cpu",))
+    template = normalized(Chain(), (4, 3))[0]  # never called: all that a call makes once would be made in the trace
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return functional_call(template, parameters, (x,)).square().mean()
+
+    stacked = {name: parameter.detach().expand(2, *parameter.shape) for name, parameter in model.named_parameters()}
+    step = vmap(grad(loss))
+    traced = make_fx(step)(stacked)(stacked)
+    compare([traced[name][1] for name in stacked], expected[1:])
 
 
 def compare(results: Iterable[Tensor], expected: Iterable[Tensor]) -> None:

@@ -77,22 +77,9 @@ def _fold_of(subnetworks: list[Network], index: int) -> tuple[Network, Folded]:
 
 def _fold_by_calls(network: Network, index: int) -> tuple[Network, Folded]:
     """Fold all layers, or where there are kernels those that they can fold, or the others."""
-    if not network.calls_differ or network.first_weight().device.type not in WITH_KERNELS:
+    if not network.by_calls or network.first_weight().device.type not in WITH_KERNELS:
         return network, network.fold()
-    if torch.compiler.is_compiling():
-        _cut_by_calls(network.executor.number)
-    return _fold_of(subnetworks_by_calls(network), index)
-
-
-def subnetworks_by_calls(network: Network) -> list[Network]:
-    """The layers whose calls all have inputs of the same moments, which kernels can fold, and the others."""
-    again = [rows.calls > 1 for rows in network.layout.rows]
-    return [network.subnetwork([n for n, is_again in enumerate(again) if is_again == kind]) for kind in (False, True)]
-
-
-def _cut_by_calls(number: int) -> bool:
-    """`subnetworks_by_calls` of the networks known by a number while a graph is made of one of them."""
-    return all(subnetworks_by_calls(network) for network in owners_known_as(number))
+    return _fold_of(network.by_calls, index)
 
 
 def _cut_by_bytes(number: int) -> bool:
@@ -102,7 +89,6 @@ def _cut_by_bytes(number: int) -> bool:
 
 # as torch.compiler.assume_constant_result, which imports the compiler at once
 _cut_by_bytes._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_cut_by_calls._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @_disable_dynamo  # as torch.compiler.disable, which imports the compiler at once

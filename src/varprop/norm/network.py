@@ -103,13 +103,14 @@ class Network:
         evaluated: The layers that read something that only the engine can evaluate, by their indices, with the reason.
         fixed: Values between layers that are not random.
         data: Mean and variance of the data, as far as layers that are called once follow from it.
-        calls_differ: True if some layers, but not all, are called with inputs of several moments.
         evaluation: Computes what `evaluated` layers read, and then `fixed`; None if there is neither.
         outside: The layers of the full network, but not of this one, whose outputs enter this one.
         full: The network of which it is a subnetwork; itself if it is none.
         index_of: For the index of a layer in the full network, its index here.
         subnetworks: Those in use, by the indices of their layers (`subnetwork`).
         by_bytes: Those of limited size, in the order of their calls; None if never needed.
+        by_calls: That of the layers whose calls all have inputs of the same moments, which kernels can fold, and that
+            of the others; empty if there are not both. Made at once, since a call may be traced, which reads no numbers.
         reads: The layers that one reads from, by its index, where that was needed.
         latest: Shifts and scales as they were in the latest call, where they are sharded between the calls.
     """
@@ -126,8 +127,6 @@ class Network:
         self.layout, self.evaluated, self.fixed, self.data = lowered or make_layout(joint, specs)
         self.evaluation = evaluation_of(joint, specs, self.evaluated, self.fixed)
         self.executor = Executor(self.layout)
-        called_again = {rows.calls > 1 for rows in self.layout.rows}
-        self.calls_differ = len(called_again) > 1
         register(self)
         self.outside: list[Any] = []
         self.full, self.index_of = self, {index: index for index in range(len(self.layers))}
@@ -135,6 +134,9 @@ class Network:
         self.subnetworks: dict[tuple[int, ...], Network] = {}
         self.by_bytes: list[Network] | None = None
         self.reads: dict[int, set[int]] = {}
+        again = [rows.calls > 1 for rows in self.layout.rows]
+        groups = [[n for n, is_again in enumerate(again) if is_again == kind] for kind in (False, True)]
+        self.by_calls = [self.subnetwork(group) for group in groups] if all(groups) else []
 
     def first_weight(self) -> Tensor:
         """The weight that comes first among the parameters."""

@@ -122,7 +122,7 @@ def folded_layer(network: Network, index: int) -> Pair:
     if folded is None or not folded.serves(layer, subnetwork.index_of[index], compiling):
         if folded is not None and promised and folded.changed(layer, subnetwork.index_of[index]):
             raise RuntimeError(CHANGED.format(network.specs[index].path))
-        if network.calls_differ or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        if network.by_calls or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             subnetwork, folded = fold_around(network, index, {} if scope is None else scope.vectors)
         else:
             subnetwork, folded = network, network.fold()
