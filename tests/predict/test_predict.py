@@ -125,8 +125,26 @@ def test_dropout_before_an_activation():
     assert_like_draws(vp.predict(model, x), drawn(model, x))
 
 
-@pytest.mark.parametrize("order", [[nn.ReLU(), nn.Dropout(0.3)], [nn.Dropout(0.3), nn.ReLU()]])
-def test_maxima_over_what_drops_out_are_doubtful(order):
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_maxima_over_what_drops_out(p):
+    """The first of some values that stays; a second layer reads what varies already."""
+    torch.manual_seed(0)
+    first = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(p), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Dropout(p), nn.MaxPool2d(2, padding=1)]
+    model, x = nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(72, 3)), torch.randn(8, 1, 12, 12)
+    found = vp.predict(model, x)
+    assert_like_draws(found, drawn(model, x), mean=0.15)  # which one is the largest varies, too
+    assert found.reliable.all()
+    one = nn.Sequential(nn.ReLU(), nn.Dropout(p), nn.MaxPool2d((1, 3)), nn.Flatten()).train()
+    values = torch.tensor([[[[3.0, 1.0, 2.0]]]], dtype=torch.float64)
+    kept = torch.tensor([1 - p, p * (1 - p), p * p * (1 - p)], dtype=torch.float64)
+    largest = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64) / (1 - p)
+    exact = (kept * largest.square()).sum() - (kept * largest).sum().square()
+    torch.testing.assert_close(vp.predict(one, values).var, exact.view(1, 1), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("order", [[nn.ReLU(), nn.Dropout2d(0.3)], [nn.Dropout(0.3), nn.ReLU()]])
+def test_maxima_over_what_drops_out_otherwise_are_doubtful(order):
     """Zero or not is no Gaussian: the largest of some such values is not what is computed for it."""
     x = torch.randn(4, 1, 8, 8)
     ends = nn.Conv2d(1, 4, 3), nn.Sequential(nn.Flatten(), nn.Linear(36, 3))

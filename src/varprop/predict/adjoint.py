@@ -29,7 +29,7 @@ from ..graph.node import Node, resolve
 from ..moments import Moments
 from ..rules.norm import layer_norm
 from ..rules.registry import Rule
-from .attention import FIRST_ORDER, dropped_variance, mean_of
+from .attention import FIRST_ORDER, dropped_variance, mean_of, var_of
 from .curves import SlopedClusters, attached, left_by_slopes, line
 from .recurrent import unroll_of
 from .windows import Windows
@@ -288,6 +288,11 @@ class MeanEvaluation(Evaluation):
         several = isinstance(node.info, (list, tuple))
         info = node.info[0] if several else node.info
         before: Moments = (unapplied.value if unapplied else self.value(node.args[0])).dense()
+        if (dropout := self._dropout_of_rectified(node.args[0])) is not None:
+            read = self.value(dropout.args[0])
+            kept = Moments(mean_of(read), var_of(read))
+            pooled, self.fresh[node] = windows.largest_of_dropped(kept, before.mean, float(dropout.args[1]), info.shape)
+            return [pooled, None] if several else pooled
         if self._drops(unapplied.before if unapplied else node.args[0]):
             self.of_dropped.add(node)
         pooled, left = windows.largest(before, info.shape)
@@ -304,6 +309,13 @@ class MeanEvaluation(Evaluation):
     def _drops(self, node: Node) -> bool:
         """True if a value is that of a dropout: zero or not, for which no Gaussian stands where the largest counts."""
         return self.plan.mixture(self.plan.root.get(node, node)) is not None
+
+    def _dropout_of_rectified(self, node: Node) -> Node | None:
+        """The dropout, at work, that a value comes from, if it reads a rectifier; None for other values."""
+        node = node.args[0] if node.target is operator.getitem else node
+        if node.packet not in (aten.dropout, aten.native_dropout) or not 0 < float(node.args[1]) < 1:
+            return None
+        return node if node.args[0].packet in (aten.relu, aten.relu_) and self._drops(node) else None
 
     def _with_random_weight(self, node: Node, x: Any, weight: Moments, bias: Any = None) -> Moments:
         """The rule of a linear layer; what its weight adds is needed again, as a source of variance."""

@@ -60,6 +60,41 @@ class Windows:
         mean = attached(mean, (x.mean, lambda g: self._laid_out([g * slope for slope in slopes], x.shape)))
         return Moments(mean, var), left.clamp_min_(0)
 
+    def largest_of_dropped(self, x: Moments, entry: Tensor, p: float, shape: Sequence[int]) -> tuple[Moments, Tensor]:
+        """The same of values that are not negative and drop out: M is the first that stays, from the largest down.
+
+        Which is the largest is decided by the means alone. Then M is the k-th with chance (1 - p) pᵏ, k from 0, or zero
+        if nothing stays. It follows the noise n of what drops out by the slope Cov[M, n] / Var n, and what is before
+        the dropout by the derivatives of its mean.
+
+        Args:
+            x: Before the dropout.
+            entry: The mean behind the dropout, to which its noise is added.
+            p: The chance to drop out.
+            shape: Of the result.
+        """
+        with torch.no_grad():
+            means, variances = (torch.stack(self._entries(values, shape, 0)) for values in (x.mean, x.var))
+            order = means.argsort(0, descending=True)
+            m, v = means.gather(0, order), variances.gather(0, order)
+            chances = p ** torch.arange(len(m), dtype=m.dtype, device=m.device).view(-1, *[1] * (m.ndim - 1))
+            weighted, square = chances * m, m.square() + v
+            mean = weighted.sum(0)
+            var = ((chances * square).sum(0) / (1 - p) - mean.square()).clamp_min_(0)
+            # E[M | the k-th stays] is that of those before it, and of the k-th if none of them does
+            if_it_stays = weighted.cumsum(0) + weighted * (p / (1 - p))
+            noise = p / (1 - p) * square
+            common = m * (if_it_stays - mean) + chances * (p / (1 - p)) * v
+            slopes = torch.where(noise > 0, common / noise, chances)
+            left = (var - (slopes.square() * noise + chances.square() * v).sum(0)).clamp_min_(0)
+            back = order.argsort(0)
+            by_noise, by_mean = slopes.gather(0, back), chances.expand_as(m).gather(0, back)
+        pulls = (
+            (entry, lambda g: self._laid_out((g * by_noise).unbind(), x.shape)),
+            (x.mean, lambda g: self._laid_out((g * (by_mean - by_noise)).unbind(), x.shape)),
+        )
+        return Moments(attached(mean, *pulls), var), left
+
     def _margins(self, inside: Sequence[int], shape: Sequence[int]) -> list[int]:
         """Zeros before and behind both axes, with which every window lies inside; as `F.pad` takes them."""
         margins = []
