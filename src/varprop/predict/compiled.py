@@ -72,7 +72,8 @@ class CompiledPrediction:
             return results
 
         try:
-            graph = make_fx(flat)(*tensors)
+            with torch.backends.cudnn.flags(enabled=False):  # whose recurrent layers lay out their weights anew
+                graph = make_fx(flat)(*tensors)
             graph.graph.eliminate_dead_code()
             _require_no_other(graph, tensors)
             with torch.no_grad():
