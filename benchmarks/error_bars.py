@@ -733,7 +733,11 @@ def cost_table(records: list[dict[str, Any]]) -> Table:
             values = [found.get((k, compiled), {}).get(key) for k in (1, 10, 100)]
             return "" if values == [None] * 3 else " / ".join("" if v is None else f"{v:.1f}" for v in values)
 
-        memory = [f"{max(0.0, r['MiB'] or 0.0):.0f}" for (_, compiled), r in found.items() if not compiled]
+        memory = [
+            f"{max(0.0, r['MiB'] or 0.0):.0f}"
+            for (_, compiled), r in sorted(found.items(), key=lambda item: item[0])
+            if not compiled
+        ]
         kinds = passes("passes", True), passes("passes", False), passes("passes without graph", False)
         rows.append([case, device, str(next(iter(found.values()))["samples"]), *kinds, " / ".join(memory)])
     titles = ["network, noise", "device", "samples", "compiled", "as it is", "without graphs", "MiB"]
