@@ -79,6 +79,36 @@ def test_a_recording_is_replayed_and_sees_other_inputs_outputs_and_parameters():
     assert not copy.deepcopy(program.facts[PredictionGraphs]).recordings
 
 
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dropout = nn.LSTM(4, 8, batch_first=True), nn.Dropout(0.3)
+        self.second, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.dropout(self.first(x)[0]))[0][:, -1])
+
+
+def recurrent() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return Rows(), torch.randn(4, 3, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's own use of torch
+@pytest.mark.parametrize("make", [mlp, convolutional, recurrent])
+def test_compiled_predictions_are_replayed_and_the_same(make):
+    model, x = make()
+    program = vp.capture(with_dropout(model).cuda(), x.cuda())
+    for _ in range(PATIENCE + 2):
+        expected, found = vp.predict(program, x.cuda()), vp.predict(program, x.cuda(), compile=True)
+        torch.testing.assert_close(found.mean, expected.mean, rtol=1e-3, atol=1e-4)
+        scale = float(expected.covariance.abs().max())
+        torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-2, atol=1e-3 * scale)
+        x = x.flip(0)
+    assert None not in program.facts[PredictionGraphs].recordings.values()
+
+
 def test_what_waits_for_the_device_is_not_recorded():
     class Waits(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

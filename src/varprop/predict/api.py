@@ -66,8 +66,8 @@ def predict(
             Where only the input is noisy they also give derivatives, which tell the covariance of a network of many
             inputs from 8 to 16 draws; each then costs a forward pass, and one more for every output.
         compile: Compile the prediction by TorchInductor: the first call for some shapes of inputs, outputs and
-            variances takes from seconds to minutes, those that follow a third to two thirds of the time. For a captured
-            program that is called many times.
+            variances takes from seconds to minutes, those that follow about half the time. For a captured program that
+            is called many times; with draws, and for random weights that positions share, nothing is compiled.
 
     Returns:
         The prediction for every sample.
