@@ -67,7 +67,7 @@ def predict(
             inputs from 8 to 16 draws; each then costs a forward pass, and one more for every output.
         compile: Compile the prediction by TorchInductor: the first call for some shapes of inputs, outputs and
             variances takes from seconds to minutes, those that follow about half the time. For a captured program that
-            is called many times; with draws, and for random weights that positions share, nothing is compiled.
+            is called many times; draws are not compiled, random weights that positions share cannot be.
 
     Returns:
         The prediction for every sample.
