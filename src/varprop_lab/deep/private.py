@@ -25,7 +25,7 @@ import multiprocessing
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +49,7 @@ EXTENSIONS = 2  # rates tried beyond an edge of the grid, at most
 SEEDS = (0, 1, 2)
 SEARCH, TEST = "search", "test"
 SHIFT = 4  # pixels, of augmented images
+AT_ONCE = 2048  # samples whose gradients are held in memory, in multiples of 64
 UNCENTRED = "deep form, inputs not centred"  # its gradients are those by the folded weights as they are
 UNIT_ROWS = ", unit rows"  # brought to norm 1 after every step, so that noise cannot lengthen them
 ANALYTIC = {
@@ -82,6 +83,7 @@ class PrivateTask:
     rates: tuple[float, ...]  # times the bound: where every gradient is clipped, the bound then changes nothing
     bounds: tuple[float, ...] = (1.0, 8.0)
     multiplicity: int = 1  # augmented copies of an image over which its gradient is the mean; 1 is without augmentation
+    network: str = ""  # else that of the data set
 
 
 TASKS = {
@@ -90,6 +92,10 @@ TASKS = {
     "cifar10-1": PrivateTask("cifar10", 1.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4)),
     "cifar10-8": PrivateTask("cifar10", 8.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4)),
     "cifar10-3-x4": PrivateTask("cifar10", 3.0, 20, 10, 1024, (0.05, 0.1, 0.2, 0.4), multiplicity=4),
+    "wrn-3": PrivateTask("cifar10", 3.0, 20, 10, 1024, (0.1, 0.2, 0.4, 0.8), (1.0,), network="wrn-16-4"),
+    "wrn-3-x4": PrivateTask("cifar10", 3.0, 20, 10, 1024, (0.1, 0.2, 0.4, 0.8), (1.0,), 4, "wrn-16-4"),
+    "wrn-1": PrivateTask("cifar10", 1.0, 20, 10, 1024, (0.1, 0.2, 0.4, 0.8), (1.0,), network="wrn-16-4"),
+    "wrn-8": PrivateTask("cifar10", 8.0, 20, 10, 1024, (0.1, 0.2, 0.4, 0.8), (1.0,), network="wrn-16-4"),
 }
 PUBLISHED = {  # means and deviations of pixels
     "mnist": ((0.1307,), (0.3081,)),
@@ -117,20 +123,59 @@ class PrivateCell:
 # ---------------------------------------------------------------------------------------------------- networks
 
 
+class Block(nn.Module):
+    """Two convolutions of a wide ResNet, each behind a normalization and an activation, and a skip around both."""
+
+    def __init__(self, before: int, channels: int, stride: int, convolution: Any, active: Any) -> None:
+        super().__init__()
+        self.active = active(before)
+        self.branch = nn.Sequential(
+            convolution(before, channels, 3, stride, 1), active(channels), convolution(channels, channels, 3, 1, 1)
+        )
+        self.shortcut = convolution(before, channels, 1, stride) if before != channels else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of skip and branch."""
+        y = self.active(x)
+        result: Tensor = self.branch(y) + (x if self.shortcut is None else self.shortcut(y))
+        return result
+
+
+def wide_resnet(convolution: Any, active: Any, width: int = 4, blocks: int = 2) -> nn.Module:
+    """WRN-16-4: six blocks of 64, 128 and 256 channels.
+
+    Args:
+        convolution: Makes one.
+        active: Makes normalization and activation, by the channels.
+        width: Times 16, 32 and 64 channels.
+        blocks: With as many channels.
+    """
+    layers: list[nn.Module] = [convolution(3, 16, 3, 1, 1)]
+    before = 16
+    for stage in range(3):
+        for number in range(blocks):
+            layers.append(Block(before, 16 * width << stage, 2 if stage and not number else 1, convolution, active))
+            before = 16 * width << stage
+    return nn.Sequential(*layers, active(before), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
+
+
 def network(data: str, method: str) -> nn.Module:
     """The network of a data set; a normalization stands after every layer but the last, the analytic one after all.
 
     CIFAR-10: seven convolutions of 3 x 3 with 32-32-64-64-128-128-128 channels, maxima of 2 x 2 after the second,
-    fourth and sixth, a global average and a linear layer. MNIST: that of examples/private_training.py.
+    fourth and sixth, a global average and a linear layer. MNIST: that of examples/private_training.py. "wrn-16-4": the
+    wide ResNet that De et al. (2022) train privately, with its 16 groups.
     """
     norm = method.startswith("group norm")
-    groups = 16 if data == "cifar10" else 4
+    groups = 4 if data == "mnist" else 16
     convolution = StandardizedConv2d if "WS" in method else nn.Conv2d
     activation: Callable[[], nn.Module] = nn.Tanh if method.endswith("tanh") else nn.ReLU
 
     def block(layer: nn.Module, channels: int) -> list[nn.Module]:
         return [layer, nn.GroupNorm(groups, channels), activation()] if norm else [layer, activation()]
 
+    if data == "wrn-16-4":
+        return wide_resnet(convolution, lambda channels: nn.Sequential(*block(nn.Identity(), channels)[1:]))
     if data == "mnist":
         return nn.Sequential(
             *block(convolution(1, 8, 5, stride=2), 8),
@@ -246,7 +291,7 @@ def _through_standardization(weight: Tensor, grad: Tensor) -> Tensor:
 
 
 def clipped_sum(gradients: dict[str, Tensor], counts: Tensor, bound: float) -> tuple[dict[str, Tensor], Tensor]:
-    """The sum of the samples' gradients, each brought to a norm of at most `bound`; the share that was longer.
+    """The sum of the samples' gradients, each brought to a norm of at most `bound`; how many were longer.
 
     Args:
         gradients: Of every sample by every parameter.
@@ -262,7 +307,7 @@ def clipped_sum(gradients: dict[str, Tensor], counts: Tensor, bound: float) -> t
     for name, each in in_memory.items():
         back = [orders[name].index(axis) for axis in range(1, each.ndim)]
         sums[name] = (factors @ each.flatten(1)).view(each.shape[1:]).permute(back)
-    return sums, (counts * (norm > bound)).sum() / counts.sum().clamp(min=1)
+    return sums, (counts * (norm > bound)).sum()
 
 
 # ---------------------------------------------------------------------------------------------------- one training
@@ -311,7 +356,7 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
         standardized = (augmented(images, augmentation) - mean) / std
         return standardized.contiguous(memory_format=torch.channels_last)
 
-    model = first_model(task.data, cell.method, cell.seed, x.shape[1:]).to(device)
+    model = first_model(task.network or task.data, cell.method, cell.seed, x.shape[1:]).to(device)
     optimizer: Any = torch.optim.SGD(model.parameters(), cell.rate / cell.bound, MOMENTUM)
     trained, normalized = dict(model.named_parameters()), model
     if cell.method in ANALYTIC:
@@ -331,9 +376,12 @@ def train(cell: PrivateCell, options: dict[str, Any], until: float) -> dict[str,
         counts[: len(chosen)] = 1
         rows = F.pad(chosen, (0, len(counts) - len(chosen))).to(device).repeat_interleave(copies)
         counts = counts.to(device)
-        gradients = sample_gradients(model, pixels(x[rows], augmentation), y[rows], copies)
-        sums, share = clipped_sum(gradients, counts, cell.bound)
-        clipped += share / steps
+        sums: dict[str, Tensor] = {}
+        for some, those in zip(rows.split(AT_ONCE * copies), counts.split(AT_ONCE), strict=True):
+            gradients = sample_gradients(model, pixels(x[some], augmentation), y[some], copies)
+            part, longer = clipped_sum(gradients, those, cell.bound)
+            sums = {name: sums[name] + value for name, value in part.items()} if sums else part
+            clipped += longer / counts.sum().clamp(min=1) / steps
         for name, parameter in trained.items():
             noise = torch.randn(sums[name].shape, device=device)
             parameter.grad = (sums[name] + sigma * cell.bound * noise) / batch
@@ -413,11 +461,11 @@ def searched(task: str, method: str, records: dict[str, Any]) -> tuple[list[Priv
         rates.append(float(f"{best['rate'] * (2 if best['rate'] == max(rates) else 0.5):g}"))
 
 
-def ready(records: dict[str, Any], tasks: list[str]) -> list[PrivateCell]:
+def ready(records: dict[str, Any], tasks: list[str], methods: Sequence[str] = METHODS) -> list[PrivateCell]:
     """Trainings that can be made now, in order: task by task, a method's search before its seeds."""
     cells = []
     for task in tasks:
-        for method in METHODS:
+        for method in methods:
             missing, best = searched(task, method, records)
             if best is not None:
                 seeds = [PrivateCell(task, method, TEST, best["rate"], best["bound"], seed) for seed in SEEDS]
@@ -439,7 +487,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         while True:
             begun = {cell.key for cell in running.values()} | failed
-            for cell in ready(records, options.tasks):
+            for cell in ready(records, options.tasks, options.methods):
                 if len(running) == options.jobs:
                     break
                 if cell.key not in begun and time.time() + longest.get(f"{cell.task} {cell.kind}", 0.0) < until:
@@ -461,7 +509,7 @@ def run(options: argparse.Namespace) -> None:
                 print(f"{cell.key}: {record['accuracy']} % ({record['seconds']} s)", flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
-    print(f"{len(records)} records; ready and missing: {len(ready(records, options.tasks))}")
+    print(f"{len(records)} records; ready and missing: {len(ready(records, options.tasks, options.methods))}")
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -531,6 +579,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("action", choices=["run", "show", "common"])
     parser.add_argument("records", type=Path)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="to train by")
     parser.add_argument("--data", dest="root", help="where the data sets lie; else $VARPROP_DATA or the cache")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--max-seconds", type=float, default=math.inf)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("copies", (1, 2))
 @pytest.mark.parametrize("method", ("none", "none, tanh", "group norm", "group norm + WS"))
-@pytest.mark.parametrize(("data", "shape"), (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))))
+@pytest.mark.parametrize(("data", "shape"), (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32)), ("wrn-16-4", (3, 8, 8))))
 def test_gradients_of_samples_are_those_of_torch_func(
     data: str, shape: tuple[int, ...], method: str, copies: int
 ) -> None:
@@ -50,6 +50,19 @@ def test_rows_of_norm_one_compute_the_same(method: str) -> None:
     torch.testing.assert_close(model[0].weight.flatten(1).mean(1), torch.zeros(8, dtype=torch.float64))
 
 
+def test_a_wide_resnet_trains_in_the_deep_form() -> None:
+    """It has as many parameters as the published one, and branches of deviation one before training."""
+    assert sum(p.numel() for p in private.network("wrn-16-4", "group norm").parameters()) == 2_751_146
+    model = private.first_model("wrn-16-4", "analytic, deep form", 0, (3, 32, 32))
+    seen: list[float] = []
+    for name, layer in model.named_modules():
+        if "branch" in name and isinstance(layer, torch.nn.Conv2d):
+            layer.register_forward_hook(lambda module, inputs, output: seen.append(float(output.detach().std())))
+    with torch.no_grad():
+        model(torch.randn(16, 3, 32, 32))
+    assert len(seen) == 12 and all(0.5 < std < 1.5 for std in seen), seen
+
+
 def test_a_layer_that_is_called_twice_is_refused() -> None:
     layer = torch.nn.Linear(10, 10)
     with pytest.raises(ValueError, match="called once"):
@@ -62,12 +75,12 @@ def test_sums_are_of_gradients_within_the_bound() -> None:
     scale = torch.tensor([0.01, 1.0, 2.0, 3.0, 4.0])
     gradients = {name: g * scale.view(-1, *[1] * (g.ndim - 1)) for name, g in gradients.items()}
     counts = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])
-    sums, share = private.clipped_sum(gradients, counts, 2.0)
+    sums, longer = private.clipped_sum(gradients, counts, 2.0)
     norms = torch.cat([g.flatten(1) for g in gradients.values()], 1).norm(dim=1)
     factors = counts * (2.0 / norms).clamp(max=1)
     for name, each in gradients.items():
         torch.testing.assert_close(sums[name], torch.einsum("i,i...->...", factors, each), rtol=1e-5, atol=1e-6)
-    assert float(share) == 0.75
+    assert float(longer) == 3
 
 
 def record(cell: private.PrivateCell, accuracy: float) -> dict[str, Any]:
