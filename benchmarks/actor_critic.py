@@ -578,10 +578,15 @@ def filled(returns: Sequence[float | None]) -> list[float]:
 def curves(records: dict[tuple[str, str], dict[str, Any]], environment: str) -> dict[str, dict[str, Any]]:
     """Return for every method the rate that its first seeds choose, and the returns of the other seeds by interval.
 
-    Only intervals that all methods have reached count. With them come the returns at every rate: of the other seeds, or
-    of the first ones where the others have one rate alone.
+    Methods whose search goes on are left out, and only intervals that all have reached count. With them come the
+    returns at every rate: of the other seeds, or of the first ones where the others have one rate alone.
     """
-    cells = {method: records[environment, method] for method in METHODS if (environment, method) in records}
+    cells = {
+        method: records[environment, method]
+        for method in METHODS
+        if (environment, method) in records
+        and any(run["seed"] not in SEARCH_SEEDS for run in records[environment, method]["runs"])
+    }
     reached = min((INTERVALS * cell["done"] // cell["steps"] for cell in cells.values()), default=0)
     found = {}
     for method, cell in cells.items():
@@ -602,7 +607,7 @@ def curves(records: dict[tuple[str, str], dict[str, Any]], environment: str) -> 
             "curves": list(tested.values()),
             "by rate": {rate: [seeds[seed] for seed in sorted(shown)] for rate, seeds in sorted(by_rate.items())},
         }
-    return {method: each for method, each in found.items() if each["curves"]}
+    return found
 
 
 def score(curve: Sequence[float]) -> float:
