@@ -635,6 +635,21 @@ def shown(records: dict[tuple[str, str], dict[str, Any]]) -> str:
     return Table("", columns, lines, left=("environment", "method")).markdown()
 
 
+def shown_search(records: dict[tuple[str, str], dict[str, Any]]) -> str:
+    """Return the table of the seeds that choose the rate, of agents that were trained to the end."""
+    lines = []
+    for environment, method in itertools.product(ENVIRONMENTS, METHODS):
+        cell = records.get((environment, method), {"steps": 0, "runs": []})
+        ended = [run for run in cell["runs"] if run["done"] == cell["steps"] and run["seed"] in SEARCH_SEEDS]
+        for rate in sorted({run["rate"] for run in ended}):
+            curves = [filled(run["returns"]) for run in ended if run["rate"] == rate]
+            scores = " / ".join(f"{score(curve):,.0f}" for curve in curves)
+            throughout = " / ".join(f"{statistics.fmean(curve):,.0f}" for curve in curves)
+            lines.append([environment, f"{cell['steps']:,}", method, f"{rate:g}", scores, throughout])
+    columns = ["environment", "steps", "method", "rate", "last quarter, by seed", "all steps, by seed"]
+    return Table("", columns, lines, left=("environment", "method")).markdown()
+
+
 def draw(records: dict[tuple[str, str], dict[str, Any]], stem: Path) -> None:
     """Draw the returns over steps, a panel for every environment; bands run from the lowest to the highest seed."""
     import matplotlib
@@ -675,6 +690,7 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--max-seconds", type=float, default=540.0)
+    parser.add_argument("--searches", action="store_true", help="show what the seeds that choose the rate have found")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count(), help="of a pool")
     options = parser.parse_args()
     if options.command == "run":
@@ -689,6 +705,6 @@ if __name__ == "__main__":
         options.records.write_text(json.dumps({**about, "of none": cost(options)}, indent=1) + "\n")
     else:
         records = read(options.records)
-        print(shown(records))
-        if importlib.util.find_spec("matplotlib"):
+        print(shown_search(records) if options.searches else shown(records))
+        if not options.searches and importlib.util.find_spec("matplotlib"):
             draw(records, options.records)

@@ -14,7 +14,20 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import actor_critic
-from benchmarks.actor_critic import METHODS, Adam, Agents, called, curves, filled, network, pool, read, run, shown
+from benchmarks.actor_critic import (
+    METHODS,
+    Adam,
+    Agents,
+    called,
+    curves,
+    filled,
+    network,
+    pool,
+    read,
+    run,
+    shown,
+    shown_search,
+)
 from torch import Tensor
 
 SIZES = 4, 2, 4, 1, 1
@@ -228,6 +241,14 @@ def test_the_page_has_the_records() -> None:
         if environment == "Pendulum-v1":
             assert {run["seed"] for run in record["runs"]} == {*actor_critic.SEARCH_SEEDS, *actor_critic.SEEDS}
             assert {run["rate"] for run in record["runs"]} == set(actor_critic.RATES)
+    searches = read(docs / "results" / "actor_critic_mujoco.jsonl")
+    assert shown_search(searches).strip() in page
+    ((ended,),) = [
+        [run["returns"] for run in record["runs"] if run["seed"] == 0 and run["done"] == record["steps"]]
+        for record in searches.values()
+        if record["method"] == "analytic"
+    ]
+    assert f"ended at {actor_critic.score(filled(ended)):,.0f}" in page
     cost = json.loads((docs / "results" / "actor_critic_cost.json").read_text())["of none"]
     for method, name in (
         ("analytic", "update"),
