@@ -123,7 +123,7 @@ class PrivateCell:
 # ---------------------------------------------------------------------------------------------------- networks
 
 
-class Block(nn.Module):
+class WideBlock(nn.Module):
     """Two convolutions of a wide ResNet, each behind a normalization and an activation, and a skip around both."""
 
     def __init__(self, before: int, channels: int, stride: int, convolution: Any, active: Any) -> None:
@@ -154,7 +154,7 @@ def wide_resnet(convolution: Any, active: Any, width: int = 4, blocks: int = 2) 
     before = 16
     for stage in range(3):
         for number in range(blocks):
-            layers.append(Block(before, 16 * width << stage, 2 if stage and not number else 1, convolution, active))
+            layers.append(WideBlock(before, 16 * width << stage, 2 if stage and not number else 1, convolution, active))
             before = 16 * width << stage
     return nn.Sequential(*layers, active(before), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
 
