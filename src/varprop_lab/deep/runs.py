@@ -70,18 +70,18 @@ TRANSFORMERS: Tried = {
 }
 VISION: Tried = {
     "layer norm": (["--norm", "layer"], (1e-3, 2e-3, 5e-4)),
-    "RMS norm": (["--norm", "rms"], (1e-3, 2e-3, 5e-4)),
+    "RMS norm": (["--norm", "rms"], (1e-3, 2e-3, 5e-4, 2.5e-4)),
     "DyT": (["--norm", "dyt"], (1e-3, 2e-3, 5e-4)),
-    "none": (["--norm", "none"], (1e-3, 5e-4, 2.5e-4)),
-    "analytic": (["--norm", "analytic"], (1e-3, 2e-3, 5e-4)),
+    "none": (["--norm", "none"], (1e-3, 2e-3, 5e-4)),
+    "analytic": (["--norm", "analytic"], (1e-3, 2e-3, 5e-4, 2.5e-4)),
     "analytic, fast scales": (["--norm", "analytic", *FAST], (1e-3, 2e-3, 5e-4)),
     "layer norm, QK norm": (["--norm", "layer", "--qk-norm"], (1e-3, 2e-3, 5e-4)),
-    "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (1e-3, 2e-3, 5e-4)),
+    "analytic, fast scales, QK norm": (["--norm", "analytic", *FAST, "--qk-norm"], (1e-3, 2e-3, 5e-4, 2.5e-4)),
     "layer norm, fast scales": (["--norm", "layer", *FAST], (1e-3, 2e-3, 5e-4)),
     "layer norm, fast scales, QK norm": (["--norm", "layer", *FAST, "--qk-norm"], (1e-3, 2e-3, 5e-4)),
     **{f"DyT, alpha {a}, {PATCHES}": (["--norm", "dyt", "--alpha", a, *LARGE], (1e-3, 2e-3, 5e-4)) for a in ALPHAS},
     f"Derf, {PATCHES}": (["--norm", "derf", *LARGE], (1e-3, 2e-3, 5e-4)),
-    f"none, {PATCHES}": (["--norm", "none", *LARGE], (1e-3, 5e-4, 2.5e-4)),
+    f"none, {PATCHES}": (["--norm", "none", *LARGE], (1e-3, 2e-3, 5e-4)),
 }
 CANDIDATES: Tried = {  # what may bring the analytic normalization closer to layer norm
     "fast scales": (FAST, (1e-3, 2e-3)),
