@@ -110,7 +110,7 @@ class Network:
         subnetworks: Those in use, by the indices of their layers (`subnetwork`).
         by_bytes: Those of limited size, in the order of their calls; None if never needed.
         by_calls: That of the layers whose calls all have inputs of the same moments, which kernels can fold, and that
-            of the others; empty if there are not both. Made at once, since a call may be traced, which reads no numbers.
+            of the others; empty if there are not both. Made at once: a call may be traced, which reads no numbers.
         reads: The layers that one reads from, by its index, where that was needed.
         latest: Shifts and scales as they were in the latest call, where they are sharded between the calls.
     """
