@@ -44,12 +44,13 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=24)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds of CPU time a model")
     parser.add_argument("--memory", type=float, default=8.0, help="GiB a model")
-    parser.add_argument("--workers", type=int, default=1, help="models at a time, one thread each")
+    parser.add_argument("--workers", type=int, default=1, help="models at a time")
+    parser.add_argument("--threads", type=int, default=1, help="of each model; all of them count as CPU time")
     parser.add_argument("--max-seconds", type=float, default=math.inf, help="after which it ends, however far it is")
     parser.add_argument("--runs", type=Path, default=RUNS, help="the folder of the journals")
     parser.add_argument("--again", action="store_true", help="also models that have a result")
     options = parser.parse_intermixed_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # more of them in a process that forks would hang the forks
     studies = {
         "sweep": (options.runs / "zoo.jsonl", partial(measure.study, samples=options.samples), measure.said),
         "normalize": (options.runs / "normalize.jsonl", normalized.study, normalized.said),
@@ -67,7 +68,7 @@ def main() -> None:
     else:
         names = damage.models() if options.command == "damage" else _smallest_first()
         stamp = alarms.stamp() if options.command in ("alarms", "damage") else {}
-        more = (options.again, stamp, options.workers, options.max_seconds)
+        more = (options.again, stamp, options.workers, options.threads, options.max_seconds)
         settings = Settings(*studies[options.command], options.limit, options.memory, *more)
         sweep(options.models or names, settings)
 

@@ -233,7 +233,7 @@ def write(names: list[str], measured: dict[str, Record]) -> list[Record]:
     records = {record["model"]: record for record in json.loads(RESULTS.read_text())} if RESULTS.exists() else {}
     for record in measured.values():
         rounded = {key: float(f"{record[key]:.1e}") for key in (*DIFFERENCES, *TOLERANCES) if key in record}
-        more = {key: record[key] for key in ("dtype", "step", "error") if record.get(key)}
+        more = {key: record[key] for key in ("dtype", "step", "error", "torch") if record.get(key)}
         records[record["model"]] = {"model": record["model"], "status": record["status"]} | rounded | more
     ordered = [records[name] for name in names if name in records]
     RESULTS.write_text("[\n" + ",\n".join(json.dumps(record) for record in ordered) + "\n]\n")

@@ -43,6 +43,7 @@ class Settings:
         again: Whether to study models that have a result already.
         stamp: What every record says besides; results with another "judge" than this are taken for none.
         workers: How many models are studied at a time.
+        threads: Of each model.
         max_seconds: After which no model is begun, and those under way are given up without a record.
     """
 
@@ -54,6 +55,7 @@ class Settings:
     again: bool = False
     stamp: Record = field(default_factory=dict)
     workers: int = 1
+    threads: int = 1
     max_seconds: float = math.inf
 
 
@@ -69,7 +71,7 @@ def sweep(names: list[str], settings: Settings) -> list[Record]:
     with ThreadPool(settings.workers) as pool:  # of threads that wait for processes
         for record in pool.imap_unordered(lambda name: run(name, settings, end), new):
             if record:
-                known[record["model"]] = record | settings.stamp
+                known[record["model"]] = record | settings.stamp | {"torch": torch.__version__}
                 with settings.journal.open("a") as file:
                     file.write(json.dumps(known[record["model"]]) + "\n")
                 print(line(known[record["model"]], settings.said), flush=True)
@@ -117,8 +119,8 @@ def run(name: str, settings: Settings, end: float = math.inf) -> Record:
         while (left := settings.limit - _cpu_seconds(process)) > 0 and time.perf_counter() < start + patience:
             if time.perf_counter() >= end:
                 return {}
-            # one thread computes, and cannot use up what is left sooner
-            if here.poll(min(left, max(0.0, end - time.perf_counter()))):
+            # its threads cannot use up what is left sooner
+            if here.poll(min(left / settings.threads, max(0.0, end - time.perf_counter()))):
                 found = _newer(found, here.recv()) | {"total_s": time.perf_counter() - start}
         late = {"error": f"not finished within {settings.limit:g} s of CPU time"}
         return found | {"apart": late} if found else {"model": name, "status": "too long"} | late
@@ -146,6 +148,7 @@ def _newer(found: Record, record: Record) -> Record:
 def _work(name: str, settings: Settings, answer: Connection) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + int(settings.memory * GIB),) * 2)
+    torch.set_num_threads(settings.threads)
     gc.disable()  # tracing makes objects by the million, and the process ends soon
     try:
         for record in settings.study(name):

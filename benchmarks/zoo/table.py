@@ -62,7 +62,7 @@ def golden(records: Iterable[Record]) -> list[Record]:
 
 
 def _kept(record: Record) -> Record:
-    kept = {key: record[key] for key in ("model", "status", "parameters", "input") if key in record}
+    kept = {key: record[key] for key in ("model", "status", "parameters", "input", "torch") if key in record}
     kept |= {key: record[key] for key in ("exact", "approximate", "missing", "error", "layers") if record.get(key)}
     apart = record.get("apart", {})
     if record.get("median_error") is not None:
