@@ -162,9 +162,61 @@ def test_maxima_of_values_that_saturate_are_off_by_factors_as_their_note_says() 
     assert "off by factors" in reason
 
 
-def test_a_rectifier_of_a_skip_knows_the_law_of_its_sum() -> None:
+RECTIFIED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {  # whether the match is meant for the term
+    "line": (lambda x, y: (2 * x - 1).relu() + y, True),
+    "chain": (lambda x, y: (x.relu() + y).relu() + y.roll(1, 0), True),
+    "cube": (lambda x, y: (x**3).relu() + y, False),
+    "maximum": (lambda x, y: torch.maximum(x, x.roll(1, 0)).relu() + y, False),
+    "beside a product": (lambda x, y: x.relu() + y * y.roll(1, 0), False),
+}
+
+
+@pytest.mark.parametrize("name", RECTIFIED)
+def test_a_rectifier_of_a_skip_says_how_near_it_is(name: str) -> None:
     """The end of a residual block; what reads it further is a layer."""
-    model = Function(lambda x: (x[:, 0].relu() + x[:, 1]).relu())
-    found, is_marked = marked(model, 0.3)
-    assert not is_marked
-    assert float(found.std / model(values(0.3)).std()) == pytest.approx(1.0, abs=NOISE)
+    inner, meant = RECTIFIED[name]
+    model = Function(lambda x: inner(x[:, :2].flatten(), x[:, 2:].flatten()).relu())
+    x = vp.Moments(torch.zeros(1, 4, dtype=DOUBLE), torch.ones(1, 4, dtype=DOUBLE))
+    reasons = vp.propagate(model, x).approximations[-1].reasons
+    assert any("two Gaussians" in reason for reason in reasons)
+    assert any("no longer Gaussian" in reason for reason in reasons) == (not meant)
+
+
+@pytest.mark.parametrize("mean", [-2.0, -1.0, 0.0, 1.0])
+@pytest.mark.parametrize("spread", [0.2, 0.5, 1.0, 3.0])
+def test_rectifiers_of_skips_are_as_near_as_their_note_says(mean: float, spread: float) -> None:
+    model = Function(lambda x: (x[:, 0].relu() + spread * (x[:, 1] + mean)).relu())
+    found, _ = marked(model, 0.0)
+    drawn = model(values(0.0))
+    assert float(found.std / drawn.std()) == pytest.approx(1.0, abs=0.07 + NOISE)
+    assert float((found.mean - drawn.mean()) / drawn.std()) == pytest.approx(0.0, abs=0.08 + NOISE)
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda x: F.max_pool2d(x, 3, 1), "max with a stride": lambda x: F.max_pool2d(x, 3, 2),
+    "average": lambda x: F.avg_pool2d(x, 3, 1), "adaptive": lambda x: F.adaptive_max_pool2d(x, 2),
+    "two": lambda x: F.max_pool2d(F.avg_pool2d(x, 2, 1), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_averages_over_windows_that_overlap_are_marked(name: str) -> None:
+    model = Function(lambda x: POOLS[name](x.view(-1, 1, 5, 5)).relu().mean((2, 3)))
+    result = vp.propagate(model, vp.Moments(torch.zeros(1, 25, dtype=DOUBLE), torch.ones(1, 25, dtype=DOUBLE)))
+    drawn = model(torch.randn(20_000, 25, dtype=DOUBLE, generator=torch.Generator().manual_seed(0)))
+    assert float(result.output.std / drawn.std()) < 0.97  # 0.43 to 0.94
+    assert any("windows that overlap" in reason for entry in result.approximations for reason in entry.reasons)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2)),
+        nn.Sequential(nn.AvgPool2d(6, 1), nn.Flatten(), nn.Softsign()),
+        nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.Conv2d(1, 2, 3)),
+    ],
+    ids=["apart", "one window", "read by weights"],
+)
+def test_other_windows_are_not(model: nn.Module) -> None:
+    result = vp.propagate(model, vp.Moments(torch.zeros(1, 1, 6, 6), torch.ones(1, 1, 6, 6)))
+    assert not any("windows that overlap" in reason for entry in result.approximations for reason in entry.reasons)

@@ -49,18 +49,23 @@ class Plan:
     @functools.cached_property
     def entangled(self) -> set[Node]:
         """Random nodes some of whose elements are copies or functions of one another, as after an ``expand``."""
-        nodes: set[Node] = set()
-        for node in self.program.nodes:
-            if self.random(node) and _entangles(self, node, nodes):
-                nodes.add(node)
-        return nodes
+        return self._spread(_entangles)
+
+    @functools.cached_property
+    def overlapping(self) -> set[Node]:
+        """Random nodes whose elements are averages or ranks of windows that overlap."""
+        return self._spread(_overlaps)
 
     @functools.cached_property
     def bent(self) -> set[Node]:
         """Random nodes that are not Gaussian even where what layers give is: functions, products, ranks, norms."""
+        return self._spread(_is_bent)
+
+    def _spread(self, test: Callable[[Plan, Node, set[Node]], bool]) -> set[Node]:
+        """The random nodes that pass a test, which knows of those before them which did."""
         nodes: set[Node] = set()
         for node in self.program.nodes:
-            if self.random(node) and _is_bent(self, node, nodes):
+            if self.random(node) and test(self, node, nodes):
                 nodes.add(node)
         return nodes
 
@@ -217,6 +222,14 @@ def _entangles(plan: Plan, node: Node, entangled: set[Node]) -> bool:
     broadcasts = rule.kind != "structural" or rule.overwrites
     broadcast = broadcasts and any(size > _count(operand) for operand in random)
     return copies or (broadcast and not plan.shares_ancestor(node))  # which is marked at once
+
+
+def _overlaps(plan: Plan, node: Node, overlapping: set[Node]) -> bool:
+    """True if a node has windows that overlap, or the elements of an operand that has."""
+    rule = plan.rules.get(node)
+    if node.target is operator.getitem or (rule is not None and keeps_elements(node, rule)):
+        return any(operand in overlapping for operand in node.operands)
+    return rule is not None and bool(rule.overlaps(*node.args, **node.kwargs))
 
 
 def _is_bent(plan: Plan, node: Node, bent: set[Node]) -> bool:

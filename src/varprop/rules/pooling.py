@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..gaussian import maximum
 from ..gaussian.normal import constant
+from ..graph.node import Node
 from ..moments import Moments
 from .axes import Ints, Value, lift, mixture, per_axis, uniform_axes, write_out
 from .linear import of_average
@@ -27,8 +28,6 @@ aten = torch.ops.aten
 
 # What a pooling window reads along an axis: positions, "one past the end" for none; or so many equal values.
 Reads = Tensor | int
-_POOL: dict[str, Any] = {"per_channel": True, "channels": 1}
-_MAXIMUM: dict[str, Any] = {"order_statistic": True, "maximum": True, **_POOL}
 
 WINDOWS = "windows of adaptive pooling differ in size: their statistics are pooled on uniform axes"
 BORDER = "padding and cut-off windows are ignored on uniform axes: the statistics hold away from the border"
@@ -55,6 +54,25 @@ def _count(extent: int, kernel: int, stride: int, padding: int, dilation: int, c
     reach = extent + 2 * padding - dilation * (kernel - 1) - 1
     count = (reach + (stride - 1 if ceil_mode else 0)) // stride + 1
     return count - 1 if ceil_mode and (count - 1) * stride >= extent + padding else count
+
+
+def _overlap(x: Node, kernel_size: Sequence[int], stride: Ints = (), padding: Ints = 0, *_further: Any) -> bool:
+    """True if windows share elements."""
+    count = len(kernel_size)
+    numbers = (per_axis(value, count) for value in (stride or kernel_size, padding))
+    axes = zip(x.info.shape[-count:], kernel_size, *numbers, strict=True)
+    return any(step < size <= extent + 2 * pad - step for extent, size, step, pad in axes)
+
+
+def _share_edges(x: Node, output_size: Sequence[int]) -> bool:
+    """True if windows of adaptive pooling share elements."""
+    axes = zip(x.info.shape[-len(output_size) :], output_size, strict=True)
+    return any(count > 1 and extent % count > 0 for extent, count in axes)
+
+
+_POOL: dict[str, Any] = {"per_channel": True, "channels": 1, "overlaps": _overlap}
+_ADAPTIVE: dict[str, Any] = _POOL | {"overlaps": _share_edges}
+_MAXIMUM: dict[str, Any] = {"order_statistic": True, "maximum": True}
 
 
 def _outer(sizes: Sequence[Sequence[float]], like: Tensor) -> Tensor:
@@ -149,7 +167,7 @@ def _pools_windows(x: Moments, output_size: Sequence[int]) -> str | None:
     operation="adaptive average",
     averages=True,
     approximate=_pools_windows,
-    **_POOL,
+    **_ADAPTIVE,
 )
 def adaptive_avg_pool(x: Moments, output_size: Sequence[int]) -> Moments:
     """E = mean of E_i, Var = mean of Var_i / k over windows of k independent values.
@@ -204,7 +222,7 @@ def _maximum(x: Moments, reads: Sequence[Reads]) -> Moments:
     return Moments(*maximum.independent(_windows(x.mean, lowest, reads), _windows(x.std, widest, reads), -1))
 
 
-@rule(aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, approximate=_ignores_border, **_MAXIMUM)
+@rule(aten.max_pool1d, aten.max_pool2d, aten.max_pool3d, approximate=_ignores_border, **_MAXIMUM, **_POOL)
 def max_pool(
     x: Moments,
     kernel_size: Sequence[int],
@@ -229,6 +247,7 @@ def max_pool(
     aten.max_pool3d_with_indices,
     approximate=_ignores_border,
     **_MAXIMUM,
+    **_POOL,
 )
 def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
     """Moments as by `max_pool`; the index of the maximum has none."""
@@ -241,6 +260,7 @@ def max_pool_with_indices(x: Moments, *args: Any, **kwargs: Any) -> tuple[Moment
     aten.adaptive_max_pool3d,
     approximate=_pools_windows,
     **_MAXIMUM,
+    **_ADAPTIVE,
 )
 def adaptive_max_pool(x: Moments, output_size: Sequence[int]) -> tuple[Moments, None]:
     """Maximum of independent Gaussians over windows that share the axis evenly (mathematics.md, 7).

@@ -173,6 +173,7 @@ class ElementFacts:
         repeats: Two arguments that are one are treated as that, not as independent.
         bias: Index of an argument that is added to all of the result.
         entangles: Elements of its result follow from one another, as those of a softmax or of running sums do.
+        overlaps: Elements of its result are of windows that share elements; a function of its arguments.
         order_statistic: A maximum or another rank, which may be taken before a non-decreasing function or after it.
         maximum: That order statistic is the largest, of as many as there are or fewer.
     """
@@ -186,6 +187,7 @@ class ElementFacts:
     repeats: bool = False
     bias: int | None = None
     entangles: bool = False
+    overlaps: Callable[..., bool | None] = _nothing
     order_statistic: bool = False
     maximum: bool = False
 
@@ -434,6 +436,7 @@ def constant(*ops: Key) -> None:
 Points = Sequence[float] | Callable[..., Sequence[Any]]
 DEPENDENT = {
     "adds",
+    "overlaps",
     "transposed",
     "monotone",
     "kinks",
