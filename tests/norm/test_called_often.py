@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -344,6 +345,13 @@ def test_the_time_of_a_cell_called_by_hand_counts_its_many_operations() -> None:
 def test_functions_that_are_integrated_are_named_as_slow() -> None:
     with pytest.warns(UserWarning, match=r"integrated in every call: exp.*square.*adds about 8 ms.*with `only`"):
         normalized(Bumps(), (4, 3))
+
+
+def test_layers_that_are_called_many_times_are_named_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "CALLS", 20)
+    message = r"several times, .* in 2[0-9] steps: 'inner' \(20 times\).*adds about [6-9] ms.*with `only`"
+    with pytest.warns(UserWarning, match=message):
+        normalized(Flow(), (4, 3))
 
 
 @pytest.mark.parametrize("width", (6, 2048), ids=("small", "large"))

@@ -21,6 +21,7 @@ from .batchnorm import find_notes, is_batch_norm
 from .checks import linear_by_look, listed, looks_linear
 from .layers import Normalized, normalized_layers
 from .linear_layers import is_call_of_linear_layer, owners
+from .network import Network
 from .recurrent import NormalizedRecurrent
 from .statistics import Statistics
 
@@ -327,20 +328,21 @@ def warn_of_fold(model: nn.Module) -> None:
 
 
 # Milliseconds of a CPU core, forward and backward: any evaluation by the engine, each operation of it, a function that
-# it integrates, one operation of a plain model; the operations on numbers that a device does in one. Within a factor of
-# two of what was measured.
-EVALUATION, OPERATION, INTEGRAL, PLAIN, RATES = 3.0, 1.0, 8.0, 0.04, {"cpu": 3e7, "cuda": 1e10}
+# it integrates, one step of a fold of all layers, one operation of a plain model; the operations on numbers that a
+# device does in one. Within a factor of two of what was measured.
+EVALUATION, OPERATION, INTEGRAL, STEP, PLAIN, RATES = 3.0, 1.0, 8.0, 0.35, 0.04, {"cpu": 3e7, "cuda": 1e10}
 SLOW = 1.5  # times a plain step
+MANY = 10  # steps of a fold from which they are counted
 BATCH = 32  # which a step is taken to have at least, whatever the example
 
 
 def warn_of_time(model: nn.Module, program: Program) -> None:
     """Say so if a step of a normalized model is expected to take much longer than one of the plain model."""
-    evaluations, integrated = _evaluations(model), _integrated(model)
+    evaluations, integrated, (steps, repeated) = _evaluations(model), _integrated(model), _repeated(model)
     nodes = [(e.plan, node) for e in evaluations for node in e.graph.program.nodes if e.plan.random(node)]
     operations = sum(plan.rules[node].work if node in plan.rules else 1 for plan, node in nodes)
     operations += sum(len(e.targets) for e in evaluations)
-    extra, plain = OPERATION * operations + INTEGRAL * len(integrated), _plain_step(program)
+    extra, plain = OPERATION * operations + INTEGRAL * len(integrated) + STEP * steps, _plain_step(program)
     extra += EVALUATION if evaluations else 0.0
     if plain + extra <= SLOW * plain:
         return
@@ -357,6 +359,11 @@ def warn_of_time(model: nn.Module, program: Program) -> None:
             f"Functions before layers that have no closed form are integrated in every call: "
             f"{listed(list(dict.fromkeys(integrated)))}."
         )
+    if repeated:
+        reasons.append(
+            f"Layers are called several times, and the statistics of what enters each call follow one after the other, "
+            f"in {steps} steps: {listed(repeated)}."
+        )
     warnings.warn(
         f"{' '.join(reasons)} That adds about {extra:.0f} ms to a step on a CPU, so that it takes above {SLOW} times "
         f"as long unless a plain step takes {extra / (SLOW - 1):.0f} ms or more. Leave such layers out with `only` "
@@ -365,13 +372,31 @@ def warn_of_time(model: nn.Module, program: Program) -> None:
     )
 
 
+def _networks(model: nn.Module) -> list[Network]:
+    """The folds of several layers together."""
+    layers = [layer for layer in normalized_layers(model).values() if layer.training in layer.networks]
+    return list(dict.fromkeys(layer.networks[layer.training][0] for layer in layers))
+
+
 def _integrated(model: nn.Module) -> list[str]:
     """The functions of channels, as text, for which a fold on a CPU has no formulas."""
-    layers = [layer for layer in normalized_layers(model).values() if layer.training in layer.networks]
-    networks = dict.fromkeys(layer.networks[layer.training][0] for layer in layers)
-    steps = [step for network in networks for step in network.layout.channels.steps]
+    steps = [step for network in _networks(model) for step in network.layout.channels.steps]
     texts = [step.function.name for step in steps if step.function.kernel is None and step.function.integrated]
     return [textwrap.shorten(text.replace("aten.", ""), 80, placeholder="...") for text in texts]
+
+
+def _repeated(model: nn.Module) -> tuple[int, list[str]]:
+    """The steps of folds with layers whose calls read different values, if there are many, and these layers."""
+    folds = _networks(model)
+    named = {
+        path: rows.calls
+        for path, layer in normalized_layers(model).items()
+        for network, index in [layer.networks.get(layer.training, (None, 0))]
+        if network is not None and (rows := network.layout.rows[index]).calls > 1
+    }
+    again = [network for network in folds if any(rows.calls > 1 for rows in network.layout.rows)]
+    steps = sum(len(network.layout.channels.steps) for network in again)
+    return (steps, [f"'{path}' ({calls} times)" for path, calls in named.items()]) if steps >= MANY else (0, [])
 
 
 def _evaluations(model: nn.Module) -> list[Statistics]:
