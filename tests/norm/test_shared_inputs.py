@@ -5,9 +5,11 @@ import warnings
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop.norm.shared_inputs import shared_sums
 
 
 class Branches(nn.Module):
@@ -108,6 +110,45 @@ def test_layers_of_different_values_are_not_mentioned() -> None:
         warnings.simplefilter("always")
         vp.normalize(model, vp.Moments(torch.zeros(1, 32), torch.ones(1, 32)))
     assert not any("independent terms" in str(w.message) for w in caught)
+
+
+class Sums(nn.Module):
+    """Blocks of three branches, in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 16, 3, padding=1), nn.Linear(16, 10)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList([*(nn.Conv2d(16, 16, s, padding=s // 2) for s in (3, 1, 3))]) for _ in "123"
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        for a, b, c in self.blocks:
+            x = torch.relu(a(x) + b(x) + c(x))
+        y: Tensor = self.last(x.mean((2, 3)))
+        return y
+
+
+@pytest.mark.slow
+def test_training_makes_such_sums_vary_by_more_than_they_count() -> None:
+    """Which docs/exact.md says."""
+    torch.manual_seed(0)
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images).float().unsqueeze(1) / 8 - 1, torch.tensor(digits.target)
+    plain = Sums()
+    program = vp.capture(plain, images[:1])
+    model = vp.normalize(plain, vp.Moments(0.0, 1.0), example=images[:1])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    before = [found.ratio for found in shared_sums(model, program)]
+    for _ in range(300):
+        batch = torch.randint(len(images), (64,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    after = [found.ratio for found in shared_sums(model, program)]
+    assert max(abs(ratio - 1) for ratio in before) < 0.1
+    assert min(after) > 1.05 and max(after) < 1.4
 
 
 def test_coverage_marks_such_a_sum() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from benchmarks.zoo import table
 from benchmarks.zoo.causes import cause, said
 from benchmarks.zoo.table import golden, page
 
@@ -42,6 +46,27 @@ def test_the_golden_record_holds_no_times_and_the_reason_only_where_it_is_needed
     assert kept["median_error"] == 0.351 and "pool" in kept["why"]
     assert not {"capture_s", "propagate_s", "ratios", "cause"} & kept.keys()
     assert "why" not in golden([record(median_error=0.05)])[0]
+
+
+def test_counting_anew_leaves_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOLDEN", "TIMES", "PAGE"):
+        monkeypatch.setattr(table, name, tmp_path / name)
+    table.GOLDEN.write_text("[]")
+    table.TIMES.write_text("{}")
+    table.write(["basic/net"], {"basic/net": record()}, [], 8)
+    (before,), times = json.loads(table.GOLDEN.read_text()), table.TIMES.read_text()
+    counted = {
+        "model": "basic/net",
+        "status": "counted",
+        "exact": 0,
+        "approximate": 4,
+        "capture_s": 9.0,
+        "torch": "3.0",
+    }
+    table.write(["basic/net"], {"basic/net": counted}, [], 8)
+    (after,) = json.loads(table.GOLDEN.read_text())
+    assert after.pop("approximate") == 4 and after.pop("torch") == "3.0" and before.pop("exact") == 4
+    assert after == before and table.TIMES.read_text() == times
 
 
 def test_the_page_counts_and_names_failures() -> None:
