@@ -197,6 +197,11 @@ def crossings(g: Pointwise, mean: Tensor, std: Tensor, most: int, precise: bool 
         z = torch.linspace(-9, 9, 145, dtype=torch.float64, device=mean.device).view(-1, *[1] * mean.ndim)
         grid = mean.double() + std.double() * z
         values = g(grid).double()
+        if readable(mean) and (roots := _of_parabola(z, values)) is not None:
+            inside = [
+                torch.where(root.abs() <= 9, mean.double() + std.double() * root, mean.double()) for root in roots
+            ]
+            return [*inside[:most], *[mean.double()] * (most - 2)]
         positive = values >= 0  # so that a zero on the grid is a change of sign too
         change = (positive[1:] != positive[:-1]).double()
         count = int(change.sum(0).amax().clamp(max=most)) if readable(mean) and change.numel() else most
@@ -210,6 +215,17 @@ def crossings(g: Pointwise, mean: Tensor, std: Tensor, most: int, precise: bool 
         narrow = torch.where(is_change, narrow, torch.inf)
         zeros = _zeros(g, (low, high), (below, above), narrow, steps=60 if precise else 4)
         return [*torch.where(is_change, zeros, mean.double()), *[mean.double()] * (most - count)]
+
+
+def _of_parabola(z: Tensor, values: Tensor) -> Pair | None:
+    """The zeros of values on a grid around 0 if they lie on parabolas or lines, inf or NaN for none; else None."""
+    middle, end = values[len(z) // 2], z[-1]
+    slope, bend = (values[-1] - values[0]) / (2 * end), (values[-1] + values[0] - 2 * middle) / (2 * end * end)
+    off = (values - (middle + z * (slope + z * bend))).abs().amax(0)
+    if not bool((off <= 1e-13 * values.abs().amax(0)).all()):
+        return None
+    larger = -0.5 * (slope + torch.copysign((slope * slope - 4 * bend * middle).sqrt(), slope))
+    return larger / bend, middle / larger
 
 
 def _zeros(g: Pointwise, ends: Pair, values: Pair, narrow: Tensor, steps: int) -> Tensor:
