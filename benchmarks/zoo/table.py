@@ -7,6 +7,7 @@ import importlib.util
 import json
 import platform
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,9 +40,8 @@ has one mean and variance for all positions of a channel (uniform axes), and so 
 a fraction of a second and knows borders on average only. *Positions apart*: the input's moments are given for every
 pixel, measured where the first is more than 10 % off. Inputs are small where the architecture allows it. Models of
 transformers, diffusers, monai and PyTorch Geometric are small ones of their architecture, plain vision transformers of
-timm have 4 blocks, all others the size they were published with. Exact, approximate and missing count operations,
-in models measured before functions of maxima behind rectifiers counted as approximate one or a few too many as exact;
-seconds are those of capture, of propagation, and of propagation with positions apart.
+timm have 4 blocks, all others the size they were published with. Exact, approximate and missing count operations:
+{counted}. Seconds are those of capture, of propagation, and of propagation with positions apart.
 """
 
 
@@ -52,7 +52,7 @@ normalized model, before and after a step of training, the loss is finite, and n
 without one. Differences are the largest of any output, relative to its standard deviation, in double precision (in
 single precision for models above 150 million parameters, and where it is written into their code). *Refused*: with one
 sentence, below. *Too slow here*: not finished within the seconds of CPU time listed below, on a machine with two
-cores; nothing is known of these.
+cores; nothing is known of these.{torch}
 """
 
 
@@ -115,17 +115,35 @@ def _times(record: Record) -> list[float]:
 
 def page(records: list[Record], times: dict[str, list[float]], normalized: list[Record], samples: int) -> str:
     """The page in markdown."""
-    head = INTRODUCTION.format(total=len(records), machine=_machine(), versions=_versions(), samples=samples)
+    head = INTRODUCTION.format(
+        total=len(records), machine=_machine(), versions=_versions(), samples=samples, counted=_by_torch(records)
+    )
     sections = [
         head,
         _groups(records, times),
-        NORMALIZED.format(count=len(normalized)),
+        NORMALIZED.format(count=len(normalized), torch=_with_torch(normalized)),
         _normalized(normalized),
         _not_normalized(normalized),
     ]
     sections += ["## Not end to end", _failures(records), "## Error above 10 %", _large(records)]
     sections += ["## What keeping positions apart brings", _apart(records), "## All models", _models(records, times)]
     return "\n".join(sections)
+
+
+def _by_torch(records: list[Record]) -> str:
+    """How many models were counted with which torch, and what the counts of the others do not know."""
+    versions = Counter(record["torch"].partition("+")[0] for record in records if "torch" in record)
+    counts = [f"of {count} models with torch {version}" for version, count in sorted(versions.items())]
+    before = len(records) - versions.total()
+    old = [f"of {before} before rectifiers of skips and averages over windows that overlap counted as approximate"]
+    return ", ".join(counts + old * bool(before))
+
+
+def _with_torch(normalized: list[Record]) -> str:
+    """Which torch the newer records are of."""
+    versions = Counter(record["torch"].partition("+")[0] for record in normalized if "torch" in record)
+    named = [f"{count} with torch {version}" for version, count in sorted(versions.items())]
+    return f" {', '.join(named)}; the others with torch 2.13.0." * bool(named)
 
 
 def _machine() -> str:
