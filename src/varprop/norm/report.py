@@ -332,7 +332,7 @@ def warn_of_fold(model: nn.Module) -> None:
 # device does in one. Within a factor of two of what was measured.
 EVALUATION, OPERATION, INTEGRAL, STEP, PLAIN, RATES = 3.0, 1.0, 8.0, 0.35, 0.04, {"cpu": 3e7, "cuda": 1e10}
 SLOW = 1.5  # times a plain step
-MANY = 10  # steps of a fold from which they are counted
+MANY = 20  # steps of a fold from which they are counted
 BATCH = 32  # which a step is taken to have at least, whatever the example
 
 
