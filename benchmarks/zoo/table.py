@@ -40,8 +40,9 @@ has one mean and variance for all positions of a channel (uniform axes), and so 
 a fraction of a second and knows borders on average only. *Positions apart*: the input's moments are given for every
 pixel, measured where the first is more than 10 % off. Inputs are small where the architecture allows it. Models of
 transformers, diffusers, monai and PyTorch Geometric are small ones of their architecture, plain vision transformers of
-timm have 4 blocks, all others the size they were published with. Exact, approximate and missing count operations:
-{counted}. Seconds are those of capture, of propagation, and of propagation with positions apart.
+timm have 4 blocks, all others the size they were published with. Exact, approximate and missing count operations,
+{counted}.
+Seconds are those of capture, of propagation, and of propagation with positions apart.
 """
 
 
@@ -121,7 +122,9 @@ def page(records: list[Record], times: dict[str, list[float]], normalized: list[
     sections = [
         head,
         _groups(records, times),
-        NORMALIZED.format(count=len(normalized), torch=_with_torch(normalized)),
+        NORMALIZED.format(
+            count=len(normalized), torch=_with_torch([record["model"] for record in records], normalized)
+        ),
         _normalized(normalized),
         _not_normalized(normalized),
     ]
@@ -139,11 +142,13 @@ def _by_torch(records: list[Record]) -> str:
     return ", ".join(counts + old * bool(before))
 
 
-def _with_torch(normalized: list[Record]) -> str:
-    """Which torch the newer records are of."""
-    versions = Counter(record["torch"].partition("+")[0] for record in normalized if "torch" in record)
-    named = [f"{count} with torch {version}" for version, count in sorted(versions.items())]
-    return f" {', '.join(named)}; the others with torch 2.13.0." * bool(named)
+def _with_torch(names: list[str], normalized: list[Record]) -> str:
+    """How many were normalized with which torch (2.13.0 before it was recorded), and which never."""
+    versions = Counter(record.get("torch", "2.13.0").partition("+")[0] for record in normalized)
+    named = ", ".join(f"{count} with torch {version}" for version, count in versions.most_common())
+    tried = {record["model"] for record in normalized}
+    untried = [name for name in names if name not in tried]
+    return f" {named}." * bool(named) + f" Not tried: {', '.join(untried)}." * bool(untried)
 
 
 def _machine() -> str:
