@@ -56,7 +56,9 @@ def _count(extent: int, kernel: int, stride: int, padding: int, dilation: int, c
     return count - 1 if ceil_mode and (count - 1) * stride >= extent + padding else count
 
 
-def _overlap(x: Node, kernel_size: Sequence[int], stride: Ints = (), padding: Ints = 0, *_further: Any) -> bool:
+def _overlap(
+    x: Node, kernel_size: Sequence[int], stride: Ints = (), padding: Ints = 0, *_further: Any, **_named: Any
+) -> bool:
     """True if windows share elements."""
     count = len(kernel_size)
     numbers = (per_axis(value, count) for value in (stride or kernel_size, padding))
