@@ -25,7 +25,7 @@ RAY_READY := $(RAY_VENV)/.ready
 
 # -qq hides pip's notes and warnings and still shows its errors.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 # pytest exits with 5 when nothing carries the marker, which is no failure.
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
