@@ -26,8 +26,8 @@ def operations_named(tree: ast.Module) -> Iterator[str]:
 
 
 def test_operations_are_named_in_rules_and_graph_alone() -> None:
-    files = {str(path.relative_to(SOURCE)): ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
-    naming = {name: list(operations_named(tree)) for name, tree in files.items()}
+    files = {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
+    naming = {name: list(operations_named(ast.parse(text))) for name, text in files.items() if "aten" in text}
     outside = {name: ops for name, ops in naming.items() if ops and name.split("/")[0] not in ("rules", "graph")}
     assert not {name: ops for name, ops in outside.items() if name not in REMAINING}
     assert len(naming["rules/elementwise.py"]) > 50
