@@ -137,10 +137,10 @@ def measured(name: str, seed: int, task: Task, tiny: bool) -> Iterator[dict[str,
             }  # fmt: skip
 
 
-def marked(record: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """For every sample whether it is flagged, and whether it is off by more than 10 %."""
+def marked(record: dict[str, Any], least: float = 0.1) -> tuple[Tensor, Tensor]:
+    """For every sample whether it is flagged, and whether it is off by more than 10 %, or another share."""
     *grounds, ratio = torch.tensor(record["samples"]).unbind(1)
-    return ~holds(Grounds(*grounds, torch.tensor(record["relative"]))), (ratio - 1).abs() > 0.1
+    return ~holds(Grounds(*grounds, torch.tensor(record["relative"]))), (ratio - 1).abs() > least
 
 
 def is_held_out(record: dict[str, Any]) -> bool:
@@ -161,9 +161,11 @@ def table(records: list[dict[str, Any]]) -> Table:
                 flagged, off = (torch.cat(values) for values in zip(*map(marked, chosen), strict=True))
                 everything = torch.ones_like(off)
                 cells = [share(off, everything), share(flagged, everything), share(off, flagged), share(off, ~flagged)]
-                rows.append([title, kind, str(len(off)), *cells, share(flagged, off)])
+                far = torch.cat([marked(r, 0.2)[1] for r in chosen])
+                rows.append([title, kind, str(len(off)), *cells, share(flagged, off), share(flagged, far)])
     titles = ["networks", "noise", "samples", "off", "flagged", "flagged that are off", "others that are off"]
-    return Table("", [*titles, "off that are flagged"], rows, left=titles[:2])
+    titles += ["off that are flagged", "off by 20 % that are flagged"]
+    return Table("", titles, rows, left=titles[:2])
 
 
 def main() -> None:
