@@ -143,6 +143,13 @@ def test_maxima_over_what_drops_out(p):
     torch.testing.assert_close(vp.predict(one, values).var, exact.view(1, 1), rtol=1e-6, atol=0)
 
 
+def test_maxima_over_what_drops_out_in_windows_that_overlap():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Dropout(0.3), nn.MaxPool2d(3, 1, 1), nn.Flatten(), nn.Linear(800, 3)]
+    model, x = nn.Sequential(*layers), torch.randn(8, 1, 12, 12)
+    assert_like_draws(vp.predict(model, x), drawn(model, x))
+
+
 @pytest.mark.parametrize("order", [[nn.ReLU(), nn.Dropout2d(0.3)], [nn.Dropout(0.3), nn.ReLU()]])
 def test_maxima_over_what_drops_out_otherwise_are_doubtful(order):
     """Zero or not is no Gaussian: the largest of some such values is not what is computed for it."""
