@@ -58,7 +58,7 @@ class SlopedClusters(Clusters):
         x = x.dense()
         if (negative := self._slope_below(node)) is not None:
             return self._line_through(node, [x], *rectified(x, negative))
-        if node.packet is torch.ops.aten.gelu and node.kwargs.get("approximate", "none") == "none":
+        if self.plan.rules[node].operation == "gelu" and node.kwargs.get("approximate", "none") == "none":
             return self._line_through(node, [x], *gelu(x))
         if self._is_smooth(node, node.args[0]):
             return self._line_through(node, [x], *self._smoothed(node, node.args[0], x))

@@ -342,6 +342,7 @@ _clamp(aten.clamp_max, ends=lambda high: (None, high))
 
 @elementwise(
     aten.gelu,
+    operation="gelu",
     knots=GAUSSIAN_STEP,
     dips=True,
     bend=Bend(rectifier=-_GELU, linear=_GELU),

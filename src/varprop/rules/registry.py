@@ -90,8 +90,8 @@ Kind = Literal["rule", "structural", "elementwise", "source", "constant"]
 # operations that are looked for themselves, by those who put them together with others or treat them apart
 Operation = Literal[
     "adaptive average", "attention", "average window", "batch norm", "bilinear", "cat", "dropout", "einsum",
-    "leaky relu", "matmul", "mean", "power", "prelu", "prelu of broadcast slopes", "recurrent", "relu", "select",
-    "slice", "softmax", "view",
+    "gelu", "leaky relu", "matmul", "mean", "power", "prelu", "prelu of broadcast slopes", "recurrent", "relu",
+    "select", "slice", "softmax", "view",
 ]  # fmt: skip
 # Why a rule is only approximate: a sentence, or a function of the rule's own arguments that returns one or None.
 Reason = str | Callable[..., str | None] | None
