@@ -322,7 +322,7 @@ class Bumps(nn.Module):
         return y
 
 
-class Unrolled(nn.Module):
+class CellByHand(nn.Module):
     """A recurrent cell called by hand, from a state of zeros."""
 
     def __init__(self) -> None:
@@ -339,7 +339,7 @@ class Unrolled(nn.Module):
 def test_the_time_of_a_cell_called_by_hand_counts_its_many_operations() -> None:
     moments = vp.Moments(torch.zeros(1, 1, 8), 1.0)
     with pytest.warns(UserWarning, match="adds about [4-6][0-9] ms"):
-        vp.normalize(Unrolled(), moments, example=(4, 6, 8))
+        vp.normalize(CellByHand(), moments, example=(4, 6, 8))
 
 
 def test_functions_that_are_integrated_are_named_as_slow() -> None:
