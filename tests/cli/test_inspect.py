@@ -275,7 +275,7 @@ def test_the_home_folder_may_be_written_as_a_tilde(run, models, tmp_path, monkey
 
 
 def in_a_process(*arguments):
-    command = [sys.executable, "-m", "varprop.cli", *arguments]
+    command = [sys.executable, "-m", "varprop", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
