@@ -375,8 +375,27 @@ def test_compiled_predictions_are_the_same_and_follow_the_parameters():
 def test_what_cannot_be_compiled_is_said_in_one_sentence():
     with pytest.raises(vp.VarpropError, match="cannot be compiled; leave out compile=True: noise of a fixed seed"):
         vp.predict(
-            nn.Conv2d(1, 2, 3), torch.randn(2, 1, 5, 5), input_var=1.0, parameter_var={"weight": 0.1}, compile=True
+            vp.capture(nn.Conv2d(1, 2, 3), x := torch.randn(2, 1, 5, 5)),
+            x,
+            input_var=1.0,
+            parameter_var={"weight": 0.1},
+            compile=True,
         )
+    with pytest.raises(ValueError, match="compile=True needs a captured program"):
+        vp.predict(nn.Dropout(), torch.randn(2, 4), compile=True)
+
+
+def test_captured_programs_are_predicted_in_the_modes_that_are_advised():
+    layers = [nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 2)]
+    model, x = nn.Sequential(*layers), torch.randn(5, 4)
+    with pytest.raises(ValueError, match="batch norm '1' was captured in training mode"):
+        vp.predict(vp.capture(model, x), x)  # where nothing is random yet
+    with pytest.raises(ValueError, match="or capture the model with these in training mode"):
+        vp.predict(vp.capture(model.eval(), x), x)
+    program = vp.capture(with_dropout(model), x)
+    torch.testing.assert_close(vp.predict(program, x).std, vp.predict(model, x).std)
+    images = with_dropout(nn.Sequential(nn.Conv2d(1, 3, 3), nn.InstanceNorm2d(3), nn.Dropout(0.3)))
+    assert vp.predict(vp.capture(images, y := torch.randn(2, 1, 5, 5)), y, outputs=[0]).std.isfinite().all()
 
 
 def test_the_model_is_left_as_it_was():

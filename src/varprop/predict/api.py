@@ -16,6 +16,7 @@ from ..graph.capture import require_module
 from ..graph.node import Node, TensorInfo
 from ..graph.program import Program
 from ..moments import Moments, trusted
+from ..rules.registry import lookup
 from ..training.restore import preserved_modes
 from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source, precise
 from .compiled import CompiledPredictions
@@ -44,9 +45,10 @@ def predict(
     """Mean and covariance of a network's outputs under dropout, noisy inputs and uncertain weights.
 
     One forward pass of the rules, and one backward pass for all outputs, take the place of many runs of the network
-    with drawn noise: they cost about as much as two forward passes, and one more for every output. Correlations between
-    units are followed to first order through the whole graph; what is left out is how the curvature of one layer
-    correlates units of the next (`Prediction.reliable` says where that matters).
+    with drawn noise: they cost from two to some thirteen forward passes for one output (the page on error bars has a
+    table), and one to two more for every further one. Correlations between units are followed to first order through
+    the whole graph; what is left out is how the curvature of one layer correlates units of the next
+    (`Prediction.reliable` says where that matters).
 
     Dropout and other noise layers are at work, everything else is in evaluation mode: batch norms use their stored
     statistics. The model itself is not changed.
@@ -93,6 +95,11 @@ def predict(
         raise ValueError(f"draws={draws!r} are too few to regress on, or no whole number: at least 4, or 0 for none.")
     if isinstance(model, Program) and random is not None:
         raise ValueError("random= chooses modules before a model is captured: a captured program keeps its modes.")
+    if compile and not isinstance(model, Program):
+        raise ValueError(
+            "compile=True needs a captured program, which keeps what was compiled: program = vp.capture(model, x) with "
+            "noise layers alone in training mode, then vp.predict(program, x, compile=True)."
+        )
     # half precision is too coarse for variances, and derivatives are needed whatever the caller has switched off
     with torch.inference_mode(False), torch.autocast(x.device.type, enabled=False):
         return _predict(model, _usable(x), input_var, parameter_var, outputs, random, draws, compile)
@@ -334,8 +341,17 @@ def _require_random(plan: Plan, program: Program) -> None:
     if not (isinstance(output, Node) and plan.random(output)):
         raise ValueError(
             "Nothing that reaches the output is random: the model has no dropout at work. Give input_var or "
-            "parameter_var, or name the modules with noise by random=."
+            "parameter_var, name the modules with noise by random=, or capture the model with these in training mode."
         )
+    samples = program.inputs[0].info.shape[:1]
+    for node in program.nodes:
+        rule = lookup(node.target)
+        in_training = rule is not None and rule.multilinear and rule.normalizes(*node.args, **node.kwargs)
+        if in_training and node.args[0].info.shape[:1] == samples:
+            raise ValueError(
+                f"The batch norm '{node.module}' was captured in training mode, in which it mixes samples: capture the "
+                "model in evaluation mode, with its noise layers alone in training mode."
+            )
 
 
 def _evaluate(

@@ -49,7 +49,8 @@ class CompiledPredictions:
                 for old in list(self.functions)[: 1 - MOST]:
                     del self.functions[old]
                 self.functions[key] = plan, CompiledPrediction(work, tensors)
-        return self.functions[key][1](tensors)
+            function = self.functions[key][1]
+        return function(tensors)
 
 
 class CompiledPrediction:
