@@ -171,6 +171,7 @@ def test_a_grid_is_recorded_and_gone_on_with(tmp_path: Path, monkeypatch: pytest
     assert "| Pendulum-v1 | 60 | analytic |" in shown(read(options.records)).replace("    ", "").replace("  ", " ")
 
 
+@pytest.mark.slow
 def test_a_pool_tests_the_rate_that_it_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", SimpleNamespace(make=lambda *_, **__: Corridor()))
     monkeypatch.setattr(actor_critic, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MISSING = ("numpy", "scipy", "matplotlib", "rich", "jinja2", "typer", "sklearn", "triton")
 WORK = f"""
 import sys
@@ -36,6 +38,7 @@ assert sys.modules["numpy"] is None
 """
 
 
+@pytest.mark.slow
 def test_everything_but_the_search_for_a_rate_runs_on_torch_alone():
     paths = str(Path(__file__).parents[1] / "src")
     done = subprocess.run(

@@ -445,6 +445,7 @@ print(json.dumps(results))
 """
 
 
+@pytest.mark.slow
 def test_without_the_lab_its_commands_say_what_to_install_and_models_are_inspected():
     lab = ["demo --out x", "reproduce mnist", "compare -h", "bench", "data get mnist"]
     inspect = "inspect torch.nn:ReLU --input-shape 4"

@@ -291,7 +291,10 @@ SWINGING = {
 }
 
 
-@pytest.mark.parametrize(("elements", "swings"), [(4, 0.5), (4, 5.0), (4, 100.0), (20_000, 0.5), (20_000, 5.0)])
+@pytest.mark.parametrize(
+    ("elements", "swings"),
+    [(4, 0.5), (4, 5.0), (4, 100.0), (20_000, 0.5), pytest.param(20_000, 5.0, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", SWINGING)
 def test_functions_that_swing_are_integrated_to_what_their_note_says(name, elements, swings):
     function = SWINGING[name]

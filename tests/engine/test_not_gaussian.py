@@ -82,6 +82,7 @@ def test_functions_of_what_is_not_gaussian_are_marked(name: str, function: str) 
     assert is_marked
 
 
+@pytest.mark.slow
 def test_the_marks_are_needed() -> None:
     """A rectifier of any of these is off by more than measuring it is, by 5 % in most."""
     off = {}

@@ -325,6 +325,7 @@ class Recurrent(nn.Module):
         return self.output(self.lstm(x.unflatten(1, (2, 3)))[0][:, -1])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stacked_is_trained_one_at_a_time(tmp_path, capsys):
     options = {"methods": ("standard",), "starts": ("none",), "out": tmp_path, **QUICK}
     result = varprop_lab.compare(Recurrent, halves(X, CLASSES), **options)
@@ -358,6 +359,7 @@ print(*(name for name in sys.modules if name.startswith("varprop_lab.paper")))
 """
 
 
+@pytest.mark.slow
 def test_a_comparison_imports_nothing_of_the_paper():
     done = subprocess.run([sys.executable, "-c", OF_THE_PAPER], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr

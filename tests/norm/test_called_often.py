@@ -197,6 +197,7 @@ def test_they_are_folded_by_themselves_where_kernels_fold_the_others(
     assert pieces == {("last", "first"), ("again",)}
 
 
+@pytest.mark.slow
 def test_many_networks_are_traced_at_once_where_kernels_fold_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = normalized(Chain(), (4, 3))
     expected = results(train_a_little(model), x)
@@ -354,7 +355,7 @@ def test_layers_that_are_called_many_times_are_named_as_slow(monkeypatch: pytest
         normalized(Flow(), (4, 3))
 
 
-@pytest.mark.parametrize("width", (6, 2048), ids=("small", "large"))
+@pytest.mark.parametrize("width", (6, pytest.param(2048, marks=pytest.mark.slow)), ids=("small", "large"))
 def test_nothing_is_said_of_time_where_it_does_not_count(width: int) -> None:
     between: nn.Module = nn.LayerNorm(width) if width > 6 else nn.ReLU()  # which is walked
     with torch.device("meta" if width > 6 else "cpu"):

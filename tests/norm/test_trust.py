@@ -567,7 +567,14 @@ def steeper(model: Any) -> None:
     model[1].negative_slope = 0.9
 
 
-@pytest.mark.parametrize("change, dynamic", [(steeper, None), (steeper, True), (lambda model: model.pop(1), None)])
+@pytest.mark.parametrize(
+    "change, dynamic",
+    [
+        (steeper, None),
+        pytest.param(steeper, True, marks=pytest.mark.slow),
+        pytest.param(lambda model: model.pop(1), None, marks=pytest.mark.slow),
+    ],
+)
 def test_what_was_changed_is_refused_in_compiled_models(change: Callable[[Any], Any], dynamic: bool | None) -> None:
     torch._dynamo.reset()
     for slope in (0.3, 0.2, 0.1):  # of which Dynamo makes a variable
@@ -696,6 +703,7 @@ def test_many_models_of_one_architecture_share_what_is_compiled() -> None:
             assert same(torch.compile(model, backend="aot_eager")(X), model(X))
 
 
+@pytest.mark.slow
 def test_models_of_different_classes_have_a_limit_of_recompilation_each() -> None:
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=1):

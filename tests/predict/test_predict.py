@@ -352,6 +352,7 @@ def with_dropout(model):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's own use of torch
 def test_compiled_predictions_are_the_same_and_follow_the_parameters():
     torch.manual_seed(0)

@@ -468,7 +468,7 @@ def batch_normalized_chain(depth):
     return nn.Sequential(*layers, nn.Linear(32, 8)).eval()
 
 
-@pytest.mark.parametrize(("depth", "severity"), [(48, "note"), (60, "warning")])
+@pytest.mark.parametrize(("depth", "severity"), [(48, "note"), pytest.param(60, "warning", marks=pytest.mark.slow)])
 def test_gradients_that_batch_norms_let_grow_are_one_severity_milder(depth, severity):
     """They grow by sqrt(pi / (pi - 1)) a layer (Yang et al. 2019), and weights before a batch norm grow out of it."""
     torch.manual_seed(0)

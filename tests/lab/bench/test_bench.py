@@ -108,6 +108,7 @@ def test_step_reaches_every_parameter(trained, variant):
     assert all(p.grad is None for p in network.model.parameters()) and network.model.training
 
 
+@pytest.mark.slow
 def test_optimizers_are_those_of_the_cases(trained):
     adam = run.optimizer(trained("none"), capturable=True)
     assert isinstance(adam, torch.optim.Adam) and adam.defaults["capturable"] and adam.defaults["foreach"]
@@ -281,6 +282,7 @@ def test_missing_gpu_gets_one_sentence(monkeypatch):
         chosen_device("cuda")
 
 
+@pytest.mark.slow
 def test_varprop_bench(capsys, tmp_path):
     given = [
         "bench",

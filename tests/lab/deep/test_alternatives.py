@@ -131,6 +131,7 @@ def test_a_best_rate_at_the_edge_is_followed(
     assert {cell.members[0].rate for cell in made.asked if cell.kind == TEST} == {expected}
 
 
+@pytest.mark.slow
 def test_the_changes_of_the_deep_form() -> None:
     torch.manual_seed(0)
     moments = vp.Moments(torch.zeros(1, 3, 1, 1), torch.ones(1, 3, 1, 1), (1, 3, 32, 32))

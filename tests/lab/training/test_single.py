@@ -130,6 +130,7 @@ def test_the_training_set_is_measured_without_offsets_too(trainer):
     assert curve[TRAIN_STILL_LOSS] != pytest.approx(curve[TRAIN_EVAL_LOSS], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_images_without_offsets_are_measured_once():
     still = tiny.task(augmentation=batches.Augmentation(noise_variance=0.1))
     for training in (
