@@ -1,4 +1,4 @@
-"""Makes the runs that are missing, writes the records, draws the figures and says what they show."""
+"""Makes the runs that are missing, writes the records and their page, draws the figures and says what they show."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...figures import draw
 from . import of_statistics, of_training
 from .runs import Question, Records, Run, trained
 
-FILE = "questions.json"
+FILE, PAGE = "questions.json", "questions.md"
 QUESTIONS: dict[str, Question] = {
     question.name: question
     for question in (
@@ -72,6 +72,18 @@ def study(
             if find_spec("matplotlib") and records.runs:  # a bare machine only makes runs
                 draw(question.figure(records), out / f"question-{name}")
             say(f"\n{question.title}\n{question.verdicts(records)}")
+        write_atomically(out / PAGE, page(kept).encode())
+
+
+def page(kept: Kept) -> str:
+    """Every claim with its verdict, in Markdown, of the questions that have runs."""
+    sections = [
+        f"## {question.title}\n\n{question.verdicts(Records(kept[name]['runs'])).strip()}"
+        for name, question in QUESTIONS.items()
+        if kept.get(name, {}).get("runs")
+    ]
+    about = "`varprop reproduce questions` writes this page. [Open questions](../questions.md) says what it means."
+    return "\n\n".join(["# Verdicts on open questions", about, *sections]) + "\n"
 
 
 def recorded(out: Path) -> Kept:
