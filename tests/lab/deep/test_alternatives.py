@@ -173,7 +173,7 @@ def test_pages_show_the_records() -> None:
     records = read(docs / "results" / "alternatives.jsonl")
     assert (docs / "results" / "alternatives.md").read_text("utf-8") == page(records)
     text = (docs / "deep.md").read_text("utf-8")
-    for made in (table(records), searched(records), ablation(records), costs(records)):
+    for made in (table(records), ablation(records), costs(records)):
         assert made.markdown().strip() in text
     ms = {record["norm"]: record["ms"] for record in records.values() if record["kind"] == COST}
     evidence = " ".join((docs / "evidence.md").read_text("utf-8").split())
@@ -239,8 +239,7 @@ def test_the_page_shows_the_records_at_full_strength() -> None:
     records = read(docs / "results" / "strong.jsonl")
     assert (docs / "results" / "strong.md").read_text("utf-8") == strong.page(records)
     text = (docs / "deep.md").read_text("utf-8")
-    for made in (table(records), searched(records)):
-        assert made.markdown().strip() in text
+    assert table(records).markdown().strip() in text
     analytic, batch = ([run["accuracy"] for run in runs_of(norm, records, TEST)] for norm in ("analytic", "batch"))
     p = ttest_ind(analytic, batch, equal_var=False).pvalue
     words = " ".join(text.split())
