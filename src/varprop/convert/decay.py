@@ -33,6 +33,9 @@ def param_groups(model: nn.Module, weight_decay: float, *, example: Any = None) 
     directly under batch norm), scales, shifts and biases, the parameters of normalization layers, and whatever has at
     most one axis. A tied weight is spared only if that holds in all its places. Frozen parameters are left out.
 
+    The scale of a normalized weight changes no output, but decay keeps steps of its direction large: for ResNets
+    trained by SGD let all weights decay, as with batch norm, and do not use these groups.
+
     Args:
         model: The model to train.
         weight_decay: For the group that decays.
@@ -84,7 +87,7 @@ def unit_norm_(model: ModuleT) -> ModuleT:
     Example:
         >>> plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> model = vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))
-        >>> model = vp.unit_norm_(model)  # after every step of the optimizer, in place of weight decay
+        >>> model = vp.unit_norm_(model)  # before networks that were trained apart are averaged
         >>> torch.allclose(model[0].weight.norm(dim=1), torch.ones(8))
         True
     """

@@ -147,8 +147,9 @@ def coverage(model: nn.Module | Program, example: Any) -> Coverage:
         CaptureError: If the model cannot be captured, or the example does not fit it.
 
     Example:
-        >>> vp.coverage(nn.Sequential(nn.Linear(8, 4), nn.Softmax(1)), (1, 8)).complete
-        True
+        >>> covered = vp.coverage(nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)), (1, 8))
+        >>> covered.complete, [entry.op for entry in covered.approximate]  # print(covered) has the reasons
+        (True, ['aten.layer_norm.default'])
     """
     program = model if isinstance(model, Program) else capture(model, example)
     plan = plan_for(program, tuple(program.inputs))

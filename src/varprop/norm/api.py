@@ -98,7 +98,7 @@ def normalize(
     only: Only | None = None,
     inplace: bool = False,
 ) -> ModuleT:
-    """Put the paper's normalization after every linear layer: X' = (X - mu) / sigma * scale + shift.
+    """Put the analytic normalization after every linear layer: X' = (X - mu) / sigma * scale + shift.
 
     mu and sigma follow from the parameters by analytic propagation, so they are the same in training and evaluation,
     do not depend on the batch, need no buffers, and are differentiated through. Every layer keeps its weight and gains

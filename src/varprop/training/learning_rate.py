@@ -203,10 +203,11 @@ def find_lr(
         ValueError: If the bounds are no interval of positive rates, or there are too few evaluations.
 
     Example:
-        >>> import math
-        >>> search = vp.find_lr(lambda lr: (math.log10(lr) + 3) ** 2)
-        >>> round(search.lr, 5)
-        0.001
+        >>> data = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]
+        >>> objective = vp.training_objective(nn.Linear(4, 2), torch.optim.Adam, data, nn.CrossEntropyLoss(), epochs=2)
+        >>> search = vp.find_lr(objective, bounds=(1e-4, 1.0), maxiter=8, grids=(5,))
+        >>> 1e-4 <= search.lr <= 1.0
+        True
     """
     try:
         from scipy.optimize import minimize_scalar
