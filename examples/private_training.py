@@ -3,7 +3,7 @@
     python examples/private_training.py --root DATA [--epsilon 1] [--epochs 2]
 
 Prints the test accuracy and the epsilon that Opacus charges. Needs `varprop[opacus,lab]`. Other normalizations, with
-rates and clipping bounds searched for each, are compared by `python -m varprop_lab.deep.private`.
+rates and clipping bounds searched for each, are compared by `python -m benchmarks.deep.private`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.deep import private as grid
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,7 +23,6 @@ import varprop as vp
 from tests.norm import processes
 from tests.norm.networks import Recalled
 from tests.test_federated import example
-from varprop_lab.deep import private as grid
 
 opacus = pytest.importorskip("opacus", reason="make test-opacus installs it")
 opacus_module = pytest.importorskip("varprop.opacus")

@@ -1,1 +1,1 @@
-"""Grids of trainings of a ResNet on CIFAR-10 that share a GPU: the deep form beside what is taken in its place."""
+"""Grids of trainings that share a GPU: the deep form beside what is taken in its place, and private training."""

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.deep import private
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
-
-from varprop_lab.deep import private
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,8 +1,8 @@
 """DP-SGD by normalization: a grid of private trainings that share a GPU, in as many sittings as it takes.
 
-    python -m varprop_lab.deep.private run RECORDS [--jobs 4] [--max-seconds 300] [--data DIR] [--tasks cifar10-3 ...]
-    python -m varprop_lab.deep.private show RECORDS      # the tables
-    python -m varprop_lab.deep.private common RECORDS    # what gradients of samples have in common before training
+    python -m benchmarks.deep.private run RECORDS [--jobs 4] [--max-seconds 300] [--data DIR] [--tasks cifar10-3 ...]
+    python -m benchmarks.deep.private show RECORDS      # the tables
+    python -m benchmarks.deep.private common RECORDS    # what gradients of samples have in common before training
 
 RECORDS is a file of JSON lines, one for every finished training; those that it has are not made again. For every task
 and method, rates and clipping bounds are searched on held-out training images, in the same grid for all, which is
@@ -37,11 +37,12 @@ from torch import Tensor, nn
 
 import varprop as vp
 from varprop.text_table import Table
+from varprop_lab import datasets
+from varprop_lab.batches import Augmentation, augmented
+from varprop_lab.deep.normalizations import StandardizedConv2d
+from varprop_lab.environment import git_state, require, versions
 
-from .. import datasets
-from ..batches import Augmentation, augmented
-from ..environment import git_state, require, versions
-from .normalizations import StandardizedConv2d
+from .grid import read
 
 DELTA = 1e-5
 MOMENTUM = 0.9
@@ -510,18 +511,6 @@ def run(options: argparse.Namespace) -> None:
     finally:
         pool.shutdown(cancel_futures=True)
     print(f"{len(records)} records; ready and missing: {len(ready(records, options.tasks, options.methods))}")
-
-
-def read(file: Path) -> dict[str, Any]:
-    """Records by key; a line that was cut off is left out."""
-    records = {}
-    for line in file.read_text("utf-8").splitlines() if file.exists() else ():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        records[record["cell"]] = record
-    return records
 
 
 def table(task: str, records: dict[str, Any]) -> str:
