@@ -1,10 +1,10 @@
 """SAC and CrossQ with batch norm, layer norm, no norm and the analytic normalization, on continuous control.
 
-    python benchmarks/actor_critic.py run RECORDS [--environments ...] [--methods ...] [--max-seconds 540]
-    python benchmarks/actor_critic.py pool RECORDS --processes 12 --environments HalfCheetah-v5    # many CPU cores
-    python benchmarks/actor_critic.py gather FILE RECORDS ...                                       # a line a cell
-    python benchmarks/actor_critic.py show RECORDS    # the table, and RECORDS.svg and .png if matplotlib is there
-    python benchmarks/actor_critic.py cost FILE       # CPU time of one agent's step by method, as JSON
+    python -m benchmarks.actor_critic run RECORDS [--environments ...] [--methods ...] [--max-seconds 540]
+    python -m benchmarks.actor_critic pool RECORDS --processes 12 --environments HalfCheetah-v5    # many CPU cores
+    python -m benchmarks.actor_critic gather FILE RECORDS ...                                       # a line a cell
+    python -m benchmarks.actor_critic show RECORDS    # the table, and RECORDS.svg and .png if matplotlib is there
+    python -m benchmarks.actor_critic cost FILE       # CPU time of one agent's step by method, as JSON
 
 CrossQ (Bhatt et al. 2024) is SAC without target networks: batch norm in the networks makes up for them, if the critics
 see the present and the next states and actions in one joint batch. Here the normalization stands in the place of batch
@@ -45,10 +45,11 @@ from torch.overrides import TorchFunctionMode
 
 import varprop as vp
 from varprop.text_table import Table
-from varprop_lab.deep.side_by_side import by_products
 from varprop_lab.environment import git_state, versions
 from varprop_lab.figures import LOOK
 from varprop_lab.training import captured
+
+from .deep.side_by_side import by_products
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from varprop.text_table import Table
-from varprop_lab.deep.runs import METHODS, about
+from varprop_lab.deep import METHODS, about
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from train_cifar import Run, parser

@@ -1,7 +1,7 @@
 """Federated averaging of CIFAR-10 split by class, with batch norm, group norm, no norm and the analytic normalization.
 
-    python benchmarks/federated.py run RECORDS --data DIR [--methods ...] [--max-seconds 300]
-    python benchmarks/federated.py show RECORDS    # the table
+    python -m benchmarks.federated run RECORDS --data DIR [--methods ...] [--max-seconds 300]
+    python -m benchmarks.federated show RECORDS    # the table
 
 Ten clients hold two classes each (or classes by a Dirichlet distribution of 0.1). In every round each trains the
 server's network for an epoch of its own images, and the server averages what they send: parameters, and running
@@ -26,15 +26,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from normalizations import StandardizedConv2d
 from torch import Tensor, nn
 
 import varprop as vp
 from varprop.text_table import Table
 from varprop_lab.datasets import load
-from varprop_lab.deep.normalizations import StandardizedConv2d
-from varprop_lab.deep.side_by_side import GroupedConvolutions, fastest_way, joined
 from varprop_lab.environment import git_state, versions
+from varprop_lab.side_by_side import joined
 from varprop_lab.training import captured
+
+from .deep.side_by_side import GroupedConvolutions, fastest_way
 
 METHODS = ("analytic", "batch norm", "group norm", "group norm + WS", "none")
 SPLITS = ("two classes", "Dirichlet 0.1")

@@ -21,12 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
-
-import varprop as vp
-from varprop_lab.datasets import load
-from varprop_lab.deep.normalizations import (
+from normalizations import (
     Affine2d,
     BatchRenorm2d,
     EvoNormS0,
@@ -37,6 +32,11 @@ from varprop_lab.deep.normalizations import (
     normalizer_free,
     renorm_limits,
 )
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import varprop as vp
+from varprop_lab.datasets import load
 from varprop_lab.training import captured_step
 
 BLOCKS = {  # in every stage; two layers a block, one before and one behind them

@@ -26,16 +26,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from normalizations import start_weight_norm_
 from torch import nn
 
 import varprop as vp
 from varprop.text_table import Table
-from varprop_lab.deep.normalizations import start_weight_norm_
-from varprop_lab.deep.side_by_side import Member, SideBySide
 from varprop_lab.figures import Figure, Panel, PlottedSeries, draw, line_style
 
 from . import form_changes
 from .grid import COST, SEARCH, TEST, Grid, GridCell, GridWorker, best_of, parser, read, serve
+from .side_by_side import Member, SideBySide
 
 BATCH, CLIP = 256, 2.0
 RATES = (0.05, 0.1, 0.2, 0.4)

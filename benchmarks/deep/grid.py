@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 import varprop as vp
-from varprop_lab.deep.runs import example
-from varprop_lab.deep.side_by_side import Member, SideBySide
+from varprop_lab.deep import example
 from varprop_lab.environment import git_state, versions
+
+from .side_by_side import Member, SideBySide
 
 ROOT = Path(__file__).parents[2]
 SEARCH, TEST, COST = "search", "test", "cost"

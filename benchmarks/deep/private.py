@@ -33,13 +33,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from normalizations import StandardizedConv2d
 from torch import Tensor, nn
 
 import varprop as vp
 from varprop.text_table import Table
 from varprop_lab import datasets
 from varprop_lab.batches import Augmentation, augmented
-from varprop_lab.deep.normalizations import StandardizedConv2d
 from varprop_lab.environment import git_state, require, versions
 
 from .grid import read

@@ -28,10 +28,11 @@ from torch import nn
 
 import varprop as vp
 from varprop.text_table import Table
-from varprop_lab.deep.side_by_side import Member, SideBySide, joined
 from varprop_lab.figures import Figure, Panel, PlottedSeries, draw
+from varprop_lab.side_by_side import joined
 
 from .grid import COST, SEARCH, TEST, Grid, GridCell, GridWorker, best_of, parser, read, serve
+from .side_by_side import Member, SideBySide
 
 METHODS = {  # names of examples/train_cifar.py; where there are several, the best with the largest batch
     "batch norm": ("batch",),

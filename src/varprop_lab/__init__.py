@@ -10,7 +10,8 @@
 - `deep`: normalizations in ResNets, a GPT and a ViT.
 - `bench`: what a training step costs with each normalization.
 - `comparison`: the same for a model of one's own, `varprop_lab.compare`.
-- `demo`, `commands`: the demonstration, and the commands of the command line.
+- `demo`, `side_by_side`: the demonstration; its networks, trained as one.
+- `commands`: the commands of the command line.
 """
 
 from __future__ import annotations

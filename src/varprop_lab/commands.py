@@ -232,7 +232,7 @@ def _answer_questions(options: argparse.Namespace, max_seconds: float) -> None:
 
 def _run_deep(options: argparse.Namespace) -> None:
     """Make the runs of the deep networks that are missing, and print the tables of all."""
-    from .deep.runs import HELD_OUT, TABLES, TEST, Study, draw_losses
+    from .deep import HELD_OUT, TABLES, TEST, Study, draw_losses
 
     deadline = time.monotonic() + options.max_seconds
     file, seeds = options.out / "deep.json", options.seeds or 4

@@ -4,7 +4,7 @@
 
 Every normalization gets the same first weights, the same images in the same order, and the same rates to choose from.
 The rate is chosen by the mean accuracy of all seeds on held-out images; the networks of that rate are judged by the
-test images. All rates and seeds of a normalization train side by side as one network (`deep/side_by_side.py`).
+test images. All rates and seeds of a normalization train side by side as one network (`side_by_side`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from torch import Tensor, nn
 import varprop as vp
 from varprop.text_table import Table
 
-from . import datasets
+from . import datasets, side_by_side
 from .batches import scaled
-from .deep.side_by_side import Member, SideBySide, joined
 from .environment import provenance, reproducible, write_atomically
 from .figures import Figure, Panel, PlottedSeries, draw
 
@@ -108,24 +107,23 @@ def train(method: str, batch: int, digits: Digits, epochs: int = EPOCHS) -> Trai
     start = time.perf_counter()
     images, labels = digits.train
     rates = [float(f"{rate * math.sqrt(batch / BATCHES[0]):.2g}") for rate in RATES]
-    members = [Member(rate, 0.0, seed) for rate in rates for seed in SEEDS]
+    members = [(rate, seed) for rate in rates for seed in SEEDS]
     with torch.random.fork_rng():
-        model = joined([network(method, member.seed) for member in members])
+        model = side_by_side.joined([network(method, seed) for _, seed in members])
     if method == "analytic":
         moments = vp.input_moments(images)
         mean, var = (moment.expand(1, len(members), 1, 1).clone() for moment in (moments.mean, moments.var))
-        side_by_side = vp.Moments(mean, var)
-        model = vp.normalize(model, side_by_side, example=(batch, len(members), *images.shape[2:]), form="deep")
+        example = (batch, len(members), *images.shape[2:])
+        model = vp.normalize(model, vp.Moments(mean, var), example=example, form="deep")
 
     def epoch(seed: int, number: int) -> tuple[Tensor, Tensor]:
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1000 * seed + number))
         return images[order], labels[order]
 
-    trainer = SideBySide(model, members, epoch, len(images), batch, epochs, torch.device("cpu"))
-    trainer.train()
+    side_by_side.train(model, members, epoch, batch, epochs)
 
     def by_rate(judged: tuple[Tensor, Tensor]) -> dict[float, list[float]]:
-        accuracies = iter(trainer.accuracies(*judged))
+        accuracies = iter(side_by_side.accuracies(model, len(members), *judged))
         return {rate: [next(accuracies) for _ in SEEDS] for rate in rates}
 
     held_out = by_rate(digits.held_out)

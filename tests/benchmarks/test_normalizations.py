@@ -7,10 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.utils.parametrizations import weight_norm
-
-from varprop_lab.deep.normalizations import (
+from normalizations import (
     RELU_GAMMA,
     BatchRenorm2d,
     EvoNormS0,
@@ -27,6 +24,8 @@ from varprop_lab.deep.normalizations import (
     renorm_limits,
     start_weight_norm_,
 )
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 
 @pytest.mark.parametrize("limits", [(1.0, 0.0), (1.2, 0.1), (3.0, 5.0)])

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.lab.data.test_datasets import write_cifar10
-from varprop_lab.deep.runs import GPT, HELD_OUT, TABLES, TEST, VIT, Row, Study, draw_losses
+from varprop_lab.deep import GPT, HELD_OUT, TABLES, TEST, VIT, Row, Study, draw_losses
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ACCURACIES = {0.2: 0.7, 0.1: 0.9, 0.4: 0.8}
 
 

@@ -88,7 +88,7 @@ def test_a_grid_is_recorded_and_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_the_page_has_the_records() -> None:
-    docs = Path(__file__).parents[1] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     records = read(docs / "results" / "federated.jsonl")
     page = (docs / "fields.md").read_text("utf-8")
     assert shown(records).strip() in page

@@ -14,7 +14,7 @@ from benchmarks.deep import private
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("copies", (1, 2))

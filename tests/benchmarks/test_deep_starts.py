@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import varprop as vp
 from tests.lab.data.test_datasets import write_mnist
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODULES = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 SIZES = Sizes(width=12, seeds=2)
 

@@ -134,7 +134,7 @@ def test_in_processes_with_one_that_crashes_and_a_limit(tmp_path: Path, monkeypa
 
 
 def test_pages_say_what_small_batches_cost_in_the_records() -> None:
-    docs = Path(__file__).parents[3] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     records = read(docs / "results" / "batch_sizes.jsonl").values()
     accuracy = {
         (record["norm"], record["batch"]): sum(run["accuracy"] for run in record["runs"]) / len(record["runs"])

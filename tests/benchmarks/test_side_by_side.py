@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.deep.side_by_side import GroupedConvolutions, Member, SideBySide, by_products
 from examples.train_cifar import Data, Run, epoch_of, parser, resnet
 from torch import Tensor
 
 import varprop as vp
 from tests.lab.data.test_datasets import write_cifar10
-from varprop_lab.deep.side_by_side import GroupedConvolutions, Member, SideBySide, by_products, joined, one_cycle
+from varprop_lab.side_by_side import joined, one_cycle
 
 MEMBERS = [Member(0.02, 0.0, 1), Member(0.05, 0.5, 2)]
 CPU = torch.device("cpu")
@@ -80,7 +81,7 @@ def test_one_that_diverges_leaves_the_others_alone(data: str) -> None:
 
 
 def test_it_goes_on_where_it_was_stopped(data: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("varprop_lab.deep.side_by_side.CHECKED_EVERY", 1)
+    monkeypatch.setattr("benchmarks.deep.side_by_side.CHECKED_EVERY", 1)
     whole, stopped, resumed = (trainer(data, "renorm") for _ in range(3))
     whole.train()
     while not stopped.train(until=0.0) and stopped.done < 3:

@@ -22,7 +22,7 @@ import varprop as vp
 from tests.lab.data.test_datasets import write_cifar10
 from varprop_lab.training import ratios
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_ratio_is_that_of_true_and_predicted_deviation() -> None:

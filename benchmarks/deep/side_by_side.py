@@ -1,15 +1,12 @@
-"""Several networks trained side by side as one: a GPU takes hardly longer for six steps of two images than for one.
+"""Networks trained side by side on a GPU, which takes hardly longer for six steps of two images than for one.
 
-`joined` puts networks of one architecture into one network with as many groups of channels; convolutions, batch and
-group norms and the analytic normalization keep groups apart, so that every network is what it would be alone
-(`tests/lab/deep/test_side_by_side.py`). `SideBySide` gives every network a rate, a bound of its gradient and an order
-of the images, and replays its steps as a CUDA graph on a GPU.
+`SideBySide` gives every network of `varprop_lab.side_by_side.joined` a rate, bounds of its gradient and an order of the
+images, and replays its steps as a CUDA graph on a GPU (`tests/benchmarks/test_side_by_side.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import math
 import time
@@ -20,49 +17,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from normalizations import BatchRenorm2d, clip_adaptively_, renorm_limits
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..environment import write_atomically
-from ..training import captured
-from .normalizations import BatchRenorm2d, clip_adaptively_, renorm_limits
+from varprop_lab.environment import write_atomically
+from varprop_lab.side_by_side import WIDER, accuracies, member_losses, move_, one_cycle
+from varprop_lab.training import captured
 
-MOMENTUM = 0.9
 CHECKED_EVERY = 200  # steps between two looks at the clock
-JUDGED_TOGETHER = 1000  # images of all networks together
-
-
-def joined(models: Sequence[nn.Module]) -> nn.Module:
-    """One network whose groups of channels are the networks: inputs (N, K * C, H, W), outputs (N, K * classes)."""
-    return nn.Sequential(_joined(models), nn.Flatten())
-
-
-def _joined(modules: Sequence[Any]) -> nn.Module:
-    first, count = modules[0], len(modules)
-    new: Any
-    if isinstance(first, nn.Conv2d):
-        channels = count * first.in_channels, count * first.out_channels
-        shape: Any = {"kernel_size": first.kernel_size, "stride": first.stride, "padding": first.padding}
-        new = type(first)(*channels, **shape, groups=count * first.groups, bias=first.bias is not None)
-    elif isinstance(first, nn.Linear):  # behind a global average, which has left one position
-        new = nn.Conv2d(count * first.in_features, count * first.out_features, 1, groups=count)
-    elif isinstance(first, nn.BatchNorm2d):
-        new = nn.BatchNorm2d(count * first.num_features, first.eps, first.momentum)
-    elif isinstance(first, BatchRenorm2d):
-        new = BatchRenorm2d(count * len(first.weight), first.momentum, first.eps)
-    elif isinstance(first, nn.GroupNorm):
-        new = nn.GroupNorm(count * first.num_groups, count * first.num_channels, first.eps)
-    elif isinstance(first, nn.Flatten):
-        return nn.Identity()
-    else:
-        new = copy.deepcopy(first)
-        for name, _ in first.named_children():
-            setattr(new, name, _joined([getattr(module, name) for module in modules]))
-        return new  # type: ignore[no-any-return]
-    with torch.no_grad():
-        for name, parameter in new.named_parameters():
-            parameter.copy_(torch.cat([module.get_parameter(name) for module in modules]).view_as(parameter))
-    return new  # type: ignore[no-any-return]
+WIDER[BatchRenorm2d] = lambda norm, count: BatchRenorm2d(count * len(norm.weight), norm.momentum, norm.eps)
 
 
 class _ByProducts(torch.autograd.Function):
@@ -380,7 +344,7 @@ class SideBySide:
             here.copy_(value)
 
     def _step(self) -> None:
-        count, now = len(self.members), self.step % len(self.rates)  # a step that only warms up may come after the last
+        now = self.step % len(self.rates)  # a step that only warms up may come after the last
         chosen = self.step % self.length * self.batch + torch.arange(self.batch, device=self.device)
         assert self.images is not None
         images = self.images[self.seed_of[:, None], chosen]  # K, N, H, W, C
@@ -391,58 +355,25 @@ class SideBySide:
         for parameter in self.parameters:
             parameter.grad = None
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            logits = self.call(x).unflatten(1, (count, -1)).transpose(0, 1)  # K, N, classes
-            losses = F.cross_entropy(
-                logits.flatten(0, 1), labels.flatten(), reduction="none", label_smoothing=self.smoothing
-            )
-            losses = losses.view(count, -1).mean(1)
+            losses = member_losses(self.call(x), labels, self.smoothing)
         losses.sum().backward()
         with torch.no_grad():
-            self._update(self.rates[now][0])
+            move_(self.parameters, self.momenta, self.rates[now][0], self.weight_decay, self._clip)
             self.total += losses.detach()
             self.step += 1
 
-    def _update(self, rates: Tensor) -> None:
-        """Clip and move every network for itself: its rows are a part of all parameters."""
-        count = len(self.members)
-        parts = [
-            [tensor.unflatten(0, (count, -1)).unbind() for tensor in tensors]
-            for tensors in (self.parameters, [_gradient(p) for p in self.parameters], self.momenta)
-        ]
-        for number, (clipped, adaptive) in enumerate(self.clips):
-            parameters, grads, momenta = ([tensor[number] for tensor in tensors] for tensors in parts)
-            if clipped:
-                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-                torch._foreach_mul_(grads, (self.bounds[0, number] / (norm + 1e-6)).clamp(max=1.0))
-            if adaptive:  # but not the last layer, weight and bias
-                clip_adaptively_(parameters[:-2], grads[:-2], self.bounds[1, number])
-            for decayed in (True, False):  # matrices and kernels, not scales, which may have the axes of a kernel
-                chosen = [n for n, p in enumerate(self.parameters) if (p.numel() > len(p)) == decayed]
-                torch._fused_sgd_(
-                    *([tensors[n] for n in chosen] for tensors in (parameters, grads, momenta)),
-                    weight_decay=self.weight_decay if decayed else 0.0,
-                    momentum=MOMENTUM,
-                    lr=rates[number],
-                    dampening=0.0,
-                    nesterov=True,
-                    maximize=False,
-                    is_first_step=False,
-                )
+    def _clip(self, number: int, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        clipped, adaptive = self.clips[number]
+        if clipped:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            torch._foreach_mul_(gradients, (self.bounds[0, number] / (norm + 1e-6)).clamp(max=1.0))
+        if adaptive:  # but not the last layer, weight and bias
+            clip_adaptively_(parameters[:-2], gradients[:-2], self.bounds[1, number])
 
-    @torch.no_grad()
     def accuracies(self, images: Tensor, labels: Tensor) -> list[float]:
         """The share of these images that every network gets right."""
-        self.model.eval()
-        count = len(self.members)
-        right = torch.zeros(count, device=self.device)
-        together = JUDGED_TOGETHER // count
-        for x, y in zip(images.split(together), labels.split(together), strict=True):
-            x = x.repeat(1, count, 1, 1).contiguous(memory_format=torch.channels_last)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                logits = self.model(x).unflatten(1, (count, -1))
-            right += (logits.argmax(2) == y[:, None]).sum(0)
-        self.model.train()
-        return [float(value) / len(images) for value in right]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            return accuracies(self.model, len(self.members), images, labels)
 
     def save(self, path: Path) -> None:
         """Into a file that is either the old one or the new one, whatever happens."""
@@ -456,29 +387,3 @@ class SideBySide:
         saved = torch.load(path, map_location=self.device, weights_only=True)
         self._set_state(saved["values"])
         self.done, self.losses = saved["done"], saved["losses"]
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    """The gradient with the parameter's strides, which fused optimizers ask for: axes of one have any in torch."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.stride() == parameter.stride():
-        return gradient
-    strides = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
-    if all(size == 1 or here == there for size, here, there in strides):
-        return gradient.as_strided(parameter.shape, parameter.stride())
-    return torch.empty_like(parameter).copy_(gradient)
-
-
-def one_cycle(steps: int) -> list[float]:
-    """The rates of `OneCycleLR`, a quarter of the steps up, as parts of the highest."""
-    top, last = 0.25 * steps - 1, steps - 1
-    first, lowest = 1 / 25, 1 / 25 / 1e4
-
-    def between(start: float, end: float, part: float) -> float:
-        return end + (start - end) / 2 * (1 + math.cos(math.pi * part))
-
-    up = [
-        between(first, 1.0, n / top if top else 1.0) for n in range(steps) if n <= top
-    ]  # of 4 steps the first is the top
-    return up + [between(1.0, lowest, (n - top) / (last - top)) for n in range(len(up), steps)]

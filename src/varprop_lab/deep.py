@@ -1,7 +1,7 @@
-"""The runs of a table: every rate on held-out data, then every method with its best rate on the test data.
+"""Normalizations in ResNets, a GPT and a ViT: tables of runs of the examples, each in a process of its own.
 
-A run is an example in a process of its own. Runs that the file has already are not made again, so that a table can be
-made in several sittings.
+Every rate is tried on held-out data, then every method with its best rate on the test data. Runs that the file has
+already are not made again, so that a table can be made in several sittings.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch
 import varprop as vp
 from varprop.text_table import Table
 
-from ..environment import git_state, versions, write_atomically
-from ..figures import Figure, Panel, PlottedSeries, draw, line_style, over_seeds
+from .environment import git_state, versions, write_atomically
+from .figures import Figure, Panel, PlottedSeries, draw, line_style, over_seeds
 
 Tried = dict[str, tuple[list[str], tuple[float, ...]]]  # options and rates of every method
 CIFAR, FINETUNE, VIT, GPT = "train_cifar.py", "finetune_cifar.py", "train_vit.py", "train_gpt.py"
@@ -150,7 +150,7 @@ ONLY_HELD_OUT = ("gpt-candidates", "clip")  # to choose from: nothing for the te
 
 
 HELD_OUT, TEST = "held out", "test"
-PLACES = (Path(__file__).parents[3] / "examples", Path(__file__).parents[1] / "examples")  # of a checkout, of a wheel
+PLACES = (Path(__file__).parents[2] / "examples", Path(__file__).parent / "examples")  # of a checkout, of a wheel
 
 
 def example(script: str) -> Path:

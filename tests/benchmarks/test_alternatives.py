@@ -30,11 +30,11 @@ from benchmarks.deep.alternatives import (
 )
 from benchmarks.deep.form_changes import normalized
 from benchmarks.deep.grid import COST, SEARCH, TEST, GridCell, best_of, read
+from benchmarks.deep.side_by_side import SideBySide
 from examples.train_cifar import augmented, resnet
 from scipy.stats import ttest_ind
 
 import varprop as vp
-from varprop_lab.deep.side_by_side import SideBySide
 
 SHORT = {"batch": "batch norm", "group": "group norm", "group-ws": ROWS["group-ws"].label, "analytic": "analytic"}
 TINY = ["--device", "cpu", "--model", "tiny", "--width", "8", "--held-out", "8"]
@@ -169,7 +169,7 @@ def test_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pages_show_the_records() -> None:
-    docs = Path(__file__).parents[3] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     records = read(docs / "results" / "alternatives.jsonl")
     assert (docs / "results" / "alternatives.md").read_text("utf-8") == page(records)
     text = (docs / "deep.md").read_text("utf-8")
@@ -235,7 +235,7 @@ def test_full_strength_trains_with_cutout_and_smoothed_labels(tmp_path: Path, mo
 
 
 def test_the_page_shows_the_records_at_full_strength() -> None:
-    docs = Path(__file__).parents[3] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     records = read(docs / "results" / "strong.jsonl")
     assert (docs / "results" / "strong.md").read_text("utf-8") == strong.page(records)
     text = (docs / "deep.md").read_text("utf-8")
@@ -248,7 +248,7 @@ def test_the_page_shows_the_records_at_full_strength() -> None:
 
 
 def test_what_each_change_brings_is_what_the_page_says() -> None:
-    docs = Path(__file__).parents[3] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     records = read(docs / "results" / "alternatives.jsonl")
     reached = {}
     for changes, norm in FORMS.items():

@@ -233,7 +233,7 @@ def test_the_first_seeds_choose_the_rate_of_the_others() -> None:
 
 
 def test_the_page_has_the_records() -> None:
-    docs = Path(__file__).parents[1] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     page = (docs / "fields.md").read_text("utf-8")
     records = read(docs / "results" / "actor_critic.jsonl")
     assert shown(records).strip() in page

@@ -1,0 +1,175 @@
+"""Several networks trained side by side as one, each as it would be alone (`tests/benchmarks/test_side_by_side.py`).
+
+`joined` puts networks of one architecture into one network with as many groups of channels; convolutions, batch and
+group norms and the analytic normalization keep groups apart.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MOMENTUM = 0.9
+JUDGED_TOGETHER = 1000  # images of all networks together
+WIDER: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {  # a layer as wide as so many of them
+    nn.Conv2d: lambda conv, count: type(conv)(
+        count * conv.in_channels,
+        count * conv.out_channels,
+        kernel_size=conv.kernel_size,
+        stride=conv.stride,
+        padding=conv.padding,
+        groups=count * conv.groups,
+        bias=conv.bias is not None,
+    ),
+    # behind a global average, which has left one position
+    nn.Linear: lambda linear, count: nn.Conv2d(
+        count * linear.in_features, count * linear.out_features, 1, groups=count
+    ),
+    nn.BatchNorm2d: lambda norm, count: nn.BatchNorm2d(count * norm.num_features, norm.eps, norm.momentum),
+    nn.GroupNorm: lambda norm, count: nn.GroupNorm(count * norm.num_groups, count * norm.num_channels, norm.eps),
+}
+
+
+def joined(models: Sequence[nn.Module]) -> nn.Module:
+    """One network whose groups of channels are the networks: inputs (N, K * C, H, W), outputs (N, K * classes)."""
+    return nn.Sequential(_joined(models), nn.Flatten())
+
+
+def _joined(modules: Sequence[Any]) -> nn.Module:
+    first = modules[0]
+    if isinstance(first, nn.Flatten):
+        return nn.Identity()
+    new: nn.Module
+    for kind, wider in WIDER.items():
+        if isinstance(first, kind):
+            new = wider(first, len(modules))
+            with torch.no_grad():
+                for name, parameter in new.named_parameters():
+                    values = torch.cat([module.get_parameter(name) for module in modules])
+                    parameter.copy_(values.view_as(parameter))
+            return new
+    new = copy.deepcopy(first)
+    for name, _ in first.named_children():
+        setattr(new, name, _joined([getattr(module, name) for module in modules]))
+    return new
+
+
+def train(
+    model: nn.Module,
+    members: Sequence[tuple[float, int]],
+    epoch: Callable[[int, int], tuple[Tensor, Tensor]],
+    batch: int,
+    epochs: int,
+    weight_decay: float = 5e-4,
+) -> None:
+    """Train by SGD with Nesterov momentum and a one-cycle rate, in place.
+
+    Args:
+        model: `joined` networks, normalized or not.
+        members: The highest rate of each, and the seed of the order of its images.
+        epoch: Gives the images and labels of a seed's epoch, in the order in which they are used.
+        batch: Images of a step.
+        epochs: How many there are.
+        weight_decay: Of matrices and kernels.
+    """
+    model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    parameters = list(model.parameters())
+    momenta = [torch.zeros_like(parameter) for parameter in parameters]
+    schedule: Tensor | None = None
+    for number in range(epochs):
+        sets = {seed: epoch(seed, number) for seed in {seed for _, seed in members}}
+        images, labels = (torch.stack([sets[seed][side] for _, seed in members]) for side in (0, 1))  # K, N, ...
+        steps = images.shape[1] // batch
+        if schedule is None:
+            schedule = torch.tensor([[rate * part for rate, _ in members] for part in one_cycle(steps * epochs)])
+        for step in range(steps):
+            x, y = (tensor[:, step * batch : (step + 1) * batch] for tensor in (images, labels))
+            model.zero_grad(set_to_none=True)
+            member_losses(model(x.transpose(0, 1).flatten(1, 2)), y).sum().backward()
+            move_(parameters, momenta, schedule[number * steps + step], weight_decay)
+
+
+def member_losses(outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The mean cross entropy of every network, of outputs (N, K * classes) and labels (K, N)."""
+    logits = outputs.unflatten(1, (len(labels), -1)).transpose(0, 1).flatten(0, 1)
+    losses = F.cross_entropy(logits, labels.flatten(), reduction="none", label_smoothing=smoothing)
+    return losses.view(len(labels), -1).mean(1)
+
+
+@torch.no_grad()
+def move_(
+    parameters: Sequence[Tensor],
+    momenta: Sequence[Tensor],
+    rates: Tensor,
+    weight_decay: float,
+    clip_: Callable[[int, list[Tensor], list[Tensor]], None] = lambda number, parameters, gradients: None,
+) -> None:
+    """Move every network for itself: its rows are a part of all parameters.
+
+    `clip_` may change the gradients of a network, which it gets with its number and its parameters.
+    """
+    count = len(rates)
+    networks = [
+        [tensor.unflatten(0, (count, -1)).unbind() for tensor in tensors]
+        for tensors in (parameters, [_gradient(p) for p in parameters], momenta)
+    ]
+    for number in range(count):
+        mine = [[tensor[number] for tensor in tensors] for tensors in networks]
+        clip_(number, mine[0], mine[1])
+        for decayed in (True, False):  # matrices and kernels, not scales, which may have the axes of a kernel
+            chosen = [n for n, p in enumerate(parameters) if (p.numel() > len(p)) == decayed]
+            torch._fused_sgd_(
+                *([tensors[n] for n in chosen] for tensors in mine),
+                weight_decay=weight_decay if decayed else 0.0,
+                momentum=MOMENTUM,
+                lr=rates[number],
+                dampening=0.0,
+                nesterov=True,
+                maximize=False,
+                is_first_step=False,
+            )
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    """The gradient with the parameter's strides, which fused optimizers ask for: axes of one have any in torch."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.stride() == parameter.stride():
+        return gradient
+    strides = zip(gradient.shape, gradient.stride(), parameter.stride(), strict=True)
+    if all(size == 1 or here == there for size, here, there in strides):
+        return gradient.as_strided(parameter.shape, parameter.stride())
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def one_cycle(steps: int) -> list[float]:
+    """The rates of `OneCycleLR`, a quarter of the steps up, as parts of the highest."""
+    top, last = 0.25 * steps - 1, steps - 1
+    first, lowest = 1 / 25, 1 / 25 / 1e4
+
+    def between(start: float, end: float, part: float) -> float:
+        return end + (start - end) / 2 * (1 + math.cos(math.pi * part))
+
+    up = [
+        between(first, 1.0, n / top if top else 1.0) for n in range(steps) if n <= top
+    ]  # of 4 steps the first is the top
+    return up + [between(1.0, lowest, (n - top) / (last - top)) for n in range(len(up), steps)]
+
+
+@torch.no_grad()
+def accuracies(model: nn.Module, count: int, images: Tensor, labels: Tensor) -> list[float]:
+    """The share of these images that every one of so many `joined` networks gets right."""
+    model.eval()
+    right = torch.zeros(count, device=images.device)
+    together = JUDGED_TOGETHER // count
+    for x, y in zip(images.split(together), labels.split(together), strict=True):
+        logits = model(x.repeat(1, count, 1, 1).contiguous(memory_format=torch.channels_last)).unflatten(1, (count, -1))
+        right += (logits.argmax(2) == y[:, None]).sum(0)
+    model.train()
+    return [float(value) / len(images) for value in right]
