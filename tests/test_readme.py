@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import re
+import statistics
 import textwrap
 import warnings
 from pathlib import Path
@@ -46,16 +47,30 @@ def test_the_blocks_run_in_order_and_print_what_stands_below_them():
 
 @pytest.mark.parametrize(
     ("page", "last"),
-    [("index.md", "folded"), ("start.md", "folded"), ("predict.md", "variances"), ("covariance.md", "result")],
+    [
+        ("index.md", "folded"),
+        ("start.md", "folded"),
+        ("predict.md", "variances"),
+        ("covariance.md", "result"),
+        ("callbacks.md", "watcher"),
+        ("initialization.md", "moments"),
+        pytest.param("inspector.md", "comparison", marks=pytest.mark.slow),
+        pytest.param("experiments.md", "result", marks=pytest.mark.slow),
+    ],
 )
-def test_the_blocks_of_a_page_run(page, last):
+def test_the_blocks_of_a_page_run(page, last, tmp_path, monkeypatch):
     text = (Path(__file__).parents[1] / "docs" / page).read_text("utf-8")
+    blocks = [textwrap.dedent(code) for code in re.findall(r"^ *```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)]
+    monkeypatch.chdir(tmp_path)
+    if page == "inspector.md":  # whose first block is a file that the second imports
+        (tmp_path / "network.py").write_text(blocks.pop(0), "utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, object] = {}
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="vp.fold will in general give a bias")
-        for code in re.findall(r"^ *```python\n(.*?)```", text, re.DOTALL | re.MULTILINE):
+        for code in blocks:
             with contextlib.redirect_stdout(io.StringIO()):
-                exec(textwrap.dedent(code), names)
+                exec(code, names)
     assert last in names
 
 
@@ -86,6 +101,18 @@ def test_the_zoo_is_counted_as_its_records_are():
     models = json.loads((Path(__file__).parents[1] / "docs" / "results" / "zoo.json").read_text("utf-8"))
     done, total = re.search(r"(\d+) of (\d+) public models", TEXT).groups()
     assert (int(done), int(total)) == (sum(model["status"] == "done" for model in models), len(models))
+
+
+def test_pages_say_of_the_zoo_what_its_records_say():
+    docs = Path(__file__).parents[1] / "docs"
+    models = [m for m in json.loads((docs / "results" / "zoo.json").read_text("utf-8")) if m["status"] == "done"]
+    alike = [model["median_error"] for model in models]
+    apart = [model["apart_error"] for model in models if model.get("apart_error") is not None]
+    off, mended = sum(error > 0.1 for error in alike), sum(error <= 0.1 for error in apart)
+    faq, inspector = (" ".join((docs / page).read_text("utf-8").split()) for page in ("faq.md", "inspector.md"))
+    median = f"the std of the median public model is {100 * statistics.median(alike):.0f} % off"
+    assert f"{median}, {off} of {len(models)} are more than 10 % off, {off - mended} if every position" in faq
+    assert f"Of {len(apart)} models that were more than 10 % off with positions alike, {mended} come" in inspector
 
 
 def test_it_stays_short():

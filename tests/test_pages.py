@@ -1,0 +1,72 @@
+"""What the pages name exists: files and headings that are linked to, names of varprop, options of its commands."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import varprop as vp
+from varprop.cli.main import make_parser
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [file for folder in ("docs", "docs/howto", "docs/tutorials") for file in sorted((ROOT / folder).glob("*.md"))]
+WRITTEN_WITH_THE_SITE = ROOT / "docs" / "reference"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which a page's headings are linked to, as on GitHub and on the site."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if "://" not in link and WRITTEN_WITH_THE_SITE not in target.parents:
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def outermost(arguments: str) -> str:
+    """The arguments of a call, up to its closing bracket, without what stands in brackets of their own."""
+    depth, kept = 0, ""
+    for letter in arguments:
+        depth -= letter in ")]}"
+        if depth < 0:
+            break
+        kept += letter if depth == 0 else ""
+        depth += letter in "([{"
+    return kept
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_exist_and_take_the_arguments_they_are_given(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for use in re.finditer(r"\bvp((?:\.\w+)+)(\(?)", text):
+        public = functools.reduce(getattr, use[1].split(".")[1:], vp)
+        if use[2] and callable(public):
+            parameters = inspect.signature(public).parameters
+            named = set(re.findall(r"(?:^|,)\s*(\w+)=", outermost(text[use.end() :])))
+            assert named <= parameters.keys(), use[0]
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of blocks, and code in the text, that call varprop."""
+    lines = re.findall(r"^ *(varprop .*)$|`(varprop [^`]*)`", page.read_text("utf-8"), re.MULTILINE)
+    found = [(whole or inline).partition("#")[0].strip() for whole, inline in lines]
+    return [line for line in found if " --" in line and "..." not in line and not line.endswith("\\")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_the_options_they_are_given(page: Path) -> None:
+    for line in commands(page):
+        if "--help" not in line:
+            make_parser().parse_args(shlex.split(line)[1:])  # ends with status 2 at what it does not know
