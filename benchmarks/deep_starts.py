@@ -798,7 +798,7 @@ def table(chosen: list[dict[str, Any]], what: str) -> str:
 
 
 def _text(rows: dict[tuple[str, int], dict[str, Any]], name: str, depth: int, what: str) -> str:
-    return f"{_mean(rows[name, depth][what]):.3g}"
+    return f"{_mean(rows[name, depth][what]):#.3g}"
 
 
 if __name__ == "__main__":
