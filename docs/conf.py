@@ -36,4 +36,5 @@ autodoc_default_options = {"members": True}
 napoleon_use_ivar = True
 html_theme = "furo"
 html_title = f"varprop {release}"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
