@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import varprop as vp
 from tests.gaussian.test_stability import activation as kernel
 from varprop.gaussian.stability import stable_shift
+from varprop.norm import initialization
 from varprop.norm.api import captured_for, normalized_
 
 RELU, SILU = 0.3767, stable_shift(kernel("silu"))
@@ -127,3 +128,26 @@ def test_an_activation_that_reads_zeros_of_the_form_of_the_data() -> None:
     assert before.std() > 0.3
     normalized = vp.normalize(model, vp.Moments(torch.zeros(1, 8), 1.0), form="deep")
     torch.testing.assert_close(vp.fold(normalized)(x), normalized(x))
+
+
+class Positions(nn.Module):
+    """Adds a constant to every token of a patch embedding, as vision transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.constant = nn.Parameter(torch.randn(1, 16, 4))
+
+    def forward(self, x):
+        return 2 * x.flatten(2).transpose(1, 2) + self.constant
+
+
+def test_no_shift_is_searched_before_a_line(monkeypatch):
+    """With a constant for every token, a search over shifts would take 60 s and 3 GiB in a small vision transformer."""
+    searched = []
+    monkeypatch.setattr(initialization, "stable_shift", lambda moments: searched.append(moments) or RELU)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 2, 2), Positions(), nn.LayerNorm(4), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+    )
+    found = shifts(model, vp.Moments(torch.zeros(1, 3, 1, 1), 1.0), (1, 3, 8, 8))
+    assert {path: bool(shift.any()) for path, shift in found.items()} == {"0": False, "3": True, "5": False}
+    assert len(searched) == 1

@@ -111,9 +111,18 @@ def layers_in_a_row(graph: CapturedMode) -> int:
 
 
 def _activations(plan: Plan) -> Iterator[tuple[Node, Node]]:
-    """Every elementwise function of a value that something else reads: the value and the function's last operation."""
+    """Every elementwise function of a value that something else reads: the value and the function's last operation.
+
+    A line is none: no shift before it damps anything, and to try them all with a constant for every token takes GiB.
+    """
+    lines: set[Node] = set()
     for node in plan.program.nodes:
-        if plan.inside_cluster(node) and any(plan.root.get(user) is not plan.root[node] for user in node.users):
+        if not plan.inside_cluster(node):
+            continue
+        read = [operand for operand in node.reads if plan.random(operand)]
+        if plan.rules[node].affine is not None and len(read) == 1 and (read[0] is plan.root[node] or read[0] in lines):
+            lines.add(node)
+        elif any(plan.root.get(user) is not plan.root[node] for user in node.users):
             yield plan.root[node], node
 
 
