@@ -70,6 +70,18 @@ def test_slow_work_has_a_rate_by_the_minute(clock):
     assert stream.getvalue() == "slow:  20 % (10/50), 30/min, 0:20 gone, 1:20 left\n"
 
 
+def test_a_search_that_takes_longer_than_expected_is_not_called_done(clock):
+    stream = io.StringIO()
+    bar = progress.Progress(50, "compare", stream)
+    clock.now = 20.0
+    bar.advance(60)
+    assert stream.getvalue() == "compare: 60, more than the 50 expected, 3/s, 0:20 gone\n"
+    terminal = Terminal()
+    with progress.show(50, "compare", stream=terminal) as bar:
+        bar.advance(60)
+    assert "100%" not in terminal.getvalue()
+
+
 def test_nothing_to_do_divides_by_nothing():
     stream = io.StringIO()
     with progress.show(0, "empty", stream=stream):

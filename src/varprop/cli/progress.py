@@ -30,6 +30,8 @@ class Progress:
         self.text = text or self.text
         if self.bar:
             self.bar.update(self.task, advance=steps, text=self.text)
+            if self.done > self.total:
+                self.bar.update(self.task, total=self.done + 1)  # short of its end: nobody knows how much is left
         elif time.monotonic() - self.printed >= self.seconds:
             self.print_line()
 
@@ -45,12 +47,12 @@ class Progress:
         self.printed = time.monotonic()
         elapsed = self.printed - self.started
         rate = self.done / elapsed if elapsed > 0 else 0.0
-        share = min(100.0, 100 * self.done / max(1, self.total))  # a search that is widened takes longer
-        texts = [
-            f"{self.title}: {share:3.0f} % ({round(self.done, 2)}/{self.total})",
-            _rate(rate),
-            f"{_clock(elapsed)} gone",
-        ]
+        done = round(self.done, 2)
+        if self.done > self.total:  # a search that was widened
+            counted = f"{done}, more than the {self.total} expected"
+        else:
+            counted = f"{100 * self.done / max(1, self.total):3.0f} % ({done}/{self.total})"
+        texts = [f"{self.title}: {counted}", _rate(rate), f"{_clock(elapsed)} gone"]
         if rate and self.done < self.total:
             texts.append(f"{_clock((self.total - self.done) / rate)} left")
         if self.stream is not None:
