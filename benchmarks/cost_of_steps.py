@@ -1,6 +1,6 @@
 """Time and memory of a training step on CIFAR-10 by normalization, compiled, each measured alone.
 
-python benchmarks/cost_of_steps.py [--models resnet18 resnet34] [--json docs/results/cost.json] [options of
+python -m benchmarks.cost_of_steps [--models resnet18 resnet34] [--json docs/results/cost.json] [options of
 examples/train_cifar.py]
 
 Every normalization has a process of its own. All of them compile and warm up at the same time; then each is measured
@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from train_cifar import Run, parser
 
 from varprop.text_table import Table
-from varprop_lab.deep import METHODS, about
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from train_cifar import Run, parser
+from .deep.tables import METHODS, about
 
 SHORT = ["--images", "12800", "--lr", "0.001"]  # 50 steps of 256
 READY = "ready"
@@ -53,7 +52,8 @@ def count_of(model: torch.nn.Module) -> int:
 def started(model: str, options: list[str], further: list[str]) -> subprocess.Popen[str]:
     """A process that warms up and waits."""
     graph = ["--compile", "--graph"] if torch.cuda.is_available() else []
-    command = [sys.executable, __file__, "--one", "--model", model, *SHORT, *graph, *options, *further]
+    worker = [sys.executable, "-m", "benchmarks.cost_of_steps", "--one"]
+    command = [*worker, "--model", model, *SHORT, *graph, *options, *further]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -113,7 +113,7 @@ def main() -> None:
         return
     results = compared(chosen.models, chosen.methods, further)
     if chosen.json:
-        command = {"command": "python benchmarks/cost_of_steps.py"}
+        command = {"command": "python -m benchmarks.cost_of_steps"}
         chosen.json.write_text(json.dumps({**about(), **command, "steps": results}, indent=1) + "\n")
     print(shown(results))
 

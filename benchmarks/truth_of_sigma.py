@@ -1,7 +1,7 @@
 """How true the predicted standard deviations stay while a ResNet trains on CIFAR-10, or a GPT on Python source.
 
-python benchmarks/truth_of_sigma.py resnet [--json docs/results/truth_resnet.json] [options of examples/train_cifar.py]
-python benchmarks/truth_of_sigma.py gpt [--json docs/results/truth_gpt.json] [options of examples/train_gpt.py]
+python -m benchmarks.truth_of_sigma resnet [--json docs/results/truth_resnet.json] [options of examples/train_cifar.py]
+python -m benchmarks.truth_of_sigma gpt [--json docs/results/truth_gpt.json] [options of examples/train_gpt.py]
 
 For every form of the normalization, as training goes on and for every normalized layer: the standard deviation measured
 on data, over the one that the layer was normalized to have (root mean square over its channels). A figure is drawn
@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import train_cifar
+import train_gpt
 
 from varprop.text_table import Table
 from varprop_lab.figures import METHOD_COLOURS, OTHER_COLOUR, Figure, Panel, PlottedSeries, draw
-from varprop_lab.training import ratios
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-import train_cifar
-import train_gpt
+from .ratios import ratios
 
 VARIANTS = {"deep form": ["--form", "deep"], "paper's form": ["--form", "paper"]}
 IMAGES = 2000  # training images that are measured on

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 import varprop as vp
-from varprop_lab.deep import example
 from varprop_lab.environment import git_state, versions
 
 from .side_by_side import Member, SideBySide
@@ -91,7 +90,7 @@ class GridWorker:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.example = loaded(example("train_cifar.py"))
+        self.example = loaded(ROOT / "examples" / "train_cifar.py")
         self.device = torch.device(options.device)
         self.data: dict[int, Any] = {}
 

@@ -6,8 +6,7 @@
 - `execution`: runs an experiment: search, training, checkpoints, processes, Ray.
 - `store`, `environment`: the folder of results and their tables; versions, machine, files written whole or not at all.
 - `seed_statistics`, `figures`, `report`: when a difference counts; figures; text and HTML from results.
-- `paper`: its experiments, its claims judged on results (`verdicts`), what it leaves open (`questions`).
-- `deep`: normalizations in ResNets, a GPT and a ViT.
+- `paper`: its experiments, and its claims judged on results (`verdicts`).
 - `bench`: what a training step costs with each normalization.
 - `comparison`: the same for a model of one's own, `varprop_lab.compare`.
 - `demo`, `side_by_side`: the demonstration; its networks, trained as one.

@@ -9,7 +9,6 @@ import argparse
 import itertools
 import json
 import math
-import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,7 @@ from .protocol import ALL_METHODS, ALL_STARTS, METHODS, STARTS
 DATASETS = ("mnist", "cifar10", "digits")
 CONTINUE = "What is finished is kept: run the command again with --resume."
 UNTRAINED = ("relu", "claims")  # made by the report from nothing, and from what lies in the folder
-STUDIES = ("search", "deep", "questions")  # no experiments of the paper
+MOVED = {"search": "benchmarks.search_study", "deep": "benchmarks.deep.tables", "questions": "benchmarks.questions"}
 SMALL = "digits"  # for tests and first tries, no part of `all`
 COMPARED_STARTS = (*STARTS, "orthogonal")  # weight norm's own start is for the paper's naive comparison
 
@@ -122,8 +121,7 @@ def unused(folder: Path) -> Path:
 NAMES = (
     "mnist, noisy-mnist, noisy-cifar10, naive; small-batches, recurrent, orthogonal, decay, momentum, "
     "overfitting, still-mnist, reparametrized; relu (a figure, nothing is trained); claims (the verdicts on what lies "
-    "in the folder of the results); search (what each search for the learning rate loses, on a CPU); deep (ResNets and "
-    "transformers by normalization, on a GPU); questions (what the paper leaves open, on a CPU); all."
+    "in the folder of the results); all."
 )
 
 
@@ -145,11 +143,9 @@ def _add_reproduce(commands: Any) -> None:
     parser.add_argument("--own-weights", choices=("original", "converted"), help=text)
     text = "How AP2 counts zeros around images: pooled over positions, or plain as the paper's sums."
     parser.add_argument("--borders", choices=("pooled", "plain"), help=text)
-    parser.add_argument("--tables", metavar="NAMES", help="Of deep: only these, such as resnet18,gpt.")
-    parser.add_argument("--only", metavar="NAMES", help="Of questions: only these, such as truth,dropout.")
     text = "Bring the results into DOCS/results too, and write its pages again."
     parser.add_argument("--docs", type=Path, metavar="FOLDER", help=text)
-    text = "Compile networks on a GPU (noisy-cifar10, deep)."
+    text = "Compile networks on a GPU (noisy-cifar10)."
     parser.add_argument("--compile", action="store_const", const=True, dest="compiled", help=text)
 
 
@@ -162,7 +158,7 @@ def known_names() -> list[str]:
     """Everything that `reproduce` can be asked for."""
     from .paper.experiments import EXPERIMENTS
 
-    return [*EXPERIMENTS, *UNTRAINED, *STUDIES, "all"]
+    return [*EXPERIMENTS, *UNTRAINED, "all"]
 
 
 def expanded(names: Sequence[str]) -> list[str]:
@@ -173,18 +169,20 @@ def expanded(names: Sequence[str]) -> list[str]:
     """
     available = known_names()
     for name in names:
+        if name in MOVED:
+            raise vp.VarpropError(f"`{name}` is run in a checkout of varprop: python -m {MOVED[name]} --help.")
         if name not in available:
             raise vp.VarpropError(unknown("experiment", name, available))
-    everything = [name for name in available if name not in (SMALL, *STUDIES, "all")]
+    everything = [name for name in available if name not in (SMALL, "all")]
     return list(dict.fromkeys(entry for name in names for entry in (everything if name == "all" else [name])))
 
 
 def reproduce(options: argparse.Namespace) -> None:
     """Run what was asked for, and write the report on all that lies in the folder of the results."""
-    from .paper import experiments, report, search_study
+    from .paper import experiments, report
     from .report import result_table
 
-    wanted, out, deadline = expanded(options.names), options.out, time.monotonic() + options.max_seconds
+    wanted, out = expanded(options.names), options.out
     settings = {
         "seeds": options.seeds,
         "epochs": options.epochs,
@@ -197,17 +195,8 @@ def reproduce(options: argparse.Namespace) -> None:
         "borders": options.borders,
     }
     with stoppable(CONTINUE):
-        trained = [name for name in wanted if name not in (*UNTRAINED, *STUDIES)]
+        trained = [name for name in wanted if name not in UNTRAINED]
         results = experiments.reproduce(trained, out, settings, jobs=options.jobs, **_run_options(options))
-        if "search" in wanted:
-            page = search_study.study(out, options.root, jobs=options.jobs, max_seconds=deadline - time.monotonic())
-            print(f"Searches: {page.resolve()}")
-        if "deep" in wanted:
-            _run_deep(options)
-        if "questions" in wanted:
-            _answer_questions(options, deadline - time.monotonic())
-        if set(wanted) <= set(STUDIES):
-            return
         if outcomes := [outcome for of_experiment in results.values() for outcome in of_experiment]:
             print(result_table(outcomes))
         if not find_spec("matplotlib"):  # a bare machine only makes runs
@@ -220,32 +209,6 @@ def reproduce(options: argparse.Namespace) -> None:
         print(f"Report: {page.resolve()}")
         if options.docs is not None:
             print(f"Documentation: {report.write_docs(out, options.docs).resolve()}")
-
-
-def _answer_questions(options: argparse.Namespace, max_seconds: float) -> None:
-    """Make the runs of the open questions that are missing, and print what all of them show."""
-    from .paper.questions.study import QUESTIONS, study
-
-    chosen = listed(options.only, tuple(QUESTIONS), "--only") if options.only else tuple(QUESTIONS)
-    study(options.out, options.root, chosen, options.seeds, print, options.jobs, max_seconds)
-
-
-def _run_deep(options: argparse.Namespace) -> None:
-    """Make the runs of the deep networks that are missing, and print the tables of all."""
-    from .deep import HELD_OUT, TABLES, TEST, Study, draw_losses
-
-    deadline = time.monotonic() + options.max_seconds
-    file, seeds = options.out / "deep.json", options.seeds or 4
-    chosen = listed(options.tables, tuple(TABLES), "--tables") if options.tables else tuple(TABLES)
-    for table in chosen:
-        study = Study(table, file, seeds, options.jobs, deadline, options.root, bool(options.compiled), say=print)
-        study.make()
-        for judged in (HELD_OUT, TEST):
-            if study.has(judged):
-                print(f"\n{table}, {judged}\n{study.shown(judged)}")
-    resnets = [Study(table, file, seeds) for table in chosen if table.startswith(("resnet", "plain"))]
-    if find_spec("matplotlib") and draw_losses(resnets, options.out / "deep"):  # a bare machine only makes runs
-        print(f"\nFigure: {(options.out / 'deep.png').resolve()}")
 
 
 # --- compare ---

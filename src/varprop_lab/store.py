@@ -384,7 +384,7 @@ def _flag(text: str) -> bool:
 
 
 WITHOUT_CELLS = ("relu",)  # a figure, and nothing trained
-_NO_EXPERIMENT = ("claims", "search", "all")  # names of the command line only
+_NO_EXPERIMENT = ("claims", "all")  # names of the command line only
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from .protocol import (
     Precision,
     build,
 )
-from .starts import StartData, StartingPoint, starting_points, watch
+from .starts import StartData, StartingPoint, starting_points
 
 LabelledImages = tuple[Tensor, Tensor]
 Losses = Callable[[Tensor, Tensor], Tensor]
@@ -346,26 +346,6 @@ def in_parallel_streams(tasks: Sequence[Callable[[], Result]], device: torch.dev
     for stream in streams:
         main.wait_stream(stream)
     return results
-
-
-def normalized_layers(model: nn.Module) -> dict[str, Any]:
-    """The layers with a scale, by path."""
-    return {path: m for path, m in model.named_modules() if isinstance(getattr(m, "scale", None), nn.Parameter)}
-
-
-def ratios(model: nn.Module, data: Tensor) -> dict[str, float]:
-    """True over predicted standard deviation of every normalized layer, root mean squares over its channels."""
-    result: dict[str, float] = {}
-    layers = normalized_layers(model)
-
-    def measure(path: str, output: Tensor) -> None:
-        channels = output.ndim - 1 if layers[path].weight.ndim == 2 else 1
-        over = [axis for axis in range(output.ndim) if axis != channels]
-        true, predicted = output.double().var(over, correction=0), layers[path].scale.double().square()
-        result[path] = float((true.mean() / predicted.mean()).sqrt())
-
-    watch(model, data, layers, measure)
-    return result
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]

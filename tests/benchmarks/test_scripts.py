@@ -14,13 +14,13 @@ from benchmarks.called_often import measured
 from benchmarks.cost_of_steps import count_of
 from benchmarks.epsilon import READERS, epsilon
 from benchmarks.forms import write
+from benchmarks.ratios import ratios
 from benchmarks.truth_of_sigma import drawn, shown
 from examples.train_cifar import resnet
 from torch import nn
 
 import varprop as vp
 from tests.lab.data.test_datasets import write_cifar10
-from varprop_lab.training import ratios
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,8 +74,8 @@ def test_costs_are_measured_one_after_the_other(tmp_path: Path) -> None:
     write_cifar10(tmp_path / "cifar-10-batches-bin")
     small = ["--models", "tiny", "--methods", "batch norm", "none", "--width", "4", "--batch", "2", "--images", "8"]
     where = ["--held-out", "4", "--data", str(tmp_path), "--json", str(tmp_path / "cost.json")]
-    command = [sys.executable, str(ROOT / "benchmarks/cost_of_steps.py"), *small, *where]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "benchmarks.cost_of_steps", *small, *where]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "cost.json").read_text())["steps"]["tiny"]
     assert found["batch norm"]["of batch norm"] == 1 and found["none"]["ms"] > 0

@@ -3,12 +3,12 @@ import hashlib
 import json
 import math
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -214,15 +214,12 @@ def test_reproduce_names_what_it_knows(varprop_command, lab):
     assert code == 2 and "no experiment 'imagenet'" in err and "noisy-cifar10" in err and "claims" in err and not calls
 
 
-def test_questions_are_answered_from_the_records_that_are_there(varprop_command, tmp_path):
-    shutil.copy(ROOT / "docs/results/questions.json", tmp_path)
-    code, out, _ = varprop_command("reproduce", "questions", "--only", "correlations", "--out", tmp_path)
-    assert code == 0 and out.startswith(
-        "\nWould statistics with covariances do better?\n| claim | verdict | measured |"
-    )
-    assert (tmp_path / "question-correlations.png").exists()
-    code, _, err = varprop_command("reproduce", "questions", "--only", "fate", "--out", tmp_path)
-    assert code == 2 and err.startswith("varprop: --only takes names out of truth,averaging,dropout,norm,correlations")
+def test_studies_that_only_make_records_are_run_in_a_checkout(varprop_command, lab):
+    calls = lab()
+    for name, module in commands.MOVED.items():
+        code, _, err = varprop_command("reproduce", "mnist", name)
+        assert code == 2 and f"`{name}`" in err and f"python -m {module} --help" in err and not calls
+        assert find_spec(module)
 
 
 def test_compare_hands_everything_on(varprop_command, lab, tmp_path):

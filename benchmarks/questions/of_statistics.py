@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop_lab.batches import MEASURE
+from varprop_lab.environment import require
+from varprop_lab.figures import Figure, Panel
+from varprop_lab.paper.verdicts.batch_norm import LOSS_TOLERANCE
+from varprop_lab.paper.verdicts.evidence import Judgement, in_every_seed
+from varprop_lab.protocol import PAPER_BATCH, Start
+from varprop_lab.seed_statistics import Sample, lower, within
+from varprop_lab.starts import watch
+from varprop_lab.training import Task
 
-from ...batches import MEASURE
-from ...environment import require
-from ...figures import Figure, Panel
-from ...protocol import PAPER_BATCH, Start
-from ...seed_statistics import Sample, lower, within
-from ...starts import watch
-from ...training import Task, normalized_layers
-from ..verdicts.batch_norm import LOSS_TOLERANCE
-from ..verdicts.evidence import Judgement, in_every_seed
+from ..ratios import normalized_layers
 from .runs import (
     BANDS,
     RATES,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.questions import of_statistics, of_training
 
-from tests.lab.paper.questions.test_rules import CLEAR, CLOSE, run, verdict
-from varprop_lab.paper.questions import of_statistics, of_training
+from tests.benchmarks.questions.test_rules import CLEAR, CLOSE, run, verdict
 from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE
 
 WIDE = of_statistics.overestimated_arm(of_statistics.FACTOR, True)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from benchmarks.questions import of_statistics, of_training
+from benchmarks.questions.runs import Question, Records
+from benchmarks.questions.study import PAGE, QUESTIONS, page, recorded, study
 
-from varprop_lab.paper.questions import of_statistics, of_training
-from varprop_lab.paper.questions.runs import Question, Records
-from varprop_lab.paper.questions.study import PAGE, QUESTIONS, page, recorded
 from varprop_lab.paper.verdicts.evidence import MISSING
 from varprop_lab.seed_statistics import FAILS, HOLDS, NOISE
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 CLEAR, CLOSE = (0.0, 0.01, 0.02), (0.0, 0.4, -0.3)  # how seeds differ: less, and more, than arms
 
 
@@ -149,3 +150,11 @@ def test_the_page_says_what_the_records_say(question):
 
 def test_the_page_of_verdicts_is_that_of_the_records():
     assert (ROOT / "docs/results" / PAGE).read_text("utf-8") == page(recorded(ROOT / "docs/results"))
+
+
+def test_questions_are_answered_from_the_records_that_are_there(tmp_path):
+    shutil.copy(ROOT / "docs/results/questions.json", tmp_path)
+    said = []
+    study(tmp_path, only=["correlations"], say=said.append)
+    assert said[0].startswith("\nWould statistics with covariances do better?\n| claim | verdict | measured |")
+    assert (tmp_path / "question-correlations.png").exists() and len(said) == 1

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import varprop as vp
+from varprop_lab.figures import Figure, Panel
+from varprop_lab.paper.verdicts.batch_norm import ACCURACY_TOLERANCE, POINT
+from varprop_lab.paper.verdicts.evidence import Judgement, in_every_seed
+from varprop_lab.protocol import FACTORIES, Method, Start
+from varprop_lab.seed_statistics import Sample, at_most, lower
+from varprop_lab.training import Task
 
-from ...figures import Figure, Panel
-from ...protocol import FACTORIES, Method, Start
-from ...seed_statistics import Sample, at_most, lower
-from ...training import Task, normalized_layers
-from ..verdicts.batch_norm import ACCURACY_TOLERANCE, POINT
-from ..verdicts.evidence import Judgement, in_every_seed
+from ..ratios import normalized_layers
 from .runs import BANDS, TRAINED, Arm, Claims, Place, Question, Records, Rule, Run, curve, experiment, is_lower, line
 
 # --- norm: What does the length of the weights do, if the function does not depend on it?

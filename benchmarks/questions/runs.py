@@ -13,16 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from varprop.text_table import Table
+from varprop_lab.batches import MEASURE
+from varprop_lab.datasets import Dataset
+from varprop_lab.figures import (
+    DOUBLE_COLOUR,
+    METHOD_COLOURS,
+    OTHER_COLOUR,
+    Figure,
+    Panel,
+    PlottedSeries,
+    over_seeds,
+    rounded,
+)
+from varprop_lab.paper.experiments import EXPERIMENTS
+from varprop_lab.paper.verdicts.evidence import Judgement, NotRun, all_of, judged
+from varprop_lab.protocol import Cell, Experiment, Factory, Method, Start
+from varprop_lab.seed_statistics import Sample, lower
+from varprop_lab.starts import StartingPoint
+from varprop_lab.training import SingleTrainer, Task, in_parts
 
-from ...batches import MEASURE
-from ...datasets import Dataset
-from ...figures import DOUBLE_COLOUR, METHOD_COLOURS, OTHER_COLOUR, Figure, Panel, PlottedSeries, over_seeds, rounded
-from ...protocol import Cell, Experiment, Factory, Method, Start
-from ...seed_statistics import Sample, lower
-from ...starts import StartingPoint
-from ...training import SingleTrainer, Task, in_parts, ratios
-from ..experiments import EXPERIMENTS
-from ..verdicts.evidence import Judgement, NotRun, all_of, judged
+from ..ratios import ratios
 
 IMAGES = 10_000  # training images of a run; validation has 6000
 MEASURED = 2048  # of the training images, for standard deviations

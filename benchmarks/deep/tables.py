@@ -1,11 +1,15 @@
 """Normalizations in ResNets, a GPT and a ViT: tables of runs of the examples, each in a process of its own.
 
+    python -m benchmarks.deep.tables [--only resnet18,gpt] [--data DIR] [--jobs 4] [--compile] --out docs/results
+
 Every rate is tried on held-out data, then every method with its best rate on the test data. Runs that the file has
 already are not made again, so that a table can be made in several sittings.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import json
 import math
 import statistics
@@ -23,9 +27,8 @@ import torch
 
 import varprop as vp
 from varprop.text_table import Table
-
-from .environment import git_state, versions, write_atomically
-from .figures import Figure, Panel, PlottedSeries, draw, line_style, over_seeds
+from varprop_lab.environment import git_state, versions, write_atomically
+from varprop_lab.figures import Figure, Panel, PlottedSeries, draw, line_style, over_seeds
 
 Tried = dict[str, tuple[list[str], tuple[float, ...]]]  # options and rates of every method
 CIFAR, FINETUNE, VIT, GPT = "train_cifar.py", "finetune_cifar.py", "train_vit.py", "train_gpt.py"
@@ -150,19 +153,7 @@ ONLY_HELD_OUT = ("gpt-candidates", "clip")  # to choose from: nothing for the te
 
 
 HELD_OUT, TEST = "held out", "test"
-PLACES = (Path(__file__).parents[2] / "examples", Path(__file__).parent / "examples")  # of a checkout, of a wheel
-
-
-def example(script: str) -> Path:
-    """Where an example is.
-
-    Raises:
-        VarpropError: If it is in neither place.
-    """
-    for place in PLACES:
-        if (place / script).exists():
-            return place / script
-    raise vp.VarpropError(f"examples/{script} is not there: run this in a checkout of varprop.")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @dataclass
@@ -255,7 +246,7 @@ class Study:
         return images + ["--graph"] * torch.cuda.is_available() + ["--compile"] * self.compiled
 
     def _run(self, script: str, options: list[str]) -> dict[str, Any]:
-        command = [sys.executable, str(example(script)), *options]
+        command = [sys.executable, str(EXAMPLES / script), *options]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             return {"error": (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]}
@@ -300,7 +291,12 @@ def written(record: dict[str, Any]) -> str:
 def about() -> dict[str, Any]:
     """Where the newest runs come from."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return {"command": "varprop reproduce deep", "hardware": device, "git": git_state(), "versions": versions()}
+    return {
+        "command": "python -m benchmarks.deep.tables",
+        "hardware": device,
+        "git": git_state(),
+        "versions": versions(),
+    }
 
 
 # --- figure ---
@@ -330,3 +326,32 @@ def _lines(study: Study) -> Iterable[PlottedSeries]:
                 **over_seeds(columns, statistics.mean),
                 seeds=len(runs),
             )
+
+
+def main() -> None:
+    """Make the runs that are missing, print the tables of all, and draw the losses of ResNets."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=lambda names: names.split(","), default=list(TABLES), metavar="TABLES")
+    parser.add_argument("--data", type=Path, help="Folder of CIFAR-10, if it is not where varprop looks for data.")
+    parser.add_argument("--seeds", type=int, default=4, help="Of the runs on the test data; rates are tried with one.")
+    parser.add_argument("--jobs", type=int, default=1, help="Runs at the same time.")
+    parser.add_argument("--max-seconds", type=float, default=math.inf, help="No run begins after this time.")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--out", type=Path, required=True, help="Folder of deep.json and the figure.")
+    options = parser.parse_args()
+    if unknown := set(options.only) - TABLES.keys():
+        parser.error(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    file, deadline = options.out / "deep.json", time.monotonic() + options.max_seconds
+    for table in options.only:
+        study = Study(table, file, options.seeds, options.jobs, deadline, options.data, options.compile)
+        study.make()
+        for judged in (HELD_OUT, TEST):
+            if study.has(judged):
+                print(f"\n{table}, {judged}\n{study.shown(judged)}")
+    resnets = [Study(table, file, options.seeds) for table in options.only if table.startswith(("resnet", "plain"))]
+    if importlib.util.find_spec("matplotlib"):  # a bare machine only makes runs
+        draw_losses(resnets, options.out / "deep")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.deep.tables import GPT, HELD_OUT, TABLES, TEST, VIT, Row, Study, draw_losses, main
 
 from tests.lab.data.test_datasets import write_cifar10
-from varprop_lab.deep import GPT, HELD_OUT, TABLES, TEST, VIT, Row, Study, draw_losses
 
 ROOT = Path(__file__).parents[2]
 ACCURACIES = {0.2: 0.7, 0.1: 0.9, 0.4: 0.8}
@@ -74,6 +76,15 @@ def test_nothing_begins_after_the_deadline(tmp_path: Path) -> None:
     late = study(tmp_path / "deep.json", deadline=time.monotonic())
     late.make()
     assert not hasattr(late, "asked") and not late.has(HELD_OUT)
+
+
+def test_the_command_goes_on_with_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(ROOT / "docs/results/deep.json", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["tables", "--only", "clip", "--max-seconds", "-1", "--out", str(tmp_path)])
+    main()
+    assert capsys.readouterr().out.startswith("\nclip, held out\n| method | rate |")
 
 
 def test_a_figure_of_what_was_tested(tmp_path: Path) -> None:

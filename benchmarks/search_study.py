@@ -1,7 +1,13 @@
-"""How much each search for the learning rate loses: every way on the same cells, against all rates anybody tried."""
+"""How much each search for the learning rate loses: every way on the same cells, against all rates anybody tried.
+
+    python -m benchmarks.search_study [--root DIR] [--jobs 6] [--max-seconds 500] --out docs/results
+
+Cells that OUT/search.json has are not compared again.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
@@ -16,14 +22,15 @@ import torch
 
 from varprop.cli import progress
 from varprop.text_table import Table
+from varprop_lab import datasets
+from varprop_lab.ensemble import EnsembleTrainer
+from varprop_lab.environment import StoreError, provenance, reproducible, write_atomically
+from varprop_lab.execution import Evaluate, Trace, find_lrs, losses_at
+from varprop_lab.paper.experiments import EXPERIMENTS
+from varprop_lab.protocol import SEARCHES, Cell, Experiment
+from varprop_lab.training import Task
 
-from .. import datasets
-from ..ensemble import EnsembleTrainer
-from ..environment import StoreError, provenance, reproducible, write_atomically
-from ..execution import Evaluate, Trace, find_lrs, losses_at, results_of
-from ..protocol import SEARCHES, Cell, Experiment
-from ..training import Task
-from .experiments import EXPERIMENTS
+from .processes import results_of
 
 # MNIST from random weights is where losses are noisiest; less data, for a CPU. The grids were chosen on the last.
 STUDIED = {
@@ -158,3 +165,13 @@ def markdown(results: Mapping[str, Cells], command: str) -> str:
 def _shares(regrets: Sequence[float]) -> tuple[str, str, str]:
     above = sum(regret > 0.02 for regret in regrets)
     return f"{100 * statistics.fmean(regrets):.2f} %", f"{100 * max(regrets):.1f} %", f"{above} of {len(regrets)}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--max-seconds", type=float, default=math.inf)
+    options = parser.parse_args()
+    print(study(options.out, options.root, jobs=options.jobs, max_seconds=options.max_seconds))

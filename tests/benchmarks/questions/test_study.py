@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.questions import study
+from benchmarks.questions.of_statistics import WithCovariances, itself
+from benchmarks.questions.of_training import add_noise_of_batches, drop_unseen, dropping, lengthened
+from benchmarks.questions.runs import Arm, Question, experiment, is_lower, trained
+from benchmarks.ratios import normalized_layers, ratios
 from torch import nn
 
 import varprop as vp
 from tests.lab import tiny
 from varprop_lab.figures import Figure, Panel
-from varprop_lab.paper.questions import study
-from varprop_lab.paper.questions.of_statistics import WithCovariances, itself
-from varprop_lab.paper.questions.of_training import add_noise_of_batches, drop_unseen, dropping, lengthened
-from varprop_lab.paper.questions.runs import Arm, Question, experiment, is_lower, trained
 from varprop_lab.protocol import build
-from varprop_lab.training import normalized_layers, ratios
 
 MEAN, VAR = torch.full((1, 1, 28, 28), 0.4), torch.full((1, 1, 28, 28), 0.1)
 SETTINGS = replace(experiment(epochs=2, images=64), batch_sizes=(16,))

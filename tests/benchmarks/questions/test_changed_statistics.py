@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-
-import varprop as vp
-from tests.lab.paper.questions.test_study import MEAN, SETTINGS, VAR, data, images, normalized
-from varprop_lab.paper.questions import of_training
-from varprop_lab.paper.questions.of_statistics import (
+from benchmarks.questions import of_training
+from benchmarks.questions.of_statistics import (
     FACTOR,
     WithVariances,
     distance,
@@ -22,9 +19,13 @@ from varprop_lab.paper.questions.of_statistics import (
     with_first_moments,
     with_held_statistics,
 )
-from varprop_lab.paper.questions.runs import AveragingTrainer, trained
+from benchmarks.questions.runs import AveragingTrainer, trained
+from benchmarks.ratios import normalized_layers
+
+import varprop as vp
+from tests.benchmarks.questions.test_study import MEAN, SETTINGS, VAR, data, images, normalized
 from varprop_lab.protocol import Cell
-from varprop_lab.training import Task, normalized_layers
+from varprop_lab.training import Task
 
 
 class WithMoments:

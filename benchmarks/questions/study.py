@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from ... import datasets
-from ...environment import locked, provenance, reproducible, write_atomically
-from ...execution import results_of
-from ...figures import draw
+from varprop_lab import datasets
+from varprop_lab.environment import locked, provenance, reproducible, write_atomically
+from varprop_lab.figures import draw
+
+from ..processes import results_of
 from . import of_statistics, of_training
 from .runs import Question, Records, Run, trained
 
@@ -82,7 +83,7 @@ def page(kept: Kept) -> str:
         for name, question in QUESTIONS.items()
         if kept.get(name, {}).get("runs")
     ]
-    about = "`varprop reproduce questions` writes this page. [Open questions](../questions.md) says what it means."
+    about = "`python -m benchmarks.questions` writes this page. [Open questions](../questions.md) says what it means."
     return "\n\n".join(["# Verdicts on open questions", about, *sections]) + "\n"
 
 

@@ -4,9 +4,9 @@ import json
 import math
 
 import pytest
+from benchmarks import search_study
 
 import varprop as vp
-from varprop_lab.paper import search_study
 
 BOUNDS = {"smooth": (1e-6, 1e-2), "valleys": (1e-6, 1e-2)}
 
