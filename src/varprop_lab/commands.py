@@ -143,8 +143,6 @@ def _add_reproduce(commands: Any) -> None:
     parser.add_argument("--own-weights", choices=("original", "converted"), help=text)
     text = "How AP2 counts zeros around images: pooled over positions, or plain as the paper's sums."
     parser.add_argument("--borders", choices=("pooled", "plain"), help=text)
-    text = "Bring the results into DOCS/results too, and write its pages again."
-    parser.add_argument("--docs", type=Path, metavar="FOLDER", help=text)
     text = "Compile networks on a GPU (noisy-cifar10)."
     parser.add_argument("--compile", action="store_const", const=True, dest="compiled", help=text)
 
@@ -207,8 +205,6 @@ def reproduce(options: argparse.Namespace) -> None:
             for claim in json.loads((out / "claims.json").read_text("utf-8"))["claims"]:
                 print(f"{claim['verdict']:<14}  {claim['claim']}")
         print(f"Report: {page.resolve()}")
-        if options.docs is not None:
-            print(f"Documentation: {report.write_docs(out, options.docs).resolve()}")
 
 
 # --- compare ---

@@ -59,10 +59,6 @@ class StandInComparison:
         return "AP2 wins."
 
 
-def docs_page(out, docs):
-    return docs / "results" / f"{out.name}.md"
-
-
 @pytest.fixture
 def lab(monkeypatch, tmp_path):
     """Stands in for the parts that train and report; keeps what they were called with."""
@@ -82,7 +78,6 @@ def lab(monkeypatch, tmp_path):
         stand_in("paper.experiments.reproduce", error or {"digits": [outcome()]})
         stand_in("comparison.compare", error or StandInComparison(page))
         stand_in("paper.report.write", page)
-        monkeypatch.setattr("varprop_lab.paper.report.write_docs", docs_page)
         monkeypatch.setattr("varprop_lab.report.write_one", lambda *_: page)
         monkeypatch.setattr("varprop_lab.report.answer_and_table", lambda _: "AP2 wins.")
         return calls
@@ -200,12 +195,6 @@ def test_all_is_written_out_and_what_needs_no_training_is_left_to_the_report(var
     assert set(trained) == EXPERIMENTS.keys() - {"digits"} and len(trained) == len(set(trained))
     assert set(reported) == {*trained, "relu", "claims"}
     assert "holds           Water is wet" in out
-
-
-def test_results_are_brought_into_the_documentation_if_asked(varprop_command, lab, tmp_path):
-    lab()
-    code, out, _ = varprop_command("reproduce", "mnist", "--out", tmp_path / "new", "--docs", tmp_path)
-    assert code == 0 and out.endswith(f"Documentation: {tmp_path / 'results' / 'new.md'}\n")
 
 
 def test_reproduce_names_what_it_knows(varprop_command, lab):

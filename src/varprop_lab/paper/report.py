@@ -1,163 +1,15 @@
-"""Everything that is made of a folder of results: tables, figures, claims, the HTML page, the documentation."""
+"""Everything that is made of a folder of results: tables, figures, claims, the HTML page."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
-from varprop.text_table import Table
-
-from .. import figures
 from ..environment import write_atomically
-from ..figures import Figure, figures_of, setting_of, setting_text
-from ..protocol import TRAIN_EVAL_LOSS, TRAIN_LOSS, Cell, Outcome, experiment_label, grouped, method_label, start_label
-from ..report import duration, facts, git_text, render, write_files
-from ..seed_statistics import Metric, Sample, final, final_error, final_test_error
-from ..store import WITHOUT_CELLS, Run, read_runs, write_tables
+from ..report import render, write_files
+from ..store import Run, read_runs
 from .verdicts import judge
-from .verdicts.judge import Verdict, escaped
-
-_HEADER = """# Experiments
-
-Written by `varprop reproduce claims --out docs/results` from the records beside it; every number here comes from them.
-The method: "How (Not) to Make a Comparison" and "Experiments" in the paper.
-"""
-# The manifest of a run that was resumed keeps the last state, the first hour and the sum of the seconds.
-_SITTING = {
-    "Hardware": ", last sitting",
-    "Versions": ", last sitting",
-    "Git": ", last sitting",
-    "Started": ", first sitting",
-    "Time": ", all sittings that were not broken off",
-}
-_COLUMNS = (
-    *("start", "method", "learning rates", "search regret", "training loss", "in evaluation mode"),
-    *("validation error", "test error"),
-)
-_METRICS: tuple[tuple[Metric, float], ...] = (
-    (final(TRAIN_LOSS), 1.0),
-    (final(TRAIN_EVAL_LOSS), 1.0),
-    (final_error, 100.0),
-    (final_test_error, 100.0),
-)
-_REGRET = """
-Search regret: the mean, and the largest, share by which the loss of the search at the rate chosen lies above the lowest
-known for the same cell at any rate up to the bound, from the searches at all bounds. It is noise of the search, apart
-from that of the seeds; where one search was made, nothing is known of it.
-"""
-
-
-def write_runs(runs: Sequence[Run], folder: Path) -> None:
-    """Figures, tables and manifests, in a folder for each run."""
-    for run in runs:
-        target = folder / run.experiment
-        for earlier in (*target.glob("*.png"), *target.glob("*.svg")):
-            earlier.unlink()
-        for figure in _headlines(run):
-            figures.draw(figure, target / figure.name, experiment_label(run.experiment))
-        if run.outcomes:
-            write_tables(target, run.outcomes, run.manifest)
-        if run.manifest:
-            write_atomically(target / "manifest.json", f"{json.dumps(run.manifest, indent=1, default=str)}\n".encode())
-
-
-def write_pages(runs: Sequence[Run], verdicts: Sequence[Verdict], folder: Path) -> Path:
-    """The claims, and the page that says how everything came about: ``experiments.md`` in ``docs/results``."""
-    shown = {run.experiment: _headlines(run) for run in runs}
-    addresses = {f"{name}/{figure.name}" for name, group in shown.items() for figure in group}
-    judge.write(verdicts, folder)
-    claims = judge.markdown(verdicts, lambda figure: _address(figure) if figure in addresses else "")
-    sections = [_HEADER, "## Claims\n\n" + claims, _REGRET, *(_section(run, shown[run.experiment]) for run in runs)]
-    write_atomically(folder / "experiments.md", "\n".join(sections).encode())
-    return folder / "experiments.md"
-
-
-def _headlines(run: Run) -> list[Figure]:
-    return [figure for figure in figures_of(run) if figure.headline]
-
-
-def _address(figure: str) -> str:
-    """The file of ``experiment/figure`` as seen from the page."""
-    return f"{quote(figure)}.png"
-
-
-def _section(run: Run, shown: Sequence[Figure]) -> str:
-    """One experiment: how it was run, what came out, what it looks like."""
-    how = "".join(_how_it_was_run(run.manifest))
-    problems = "".join(f"- missing: {escaped(problem)}\n" for problem in run.problems)
-    pictures = "".join(
-        f"![{escaped(f.title)}]({_address(f'{run.experiment}/{f.name}')})\n\n{escaped(f.caption)}\n\n" for f in shown
-    )
-    return f"## {escaped(experiment_label(run.experiment))}\n\n{how}{problems}\n{''.join(_summaries(run))}{pictures}"
-
-
-def _how_it_was_run(manifest: dict[str, Any]) -> Iterator[str]:
-    """A line for each fact; of a run in several sittings, which of them each is about."""
-    sittings = manifest.get("sittings", [])
-    several = len(sittings) > 1
-    for name, value in facts(manifest):
-        if name == "Command" and several:
-            for index, sitting in enumerate(sittings, 1):
-                sources = f", git {escaped(git_text(sitting['git']))}" if "git" in sitting else ""
-                times = [sitting.get("started"), duration(sitting.get("seconds")) or "broken off"]
-                when = "".join(f", {escaped(str(time))}" for time in times if time)
-                yield f"- Sitting {index}: {_code(str(sitting.get('command')))}{sources}{when}\n"
-        elif name == "Command":
-            yield f"- {name}: {_code(value)}\n"
-        else:
-            yield f"- {name}{_SITTING.get(name, '') * several}: {escaped(value)}\n"
-
-
-def _code(text: str) -> str:
-    """Text set as code; a backtick inside needs a longer fence."""
-    return f"`` {text} ``" if "`" in text else f"`{text}`"
-
-
-def _summaries(run: Run) -> Iterator[str]:
-    """One table for each bound and batch size: mean and standard deviation over seeds."""
-    for setting in sorted({setting_of(outcome) for outcome in run.outcomes}):
-        lowest, outcomes = lowest_known(run.outcomes, setting[0]), [o for o in run.outcomes if setting_of(o) == setting]
-        rows = list(_summary_rows(outcomes, lowest))
-        table = Table("", _COLUMNS, rows, left=_COLUMNS).markdown()
-        title = setting_text(setting, outcomes).replace("\u00a0", " ")
-        yield f"{title}, mean ± standard deviation over seeds at the end:\n\n{table}\n\n"
-
-
-def lowest_known(outcomes: Sequence[Outcome], bound: float) -> dict[Cell, float]:
-    """The lowest loss that any search for a cell, at whatever bound, met up to this one; by the cell at this bound.
-
-    Cells that were searched once are left out: nothing is known but what that search found.
-    """
-    lowest_losses: dict[Cell, list[float]] = {}
-    for outcome in outcomes:
-        losses = [loss for rate, loss in outcome.search.trace if rate <= bound]
-        lowest_losses.setdefault(replace(outcome.cell, lr_max=bound), []).append(min(losses, default=math.inf))
-    return {cell: min(lowest) for cell, lowest in lowest_losses.items() if len(lowest) > 1}
-
-
-def _regret(outcomes: Sequence[Outcome], lowest: dict[Cell, float]) -> str:
-    pairs = [(o.search.loss, lowest.get(o.cell, math.inf)) for o in outcomes]
-    regrets = [loss / best - 1 for loss, best in pairs if math.isfinite(best)]
-    return f"{100 * sum(regrets) / len(regrets):.1f} %, {100 * max(regrets):.1f} %" if regrets else "–"
-
-
-def _summary_rows(outcomes: Sequence[Outcome], lowest: dict[Cell, float]) -> Iterator[tuple[str, ...]]:
-    groups = grouped(outcomes, lambda cell: (start_label(cell.start), method_label(cell.method, cell.variant)))
-    for (start, method), group in groups.items():
-        rates = ", ".join(f"{o.search.lr:.2g}{' (at bound)' * o.search.at_bound}" for o in group)
-        ends = (_over_seeds(group, metric, factor) for metric, factor in _METRICS)
-        yield escaped(start), escaped(method), rates, _regret(group, lowest), *ends
-
-
-def _over_seeds(outcomes: Sequence[Outcome], metric: Metric, factor: float) -> str:
-    values = tuple(value for value in map(metric, outcomes) if value == value)
-    return Sample(values).text(3, factor, " %" if factor > 1 else "") if values else "–"
-
+from .verdicts.judge import Verdict
 
 _BENCHMARK = "normalization.json"
 
@@ -173,41 +25,20 @@ def write(out: Path, experiments: Sequence[str] = ()) -> Path:
         experiments: Names that must appear, if only as missing.
 
     Returns:
-        The path of ``report.html``; of ``experiments.md`` where the folder is that of the documentation, in which only
-        the pages are written again.
+        The path of ``report.html``; of ``claims.md`` where a run is there as tables alone, which stay as they are.
     """
     out = Path(out)
     runs = read_runs(out, list(experiments))
-    if any(run.compact for run in runs):  # records and figures of the documentation stay as they are
-        return _write_pages(out)
-    verdicts = judge.judge(runs, _benchmarks(out))
+    verdicts = judged(runs, out)
     judge.write(verdicts, out)
+    if any(run.compact for run in runs):
+        return out / "claims.md"
     for run in runs:
         write_files(run, out)
     write_atomically(out / "report.html", render(runs, out, verdicts, judge.RULE).encode())
     return out / "report.html"
 
 
-def write_docs(out: Path, docs: Path) -> Path:
-    """Bring results into the documentation: each replaces what ``docs/results`` has of its experiment.
-
-    Returns:
-        The path of ``docs/results/experiments.md``, the page on all that lies there.
-    """
-    results = Path(docs) / "results"
-    write_runs(_shown(Path(out)), results)
-    return _write_pages(results)
-
-
-def _write_pages(results: Path) -> Path:
-    runs = _shown(results)
-    return write_pages(runs, judge.judge(runs, _benchmarks(results)), results)
-
-
-def _shown(out: Path) -> list[Run]:
-    return [run for run in read_runs(out, list(WITHOUT_CELLS)) if run.outcomes or run.experiment in WITHOUT_CELLS]
-
-
-def _benchmarks(out: Path) -> list[Path]:
-    """Where the benchmark of the overhead may lie: in the folder of the runs, else in the documentation here."""
-    return [out / _BENCHMARK, Path("docs") / "results" / _BENCHMARK]
+def judged(runs: Sequence[Run], out: Path) -> list[Verdict]:
+    """The claims on these runs, and on the benchmark in their folder, or else in the documentation here."""
+    return judge.judge(runs, [out / _BENCHMARK, Path("docs") / "results" / _BENCHMARK])

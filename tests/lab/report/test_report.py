@@ -16,9 +16,9 @@ import varprop as vp
 from varprop_lab import figures
 from varprop_lab.figures import figures_of, rounded
 from varprop_lab.paper import report
-from varprop_lab.protocol import METHODS, TRAIN_LOSS, Cell, Search
+from varprop_lab.protocol import METHODS, TRAIN_LOSS, Cell
 from varprop_lab.report import answer, write_one
-from varprop_lab.store import read_run, read_runs
+from varprop_lab.store import read_runs
 
 from .. import synthetic
 
@@ -243,71 +243,3 @@ def test_without_jinja_one_sentence_says_what_to_install(tmp_path, drawn, monkey
     with pytest.raises(vp.VarpropError, match=r"needs jinja2.*\.\[report\]"):
         report.write(synthetic.write(tmp_path, synthetic.grid("mnist")))
     assert (tmp_path / "mnist" / "runs.csv").exists() and (tmp_path / "claims.md").exists()
-
-
-def test_documentation_has_commands_numbers_figures_and_tables(tmp_path, drawn):
-    out = synthetic.write(tmp_path / "out", [*synthetic.grid("mnist"), *synthetic.naive()])
-    page = report.write_docs(out, tmp_path / "docs")
-    results = tmp_path / "docs" / "results"
-    text = page.read_text("utf-8")
-    assert page == results / "experiments.md"
-    assert "- Command: `varprop reproduce mnist --seeds 3`" in text
-    assert "- Hardware: synthetic, no hardware" in text
-    assert "- Time: 83.2 s" in text
-    assert "| AP2 trains from all three starts | **holds** |" in text
-    for name in ("mnist/runs.csv", "mnist/curves.csv", "mnist/searches.csv", "mnist/manifest.json", "claims.json"):
-        assert (results / name).exists()
-    pictures = re.findall(r"\]\(([^)]+)\.png\)", text)
-    assert {results / picture for picture in pictures} == set(drawn)
-    assert {"mnist/training", "naive/naive-training"} <= set(pictures)
-
-
-def test_documentation_says_which_sitting_a_fact_is_about(tmp_path, drawn):
-    out = synthetic.write(tmp_path / "out", synthetic.grid("mnist"))
-    sittings = [{"command": "varprop one"}, {"command": "varprop two --resume", "seconds": 83.2}]
-    resumed = {**synthetic.manifest("mnist"), "command": "varprop one && varprop two --resume", "sittings": sittings}
-    (out / "mnist" / "manifest.json").write_text(json.dumps(resumed))
-    text = report.write_docs(out, tmp_path / "docs").read_text("utf-8")
-    assert "- Sitting 1: `varprop one`, broken off\n- Sitting 2: `varprop two --resume`, 83.2 s\n" in text
-    assert "- Git, last sitting: 0123456789abcdef\n" in text
-    assert "- Started, first sitting: 2026" in text
-    assert "- Time, all sittings that were not broken off: 83.2 s" in text
-    assert "- Command:" not in text
-    dirty = {"command": "varprop one", "git": {"commit": "abc", "dirty": True}, "seconds": 2}
-    sittings = [dirty, {"command": "varprop one", "seconds": 1}]
-    (out / "mnist" / "manifest.json").write_text(json.dumps({**resumed, "sittings": sittings}))
-    text = report.write_docs(out, tmp_path / "docs").read_text("utf-8")
-    assert "- Sitting 1: `varprop one`, git abc, with local changes, 2.0 s\n- Sitting 2: `varprop one`, 1.0 s\n" in text
-
-
-def test_new_results_replace_those_of_their_experiment_in_the_documentation_and_leave_others(tmp_path, drawn):
-    docs = tmp_path / "docs"
-    report.write_docs(synthetic.write(tmp_path / "old", [*synthetic.grid("mnist"), *synthetic.naive()]), docs)
-    (docs / "results" / "mnist" / "training-lr1e-01.png").touch()  # a figure that the new run has not
-    new = synthetic.write(tmp_path / "new", [synthetic.outcome(Cell("mnist", "analytic", "bn", 7))])
-    text = report.write_docs(new, docs).read_text("utf-8")
-    assert "## Equal learning rates" in text and "w = 2w' looks like an improvement | **holds**" in text
-    assert [o.cell.seed for o in read_run(docs / "results" / "mnist").outcomes] == [7]
-    assert not (docs / "results" / "mnist" / "training-lr1e-01.png").exists()
-
-
-def test_documentation_is_the_same_every_time(tmp_path, drawn):
-    out = synthetic.write(tmp_path / "out", synthetic.grid("mnist"))
-    first = report.write_docs(out, tmp_path / "docs").read_bytes()
-    assert report.write_docs(out, tmp_path / "docs").read_bytes() == first
-
-
-def test_documentation_gives_the_noise_of_the_search_apart(tmp_path, drawn):
-    narrow, wide = (synthetic.outcome(Cell("mnist", "analytic", "bn", 0, lr_max=bound)) for bound in (1e-2, 1e-1))
-    narrow = replace(narrow, search=Search(5e-3, 0.44, [(5e-3, 0.44), (1e-3, 0.6)]))
-    wide = replace(wide, search=Search(3e-2, 0.3, [(3e-2, 0.3), (8e-3, 0.4)]))
-    text = report.write_docs(synthetic.write(tmp_path / "out", [narrow, wide]), tmp_path / "docs").read_text("utf-8")
-    regrets = [line.split("|")[4].strip() for line in text.splitlines() if line.startswith("| init = BN | AP2")]
-    assert regrets == ["10.0 %, 10.0 %", "0.0 %, 0.0 %"]
-
-
-def test_one_search_alone_has_no_regret(tmp_path, drawn):
-    once = replace(synthetic.outcome(Cell("mnist", "analytic", "bn", 0)), search=Search(5e-3, 0.44, [(5e-3, 0.44)]))
-    text = report.write_docs(synthetic.write(tmp_path / "out", [once]), tmp_path / "docs").read_text("utf-8")
-    (row,) = (line for line in text.splitlines() if line.startswith("| init = BN | AP2"))
-    assert row.split("|")[4].strip() == "–"
