@@ -73,6 +73,9 @@ FOUND: dict[str, tuple[str, ...]] = {
     ),
     "an input of infinite variance gives a layer of zeros": ("test_moments_that_are_not_finite_are_refused",),
     "layers of one value, added up, count as independent": ("test_branches_that_are_alike_are_warned_of",),
+    "what is asked under autocast is computed in half precision, and fold ends in an error": (
+        "test_what_is_asked_under_autocast_is_what_it_is_without",
+    ),
     "a network of layers that are called often takes many times as long, without a word": (
         "test_what_takes_long_is_said_with_the_reason",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from numbers import Real
 from typing import Any
 
@@ -336,6 +336,26 @@ def trusted() -> Iterator[None]:
         yield
     finally:
         _trust.given = before
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """A context with autocast switched off, where the device has it.
+
+    A graph that is being made has to say so itself: it may run under autocast later.
+    """
+    if device.type == "meta" or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def autocast_off() -> Iterator[None]:
+    """Within, autocast is off on every device: half precision is too coarse for moments, and gives another graph."""
+    with ExitStack() as contexts:
+        for kind in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(kind):
+                contexts.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def compact(mean: Tensor, var: Tensor) -> Moments:

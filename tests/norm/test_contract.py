@@ -223,6 +223,61 @@ def test_double_precision_afterwards() -> None:
     assert all(t.dtype == torch.float64 for site in sites(model).values() for t in site.output_statistics())
 
 
+class Mixed(nn.Module):
+    """A batch norm to absorb, a layer that is called twice, and a product between layers that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.again = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 16)
+        self.matrix, self.inner = nn.Parameter(torch.randn(16, 16)), nn.LayerNorm(16)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.norm(self.first(x)))
+        x = torch.tanh(self.again(torch.relu(self.again(x))))
+        return self.last(self.inner(x @ self.matrix))
+
+
+def _numbers(model: nn.Module) -> list[Tensor]:
+    return list(model.state_dict().values())
+
+
+ASKED: dict[str, Callable[[nn.Module, nn.Module, vp.Moments, Tensor], list[Tensor]]] = {
+    "normalize": lambda plain, model, moments, x: _numbers(vp.normalize(plain, moments)),
+    "deep form": lambda plain, model, moments, x: _numbers(vp.normalize(plain, moments, form="deep")),
+    "preserve": lambda plain, model, moments, x: _numbers(vp.normalize(plain, moments, init="preserve")),
+    "fold": lambda plain, model, moments, x: _numbers(vp.fold(model)),
+    "init_": lambda plain, model, moments, x: _numbers(vp.init_(copy.deepcopy(plain), moments)),
+    "to batch norm": lambda plain, model, moments, x: _numbers(vp.reparametrize(plain, "batch", batch=x)),
+    "batch_norm_start": lambda plain, model, moments, x: _numbers(
+        vp.batch_norm_start(plain, x, torch.Generator().manual_seed(0))
+    ),
+    "propagate": lambda plain, model, moments, x: [
+        getattr(vp.propagate(plain, moments).output, part) for part in ("mean", "var")
+    ],
+    "inspect": lambda plain, model, moments, x: [
+        torch.tensor(list(vp.inspect(plain, moments, check=x).text().encode()))
+    ],
+    "predict": lambda plain, model, moments, x: [
+        getattr(vp.predict(plain, x, input_var=0.1), part) for part in ("mean", "std")
+    ],
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_asked_under_autocast_is_what_it_is_without(asked: str) -> None:
+    torch.manual_seed(0)
+    plain, x = Mixed().eval(), torch.randn(64, 6)
+    moments = vp.input_moments(x)
+    model = vp.normalize(plain, moments)
+    expected = ASKED[asked](plain, model, moments, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ASKED[asked](plain, model, moments, x)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
 @pytest.mark.compatibility("AMP")
 def test_grad_scaler() -> None:
     given, model = single()

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 from ..graph.capture import as_arguments
+from ..moments import autocast_off
 from ..norm.batchnorm import (
     Absorbed,
     absorb_,
@@ -268,6 +269,7 @@ class ChannelStatistics:
 
 
 @torch.no_grad()
+@autocast_off()
 def run(model: nn.Module, batch: Any, training: tuple[nn.Module, ...] = ()) -> None:
     """Run a model on a batch in evaluation mode, but for the modules in `training`."""
     args, kwargs = as_arguments(batch)

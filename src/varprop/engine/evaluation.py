@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ..errors import CaptureError, MissingRule, VarpropError
 from ..graph.node import Node, TensorInfo, resolve
 from ..graph.tracing import Leaf
-from ..moments import Moments, Tokens, compact, joined, trusted
+from ..moments import Moments, Tokens, autocast_off, compact, joined, trusted
 from ..rules.linear import Convolution, border, conv
 from ..rules.norm import Stored
 from ..rules.registry import Rule
@@ -431,6 +431,7 @@ class Evaluation:
         return _fit(value, node.info)
 
 
+@autocast_off()
 def evaluate(
     plan: Plan,
     inputs: Sequence[dict[Node, Any]],

@@ -13,7 +13,7 @@ from ..errors import CaptureError
 from ..graph.capture import as_arguments, as_example, capture, leaves_of, named_leaves, require_module, require_values
 from ..graph.node import Node
 from ..graph.program import Program
-from ..moments import Mixture, Moments, Tokens
+from ..moments import Mixture, Moments, Tokens, autocast_off
 from ..rules.registry import lookup, module_classes
 from .evaluation import Evaluation
 from .plan import make_plan
@@ -114,6 +114,7 @@ def _differing(program: Program, longer: Program, inputs: Any) -> Iterator[Node]
 
 
 @torch.no_grad()
+@autocast_off()
 def _evaluated(program: Program, inputs: Any) -> Evaluation:
     values = fitted_inputs(program, inputs)
     plan = make_plan(program, [node for node, value in values.items() if not isinstance(value, Tensor)])

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, RandomChoice
-from ..moments import Moments, Tokens
+from ..moments import Moments, Tokens, autocast_off
 from . import patterns
 from .functional import in_functional_form, take_apart
 from .node import Call, Node, fill_open_extents, info_of, resolve
@@ -67,6 +67,7 @@ def capture(
         observers_named(model),
         _quiet(),
         generators,
+        autocast_off(),
         RandomChoices() as choices,
         _said_in_one_sentence(model, choices),
         whole_modules,

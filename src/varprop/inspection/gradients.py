@@ -29,7 +29,7 @@ from ..engine.plan import operation_of
 from ..engine.slopes import SlopeCache, slopes
 from ..gaussian.rectifier import positive_sum
 from ..graph.node import Node, resolve
-from ..moments import Moments, trusted
+from ..moments import Moments, autocast_off, trusted
 from ..rules.linear import Convolution
 from ..rules.registry import Rule
 from .regions import channel_axis, moments_of
@@ -125,6 +125,7 @@ class GradientScales:
 
 
 @torch.no_grad()
+@autocast_off()
 def gradients(evaluation: Evaluation) -> GradientScales:
     """Follow a gradient of variance 1 at every output back through a finished evaluation."""
     return Backward(evaluation).run()

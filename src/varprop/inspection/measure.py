@@ -19,7 +19,7 @@ from ..engine.evaluation import Evaluation
 from ..errors import VarpropError
 from ..graph.node import Node, resolve
 from ..graph.program import Program
-from ..moments import Moments, Tokens
+from ..moments import Moments, Tokens, autocast_off
 from .regions import Region, bend_at, macs, moments_of
 from .rows import UnitStatistics, numbers
 
@@ -56,6 +56,7 @@ def trial_size(program: Program) -> int:
     return int(min(MOST, max(FEWEST, AFFORDED / max(work, 1.0))))
 
 
+@autocast_off()
 def measure(
     evaluation: Evaluation,
     regions: list[Region],

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from ..engine.inputs import example_for
 from ..graph.capture import require_values
 from ..graph.program import Program, transferred
+from ..moments import autocast_off
 from ..training.restore import preserved_modes
 from .batchnorm import (
     Absorbed,
@@ -356,7 +357,7 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
     if not layers:
         raise ValueError("The model is not normalized: there is nothing to fold.")
     require_values(model)
-    with preserved_modes(model), torch.no_grad(), shared_fold(model):
+    with preserved_modes(model), torch.no_grad(), shared_fold(model), autocast_off():
         model.eval()
         folded: dict[str, Any] = {path: layer.folded() for path, layer in layers.items()}
     notes = find_notes(model, layers) if keep_batchnorm else {}  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from ..engine.slopes import slopes
 from ..gaussian.normal import Pair
 from ..gaussian.stability import stable_shift, start_for
 from ..graph.node import Node, TensorInfo
-from ..moments import Moments
+from ..moments import Moments, autocast_off
 from .layers import Normalized
 from .linear_layers import is_linear_layer
 from .recurrent import NormalizedRecurrent
@@ -188,6 +188,7 @@ def activated_with_slope(statistics: Statistics, mean: Tensor, std: Tensor) -> t
     return result.mean, result.var, square
 
 
+@autocast_off()
 def _evaluated(statistics: Statistics, mean: Tensor, std: Tensor) -> Evaluation:
     """The operations up to an activation, run on arguments with some means and standard deviations."""
     (root,) = statistics.graph.calls

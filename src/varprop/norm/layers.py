@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..gaussian.normal import safe_sqrt
 from ..graph.node import TensorInfo
-from ..moments import Moments, Tokens, trusted
+from ..moments import Moments, Tokens, full_precision, trusted
 from .fold.layout import EPS
-from .fold.reference import full_precision, rate_of
+from .fold.reference import rate_of
 from .layer_layout import Use
 from .linear_layers import (
     LinearLayer,

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..gaussian.normal import Pair
 from ..graph.node import Node
-from ..moments import Tokens
+from ..moments import Tokens, full_precision
 from .fold import dispatch, reference
 from .fold.dispatch import Executor, apply_fold, computing_dtype, needs_reference, register
 from .fold.layout import sublayout
@@ -237,7 +237,7 @@ class Network:
         """The predicted mean of every channel that enters a layer, for each layer; the mean over its calls."""
         parameters, count = self.parameters(), len(self.layers)
         shift, scale = (torch.cat([t.detach() for t in parameters[k * count : (k + 1) * count]]) for k in (1, 2))
-        with reference.full_precision(shift.device):
+        with full_precision(shift.device):
             mean, _ = reference.entering(self.layout.channels, shift, scale, self.external_moments())
         sizes = [rows.entering for rows in self.layout.rows]
         pieces = zip(mean.split(sizes), self.layout.rows, strict=True)

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from ..gaussian import activations
 from ..gaussian.normal import Pair, safe_sqrt
-from ..moments import Moments, trusted
+from ..moments import Moments, full_precision, trusted
 from ..rules.dropout import dropout as drop
-from .fold.reference import full_precision, minus_row_mean, rate_of
+from .fold.reference import minus_row_mean, rate_of
 from .layers import SETTINGS, Normalized
 
 _DAMPINGS, _STEPS, CONVERGED = (1.0, 0.5, 0.1), 300, 1e-13

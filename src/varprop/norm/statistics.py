@@ -22,7 +22,7 @@ from ..gaussian.shortcuts import by_formulas
 from ..graph import ops
 from ..graph.node import Node, resolve
 from ..graph.program import Program, tensor_at
-from ..moments import Moments, Tokens, trusted
+from ..moments import Moments, Tokens, full_precision, trusted
 from .batchnorm import absorbing_layers
 from .linear_layers import is_linear_layer
 
@@ -86,7 +86,7 @@ class Statistics:
             vectors: Shifts and scales of earlier layers that are sharded now, as they were when those ran.
         """
         vectors = vectors or {}
-        with trusted(), by_formulas():
+        with trusted(), by_formulas(), full_precision(next(self.graph.program.model.parameters()).device):
             sources = {node: _module(self.graph.program.model, path) for node, path in self.graph.calls.items()}
             env = self.input_values()
             refuse_sharded([env[node] for node in self.graph.program.state])

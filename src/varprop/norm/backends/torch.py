@@ -20,8 +20,9 @@ from torch import Tensor
 from ...gaussian.derivatives import DOUBLE, KERNELS, SINGLE
 from ...gaussian.normal import Pair, Slopes
 from ...gaussian.shortcuts import first_order
+from ...moments import full_precision
 from ..fold.layout import EPS, Channels, Function, Layout, MemoryLayout, Rows, as_weight, memory_layout, memory_order
-from ..fold.reference import full_precision, minus_row_mean, own_saved_tensors, powers_of_two
+from ..fold.reference import minus_row_mean, own_saved_tensors, powers_of_two
 
 Index = Tensor | slice
 SavedSizes = list[tuple[int, torch.dtype]]  # length and dtype of every tensor that a pass saves for its backward

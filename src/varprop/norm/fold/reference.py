@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...gaussian.normal import Pair, safe_sqrt, working_dtype
+from ...moments import full_precision
 from .layout import EPS, Channels, Layout, Rows
 
 STALE = (
@@ -154,16 +155,6 @@ def minus_row_mean(rows: Tensor, axes: tuple[int, ...]) -> Tensor:
         first = first.narrow(axis, 0, 1)
     distances = rows - first
     return distances.sub_(distances.mean(axes, keepdim=True))
-
-
-def full_precision(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """A context with autocast switched off, where the device has it.
-
-    A graph that is being made has to say so itself: it may run under autocast later.
-    """
-    if device.type == "meta" or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def own_saved_tensors() -> contextlib.AbstractContextManager[Any]:
