@@ -66,4 +66,10 @@ rows = [
         label="one-random",
         draws=8000,
     ),
+    Case(
+        aten.bilinear.default,
+        lambda: (normal(1, 4), normal(1, 2), normal(5, 4, 2), normal(5)),
+        label="random-weights",
+        draws=8000,
+    ),
 ]

@@ -353,13 +353,16 @@ rule(
 
 
 @rule(aten.bilinear, operation="bilinear", multilinear=True, mixes_positions=True, weighted=True, channels=-1)
-def bilinear(x: Value, y: Value, weight: Tensor, bias: Tensor | None = None) -> Moments:
-    """z_o = sum_ij W_oij x_i y_j + b_o with all x_i, y_j independent; exact for any distributions.
+def bilinear(x: Value, y: Value, weight: Value, bias: Value | None = None) -> Moments:
+    """z_o = sum_ij W_oij x_i y_j + b_o with all x_i, y_j, and W_oij and b_o if random, independent; exact.
 
     Var = sum_i Var x_i (sum_j W_oij E y_j)^2 + sum_j Var y_j (sum_i W_oij E x_i)^2 + sum_ij W_oij^2 Var x_i
-    Var y_j.
+    Var y_j, with E W_oij for W_oij, + sum_ij Var W_oij E x_i^2 E y_j^2 + Var b_o.
     """
     x, y = write_out(lift(x), -1), write_out(lift(y), -1)
+    spread = None
+    if isinstance(weight, Moments):
+        weight, spread = weight.mean, weight.var
     given_x = torch.einsum("oij,...i->...oj", weight, x.mean)
     given_y = torch.einsum("oij,...j->...oi", weight, y.mean)
     mean = torch.einsum("...oj,...j->...o", given_x, y.mean)
@@ -367,4 +370,9 @@ def bilinear(x: Value, y: Value, weight: Tensor, bias: Tensor | None = None) -> 
     var = var + torch.einsum("...oi,...i->...o", given_y.square(), x.var)
     products = torch.einsum("oij,...i->...oj", weight.square(), x.var)
     var = var + torch.einsum("...oj,...j->...o", products, y.var)
+    if spread is not None:
+        powers = (value.mean.square() + value.var for value in (x, y))
+        var = var + torch.einsum("oij,...i,...j->...o", spread, *powers)
+    if isinstance(bias, Moments):
+        return Moments(mean + bias.mean, var + bias.var)
     return Moments(mean if bias is None else mean + bias, var)
