@@ -32,10 +32,14 @@ from ..rules.registry import Rule
 from .attention import FIRST_ORDER, dropped_variance, mean_of, var_of
 from .curves import SlopedClusters, attached, left_by_slopes, line
 from .recurrent import unroll_of
+from .samples import Samples, samples_apart
 from .windows import Windows
 
 aten = torch.ops.aten
 DROPOUTS = (aten.dropout, aten.native_dropout, aten.feature_dropout)
+
+
+FIRST = Samples(1, 1, 0)  # until it is known
 
 
 @dataclass
@@ -51,6 +55,7 @@ class ElementNoise:
         odds: Of dropout, p / (1 - p).
         before: Of dropout, the mean of what is dropped.
         by_channel: Whether all positions of a channel drop together; `var` is then not used.
+        samples: Where the samples are in the entry.
     """
 
     name: str
@@ -61,6 +66,7 @@ class ElementNoise:
     odds: float | None = None
     before: Tensor | None = None
     by_channel: bool = False
+    samples: Samples = FIRST
 
     @property
     def drawn_var(self) -> Tensor | None:
@@ -83,17 +89,26 @@ class ElementNoise:
         """A = J √var, (outputs, batch, elements): this noise adds A Aᵀ to the covariance of a sample's outputs.
 
         Args:
-            gradients: For each entry, the derivatives of all outputs by it, (outputs, batch, ...).
+            gradients: For each entry, the derivatives of all outputs by it, (outputs, *entry).
         """
         (gradient,) = gradients
         if self.by_channel:
             assert self.before is not None and self.odds is not None
-            return (gradient * self.before).flatten(3).sum(3) * math.sqrt(self.odds)
-        return (gradient * self.var.sqrt()).flatten(2)
+            if self.samples.axis not in (0, 1):
+                raise samples_apart(self.node)
+            by_channel = (gradient * self.before).flatten(3).sum(3) * math.sqrt(self.odds)
+            return self.samples.rows(by_channel)
+        return self.samples.rows(gradient * self.var.sqrt())
+
+    def along(self, gradients: Sequence[Tensor], noise: Tensor) -> Tensor:
+        """What noise that was drawn adds to the outputs to first order, (batch, outputs)."""
+        return self.samples.rows(gradients[0] * noise).sum(2).T
 
     def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
         """The covariance of a sample's outputs that this noise adds, (batch, outputs, outputs)."""
-        return gram(self.factors(gradients)) if self.by_channel else gram(gradients[0].flatten(2), self.var.flatten(1))
+        if self.by_channel:
+            return gram(self.factors(gradients))
+        return gram(self.samples.rows(gradients[0]), self.samples.rows(self.var.unsqueeze(0))[0])
 
 
 @dataclass
@@ -103,13 +118,15 @@ class ParameterUse:
     Attributes:
         entry: The mean of its result.
         node: The operation.
-        pull: From derivatives by that, (outputs, batch, ...), and what the parameter is multiplied with, to derivatives
-            by the parameter, (outputs, batch, *parameter).
+        pull: From derivatives by that and what the parameter is multiplied with, both with samples apart (`Samples`),
+            to derivatives by the parameter, (outputs, batch, *parameter).
         read: What the parameter is multiplied with.
         reading: The same from the operation's arguments in a run of the network; None if it is a constant, or if the
             operation's own rule knows what is left of the product.
         spread: The variance that the parameter adds to every element of the result, if these are independent: of a
             linear layer's weight that every sample meets once, Var W (E x)².
+        images: Whether results have channels along axis 1, so that samples have to be along axis 0.
+        samples: Where the samples are in the entry, and in what the parameter is multiplied with.
     """
 
     entry: Tensor
@@ -118,6 +135,15 @@ class ParameterUse:
     read: Any = None
     reading: Callable[[Sequence[Any]], Tensor] | None = None
     spread: Tensor | None = None
+    images: bool = False
+    samples: Samples = FIRST
+
+    def by_parameter(self, gradient: Tensor, read: Tensor | None) -> Tensor:
+        """Derivatives by the parameter, (outputs, batch, *parameter), from those by the result, (outputs, *entry)."""
+        if self.samples.axis != 0 and (self.images or self.samples.axis is None):
+            raise samples_apart(self.node)
+        read = None if read is None else self.samples.apart(read.unsqueeze(0))[0]
+        return self.pull(self.samples.apart(gradient), read)
 
 
 @dataclass
@@ -143,7 +169,7 @@ class ParameterNoise:
     @property
     def width(self) -> int:
         """Elements of the factors of one output, all samples together."""
-        return self.entries[0].numel() if self._spread() is not None else len(self.entries[0]) * self.var.numel()
+        return self.entries[0].numel() if self._spread() is not None else self.uses[0].samples.count * self.var.numel()
 
     def _spread(self) -> Tensor | None:
         return self.uses[0].spread if len(self.uses) == 1 else None
@@ -155,7 +181,7 @@ class ParameterNoise:
 
     def by_weight(self, gradients: Sequence[Tensor]) -> Tensor:
         """Per-sample derivatives by the parameter, times its standard deviation, (outputs, batch, weights)."""
-        return self.scaled(use.pull(gradient, use.read) for use, gradient in zip(self.uses, gradients, strict=True))
+        return self.scaled(use.by_parameter(g, use.read) for use, g in zip(self.uses, gradients, strict=True))
 
     def scaled(self, derivatives: Iterable[Tensor]) -> Tensor:
         """The sum of what its uses make of it, times its standard deviation, (outputs, batch, weights)."""
@@ -195,14 +221,14 @@ class SharedProducts:
     @property
     def width(self) -> int:
         """Elements of the factors of one output and one run, all samples together."""
-        return len(self.entries[0]) * self.parameter.var.numel()
+        return self.parameter.uses[0].samples.count * self.parameter.var.numel()
 
     def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
         """The covariance of a sample's outputs that these products add, (batch, outputs, outputs)."""
         uses = list(zip(self.parameter.uses, gradients, strict=True))
         total = gradients[0].new_zeros(())
         for noises in self.noises:
-            by_use = [use.pull(g, noise) for (use, g), noise in zip(uses, noises, strict=True) if noise is not None]
+            by_use = [use.by_parameter(g, n) for (use, g), n in zip(uses, noises, strict=True) if n is not None]
             total = total + gram(self.parameter.scaled(by_use))
         return total / len(self.noises)
 
@@ -343,7 +369,9 @@ class MeanEvaluation(Evaluation):
         # a node of autograd of its own: dropout hands on the mean that it reads, into which it puts no noise
         mean = mean.view_as(mean) if mean.requires_grad else mean.detach().requires_grad_()
         for parameter in parameters:
-            self.parameters[parameter].uses.append(self._use(node, rule, parameter, mean))
+            use = self._use(node, rule, parameter, mean)
+            use.images = rule.channels == 1 and mean.ndim > 2
+            self.parameters[parameter].uses.append(use)
         if fresh is not None:
             self._add_source(node, rule, mean, fresh.expand(mean.shape))
         return Moments(mean, var)
@@ -435,8 +463,12 @@ class MeanEvaluation(Evaluation):
         others = [factor for factor in factors if factor not in self.parameters and self.plan.random(factor)]
         if not (len(parameters) == len(others) == 1):
             return False
-        shape = others[0].info.shape
-        return len(shape) > 2 if rule.linear else shape[1:].numel() > parameters[0].info.shape.numel()
+        shape: torch.Size = others[0].info.shape
+        samples: int = self.plan.program.inputs[0].info.shape[0]
+        if rule.linear:
+            return len(shape) > 2 or shape[0] > samples
+        weights: torch.Size = parameters[0].info.shape
+        return shape.numel() > samples * weights.numel()
 
     def reads_random_weight(self, node: Node) -> bool:
         """True if an operation is a linear layer with a random weight that reads something random."""
@@ -468,12 +500,14 @@ class MeanEvaluation(Evaluation):
             other = 1 - position
             by_factor = lambda gradient, factor: _summed_to(gradient * factor, shape)  # noqa: E731
             reading = operator.itemgetter(other) if self._shared(node, rule) else None
-            return ParameterUse(entry, node, by_factor, self._mean(node.args[other]).detach(), reading)
+            factor = self._mean(node.args[other]).detach().expand(entry.shape)
+            return ParameterUse(entry, node, by_factor, factor, reading)
         if rule.linear and position == 1:
             x = self._mean(node.args[0]).detach()
             reading = operator.itemgetter(0) if self._shared(node, rule) else None
             if rule.convolution is None:
-                spread = self.by_weight.get(node) if x.ndim == 2 else None
+                once = x.ndim == 2 and len(x) == self.plan.program.inputs[0].info.shape[0]
+                spread = self.by_weight.get(node) if once else None
                 return ParameterUse(entry, node, _linear_weight_gradient, x, reading, spread)
             settings = rule.convolution(*resolve(node.args, self.value))
             if not settings.transposed and len(shape) == 4:
@@ -618,36 +652,34 @@ def _kind(node: Node, rule: Rule) -> str:
 
 
 def _summed_to(gradient: Tensor, shape: Sequence[int], channels: int = -1) -> Tensor:
-    """Derivatives, (outputs, batch, ...), summed over what a parameter of a shape is broadcast along, sample by sample.
+    """Derivatives, (outputs, batch, *entry), summed over what a parameter of a shape is broadcast along.
 
     A vector of channels may belong to axis 1 of the result; every other parameter is aligned at the end, as usual.
     """
-    outputs, batch = gradient.shape[:2]
-    if len(shape) == 1 and channels == 1 and gradient.ndim > 3:
-        return gradient.flatten(3).sum(3)
-    aligned = shape[1:] if len(shape) == gradient.ndim - 1 else shape  # behind a batch axis of extent 1
-    gradient = (
-        gradient.sum(list(range(2, gradient.ndim - len(aligned)))) if gradient.ndim - 2 > len(aligned) else gradient
-    )
-    axes = [axis + 2 for axis, extent in enumerate(aligned) if extent == 1]
-    return (gradient.sum(axes, keepdim=True) if axes else gradient).reshape(outputs, batch, *shape)
+    outputs, batch, *extents = gradient.shape
+    if len(shape) == 1 and channels == 1 and len(extents) > 2:
+        return gradient.flatten(4).sum(4).sum(2)
+    aligned = [1] * (len(extents) - len(shape)) + [*shape]
+    if any(own not in (1, extent) for own, extent in zip(aligned, extents, strict=True)):
+        raise VarpropError(f"A random parameter of shape {tuple(shape)} differs from sample to sample: leave it out.")
+    axes = [axis for axis, extent in enumerate(aligned, 2) if extent == 1]
+    return gradient.sum(axes).reshape(outputs, batch, *shape)
 
 
 def _linear_weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
     """Per-sample derivatives by a linear layer's weight, summed over positions."""
-    by_result = gradient.flatten(2, -2) if gradient.ndim > 3 else gradient.unsqueeze(2)
-    entering = x.flatten(1, -2) if x.ndim > 2 else x.unsqueeze(1)
-    return torch.einsum("kbto,bti->kboi", by_result, entering)
+    return torch.einsum("kbto,bti->kboi", gradient.flatten(2, -2), x.flatten(1, -2))
 
 
 def _convolution_weight_gradient(gradient: Tensor, x: Tensor, shape: torch.Size, settings: Any) -> Tensor:
-    """Per-sample derivatives by a convolution's weight, through the windows it reads."""
-    outputs, batch = gradient.shape[:2]
+    """Per-sample derivatives by a convolution's weight, through the windows it reads; a sample may have some images."""
+    outputs, batch, images = gradient.shape[:3]
     (top, bottom), (left, right) = settings.zeros
-    windows = F.unfold(F.pad(x, (left, right, top, bottom)), shape[2:], settings.dilation, 0, settings.stride)
-    windows = windows.view(batch, settings.groups, -1, windows.shape[-1])
-    by_result = gradient.view(outputs, batch, settings.groups, shape[0] // settings.groups, -1)
-    return torch.einsum("kbgop,bgip->kbgoi", by_result, windows).reshape(outputs, batch, *shape)
+    padded = F.pad(x.flatten(0, 1), (left, right, top, bottom))
+    windows = F.unfold(padded, shape[2:], settings.dilation, 0, settings.stride)
+    windows = windows.view(batch, images, settings.groups, -1, windows.shape[-1])
+    by_result = gradient.reshape(outputs, batch, images, settings.groups, shape[0] // settings.groups, -1)
+    return torch.einsum("kbngop,bngip->kbgoi", by_result, windows).reshape(outputs, batch, *shape)
 
 
 def _embedding_gradient(gradient: Tensor, tokens: Tensor, shape: Sequence[int]) -> Tensor:

@@ -18,12 +18,13 @@ from ..graph.program import Program
 from ..moments import Moments, trusted
 from ..rules.registry import lookup
 from ..training.restore import preserved_modes
-from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, Source, precise
+from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, ParameterUse, Source, precise
 from .compiled import CompiledPredictions
 from .cuda_replay import PredictionGraphs
 from .draws import combine_with_draws, shared_products
 from .prediction import Prediction, SourceShare, each_tensor
 from .reliability import Grounds, holds
+from .samples import SampleTrace
 
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
 MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
@@ -307,6 +308,7 @@ def _analysed(
     with torch.enable_grad():
         evaluation, mean, sources = _evaluate(plan, state, x, input_var, parameters)
         directions = directions.to(mean.dtype)
+        _find_samples(program, mean, sources)
         _require_memory(mean, len(directions), sources)
         gradients = _gradients(mean, directions, sources)
     with torch.no_grad():
@@ -329,6 +331,16 @@ def _analysed(
             dict(evaluation.linearized),
         )
     return _Analysis(prediction, evaluation, sources, gradients)
+
+
+def _find_samples(program: Program, mean: Tensor, sources: list[Source]) -> None:
+    """Tell every source where the samples are in its entries."""
+    readers: list[ElementNoise | ParameterUse] = [source for source in sources if isinstance(source, ElementNoise)]
+    readers += [use for source in sources if isinstance(source, ParameterNoise) for use in source.uses]
+    trace = program.once(SampleTrace, SampleTrace)
+    samples = trace.complete({reader.node: reader.entry for reader in readers}, mean)
+    for reader in readers:
+        reader.samples = samples[reader.node]
 
 
 def _working(dtype: torch.dtype) -> torch.dtype:

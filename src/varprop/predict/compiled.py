@@ -73,6 +73,7 @@ class CompiledPrediction:
             return results
 
         try:
+            work(*tensors)  # what is found once, such as where the samples are, is known from here on
             with torch.backends.cudnn.flags(enabled=False):  # whose recurrent layers lay out their weights anew
                 graph = make_fx(flat)(*tensors)
             graph.graph.eliminate_dead_code()

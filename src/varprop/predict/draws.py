@@ -56,8 +56,7 @@ def combine_with_draws(
     covariance = None
     if entry := only_input(sources):
         covariance, real, noises = covariance_along_chain(program, x, entry.var, directions, draws)
-        (gradient,) = gradients[0]  # the input comes first
-        linear = torch.stack([_along(gradient, noise) for noise in noises])
+        linear = torch.stack([entry.along(gradients[0], noise) for noise in noises])  # the input comes first
     else:
         pairs = [_draw(program, evaluation, sources, factors, gradients, x) for _ in range(draws)]
         real = torch.stack([output.reshape(len(x), -1) @ directions.T for output, _ in pairs])
@@ -78,11 +77,6 @@ def combine_with_draws(
     return replace(prediction, mean=mean[:count], covariance=covariance[:count], draws=real[:, :count])
 
 
-def _along(gradient: Tensor, noise: Tensor) -> Tensor:
-    """Derivatives (outputs, batch, ...) times noise (batch, ...), as (batch, outputs)."""
-    return (gradient * noise).flatten(2).sum(2).T
-
-
 def _drawn_factors(source: Source, gradients: Sequence[Tensor]) -> Tensor | None:
     """`Source.factors` for the share of the noise that a draw shows; None if there is none."""
     if isinstance(source, ParameterNoise):
@@ -91,7 +85,7 @@ def _drawn_factors(source: Source, gradients: Sequence[Tensor]) -> Tensor | None
         return None
     if source.by_channel or source.drawn_var is None:
         return source.factors(gradients)
-    return (gradients[0] * source.drawn_var.sqrt()).flatten(2)
+    return source.samples.rows(gradients[0] * source.drawn_var.sqrt())
 
 
 def _draw(
@@ -104,15 +98,15 @@ def _draw(
 ) -> tuple[Tensor, Tensor]:
     """One run of the network with drawn noise: its output, and what the same noise does to its linear part."""
     env, noises = run(program, evaluation, sources, x)
-    response = x.new_zeros(gradients[0][0].shape[1], gradients[0][0].shape[0])
+    response = x.new_zeros(len(x), len(gradients[0][0]))
     for source, factor, gradient, noise in zip(sources, factors, gradients, noises, strict=True):
         if noise is None:
             continue
         if isinstance(source, ParameterNoise):
             assert factor is not None
             response = response + (factor @ noise.flatten()).T
-        else:
-            response = response + _along(gradient[0], noise)
+        elif isinstance(source, ElementNoise):
+            response = response + source.along(gradient, noise)
     return precise(env[program.outputs[0]]), response
 
 
