@@ -1,4 +1,4 @@
-"""A capture leaves other threads and what hooks keep alone, or says so."""
+"""A capture names modules by their paths; it leaves other threads and what hooks keep alone, or says so."""
 
 import threading
 import warnings
@@ -271,3 +271,32 @@ def test_another_choice_by_values_is_not_taken_for_a_random_one():
 
     with pytest.raises(vp.CaptureError, match="branches on the values of its input"):
         vp.propagate(Masked(), UNIT, (1, 8))
+
+
+class Inner(nn.Module):
+    """A layer and an activation, which may be another module's as well."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.layers, self.activation = nn.ModuleList([nn.Linear(4, 4)]), activation
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x
+
+
+def test_modules_are_known_by_their_whole_paths_where_some_hold_one_twice():
+    torch.manual_seed(0)
+    shared = nn.ReLU()
+    model = nn.Sequential(nn.Sequential(Inner(shared), Inner(shared)), Inner(shared))
+    apart = nn.Sequential(nn.Sequential(Inner(nn.ReLU()), Inner(nn.ReLU())), Inner(nn.ReLU()))
+    apart.load_state_dict(model.state_dict())
+    assert str(vp.propagate(model, UNIT, (1, 4))) == str(vp.propagate(apart, UNIT, (1, 4)))
+    paths = [[call.path for call in node.stack] for node in vp.capture(model, (1, 4)).nodes]
+    assert paths[0] == ["", "0", "0.0", "0.0.layers.0"]
+    assert paths[-1] == ["", "1", "1.activation"]
+    x, (normalized, other) = torch.randn(5, 4), (vp.normalize(m, UNIT, example=(1, 4)) for m in (model, apart))
+    assert list(normalized.state_dict()) == list(other.state_dict())
+    assert torch.equal(normalized(x), other(x))
+    assert str(vp.propagate(normalized, UNIT, (1, 4))) == str(vp.propagate(other, UNIT, (1, 4)))

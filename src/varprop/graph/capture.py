@@ -89,17 +89,18 @@ def _program(model: nn.Module, exported: torch.export.ExportedProgram, marked: s
     nodes_by_name: dict[str, Node] = {}
     several: dict[str, list[Node]] = {}
     outputs: list[Any] = []
+    paths = _paths(model)
     for node in exported.graph_module.graph.nodes:
         if getattr(node.target, "overloadpacket", None) in _ASSERTIONS:
             continue  # they hold for the shapes captured, and return nothing
-        call = _stack(node)[-1:]
+        call = _stack(node, paths)[-1:]
         if node.target is aten.alias.default and call and call[0].path in marked:
             nodes_by_name[node.name] = nodes_by_name[node.args[0].name]
             several.setdefault(call[0].key, []).append(nodes_by_name[node.name])
         elif node.op == "output":
             outputs = [nodes_by_name[out.name] if isinstance(out, fx.Node) else out for out in node.args[0]]
         else:
-            nodes_by_name[node.name] = _node(node, nodes_by_name)
+            nodes_by_name[node.name] = _node(node, nodes_by_name, paths)
     nodes = [node for node in dict.fromkeys(nodes_by_name.values()) if node.target]
     program = Program(model, nodes, [], {}, {}, [], exported.call_spec.out_spec, several=several)
     for spec in exported.graph_signature.input_specs:
@@ -127,15 +128,32 @@ def _names(model: nn.Module, exported: torch.export.ExportedProgram) -> list[str
     return [name for name, spec in named.items() if not isinstance(spec.arg, ConstantArgument)]
 
 
-def _node(node: fx.Node, nodes_by_name: dict[str, Node]) -> Node:
+def _node(node: fx.Node, nodes_by_name: dict[str, Node], paths: frozenset[str]) -> Node:
     args, kwargs = resolve((node.args, node.kwargs), lambda operand: nodes_by_name[operand.name], fx.Node)
     target = node.target if node.op == "call_function" else None
-    return Node(node.name, target, args, kwargs, info_of(node.meta.get("val")), _stack(node), _line(node))
+    return Node(node.name, target, args, kwargs, info_of(node.meta.get("val")), _stack(node, paths), _line(node))
 
 
-def _stack(node: fx.Node) -> tuple[Call, ...]:
-    stack = node.meta.get("nn_module_stack") or {}
-    return tuple(Call(key, re.sub(r"@\d+", "", path), str(cls)) for key, (path, cls) in stack.items())
+def _paths(model: nn.Module) -> frozenset[str]:
+    """The paths of all modules, for a model that holds one of them twice; none for others."""
+    paths = frozenset(path for path, _ in model.named_modules(remove_duplicate=False))
+    return paths if len(paths) > sum(1 for _ in model.modules()) else frozenset()
+
+
+def _stack(node: fx.Node, paths: frozenset[str]) -> tuple[Call, ...]:
+    """The module calls that a node was made in.
+
+    Args:
+        node: Of an exported graph.
+        paths: Those of a model that holds a module twice: torch then takes the path of a call from the module that
+            makes it, if that has a forward of its instance, as all have that are captured here.
+    """
+    calls: list[Call] = []
+    for key, (path, cls) in (node.meta.get("nn_module_stack") or {}).items():
+        path = re.sub(r"@\d+", "", path)
+        inner = f"{calls[-1].path}.{path}".lstrip(".") if calls else path
+        calls.append(Call(key, inner if inner in paths else path, str(cls)))
+    return tuple(calls)
 
 
 def _line(node: fx.Node) -> str:
