@@ -76,6 +76,14 @@ FOUND: dict[str, tuple[str, ...]] = {
     "what is asked under autocast is computed in half precision, and fold ends in an error": (
         "test_what_is_asked_under_autocast_is_what_it_is_without",
     ),
+    "weights that the model computes are taken for those of the layer they are given to": (
+        "test_a_layer_with_computed_parameters_stays_plain",
+        "test_a_batch_norm_with_computed_parameters_stays",
+        "test_other_forms_leave_such_a_layer_alone",
+    ),
+    "weight normalization of a copy breaks a layer whose bias is parametrized": (
+        "test_other_forms_leave_such_a_layer_alone",
+    ),
     "a network of layers that are called often takes many times as long, without a word": (
         "test_what_takes_long_is_said_with_the_reason",
     ),

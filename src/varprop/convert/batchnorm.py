@@ -136,13 +136,41 @@ def own_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     return {path: m for path, m in named if is_batch_norm(m) and m not in wrapped}
 
 
-def layers_as_torch(model: nn.Module) -> dict[str, LinearLayer]:
-    """The linear layers that compute as torch's own; those of a subclass with another forward are warned of."""
+def layers_as_torch(model: nn.Module, batch: Any) -> dict[str, LinearLayer]:
+    """The linear layers that compute as torch's own, with their own parameters; others are warned of."""
     layers = find_linear_layers(model)
     others = [repr(path) for path, layer in layers.items() if not computes_as_torch(layer)]
     if others:
         warnings.warn(f"These have a forward of their own and get no batch norm: {listed(others)}.", stacklevel=5)
-    return {path: layer for path, layer in layers.items() if computes_as_torch(layer)}
+    layers = {path: layer for path, layer in layers.items() if computes_as_torch(layer)}
+    with _called_with_computed(layers) as computed:
+        run(model, batch)
+    if computed:
+        warnings.warn(
+            f"These compute with weights or biases that are no parameters of theirs and get no batch norm: "
+            f"{listed([repr(path) for path in sorted(computed)])}.",
+            stacklevel=5,
+        )
+    return {path: layer for path, layer in layers.items() if path not in computed}
+
+
+@contextlib.contextmanager
+def _called_with_computed(modules: Mapping[str, nn.Module]) -> Iterator[set[str]]:
+    """Within, collects the paths of modules that are called with a weight or bias that is no parameter of theirs."""
+    own = {path: [module._parameters.get(name) for name in ("weight", "bias")] for path, module in modules.items()}
+    found: set[str] = set()
+
+    def compare(path: str, module: nn.Module, _args: Any) -> None:
+        present = [getattr(module, name, None) for name in ("weight", "bias")]
+        if is_linear_layer(module) and parametrize.is_parametrized(module, "weight"):
+            present[0] = None  # another tensor at every look, and no parameter under this name
+        if any(a is not b for a, b in zip(present, own[path], strict=True)):
+            found.add(path)
+
+    with contextlib.ExitStack() as hooks:
+        for path, module in modules.items():
+            hooks.enter_context(module.register_forward_pre_hook(partial(compare, path)))
+        yield found
 
 
 def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
@@ -162,11 +190,12 @@ def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
     Returns:
         The model, which is another module only where the model was itself a linear layer.
     """
-    layers = layers_as_torch(model)
+    layers = layers_as_torch(model, batch)
     notes, staying = find_notes(model, layers), own_batch_norms(model)
     with (
         measured_outputs(layers) as measured,
         measured_inputs(staying) as entering,
+        _called_with_computed(staying) as computed,
         _directly_read(layers, notes) as direct,
     ):
         run(model, batch)
@@ -178,7 +207,7 @@ def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
             stacklevel=4,
         )
     for path, statistics in pooled(entering).items():
-        _move_to(staying[path], path, statistics)
+        _move_to(staying[path], path, statistics, path in computed)
     for path, statistics in pooled(measured).items():
         layer, module = layers[path], notes.get(path)
         if module is not None and path in direct and note_of(module)["norm"].affine:
@@ -212,14 +241,14 @@ def _directly_read(layers: Mapping[str, LinearLayer], notes: Mapping[str, nn.Mod
 
 
 @torch.no_grad()
-def _move_to(norm: _BatchNorm, path: str, statistics: ChannelStatistics) -> None:
+def _move_to(norm: _BatchNorm, path: str, statistics: ChannelStatistics, computed: bool) -> None:
     """Give a batch norm that stays other statistics, and parameters with which it computes the same."""
     if norm.running_mean is None or norm.running_var is None:
         return  # which normalizes by the batch in both modes
-    if norm.weight is None or norm.bias is None or not computes_as_torch_batch_norm(norm):
+    if computed or norm.weight is None or norm.bias is None or not computes_as_torch_batch_norm(norm):
         warnings.warn(
-            f"Batch norm '{path}' has no parameters to undo other statistics, or a class of its own that may read them "
-            f"otherwise: in training mode it computes something else than in evaluation mode.",
+            f"Batch norm '{path}' has no parameters of its own to undo other statistics, or a class of its own that "
+            f"may read them otherwise: in training mode it computes something else than in evaluation mode.",
             stacklevel=5,
         )
         return

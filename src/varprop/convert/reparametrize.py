@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ..engine.inputs import example_for
 from ..moments import Moments, Tokens
 from ..norm.api import captured_for, fold, normalized_
+from ..norm.checks import check_copyable
 from ..norm.layers import normalized_layers
 from ..norm.linear_layers import (
     LinearLayer,
@@ -87,6 +88,7 @@ def reparametrize(
         raise ValueError('to="batch" needs `batch`, an input to take the mean and variance of every layer from.')
     if to == "analytic" and moments is None:
         raise ValueError('to="analytic" needs `moments`, the mean and variance of the data (see vp.input_moments).')
+    check_copyable(model)
     trial = copy.deepcopy(model)
     result = _convert(trial, to, moments, example, batch)
     if not inplace:
@@ -146,7 +148,7 @@ def batch_norm_start(model: ModuleT, batch: Any, generator: torch.Generator | No
     """
     plain: nn.Module = reparametrize(model, "standard", example=batch)
     elsewhere, wrappers = own_batch_norms(plain), {}
-    for path, layer in layers_as_torch(plain).items():
+    for path, layer in layers_as_torch(plain, batch).items():
         wrappers[path] = Batched(layer)
         plain = replace(plain, layer, wrappers[path])
         scale = wrappers[path].norm.weight
@@ -164,19 +166,30 @@ def to_weight_norm_(model: nn.Module) -> nn.Module:
     """Give every linear layer of a model torch's weight normalization in place, by the same function: g = |w|, v = w.
 
     Layers with tied weights share g and v. A weight that something else than a linear layer reads as well (an
-    embedding, a transposed twin) stays as it is, and so does a layer that has weight normalization already.
+    embedding, a transposed twin) stays as it is, and so does a layer that has weight normalization already, or whose
+    weight is no parameter.
     """
-    layers = {path: m for path, m in find_linear_layers(model).items() if not has_weight_norm(m)}
+    named = find_linear_layers(model).items()
+    layers = {path: m for path, m in named if not has_weight_norm(m) and _has_weight(m)}
     _check(layers)
     held, chosen, twins = owners(model), set(layers.values()), dict[Tensor, nn.Module]()
     for layer in layers.values():
         weight = layer.weight
         if all(owner in chosen and output_axis(owner) == output_axis(layer) for owner, _ in held[weight]):
+            _give_class_of_its_own_(layer)
             parametrizations.weight_norm(layer, dim=output_axis(layer))
             layer.train(layer.training)  # torch leaves the new modules in training mode
             factors, shared = parts_of(layer), parts_of(twins.setdefault(weight, layer))
             factors.original0, factors.original1 = shared.original0, shared.original1
     return model
+
+
+def _give_class_of_its_own_(layer: nn.Module) -> None:
+    """Before another tensor of a parametrized layer is parametrized: torch changes the class, which copies share."""
+    if parametrize.is_parametrized(layer):
+        shared = type(layer)
+        contents = {name: value for name, value in vars(shared).items() if name not in ("__dict__", "__weakref__")}
+        layer.__class__ = type(shared.__name__, shared.__bases__, contents)
 
 
 def from_weight_norm_(model: nn.Module) -> nn.Module:
@@ -200,6 +213,12 @@ def has_weight_norm(module: nn.Module) -> TypeGuard[LinearLayer]:
         return False
     steps = list(parts_of(module))
     return len(steps) == 1 and isinstance(steps[0], _WeightNorm)
+
+
+def _has_weight(layer: nn.Module) -> bool:
+    """True if a layer's weight is a parameter or parametrized, and not computed by code of the model."""
+    registered = layer._parameters.get("weight")
+    return parametrize.is_parametrized(layer, "weight") or (registered is not None and registered is layer.weight)
 
 
 def parts_of(layer: nn.Module) -> parametrize.ParametrizationList:

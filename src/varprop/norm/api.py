@@ -67,12 +67,13 @@ from .layers import (
     stop_checking_,
 )
 from .linear_layers import Only, find_layers, is_linear_layer
-from .modes import calls_of, capture_modes, reading_constants, with_calls
+from .modes import calls_of, capture_modes, reading_computed, reading_constants, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
 from .report import (
     SHALLOW,
     NormalizationForm,
+    warn_of_computed,
     warn_of_constants,
     warn_of_fold,
     warn_of_frozen,
@@ -150,8 +151,9 @@ def normalize(
     captured = captured_for(model, moments, example, only)
     result = cast(ModuleT, normalized_(copy.deepcopy(model), captured, init, form, only))
     warn_of_constants(captured.constant)
+    warn_of_computed(captured.computed)
     if only is None:
-        warn_of_plain(result, captured.constant)
+        warn_of_plain(result, captured.constant | captured.computed)
     warn_of_fold(result)
     warn_of_frozen(model, result)
     warn_of_shared_inputs(result, captured.programs[False])
@@ -179,6 +181,7 @@ class Captured(NamedTuple):
         moments: The moments of the inputs.
         example: The inputs it was captured with.
         constant: The paths of layers whose inputs are the same for all data: there is nothing to normalize by.
+        computed: The paths of layers that are called with a weight or bias that is no parameter of theirs.
         by_batch: The paths of batch norms that stay and count as normalizing by the batch.
     """
 
@@ -186,6 +189,7 @@ class Captured(NamedTuple):
     moments: Any
     example: Any
     constant: frozenset[str]
+    computed: frozenset[str]
     by_batch: frozenset[str] = frozenset()
 
 
@@ -205,11 +209,12 @@ def captured_for(
     example = example_for(model, moments, example)
     programs = capture_modes(model, example)
     pairs = batch_norms_in(programs[False])
-    absorbed = {model.get_submodule(norm) for path, norm in pairs.items() if path in layers}
+    computed = reading_computed(programs.values(), layers)
+    absorbed = {model.get_submodule(norm) for path, norm in pairs.items() if path in layers.keys() - computed}
     staying = {path: m for path, m in model.named_modules() if by_batch(m) and m not in absorbed}
     programs = capture_modes(model, example, staying.values()) if staying else programs
     constant = reading_constants(programs.values(), layers, moments)
-    return Captured(programs, moments, example, constant, frozenset(staying))
+    return Captured(programs, moments, example, constant, computed, frozenset(staying))
 
 
 def normalized_(
@@ -227,13 +232,16 @@ def normalized_(
     `shift` and `orthogonal` are those of `init_`, for the paper's form.
     """
     candidates: dict[str, Any] = find_layers(model, only, _can_be_normalized)
-    chosen = {path: layer for path, layer in candidates.items() if path not in captured.constant}
+    chosen = {path: layer for path, layer in candidates.items() if path not in captured.constant | captured.computed}
     model, programs, silent = _without_batch_norms(model, captured, chosen)
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
         reason = "; torch.autocast or vmap inside its forward hides those that are called there" if chosen else ""
-        if not chosen and (unknown := linear_by_look(model, captured.constant)):
+        if not chosen and (unknown := linear_by_look(model, captured.constant | captured.computed)):
             reason = f": only layers of torch's own classes can be, not {listed(unknown)}"
+        if not chosen and captured.computed:
+            names = listed([repr(path) for path in sorted(captured.computed)])
+            reason = f": weights or biases are no parameters of the layers that compute with them ({names})"
         raise ValueError(f"The model has no linear layer to normalize{reason}.")
     graph = with_calls(programs[False], layers, captured.moments)
     long = form is None and init != "preserve" and layers_in_a_row(graph) > SHALLOW

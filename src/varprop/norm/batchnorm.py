@@ -10,15 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
-from torch.nn.utils import parametrize
 
 from ..engine.plan import operation_of
 from ..graph.capture import capture
 from ..graph.node import Node
-from ..graph.program import Program, tensor_at
+from ..graph.program import Program
 from ..rules.registry import module_classes
 from ..training.restore import preserved_modes
-from .linear_layers import LinearLayer, along_outputs, is_call_of_linear_layer, is_linear_layer, owners, replace
+from .linear_layers import (
+    LinearLayer,
+    along_outputs,
+    computes_with_its_own,
+    holds,
+    is_call_of_linear_layer,
+    is_linear_layer,
+    owners,
+    replace,
+)
 
 _TENSORS = ("weight", "bias", "running_mean", "running_var")  # of a batch norm, in the order of the operation
 
@@ -91,8 +99,8 @@ def _direct_reader(program: Program, call: Node) -> Node | None:
         return None
     if layer is None or not is_linear_layer(layer) or not _channels_agree(call, layer):
         return None
-    if not parametrize.is_parametrized(layer, "weight") and not _holds(program, call.args[1], layer.weight):
-        return None  # a class of its own that computes its weight: it would not take a factor as another weight
+    if not computes_with_its_own(program, call, layer):
+        return None  # it would not take a factor as another weight, nor a bias
     return reader if _read_by_layers_alone(program, call.args[1]) else None
 
 
@@ -101,22 +109,15 @@ def _is_its_own(program: Program, call: Node, norm: _BatchNorm) -> bool:
 
     A module may do more than that (activate, scale), before it or after it: that is for the graph to say.
     """
-    tensors = [getattr(norm, name) for name in _TENSORS]
+    tensors = [getattr(norm, name, None) for name in _TENSORS]  # code that sets one may have deleted it before
     if (tensors[0] is None) != (tensors[1] is None) or call.args[6] != norm.eps:
         return False
     for operand, tensor in zip(call.args[1:5], tensors, strict=True):
         if operand is None and tensor is None:
             continue
-        if not _holds(program, operand, tensor) or any(
-            operation_of(reader) != "batch norm" for reader in operand.users
-        ):
+        if not holds(program, operand, tensor) or any(operation_of(reader) != "batch norm" for reader in operand.users):
             return False
     return True
-
-
-def _holds(program: Program, operand: Any, tensor: Any) -> bool:
-    """True if an operand is a parameter or buffer of the model, namely this tensor."""
-    return operand in program.state and tensor_at(program.model, program.state[operand]) is tensor
 
 
 def _channels_agree(output: Node, layer: LinearLayer) -> bool:

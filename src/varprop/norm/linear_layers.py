@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
 
 from ..graph.node import Node
+from ..graph.program import Program, tensor_at
 from ..rules.registry import lookup
 from .fold.reference import minus_row_mean, powers_of_two
 
@@ -72,6 +74,43 @@ def is_call_of_linear_layer(node: Node) -> bool:
     """True for the operation of a linear layer: a linear map or a convolution of any kind."""
     rule = lookup(node.target)
     return rule is not None and rule.linear
+
+
+def computes_with_its_own(program: Program, call: Node, layer: nn.Module) -> bool:
+    """True if a call of a linear or recurrent layer reads the layer's own parameters, parametrized or as they are.
+
+    Otherwise the model computes them, from other parameters or from data: a hypernetwork that sets attributes, a
+    property, torch.func.functional_call.
+    """
+    own = layer._parameters
+    if isinstance(layer, nn.RNNBase):
+        names, read = layer._flat_weights_names, call.args[2]
+        return len(names) == len(read) and all(
+            holds(program, operand, own.get(name)) for operand, name in zip(read, names, strict=True)
+        )
+    weight, bias = (*call.args, None)[1:3]
+    if not (bias is own.get("bias") is None or holds(program, bias, own.get("bias"))):
+        return False
+    if not parametrize.is_parametrized(layer, "weight"):
+        return holds(program, weight, own.get("weight"))
+    originals = cast(Any, layer).parametrizations["weight"].parameters(recurse=False)
+    read = {tensor_at(program.model, program.state[node]) for node in _before(weight) if node in program.state}
+    return read.issuperset(originals)
+
+
+def holds(program: Program, operand: Any, tensor: Tensor | None) -> bool:
+    """True if an operand is a parameter or buffer of the model, namely this tensor."""
+    return operand in program.state and tensor_at(program.model, program.state[operand]) is tensor
+
+
+def _before(node: Node) -> set[Node]:
+    """A node and all that it follows from."""
+    found, waiting = {node}, [node]
+    while waiting:
+        fresh = [operand for operand in waiting.pop().operands if operand not in found]
+        found.update(fresh)
+        waiting += fresh
+    return found
 
 
 def output_axis(layer: nn.Module) -> int:

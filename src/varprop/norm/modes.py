@@ -25,7 +25,7 @@ from ..graph.tracing import traced_operations
 from ..moments import Moments
 from ..training.restore import preserved_modes
 from .batchnorm import is_batch_norm
-from .linear_layers import is_call_of_linear_layer
+from .linear_layers import computes_with_its_own, is_call_of_linear_layer
 from .statistics import CapturedMode
 
 
@@ -239,6 +239,12 @@ def reading_constants(programs: Iterable[Program], layers: dict[str, Any], momen
         for node, path in calls_of(program, layers).items():
             random[path] = random.get(path, False) or plan.random(node)
     return frozenset(path for path, varies in random.items() if not varies)
+
+
+def reading_computed(programs: Iterable[Program], layers: dict[str, Any]) -> frozenset[str]:
+    """The layers that a model's graphs call with a weight or bias that is no parameter of theirs."""
+    calls = ((program, node, path) for program in programs for node, path in calls_of(program, layers).items())
+    return frozenset(path for program, node, path in calls if not computes_with_its_own(program, node, layers[path]))
 
 
 def _varies(value: Any) -> bool:

@@ -262,7 +262,9 @@ def _staying(model: nn.Module) -> dict[tuple[str, str], int]:
         elif isinstance(module, nn.MultiheadAttention):
             reason = "its projections are arguments of one function of torch, not layers"
         elif looks_linear(module):
-            reason = "left out with only=, of another class than torch's, or its input never varies"
+            reason = (
+                "left out with only=, of another class than torch's, with computed weights, or its input never varies"
+            )
         else:
             continue
         staying[type(module).__name__, reason] += 1
@@ -276,6 +278,18 @@ def warn_of_constants(paths: Collection[str]) -> None:
             f"What these layers read is the same for all data, so they stay as they are: "
             f"{listed([repr(path) for path in sorted(paths)])}. Where it does vary, give its moments in place of a "
             f"constant.",
+            PlainWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_computed(paths: Collection[str]) -> None:
+    """Say which layers compute with what is no parameter of theirs."""
+    if paths:
+        warnings.warn(
+            f"These layers compute with weights or biases that are no parameters of theirs (buffers, or what a "
+            f"hypernetwork, a property or torch.func.functional_call gives them), so they stay as they are: "
+            f"{listed([repr(path) for path in sorted(paths)])}.",
             PlainWarning,
             stacklevel=3,
         )
