@@ -33,7 +33,7 @@ from varprop_lab.protocol import (
     start_label,
 )
 from varprop_lab.report import duration, facts, git_text
-from varprop_lab.seed_statistics import Metric, Sample, final, final_error, final_test_error
+from varprop_lab.seed_statistics import Metric, Sample, final, final_error
 from varprop_lab.store import WITHOUT_CELLS, Run, read_runs, write_tables
 
 _HEADER = """# Experiments
@@ -57,7 +57,7 @@ _METRICS: tuple[tuple[Metric, float], ...] = (
     (final(TRAIN_LOSS), 1.0),
     (final(TRAIN_EVAL_LOSS), 1.0),
     (final_error, 100.0),
-    (final_test_error, 100.0),
+    (lambda outcome: math.inf if outcome.diverged else 1.0 - outcome.test_accuracy, 100.0),
 )
 _REGRET = """
 Search regret: the mean, and the largest, share by which the loss of the search at the rate chosen lies above the lowest

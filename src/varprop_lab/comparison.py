@@ -89,7 +89,7 @@ class MethodComparison:
         return trained_network(self.factory, method, weights, scaled(self.dataset.train_x[:2].cpu()))
 
     def __str__(self) -> str:
-        return report.answer_and_table(self.outcomes)
+        return "\n\n".join(filter(None, (self.answer, self.table())))
 
 
 def compare(
@@ -169,7 +169,8 @@ def compare(
         lr_limit=HIGHEST_LR if lr_max is None else None,
         together=together and optimizer is None,
     ).adapted(seeds=seeds, epochs=epochs, lr_max=bounds)
-    how, own_loss, own_optimizer = RunOptions(**options), loss_of(loss), optimizer_of(optimizer)
+    own_loss = function_at(loss, "loss") if isinstance(loss, str) else loss
+    how, own_optimizer = RunOptions(**options), optimizer_of(optimizer)
     dataset, factory = data_of(data, loss is not None, how.root), model_of(model)
     check_augmentation(experiment.augmentation, dataset)
     check_model(factory, dataset, own_loss)
@@ -210,11 +211,6 @@ def model_of(model: str | Factory) -> Factory:
             f"weights; got {type(model).__name__}."
         )
     return model
-
-
-def loss_of(loss: str | Loss | None) -> Loss | None:
-    """The loss; None for cross-entropy."""
-    return function_at(loss, "loss") if isinstance(loss, str) else loss
 
 
 def optimizer_of(optimizer: str | MakeOptimizer | None) -> MakeOptimizer | None:

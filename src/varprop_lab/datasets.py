@@ -282,17 +282,13 @@ def get(name: str, root: Path | str | None = None, say: Say = print) -> Path:
     target = places(root)[0]
     for archive in ARCHIVES[name]:
         folder = target / archive.folder
-        if _is_installed(archive, folder):
+        files = ((folder / file, expected) for file, expected in archive.contents.items())
+        if all(path.is_file() and _digest(path.read_bytes()) == expected for path, expected in files):
             say(f"{archive.name}: already in {folder}")
         else:
             _install(name, archive, folder)
             say(f"{archive.name}: checked, in {folder}")
     return target
-
-
-def _is_installed(archive: Archive, folder: Path) -> bool:
-    files = ((folder / name, expected) for name, expected in archive.contents.items())
-    return all(path.is_file() and _digest(path.read_bytes()) == expected for path, expected in files)
 
 
 def _digest(content: bytes) -> str:

@@ -201,11 +201,6 @@ def experiment_rank(experiment: str) -> tuple[int, str]:
     return _rank(experiment, EXPERIMENT_LABELS), experiment
 
 
-def rate(value: float) -> str:
-    """A learning rate in few characters: ``0.01``, ``3.2e-05``."""
-    return f"{value:.2g}"
-
-
 def _rank(name: str, order: Iterable[str]) -> int:
     names = list(order)
     return names.index(name) if name in names else len(names)
@@ -429,7 +424,7 @@ def _alone(kind: type[nn.Module], *settings: int, **more: int) -> list[nn.Module
     return [kind(*settings, **more)]
 
 
-def logistic(inputs: int, hidden: int, units: int = 20, classes: int = 10, layers: Layers = _alone) -> nn.Module:
+def logistic(inputs: int, hidden: int, units: int = 20, layers: Layers = _alone) -> nn.Module:
     """Hidden layers of logistic units, fully connected.
 
     `layers` makes every layer but the last, with whatever is to follow it, from its kind and arguments.
@@ -437,17 +432,17 @@ def logistic(inputs: int, hidden: int, units: int = 20, classes: int = 10, layer
     modules: list[nn.Module] = [nn.Flatten()]
     for index in range(hidden):
         modules += [*layers(nn.Linear, units if index else inputs, units), nn.Sigmoid()]
-    return nn.Sequential(*modules, nn.Linear(units, classes))
+    return nn.Sequential(*modules, nn.Linear(units, 10))
 
 
-def convolutional(width: int = 96, classes: int = 10, layers: Layers = _alone) -> nn.Module:
+def convolutional(width: int = 96, layers: Layers = _alone) -> nn.Module:
     """The paper's network for CIFAR-10: nine convolutions, then the mean over positions; `layers` as of `logistic`."""
     modules: list[nn.Module] = []
     before = 3
     for kernel, stride, factor in _CONVOLUTIONS:
         modules += [*layers(nn.Conv2d, before, width * factor, kernel, stride, padding=kernel // 2), LeakyRelu()]
         before = width * factor
-    return nn.Sequential(*modules, nn.Conv2d(before, classes, 1), GlobalAverage())
+    return nn.Sequential(*modules, nn.Conv2d(before, 10, 1), GlobalAverage())
 
 
 FACTORIES: dict[str, Factory] = {

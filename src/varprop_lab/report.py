@@ -33,7 +33,6 @@ from .protocol import (
     grouped,
     method_label,
     method_rank,
-    rate,
     start_label,
     start_rank,
 )
@@ -129,8 +128,8 @@ def _row(group: list[Outcome]) -> tuple[str, ...]:
 
 def _rates(group: list[Outcome]) -> str:
     """The range of the learning rates over the seeds; a star where one lies next to the bound of the search."""
-    rates = sorted(outcome.search.lr for outcome in group)
-    span = rate(rates[0]) if rate(rates[0]) == rate(rates[-1]) else f"{rate(rates[0])}..{rate(rates[-1])}"
+    rates = [f"{rate:.2g}" for rate in sorted(outcome.search.lr for outcome in group)]
+    span = rates[0] if rates[0] == rates[-1] else f"{rates[0]}..{rates[-1]}"
     return f"{span}*" if any(outcome.search.at_bound for outcome in group) else span
 
 
@@ -172,11 +171,6 @@ def answer(outcomes: Sequence[Outcome]) -> str:
         clauses += ["one seed decides nothing, take three or more (--seeds 3)"]
     sentence = "; ".join(clauses)
     return f"{sentence[:1].upper()}{sentence[1:]}."
-
-
-def answer_and_table(outcomes: Sequence[Outcome]) -> str:
-    """The sentence, and the table below it."""
-    return "\n\n".join(filter(None, (answer(outcomes), result_table(outcomes))))
 
 
 def _leaders(cases: Sequence[Case], metric: Metric, what: str, counted: str) -> str:

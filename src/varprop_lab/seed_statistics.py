@@ -53,11 +53,6 @@ def final_error(outcome: Outcome, curve: str = VALID_ACCURACY) -> float:
     return math.inf if math.isinf(accuracy) else 1.0 - accuracy
 
 
-def final_test_error(outcome: Outcome) -> float:
-    """One minus the test accuracy."""
-    return math.inf if outcome.diverged else 1.0 - outcome.test_accuracy
-
-
 def generalization_gap(training: str) -> Metric:
     """The validation loss at the end less a loss on the training images, whose curve is named."""
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MOMENTUM = 0.9
+MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 JUDGED_TOGETHER = 1000  # images of all networks together
 WIDER: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {  # a layer as wide as so many of them
     nn.Conv2d: lambda conv, count: type(conv)(
@@ -66,7 +66,6 @@ def train(
     epoch: Callable[[int, int], tuple[Tensor, Tensor]],
     batch: int,
     epochs: int,
-    weight_decay: float = 5e-4,
 ) -> None:
     """Train by SGD with Nesterov momentum and a one-cycle rate, in place.
 
@@ -76,7 +75,6 @@ def train(
         epoch: Gives the images and labels of a seed's epoch, in the order in which they are used.
         batch: Images of a step.
         epochs: How many there are.
-        weight_decay: Of matrices and kernels.
     """
     model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     parameters = list(model.parameters())
@@ -92,7 +90,7 @@ def train(
             x, y = (tensor[:, step * batch : (step + 1) * batch] for tensor in (images, labels))
             model.zero_grad(set_to_none=True)
             member_losses(model(x.transpose(0, 1).flatten(1, 2)), y).sum().backward()
-            move_(parameters, momenta, schedule[number * steps + step], weight_decay)
+            move_(parameters, momenta, schedule[number * steps + step], WEIGHT_DECAY)
 
 
 def member_losses(outputs: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -79,7 +79,6 @@ def lab(monkeypatch, tmp_path):
         stand_in("comparison.compare", error or StandInComparison(page))
         stand_in("paper.report.write", page)
         monkeypatch.setattr("varprop_lab.report.write_one", lambda *_: page)
-        monkeypatch.setattr("varprop_lab.report.answer_and_table", lambda _: "AP2 wins.")
         return calls
 
     return install

@@ -285,12 +285,16 @@ def report_items(findings: Iterable[Finding]) -> list[FindingItem]:
 
 def comparison_groups(differences: Differences) -> list[FindingGroup]:
     """Findings that are new, gone, and in both states."""
+    stayed = []
+    for pair in differences.stayed:
+        change, severity = severity_change(pair), pair[1].severity
+        stayed.append(FindingItem(pair[1], severity if change == "stayed" else f"{change}: {severity}"))
     groups = [
         FindingGroup("New", report_items(differences.new)),
         FindingGroup(
             "Gone", [FindingItem(finding, f"was {finding.severity}", gone=True) for finding in differences.gone]
         ),
-        FindingGroup("In both", [FindingItem(pair[1], _severity_after(pair)) for pair in differences.stayed]),
+        FindingGroup("In both", stayed),
     ]
     return [group for group in groups if group.items]
 
@@ -302,11 +306,6 @@ def comparison_items(differences: Differences) -> list[FindingItem]:
         *(FindingItem(finding, "gone", gone=True) for finding in differences.gone),
         *(FindingItem(pair[1], f"{severity_change(pair)} {pair[1].severity}") for pair in differences.stayed),
     ]
-
-
-def _severity_after(pair: tuple[Finding, Finding]) -> str:
-    change = severity_change(pair)
-    return pair[1].severity if change == "stayed" else f"{change}: {pair[1].severity}"
 
 
 def summary(findings: Sequence[Finding]) -> str:

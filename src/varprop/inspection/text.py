@@ -10,7 +10,8 @@ from typing import TextIO
 
 from ..text_table import text_table
 from .data import Change, ComparisonData, ReportData
-from .findings import NEITHER_FOUND, NOTHING_FOUND, ORDER, Differences, Finding, severity_change
+from .findings import NEITHER_FOUND, NOTHING_FOUND, Differences, Finding, severity_change
+from .page import summary
 from .rows import SHARES, ReportRow
 
 WIDTH = 100  # columns of a terminal that a table fits
@@ -79,12 +80,10 @@ GAUSSIAN = " and Gaussian"
 
 def verdict(report: ReportData) -> str:
     """One line on how the model is."""
-    counts = {severity: sum(finding.severity == severity for finding in report.findings) for severity in ORDER}
-    words = [f"{number} {severity}{'s' if number > 1 else ''}" for severity, number in counts.items() if number]
-    if counts["error"] or counts["warning"]:
-        first = report.findings[0]
-        return f"Verdict: {', '.join(words)}; begin with {first.where} ({first.kind})."
-    return f"Verdict: {NOTHING_FOUND[0].lower()}{NOTHING_FOUND[1:-1]}{f' ({words[0]})' if words else ''}."
+    counts, first = summary(report.findings), next(iter(report.findings), None)  # the worst come first
+    if first is not None and first.severity != "note":
+        return f"Verdict: {counts}; begin with {first.where} ({first.kind})."
+    return f"Verdict: {NOTHING_FOUND[0].lower()}{NOTHING_FOUND[1:-1]}{f' ({counts})' if first else ''}."
 
 
 def _table(rows: Sequence[ReportRow]) -> tuple[list[str], list[str]]:

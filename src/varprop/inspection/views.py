@@ -234,16 +234,11 @@ def _scatter(rows: Sequence[ReportRow], what: str, name: str, axis: Callable[[It
     seen, computed = measured_series(rows, what, name), of(rows, number_of(what))
     series = PlotSeries(name, "main", computed, error=seen.error, x=seen.y, marker="circle")
     ratios = [a / b for a, b in zip(plotted(rows, computed), plotted(rows, seen.y), strict=True) if a and b]
-    caption = f"Each point is a layer, bars are standard errors; on the line both agree.{_agreement(what, ratios)}"
+    caption = "Each point is a layer, bars are standard errors; on the line both agree."
+    if what != "mean" and ratios:
+        caption += f" Median difference: {percent(statistics.median(abs(ratio - 1) for ratio in ratios))}."
     values = [*plotted(rows, computed), *plotted(rows, seen.y)]
     return Plot(f"check-{what}", f"Check: {name}", caption, name, axis(values), (series,), "scatter")
-
-
-def _agreement(what: str, ratios: Sequence[float]) -> str:
-    if what == "mean" or not ratios:
-        return ""
-    off = statistics.median(abs(ratio - 1) for ratio in ratios)
-    return f" Median difference: {percent(off)}."
 
 
 SeriesMaker = Callable[[Sequence[ReportRow], str, str], PlotSeries]

@@ -18,7 +18,7 @@ from pathlib import Path
 from varprop.text_table import Table
 
 from ...environment import write_atomically
-from ...protocol import PAPER_LR_MAX, Outcome
+from ...protocol import PAPER_LR_MAX
 from ...store import Run
 from . import batch_norm, comparisons, training  # noqa: F401  (their claims register themselves)
 from .evidence import REGISTERED, Claim, Evidence, judged
@@ -74,7 +74,8 @@ def judge(runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> list[Verdict]
 
 def judge_claim(claim: Claim, runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> Verdict:
     """The verdict at the paper's bound on the learning rate, and beside it those at other bounds."""
-    outcomes = tuple(outcome for run in runs for outcome in as_in_the_paper(run))
+    # A folder of another name than its experiment holds the same cells with other settings, which are not meant.
+    outcomes = tuple(outcome for run in runs for outcome in run.select(experiment=run.experiment))
     bounds = sorted({o.cell.lr_max for o in outcomes if o.cell.experiment in claim.experiments})
     by_bound: dict[float | None, Verdict] = {}
     for bound in bounds or (None,):
@@ -85,14 +86,6 @@ def judge_claim(claim: Claim, runs: Sequence[Run], benchmarks: Sequence[Path] = 
         )
     main = min(by_bound, key=lambda bound: (not math.isclose(bound or 0.0, PAPER_LR_MAX), bound or 0.0))
     return replace(by_bound[main], others=tuple(verdict for bound, verdict in by_bound.items() if bound != main))
-
-
-def as_in_the_paper(run: Run) -> list[Outcome]:
-    """The outcomes of a run that bear on the claims: none if its folder has another name than its experiment.
-
-    Such folders hold the same cells with other settings, which would take the place of those that are meant.
-    """
-    return run.select(experiment=run.experiment)
 
 
 def write(verdicts: Sequence[Verdict], out: Path) -> list[Path]:
