@@ -34,8 +34,6 @@ def network():
         nn.Sigmoid(),
         nn.Linear(5, 5),
         nn.ReLU(),
-        nn.Linear(5, 5),
-        nn.ReLU(),
         nn.Linear(5, CLASSES),
     )
 

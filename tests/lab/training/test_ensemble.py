@@ -172,8 +172,8 @@ def test_names_of_weights_whose_scale_does_not_matter(few_started):
     models = {method: few_started[cell(method)].model for method in METHODS}
     assert invariant_names(models["standard"]) == []
     assert invariant_names(models["batch"]) == []
-    assert invariant_names(models["analytic"]) == [f"{index}.weight" for index in (1, 3, 5, 7)]
-    assert len(invariant_names(models["weight"])) == 4
+    assert invariant_names(models["analytic"]) == [f"{index}.weight" for index in (1, 3, 5)]
+    assert len(invariant_names(models["weight"])) == 3
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -226,8 +226,8 @@ def test_batch_norm_in_ordinary_operations_trains_together(task, monkeypatch):
     which = [cell("batch", start) for start in ("none", "bn")]
     plain = with_plain_norms_
     monkeypatch.setattr("varprop_lab.ensemble.with_plain_norms_", lambda model, batch_norm: plain(model, True))
-    together = trained(EnsembleTrainer(task, which), [1e-2] * 2)
+    together = trained(EnsembleTrainer(task, which), [1e-2] * 2, epochs=1)
     for index, each in enumerate(which):
-        alone = trained(SingleTrainer(task, each), [1e-2])
+        alone = trained(SingleTrainer(task, each), [1e-2], epochs=1)
         assert together.losses()[index] == pytest.approx(alone.losses()[0], rel=1e-9)
         assert together.curves(1)[index] == pytest.approx(alone.curves(1)[0], rel=1e-7)

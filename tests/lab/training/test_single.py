@@ -117,7 +117,7 @@ def test_the_training_set_is_measured_in_evaluation_mode(method):
 @pytest.mark.parametrize("trainer", (SingleTrainer, lambda task, cell: EnsembleTrainer(task, [cell])))
 def test_the_training_set_is_measured_without_offsets_too(trainer):
     task = tiny.task(data=tiny.dataset(160), augmentation=batches.Augmentation(shift=1))
-    training = trainer(task, cell("analytic", "ap2"))
+    training = trainer(task, cell("standard", "ap2"))
     training.reset([1e-2])
     training.epoch(0, tick)
     curve = training.curves(0)[0]
