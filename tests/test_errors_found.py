@@ -84,6 +84,10 @@ FOUND: dict[str, tuple[str, ...]] = {
     "weight normalization of a copy breaks a layer whose bias is parametrized": (
         "test_other_forms_leave_such_a_layer_alone",
     ),
+    "a network of which a part is of another dtype cannot be called, and other biases change their dtype": (
+        "test_a_part_in_another_dtype",
+        "test_parameters_of_a_layer_in_different_dtypes_are_refused",
+    ),
     "a network of layers that are called often takes many times as long, without a word": (
         "test_what_takes_long_is_said_with_the_reason",
     ),

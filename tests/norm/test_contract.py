@@ -278,6 +278,56 @@ def test_what_is_asked_under_autocast_is_what_it_is_without(asked: str) -> None:
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
+class InPart(nn.Module):
+    """A network whose middle is of another dtype than the rest."""
+
+    def __init__(self, inner: torch.dtype) -> None:
+        super().__init__()
+        self.first, self.last, self.inner = nn.Linear(6, 16), nn.Linear(16, 3), inner
+        self.middle = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16, bias=False)).to(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(torch.relu(self.first(x)).to(self.inner))
+        return self.last(torch.tanh(x).to(self.last.weight.dtype))
+
+
+@pytest.mark.filterwarnings("ignore:The statistics of", "ignore:vp.fold will")
+@pytest.mark.parametrize("inner, error", ((torch.float64, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.003)))
+def test_a_part_in_another_dtype(inner: torch.dtype, error: float) -> None:
+    torch.manual_seed(0)
+    plain, x = InPart(inner), torch.randn(64, 6)
+    moments = vp.Moments(torch.zeros(1, 6), torch.ones(1, 6))
+    exact = copy.deepcopy(plain).double()
+    exact.inner = torch.float64
+    assert apart(vp.normalize(plain, moments, init="preserve")(x), plain(x)) <= error
+    model = vp.normalize(plain, moments, form="deep")
+    reference = vp.normalize(exact, moments.to(torch.float64), form="deep")
+    with torch.no_grad():
+        for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            theirs.copy_(ours)
+    outputs, expected = model(x), reference(x.double())
+    assert outputs.dtype == torch.float32 and apart(outputs.double(), expected) <= error
+    assert apart(vp.fold(model)(x), outputs) <= error
+    for result in (outputs, expected):
+        result.square().sum().backward()
+    assert all(parameter.grad.dtype == parameter.dtype for parameter in model.parameters())
+    found, true = (torch.cat([p.grad.double().flatten() for p in m.parameters()]) for m in (model, reference))
+    assert (found - true).norm() <= 5 * error * true.norm()
+
+
+def test_parameters_of_a_layer_in_different_dtypes_are_refused() -> None:
+    plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    moments = vp.Moments(torch.zeros(1, 6), torch.ones(1, 6))
+    plain[4].bias.data = plain[4].bias.data.half()
+    with pytest.raises(ValueError, match=r"^Parameters of '4' have different dtypes \(torch.float16, torch.float32\)"):
+        vp.normalize(plain, moments)
+    plain.float()[3].double()
+    for refused in (lambda: vp.normalize(plain, moments), lambda: vp.reparametrize(plain, "standard", example=(1, 6))):
+        with pytest.raises(ValueError, match=r"^Parameters of '2' and of the batch norm '3' behind it have different"):
+            refused()
+    vp.normalize(plain.float(), moments)
+
+
 @pytest.mark.compatibility("AMP")
 def test_grad_scaler() -> None:
     given, model = single()

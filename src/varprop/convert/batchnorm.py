@@ -30,7 +30,7 @@ from ..norm.batchnorm import (
     put_back_,
     take_out_,
 )
-from ..norm.checks import listed
+from ..norm.checks import check_dtypes, listed
 from ..norm.layers import computes_as_torch
 from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, output_size, replace
 from ..training.restore import preserved_modes, preserved_tensors
@@ -119,6 +119,7 @@ def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
     for layer_path, norm_path in pairs.items():
         layer, norm = model.get_submodule(layer_path), model.get_submodule(norm_path)
         assert is_linear_layer(layer) and isinstance(norm, _BatchNorm)
+        check_dtypes(layer_path, layer, norm_path, norm)
         note = Absorbed(layer=layer, bias=layer.bias is not None, norm=norm)
         absorb_(model, layer_path, layer, norm, keep_bias=True)
         model = take_out_(model, note)

@@ -34,6 +34,7 @@ from .batchnorm import (
 )
 from .checks import (
     check_copyable,
+    check_dtypes,
     check_finite,
     check_model,
     check_weights,
@@ -210,7 +211,11 @@ def captured_for(
     programs = capture_modes(model, example)
     pairs = batch_norms_in(programs[False])
     computed = reading_computed(programs.values(), layers)
-    absorbed = {model.get_submodule(norm) for path, norm in pairs.items() if path in layers.keys() - computed}
+    chosen = {path: layer for path, layer in layers.items() if path not in computed}
+    for path, layer in chosen.items():
+        norm = pairs.get(path)
+        check_dtypes(path, layer, norm or "", None if norm is None else model.get_submodule(norm))
+    absorbed = {model.get_submodule(norm) for path, norm in pairs.items() if path in chosen}
     staying = {path: m for path, m in model.named_modules() if by_batch(m) and m not in absorbed}
     programs = capture_modes(model, example, staying.values()) if staying else programs
     constant = reading_constants(programs.values(), layers, moments)

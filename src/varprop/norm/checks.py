@@ -47,6 +47,18 @@ def check_model(model: nn.Module, moments: Any) -> None:
         raise ValueError("The input's variance is zero everywhere: there is nothing to normalize by.")
 
 
+def check_dtypes(path: str, layer: nn.Module, norm_path: str = "", norm: nn.Module | None = None) -> None:
+    """Raise if parameters of a layer, and those of the batch norm that it is to absorb, are of several dtypes."""
+    modules = [layer] if norm is None else [layer, norm]
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    kinds = sorted({str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()})
+    if len(kinds) > 1:
+        names = f"'{path}'" if norm is None else f"'{path}' and of the batch norm '{norm_path}' behind it"
+        raise ValueError(
+            f"Parameters of {names} have different dtypes ({', '.join(kinds)}): give them one, as model.float() does."
+        )
+
+
 def check_weights(layers: dict[str, Any], centred: bool = False) -> None:
     """Raise if a weight cannot be normalized, its rows centred or not."""
     for path, layer in layers.items():

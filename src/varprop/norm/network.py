@@ -173,7 +173,7 @@ class Network:
         external = self.external_moments(vectors) if reads_more else None
         folded: Sequence[Tensor]
         if needs_reference(parameters):
-            folded = self._by_reference(parameters, external, dtype)
+            folded = self._by_reference(parameters, external)
         elif compiling:
             from .fold.compiled import compiled_fold  # torch.library's operations are made where somebody compiles
 
@@ -204,15 +204,15 @@ class Network:
         self.intact.require()
         alone = self.subnetwork([index])
         parameters = alone.parameters()
-        dtype = computing_dtype(parameters[0].device.type, parameters[0].dtype)
-        weight, bias = alone._by_reference(parameters, alone.external_moments(), dtype)
+        weight, bias = alone._by_reference(parameters, alone.external_moments())
         return weight, bias
 
-    def _by_reference(self, parameters: list[Tensor], external: Pair | None, dtype: torch.dtype) -> list[Tensor]:
-        """Folded weights of all layers, then their biases, by plain operations."""
+    def _by_reference(self, parameters: list[Tensor], external: Pair | None) -> list[Tensor]:
+        """Folded weights of all layers, then their biases, by plain operations; layers may have dtypes of their own."""
         refuse_sharded(parameters)
         with own_saved_tensors():
-            return [tensor.to(dtype) for tensor in reference.fold_parts(self.layout, external, parameters)]
+            folded = reference.fold_parts(self.layout, external, parameters)
+            return [tensor.to(computing_dtype(tensor.device.type, tensor.dtype)) for tensor in folded]
 
     def require_in_use(self, index: int, called: nn.Module | None) -> None:
         """Raise if what a layer's statistics follow from is not in use: it was copied without that.
