@@ -1,6 +1,6 @@
 """Use an installed varprop outside the checkout: `python smoke_wheel.py core`, or `lab` where that extra is installed.
 
-Run by `make test-wheel`. It shows that the wheel is complete (templates of pages, types, examples that the lab runs)
+Run by `make test-wheel`. It shows that the wheel is complete (templates of pages, types)
 and that the messages on what is missing name what helps.
 """
 

@@ -181,5 +181,5 @@ def _decided(differences: Sequence[float], limit: float, equal: str = HOLDS) -> 
     if spread == 0:
         return Decision(equal if above == 0 else HOLDS if above < 0 else FAILS, 0.0)
     t = above * math.sqrt(len(differences)) / spread
-    p = 2 * float(require("scipy.stats", "A verdict").t.sf(abs(t), len(differences) - 1))
+    p = 2 * float(require("scipy.special", "A verdict").stdtr(len(differences) - 1, -abs(t)))  # both tails
     return Decision(NOISE if p >= LEVEL else HOLDS if t < 0 else FAILS, p)

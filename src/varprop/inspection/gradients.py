@@ -205,8 +205,10 @@ class Backward:
             self._pass_on(node, {operands[0]: _through_normalization(x, y, arrived[node, 0])}, FIXED, True)
         elif rule is None or not rule.transposable:
             self._by_sampling(node, arrived, operands)
+        elif rule.averages:
+            self._pass_on(node, *_through_average(evaluation, node, rule, next(iter(arrived.values()))), approximate)
         else:
-            self._pass_on(node, *through_linear(evaluation, node, rule, arrived), approximate)
+            self._pass_on(node, _through_linear(evaluation, node, rule, arrived), "", approximate)
 
     def _pass_on(self, node: Node, flows: dict[Node, Flow], note: str, approximate: bool) -> None:
         if note:
@@ -343,19 +345,13 @@ def _total_variance(x: Moments) -> float:
     return float(x.var.double().sum()) * multiplicity(x)
 
 
-def through_linear(
-    evaluation: Evaluation, node: Node, rule: Rule, arrived: dict[NodeResult, Flow]
-) -> tuple[dict[Node, Flow], str]:
-    """Back to the operands of a linear operation, and why that is approximate, if it is."""
-    if rule.averages:
-        return _through_average(evaluation, node, rule, next(iter(arrived.values())))
-    return _through_others(evaluation, node, rule, arrived), ""
-
-
-def _through_others(
+def _through_linear(
     evaluation: Evaluation, node: Node, rule: Rule, arrived: dict[NodeResult, Flow]
 ) -> dict[Node, Flow]:
-    """The transpose of the map of variances for what is independent; for the common part as the operation has it."""
+    """Back through a linear operation: the transpose of the map of variances for what is independent.
+
+    The common part goes back as the operation has it.
+    """
     first = next(iter(arrived.values()))
     totals = {result: flow.total for result, flow in arrived.items()}
     if all(flow.common is None for flow in arrived.values()):
