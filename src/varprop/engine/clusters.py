@@ -150,7 +150,7 @@ class Clusters:
         line = self._line_from(node, start, {})
         if line is not None:
             return through_line(moments, line)
-        result = self._of_gaussian(node, start, moments)
+        result = self.of_gaussian(node, start, moments)
         extra = result.ndim - moments.ndim  # axes that the node has and a maximum over them has not
         mean, var = (values.reshape(values.shape[extra:]) for values in (result.mean, result.var))
         return Moments(mean, var)
@@ -172,7 +172,7 @@ class Clusters:
                 lines[node] = result if isinstance(result, Line) else None
         return lines[node]
 
-    def _of_gaussian(self, node: Node, start: Node, moments: Moments) -> Moments:
+    def of_gaussian(self, node: Node, start: Node, moments: Moments) -> Moments:
         """Moments of a node that is a curved function of an earlier node, which is Gaussian with the given moments."""
         if self.plan.rules[node].function is not None and self._only_argument(node) is start:
             return self._closed_form(node, moments)
@@ -185,7 +185,7 @@ class Clusters:
         """
         x = Moments(x, torch.zeros_like(x)) if isinstance(x, Tensor) else x
         branches = [
-            (chance, self._of_gaussian(node, root, Moments(slope * x.mean + offset, slope**2 * x.var)))
+            (chance, self.of_gaussian(node, root, Moments(slope * x.mean + offset, slope**2 * x.var)))
             for chance, slope, offset in outcomes
         ]
         mean = torch.stack([chance * branch.mean for chance, branch in branches]).sum(0)

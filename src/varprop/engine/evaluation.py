@@ -321,7 +321,9 @@ class Evaluation:
                 self.notes[node] = [reason]
         else:
             arguments = self._arguments(node)
-            if self.plan.rules[node].kind == "rule" and not self.plan.random_operands(node):  # dropout of a constant
+            rule = self.plan.rules[node]
+            lifts = rule.operation in ("attention", "recurrent")  # by themselves, and not the weights
+            if rule.kind == "rule" and not lifts and not self.plan.random_operands(node):  # dropout of a constant
                 arguments = pytree.tree_map_only(Tensor, _certain, arguments)
             if self.annotate:
                 self._note(node, lambda: arguments)

@@ -193,7 +193,9 @@ def _draws(node: Node) -> bool:
 
 
 def _drops(node: Node, rule: Rule) -> bool:
-    """True if an operation drops elements at random, as dropout does in training."""
+    """True if an operation draws random numbers beside what it computes, as dropout does in training."""
+    if rule.draws(*node.args, **node.kwargs):
+        return True
     if isinstance(node.target, Leaf):
         return "Dropout" in type(node.target.module).__name__ and node.target.module.training
     train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)

@@ -36,6 +36,11 @@ aten = torch.ops.aten
 _TORCH = os.path.dirname(torch.__file__)
 _LOGS = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.fx.experimental.proxy_tensor")
 _ASSERTIONS = {aten._assert_tensor_metadata, aten._assert_scalar, aten._assert_async}
+_DROPOUTS = {
+    getattr(aten, name + suffix)
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for suffix in ("", "_")
+}
 _BATCH_NORM = inspect.signature(functional.batch_norm)
 _ONE_AT_A_TIME = threading.RLock()  # captures swap a function of torch's, and each must put back the one it found
 
@@ -77,12 +82,29 @@ def capture(
         recurrences_not_run(),
         _use_lazy_graph_module(True),  # most graphs on the way are never run: no code is made for them
     ):
-        exported = in_functional_form(torch.export.export(model, args, kwargs, strict=False))
+        exported = torch.export.export(model, args, kwargs, strict=False)
+        idle = _idle_dropouts(exported.graph_module.graph)
+        exported = in_functional_form(exported)
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
     take_apart(graph, has_rule)
     patterns.recompose(graph)
-    return _program(model, exported, marked)
+    program = _program(model, exported, marked)
+    program.idle = idle
+    return program
+
+
+def _idle_dropouts(graph: fx.Graph) -> list[str]:
+    """The paths of modules that call a dropout in evaluation, which in functional form leaves no trace."""
+    idle = [
+        _stack(node)[-1].path
+        for node in graph.nodes
+        if getattr(node.target, "overloadpacket", None) in _DROPOUTS
+        and node.args[1]
+        and not node.args[2]
+        and _stack(node)
+    ]
+    return list(dict.fromkeys(idle))
 
 
 def _program(model: nn.Module, exported: torch.export.ExportedProgram, marked: set[str]) -> Program:

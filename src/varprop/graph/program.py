@@ -80,6 +80,7 @@ class Program:
         output_spec: The structure of what it returns.
         names: What the inputs are called, in their order: an argument, or a place inside one.
         several: The outputs, in their order, of every call of a module that returned several, by the key of the call.
+        idle: The paths of modules that call a dropout which is not at work, as those of torch are in evaluation.
 
     Example:
         >>> program = vp.capture(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), (1, 8))
@@ -97,6 +98,7 @@ class Program:
     facts: dict[Any, Any] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     several: dict[str, list[Node]] = field(default_factory=dict)
+    idle: list[str] = field(default_factory=list)
 
     def module_outputs(self, random: Callable[[Node], bool]) -> dict[str, ModuleCalls]:
         """The output of every call of every module, by path; of several outputs the first that is random."""

@@ -12,6 +12,7 @@ which is exact in all first-order correlations, through skips and shared weights
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -29,17 +30,18 @@ from ..graph.node import Node, resolve
 from ..moments import Moments
 from ..rules.norm import layer_norm
 from ..rules.registry import Rule
-from .attention import FIRST_ORDER, dropped_variance, mean_of, var_of
+from .attention import FIRST_ORDER, dropped_weights, mean_of, var_of
 from .curves import SlopedClusters, attached, left_by_slopes, line
 from .recurrent import unroll_of
 from .samples import Samples, samples_apart
 from .windows import Windows
 
 aten = torch.ops.aten
-DROPOUTS = (aten.dropout, aten.native_dropout, aten.feature_dropout)
 
 
 FIRST = Samples(1, 1, 0)  # until it is known
+ONLY = -1  # noise that enters inside an operation, but can be told from its result
+Outcomes = tuple[Tensor, float]  # the difference of the means of two outcomes, and the chance of the second
 
 
 @dataclass
@@ -52,9 +54,10 @@ class ElementNoise:
         entry: The mean to which it is added, by which the outputs are differentiated.
         var: Its variance, element by element.
         node: The operation or input.
-        odds: Of dropout, p / (1 - p).
-        before: Of dropout, the mean of what is dropped.
-        by_channel: Whether all positions of a channel drop together; `var` is then not used.
+        jump: Where one of two values is taken at random, as by dropout, the difference of their means.
+        chance: Of the second value, which dropout keeps.
+        by_channel: Whether all positions of a channel are decided together; `var` is then not used.
+        inside: The number of its draw, from 1, if it enters inside an operation, whose noise a real draw does not show.
         samples: Where the samples are in the entry.
     """
 
@@ -63,17 +66,25 @@ class ElementNoise:
     entry: Tensor
     var: Tensor
     node: Node
-    odds: float | None = None
-    before: Tensor | None = None
+    jump: Tensor | None = None
+    chance: float = 1.0
     by_channel: bool = False
+    inside: int = 0
     samples: Samples = FIRST
 
     @property
     def drawn_var(self) -> Tensor | None:
         """The variance of what a real draw of this noise adds to first order; None if nothing is drawn here."""
-        if self.before is not None and self.odds is not None:
-            return self.odds * self.before.square()
+        if self.inside:
+            return None
+        if self.jump is not None:
+            return self.chance * (1 - self.chance) * self.jump.square()
         return self.var if self.kind in ("input", "dropout", "draw") else None
+
+    @property
+    def place(self) -> tuple[Node, int]:
+        """Which value the entry is."""
+        return self.node, self.inside
 
     @property
     def entries(self) -> list[Tensor]:
@@ -93,10 +104,10 @@ class ElementNoise:
         """
         (gradient,) = gradients
         if self.by_channel:
-            assert self.before is not None and self.odds is not None
+            assert self.jump is not None
             if self.samples.axis not in (0, 1):
                 raise samples_apart(self.node)
-            by_channel = (gradient * self.before).flatten(3).sum(3) * math.sqrt(self.odds)
+            by_channel = (gradient * self.jump).flatten(3).sum(3) * math.sqrt(self.chance * (1 - self.chance))
             return self.samples.rows(by_channel)
         return self.samples.rows(gradient * self.var.sqrt())
 
@@ -109,6 +120,35 @@ class ElementNoise:
         if self.by_channel:
             return gram(self.factors(gradients))
         return gram(self.samples.rows(gradients[0]), self.samples.rows(self.var.unsqueeze(0))[0])
+
+
+@dataclass
+class AttentionDropout(ElementNoise):
+    """Dropout of the weights of an attention: all channels of a value drop together.
+
+    Attributes:
+        std: Of the weights, (..., queries, keys).
+        values: What they weigh, (..., keys, channels).
+    """
+
+    std: Tensor = field(default_factory=lambda: torch.empty(0))
+    values: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def width(self) -> int:
+        """Elements of the factors of one output, all samples together."""
+        return self.std.numel()
+
+    def factors(self, gradients: Sequence[Tensor]) -> Tensor:
+        """A with A Aᵀ what this noise adds to the covariance of a sample's outputs, (outputs, batch, elements)."""
+        (gradient,) = gradients
+        if self.samples.axis is None or self.samples.axis >= gradient.ndim - 3:
+            raise samples_apart(self.node)
+        return self.samples.rows((gradient @ self.values.mT) * self.std)
+
+    def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The covariance of a sample's outputs that this noise adds, (batch, outputs, outputs)."""
+        return gram(self.factors(gradients))
 
 
 @dataclass
@@ -137,6 +177,11 @@ class ParameterUse:
     spread: Tensor | None = None
     images: bool = False
     samples: Samples = FIRST
+
+    @property
+    def place(self) -> tuple[Node, int]:
+        """Which value the entry is."""
+        return self.node, 0
 
     def by_parameter(self, gradient: Tensor, read: Tensor | None) -> Tensor:
         """Derivatives by the parameter, (outputs, batch, *parameter), from those by the result, (outputs, *entry)."""
@@ -247,6 +292,7 @@ class MeanEvaluation(Evaluation):
         self.parameters = parameters
         self.by_weight: dict[Node, Tensor] = {}  # of linear layers with random weights: Var W (E x)²
         self.fresh: dict[Node, Tensor] = {}  # the variance that an operation adds, where it is known beforehand
+        self.together: dict[Node, Outcomes] = {}  # of functions of what drops out by channels
         self.of_dropped: set[Node] = set()  # maxima over windows of what drops out
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
@@ -281,7 +327,8 @@ class MeanEvaluation(Evaluation):
         if (first_order := FIRST_ORDER.get(node.packet)) is not None:
             return first_order(node, *args, **kwargs)
         if (unroll := unroll_of(self.plan.rules.get(node))) is not None:
-            result = unroll(node, *args, **kwargs)
+            count = itertools.count(1)
+            result = unroll(lambda x, p: self._dropped_inside(node, next(count), x, p), *args, **kwargs)
             if result is not None:
                 return result
         rule = self.plan.rules[node]
@@ -307,6 +354,15 @@ class MeanEvaluation(Evaluation):
         fresh = self.fresh[node] = torch.addcmul(x.var, x.mean, x.mean).mul_(p / (1 - p)).expand(x.full)
         result = Moments(x.mean, x.var + fresh, x.full)
         return [result, None] if node.packet is aten.native_dropout else result
+
+    def _dropped_inside(self, node: Node, draw: int, x: Moments, p: float) -> Moments:
+        """Moments behind a dropout that stands inside an operation, and its noise."""
+        if p >= 1:
+            x, p = Moments(torch.zeros_like(x.mean), torch.zeros_like(x.var)), 0.0
+        mean = x.mean.view_as(x.mean) if x.mean.requires_grad else x.mean.detach().requires_grad_()
+        fresh = torch.addcmul(x.var, mean, mean).detach() * (p / (1 - p))
+        self.sources.append(ElementNoise(node.module or "(model)", "dropout", mean, fresh, node, inside=draw))
+        return Moments(mean, x.var.detach() + fresh)
 
     def _largest_of_windows(self, node: Node, rule: Rule, windows: Windows) -> Any:
         """Maxima over windows; non-decreasing functions that come before them are applied after them."""
@@ -363,6 +419,7 @@ class MeanEvaluation(Evaluation):
         if rule is None or node.target is operator.getitem:
             return Moments(value.mean, var)
         fresh, mean = self._fresh(node, rule, Moments(value.mean, var))
+        together = self.together.pop(node, None)
         parameters = [operand for operand in node.operands if operand in self.parameters]
         if fresh is None and not parameters:
             return Moments(mean, var)
@@ -373,21 +430,36 @@ class MeanEvaluation(Evaluation):
             use.images = rule.channels == 1 and mean.ndim > 2
             self.parameters[parameter].uses.append(use)
         if fresh is not None:
-            self._add_source(node, rule, mean, fresh.expand(mean.shape))
+            self._add_source(node, rule, mean, fresh.expand(mean.shape), together)
         return Moments(mean, var)
 
-    def _add_source(self, node: Node, rule: Rule, mean: Tensor, fresh: Tensor) -> None:
+    def _add_source(self, node: Node, rule: Rule, mean: Tensor, fresh: Tensor, together: Outcomes | None) -> None:
         name = node.module or "(model)"
+        if rule.operation == "attention":
+            args, kwargs = self._arguments(node)
+            std, values, _ = dropped_weights(*args, **kwargs)
+            drop = AttentionDropout(name, "dropout", mean, fresh, node, inside=ONLY, std=std, values=values)
+            self.sources += [drop, ElementNoise(name, "dropout of what varies", mean, fresh, node, inside=ONLY)]
+            return
         kind = "maximum of dropped" if node in self.of_dropped else _kind(node, rule)
         source = ElementNoise(name, kind, mean, fresh, node)
-        if source.kind == "dropout" and node.packet in DROPOUTS:
-            source.before, source.odds = self._mean(node.args[0]).detach(), _odds(node)
+        if together is not None:
+            source.jump, source.chance = together
+            source.kind, source.inside = "dropout", ONLY
+        elif (mixture := self.plan.mixture(node)) is not None and kind == "dropout":
+            outcomes = mixture[1]
+            if len(outcomes) == 2:
+                (_, lower, shift), (source.chance, slope, offset) = outcomes
+                source.jump = (slope - lower) * self._mean(mixture[0]).detach() + (offset - shift)
+            else:
+                source.inside = ONLY
         self.sources.append(source)
-        if node.packet is aten.feature_dropout:  # all positions of a channel by one factor, and each by what it varies
-            assert source.before is not None and source.odds is not None
+        if source.jump is not None and not rule.noise:  # all positions of a channel by one draw, and what each varies
+            spread = source.chance * (1 - source.chance) * source.jump.square()
             source.by_channel = True
-            left = (source.var - source.odds * source.before.square()).clamp_min(0)
-            self.sources.append(ElementNoise(name, "dropout of what varies", mean, left, node))
+            left = (source.var - spread).clamp_min(0)
+            left_kind = "dropout of what varies" if together is None else _kind(node, rule)
+            self.sources.append(ElementNoise(name, left_kind, mean, left, node, inside=source.inside))
 
     def _mean(self, node: Node) -> Tensor:
         value = self.value(node)
@@ -400,6 +472,13 @@ class MeanEvaluation(Evaluation):
         output, are then as cheap as those of the plain network.
         """
         operands = [operand for operand in self.plan.random_operands(node) if operand not in self.parameters]
+        if rule.operation == "attention":
+            self.linearized[node.module or "(model)"] = str(node.packet or node.target)
+            args, kwargs = self._arguments(node)
+            return (dropped_weights(*args, **kwargs)[2] if rule.draws(*args, **kwargs) else None), value.mean
+        if rule.operation == "recurrent" and unroll_of(rule) is not None:
+            self.linearized[node.module or "(model)"] = str(node.packet or node.target)
+            return None, value.mean
         if rule.kind == "source" or not operands:
             reads_parameter = any(operand in self.parameters for operand in node.operands)
             return None if reads_parameter else value.var, value.mean
@@ -408,10 +487,11 @@ class MeanEvaluation(Evaluation):
                 return None, value.mean
             if (slopes := self.clusters.slopes.pop(node, None)) is not None:
                 return left_by_slopes(value.var, slopes), value.mean
+            self._note_outcomes(node, value)
             return self._of_elements(value, self.plan.skips.get(node, (self.plan.root[node],)))
         if node in self.fresh:
             return self.fresh.pop(node), value.mean
-        if rule.noise or node.packet is aten.feature_dropout:
+        if rule.noise or rule.draws(*node.args, **node.kwargs) or self.plan.mixture(node) is not None:
             return self._of_elements(value, operands)
         if rule.transposable or rule.kind == "elementwise":
             random = self.plan.random_operands(node)
@@ -419,10 +499,25 @@ class MeanEvaluation(Evaluation):
             combines = combines and not self._shared(node, rule)
             return self._left_of_product(node, rule, value, random) if combines else None, value.mean
         self.linearized[node.module or "(model)"] = str(node.packet or node.target)
-        if node.packet is aten.scaled_dot_product_attention:
-            args, kwargs = self._arguments(node)
-            return dropped_variance(node, *args, **kwargs), value.mean
         return None, value.mean
+
+    @torch.no_grad()
+    def _note_outcomes(self, node: Node, value: Moments) -> None:
+        """Of a function of what drops out by channels: how far its two means lie apart, at all positions at once."""
+        root = self.plan.root[node]
+        mixture, rule = self.plan.mixture(root), self.plan.rules.get(root)
+        if mixture is None or rule is None or rule.noise or len(mixture[1]) != 2:
+            return
+        before = self.value(mixture[0])
+        m, v = mean_of(before), var_of(before)
+        (_, *first), (chance, *second) = mixture[1]
+        means = [
+            self.clusters.of_gaussian(node, root, Moments(slope * m + offset, slope**2 * v)).dense().mean
+            for slope, offset in (first, second)
+        ]
+        self.clusters.slopes.pop(node, None)
+        if means[0].shape == value.mean.shape:
+            self.together[node] = means[1] - means[0], chance
 
     def _of_elements(self, value: Moments, inputs: Sequence[Node]) -> tuple[Tensor, Tensor]:
         """For a function of elements at the same position: v - sum of (dE/dm)² v over its inputs, and its mean."""
@@ -633,16 +728,10 @@ def _with_fixed_variance(value: Any) -> Any:
     return Moments(value.mean, value.var.detach(), value.full) if isinstance(value, Moments) else value
 
 
-def _odds(node: Node) -> float:
-    """p / (1 - p) of a dropout; of one that drops everything nothing varies."""
-    p = float(node.args[1])
-    return p / (1 - p) if p < 1 else 0.0
-
-
 def _kind(node: Node, rule: Rule) -> str:
     if (
         rule.noise
-        or node.packet in DROPOUTS
+        or rule.mixture is not None
         or (rule.kind == "source" and node.stack and "Drop" in node.stack[-1].class_name)
     ):
         return "dropout"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..engine.api import capture, plan_for
 from ..engine.plan import Plan, require_complete
+from ..errors import CaptureError, VarpropError
 from ..graph.capture import require_module
 from ..graph.node import Node, TensorInfo
 from ..graph.program import Program
@@ -51,8 +52,8 @@ def predict(
     the whole graph; what is left out is how the curvature of one layer correlates units of the next
     (`Prediction.reliable` says where that matters).
 
-    Dropout and other noise layers are at work, everything else is in evaluation mode: batch norms use their stored
-    statistics. The model itself is not changed.
+    Dropout and other noise layers are at work (`random`), everything else is in evaluation mode: batch norms use their
+    stored statistics. The model itself is not changed.
 
     Args:
         model: Any model `torch.export` can trace, or the result of `capture`, which keeps the modes it was captured in.
@@ -62,8 +63,10 @@ def predict(
             shapes, or numbers.
         outputs: Which outputs, as flat indices of one sample's output, a slice or a mask of them, or directions as a
             tensor ``(k, *output shape)``, such as the difference of two logits; all of them if left out.
-        random: The modules whose noise counts: a path or several, or a predicate called as ``random(path, module)``;
-            all dropout and drop-path modules if left out.
+        random: The modules whose noise counts: a path or several, or a predicate called as ``random(path, module)``. If
+            left out: dropout and drop-path modules, recurrent layers and `torch.nn.MultiheadAttention` that drop out,
+            and modules that call a dropout of `torch.nn.functional`. What a module of your own draws otherwise, such as
+            the ``dropout_p`` of an attention, leaves no trace in evaluation: name it.
         draws: How many real draws to add, where `Prediction.reliable` is False. The analytic result serves as their
             control variate: where it is right a few draws are as good as many, and where it is not they correct it.
             Where only the input is noisy they also give derivatives, which tell the covariance of a network of many
@@ -145,6 +148,11 @@ def _predict(
     parameters = _random_parameters(program, parameter_var or {})
     plan = plan_for(program, (*(program.inputs if var is not None else ()), *parameters))
     require_complete(plan, "leave out what makes them random")
+    if places := next((node for node in program.nodes if node in plan.drawn), None):
+        raise VarpropError(
+            f"'{places.module or '(model)'}' draws at random where to read ({places.packet or places.target}), whose "
+            "noise is not followed: let it do so in training mode alone, and leave it out of random=."
+        )
     _require_random(plan, program)
     directions = _directions(info, x.device, outputs)
     pieces = []
@@ -182,12 +190,27 @@ def _captured(model: nn.Module, x: Tensor, random: Random | None) -> Program:
         for path, module in model.named_modules():
             if path in paths or _is_random(path, module, random):
                 module.train()
-        return capture(model, x)
+        program = capture(model, x)
+        functional = [model.get_submodule(path) for path in program.idle]
+        functional = [module for module in functional if not module.training] if random is None else []
+        if not functional:
+            return program
+        for module in functional:
+            module.training = True  # and not what is in it
+        try:
+            return capture(model, x)
+        except CaptureError as error:
+            raise CaptureError(
+                f"'{program.idle[0] or '(model)'}' calls a dropout that is idle in evaluation, and the model cannot be "
+                f"captured with it at work; name the modules whose noise counts by random=. {error}"
+            ) from error
 
 
 def _is_random(path: str, module: nn.Module, random: Random | None) -> bool:
     if random is None:
         name = type(module).__name__.lower()
+        if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+            return module.dropout > 0
         return not list(module.children()) and ("dropout" in name or "droppath" in name or "stochasticdepth" in name)
     return callable(random) and random(path, module)
 
@@ -338,9 +361,9 @@ def _find_samples(program: Program, mean: Tensor, sources: list[Source]) -> None
     readers: list[ElementNoise | ParameterUse] = [source for source in sources if isinstance(source, ElementNoise)]
     readers += [use for source in sources if isinstance(source, ParameterNoise) for use in source.uses]
     trace = program.once(SampleTrace, SampleTrace)
-    samples = trace.complete({reader.node: reader.entry for reader in readers}, mean)
+    samples = trace.complete({reader.place: reader.entry for reader in readers}, mean)
     for reader in readers:
-        reader.samples = samples[reader.node]
+        reader.samples = samples[reader.place]
 
 
 def _working(dtype: torch.dtype) -> torch.dtype:

@@ -60,19 +60,9 @@ def attention(
     with sdpa_kernel(SDPBackend.MATH):  # the others cannot carry several output directions back at once
         plain = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     with torch.no_grad():
-        vq, vk, vv = (var_of(argument) for argument in (query, key, value))
-        if enable_gqa:
-            times = q.shape[-3] // k.shape[-3]
-            k, v, vk, vv = (t.repeat_interleave(times, -3) for t in (k, v, vk, vv))
+        p, k, v, vk, vv = attention_weights(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         factor = q.shape[-1] ** -0.5 if scale is None else scale
-        scores = factor * q @ k.mT
-        if is_causal:
-            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(future, -torch.inf)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
-        p = torch.softmax(scores, -1)
-        score_var = factor**2 * (q.square() @ vk.mT + vq @ (k.square() + vk).mT)
+        score_var = factor**2 * (q.square() @ vk.mT + var_of(query) @ (k.square() + vk).mT)
         if isinstance(attn_mask, Moments):
             score_var = score_var + attn_mask.dense().var
         by_score, squares = p.square() * score_var, p.square()
@@ -80,6 +70,24 @@ def attention(
         between = by_score @ v.square() - 2 * out * (by_score @ v) + out.square() * by_score.sum(-1, keepdim=True)
         dropped = dropout_p / (1 - dropout_p) * (squares @ (v.square() + vv))
         return Moments(plain, squares @ vv + between.clamp_min(0) + dropped)
+
+
+def attention_weights(
+    query: Any, key: Any, value: Any, attn_mask: Any, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The weights at the means; means of keys and values and variances of both, of one head each."""
+    q, k, v, mask = (mean_of(argument) for argument in (query, key, value, attn_mask))
+    vk, vv = var_of(key), var_of(value)
+    if enable_gqa:
+        times = q.shape[-3] // k.shape[-3]
+        k, v, vk, vv = (t.repeat_interleave(times, -3) for t in (k, v, vk, vv))
+    scores = (q.shape[-1] ** -0.5 if scale is None else scale) * q @ k.mT
+    if is_causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(future, -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    return torch.softmax(scores, -1), k, v, vk, vv
 
 
 FIRST_ORDER: dict[Any, Callable[..., Moments]] = {
@@ -91,11 +99,19 @@ FIRST_ORDER: dict[Any, Callable[..., Moments]] = {
 }
 
 
-def dropped_variance(node: Node, query: Any, key: Any, value: Any, *settings: Any, **named: Any) -> Tensor | None:
-    """The variance that dropout of attention weights adds; None if there is none."""
-    dropout_p = settings[1] if len(settings) > 1 else named.get("dropout_p", 0.0)
-    if not dropout_p:
-        return None
-    noisy = attention(node, query, key, value, *settings, **named).var
-    settings, named = (*settings[:1], 0.0, *settings[2:]), {**named, **({} if settings else {"dropout_p": 0.0})}
-    return noisy - attention(node, query, key, value, *settings, **named).var
+@torch.no_grad()
+def dropped_weights(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The standard deviation of weights that drop out, the mean values, and the variance by what varies of these."""
+    p, _, v, _, vv = attention_weights(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    std = p * (dropout_p / (1 - dropout_p)) ** 0.5 if dropout_p < 1 else torch.zeros_like(p)
+    return std, v, std.square() @ vv

@@ -21,7 +21,7 @@ from ..graph.node import Node, resolve
 from ..graph.program import Program
 from .adjoint import ElementNoise, Source
 
-DRAWN = ("dropout", "dropout of what varies", "draw", "scaled_dot_product_attention")  # the last by its own dropout
+DRAWN = ("dropout", "dropout of what varies", "draw")
 
 
 def only_input(sources: Sequence[Source]) -> ElementNoise | None:

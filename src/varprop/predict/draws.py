@@ -29,7 +29,6 @@ from .adjoint import (
     ParameterUse,
     SharedProducts,
     Source,
-    aten,
     gram,
     precise,
 )
@@ -81,9 +80,9 @@ def _drawn_factors(source: Source, gradients: Sequence[Tensor]) -> Tensor | None
     """`Source.factors` for the share of the noise that a draw shows; None if there is none."""
     if isinstance(source, ParameterNoise):
         return source.by_weight(gradients)
-    if isinstance(source, SharedProducts) or (source.drawn_var is None and not source.by_channel):
+    if isinstance(source, SharedProducts) or source.drawn_var is None:
         return None
-    if source.by_channel or source.drawn_var is None:
+    if source.by_channel:
         return source.factors(gradients)
     return source.samples.rows(gradients[0] * source.drawn_var.sqrt())
 
@@ -120,7 +119,7 @@ def run(
     env: dict[Node, Any] = {**program.tensors(), program.inputs[0]: x}
     names = {name: node for node, name in program.state.items()}
     noises: list[Tensor | None] = [None] * len(sources)
-    drawn: dict[Node, tuple[int, Tensor | None]] = {}
+    drawn: dict[Node, int] = {}
     for index, source in enumerate(sources):
         if isinstance(source, ParameterNoise):
             node, draw = names[source.name], torch.randn_like(source.var)
@@ -133,23 +132,25 @@ def run(
             env[source.node] = x + noise
             noises[index] = noise
         elif source.drawn_var is not None:
-            drawn[source.node] = index, source.before
+            drawn.setdefault(source.node, index)
     for node in program.nodes:
         args, kwargs = resolve((node.args, node.kwargs), env.__getitem__)
         if node not in drawn:
             env[node] = node.target(*args, **kwargs)
             continue
-        index, before = drawn[node]
-        if before is not None:  # dropout
-            keep = 1 - float(args[1])
-            whole = node.packet is aten.feature_dropout
-            shape = (*args[0].shape[:2], *[1] * (args[0].ndim - 2)) if whole else args[0].shape
-            factor = torch.bernoulli(args[0].new_full(shape, keep)) / max(keep, 1e-6)  # which may be nothing
-            env[node] = [args[0] * factor, factor > 0] if node.packet is aten.native_dropout else args[0] * factor
-            noises[index] = before * (factor - 1)
-        else:
+        index = drawn[node]
+        source, mixture = sources[index], evaluation.plan.mixture(node)
+        if mixture is None or not isinstance(source, ElementNoise) or source.jump is None:
             env[node] = node.target(*args, **kwargs)
             noises[index] = env[node] - evaluation.env[node].dense().mean
+            continue
+        x, chance = env[mixture[0]], source.chance  # dropout
+        (_, lower, shift), (_, slope, offset) = mixture[1]
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if source.by_channel else x.shape
+        stays = torch.bernoulli(x.new_full(shape, chance))
+        value = x * (lower + (slope - lower) * stays) + (shift + (offset - shift) * stays)
+        env[node] = [value, stays > 0][: len(node.info)] if isinstance(node.info, (list, tuple)) else value
+        noises[index] = source.jump * (stays - chance)
     return env, noises
 
 

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph.node import Node
 from ..moments import Moments
-from ..rules.recurrent import GRU, LSTM, Params, RecurrentCell, by_layer, joined
+from ..rules.recurrent import GRU, LSTM, RELU, TANH, Params, RecurrentCell, by_layer, joined
 from ..rules.registry import Rule
 from .attention import mean_of, var_of
+from .curves import line, rectified
 
 State = tuple[Moments, ...]
 
@@ -129,6 +129,22 @@ def _gru_step(entering: Tensor, covariances: Tensor, state: State, recurrent: Ga
     return (Moments(n + z * (h.mean - n) + zh - zn, var.clamp_min(0)),)
 
 
+def _plain_step(activation: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., State]:
+    def step(entering: Tensor, covariances: Tensor, state: State, recurrent: Gates, project: None) -> State:
+        """h' = f(W x + U h + b)."""
+        (h,) = state
+        mean = entering + F.linear(h.mean, recurrent.weight, recurrent.bias)
+        return (Moments(*activation(mean, covariances + recurrent.covariances(h.var))),)
+
+    return step
+
+
+def _rectified(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+    x = Moments(mean, var)
+    value, spread, slope = rectified(x)
+    return line(value, [(x, slope)]), spread
+
+
 def _third_doubled(parameter: Tensor | None) -> Tensor | None:
     if parameter is None:
         return None
@@ -157,7 +173,7 @@ def _layer(
 def _unroll(
     cell: RecurrentCell,
     step: Callable[..., State],
-    node: Node,
+    drop: Callable[[Moments, float], Moments],
     x: Any,
     hx: Any,
     params: Sequence[Tensor],
@@ -168,8 +184,8 @@ def _unroll(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Moments, ...] | None:
-    """The outputs and the last states; None where weights are random or layers drop out: the rule knows these."""
-    if any(isinstance(parameter, Moments) for parameter in params) or (dropout and train):
+    """The outputs and the last states; None where weights are random: the rule knows these."""
+    if any(isinstance(parameter, Moments) for parameter in params):
         return None
     sequence = Moments(mean_of(x), var_of(x).detach())
     if batch_first:
@@ -185,6 +201,8 @@ def _unroll(
         last.append(state)
         if len(outputs) == directions:
             sequence, outputs = joined(torch.cat, outputs, -1), []
+            if train and dropout > 0 and index + 1 < num_layers * directions:
+                sequence = drop(sequence, dropout)
     finals = (joined(torch.stack, states, 0) for states in zip(*last, strict=True))
     if batch_first:
         sequence = Moments(sequence.mean.transpose(0, 1), sequence.var.transpose(0, 1))
@@ -195,11 +213,13 @@ Unroll = Callable[..., tuple[Moments, ...] | None]
 _UNROLLED: dict[RecurrentCell, Unroll] = {
     LSTM: partial(_unroll, LSTM, _lstm_step),
     GRU: partial(_unroll, GRU, _gru_step),
+    TANH: partial(_unroll, TANH, _plain_step(lambda mean, var: _tanh(mean, var)[:2])),
+    RELU: partial(_unroll, RELU, _plain_step(_rectified)),
 }
 
 
 def unroll_of(rule: Rule | None) -> Unroll | None:
-    """How to evaluate a recurrent layer step by step, by the cell of its rule; None for other operations and cells."""
+    """How to evaluate a recurrent layer step by step, given what to do where values drop out; None for others."""
     if rule is None or rule.operation != "recurrent" or not isinstance(rule.function, partial):
         return None
     return _UNROLLED.get(rule.function.args[0])

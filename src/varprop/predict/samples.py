@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import VarpropError
 from ..graph.node import Node
 
+Place = tuple[Node, int]  # an operation, and the number of a value inside it
 LOOKED_AT = 4096  # elements of a value; of every candidate at least some thousand are told apart
 APART = 1e-2  # between weights found and expected: rounding leaves 1e-3 where the derivative is not small
 SMALL = 1e-3  # of the largest derivative
@@ -73,26 +74,26 @@ class SampleTrace:
     """The samples in the values of a program, as far as they are known; a copy of it is empty."""
 
     def __init__(self) -> None:
-        self.known: dict[Node, Samples] = {}
+        self.known: dict[Place, Samples] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SampleTrace, ()
 
-    def complete(self, entries: dict[Node, Tensor], mean: Tensor) -> dict[Node, Samples]:
+    def complete(self, entries: dict[Place, Tensor], mean: Tensor) -> dict[Place, Samples]:
         """Where the samples are in some values.
 
         Args:
-            entries: The values by node, as means that the output's mean depends on.
+            entries: The values by node and number, as means that the output's mean depends on.
             mean: The output's mean, whose first axis holds the samples.
 
         Raises:
             VarpropError: If samples share a value, or meet in one.
         """
         count = len(mean)
-        found = {node: self.known[node] for node in entries if node in self.known}
-        missing = {node: entry for node, entry in entries.items() if node not in found}
+        found = {place: self.known[place] for place in entries if place in self.known}
+        missing = {place: entry for place, entry in entries.items() if place not in found}
         if count == 1:
-            return {node: Samples.of(1, 1, entry.shape) for node, entry in entries.items()}
+            return {place: Samples.of(1, 1, entry.shape) for place, entry in entries.items()}
         if not missing:
             return found
         marks = 1 + torch.arange(count, dtype=torch.float64).mul(0.5 * (5**0.5 - 1)).frac().to(mean)
@@ -103,13 +104,13 @@ class SampleTrace:
             )
             for weights in (direction, direction * marks.view(-1, *[1] * (mean.ndim - 1)))
         )
-        for (node, entry), by_all, by_mark in zip(missing.items(), plain, marked, strict=True):
+        for (place, entry), by_all, by_mark in zip(missing.items(), plain, marked, strict=True):
             candidates = _candidates(entry.shape, by_all.flatten(), by_mark.flatten(), marks)
             if not candidates:
-                raise samples_apart(node)
-            found[node] = candidates[0]
+                raise samples_apart(place[0])
+            found[place] = candidates[0]
             if len(candidates) == 1:  # else few elements matter, for now
-                self.known[node] = candidates[0]
+                self.known[place] = candidates[0]
         return found
 
 

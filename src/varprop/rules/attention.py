@@ -229,7 +229,11 @@ def _reason(query: Value, key: Value, _: Value, attn_mask: Value | None = None, 
     return ATTENTION if any(isinstance(x, Moments) for x in (query, key, attn_mask)) else None
 
 
-@rule(aten.scaled_dot_product_attention, operation="attention", approximate=_reason)
+def _drops(_q: Any, _k: Any, _v: Any, _mask: Any = None, dropout_p: float = 0.0, *_: Any, **__: Any) -> bool:
+    return dropout_p > 0
+
+
+@rule(aten.scaled_dot_product_attention, operation="attention", approximate=_reason, draws=_drops)
 def attention(
     query: Value,
     key: Value,

@@ -91,7 +91,12 @@ def alpha_dropout(x: Moments, p: float, train: bool) -> Moments:
     return Moments(scale * keep * x.mean, scale**2 * var)
 
 
-@rule(aten.rrelu, per_channel=True, skews=True)
+def _slopes_are_drawn(_x: Any, *arguments: Any, training: bool = False, **_: Any) -> bool:
+    """Behind the two ends of the slopes: whether they are drawn."""
+    return bool(arguments[2]) if len(arguments) > 2 else training
+
+
+@rule(aten.rrelu, per_channel=True, skews=True, draws=_slopes_are_drawn)
 def rrelu(
     x: Moments, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any, **__: Any
 ) -> Moments:
@@ -106,7 +111,11 @@ def rrelu(
     return Moments(mean, var)
 
 
-@rule(aten.rrelu_with_noise_functional, skews=True)
+@rule(
+    aten.rrelu_with_noise_functional,
+    skews=True,
+    draws=lambda x, noise, *arguments, **named: _slopes_are_drawn(x, *arguments, **named),
+)
 def rrelu_with_noise_functional(x: Moments, noise: Value, *args: Any, **kwargs: Any) -> tuple[Moments, None]:
     """Moments as by `rrelu`; the slopes that are drawn have none."""
     return rrelu(x, *args, **kwargs), None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -303,13 +303,19 @@ def _parts(hx: Value | Sequence[Value]) -> Sequence[Value]:
     return [hx] if isinstance(hx, (Tensor, Moments)) else hx
 
 
-rule(aten.lstm.input, operation="recurrent", skews=True, approximate=_reason("lstm"))(partial(_unroll, LSTM))
-rule(aten.gru.input, operation="recurrent", skews=True, approximate=_reason("gru"))(partial(_unroll, GRU))
-rule(aten.rnn_tanh.input, operation="recurrent", skews=True, approximate=_reason("tanh"))(partial(_unroll, TANH))
+def _drops(*arguments: Any) -> bool:
+    """True if values drop out between layers."""
+    _x, _hx, _params, _has_biases, num_layers, dropout, train, *_ = arguments
+    return bool(train and dropout > 0 and num_layers > 1)
+
+
+_SEQUENCE: dict[str, Any] = {"operation": "recurrent", "skews": True, "draws": _drops}
+rule(aten.lstm.input, **_SEQUENCE, approximate=_reason("lstm"))(partial(_unroll, LSTM))
+rule(aten.gru.input, **_SEQUENCE, approximate=_reason("gru"))(partial(_unroll, GRU))
+rule(aten.rnn_tanh.input, **_SEQUENCE, approximate=_reason("tanh"))(partial(_unroll, TANH))
 rule(
     aten.rnn_relu.input,
-    operation="recurrent",
-    skews=True,
+    **_SEQUENCE,
     approximate=_reason("relu") + "; more for units almost never active",
 )(partial(_unroll, RELU))
 rule(aten.lstm_cell, skews=True, work=10, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))

@@ -149,11 +149,13 @@ class LawFacts:
             function of the moments and of the operation's own arguments.
         mixture: Where elements are replaced at random, as by dropout: a function of the arguments that returns, for
             every outcome, its chance and the slope and the offset of the line of the element that is then the result.
+        draws: Draws random numbers of its own beside what it computes; a function of the arguments.
     """
 
     drawn: Callable[..., Tensor] | None = None
     outcomes: Callable[..., tuple[Tensor, Tensor]] | None = None
     mixture: Callable[..., list[tuple[float, float, float]]] | None = None
+    draws: Callable[..., bool | None] = _nothing
 
 
 @dataclass(kw_only=True)
