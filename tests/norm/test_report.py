@@ -66,7 +66,7 @@ def test_what_stays_is_named_with_the_reason():
     text = str(vp.fold_report(model))
     assert "1 LayerNorm: normalizes every sample by itself" in text
     assert "1 MultiheadAttention: its projections are arguments of one function" in text
-    assert "1 BatchNorm1d: follows no linear layer" in text and "depends on the batch" in text
+    assert "1 BatchNorm1d: follows no plain linear layer" in text and "depends on the batch" in text
     assert "1 Linear: left out with only=" in text
     assert len(text.splitlines()) <= 12
 

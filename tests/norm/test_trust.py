@@ -532,6 +532,21 @@ def test_parametrizations(name: str, before: bool) -> None:
     assert type(folded[2]) is nn.Linear
 
 
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+@pytest.mark.filterwarnings("ignore:The statistics of")
+def test_a_batch_norm_behind_a_parametrized_weight_stays(name: str) -> None:
+    """The weight takes no factor, and looking for its owners ended in an error."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+    PARAMETRIZATIONS[name](plain[0])
+    nn.init.normal_(plain[1].weight)
+    nn.init.normal_(plain[1].running_mean)
+    plain.eval()
+    with pytest.warns(vp.PlainWarning, match=r"whose weight is parametrized, .* stay, .*'1'"):
+        model = vp.normalize(plain, moments(4), example=X, init="preserve")
+    assert same(model(X), plain(X)) and same(vp.fold(model)(X), plain(X))
+
+
 def test_a_layer_put_in_the_place_of_another_is_refused() -> None:
     model = mlp()
     model[2] = nn.Linear(6, 3).double()

@@ -224,8 +224,8 @@ def _explain(model: nn.Module, error: Exception) -> str:
         )
     if "fake tensor in the exported program constant" in text:
         return (
-            f"{type(model).__name__} does something that no graph can follow, such as torch.autograd.grad inside its "
-            f"forward: keep the module that does so whole with `@vp.rule(ThatModule)`."
+            f"{type(model).__name__} does something that no graph can follow, such as torch.autograd.grad or a write "
+            f"to `.data` inside its forward: keep the module that does so whole with `@vp.rule(ThatModule)`."
         )
     if any(_packs(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
         return (

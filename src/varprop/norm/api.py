@@ -20,8 +20,8 @@ from ..training.restore import preserved_modes
 from .batchnorm import (
     Absorbed,
     absorb_direction_,
+    absorbed_by,
     assign_weight_,
-    batch_norms_in,
     bypassed,
     computes_as_torch_batch_norm,
     find_notes,
@@ -209,13 +209,13 @@ def captured_for(
     layers = find_layers(model, only, _can_be_normalized)  # complains of a wrong choice before anything takes time
     example = example_for(model, moments, example)
     programs = capture_modes(model, example)
-    pairs = batch_norms_in(programs[False])
     computed = reading_computed(programs.values(), layers)
     chosen = {path: layer for path, layer in layers.items() if path not in computed}
+    pairs = absorbed_by(chosen, programs[False])
     for path, layer in chosen.items():
         norm = pairs.get(path)
         check_dtypes(path, layer, norm or "", None if norm is None else model.get_submodule(norm))
-    absorbed = {model.get_submodule(norm) for path, norm in pairs.items() if path in chosen}
+    absorbed = {model.get_submodule(norm) for norm in pairs.values()}
     staying = {path: m for path, m in model.named_modules() if by_batch(m) and m not in absorbed}
     programs = capture_modes(model, example, staying.values()) if staying else programs
     constant = reading_constants(programs.values(), layers, moments)
@@ -241,7 +241,9 @@ def normalized_(
     model, programs, silent = _without_batch_norms(model, captured, chosen)
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
-        reason = "; torch.autocast or vmap inside its forward hides those that are called there" if chosen else ""
+        names = listed([repr(path) for path in chosen])
+        hidden = "or only where torch.autocast or vmap inside its forward hides it"
+        reason = f": it calls none of {names}, {hidden}" if chosen else ""
         if not chosen and (unknown := linear_by_look(model, captured.constant | captured.computed)):
             reason = f": only layers of torch's own classes can be, not {listed(unknown)}"
         if not chosen and captured.computed:
@@ -290,7 +292,7 @@ def _without_batch_norms(
     Returns:
         The model, its graphs without those batch norms, and which channels of a layer are silent.
     """
-    pairs = {path: norm for path, norm in batch_norms_in(captured.programs[False]).items() if path in layers}
+    pairs = absorbed_by(layers, captured.programs[False])
     weights = {path: layers[path].weight for path in pairs}
     norms = {captured.programs[False].model.get_submodule(path) for path in pairs.values()}
     programs = _by_distinct(captured.programs, lambda program: transferred(program, model, bypassed(program, norms)))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+from torch.nn.utils import parametrize
 
 from ..engine.plan import operation_of
 from ..graph.capture import capture
@@ -62,6 +63,12 @@ def batch_norms_in(program: Program) -> dict[str, str]:
     calls = list(_calls(program))
     pairs = {layer: norm for layer, norm in calls if layer is not None and norm is not None}
     return {paths[layer]: paths[norm] for layer, norm in pairs.items() if _only_pair(calls, layer, norm)}
+
+
+def absorbed_by(layers: Mapping[str, nn.Module], program: Program) -> dict[str, str]:
+    """`batch_norms_in` for some layers that can do their work: a parametrized weight takes no factor."""
+    pairs = batch_norms_in(program).items()
+    return {p: norm for p, norm in pairs if p in layers and not parametrize.is_parametrized(layers[p], "weight")}
 
 
 def bypassed(program: Program, norms: Container[nn.Module]) -> dict[Node, Node]:

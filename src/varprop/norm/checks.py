@@ -21,14 +21,14 @@ from .scope import shared_fold
 def check_copyable(model: nn.Module) -> None:
     """Before a copy is made: torch cannot copy weights that hooks compute, nor other tensors with a history."""
     for path, module in model.named_modules():
+        if is_linear_layer(module):
+            require_weight_of_its_own(path, module)
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise ValueError(
                     f"Attribute '{name}' of '{path or type(module).__name__}' is a tensor with derivatives that an "
                     f"earlier call has left there, which torch cannot copy: call the model once under torch.no_grad()."
                 )
-        if is_linear_layer(module):
-            require_weight_of_its_own(path, module)
 
 
 def check_model(model: nn.Module, moments: Any) -> None:

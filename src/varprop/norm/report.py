@@ -256,7 +256,7 @@ def _staying(model: nn.Module) -> dict[tuple[str, str], int]:
         if isinstance(module, Normalized) or module in within:
             continue
         if is_batch_norm(module):
-            reason = "follows no linear layer, or something else reads its parameters; it depends on the batch"
+            reason = "follows no plain linear layer, or something else reads its parameters; it depends on the batch"
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
             reason = "normalizes every sample by itself, so it does not depend on the batch"
         elif isinstance(module, nn.MultiheadAttention):
@@ -316,8 +316,8 @@ def warn_of_plain(model: nn.Module, except_paths: Container[str] = ()) -> None:
     layers = linear_by_look(model, except_paths)
     if norms:
         warnings.warn(
-            f"Batch norms that do not directly follow a linear layer, or whose parameters something else reads, stay, "
-            f"and with them the dependence on the batch: "
+            f"Batch norms that do not directly follow a linear layer, that follow one whose weight is parametrized, or "
+            f"whose parameters something else reads, stay, and with them the dependence on the batch: "
             f"{listed([repr(path) for path in norms])}.",
             PlainWarning,
             stacklevel=3,
