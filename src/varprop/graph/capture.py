@@ -83,7 +83,7 @@ def capture(
         _use_lazy_graph_module(True),  # most graphs on the way are never run: no code is made for them
     ):
         exported = torch.export.export(model, args, kwargs, strict=False)
-        idle = _idle_dropouts(exported.graph_module.graph)
+        idle = _idle_dropouts(model, exported.graph_module.graph)
         exported = in_functional_form(exported)
     graph = exported.graph_module.graph
     restore_leaves(graph, leaves)
@@ -94,15 +94,14 @@ def capture(
     return program
 
 
-def _idle_dropouts(graph: fx.Graph) -> list[str]:
+def _idle_dropouts(model: nn.Module, graph: fx.Graph) -> list[str]:
     """The paths of modules that call a dropout in evaluation, which in functional form leaves no trace."""
+    paths = _paths(model)
     idle = [
-        _stack(node)[-1].path
+        call.path
         for node in graph.nodes
-        if getattr(node.target, "overloadpacket", None) in _DROPOUTS
-        and node.args[1]
-        and not node.args[2]
-        and _stack(node)
+        if getattr(node.target, "overloadpacket", None) in _DROPOUTS and node.args[1] and not node.args[2]
+        for call in _stack(node, paths)[-1:]
     ]
     return list(dict.fromkeys(idle))
 

@@ -1,8 +1,9 @@
 """Where the samples of a batch are inside a network, which may move their axis or merge it with others.
 
-A network whose samples do not meet has derivatives that tell: with every sample's outputs weighted by a number of its
-own, the derivative by a value is that number times the plain derivative, at all elements of that sample and nowhere
-else. Two backward passes find the samples in all values at once; what a graph does with them does not change.
+A network whose samples do not meet has derivatives that tell: with the outputs of every sample weighted by a number,
+neighbours by different ones, the derivative by a value is the number of its sample times the plain derivative. Two
+backward passes find the samples in all values at once; what a graph does with them does not change. The numbers are
+powers of two, by which nothing is rounded in any precision, TF32 included.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..graph.node import Node
 
 Place = tuple[Node, int]  # an operation, and the number of a value inside it
 LOOKED_AT = 4096  # elements of a value; of every candidate at least some thousand are told apart
-APART = 1e-2  # between weights found and expected: rounding leaves 1e-3 where the derivative is not small
+APART = 1e-2  # between numbers found and expected, should kernels differ in their rounding
 SMALL = 1e-3  # of the largest derivative
 MIXED = 1e-6  # of the squared derivatives, which may belong to another sample
 
@@ -96,7 +97,8 @@ class SampleTrace:
             return {place: Samples.of(1, 1, entry.shape) for place, entry in entries.items()}
         if not missing:
             return found
-        marks = 1 + torch.arange(count, dtype=torch.float64).mul(0.5 * (5**0.5 - 1)).frac().to(mean)
+        turns = torch.arange(count, dtype=torch.float64).mul(0.5 * (5**0.5 - 1)).frac()
+        marks = (4 * turns).floor().exp2().to(mean)  # 1, 4, 1, 8, 2, ...
         direction = torch.cos(torch.arange(mean[0].numel(), device=mean.device, dtype=mean.dtype)).view(mean.shape[1:])
         plain, marked = (
             torch.autograd.grad(
