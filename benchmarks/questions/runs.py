@@ -160,6 +160,13 @@ Value = Callable[[Run], float | None]
 Place = tuple[str, str]  # an arm, and the name of what was measured
 
 
+class ArmNotRun(NotRun):
+    """There are no runs of an arm."""
+
+    def __init__(self, arm: str) -> None:
+        self.lines = (f"{arm} was not run", "to be made by: python -m benchmarks.questions")
+
+
 @dataclass(frozen=True)
 class Records:
     """Runs of one question."""
@@ -170,11 +177,11 @@ class Records:
         """The runs of an arm by seed, by default at the rate of the lowest training loss, the mean over seeds.
 
         Raises:
-            NotRun: If there are none.
+            ArmNotRun: If there are none.
         """
         rates = {run["rate"] for run in self.runs if run["arm"] == arm}
         if not rates:
-            raise NotRun(f"{arm} was not run", "questions")
+            raise ArmNotRun(arm)
         chosen = (
             min(sorted(rates), key=lambda candidate: self.last(arm, TRAINED, candidate).mean) if rate is None else rate
         )

@@ -135,6 +135,7 @@ def test_what_the_length_of_weights_does(loss_of, expected):
 def test_without_runs_there_is_no_verdict(question):
     rows = question.verdicts(Records([])).splitlines()[2:]
     assert len(rows) == len(question.claims) and all(f"| {MISSING} |" in row for row in rows)
+    assert all("python -m benchmarks.questions |" in row for row in rows)
 
 
 RECORDED = [QUESTIONS[name] for name in recorded(ROOT / "docs/results")]
