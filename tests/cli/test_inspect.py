@@ -261,7 +261,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch):
         progress.reach("capturing the graph", 0, 4)
         progress.reach("propagating moments (3 of 6 operations)", 1.5, 4)
     first, second = log.getvalue().splitlines()
-    assert first.startswith("inspect:   0 % (0/4), ") and first.endswith(" gone, capturing the graph")
+    assert first.startswith("inspect:   0 % (0/4), ") and first.endswith(" elapsed, capturing the graph")
     assert second.startswith("inspect:  38 % (1.5/4), ") and " left, propagating moments (3 of 6" in second
     assert "\r" not in log.getvalue()
 

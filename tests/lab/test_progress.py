@@ -51,7 +51,7 @@ def test_elsewhere_at_most_one_line_in_ten_seconds(clock):
         bar.advance(2, "training")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 5
-    assert lines[-1] == "mnist:  20 % (200/1000), 4/s, 0:50 gone, 3:20 left, training"
+    assert lines[-1] == "mnist:  20 % (200/1000), 4/s, 0:50 elapsed, 3:20 left, training"
 
 
 def test_the_last_line_always_comes_even_when_it_ends_in_an_error():
@@ -67,7 +67,7 @@ def test_slow_work_has_a_rate_by_the_minute(clock):
     bar = progress.Progress(50, "slow", stream)
     clock.now = 20.0
     bar.advance(10)
-    assert stream.getvalue() == "slow:  20 % (10/50), 30/min, 0:20 gone, 1:20 left\n"
+    assert stream.getvalue() == "slow:  20 % (10/50), 30/min, 0:20 elapsed, 1:20 left\n"
 
 
 def test_a_search_that_takes_longer_than_expected_is_not_called_done(clock):
@@ -75,7 +75,7 @@ def test_a_search_that_takes_longer_than_expected_is_not_called_done(clock):
     bar = progress.Progress(50, "compare", stream)
     clock.now = 20.0
     bar.advance(60)
-    assert stream.getvalue() == "compare: 60, more than the 50 expected, 3/s, 0:20 gone\n"
+    assert stream.getvalue() == "compare: 60, more than the 50 expected, 3/s, 0:20 elapsed\n"
     terminal = Terminal()
     with progress.show(50, "compare", stream=terminal) as bar:
         bar.advance(60)

@@ -52,7 +52,7 @@ class Progress:
             counted = f"{done}, more than the {self.total} expected"
         else:
             counted = f"{100 * self.done / max(1, self.total):3.0f} % ({done}/{self.total})"
-        texts = [f"{self.title}: {counted}", _rate(rate), f"{_clock(elapsed)} gone"]
+        texts = [f"{self.title}: {counted}", _rate(rate), f"{_clock(elapsed)} elapsed"]
         if rate and self.done < self.total:
             texts.append(f"{_clock((self.total - self.done) / rate)} left")
         if self.stream is not None:
