@@ -173,3 +173,43 @@ def results_of_used(model, x):
     output = model(x)
     grads = torch.autograd.grad(output.square().mean(), list(model.parameters()), allow_unused=True)
     return output, [grad for grad in grads if grad is not None]
+
+
+class Positioned(nn.Module):
+    """A tensor for every position is added to what a layer returns, multiplies it and divides it, before a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)
+        self.places, self.gains = nn.Parameter(torch.randn(5, 4)), nn.Parameter(1 + torch.rand(5, 4))
+
+    def forward(self, x):
+        x = (self.places + self.first(x) - 2 * self.places) / self.gains
+        return self.last(self.norm((self.places - self.gains * x) * self.gains))
+
+
+def test_tensors_for_every_position_compile_without_a_graph_break():
+    torch.manual_seed(0)
+    model = vp.normalize(Positioned(), vp.Moments(torch.zeros(1, 1, 3), torch.ones(1, 1, 3)), example=(1, 5, 3))
+    x = torch.randn(2, 5, 3)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+class Cached(nn.Module):
+    """Joins what a layer returns to a cache that is empty still, as models of language do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(torch.cat([torch.tensor([], dtype=x.dtype), self.first(x)], -2))
+
+
+def test_what_is_joined_to_an_empty_cache_is_itself():
+    torch.manual_seed(0)
+    model, x = vp.normalize(Cached(), vp.Moments(0.0, 1.0), example=(1, 5, 3)), torch.randn(2, 5, 3)
+    assert [layer.how for layer in vp.fold_report(model).layers] == ["together", "together"]
+    torch.testing.assert_close(model(x), model.last(model.first(x)))
+    torch.testing.assert_close(vp.fold(model)(x), model(x))

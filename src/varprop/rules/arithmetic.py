@@ -151,9 +151,19 @@ def _slope_offset(x: Any) -> tuple[Any, Any]:
     return (x.slope, x.offset) if hasattr(x, "slope") else (0.0, x)
 
 
+def _added(a: Any, b: Any) -> Any:
+    """a + b for a line and whatever else, by the line's method: Dynamo takes a sum with a tensor for one of torch's."""
+    return a.__add__(b) if hasattr(a, "slope") else b.__add__(a)
+
+
+def _multiplied(a: Any, b: Any) -> Any:
+    """a * b, likewise."""
+    return a.__mul__(b) if hasattr(a, "slope") else b.__mul__(a)
+
+
 elementwise(
     aten.add,
-    affine=lambda a, b, alpha=1: a + b * alpha,
+    affine=lambda a, b, alpha=1: _added(a, b * alpha),
     independent=add_independent,
     multilinear=True,
     signs=(1.0, 1.0),
@@ -161,7 +171,7 @@ elementwise(
 )
 elementwise(
     aten.sub,
-    affine=lambda a, b, alpha=1: a - b * alpha,
+    affine=lambda a, b, alpha=1: _added(a, b * -alpha),
     independent=sub_independent,
     multilinear=True,
     signs=(1.0, -1.0),
@@ -169,14 +179,14 @@ elementwise(
 )
 elementwise(
     aten.rsub,
-    affine=lambda a, b, alpha=1: b - a * alpha,
+    affine=lambda a, b, alpha=1: _added(b, a * -alpha),
     independent=lambda a, b, alpha=1: sub_independent(b, a, alpha=alpha),
     multilinear=True,
     signs=(-1.0, 1.0),
 )
 elementwise(
     aten.mul,
-    affine=lambda a, b: a * b,
+    affine=_multiplied,
     independent=mul_independent,
     multilinear=True,
     product=True,
@@ -185,7 +195,7 @@ elementwise(
 elementwise(
     aten.div,
     aten.true_divide,
-    affine=lambda a, b: a / b if hasattr(a, "slope") else None,
+    affine=lambda a, b: a.__truediv__(b) if hasattr(a, "slope") else None,
     independent=div_independent,
     positive=1,
     approximate=lambda _a, b: QUOTIENT if isinstance(b, Moments) else None,

@@ -75,7 +75,7 @@ def channel_shuffle(x: Moments, groups: int) -> Moments:
 @structural(aten.cat, operation="cat", selects=True)
 def cat(tensors: Sequence[Any], dim: int = 0) -> Moments:
     """Joined along one axis; the others stay uniform where every part is."""
-    tensors = [t for t in tensors if not (isinstance(t, Tensor) and t.shape == (0,))]  # torch skips these too
+    tensors = [t for t in tensors if t.shape != (0,)] or tensors[:1]  # torch skips these too
     ndim = max(t.ndim for t in tensors)
     dim = dim % ndim
     uniform = [axis != dim and all(t.shape[axis] == 1 for t in tensors) for axis in range(ndim)]
