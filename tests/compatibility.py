@@ -43,6 +43,8 @@ ROWS = {
     "tensor parallel": "`vp.fold(model)`, then `parallelize_module`; of the normalized model it is refused: train with "
     "`fully_shard`",
     "DataParallel": "refused: use DistributedDataParallel",
+    "custom linear layers": "of other libraries and your own, such as `Conv1D` of transformers (GPT-2) and `Linear` of "
+    "PyTorch Geometric: each that multiplies one argument by its `weight`, (out, in) or (in, out), and adds its `bias`",
     "packed sequences": "recurrent layers on packed sequences: each as if it were alone",
     "Lightning": "trained by its Trainer as by hand",
     "Hugging Face Trainer": "trained, saved and loaded as by hand",

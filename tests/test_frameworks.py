@@ -201,8 +201,7 @@ def test_models_of_transformers(name: str) -> None:
     before = F.mse_loss(normalized(x), target)
     before.backward()
     used = [layer for layer in normalized.modules() if hasattr(layer, "scale") and layer.scale.grad is not None]
-    least = 1 if name == "GPT2LMHead" else 2 * 4  # all but its head are of a class of its own, and stay
-    assert len(used) >= least and all(bool(layer.weight.grad.any()) for layer in used)
+    assert len(used) >= 2 * 4 and all(bool(layer.weight.grad.any()) for layer in used)
     optimizer.step()
     assert F.mse_loss(normalized(x), target) < before
 

@@ -147,7 +147,7 @@ def test_the_way_around_a_missing_rule_is_one_that_there_is() -> None:
 
 
 class TransposedLinear(nn.Module):
-    """A linear layer that is none of torch's."""
+    """A linear layer that is none of torch's and has no place for the bias that `fold` would give it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ UNIT = vp.Moments(torch.zeros(1, 3), torch.ones(1, 3))
 
 
 def test_a_model_of_other_layers_is_told_which_they_are() -> None:
-    with pytest.raises(ValueError, match=r"only layers of torch's own classes can be, not '0' \(TransposedLinear\)"):
+    with pytest.raises(ValueError, match=r"add its own `bias` and to do nothing else, unlike '0' \(TransposedLinear\)"):
         vp.normalize(nn.Sequential(TransposedLinear()), UNIT)
 
 

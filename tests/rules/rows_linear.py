@@ -2,6 +2,8 @@
 
 import torch
 
+from varprop.graph import ops
+
 from .case import Case, normal, weight
 
 aten = torch.ops.aten
@@ -11,6 +13,8 @@ rows = [
     Case(aten.linear.default, lambda: (normal(2, 3, 5), weight(4, 5)), label="no-bias"),
     Case(aten.linear.default, lambda: (normal(3, 5), normal(4, 5), normal(4)), label="random-weight"),
     Case(aten.linear.default, lambda: (weight(3, 5), normal(4, 5), weight(4)), label="constant-input"),
+    Case(ops.transposed_linear, lambda: (normal(2, 3, 5), weight(5, 4), weight(4))),
+    Case(ops.transposed_linear, lambda: (normal(3, 5), normal(5, 4)), label="random-weight"),
     Case(aten.conv1d.default, lambda: (normal(2, 3, 7), weight(4, 3, 3), weight(4), [2], [1])),
     Case(aten.conv1d.default, lambda: (normal(4, 7), weight(6, 2, 2), None, [1], [0], [2], 2), label="groups"),
     Case(aten.conv1d.padding, lambda: (normal(2, 3, 7), weight(4, 3, 4), weight(4), [1], "same")),

@@ -36,11 +36,10 @@ def test_what_works_channel_by_channel_says_so(name: str) -> None:
 
 def test_linear_layers_are_those_with_weights_as_their_second_argument() -> None:
     convolutions = {f"aten.conv{kind}{axes}d" for kind in ("", "_transpose") for axes in (1, 2, 3)}
-    assert operations("linear") == {"aten.linear", "aten.convolution", *convolutions}
+    matrices = {"aten.linear", *named("transposed_linear")}
+    assert operations("linear") == {*matrices, "aten.convolution", *convolutions}
     assert operations("linear") <= operations("weighted")
-    assert {name for name in operations("linear") if OPERATIONS[name].convolution} == operations("linear") - {
-        "aten.linear"
-    }
+    assert {name for name in operations("linear") if OPERATIONS[name].convolution} == operations("linear") - matrices
 
 
 def test_averages_and_interpolations_say_so() -> None:

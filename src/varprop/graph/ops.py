@@ -58,3 +58,8 @@ def token_average(value: Tensor, shape: Sequence[int]) -> Tensor:
 def position_average(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     """The average over positions, where they count as all alike."""
     return x.mean(list(dims), keepdim)
+
+
+def transposed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer whose weight is (in, out)."""
+    return torch.nn.functional.linear(x, weight.mT, bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from ..engine.inputs import example_for
 from ..graph.capture import require_values
+from ..graph.linear_maps import in_one_operation
 from ..graph.program import Program, transferred
 from ..moments import autocast_off
 from ..training.restore import preserved_modes
@@ -38,11 +39,11 @@ from .checks import (
     check_finite,
     check_model,
     check_weights,
-    linear_by_look,
-    listed,
     refuse_part,
     refuse_reading_by_hand,
+    why_none,
 )
+from .custom_linear import custom_linear_layers, may_be_linear
 from .initialization import (
     branch_factors,
     first_shifts,
@@ -67,7 +68,7 @@ from .layers import (
     remove_parametrizations_of_,
     stop_checking_,
 )
-from .linear_layers import Only, find_layers, is_linear_layer
+from .linear_layers import OUTPUT_AXIS, Only, find_layers, is_linear_layer
 from .modes import calls_of, capture_modes, reading_computed, reading_constants, with_calls
 from .network import make_network
 from .recurrent import NormalizedRecurrent, recurrent_class
@@ -106,7 +107,10 @@ def normalize(
     mu and sigma follow from the parameters by analytic propagation, so they are the same in training and evaluation,
     do not depend on the batch, need no buffers, and are differentiated through. Every layer keeps its weight and gains
     `scale` and `shift`; its bias, and a batch norm directly after it, are absorbed. `fold` takes all of it out again.
-    A layer whose input is the same for all data (a time step given as a constant, say) stays as it is, with a warning.
+    One of another class than torch's (``Conv1D`` of transformers, ``Linear`` of PyTorch Geometric, your own) counts as
+    linear if its forward multiplies one argument by its `weight`, (out, in) or (in, out), adds its `bias`, and does
+    nothing else. A layer whose input is the same for all data (a time step given as a constant, say) stays as it is,
+    with a warning.
 
     The statistics know the model as it is now, in training and in evaluation mode. They follow its parameters and
     buffers, but not a number that its own code keeps in an attribute, which is what it was; and a layer that trains
@@ -183,6 +187,7 @@ class Captured(NamedTuple):
         example: The inputs it was captured with.
         constant: The paths of layers whose inputs are the same for all data: there is nothing to normalize by.
         computed: The paths of layers that are called with a weight or bias that is no parameter of theirs.
+        custom: The paths of the linear layers of other classes than torch's, with the axis of the weight over outputs.
         by_batch: The paths of batch norms that stay and count as normalizing by the batch.
     """
 
@@ -191,6 +196,7 @@ class Captured(NamedTuple):
     example: Any
     constant: frozenset[str]
     computed: frozenset[str]
+    custom: dict[str, int]
     by_batch: frozenset[str] = frozenset()
 
 
@@ -206,20 +212,31 @@ def captured_for(
     Batch norms that stay and that `by_batch` names count as normalizing by the batch.
     """
     check_model(model, moments)
-    layers = find_layers(model, only, _can_be_normalized)  # complains of a wrong choice before anything takes time
+    # complains of a wrong choice before anything takes time
+    candidates = find_layers(model, only, lambda module: _can_be_normalized(module) or may_be_linear(module))
     example = example_for(model, moments, example)
     programs = capture_modes(model, example)
+    axes = custom_linear_layers(programs, (m for m in candidates.values() if not _can_be_normalized(m)))
+    programs = _with_linear_calls(programs, axes)
+    layers = find_layers(model, only, lambda module: _can_be_normalized(module) or module in axes)
     computed = reading_computed(programs.values(), layers)
     chosen = {path: layer for path, layer in layers.items() if path not in computed}
-    pairs = absorbed_by(chosen, programs[False])
+    pairs = absorbed_by(chosen, programs[False], axes)
     for path, layer in chosen.items():
         norm = pairs.get(path)
         check_dtypes(path, layer, norm or "", None if norm is None else model.get_submodule(norm))
     absorbed = {model.get_submodule(norm) for norm in pairs.values()}
     staying = {path: m for path, m in model.named_modules() if by_batch(m) and m not in absorbed}
-    programs = capture_modes(model, example, staying.values()) if staying else programs
+    if staying:
+        programs = _with_linear_calls(capture_modes(model, example, staying.values()), axes)
     constant = reading_constants(programs.values(), layers, moments)
-    return Captured(programs, moments, example, constant, computed, frozenset(staying))
+    custom = {path: axes[layer] for path, layer in layers.items() if layer in axes}
+    return Captured(programs, moments, example, constant, computed, custom, frozenset(staying))
+
+
+def _with_linear_calls(programs: dict[bool, Program], custom: Collection[nn.Module]) -> dict[bool, Program]:
+    """The programs with every call of a linear layer of another class than torch's as one operation."""
+    return _by_distinct(programs, lambda program: in_one_operation(program, custom)) if custom else programs
 
 
 def normalized_(
@@ -236,19 +253,16 @@ def normalized_(
 
     `shift` and `orthogonal` are those of `init_`, for the paper's form.
     """
-    candidates: dict[str, Any] = find_layers(model, only, _can_be_normalized)
+    custom = {model.get_submodule(path): axis for path, axis in captured.custom.items()}
+    candidates: dict[str, Any] = find_layers(model, only, lambda m: _can_be_normalized(m) or m in custom)
     chosen = {path: layer for path, layer in candidates.items() if path not in captured.constant | captured.computed}
+    for layer in chosen.values():
+        if layer in custom:
+            setattr(layer, OUTPUT_AXIS, custom[layer])
     model, programs, silent = _without_batch_norms(model, captured, chosen)
     layers = {path: chosen[path] for path in dict.fromkeys(calls_of(programs[False], chosen).values())}
     if not layers:
-        names = listed([repr(path) for path in chosen])
-        hidden = "or only where torch.autocast or vmap inside its forward hides it"
-        reason = f": it calls none of {names}, {hidden}" if chosen else ""
-        if not chosen and (unknown := linear_by_look(model, captured.constant | captured.computed)):
-            reason = f": only layers of torch's own classes can be, not {listed(unknown)}"
-        if not chosen and captured.computed:
-            names = listed([repr(path) for path in sorted(captured.computed)])
-            reason = f": weights or biases are no parameters of the layers that compute with them ({names})"
+        reason = why_none(model, chosen, captured.computed, captured.constant)
         raise ValueError(f"The model has no linear layer to normalize{reason}.")
     graph = with_calls(programs[False], layers, captured.moments)
     long = form is None and init != "preserve" and layers_in_a_row(graph) > SHALLOW
@@ -292,9 +306,11 @@ def _without_batch_norms(
     Returns:
         The model, its graphs without those batch norms, and which channels of a layer are silent.
     """
-    pairs = absorbed_by(layers, captured.programs[False])
+    plain = captured.programs[False].model
+    custom = [plain.get_submodule(path) for path in captured.custom]
+    pairs = absorbed_by(layers, captured.programs[False], custom)
     weights = {path: layers[path].weight for path in pairs}
-    norms = {captured.programs[False].model.get_submodule(path) for path in pairs.values()}
+    norms = {plain.get_submodule(path) for path in pairs.values()}
     programs = _by_distinct(captured.programs, lambda program: transferred(program, model, bypassed(program, norms)))
     silent = {}
     for path, norm_path in pairs.items():
@@ -306,7 +322,8 @@ def _without_batch_norms(
     # A batch norm that does more, such as dropout, was captured in evaluation mode alone.
     if untied or not all(computes_as_torch_batch_norm(norm) for norm in norms):
         by_batch = [model.get_submodule(path) for path in captured.by_batch]
-        return model, capture_modes(model, captured.example, by_batch), silent
+        programs = capture_modes(model, captured.example, by_batch)
+        return model, _with_linear_calls(programs, [model.get_submodule(path) for path in captured.custom]), silent
     return model, programs, silent
 
 

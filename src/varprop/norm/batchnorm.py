@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any, TypedDict, TypeGuard
 
 import torch
@@ -57,17 +57,24 @@ def batch_norms_after(model: nn.Module, example: Any) -> dict[str, str]:
         return batch_norms_in(capture(model.eval(), example, module_classes()))
 
 
-def batch_norms_in(program: Program) -> dict[str, str]:
-    """`batch_norms_after` for a model captured in evaluation mode."""
+def batch_norms_in(program: Program, custom: Collection[nn.Module] = ()) -> dict[str, str]:
+    """`batch_norms_after` for a model captured in evaluation mode.
+
+    Args:
+        program: The captured model.
+        custom: Further modules that count as linear layers (`custom_linear.py`).
+    """
     paths = {module: path for path, module in program.model.named_modules()}
-    calls = list(_calls(program))
+    calls = list(_calls(program, custom))
     pairs = {layer: norm for layer, norm in calls if layer is not None and norm is not None}
     return {paths[layer]: paths[norm] for layer, norm in pairs.items() if _only_pair(calls, layer, norm)}
 
 
-def absorbed_by(layers: Mapping[str, nn.Module], program: Program) -> dict[str, str]:
+def absorbed_by(
+    layers: Mapping[str, nn.Module], program: Program, custom: Collection[nn.Module] = ()
+) -> dict[str, str]:
     """`batch_norms_in` for some layers that can do their work: a parametrized weight takes no factor."""
-    pairs = batch_norms_in(program).items()
+    pairs = batch_norms_in(program, custom).items()
     return {p: norm for p, norm in pairs if p in layers and not parametrize.is_parametrized(layers[p], "weight")}
 
 
@@ -80,19 +87,19 @@ def bypassed(program: Program, norms: Container[nn.Module]) -> dict[Node, Node]:
 LayerAndNorm = tuple[nn.Module | None, nn.Module | None]
 
 
-def _calls(program: Program) -> Iterator[LayerAndNorm]:
+def _calls(program: Program, custom: Collection[nn.Module]) -> Iterator[LayerAndNorm]:
     """Every call of a linear layer with the batch norm directly after it, and the other calls of batch norms."""
     paired = set()
     for node in program.nodes:
         if is_call_of_linear_layer(node):
-            reader = _direct_reader(program, node)
+            reader = _direct_reader(program, node, custom)
             paired.add(reader)
             yield program.module_of(node), None if reader is None else program.module_of(reader)
         elif operation_of(node) == "batch norm" and node not in paired:
             yield None, program.module_of(node)
 
 
-def _direct_reader(program: Program, call: Node) -> Node | None:
+def _direct_reader(program: Program, call: Node, custom: Collection[nn.Module]) -> Node | None:
     """The batch norm that reads a layer's call, if it alone does and could be done by the layer."""
     if len(call.users) != 1 or call in program.outputs:
         return None
@@ -104,11 +111,13 @@ def _direct_reader(program: Program, call: Node) -> Node | None:
         or not _is_its_own(program, reader, norm)
     ):
         return None
-    if layer is None or not is_linear_layer(layer) or not _channels_agree(call, layer):
+    if layer is None or not (is_linear_layer(layer) or layer in custom):
+        return None
+    if call.ndim != layer.weight.ndim:  # batch norm takes axis 1 for the channels, and a layer's may be elsewhere
         return None
     if not computes_with_its_own(program, call, layer):
         return None  # it would not take a factor as another weight, nor a bias
-    return reader if _read_by_layers_alone(program, call.args[1]) else None
+    return reader if _read_by_layers_alone(program, call.args[1], custom) else None
 
 
 def _is_its_own(program: Program, call: Node, norm: _BatchNorm) -> bool:
@@ -127,15 +136,10 @@ def _is_its_own(program: Program, call: Node, norm: _BatchNorm) -> bool:
     return True
 
 
-def _channels_agree(output: Node, layer: LinearLayer) -> bool:
-    """Batch norm takes axis 1 for the channels: a layer's outputs are there only with exactly one batch axis before."""
-    return output.ndim == (2 if isinstance(layer, nn.Linear) else layer.weight.ndim)
-
-
-def _read_by_layers_alone(program: Program, weight: Node) -> bool:
+def _read_by_layers_alone(program: Program, weight: Node, custom: Collection[nn.Module]) -> bool:
     """False where the model also reads a layer's weight by hand, which a change of the layer would alter."""
     modules = [program.module_of(reader) for reader in weight.users]
-    return all(module is not None and is_linear_layer(module) for module in modules)
+    return all(module is not None and (is_linear_layer(module) or module in custom) for module in modules)
 
 
 def _only_pair(calls: list[LayerAndNorm], layer: nn.Module, norm: nn.Module) -> bool:

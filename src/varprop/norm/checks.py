@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Any
 
 import torch
@@ -148,6 +148,38 @@ def linear_by_look(model: nn.Module, except_paths: Container[str] = ()) -> list[
     modules = model.named_modules()
     named = [(path, m) for path, m in modules if not isinstance(m, Normalized) and path not in except_paths]
     return [f"'{path}' ({type(m).__name__})" for path, m in named if looks_linear(m)]
+
+
+def why_none(model: nn.Module, chosen: Collection[str], computed: Collection[str], constant: Collection[str]) -> str:
+    """Why nothing of a model is normalized, as the end of a sentence; empty if no module has a weight matrix.
+
+    Args:
+        model: The model.
+        chosen: The paths of its linear layers; whatever calls them, none is seen to be called.
+        computed: The paths of those with weights that are no parameters of theirs.
+        constant: The paths of those that read nothing random.
+    """
+    if chosen:
+        hidden = "or only where torch.autocast or vmap inside its forward hides it"
+        return f": it calls none of {listed([repr(path) for path in chosen])}, {hidden}"
+    if computed:
+        names = listed([repr(path) for path in sorted(computed)])
+        return f": weights or biases are no parameters of the layers that compute with them ({names})"
+    attention = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    projections = {module for path in attention for module in model.get_submodule(path).modules()}
+    others = [m for path, m in model.named_modules() if path not in constant and m not in projections]
+    if any(looks_linear(module) for module in others):
+        return (
+            f": one of another class than torch's has to multiply its one argument by its own `weight`, to add its own "
+            f"`bias` and to do nothing else, unlike {listed(linear_by_look(model, constant))}"
+        )
+    if attention:
+        return (
+            f": the projections of torch's MultiheadAttention ({listed([repr(path) for path in attention])}) are "
+            f"arguments of one function, not layers; write them as nn.Linear around "
+            f"torch.nn.functional.scaled_dot_product_attention"
+        )
+    return ""
 
 
 def looks_linear(module: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from ..gaussian.stability import stable_shift, start_for
 from ..graph.node import Node, TensorInfo
 from ..moments import Moments, autocast_off
 from .layers import Normalized
-from .linear_layers import is_linear_layer
+from .linear_layers import group_count, is_linear_layer, output_axis
 from .recurrent import NormalizedRecurrent
 from .statistics import CapturedMode, Statistics
 
@@ -237,8 +237,7 @@ def orthogonalize_(layers: Iterable[nn.Module]) -> None:
     for layer in layers:
         if not is_linear_layer(layer) or parametrize.is_parametrized(layer):
             continue
-        weight, groups = layer.weight, getattr(layer, "groups", 1)
-        transposed = getattr(layer, "transposed", False)
+        weight, groups, transposed = layer.weight, group_count(layer), output_axis(layer) == 1
         rows = weight.unflatten(0, (groups, -1)).flatten(3) if weight.ndim > 2 else weight[None, :, :, None]
         rows = rows.transpose(1, 2) if transposed else rows  # groups, outputs, inputs, taps
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..engine.plan import Plan
 from ..gaussian.normal import Pair
+from ..graph import ops
 from ..graph.node import Node, TensorInfo
 from ..moments import Moments, trusted
 from ..rules.registry import lookup
@@ -85,10 +86,13 @@ class Use:
     def of(cls, node: Node) -> Use:
         """The use a graph node makes of a layer."""
         settings = [tuple(value) if isinstance(value, list) else value for value in node.args[3:]]
-        return cls(str(node.target.overloadpacket), tuple(settings))
+        target = f"ops.{node.target.__name__}" if node.packet is None else str(node.packet)
+        return cls(target, tuple(settings))
 
     def ungrouped(self) -> Use:
         """This use with one group."""
+        if not self.settings:
+            return self
         operation = self.operation()
         names = [argument.name for argument in getattr(operation, operation.overloads()[0])._schema.arguments]
         position = names.index("groups") - 3 if "groups" in names else len(self.settings)
@@ -99,7 +103,7 @@ class Use:
     def operation(self) -> Any:
         """The operation itself."""
         namespace, name = self.target.split(".")
-        return getattr(getattr(torch.ops, namespace), name)
+        return getattr(ops if namespace == "ops" else getattr(torch.ops, namespace), name)
 
     def outputs(self, x: Moments, weight: Tensor) -> Moments:
         """Moments of the layer's output without bias."""

@@ -20,10 +20,12 @@ from .fold.layout import EPS
 from .fold.reference import rate_of
 from .layer_layout import Use
 from .linear_layers import (
+    OUTPUT_AXIS,
     LinearLayer,
     along_outputs,
     fan_in,
     is_linear_layer,
+    output_axis,
     output_size,
     remove_parametrizations_,
     row_sizes,
@@ -198,9 +200,11 @@ class Normalized(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For copies and pickles of layers of subclasses, whose normalized class is made when it is needed."""
-        if type(self) in CLASSES.values() or not is_linear_layer(self) or type(self) is not _subclass(self.plain_class):
+        if type(self) in CLASSES.values() or not is_linear_layer(self):
             return super().__reduce_ex__(protocol)
-        return _restored, (self.plain_class,), cast(Any, self).__getstate__()
+        if type(self) is not _class_for(self, self.plain_class):  # torch has put a class of its own around it
+            return super().__reduce_ex__(protocol)
+        return _restored, (self.plain_class, hasattr(self, OUTPUT_AXIS)), cast(Any, self).__getstate__()
 
     def extra_repr(self) -> str:
         """The plain layer's own description, and that it is normalized."""
@@ -335,6 +339,32 @@ class NormalizedConvTranspose3d(_NormalizedConvTranspose, nn.ConvTranspose3d):
     """`nn.ConvTranspose3d` with analytic normalization."""
 
 
+class _StatesOfModules(nn.Module):
+    """How `nn.Module` is copied, saved, loaded and shown, in place of a class that does not know scale and shift."""
+
+    __deepcopy__ = None
+    __getstate__ = object.__getstate__
+    __setstate__ = nn.Module.__setstate__
+    __repr__ = nn.Module.__repr__
+    _save_to_state_dict = nn.Module._save_to_state_dict
+    _load_from_state_dict = nn.Module._load_from_state_dict
+
+    def extra_repr(self) -> str:
+        """The sizes, as `nn.Linear` has them."""
+        weight, axis = cast(Tensor, self.weight), output_axis(self)
+        return f"in_features={weight.shape[1 - axis]}, out_features={weight.shape[axis]}"
+
+
+class NormalizedCustomLinear(Normalized, _StatesOfModules):
+    """A linear layer of a class that is none of torch's, with analytic normalization."""
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        """The plain layer with folded weights; its forward takes one argument, whatever its name."""
+        (input,) = (*args, *kwargs.values())
+        weight, bias = self._for_call(input)
+        return F.linear(input, weight.mT if output_axis(self) else weight, bias)
+
+
 CLASSES: dict[type[nn.Module], type[Normalized]] = {
     nn.Linear: NormalizedLinear,
     nn.Conv1d: NormalizedConv1d,
@@ -368,14 +398,26 @@ def _subclass(plain: Any) -> Any:
     return type(f"Normalized{plain.__name__}", (normalized, plain), {"__module__": plain.__module__})
 
 
-def _restored(plain: Any) -> Any:
-    return _subclass(plain).__new__(_subclass(plain))
+@functools.cache
+def _custom_class(plain: Any) -> Any:
+    """The normalized class for a linear layer of another class than torch's."""
+    return type(f"Normalized{plain.__name__}", (NormalizedCustomLinear, plain), {"__module__": plain.__module__})
+
+
+def _restored(plain: Any, custom: bool = False) -> Any:
+    normalized = _custom_class(plain) if custom else _subclass(plain)
+    return normalized.__new__(normalized)
+
+
+def _class_for(layer: nn.Module, plain: Any) -> Any:
+    """The normalized class for a layer that is of a plain class."""
+    return _custom_class(plain) if hasattr(layer, OUTPUT_AXIS) else _subclass(plain)
 
 
 def become_normalized_(layer: LinearLayer, center: bool = True, centred_rows: bool = False) -> Normalized:
     """Turn a plain layer into a normalized one where it stands, so that all references and hooks stay good."""
     plain_class: Any = type(layer)
-    cast(Any, layer).__class__ = _subclass(plain_class)
+    cast(Any, layer).__class__ = _class_for(layer, plain_class)
     normalized = cast(Normalized, layer)
     normalized.plain_class, normalized.center, normalized.networks = plain_class, center, {}
     normalized.centred_rows = centred_rows and fan_in(layer.weight, layer) > 1
@@ -396,7 +438,7 @@ def remove_parametrizations_of_(layer: Normalized) -> None:
     if isinstance(getattr(plain, "weight", None), property):
         plain = layer.plain_class = plain.__bases__[0]
     remove_parametrizations_(layer)
-    cast(Any, layer).__class__ = _subclass(plain)
+    cast(Any, layer).__class__ = _class_for(layer, plain)
 
 
 @torch.no_grad()
@@ -406,6 +448,7 @@ def become_plain_(layer: Normalized, bias: Tensor | None) -> None:
     for name in ("scale", "shift", "plain_class", "plain_bias", *SETTINGS):
         delattr(layer, name)
     cast(Any, layer).__class__ = plain_class
+    layer.__dict__.pop(OUTPUT_AXIS, None)
     if bias is not None:
         parameter = plain_bias
         if parameter is None:

@@ -17,6 +17,7 @@ from ..rules.registry import lookup
 from .fold.reference import minus_row_mean, powers_of_two
 
 LinearLayer = nn.Linear | _ConvNd
+OUTPUT_AXIS = "varprop_output_axis"  # an attribute of a normalized layer of a class that is none of torch's
 Only = str | Iterable[str] | Callable[[str, nn.Module], bool]
 
 _HOOKS = (
@@ -67,7 +68,8 @@ def is_linear_layer(module: nn.Module) -> TypeGuard[LinearLayer]:
 
     Attention's output projection is not: attention reads its weight and never calls it.
     """
-    return isinstance(module, (nn.Linear, _ConvNd)) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    of_torch = isinstance(module, (nn.Linear, _ConvNd)) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    return of_torch or hasattr(module, OUTPUT_AXIS)
 
 
 def is_call_of_linear_layer(node: Node) -> bool:
@@ -115,12 +117,19 @@ def _before(node: Node) -> set[Node]:
 
 def output_axis(layer: nn.Module) -> int:
     """The axis of a layer's weight that runs over its outputs (of one group, for a transposed convolution)."""
-    return 1 if getattr(layer, "transposed", False) else 0
+    axis: int = getattr(layer, OUTPUT_AXIS, int(bool(getattr(layer, "transposed", False))))
+    return axis
+
+
+def group_count(layer: Any) -> int:
+    """Into how many groups the channels are divided; a matrix has none."""
+    return getattr(layer, "groups", 1) if layer.weight.ndim > 2 else 1
 
 
 def output_size(layer: LinearLayer) -> int:
     """The number of output channels."""
-    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    axis = output_axis(layer)
+    return layer.weight.shape[axis] * (group_count(layer) if axis else 1)
 
 
 def along_outputs(vector: Tensor, weight: Tensor, layer: nn.Module) -> Tensor:
@@ -131,7 +140,7 @@ def along_outputs(vector: Tensor, weight: Tensor, layer: nn.Module) -> Tensor:
     trailing = [1] * (weight.ndim - 2)
     if not output_axis(layer):
         return vector.reshape(-1, 1, *trailing)
-    groups = getattr(layer, "groups", 1)
+    groups = group_count(layer)
     rows = vector.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
     return rows.reshape(weight.shape[0], -1, *trailing)
 
@@ -144,7 +153,7 @@ def _by_rows(weight: Tensor, layer: nn.Module) -> Tensor:
     taps = weight.shape[2:].numel()
     if not output_axis(layer):
         return weight.reshape(weight.shape[0], weight.shape[1], 1, taps)
-    groups = getattr(layer, "groups", 1)
+    groups = group_count(layer)
     return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], taps)
 
 

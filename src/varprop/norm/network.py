@@ -19,7 +19,7 @@ from .fold.dispatch import Executor, apply_fold, computing_dtype, needs_referenc
 from .fold.layout import sublayout
 from .fold.reference import own_saved_tensors
 from .layer_layout import LayerCall, LayerSpec, LoweredLayers, Use, evaluation_of, make_layout
-from .linear_layers import is_linear_layer, require_weight_of_its_own
+from .linear_layers import group_count, is_linear_layer, output_axis, require_weight_of_its_own
 from .statistics import CapturedMode, Intact, Statistics, derivation_of, refuse_sharded
 
 Vectors = Mapping[nn.Module, Pair]  # shifts and scales of layers
@@ -349,7 +349,5 @@ def _spec(graph: CapturedMode, path: str, layer: Any) -> LayerSpec | None:
     for first, *more in alike.values():
         target = first.args[0]
         calls.append(LayerCall(Use.of(first), target.name, target.info, (1 + len(more)) / len(nodes)))
-    transposed = bool(getattr(layer, "transposed", False))
-    groups = getattr(layer, "groups", 1)
-    shape, centred = tuple(layer.weight.shape), bool(layer.centred_rows)
-    return LayerSpec(path, tuple(calls), len(nodes), shape, groups, transposed, centred)
+    shape, transposed, centred = tuple(layer.weight.shape), output_axis(layer) == 1, bool(layer.centred_rows)
+    return LayerSpec(path, tuple(calls), len(nodes), shape, group_count(layer), transposed, centred)

@@ -262,9 +262,7 @@ def _staying(model: nn.Module) -> dict[tuple[str, str], int]:
         elif isinstance(module, nn.MultiheadAttention):
             reason = "its projections are arguments of one function of torch, not layers"
         elif looks_linear(module):
-            reason = (
-                "left out with only=, of another class than torch's, with computed weights, or its input never varies"
-            )
+            reason = "left out with only=, more than x W' + b, with computed weights, or its input never varies"
         else:
             continue
         staying[type(module).__name__, reason] += 1
@@ -432,8 +430,9 @@ def _plain_step(program: Program) -> float:
     operations = 0.0
     for node in filter(is_call_of_linear_layer, program.nodes):
         weight = node.args[1].info.shape
+        per_output = weight[1:].numel() if len(weight) > 2 else node.args[0].info.shape[-1]
         batches = max(1.0, BATCH / node.info.shape[0]) if node.ndim > 1 else BATCH
-        operations += 6 * node.info.shape.numel() * weight[1:].numel() * batches
+        operations += 6 * node.info.shape.numel() * per_output * batches
     return PLAIN * len(program.nodes) + operations / RATES.get(device, RATES["cuda"])
 
 

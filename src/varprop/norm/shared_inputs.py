@@ -23,6 +23,7 @@ from ..graph.node import Node, resolve
 from ..graph.program import Program
 from ..rules.linear import Convolution
 from .layers import Normalized, normalized_layers
+from .linear_layers import output_axis
 from .modes import calls_of
 from .scope import shared_fold
 
@@ -132,9 +133,10 @@ def _kernel(node: Node, layer: Normalized) -> Convolution | None:
     """What a layer multiplies with; a linear layer is a convolution without axes. None for transposed convolutions."""
     rule, weight = rule_of(node), layer.folded()[0]
     assert rule is not None
-    if isinstance(layer, nn.Linear):
+    if weight.ndim == 2:
+        weight = weight.mT if output_axis(layer) else weight
         return Convolution(weight, _zero_bias(weight), [], [], [])
-    if rule.convolution is None or getattr(layer, "transposed", False):
+    if rule.convolution is None or output_axis(layer):
         return None
     kernel: Convolution = rule.convolution(*resolve(node.args, lambda o: weight if o is node.args[1] else None))
     if any(before != behind for before, behind in kernel.zeros):

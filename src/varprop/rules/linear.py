@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..gaussian.normal import constant
+from ..graph import ops
 from ..moments import Moments
 from .axes import Ints, Value, dense, extents, lift, per_axis, uniform_axes, write_out
 from .registry import rule
@@ -216,6 +217,13 @@ def linear(x: Value, weight: Value, bias: Value | None = None) -> Moments:
     if isinstance(weight, Tensor) and weight.numel() > LARGE and weight.device.type == "cpu":
         return _weighted_in_parts(x, weight, bias)
     return _weighted(F.linear, x, weight, bias)
+
+
+@rule(ops.transposed_linear, linear=True, weighted=True, channels=-1, bias=2)
+def transposed_linear(x: Value, weight: Value, bias: Value | None = None) -> Moments:
+    """`linear` with a weight (in, out)."""
+    turned = Moments(weight.mean.mT, weight.var.mT) if isinstance(weight, Moments) else weight.mT
+    return linear(x, turned, bias)
 
 
 def _weighted_in_parts(x: Moments, weight: Tensor, bias: Value | None) -> Moments:
