@@ -91,6 +91,10 @@ FOUND: dict[str, tuple[str, ...]] = {
     "normalize of a parametrized layer before a batch norm ends in an error without a sentence": (
         "test_a_batch_norm_behind_a_parametrized_weight_stays",
     ),
+    "fold and init_ take parametrizations away without a word": (
+        "test_parametrizations",
+        "test_init_says_that_it_takes_parametrizations_away",
+    ),
     "a network of layers that are called often takes many times as long, without a word": (
         "test_what_takes_long_is_said_with_the_reason",
     ),

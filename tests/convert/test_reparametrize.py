@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -201,3 +202,10 @@ def test_a_weight_without_direction_is_named(value: float, message: str) -> None
     with pytest.raises(ValueError, match=message):
         reparametrize(model, "weight", inplace=True)
     assert not has_weight_norm(model[0])
+
+
+@pytest.mark.parametrize("to", ("weight", "batch"))
+def test_a_complex_weight_is_named(to: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 2, dtype=torch.complex64)), torch.randn(8, 3, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=r"^The weight of '0' is complex, which torch's .* norm\w* does not take\.$"):
+        reparametrize(model, to, batch=x if to == "batch" else None)

@@ -527,9 +527,16 @@ def test_parametrizations(name: str, before: bool) -> None:
     model.eval()  # spectral norm goes on with its power method in training
     model(X).square().sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
-    folded = vp.fold(model)
+    with pytest.warns(UserWarning, match=r"^The weights of these layers are no longer parametrized: 2\.$"):
+        folded = vp.fold(model)
     assert same(folded(X), model(X)) and same(copy.deepcopy(model)(X), model(X))
     assert type(folded[2]) is nn.Linear
+
+
+def test_init_says_that_it_takes_parametrizations_away() -> None:
+    plain = nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 6)), nn.ReLU(), nn.Linear(6, 3)).double()
+    with pytest.warns(UserWarning, match=r"^The weights of these layers are no longer parametrized: 0\.$"):
+        vp.init_(plain, moments(4), example=X)
 
 
 @pytest.mark.parametrize("name", PARAMETRIZATIONS)

@@ -144,6 +144,9 @@ def layers_as_torch(model: nn.Module, batch: Any) -> dict[str, LinearLayer]:
     if others:
         warnings.warn(f"These have a forward of their own and get no batch norm: {listed(others)}.", stacklevel=5)
     layers = {path: layer for path, layer in layers.items() if computes_as_torch(layer)}
+    for path, layer in layers.items():
+        if layer.weight.is_complex():
+            raise ValueError(f"The weight of '{path}' is complex, which torch's batch norm does not take.")
     with _called_with_computed(layers) as computed:
         run(model, batch)
     if computed:

@@ -231,6 +231,8 @@ def _check(layers: Mapping[str, LinearLayer]) -> None:
     for path, layer in layers.items():
         if parametrize.is_parametrized(layer, "weight"):
             raise ValueError(f"The weight of '{path}' is parametrized otherwise: remove that first.")
+        if layer.weight.is_complex():
+            raise ValueError(f"The weight of '{path}' is complex, which torch's weight normalization does not take.")
         # Not per output channel: torch takes one norm over all groups of a transposed convolution.
         rows = layer.weight.detach().movedim(output_axis(layer), 0).flatten(1)
         zero = (rows == 0).all(1).nonzero().flatten().tolist()

@@ -361,7 +361,7 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
 
     A batch norm that stood after a layer comes back with the computed statistics, scale and shift; other layers take
     the bias, and one that had none gains it, which is warned of.
-    Parametrizations of a layer's weight are removed: it could not take the factor.
+    Parametrizations of a layer's weight are removed, which is warned of: it could not take the factor.
 
     Args:
         model: A normalized model, as it is in evaluation mode.
@@ -393,7 +393,7 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
         model.eval()
         folded: dict[str, Any] = {path: layer.folded() for path, layer in layers.items()}
     notes = find_notes(model, layers) if keep_batchnorm else {}  # type: ignore[arg-type]
-    gained, untied = [], []
+    gained, untied, unparametrized = [], [], []
     for path, layer in layers.items():
         if isinstance(layer, NormalizedRecurrent):
             gained += [] if layer.plain_biases else [path]
@@ -402,6 +402,7 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
         weight, bias = folded[path]
         if parametrize.is_parametrized(layer):
             remove_parametrizations_of_(layer)
+            unparametrized.append(path)
         if path in notes:
             weight, norm = return_batch_norm(notes[path], weight, bias, layer.scale, layer.shift)
             left, keeps_bias = torch.zeros_like(bias), note_of(notes[path])["bias"]
@@ -420,6 +421,9 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
         warnings.warn(f"These layers had no bias and have one now: {', '.join(gained)}.", stacklevel=2)
     if untied:
         warnings.warn(f"The weights of these layers are no longer tied to others: {', '.join(untied)}.", stacklevel=2)
+    if unparametrized:
+        names = ", ".join(unparametrized)
+        warnings.warn(f"The weights of these layers are no longer parametrized: {names}.", stacklevel=2)
     return model
 
 
