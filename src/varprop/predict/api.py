@@ -219,7 +219,7 @@ def _checked_variances(named: Mapping[str, tuple[Tensor | float, Tensor]]) -> li
     """Variances as tensors of the shape, dtype and device of what they belong to, by the name of the argument."""
     values = []
     for name, (value, like) in named.items():
-        if not isinstance(value, (Tensor, int, float)) or torch.is_complex(torch.as_tensor(value)):
+        if not isinstance(value, (Tensor, int, float)) or (isinstance(value, Tensor) and value.is_complex()):
             raise ValueError(f"{name} takes a number or a tensor, not {type(value).__name__}.")
         var = _usable(torch.as_tensor(value, dtype=_working(like.dtype), device=like.device)).detach()
         try:
@@ -228,8 +228,10 @@ def _checked_variances(named: Mapping[str, tuple[Tensor | float, Tensor]]) -> li
             raise ValueError(
                 f"{name} has shape {tuple(var.shape)}, which does not broadcast to {tuple(like.shape)}."
             ) from None
-    # one look at all of them: every look waits for a GPU
-    ends = torch.stack([torch.stack(var.aminmax()).double() for var in values]).tolist() if values else []
+    # one look at all tensors: every look waits for a GPU
+    tensors = [var for var, (value, _) in zip(values, named.values(), strict=True) if isinstance(value, Tensor)]
+    looked = iter(torch.stack([torch.stack(var.aminmax()).double() for var in tensors]).tolist() if tensors else [])
+    ends = [next(looked) if isinstance(value, Tensor) else (value, value) for value, _ in named.values()]
     for name, (lowest, highest) in zip(named, ends, strict=True):
         if not (lowest >= 0 and highest < math.inf):
             raise ValueError(f"{name} must be finite and not negative: it lies between {lowest} and {highest}.")
@@ -301,7 +303,8 @@ def _predict_batch(
         prediction = program.once(PredictionGraphs, PredictionGraphs).run(plan, tensors, predicted, compiled)
     else:
         prediction = predicted(*tensors)
-    prediction = each_tensor(prediction, lambda value: value[:count])
+    if count < len(x):
+        prediction = each_tensor(prediction, lambda value: value[:count])
     if not draws:
         return prediction
     with torch.no_grad():
@@ -341,8 +344,9 @@ def _analysed(
             covariance = covariance + added
             shares.append(SourceShare(source.name, source.kind, added.diagonal(dim1=-2, dim2=-1)))
             if isinstance(source, ElementNoise) and source.kind == "input":
-                by_input = source.factors(gradient).square().movedim(0, 1).unflatten(2, x.shape[1:])
-        covariance = 0.5 * (covariance + covariance.mT)  # to the last digit
+                by_input = (gradient[0].square() * source.var).movedim(0, 1)
+        if len(directions) > 1:
+            covariance = 0.5 * (covariance + covariance.mT)  # to the last digit
         diagonal = evaluation.value(program.outputs[0]).dense().var.reshape(len(mean), -1) @ directions.square().T
         prediction = Prediction(
             mean.detach().reshape(len(mean), -1) @ directions.T,
@@ -436,17 +440,20 @@ def _directions(info: TensorInfo, device: torch.device, outputs: Any) -> Tensor:
     if len(index) * elements * dtype.itemsize > MEMORY:
         fits = max(1, MEMORY // (elements * dtype.itemsize))
         raise ValueError(f"{len(index)} outputs of {elements} are too many for memory: ask for {fits} at a time.")
-    rows = torch.zeros(len(index), elements, dtype=dtype)
-    rows[torch.arange(len(index)), index] = 1
-    return rows.to(device)
+    return torch.zeros(len(index), elements, dtype=dtype).scatter_(1, index.unsqueeze(1), 1).to(device)
 
 
 def _indices(elements: int, outputs: Any) -> Tensor:
     """Flat indices of one sample's outputs, from a number, several, a slice or a mask."""
     if isinstance(outputs, slice):
         outputs = range(elements)[outputs]
+    whole = [outputs] if type(outputs) is int else outputs
+    if isinstance(whole, (list, tuple, range)) and whole and all(type(i) is int for i in whole):
+        if outside := [i for i in whole if not -elements <= i < elements]:
+            raise ValueError(f"outputs names index {outside[0]}, but a sample has {elements} outputs.")
+        return torch.tensor([i % elements for i in whole])
     try:
-        index = torch.as_tensor(list(outputs) if isinstance(outputs, range) else outputs, device="cpu")
+        index = torch.as_tensor(outputs, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         index = torch.zeros(0)
     if index.dtype is torch.bool and index.numel() == elements and index.ndim > 0:

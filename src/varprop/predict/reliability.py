@@ -47,12 +47,13 @@ class Grounds:
             mean: All outputs of the network, (batch, ...).
             directions: Those that the prediction is of, (outputs, elements).
         """
-        by_output = torch.stack([share.variance for share in shares]).sum(0)
+        by_source = torch.stack([share.variance for share in shares])
+        by_output, of_samples = by_source.sum(0), by_source.sum(2)
         total = by_output.sum(1).clamp_min(torch.finfo(by_output.dtype).tiny)
 
         def part(counts: Callable[[str], bool]) -> Tensor:
-            chosen = [share.variance for share in shares if counts(share.kind)]
-            return torch.stack(chosen).sum((0, 2)) / total if chosen else torch.zeros_like(total)
+            chosen = [index for index, share in enumerate(shares) if counts(share.kind)]
+            return sum((of_samples[index] for index in chosen), torch.zeros_like(total)) / total
 
         spread = mean.reshape(len(mean), -1).var(1, correction=0)
         noise = (by_output / directions.square().sum(1)).mean(1)
