@@ -113,10 +113,10 @@ def _direct_reader(program: Program, call: Node, custom: Collection[nn.Module]) 
         return None
     if layer is None or not (is_linear_layer(layer) or layer in custom):
         return None
-    if call.ndim != layer.weight.ndim:  # batch norm takes axis 1 for the channels, and a layer's may be elsewhere
-        return None
     if not computes_with_its_own(program, call, layer):
         return None  # it would not take a factor as another weight, nor a bias
+    if call.ndim != layer.weight.ndim:  # batch norm takes axis 1 for the channels, and a layer's may be elsewhere
+        return None
     return reader if _read_by_layers_alone(program, call.args[1], custom) else None
 
 
