@@ -367,6 +367,23 @@ def test_a_layer_that_could_not_be_folded_or_does_more_is_refused(name: str) -> 
         vp.normalize(nn.Sequential(STAYING[name](), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 3))
 
 
+def test_a_scripted_module_is_none() -> None:
+    plain = nn.Linear(3, 3)
+    plain.held = torch.jit.script(Turned(3, 3))
+    model = plainly(vp.normalize, plain, vp.Moments(0.0, 1.0), example=(1, 3))
+    assert isinstance(model, Normalized) and isinstance(model.held, torch.jit.ScriptModule)
+
+
+def test_a_weight_that_is_parametrized_later() -> None:
+    model, x = normalized(pair()[0]), torch.randn(4, 5)
+    nn.utils.parametrizations.weight_norm(model.first)
+    with torch.no_grad():
+        model.first.parametrizations.weight.original1.mul_(2).add_(0.1)
+    folded = plainly(vp.fold, model)
+    assert type(folded.first) is Conv1D
+    close(folded(x), model(x))
+
+
 class Tied(nn.Module):
     """Two layers of which the second multiplies by the first's weight."""
 

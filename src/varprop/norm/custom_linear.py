@@ -24,9 +24,10 @@ def may_be_linear(module: nn.Module) -> bool:
 
     A bias may be missing, but has to have its place: `fold` puts one there.
     """
-    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-    parameters = module._parameters.keys() == {"weight", "bias"} and weight is not None and weight.ndim == 2
-    if not parameters or (bias is not None and bias.ndim != 1) or computes_as_torch(module):
+    if isinstance(module, torch.jit.ScriptModule) or module._parameters.keys() != {"weight", "bias"}:
+        return False
+    weight, bias = module._parameters["weight"], module._parameters["bias"]
+    if weight is None or weight.ndim != 2 or (bias is not None and bias.ndim != 1) or computes_as_torch(module):
         return False
     if module._modules or module._buffers or any(hasattr(module, name) for name in TAKEN):
         return False

@@ -6,6 +6,7 @@ W' = W scale / sigma, b' = shift - mu scale / sigma.
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, cast
 
@@ -342,12 +343,17 @@ class NormalizedConvTranspose3d(_NormalizedConvTranspose, nn.ConvTranspose3d):
 class _StatesOfModules(nn.Module):
     """How `nn.Module` is copied, saved, loaded and shown, in place of a class that does not know scale and shift."""
 
-    __deepcopy__ = None
     __getstate__ = object.__getstate__
     __setstate__ = nn.Module.__setstate__
     __repr__ = nn.Module.__repr__
     _save_to_state_dict = nn.Module._save_to_state_dict
     _load_from_state_dict = nn.Module._load_from_state_dict
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """As `copy.deepcopy` does it."""
+        copied = memo[id(self)] = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def extra_repr(self) -> str:
         """The sizes, as `nn.Linear` has them."""
