@@ -131,8 +131,8 @@ def compare(
         lr_max: Upper bound of the search, or several. By default 0.01, moved up by itself, to 10 at most, as long as
             the best rate lies there.
         augmentation: Of training images; none by default.
-        together: Train all cells as one ensemble, which is fastest for small networks; otherwise, and where torch
-            cannot do that (recurrent layers), one at a time.
+        together: Train all cells as one ensemble, which is fastest for small networks on a GPU; otherwise, and where
+            torch cannot do that (recurrent layers), one at a time.
         out: The folder that gets a folder ``compare``; a temporary one by default.
         options: Of `execution.run.RunOptions`: device, resume, overwrite, root, max_seconds, ray, show, tensorboard.
 
