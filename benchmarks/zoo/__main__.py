@@ -2,6 +2,7 @@
 
 python -m benchmarks.zoo sweep [MODEL ...] [--samples 24] [--limit 300] [--again]   (all models if none is named)
 python -m benchmarks.zoo normalize [MODEL ...]   vp.normalize, vp.fold and a step of training against the original
+                                                 (also of the models of drawn.txt, by name)
 python -m benchmarks.zoo table                   docs/zoo.md, docs/results/zoo.json, zoo_normalize.json
 python -m benchmarks.zoo alarms [MODEL ...]      what vp.inspect says of each as it is
 python -m benchmarks.zoo damage [MODEL ...]      and of some of them damaged in ways it has to notice
@@ -31,7 +32,7 @@ from pathlib import Path
 import torch
 
 from . import alarms, damage, measure, normalized, table
-from .models import all_names
+from .models import all_names, drawn_names
 from .sweep import Settings, journal, sweep
 
 RUNS = Path("runs/zoo")
@@ -58,7 +59,7 @@ def main() -> None:
         "damage": (options.runs / "damage.jsonl", damage.study, damage.said),
     }
     if options.command == "table":
-        checked = normalized.write(all_names(), journal(options.runs / "normalize.jsonl"))
+        checked = normalized.write([*all_names(), *drawn_names()], journal(options.runs / "normalize.jsonl"))
         table.write(all_names(), journal(options.runs / "zoo.jsonl"), checked, options.samples)
     elif options.command == "findings":
         sound, damaged = alarms.committed()

@@ -14,14 +14,15 @@ from .basic import from_torch
 from .huggingface import from_diffusers, from_transformers
 from .inputs import Inputs
 from .science import from_monai, from_pyg
-from .vision import from_smp, from_timm, from_torchvision
+from .vision import from_smp, from_timm, from_timm_whole, from_torchvision
 
 ROOT = Path(__file__).parents[2]
-LIST = Path(__file__).with_name("models.txt")
+LIST, DRAWN = (Path(__file__).with_name(name) for name in ("models.txt", "drawn.txt"))
 Builder = Callable[[str], tuple[nn.Module, Inputs]]
 GROUPS: dict[str, tuple[str, Builder]] = {  # the package a group needs, and what makes its models
     "torchvision": ("torchvision", from_torchvision),
     "timm": ("timm", from_timm),
+    "drawn": ("timm", from_timm_whole),
     "hf": ("transformers", from_transformers),
     "smp": ("segmentation_models_pytorch", from_smp),
     "monai": ("monai", from_monai),
@@ -54,6 +55,11 @@ def build(model_name: str) -> tuple[nn.Module, Inputs]:
 def all_names() -> list[str]:
     """The whole list, in its own order."""
     return LIST.read_text().split()
+
+
+def drawn_names() -> list[str]:
+    """Models of timm that were drawn at random, none of them in the whole list."""
+    return DRAWN.read_text().split()
 
 
 def present(names: list[str]) -> list[str]:

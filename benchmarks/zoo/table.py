@@ -17,6 +17,7 @@ from .normalized import beyond
 
 GOLDEN, TIMES, PAGE = (ROOT / "docs" / name for name in ("results/zoo.json", "results/zoo_times.json", "zoo.md"))
 Record = dict[str, Any]
+DRAWN = "drawn"
 CLASSIFICATION = "torchvision, classification"
 REST = "torchvision, other"  # segmentation, video, optical flow
 OTHER = ("deeplab", "fcn", "lraspp", "mc3", "mvit", "r2plus1d", "r3d", "raft", "s3d", "swin3d")
@@ -47,13 +48,14 @@ Seconds are those of capture, of propagation, and of propagation with positions 
 
 
 NORMALIZED = """## Normalized, folded and trained
-{count} of these models through `vp.normalize`, after parameters that are all 0 or 1 and the statistics of batch norms
+{count} of these models, and {drawn} drawn at random, through `vp.normalize`, after parameters that are all 0 or 1 and the statistics of batch norms
 have got random values: with `init="preserve"` the function is the one it was, `vp.fold` gives the function of the
 normalized model, before and after a step of training, the loss is finite, and no parameter that had a gradient is
 without one. Differences are the largest of any output, relative to its standard deviation, in double precision (in
 single precision for models above 150 million parameters, and where it is written into their code). *Refused*: with one
 sentence, below. *Too slow here*: not finished within the seconds of CPU time listed below, on a machine with two
-cores; nothing is known of these.{torch}
+cores; nothing is known of these. *drawn*: models of timm that no other table names, each of another family, of at
+most 40 million parameters, drawn before any of them was tried; as they were published.{torch}
 """
 
 
@@ -123,7 +125,9 @@ def page(records: list[Record], times: dict[str, list[float]], normalized: list[
         head,
         _groups(records, times),
         NORMALIZED.format(
-            count=len(normalized), torch=_with_torch([record["model"] for record in records], normalized)
+            count=sum(kind(record) != DRAWN for record in normalized),
+            drawn=sum(kind(record) == DRAWN for record in normalized),
+            torch=_with_torch([record["model"] for record in records], normalized),
         ),
         _normalized(normalized),
         _not_normalized(normalized),
@@ -156,7 +160,7 @@ def _machine() -> str:
 
 
 def _versions() -> str:
-    packages = ["torch", *(package for package, _ in GROUPS.values() if package != "torch")]
+    packages = dict.fromkeys(["torch", *(package for package, _ in GROUPS.values())])
     names = [package.replace("_", "-") for package in packages if importlib.util.find_spec(package)]
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 

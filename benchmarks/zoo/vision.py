@@ -68,6 +68,13 @@ def from_timm(name: str) -> tuple[nn.Module, Inputs]:
     return model, (Normal((1, 3, size, size)),)
 
 
+def from_timm_whole(name: str) -> tuple[nn.Module, Inputs]:
+    """Any model of timm's list as it was published."""
+    import timm
+
+    return timm.create_model(name, pretrained=False), (Normal((1, *timm.get_pretrained_cfg(name).input_size)),)
+
+
 def from_smp(name: str) -> tuple[nn.Module, Inputs]:
     """A segmentation model over ResNet-18, or over the transformer it was published with."""
     import segmentation_models_pytorch as smp
