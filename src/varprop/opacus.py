@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .graph.capture import preserved_modes
 from .norm.api import fold
 from .norm.layers import Normalized, normalized_layers
 from .norm.linear_layers import replace
 from .norm.recurrent import NormalizedRecurrent
 from .norm.scope import shared_fold
-from .training.restore import preserved_modes
 
 try:
     import opacus

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from ..graph.capture import as_arguments
+from ..graph.capture import as_arguments, preserved_modes
 from ..moments import autocast_off
 from ..norm.batchnorm import (
     Absorbed,
@@ -33,7 +33,7 @@ from ..norm.batchnorm import (
 from ..norm.checks import check_dtypes, listed
 from ..norm.layers import computes_as_torch
 from ..norm.linear_layers import LinearLayer, find_linear_layers, is_linear_layer, output_size, replace
-from ..training.restore import preserved_modes, preserved_tensors
+from ..training.restore import preserved_tensors
 
 
 class Batched(nn.Module):

@@ -182,6 +182,17 @@ def _line(node: fx.Node) -> str:
 
 
 @contextlib.contextmanager
+def preserved_modes(model: nn.Module) -> Iterator[None]:
+    """Restore which modules are in training mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextlib.contextmanager
 def _unchecked_distributions() -> Iterator[None]:
     """torch.distributions look at the values of their parameters, which have none, unless they are told not to."""
     checked = Distribution._validate_args

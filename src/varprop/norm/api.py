@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..engine.inputs import example_for
-from ..graph.capture import require_values
+from ..graph.capture import preserved_modes, require_values
 from ..graph.linear_maps import in_one_operation
 from ..graph.program import Program, transferred
 from ..moments import autocast_off
-from ..training.restore import preserved_modes
 from .batchnorm import (
     Absorbed,
     absorb_direction_,
@@ -216,7 +215,7 @@ def captured_for(
     candidates = find_layers(model, only, lambda module: _can_be_normalized(module) or may_be_linear(module))
     example = example_for(model, moments, example)
     programs = capture_modes(model, example)
-    axes = custom_linear_layers(programs, (m for m in candidates.values() if not _can_be_normalized(m)))
+    axes = custom_linear_layers(programs, [m for m in candidates.values() if not _can_be_normalized(m)])
     programs = _with_linear_calls(programs, axes)
     layers = find_layers(model, only, lambda module: _can_be_normalized(module) or module in axes)
     computed = reading_computed(programs.values(), layers)

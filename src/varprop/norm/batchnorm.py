@@ -13,11 +13,10 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.utils import parametrize
 
 from ..engine.plan import operation_of
-from ..graph.capture import capture
+from ..graph.capture import capture, preserved_modes
 from ..graph.node import Node
 from ..graph.program import Program
 from ..rules.registry import module_classes
-from ..training.restore import preserved_modes
 from .linear_layers import (
     LinearLayer,
     along_outputs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -35,13 +35,15 @@ def may_be_linear(module: nn.Module) -> bool:
     return not own_call and len(inspect.signature(type(module).forward).parameters) == 2  # the second is the input
 
 
-def custom_linear_layers(programs: dict[bool, Program], modules: Iterable[nn.Module]) -> dict[nn.Module, int]:
+def custom_linear_layers(programs: dict[bool, Program], modules: Collection[nn.Module]) -> dict[nn.Module, int]:
     """The modules that compute x W' + b in all of their calls, or x W + b, each with the axis of W over outputs.
 
     Args:
         programs: A captured model in training (True) and in evaluation; a module counts if it is called in the latter.
         modules: Those of its modules that may be such (`may_be_linear`).
     """
+    if not modules:
+        return {}
     calls = {mode: calls_of_modules(program) for mode, program in programs.items()}
     axes: dict[nn.Module, int] = {}
     for module in modules:

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from ..engine.api import capture, plan_for
 from ..engine.plan import Plan, require_complete
 from ..errors import CaptureError, VarpropError
-from ..graph.capture import require_module
+from ..graph.capture import preserved_modes, require_module
 from ..graph.node import Node, TensorInfo
 from ..graph.program import Program
 from ..moments import Moments, trusted
 from ..rules.registry import lookup
-from ..training.restore import preserved_modes
 from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, ParameterUse, Source, precise
 from .compiled import CompiledPredictions
 from .cuda_replay import PredictionGraphs

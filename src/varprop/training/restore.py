@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..graph.capture import preserved_modes
+
 
 @contextmanager
 def preserved_training(model: nn.Module, optimizer: Optimizer | None) -> Iterator[None]:
@@ -24,17 +26,6 @@ def preserved_training(model: nn.Module, optimizer: Optimizer | None) -> Iterato
             stack.enter_context(_preserved_optimizer(optimizer))
         stack.enter_context(preserved_tensors(tensors))
         yield
-
-
-@contextmanager
-def preserved_modes(model: nn.Module) -> Iterator[None]:
-    """Restore which modules are in training mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ...gaussian.normal import Pair
-from ...moments import full_precision
 from ...version import __version__
 from ..backends import torch as torch_backend
 from ..backends.torch import SavedSizes
@@ -303,8 +302,7 @@ class Fold(torch.autograd.Function):
         if recording is not None:
             return tuple(recording.folded())
         backend, external = executor.backend(parameters), None if mean is None else (mean, var)
-        with full_precision(parameters[0].device):
-            weight, bias, ctx.saved = backend.forward(parameters, external, dtype, any(ctx.needs_input_grad))
+        weight, bias, ctx.saved = backend.forward(parameters, external, dtype, any(ctx.needs_input_grad))
         return tuple(split_parts(weight, bias, backend.layouts))
 
     @staticmethod
