@@ -1,6 +1,6 @@
 """Attention on a CPU: propagation as a multiple of one forward pass, a normalized step as one of a plain step.
 
-python benchmarks/attention.py [--json FILE] [--only NAME ...] [--threads N]
+python -m benchmarks.attention [--json FILE] [--only NAME ...] [--threads N]
 
 Models have random weights. Every ratio is of CPU times measured in turn in one process; wall times depend on whoever
 else uses the machine. timm's models are measured where timm is installed.

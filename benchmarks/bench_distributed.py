@@ -3,11 +3,12 @@
 Two gloo processes train an MLP of 100 MB: plain, normalized in one autograd node, and in parts of 25 MB; then the same
 compiled. For every bucket the moment is noted at which its exchange is started, as a share of the backward pass.
 
-    python benchmarks/bench_distributed.py
+    python -m benchmarks.bench_distributed
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import tempfile
@@ -84,6 +85,7 @@ def worker(rank: int, meeting: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(worker, args=(os.path.join(folder, "meeting"),), nprocs=2)

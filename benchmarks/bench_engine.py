@@ -1,6 +1,6 @@
 """The engine's cost on ResNet-18, as ratios to one forward pass of one 224 x 224 image, measured in one run.
 
-python benchmarks/bench_engine.py [--json FILE]
+python -m benchmarks.bench_engine [--json FILE]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training steps with each normalization side by side: time, memory, kernels.
 
-python benchmarks/bench_normalization.py [--device cpu] [--cases cifar,mlp] [--out DIR] (--help for all options)
+python -m benchmarks.bench_normalization [--device cpu] [--cases cifar,mlp] [--out DIR] (--help for all options)
 """
 
 import sys

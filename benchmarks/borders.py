@@ -1,6 +1,6 @@
 """How much the zeros around images change AP2's statistics: the paper's network for CIFAR-10 before any training.
 
-python benchmarks/borders.py [--data DIR] [--json docs/results/borders.json]
+python -m benchmarks.borders [--data DIR] [--json docs/results/borders.json]
 
 For every convolution, on the same weights: sigma with positions pooled, zeros included, as varprop has it, over sigma
 by sums of whole kernels, as the paper writes it (lowest, mean and highest channel); and the standard deviation measured

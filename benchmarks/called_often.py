@@ -1,6 +1,6 @@
 """A training step of normalized networks whose layers are called many times or read curves, by the plain step.
 
-python benchmarks/called_often.py [--rounds 5] [--only NAME ...] [--json PATH] [--profile NAME]
+python -m benchmarks.called_often [--rounds 5] [--only NAME ...] [--json PATH] [--profile "KAN of 3 layers"]
 
 Processor time of one thread, forward and backward with a sum of squares as the loss, without the optimizer, plain and
 normalized in turns; the fastest of each counts. With how many layers are folded together and how many by operation.

@@ -5,7 +5,7 @@ from every process in the forward pass and sums 2 C of them in the backward pass
 tests/norm/test_distributed.py counts the same on two processes. The time is a model: `--latency` seconds for each of
 log2(n) rounds of a collective, and nothing for the bytes.
 
-    python benchmarks/collectives.py
+    python -m benchmarks.collectives
 """
 
 from __future__ import annotations

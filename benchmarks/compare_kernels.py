@@ -1,6 +1,6 @@
 """A/B of two source trees on one machine: folds alone and steps of the CIFAR network, in alternation.
 
-    python benchmarks/compare_kernels.py OLD NEW [--rounds 3] [--seconds 95] [--no-steps] [--tiny --device cpu]
+    python -m benchmarks.compare_kernels OLD NEW [--rounds 3] [--seconds 95] [--no-steps] [--tiny --device cpu]
 
 OLD and NEW are folders that hold `src/`. First both trees compile what they need, side by side and untimed, each into a
 cache of its own. Then every round is a subprocess per tree, in the order old new, new old, old new. Medians over rounds

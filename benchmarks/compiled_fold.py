@@ -1,6 +1,6 @@
 """What compiling the fold alone would buy small networks on a CPU: processor time of a step, side by side.
 
-python benchmarks/compiled_fold.py [--width 64] [--json docs/results/compiled_fold.json]
+python -m benchmarks.compiled_fold [--width 64] [--json docs/results/compiled_fold.json]
 
 Networks of two hidden layers, batches of 64, forward and backward pass without an optimizer: the plain network, the
 normalized one, both compiled as a whole; and the fold of the normalized one by the reference (`norm/fold/reference.py`)
@@ -100,7 +100,7 @@ def main() -> None:
     results = {name: measured(activation, options.width) for name, activation in ACTIVATIONS.items()}
     print(json.dumps(results, indent=1))
     if options.json is not None:
-        command = f"python benchmarks/compiled_fold.py {' '.join(sys.argv[1:])}".strip()
+        command = f"python -m benchmarks.compiled_fold {' '.join(sys.argv[1:])}".strip()
         record = {
             **provenance(torch.device("cpu")),
             "command": command,

@@ -1,7 +1,6 @@
 """Time and memory of a training step on CIFAR-10 by normalization, compiled, each measured alone.
 
-python -m benchmarks.cost_of_steps [--models resnet18 resnet34] [--json docs/results/cost.json] [options of
-examples/train_cifar.py]
+python -m benchmarks.cost_of_steps [--models resnet18 resnet34] [--json FILE] [options of examples/train_cifar.py]
 
 Every normalization has a process of its own. All of them compile and warm up at the same time; then each is measured
 while the others wait.

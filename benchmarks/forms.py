@@ -1,6 +1,6 @@
 """The two forms of the normalization on the paper's network for MNIST: training and validation after a few epochs.
 
-python benchmarks/forms.py [--data DIR] [--epochs 10] [--images 20000] [--seeds 3] [--json FILE]
+python -m benchmarks.forms [--data DIR] [--epochs 10] [--images 20000] [--seeds 3] [--json FILE]
 
 Six hidden layers of 20 units, logistic as in the paper or rectified, batches of 128, Adam. Every form is trained at
 every learning rate of the list from the same weights on the same batches, and reported at the rate with the lowest
@@ -108,7 +108,7 @@ def main() -> None:
             what: statistics.mean(one[what] for one in runs) for what in ("training loss", "validation loss", "error")
         }
         print(f"{name}: " + ", ".join(f"{what} {value:.4f}" for what, value in means.items()))
-    write(options.json, "python benchmarks/forms.py", results)
+    write(options.json, "python -m benchmarks.forms", results)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """By how much the moments of MNIST change when the validation images of a seed count too.
 
-python benchmarks/held_out_moments.py --data DIR
+python -m benchmarks.held_out_moments --data DIR
 """
 
 from __future__ import annotations

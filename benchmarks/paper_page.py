@@ -39,6 +39,7 @@ from varprop_lab.store import WITHOUT_CELLS, Run, read_runs, write_tables
 _HEADER = """# Experiments
 
 Written by `python -m benchmarks.paper_page docs/results` from the records beside it; every number here comes from them.
+Commands are shown as they were typed; `python -m varprop.cli` is `varprop` today.
 The method: "How (Not) to Make a Comparison" and "Experiments" in the paper.
 """
 # The manifest of a run that was resumed keeps the last state, the first hour and the sum of the seconds.

@@ -1,6 +1,6 @@
 """How deep a plain chain of layers stays in range right after `vp.init_`: random MLPs over Gaussian input.
 
-python benchmarks/safe_depth.py [--widths 256 32] [--depth 100] [--seeds 3] [--samples 8192] [--json FILE]
+python -m benchmarks.safe_depth [--widths 256 32] [--depth 100] [--seeds 3] [--samples 8192] [--json FILE]
 
 For every layer: the standard deviation of its units over the samples (median and root mean square over the units) and
 their second moment, in the median over the seeds; the safe depth is the last layer up to which the root mean square

@@ -88,7 +88,7 @@ def study(
         for title in experiments
         if title in kept["cells"]
     }
-    write_atomically(out / "search.md", markdown(cells, kept.get("command", "")).encode())
+    write_atomically(out / "search.md", markdown(cells).encode())
     return out / "search.md"
 
 
@@ -140,7 +140,7 @@ def compared(bounds: Mapping[str, tuple[float, float]], evaluate: Evaluate) -> C
     }
 
 
-def markdown(results: Mapping[str, Cells], command: str) -> str:
+def markdown(results: Mapping[str, Cells]) -> str:
     """The table of regrets."""
     evaluations = {
         "grid": str(GRID),
@@ -154,10 +154,10 @@ def markdown(results: Mapping[str, Cells], command: str) -> str:
     headings = ("cells", "search", "evaluations", "mean regret", "largest", "above 2 %")
     return (
         "# Searches for the learning rate\n\n"
-        f"Written by `{command}`. The regret of a search is the share by which the loss at the rate it chose lies "
-        "above the lowest loss of the same cell at any rate that any search here tried. All evaluations of a cell see "
-        "the same samples in the same order. The sizes of grid+brent's grids were chosen among four on the digits of "
-        "seed 0.\n\n"
+        "Written by `python -m benchmarks.search_study --out docs/results` from search.json, which says how its cells "
+        "were compared. The regret of a search is the share by which the loss at the rate it chose lies above the "
+        "lowest loss of the same cell at any rate that any search here tried. All evaluations of a cell see the same "
+        "samples in the same order. The sizes of grid+brent's grids were chosen among four on the digits of seed 0.\n\n"
         f"{Table('', headings, rows, left=headings[:2]).markdown()}\n"
     )
 

@@ -1,6 +1,6 @@
 """The forms of the normalization in a shallow network with a global average, at constant rates in batches of 4.
 
-python benchmarks/shallow_forms.py [--epochs 2] [--seeds 3] [--json FILE]
+python -m benchmarks.shallow_forms [--epochs 2] [--seeds 3] [--json FILE]
 
 Three convolutions with batch norm and ReLU, a global average and a linear layer on scikit-learn's digits; SGD with
 momentum 0.9. `default` is the form that is chosen where none is asked for: here the paper's, with the average as one

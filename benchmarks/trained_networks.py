@@ -1,6 +1,6 @@
 """Alarms on healthy trained networks: how many `vp.inspect` raises, and how far computed standard deviations are off.
 
-python benchmarks/trained_networks.py [--seeds 2] [--json docs/results/trained_networks.json]
+python -m benchmarks.trained_networks [--seeds 2] [--json docs/results/trained_networks.json]
 
 Small networks of several kinds are trained on scikit-learn's digits until they classify well. Of each: the findings of
 an inspection without data and of one with the test images, and for every layer with weights the computed std over the

@@ -9,8 +9,8 @@ to chance.
 
 from __future__ import annotations
 
+import argparse
 import functools
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,4 +91,6 @@ def page(draws: int = DRAWS) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path)
+    parser.parse_args().page.write_text(page())

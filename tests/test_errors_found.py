@@ -95,6 +95,9 @@ FOUND: dict[str, tuple[str, ...]] = {
         "test_parametrizations",
         "test_init_says_that_it_takes_parametrizations_away",
     ),
+    "pages name programs by paths that do not run, and commands that have moved": (
+        "test_programs_exist_and_take_the_arguments_they_are_given",
+    ),
     "a network of layers that are called often takes many times as long, without a word": (
         "test_what_takes_long_is_said_with_the_reason",
     ),

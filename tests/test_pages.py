@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
+import importlib.util
 import inspect
 import re
+import runpy
 import shlex
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import varprop as vp
 from varprop.cli.main import make_parser
+from varprop_lab.commands import expanded
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [file for folder in ("docs", "docs/howto", "docs/tutorials") for file in sorted((ROOT / folder).glob("*.md"))]
+RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
+PROGRAMS = [f for folder in ("benchmarks", "examples", "tools") for f in sorted((ROOT / folder).rglob("*.py"))]
 WRITTEN_WITH_THE_SITE = ROOT / "docs" / "reference"
 
 
@@ -25,7 +33,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
         name, _, anchor = link.partition("#")
@@ -69,4 +77,51 @@ def commands(page: Path) -> list[str]:
 def test_commands_have_the_options_they_are_given(page: Path) -> None:
     for line in commands(page):
         if "--help" not in line:
-            make_parser().parse_args(shlex.split(line)[1:])  # ends with status 2 at what it does not know
+            options = make_parser().parse_args(shlex.split(line)[1:])  # ends with status 2 at what it does not know
+            if line.startswith("varprop reproduce"):
+                expanded(options.names)
+
+
+def programs(text: str) -> set[str]:
+    """Calls of this project's own programs, each with all its options in brackets.
+
+    How a record was made ("Command: ...", "Sitting 1: ...") stays as it was.
+    """
+    text = re.sub(r"^- (?:Command|Sitting \d+): .*$", "", text.replace("\\\n", " "), flags=re.MULTILINE)
+    program = r"(?:python|torchrun [^`\n]*?) (?:-m varprop\b|(?:-m )?(?:benchmarks|docs|examples|tests|tools)[./])"
+    found = re.findall(rf"(?:^ *|^\t@.*/bin/)({program}[^`\n#]*)|`({program}[^`]*)`", text, re.MULTILINE)
+    calls = (re.split("  |[(]", " ".join((line or inline).split("\n")))[0] for line, inline in found)
+    calls = (re.sub(r"\[(--\w+ \.\.\.|options of .*)\]|[][]|,?\.\.\.", "", call) for call in calls)
+    return {re.sub(r"\bN\b", "1", call).strip() for call in calls}
+
+
+CALLED = {
+    call for file in [*PAGES, *RESULTS, *PROGRAMS, ROOT / "Makefile"] for call in programs(file.read_text("utf-8"))
+}
+
+
+class Understood(BaseException):
+    """A program has read its arguments."""
+
+
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules")
+@pytest.mark.parametrize("call", sorted(CALLED))
+def test_programs_exist_and_take_the_arguments_they_are_given(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name = re.search(r"(-m )?((?:benchmarks|docs|examples|tests|tools|varprop)\b\S*)", call).groups()
+    arguments = shlex.split(call.partition(name)[2])
+    assert importlib.util.find_spec(name) if module else (ROOT / name).exists()
+    if name.endswith("private_training.py"):
+        pytest.importorskip("opacus")
+
+    def until_understood(*given: Any) -> Any:
+        options, unknown = parse(*given)
+        if not unknown:
+            raise Understood
+        return options, unknown
+
+    parse = argparse.ArgumentParser.parse_known_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", until_understood)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    if arguments:
+        with pytest.raises(Understood):
+            (runpy.run_module if module else runpy.run_path)(name, run_name="__main__")

@@ -9,9 +9,9 @@ upper neighbours predict (the predictor of LOCO-I), and the differences are comp
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import lzma
-import sys
 from pathlib import Path
 
 import torch
@@ -80,4 +80,8 @@ def main(action: str, source: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["pack", "unpack"])
+    parser.add_argument("source")
+    parser.add_argument("target")
+    main(**vars(parser.parse_args()))

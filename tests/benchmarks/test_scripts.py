@@ -50,9 +50,9 @@ def test_another_epsilon_reaches_every_fold() -> None:
 
 
 def test_a_record_says_what_made_it(tmp_path: Path) -> None:
-    write(tmp_path / "found.json", "python benchmarks/forms.py", {"logistic": []})
+    write(tmp_path / "found.json", "python -m benchmarks.forms", {"logistic": []})
     kept = json.loads((tmp_path / "found.json").read_text())
-    assert kept["command"].startswith("python benchmarks/forms.py") and kept["hardware"]["device"] == "cpu"
+    assert kept["command"].startswith("python -m benchmarks.forms") and kept["hardware"]["device"] == "cpu"
     assert {"git", "versions", "started", "logistic"} <= kept.keys()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from benchmarks import search_study
@@ -75,3 +76,10 @@ def test_the_default_search_is_one_of_those_compared():
     assert (plain.evaluations, plain.grids, plain.try_bounds) == (10, (), False)  # the paper's
     with pytest.raises(vp.VarpropError, match="search must be one of brent, grid\\+brent"):
         EXPERIMENTS["mnist"].adapted(search="golden")
+
+
+def test_the_page_says_what_its_record_says():
+    results = Path(__file__).parents[2] / "docs" / "results"
+    cells = json.loads((results / "search.json").read_text("utf-8"))["cells"]
+    page = search_study.markdown({title: cells[title] for title in search_study.STUDIED})
+    assert (results / "search.md").read_text("utf-8") == page
