@@ -120,12 +120,16 @@ class Shared(nn.Module):
 
 
 class Mixed(nn.Module):
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+
     def forward(self, x):
-        return x - 0.1 * x.mean(0)
+        return x - self.share * x.mean(0)
 
 
-@pytest.mark.parametrize("module", [Shared(), Mixed(), nn.LSTM(32, 32)])
-@pytest.mark.parametrize("samples", [6, 32])
+@pytest.mark.parametrize("module", [Shared(), Mixed(0.1), Mixed(1.0), nn.LSTM(32, 32)])
+@pytest.mark.parametrize("samples", [4, 6, 32])
 def test_samples_that_meet_are_refused(module, samples):
     class First(nn.Sequential):
         def forward(self, x):
