@@ -289,6 +289,27 @@ def test_random_weights_of_embeddings_norms_and_tied_layers():
     assert_like_draws(vp.predict(model, x, parameter_var=parameter_var), with_drawn_parameters(model, x, parameter_var))
 
 
+def test_a_tied_parameter_is_random_by_each_of_its_names():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(6, 8), nn.Linear(8, 6)
+            self.head.weight = self.table.weight  # by which torch.export reads both
+
+        def forward(self, tokens):
+            return self.head(torch.tanh(self.table(tokens)).mean(1))
+
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randint(6, (4, 5))
+    truth = with_drawn_parameters(model, x, {"table.weight": 0.01, "head.bias": 0.01})
+    for name in ("table.weight", "head.weight"):
+        assert_like_draws(vp.predict(model, x, parameter_var={name: 0.01, "head.bias": 0.01}), truth)
+    both = {"table.weight": 0.01, "head.weight": torch.full((6, 8), 0.01)}
+    assert vp.predict(model, x, parameter_var=both).std.isfinite().all()
+    with pytest.raises(ValueError, match=r"'head.weight' twice, tied as it is, with two variances"):
+        vp.predict(model, x, parameter_var={**both, "head.weight": 0.02})
+
+
 @pytest.mark.parametrize(("noise", "share"), [(0.5, 0.6), (1.5, 0.85)])
 def test_draws_mend_what_is_not_linear(noise, share):
     """Input noise bends the network; derivatives at 16 draws are unbiased and tighter than the draws alone."""

@@ -249,8 +249,14 @@ def _random_parameters(program: Program, variances: Mapping[str, Tensor | float]
             f"{', '.join(list(names)[:6])}, ..."
         )
     tensors = program.tensors() if variances else {}
+    read = {id(tensors[node]): node for node in program.state if variances and node.users}  # of tied ones one is read
     named = {f"parameter_var['{name}']": (var, tensors[names[name]].detach()) for name, var in variances.items()}
-    return dict(zip((names[name] for name in variances), _checked_variances(named), strict=True))
+    random: dict[Node, Tensor] = {}
+    for name, var in zip(variances, _checked_variances(named), strict=True):
+        node = read.get(id(tensors[names[name]]), names[name])
+        if random.setdefault(node, var) is not var and not torch.equal(random[node], var):
+            raise ValueError(f"parameter_var names '{name}' twice, tied as it is, with two variances.")
+    return random
 
 
 @dataclass(frozen=True)
