@@ -107,6 +107,10 @@ FOUND: dict[str, tuple[str, ...]] = {
     "predict passes over the variance of a tied parameter under the name that named_parameters gives it": (
         "test_a_tied_parameter_is_random_by_each_of_its_names",
     ),
+    "predict passes over a parameter that is read twice, or behind a product or a sum with numbers": (
+        "test_random_parameters_beside_what_is_fixed",
+        "test_random_parameters_that_are_read_otherwise_are_refused",
+    ),
 }
 
 

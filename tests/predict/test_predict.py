@@ -310,6 +310,55 @@ def test_a_tied_parameter_is_random_by_each_of_its_names():
         vp.predict(model, x, parameter_var={**both, "head.weight": 0.02})
 
 
+class Gained(nn.Module):
+    """A layer, and a parameter that a function reads beside it."""
+
+    def __init__(self, read, shape=(8,)):
+        super().__init__()
+        self.layer, self.gain, self.read = nn.Linear(8, 8), nn.Parameter(torch.full(shape, 0.7)), read
+
+    def forward(self, x):
+        return self.layer(self.read(x, self.gain))
+
+
+GAINS = {
+    "one number": (lambda x, gain: torch.tanh(x * gain), ()),
+    "two readers": (lambda x, gain: torch.tanh(x) * gain - x * gain, (8,)),
+    "twice": (lambda x, gain: x * gain * gain, (8,)),
+    "subtracted": (lambda x, gain: torch.tanh(x - gain), (8,)),
+    "subtracted from": (lambda x, gain: torch.tanh(gain - x), (8,)),
+    "scale of a norm of what is fixed": (lambda x, gain: F.layer_norm(x, (8,), gain), (8,)),
+    "scale of a batch norm of what is fixed": (
+        lambda x, gain: F.batch_norm(x, torch.zeros(8), torch.ones(8), gain), (8,)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GAINS)
+def test_random_parameters_beside_what_is_fixed(case):
+    torch.manual_seed(0)
+    read, shape = GAINS[case]
+    model, x, parameter_var = Gained(read, shape), torch.randn(8, 8), {"gain": 0.01, "layer.bias": 1e-4}
+    assert_like_draws(vp.predict(model, x, parameter_var=parameter_var), with_drawn_parameters(model, x, parameter_var))
+
+
+@pytest.mark.parametrize(
+    ("read", "op"),
+    [
+        (lambda x, gain: x * (2 * gain), "mul"),
+        (lambda x, gain: x * gain + x * (1 - gain), "rsub"),
+        (lambda x, gain: x * (gain + 1), "add"),
+        (lambda x, gain: torch.addcmul(x, x, gain), "addcmul"),
+        (lambda x, gain: torch.einsum("bi,i->bi", x, gain), "einsum"),
+        (lambda x, gain: F.layer_norm(x, (8,), gain, gain), "layer_norm"),
+    ],
+)
+def test_random_parameters_that_are_read_otherwise_are_refused(read, op):
+    parameter_var = {"gain": 0.04, "layer.bias": 1e-4}
+    with pytest.raises(vp.VarpropError, match=f"parameter_var names 'gain', which aten.{op} in .* leave this one out"):
+        vp.predict(Gained(read), torch.randn(4, 8), parameter_var=parameter_var)
+
+
 @pytest.mark.parametrize(("noise", "share"), [(0.5, 0.6), (1.5, 0.85)])
 def test_draws_mend_what_is_not_linear(noise, share):
     """Input noise bends the network; derivatives at 16 draws are unbiased and tighter than the draws alone."""

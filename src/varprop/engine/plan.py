@@ -153,6 +153,7 @@ def _visit(plan: Plan, node: Node) -> None:
     plan.sources[node] = frozenset().union(*(plan.sources[operand] for operand in operands))
     roots = {plan.root[operand] for operand in operands}
     clustered = rule is not None and rule.kind == "elementwise" and len(roots) == 1
+    clustered = clustered and not (rule and _joins_parameter(plan, node, rule))
     plan.root[node] = roots.pop() if clustered else node
     if node.target is operator.getitem:
         return
@@ -163,6 +164,12 @@ def _visit(plan: Plan, node: Node) -> None:
         plan.rules[node] = rule
         if clustered and (terms := _skip(plan, node)) is not None:
             plan.skips[node] = terms
+
+
+def _joins_parameter(plan: Plan, node: Node, rule: Rule) -> bool:
+    """True if a random parameter is a factor or a term beside another value: the result is no function of it alone."""
+    joins = (rule.product or rule.signs is not None) and len(node.operands) > 1
+    return joins and any(operand in plan.program.state for operand in plan.random_operands(node))
 
 
 def _combines(node: Node, rule: Rule) -> bool:

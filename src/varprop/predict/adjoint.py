@@ -232,7 +232,7 @@ class ParameterNoise:
         """The sum of what its uses make of it, times its standard deviation, (outputs, batch, weights)."""
         total = sum(derivatives)
         assert isinstance(total, Tensor)
-        return (total * self.var.sqrt()).flatten(2)
+        return (total * self.var.sqrt()).reshape(*total.shape[:2], -1)
 
     def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
         """The covariance of a sample's outputs that this noise adds, (batch, outputs, outputs)."""
@@ -304,6 +304,9 @@ class MeanEvaluation(Evaluation):
         return self._entered(node, value)
 
     def _visit(self, node: Node) -> None:
+        root = self.plan.root.get(node, node)
+        if root is not node and root in self.parameters:
+            raise self._not_followed(node, root)
         rule = self.plan.rules.get(node) if self.plan.random(node) else None
         windows = Windows.of(node) if rule is not None and rule.order_statistic else None
         if rule is None or windows is None:
@@ -332,6 +335,8 @@ class MeanEvaluation(Evaluation):
             if result is not None:
                 return result
         rule = self.plan.rules[node]
+        if rule.batch_norm is not None or rule.normalizes(*node.args):  # also of a constant, with a random scale
+            args = _lifted(rule, args)
         if node.packet is aten.linear and isinstance(args[1], Moments):
             return self._with_random_weight(node, *args)
         if rule.linear and rule.convolution is not None and not kwargs and isinstance(args[0], Moments):
@@ -571,14 +576,18 @@ class MeanEvaluation(Evaluation):
 
     def _use(self, node: Node, rule: Rule, parameter: Node, entry: Tensor) -> ParameterUse:
         """How an operation reads a random parameter."""
-        position = next(i for i, argument in enumerate(node.args) if argument is parameter)
+        positions = [i for i, argument in enumerate(node.args) if argument is parameter]
+        if len(positions) != 1:  # in a list, or twice
+            raise self._not_followed(node, parameter)
+        (position,) = positions
         shape, channels = parameter.info.shape, rule.channels or -1
         normalizes = rule.batch_norm is not None or rule.normalizes(*node.args)
         reading: Callable[[Sequence[Any]], Tensor] | None
         weight = 2 if node.packet in (aten.layer_norm, aten.group_norm, aten.rms_norm) else 1
-        adds = rule.signs is not None and rule.signs[position] == 1.0 and not node.kwargs
+        adds = rule.signs is not None and not node.kwargs
         if position == rule.bias or adds or (normalizes and position == weight + 1):
-            return ParameterUse(entry, node, lambda gradient, _: _summed_to(gradient, shape, channels))
+            sign = rule.signs[position] if adds and rule.signs else 1.0
+            return ParameterUse(entry, node, lambda gradient, _: sign * _summed_to(gradient, shape, channels))
         if normalizes and position == weight:
 
             def normalized(args: Sequence[Any]) -> Tensor:
@@ -702,12 +711,17 @@ def _layer_normed(
 
 def _first_result(rule: Rule, node: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Moments:
     """The first result of an operation whose first argument may be a constant, with every axis written out."""
-    first, *others = args
-    if isinstance(first, Tensor) and first.is_floating_point() and rule.kind == "rule":
-        first = Moments(first, torch.zeros_like(first))
-    result = apply(rule, node.target, (first, *others), kwargs)
+    result = apply(rule, node.target, _lifted(rule, args), kwargs)
     moments: Moments = result[0] if isinstance(result, (list, tuple)) else result
     return moments.dense()
+
+
+def _lifted(rule: Rule, args: Sequence[Any]) -> Sequence[Any]:
+    """Arguments of which the first has moments, also where it is a constant."""
+    first, *others = args
+    if not isinstance(first, Tensor) or not first.is_floating_point() or rule.kind != "rule":
+        return args
+    return Moments(first, torch.zeros_like(first)), *others
 
 
 def _gradient(mean: Tensor, by: Tensor) -> Tensor | None:

@@ -135,7 +135,7 @@ def _candidates(shape: torch.Size, plain: Tensor, marked: Tensor, marks: Tensor)
     places.sort(key=lambda samples: samples.axis is None)
     size = plain.abs()
     index = (size > SMALL * size.max()).nonzero().flatten()
-    if not len(index):  # derivatives that cancel over the samples, as of what the batch's mean is taken from, are theirs
+    if not len(index):  # derivatives may cancel over the samples, as behind a subtraction of the batch's mean
         return [] if bool(marked.any()) else places
     index = index[:: -(-len(index) // LOOKED_AT)]
     found = marked[index] / plain[index]
