@@ -50,12 +50,13 @@ Seconds are those of capture, of propagation, and of propagation with positions 
 NORMALIZED = """## Normalized, folded and trained
 {count} of these models, and {drawn} drawn at random, through `vp.normalize`, after parameters that are all 0 or 1
 and the statistics of batch norms have got random values: with `init="preserve"` the function is the one it was,
-`vp.fold` gives the function of the normalized model, before and after a step of training, the loss is finite, and no parameter that had a gradient is
-without one. Differences are the largest of any output, relative to its standard deviation, in double precision (in
-single precision for models above 150 million parameters, and where it is written into their code). *Refused*: with one
-sentence, below. *Too slow here*: not finished within the seconds of CPU time listed below, on a machine with two
-cores; nothing is known of these. *drawn*: models of timm that no other table names, each of another family, of at
-most 40 million parameters, drawn before any of them was tried; as they were published.{torch}
+`vp.fold` gives the function of the normalized model, before and after a step of training, the loss is
+finite, and no parameter that had a gradient is without one. Differences are the largest of any output, relative to
+its standard deviation, in double precision (in single precision for models above 150 million parameters, and where it
+is written into their code). *Refused*: with one sentence, below. *Too slow here*: not finished within the seconds of
+CPU time listed below, on a machine with two cores; nothing is known of these. *drawn*: models of timm
+that no other table names, each of another family, of at most 40 million parameters, drawn before any of
+them was tried; as they were published.{torch}
 """
 
 

@@ -47,7 +47,7 @@ def calls_of_modules(program: Program) -> dict[nn.Module | None, list[list[Node]
 
 
 def linear_call(program: Program, nodes: Sequence[Node]) -> LinearCall | None:
-    """What a call of a module computes, if that is a linear map; None if it may be anything else.
+    """Read the linear map x W' + b or x W + b off the operations of a call; None if the call may compute anything else.
 
     Every operation of the call has to be a part of the map: a product with a parameter, its transposition, an added
     parameter, and views that leave the last axis as it is.

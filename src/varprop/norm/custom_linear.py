@@ -56,7 +56,7 @@ def custom_linear_layers(programs: dict[bool, Program], modules: Collection[nn.M
 
 
 def _own_linear_call(program: Program, module: nn.Module, nodes: Sequence[Node]) -> LinearCall | None:
-    """What a call of a module computes, if that is a linear map by its own weight, and by its bias if it has one."""
+    """The linear map of a call, if it multiplies by the module's weight and adds its bias, if it has one; else None."""
     call, weight, bias = linear_call(program, nodes), module._parameters["weight"], module._parameters["bias"]
     if call is None or not holds(program, call.weight, weight):
         return None

@@ -350,7 +350,7 @@ class _StatesOfModules(nn.Module):
     _load_from_state_dict = nn.Module._load_from_state_dict
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """As `copy.deepcopy` does it."""
+        """A layer of this class with a deep copy of every attribute."""
         copied = memo[id(self)] = object.__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied

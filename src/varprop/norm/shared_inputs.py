@@ -130,7 +130,7 @@ def _ratio(group: list[tuple[float, Node]], calls: dict[Node, str], layers: dict
 
 
 def _kernel(node: Node, layer: Normalized) -> Convolution | None:
-    """What a layer multiplies with; a linear layer is a convolution without axes. None for transposed convolutions."""
+    """A layer's folded weight as a convolution, of no axes for a linear layer; None for transposed convolutions."""
     rule, weight = rule_of(node), layer.folded()[0]
     assert rule is not None
     if weight.ndim == 2:

@@ -112,7 +112,7 @@ class ElementNoise:
         return self.samples.rows(gradient * self.var.sqrt())
 
     def along(self, gradients: Sequence[Tensor], noise: Tensor) -> Tensor:
-        """What noise that was drawn adds to the outputs to first order, (batch, outputs)."""
+        """The change of the outputs by a draw of this noise, to first order: (batch, outputs)."""
         return self.samples.rows(gradients[0] * noise).sum(2).T
 
     def covariance(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -508,7 +508,7 @@ class MeanEvaluation(Evaluation):
 
     @torch.no_grad()
     def _note_outcomes(self, node: Node, value: Moments) -> None:
-        """Of a function of what drops out by channels: how far its two means lie apart, at all positions at once."""
+        """Keep how far the two means of a function of what drops out by channels lie apart, all positions at once."""
         root = self.plan.root[node]
         mixture, rule = self.plan.mixture(root), self.plan.rules.get(root)
         if mixture is None or rule is None or rule.noise or len(mixture[1]) != 2:

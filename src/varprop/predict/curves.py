@@ -256,7 +256,10 @@ class TwoGaussians:
 
 
 def _two_gaussians(r: Tensor) -> TwoGaussians:
-    """As by `mixture_shape`: d = skew / 2 exp(-fall r²) / (r b √b), e = d + √(1 + d²), down = √b / e, up = √b e."""
+    """The shape of the two Gaussians for a rectified variable with r = mean / std.
+
+    By `mixture_shape` d = skew / 2 exp(-fall r²) / (r b √b), e = d + √(1 + d²), down = √b / e, up = √b e.
+    """
     square = r * r
     between = (square * SPLIT).mul_(square).add_(1).reciprocal_()
     root = between.sqrt()

@@ -21,7 +21,7 @@ DROPPED = 0.02
 
 @dataclass(frozen=True)
 class Grounds:
-    """What the mark of every sample rests on.
+    """The shares of every sample's variance by which it is marked as reliable or not.
 
     Attributes:
         curved: The share of the variance that the curvature of activations adds.

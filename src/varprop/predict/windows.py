@@ -61,11 +61,11 @@ class Windows:
         return Moments(mean, var), left.clamp_min_(0)
 
     def largest_of_dropped(self, x: Moments, entry: Tensor, p: float, shape: Sequence[int]) -> tuple[Moments, Tensor]:
-        """The same of values that are not negative and drop out: M is the first that stays, from the largest down.
+        """The largest M of every window of values that drop out and are not negative, and the variance that is left.
 
-        Which is the largest is decided by the means alone. Then M is the k-th with chance (1 - p) pᵏ, k from 0, or zero
-        if nothing stays. It follows the noise n of what drops out by the slope Cov[M, n] / Var n, and what is before
-        the dropout by the derivatives of its mean.
+        Values are ranked by their means alone, and M is the first that stays, from the largest down. So M is the k-th
+        with chance (1 - p) pᵏ, k from 0, or zero if nothing stays. It follows the noise n of what drops out by the
+        slope Cov[M, n] / Var n, and what is before the dropout by the derivatives of its mean.
 
         Args:
             x: Before the dropout.
