@@ -3,6 +3,7 @@
 import copy
 import doctest
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -480,6 +481,21 @@ def test_the_model_is_left_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_threads_may_predict_by_one_model():
+    model, x = mlp(), torch.randn(4, 8)
+    model[2].eval()
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda _: vp.predict(model, x).covariance, range(12)))
+    assert [module.training for module in model] == [True, True, False, *[True] * 4]
+    assert all(torch.equal(covariance, found[0]) for covariance in found)
+
+
+def test_predictions_may_be_looked_for_in_collections():
+    first, second = (vp.Prediction(torch.zeros(2, 2), torch.zeros(2, 2, 2)) for _ in range(2))
+    assert first in [second, first]
+    assert first not in {second}
+
+
 def test_shares_add_up_and_intervals_and_probabilities_fit():
     model, x = mlp(outputs=3), torch.randn(6, 8)
     found = vp.predict(model, x, input_var=0.01)
@@ -531,6 +547,14 @@ BAD = {
     "output": (lambda m, x: vp.predict(m, x).sources(5), "There is no output 5"),
     "probability": (lambda m, x: vp.predict(m, x).interval(90), "between 0 and 1"),
     "empty": (lambda m, x: vp.predict(m, x[:0]), "a batch of inputs"),
+    "wrong dtype": (
+        lambda m, x: vp.predict(vp.capture(m, x), x.double(), input_var=0.1),
+        "captured with 'x' of torch.float32, and it has torch.float64 now",
+    ),
+    "changed dtype": (
+        lambda m, x: (program := vp.capture(m, x), m.double(), vp.predict(program, x, input_var=0.1)),
+        "captured with '0.weight' of torch.float32, and it has torch.float64 now",
+    ),
     "wrong sample": (lambda m, x: vp.predict(vp.capture(m, x), x[:, :4]), "captured with samples of shape"),
 }  # fmt: skip
 

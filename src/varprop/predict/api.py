@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from .samples import SampleTrace
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
 MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
 AT_ONCE = 1 << 24  # derivatives of some outputs at a time on a CPU: what is at work should stay in its cache
+ONE_CAPTURE = threading.RLock()
+HALF = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 MEMORY = 4 << 30  # bytes for derivatives of all outputs by all sources of one batch; on CUDA half of the device's
 
 
@@ -105,7 +108,12 @@ def predict(
         )
     # half precision is too coarse for variances, and derivatives are needed whatever the caller has switched off
     with torch.inference_mode(False), torch.autocast(x.device.type, enabled=False):
-        return _predict(model, _usable(x), input_var, parameter_var, outputs, random, draws, compile)
+        try:
+            return _predict(model, _usable(x), input_var, parameter_var, outputs, random, draws, compile)
+        except RuntimeError:
+            if isinstance(model, Program):
+                _require_dtypes(model, x)
+            raise
 
 
 def _usable(values: Tensor) -> Tensor:
@@ -166,6 +174,18 @@ def _predict(
     return pieces[0] if len(pieces) == 1 else _joined(pieces)
 
 
+def _require_dtypes(program: Program, x: Tensor) -> None:
+    """Refuse what has another dtype than it had when the program was captured, but for half precision."""
+    read = {"x": (program.inputs[0], x)} if len(program.inputs) == 1 else {}
+    read |= {program.state[node]: (node, value) for node, value in program.tensors().items() if node in program.state}
+    for name, (node, value) in read.items():
+        if HALF.get(node.info.dtype, node.info.dtype) is not HALF.get(value.dtype, value.dtype):
+            raise ValueError(
+                f"The model was captured with '{name}' of {node.info.dtype}, and it has {value.dtype} now: convert it, "
+                "or capture the model again."
+            )
+
+
 def _described(info: Any) -> str:
     return f"shape {tuple(info.shape)} of {info.dtype}" if isinstance(info, TensorInfo) else "none"
 
@@ -184,7 +204,7 @@ def _captured(model: nn.Module, x: Tensor, random: Random | None) -> Program:
     paths = [] if random is None or callable(random) else [random] if isinstance(random, str) else list(random)
     if unknown := sorted({*paths} - {path for path, _ in model.named_modules()}):
         raise ValueError(f"random names '{unknown[0]}', which is no module of the model.")
-    with preserved_modes(model):
+    with ONE_CAPTURE, preserved_modes(model):  # other threads must not find modes that belong to a capture
         model.eval()
         for path, module in model.named_modules():
             if path in paths or _is_random(path, module, random):

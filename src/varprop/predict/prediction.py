@@ -15,7 +15,7 @@ from ..text_table import text_table
 POINTS = 512  # quasi-random points of an expected softmax: errors below 0.002
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SourceShare:
     """How much of the variance enters at one operation, input or parameter.
 
@@ -31,7 +31,7 @@ class SourceShare:
     variance: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """Mean and covariance of chosen outputs of a network for every sample of a batch, to first order in the noise.
 
