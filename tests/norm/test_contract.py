@@ -315,6 +315,26 @@ def test_a_part_in_another_dtype(inner: torch.dtype, error: float) -> None:
     assert (found - true).norm() <= 5 * error * true.norm()
 
 
+@pytest.mark.parametrize(("dtype", "error"), ((torch.float64, 1e-5), (torch.float16, 1e-2), (torch.bfloat16, 1e-1)))
+def test_plain_layers_between_normalized_ones_in_another_dtype(dtype: torch.dtype, error: float) -> None:
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)  # its attention stays plain
+    plain, x = nn.Sequential(nn.Linear(6, 8), encoder, nn.Linear(8, 8), nn.Linear(8, 3)), torch.randn(4, 5, 6)
+    moments = vp.Moments(torch.zeros(1, 1, 6), torch.ones(1, 1, 6))
+
+    def normalized(model: nn.Module) -> nn.Module:
+        given = moments.to(model[0].weight.dtype)
+        return vp.normalize(model, given, example=(4, 5, 6), only=lambda path, _: path != "2").eval()
+
+    expected = normalized(plain)(x)
+    for model in (normalized(plain).to(dtype), normalized(plain.to(dtype))):
+        outputs = model(x.to(dtype))
+        assert outputs.dtype == dtype and apart(outputs.float(), expected) <= error
+        assert apart(vp.fold(model)(x.to(dtype)), outputs) <= error
+        outputs.square().sum().backward()
+        assert all(p.grad is not None and p.grad.dtype == dtype for p in model.parameters())
+
+
 def test_parameters_of_a_layer_in_different_dtypes_are_refused() -> None:
     plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     moments = vp.Moments(torch.zeros(1, 6), torch.ones(1, 6))

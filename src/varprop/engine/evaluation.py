@@ -254,6 +254,8 @@ class Evaluation:
         sampled: Nodes estimated by sampling for want of a rule.
         annotate: Whether to work out the notes.
         report: Called before every operation with the number of those done.
+        dtype: Of all moments and of all floating point numbers that are no moments; by default those of the captured
+            model.
     """
 
     plan: Plan
@@ -263,6 +265,7 @@ class Evaluation:
     notes: dict[Node, list[str]] = field(default_factory=dict)
     assumption: str = "exact if units are independent"  # of operations without notes
     sampled: set[Node] = field(default_factory=set)
+    dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         self.clusters = Clusters(self.plan, self.env)
@@ -409,7 +412,7 @@ class Evaluation:
         result = node.target(*resolve(node.args, fixed), **resolve(node.kwargs, fixed))
         if isinstance(result, Tensor) and result.numel() and any(map(self.plan.random, node.operands)):
             return result[(0,) * result.ndim].expand(result.shape)  # one number everywhere, which rules can tell
-        return result
+        return result if self.dtype is None else in_dtype(result, self.dtype)
 
     def _draw_places(self, node: Node) -> Any:
         """One draw of what is no constant but has no moments either; the same in every evaluation."""
@@ -429,8 +432,9 @@ class Evaluation:
     def _as_captured(self, node: Node, value: Any) -> Any:
         """A value with the extents and the dtype that it has in the captured model."""
         if isinstance(value, (list, tuple)):
-            return [_fit(v, f) for v, f in zip(value, node.info or [None] * len(value), strict=False)]
-        return _fit(value, node.info)
+            infos = node.info or [None] * len(value)
+            return [_fit(v, f, self.dtype) for v, f in zip(value, infos, strict=False)]
+        return _fit(value, node.info, self.dtype)
 
 
 @autocast_off()
@@ -506,12 +510,22 @@ def _fits(value: Moments, info: Any) -> bool:
     return value.ndim == len(info.shape) and all(o in (1, f) for o, f in zip(value.shape, info.shape, strict=True))
 
 
-def _fit(value: Any, info: Any) -> Any:
+def _fit(value: Any, info: Any, dtype: torch.dtype | None) -> Any:
     if not isinstance(value, Moments) or not isinstance(info, TensorInfo):
         return value
-    # a comparison gives probabilities, not truth values, and half precision is too coarse for variances
-    dtype = info.dtype if info.dtype in (torch.float32, torch.float64) else value.dtype
+    if dtype is None:
+        # a comparison gives probabilities, not truth values, and half precision is too coarse for variances
+        dtype = info.dtype if info.dtype in (torch.float32, torch.float64) else value.dtype
     return Moments(value.mean.to(dtype), value.var.to(dtype), info.shape)
+
+
+def in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Moments and floating point tensors, by themselves or in lists, in another dtype; anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [in_dtype(each, dtype) for each in value]
+    if isinstance(value, Moments):
+        return Moments(value.mean.to(dtype), value.var.to(dtype), value.full)
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def apply(rule: Rule, target: Any, args: Any, kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ..engine.evaluation import Evaluation
+from ..engine.evaluation import Evaluation, in_dtype
 from ..engine.plan import make_plan, require_complete
 from ..gaussian.shortcuts import by_formulas
 from ..graph import ops
@@ -92,7 +92,10 @@ class Statistics:
             refuse_sharded([env[node] for node in self.graph.program.state])
             for node, source in sources.items():
                 env[node] = source.output_moments(node.info, vectors.get(source))
-            evaluation = Evaluation(self.plan, env, annotate=False)
+            follows_model = [*sources, *self.graph.program.state]  # as the moments of the data do not, when it is cast
+            dtype = _widest([env[node] for node in follows_model or self.graph.inputs])
+            env = {node: in_dtype(value, dtype) for node, value in env.items()}
+            evaluation = Evaluation(self.plan, env, annotate=False, dtype=dtype)
             evaluation.run()
             values = [evaluation.value(target) for target in self.targets]
             moments = [x if isinstance(x, Moments) else Moments(x, torch.zeros_like(x)) for x in values]
@@ -245,6 +248,13 @@ def _needed(targets: list[Node], calls: set[Node]) -> set[Node]:
 
 def _module(root: nn.Module, path: str) -> Any:
     return functools.reduce(getattr, path.split("."), root) if path else root
+
+
+def _widest(values: Iterable[Any]) -> torch.dtype:
+    """The dtype that holds moments and parameters of several, of 32 bits or more: a linear map takes but one."""
+    flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    floating = (each.dtype for each in flat if isinstance(each, (Moments, Tensor)) and each.dtype.is_floating_point)
+    return functools.reduce(torch.promote_types, floating, torch.float32)
 
 
 def _to(value: Any, device: torch.device) -> Any:
