@@ -15,6 +15,7 @@ from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.func import functional_call
+from torch.nn.utils import parametrizations
 
 import varprop as vp
 from tests.norm.networks import NETWORKS, Case, apart, both_forms, case, kept, sites, train_a_little
@@ -333,6 +334,26 @@ def test_plain_layers_between_normalized_ones_in_another_dtype(dtype: torch.dtyp
         assert apart(vp.fold(model)(x.to(dtype)), outputs) <= error
         outputs.square().sum().backward()
         assert all(p.grad is not None and p.grad.dtype == dtype for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ("weight norm", "attention", "called twice"))
+def test_weights_made_in_inference_mode(kind: str) -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(8, 8), torch.randn(4, 5, 8)
+    layer = parametrizations.weight_norm(layer) if kind == "weight norm" else layer
+    inner = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) if kind == "attention" else nn.Tanh()
+    plain = nn.Sequential(layer, inner, layer if kind == "called twice" else nn.Linear(8, 8)).eval()
+    model = vp.normalize(plain, vp.Moments(torch.zeros(1, 1, 8), torch.ones(1, 1, 8)), example=x)
+    expected = model(x).detach()
+    with torch.inference_mode():
+        assert apart(model(x), expected) <= 1e-6
+        assert apart(vp.fold(model)(x), expected) <= 1e-5
+        with vp.unchanged(model):
+            assert apart(model(x), expected) <= 1e-6
+        for copied in (copy.deepcopy(model), model.double().float()):
+            assert apart(copied(x), expected) <= 1e-5
+    with torch.no_grad():
+        assert apart(model(x), expected) <= 1e-5
 
 
 def test_parameters_of_a_layer_in_different_dtypes_are_refused() -> None:

@@ -15,7 +15,7 @@ from ..gaussian.normal import Pair
 from ..graph.node import Node
 from ..moments import Tokens, full_precision
 from .fold import dispatch, reference
-from .fold.dispatch import Executor, apply_fold, computing_dtype, needs_reference, register
+from .fold.dispatch import Executor, apply_fold, computing_dtype, needs_reference, register, versions_of
 from .fold.layout import sublayout
 from .fold.reference import own_saved_tensors
 from .layer_layout import LayerCall, LayerSpec, LoweredLayers, Use, evaluation_of, make_layout
@@ -67,7 +67,7 @@ class Folded(NamedTuple):
                     return True
             elif (registered[name] if name in registered else getattr(layer, name)) is not parameter:
                 return True
-            if parameter._version != self.versions[index]:
+            if not parameter.is_inference() and parameter._version != self.versions[index]:
                 return True
             index += len(self.pairs)
         return False
@@ -85,7 +85,8 @@ def _same(versions: list[tuple[Tensor, int]], tensors: list[Tensor]) -> bool:
     """True if tensors are those that were recorded, and were not written to since, as far as autograd can tell."""
     if len(versions) != len(tensors):
         return False
-    return all(a is b and b._version == version for (a, version), b in zip(versions, tensors, strict=True))
+    present = zip(tensors, versions_of(tensors), strict=True)
+    return all(a is b and before == now for (a, before), (b, now) in zip(versions, present, strict=True))
 
 
 class Network:
@@ -190,9 +191,11 @@ class Network:
         originals: dict[int, list[tuple[Tensor, int]]] = {}
         for index, layer in enumerate(self.layers):
             if "weight" not in layer._parameters and (tensors := _originals(layer)):
-                originals[index] = [(tensor, tensor._version) for tensor in tensors]
-        between = [] if self.evaluation is None else [(t, t._version) for t in self.evaluation.tensors_read()]
-        versions, inference = [p._version for p in parameters], torch.is_inference_mode_enabled()
+                originals[index] = list(zip(tensors, versions_of(tensors), strict=True))
+        read = [] if self.evaluation is None else self.evaluation.tensors_read()
+        between = list(zip(read, versions_of(read), strict=True)) if read else []
+        versions = [-1 if p.is_inference() else p._version for p in parameters]  # no call, in every fold
+        inference = torch.is_inference_mode_enabled()
         return Folded(pairs, parameters, versions, dtypes, inference, once, originals, between)
 
     def changed_between(self, folded: Folded) -> bool:

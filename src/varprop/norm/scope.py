@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..gaussian.normal import Pair
 from .distributed import fold_around
+from .fold.dispatch import versions_of
 from .fold.reference import own_saved_tensors
 from .network import PARAMETERS, Folded, Network
 
@@ -48,11 +49,7 @@ class FoldedAlone(NamedTuple):
         if torch.compiler.is_compiling():
             return True
         same = all(now is before for now, before in zip(parameters, self.parameters, strict=True))
-        return (
-            same
-            and [p._version for p in parameters] == self.versions
-            and self.inference == torch.is_inference_mode_enabled()
-        )
+        return same and versions_of(parameters) == self.versions and self.inference == torch.is_inference_mode_enabled()
 
 
 @dataclass(eq=False)
@@ -148,7 +145,7 @@ def folded_alone(layer: nn.Module, fold: Callable[[], Pair]) -> Pair:
             return pair
         parameters = [getattr(layer, name) for name in PARAMETERS]
         compiling = torch.compiler.is_compiling()
-        versions = [] if compiling else [p._version for p in parameters]
+        versions = [] if compiling else versions_of(parameters)
         folded = FoldedAlone(pair, parameters, versions, not compiling and torch.is_inference_mode_enabled())
         calls[layer] = folded
     return folded.pair

@@ -286,6 +286,11 @@ class Executor:
 # --- the fold as one node of autograd ---
 
 
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each of some tensors was written to, as autograd counts; -1 for those made in inference mode."""
+    return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
 class Fold(torch.autograd.Function):
     """The fold as one node of autograd.
 
@@ -298,7 +303,7 @@ class Fold(torch.autograd.Function):
         """Folded weights of all layers, then their biases."""
         mean, var, *parameters = inputs
         ctx.executor, ctx.recording, ctx.inputs = executor, recording, inputs
-        ctx.versions = [p._version for p in parameters]
+        ctx.versions = [-1 if p.is_inference() else p._version for p in parameters]
         if recording is not None:
             return tuple(recording.folded())
         backend, external = executor.backend(parameters), None if mean is None else (mean, var)
@@ -310,7 +315,7 @@ class Fold(torch.autograd.Function):
         """Derivatives by the external moments and by the parameters."""
         executor, parameters = ctx.executor, ctx.inputs[2:]
         layouts = executor.backend(parameters).layouts  # the first of all: it refuses memory that was freed
-        if [p._version for p in parameters] != ctx.versions:
+        if versions_of(parameters) != ctx.versions:
             raise RuntimeError(STALE)
         if torch.is_grad_enabled() or any(map(_is_batched, grads)):
             return None, None, None, *_backward_by_reference(executor.layout, ctx.inputs, grads)
