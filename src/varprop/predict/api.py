@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ from .samples import SampleTrace
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
 MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
 AT_ONCE = 1 << 24  # derivatives of some outputs at a time on a CPU: what is at work should stay in its cache
-ONE_CAPTURE = threading.RLock()
+ONE_AT_A_TIME = threading.RLock()  # a capture changes modes of modules, and operations that other threads call
 HALF = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 MEMORY = 4 << 30  # bytes for derivatives of all outputs by all sources of one batch; on CUDA half of the device's
 
@@ -107,7 +108,8 @@ def predict(
             "noise layers alone in training mode, then vp.predict(program, x, compile=True)."
         )
     # half precision is too coarse for variances, and derivatives are needed whatever the caller has switched off
-    with torch.inference_mode(False), torch.autocast(x.device.type, enabled=False):
+    alone = contextlib.nullcontext() if isinstance(model, Program) else ONE_AT_A_TIME
+    with alone, torch.inference_mode(False), torch.autocast(x.device.type, enabled=False):
         try:
             return _predict(model, _usable(x), input_var, parameter_var, outputs, random, draws, compile)
         except RuntimeError:
@@ -204,7 +206,7 @@ def _captured(model: nn.Module, x: Tensor, random: Random | None) -> Program:
     paths = [] if random is None or callable(random) else [random] if isinstance(random, str) else list(random)
     if unknown := sorted({*paths} - {path for path, _ in model.named_modules()}):
         raise ValueError(f"random names '{unknown[0]}', which is no module of the model.")
-    with ONE_CAPTURE, preserved_modes(model):  # other threads must not find modes that belong to a capture
+    with preserved_modes(model):
         model.eval()
         for path, module in model.named_modules():
             if path in paths or _is_random(path, module, random):
