@@ -152,6 +152,9 @@ CASES = {
             nn.Linear(32, 3),
         ), VECTORS, {},
     ),
+    "nn.FeatureAlphaDropout of vectors": (
+        lambda: nn.Sequential(nn.Linear(8, 32), nn.SELU(), nn.FeatureAlphaDropout(0.2), nn.Linear(32, 3)), VECTORS, {},
+    ),
     "nn.FeatureAlphaDropout": (images(nn.SELU(), nn.FeatureAlphaDropout(0.2)), IMAGES, {}),
     "nn.FeatureAlphaDropout of what varies": (
         images(nn.SELU(), nn.Dropout(0.2), nn.Conv2d(16, 16, 3), nn.SELU(), nn.FeatureAlphaDropout(0.2)), IMAGES, {},
@@ -201,7 +204,7 @@ CURVED = ("zoneout", "nn.RNN, rectified")  # recurrent layers count as straight
 def made(case):
     torch.manual_seed(0)
     make, shape, settings = CASES[case]
-    return make(), torch.randn(shape), settings
+    return make().eval(), torch.randn(shape), settings  # as trained networks are
 
 
 @torch.no_grad()

@@ -536,7 +536,8 @@ def apply(rule: Rule, target: Any, args: Any, kwargs: Any) -> Any:
     assert function is not None
     if isinstance(target, Leaf):
         args, kwargs = target.fill(args)
-        result = function(target.module, *args, **kwargs)
+        with target.as_captured() as module:
+            result = function(module, *args, **kwargs)
         return list(result) if isinstance(result, (list, tuple)) else [result]
     return function(*args, **kwargs)
 

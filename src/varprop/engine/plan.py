@@ -104,7 +104,8 @@ class Plan:
             return None
         if isinstance(node.target, Leaf):
             args, kwargs = node.target.fill(node.args)
-            return node.operands[0], rule.mixture(node.target.module, *args, **kwargs)
+            with node.target.as_captured() as module:
+                return node.operands[0], rule.mixture(module, *args, **kwargs)
         return node.operands[0], rule.mixture(*node.args, **node.kwargs)
 
     def inside_cluster(self, node: Node) -> bool:
@@ -204,7 +205,7 @@ def _drops(node: Node, rule: Rule) -> bool:
     if rule.draws(*node.args, **node.kwargs):
         return True
     if isinstance(node.target, Leaf):
-        return "Dropout" in type(node.target.module).__name__ and node.target.module.training
+        return "Dropout" in type(node.target.module).__name__ and node.target.modes[0]
     train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
     return rule.kind == "rule" and "dropout" in str(node.packet) and train is not False
 

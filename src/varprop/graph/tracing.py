@@ -12,7 +12,7 @@ import functools
 import itertools
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,6 +244,7 @@ class Leaf:
     path: str
     arguments: Any  # the tree of (args, kwargs), tensors replaced by their position
     forward: Callable[..., Any]
+    modes: Sequence[bool]  # which of the module and those in it were in training mode when this was captured
 
     @property
     def __name__(self) -> str:
@@ -257,10 +258,23 @@ class Leaf:
         )
         return args, kwargs
 
+    @contextlib.contextmanager
+    def as_captured(self) -> Iterator[nn.Module]:
+        """Within, the module, which is yielded, and those in it are in the modes that they were captured in."""
+        now = [inner.training for inner in self.module.modules()]
+        try:
+            for inner, training in zip(self.module.modules(), self.modes, strict=True):
+                inner.training = training
+            yield self.module
+        finally:
+            for inner, training in zip(self.module.modules(), now, strict=True):
+                inner.training = training
+
     def __call__(self, *values: Any) -> list[Any]:
         """Run the module on plain tensors."""
         args, kwargs = self.fill(values)
-        return pytree.tree_leaves(self.forward(*args, **kwargs))
+        with self.as_captured():
+            return pytree.tree_leaves(self.forward(*args, **kwargs))
 
 
 @dataclass(frozen=True)
@@ -316,7 +330,8 @@ def _marked(module: nn.Module, path: str, samples: list[Any], leaves: list[Leaf]
             tensors.append(tensor)
             return _Slot(len(tensors) - 1)
 
-        leaves.append(Leaf(module, path, pytree.tree_map_only(Tensor, slot, (args, kwargs)), forward))
+        modes = [inner.training for inner in module.modules()]
+        leaves.append(Leaf(module, path, pytree.tree_map_only(Tensor, slot, (args, kwargs)), forward, modes))
         sample, structure = pytree.tree_flatten(next(turn))
         outputs = [torch.empty(leaf.shape, dtype=leaf.dtype, device=tensors[0].device) for leaf in sample]
         return pytree.tree_unflatten(torch.ops.varprop.leaf(tensors, outputs, len(leaves) - 1), structure)

@@ -107,8 +107,8 @@ class ElementNoise:
             assert self.jump is not None
             if self.samples.axis not in (0, 1):
                 raise samples_apart(self.node)
-            by_channel = (gradient * self.jump).flatten(3).sum(3) * math.sqrt(self.chance * (1 - self.chance))
-            return self.samples.rows(by_channel)
+            by_channel = (gradient * self.jump).unsqueeze(-1).flatten(3).sum(3)
+            return self.samples.rows(by_channel * math.sqrt(self.chance * (1 - self.chance)))
         return self.samples.rows(gradient * self.var.sqrt())
 
     def along(self, gradients: Sequence[Tensor], noise: Tensor) -> Tensor:
