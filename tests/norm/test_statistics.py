@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -115,9 +116,43 @@ def test_a_layer_that_expands_on_its_own_output_is_refused() -> None:
             return x
 
     unit = torch.ones(1, 4)
-    with pytest.raises(ValueError, match="'layer' is called on its own output"):
+    with pytest.raises(ValueError, match=r"^No scale and shift of 'layer' agree"):
         vp.normalize(Loop(), vp.Moments(unit, unit), init="preserve")
     assert isinstance(vp.normalize(Loop(), vp.Moments(unit, unit)).layer, Normalized)
+
+
+class Shared(nn.Module):
+    """One layer adds to the stream in every block, between layers of their own."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.shared, self.blocks = nn.Linear(4, 4), nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+        nn.init.orthogonal_(self.shared.weight, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + self.shared(x)
+            x = x + torch.tanh(block(x))
+        return x
+
+
+def test_a_layer_on_its_own_output_that_settles_nowhere_is_refused_soon_with_advice_that_works() -> None:
+    unit, x = torch.ones(1, 4), torch.randn(8, 4)
+    settles = Shared(0.1)
+    assert apart(vp.normalize(settles, vp.Moments(unit, unit), init="preserve")(x), settles(x)) <= 1e-5
+    grows = Shared(1.5)
+    counted = mock.patch.object(
+        Normalized, "output_statistics", autospec=True, side_effect=Normalized.output_statistics
+    )
+    with (
+        counted as found,
+        pytest.raises(ValueError, match=r"^No scale and shift of 'shared' agree"),
+    ):
+        vp.normalize(grows, vp.Moments(unit, unit), init="preserve")
+    assert found.call_count <= 7 * 40  # layers times sweeps
+    model = vp.normalize(grows, vp.Moments(unit, unit), init="preserve", only=lambda path, _: path != "shared")
+    assert apart(model(x), grows(x)) <= 1e-5
+    vp.normalize(grows, vp.Moments(unit, unit), init="project")(x)
 
 
 LARGER = ("conv", "identity skip", "pools, one input channel", "branches")

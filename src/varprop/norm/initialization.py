@@ -24,6 +24,7 @@ from ..gaussian.normal import Pair
 from ..gaussian.stability import stable_shift, start_for
 from ..graph.node import Node, TensorInfo
 from ..moments import Moments, autocast_off
+from .checks import listed
 from .layers import Normalized
 from .linear_layers import group_count, is_linear_layer, output_axis
 from .recurrent import NormalizedRecurrent
@@ -200,6 +201,7 @@ def _evaluated(statistics: Statistics, mean: Tensor, std: Tensor) -> Evaluation:
 
 
 SWEEPS = 300
+PATIENCE = 16  # sweeps within which changes have to halve: what is slower does not end within all of them
 
 
 @torch.no_grad()
@@ -259,16 +261,22 @@ def preserve_(layers: dict[str, tuple[Normalized, Tensor | None]], silent: dict[
         layers: The normalized layers with the biases of the plain ones, by path, in the order of their first calls.
         silent: By path, the channels that a batch norm had silenced.
     """
-    one_sweep = all(layer.call_count() == 1 for layer, _ in layers.values())
-    for sweep in range(SWEEPS):
-        moved = [path for path, (layer, bias) in layers.items() if _set_to_present(path, layer, bias, silent.get(path))]
-        if sweep == 0:
+    once = all(layer.call_count() == 1 for layer, _ in layers.values())
+    largest: list[float] = []  # change of each sweep
+    while len(largest) < SWEEPS:
+        changes = {path: _set_to_present(path, *layers[path], silent.get(path)) for path in layers}
+        if not largest:
             _refuse_not_finite(layers)
-        if not moved or one_sweep:
+        largest.append(max(changes.values()))
+        if largest[-1] == 0 or once:
             return
+        if len(largest) > PATIENCE and not largest[-1] < largest[-1 - PATIENCE] / 2:
+            break
+    again = [path for path, change in changes.items() if change and layers[path][0].call_count() > 1]
+    names = listed([repr(path) for path in again])
     raise ValueError(
-        f"Layer '{moved[0]}' is called on its own output, and no scale and shift agree with the statistics that follow "
-        f'from them: use init="project", or leave it out with `only`.'
+        f"No scale and shift of {names} agree with the statistics that follow from them: the layer is called on what "
+        'depends on its own output. Use init="project", or leave it out with `only`.'
     )
 
 
@@ -282,19 +290,25 @@ def _refuse_not_finite(layers: dict[str, tuple[Normalized, Tensor | None]]) -> N
 
 
 @torch.no_grad()
-def _set_to_present(path: str, layer: Normalized, bias: Tensor | None, silent: Tensor | None) -> bool:
-    """Set scale and shift of a layer so that it does what it did; True if that changed them beyond rounding."""
+def _set_to_present(path: str, layer: Normalized, bias: Tensor | None, silent: Tensor | None) -> float:
+    """Set scale and shift of a layer so that it does what it did.
+
+    Returns:
+        The largest change, relative to the largest scale or shift; 0 within rounding.
+    """
     if isinstance(layer, NormalizedRecurrent):
         return layer.set_to_present(path)
     mean, std = layer.output_statistics()
     if silent is not None:
         mean, std = mean.masked_fill(silent, 0), std.masked_fill(silent, 0)
-    scale, shift = (t.to(layer.scale.dtype) for t in (std, mean if bias is None else mean + bias))
-    change = torch.maximum((scale - layer.scale).abs().max(), (shift - layer.shift).abs().max())
-    size = torch.maximum(scale.max(), shift.abs().max())
-    layer.scale.copy_(scale)
-    layer.shift.copy_(shift)
-    return not bool(size.isfinite() & (change <= 4 * torch.finfo(scale.dtype).eps * size))
+    new = torch.stack([std, mean if bias is None else mean + bias]).to(layer.scale.dtype)
+    change = (new - torch.stack([layer.scale, layer.shift])).abs().max()
+    size = new.abs().max()
+    layer.scale.copy_(new[0])
+    layer.shift.copy_(new[1])
+    if size.isfinite() and change <= 4 * torch.finfo(new.dtype).eps * size:
+        return 0.0
+    return float((change / size).nan_to_num(torch.inf))
 
 
 # --- the layers at the ends of residual branches, and how small they start ---

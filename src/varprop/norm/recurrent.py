@@ -333,21 +333,25 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
         return results
 
     @torch.no_grad()
-    def set_to_present(self, path: str) -> bool:
-        """Set scale and shift so that the layer does what it did; True if that changed them beyond rounding.
+    def set_to_present(self, path: str) -> float:
+        """Set scale and shift so that the layer does what it did.
 
         The statistics of a gate depend on its own scale and shift: solved in float64.
+
+        Returns:
+            How far these were from it, as `distance` measures; 0 within rounding.
 
         Raises:
             ValueError: If the recurrence settles nowhere, as an unstable one does.
         """
-        moved = False
+        farthest = 0.0
         for suffix in suffixes(self):
             with trusted():
                 step, present = self._preserving(suffix)
-                if distance(step(present), present) <= max(CONVERGED, 2 * torch.finfo(self._first.dtype).eps):
+                change = distance(step(present), present)
+                if change <= max(CONVERGED, 2 * torch.finfo(self._first.dtype).eps):
                     continue
-                gates, moved = fixed_point(step, present), True
+                gates, farthest = fixed_point(step, present), max(farthest, change)
             if gates is None:
                 raise ValueError(
                     f"The recurrence of '{path}' ({suffix}) has no stationary state that its weights agree with: "
@@ -355,7 +359,7 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
                 )
             self.parameter("shift", suffix).copy_(gates[0])
             self.parameter("scale", suffix).copy_(gates[1])
-        return moved
+        return farthest
 
     def _preserving(self, suffix: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         """The statistics that follow from those of the gates, to be the same; and the present ones."""
