@@ -81,7 +81,7 @@ FOUND: dict[str, tuple[str, ...]] = {
         "test_a_batch_norm_with_computed_parameters_stays",
         "test_other_forms_leave_such_a_layer_alone",
     ),
-    "preserving a network whose shared layers settle nowhere takes 300 sweeps, and the layer that is named is another": (
+    "preserving a network whose shared layers settle nowhere takes 300 sweeps, and another layer is named": (
         "test_a_layer_on_its_own_output_that_settles_nowhere_is_refused_soon_with_advice_that_works",
     ),
     "weight normalization of a copy breaks a layer whose bias is parametrized": (
