@@ -108,6 +108,9 @@ FOUND: dict[str, tuple[str, ...]] = {
         "test_noise_is_that_of_draws",
         "test_draws_agree_with_the_analytic_result",
     ),
+    "a model that calls a traced module ends in an error, and one that calls a scripted one in a riddle": (
+        "test_a_scripted_module_is_refused_where_it_is_called_and_a_traced_one_stays",
+    ),
     "pages name programs by paths that do not run, and commands that have moved": (
         "test_programs_exist_and_take_the_arguments_they_are_given",
     ),

@@ -374,6 +374,22 @@ def test_a_scripted_module_is_none() -> None:
     assert isinstance(model, Normalized) and isinstance(model.held, torch.jit.ScriptModule)
 
 
+def test_a_scripted_module_is_refused_where_it_is_called_and_a_traced_one_stays() -> None:
+    torch.manual_seed(0)
+    inner, x = nn.Sequential(nn.Linear(5, 5), nn.Tanh()), torch.randn(4, 3)
+    plain = nn.Sequential(nn.Linear(3, 5), torch.jit.script(inner), nn.Linear(5, 2))
+    with pytest.raises(vp.CaptureError, match="'1' is a scripted module"):
+        vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 3))
+    plain[1] = torch.jit.trace(inner, torch.randn(4, 5))
+    model = plainly(vp.normalize, plain, vp.Moments(0.0, 1.0), example=(1, 3), init="preserve")
+    close(model(x), plain(x))
+    assert [isinstance(layer, Normalized) for layer in model] == [True, False, True]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    close(plainly(vp.fold, model)(x), model(x))
+
+
 def test_a_weight_that_is_parametrized_later() -> None:
     model, x = normalized(pair()[0]), torch.randn(4, 5)
     nn.utils.parametrizations.weight_norm(model.first)

@@ -257,6 +257,12 @@ def _explain(model: nn.Module, error: Exception) -> str:
             f"An embedding of {type(model).__name__} reads whole numbers, but its input is floating point: give "
             f"vp.Tokens(probabilities) as its moments, with the shape as example, such as example=(1, 128)."
         )
+    scripted = [path for path, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    if scripted and "positional arguments but" in text:
+        return (
+            f"'{scripted[0] or '(model)'}' is a scripted module, in which no graph can be followed: put the module "
+            f"that it was made of in its place."
+        )
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return f"{type(model).__name__} could not be run on the example: {first}{where}"
 

@@ -442,6 +442,8 @@ def _links_to(root: nn.Module, path: str) -> Iterator[Link]:
     """The links from a model to one of its modules, as far as the path exists."""
     module = root
     for name in path.split(".") if path else ():
+        if isinstance(module, torch.jit.ScriptModule):  # inside, no module can be exchanged
+            return
         child = _unwrapped(module._modules.get(name))
         if child is None:
             return
@@ -452,5 +454,6 @@ def _links_to(root: nn.Module, path: str) -> Iterator[Link]:
 def _unwrapped(module: nn.Module | None) -> nn.Module | None:
     """The module inside wrappers of torch.compile and of gradient checkpoints, which compute the same."""
     for name in ("_orig_mod", "_checkpoint_wrapped_module"):
-        module = module._modules.get(name, module) if module is not None else None
+        if module is not None and not isinstance(module, torch.jit.ScriptModule):
+            module = module._modules.get(name, module)
     return module
