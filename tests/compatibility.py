@@ -34,21 +34,23 @@ ROWS = {
     "forward hooks": "one that changes outputs counts in the statistics if it was there before `vp.normalize`; if it "
     "was added later its change is applied, and the statistics are those of the model without it",
     "EMA": "`torch.optim.swa_utils.AveragedModel`: there are no buffers to follow",
-    "deepcopy": "a copy stands on its own",
-    "pickle": "whole models, and state dicts into fresh ones",
+    "deepcopy, pickle": "copies stand on their own; whole models, and state dicts into fresh ones",
     "ONNX": "`vp.fold(model)`, then export; the normalized model itself is exported with its fold in the graph, "
     "and with `dynamo=False` refused",
-    "torch.jit": "`vp.fold(model)`, then trace; a trace of the normalized model is refused",
+    "torch.jit": "`vp.fold(model)`, then trace; a trace of the normalized model is refused. Traced modules inside a "
+    "model stay as they are; one that calls scripted modules is refused",
     "quantization": "`vp.fold(model)`, then torch.ao.quantization; of the normalized model it is refused",
     "tensor parallel": "`vp.fold(model)`, then `parallelize_module`; of the normalized model it is refused: train with "
     "`fully_shard`",
     "DataParallel": "refused: use DistributedDataParallel",
     "custom linear layers": "of other libraries and your own, such as `Conv1D` of transformers (GPT-2) and `Linear` of "
     "PyTorch Geometric: each that multiplies one argument by its `weight`, (out, in) or (in, out), and adds its `bias`",
+    "parametrizations": "statistics follow the parametrized weight; `vp.fold` writes it out, with a warning",
+    "computed weights": "layers whose weight a hypernetwork, a property or `functional_call` gives stay plain, with a "
+    "warning",
+    "parts in another dtype": "as a float64 block in a float32 model; a layer whose own parameters differ is refused",
     "packed sequences": "recurrent layers on packed sequences: each as if it were alone",
-    "Lightning": "trained by its Trainer as by hand",
-    "Hugging Face Trainer": "trained, saved and loaded as by hand",
-    "accelerate": "trained as by hand",
+    "Lightning, Trainer, accelerate": "trained as by hand; by the Trainer of transformers saved and loaded too",
     "Flower": "FedAvg on the parameters, with `vp.unit_norm_` before: there are no buffers",
     "Opacus": "`varprop.opacus.PrivacyEngine`: hooks, functorch, ew, ghost; Poisson sampling, virtual steps",
 }

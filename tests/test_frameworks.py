@@ -65,7 +65,7 @@ def assert_trained_as_by_hand(trained: nn.Module) -> None:
     assert not torch.allclose(own["body.0.weight"], model().body[0].weight)
 
 
-@pytest.mark.compatibility("Lightning")
+@pytest.mark.compatibility("Lightning, Trainer, accelerate")
 def test_lightning(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning", reason="make test-frameworks installs it")
 
@@ -90,7 +90,7 @@ def test_lightning(tmp_path: Path) -> None:
     assert torch.equal(again.model(X)["logits"], module.model(X)["logits"])
 
 
-@pytest.mark.compatibility("Hugging Face Trainer")
+@pytest.mark.compatibility("Lightning, Trainer, accelerate")
 def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="make test-frameworks installs it")
     pytest.importorskip("accelerate")
@@ -119,7 +119,7 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     assert torch.equal(again(X)["logits"], trained(X)["logits"])
 
 
-@pytest.mark.compatibility("accelerate")
+@pytest.mark.compatibility("Lightning, Trainer, accelerate")
 def test_accelerate() -> None:
     accelerate = pytest.importorskip("accelerate", reason="make test-frameworks installs it")
     accelerator, trained = accelerate.Accelerator(cpu=True), model()

@@ -181,6 +181,7 @@ def require_same(found: nn.Module, expected: nn.Module, x: Tensor) -> None:
     torch.testing.assert_close(found.eval()(x), expected(x), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.compatibility("computed weights")
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.filterwarnings("ignore:The statistics of", "ignore:Batch norms that do not")
 def test_a_layer_with_computed_parameters_stays_plain(kind: type[Model]) -> None:

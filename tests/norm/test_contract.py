@@ -46,7 +46,7 @@ def test_names_read_naturally() -> None:
     assert "normalized" in repr(model) and "Conv2d" in repr(model)
 
 
-@pytest.mark.compatibility("deepcopy")
+@pytest.mark.compatibility("deepcopy, pickle")
 @pytest.mark.parametrize(("name", "form"), COPIED)
 def test_a_copy_stands_on_its_own(name: str, form: str) -> None:
     given, model = fresh(name, form)
@@ -58,7 +58,7 @@ def test_a_copy_stands_on_its_own(name: str, form: str) -> None:
     assert torch.equal(given.run(twin), before)
 
 
-@pytest.mark.compatibility("pickle")
+@pytest.mark.compatibility("deepcopy, pickle")
 @pytest.mark.parametrize(("name", "form"), COPIED)
 def test_pickle(name: str, form: str) -> None:
     given, model = fresh(name, form)
@@ -76,7 +76,7 @@ def test_a_deep_chain_can_be_copied() -> None:
     assert len(pickle.dumps(model)) < 60 * sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.compatibility("pickle")
+@pytest.mark.compatibility("deepcopy, pickle")
 @both_forms
 @pytest.mark.parametrize("name", ("conv", "own batch norm", "recalled"))
 def test_state_dict_into_a_freshly_normalized_model(name: str, form: str, tmp_path: Path) -> None:
@@ -292,6 +292,7 @@ class InPart(nn.Module):
         return self.last(torch.tanh(x).to(self.last.weight.dtype))
 
 
+@pytest.mark.compatibility("parts in another dtype")
 @pytest.mark.filterwarnings("ignore:The statistics of", "ignore:vp.fold will")
 @pytest.mark.parametrize("inner, error", ((torch.float64, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.003)))
 def test_a_part_in_another_dtype(inner: torch.dtype, error: float) -> None:
@@ -356,6 +357,7 @@ def test_weights_made_in_inference_mode(kind: str) -> None:
         assert apart(model(x), expected) <= 1e-5
 
 
+@pytest.mark.compatibility("parts in another dtype")
 def test_parameters_of_a_layer_in_different_dtypes_are_refused() -> None:
     plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     moments = vp.Moments(torch.zeros(1, 6), torch.ones(1, 6))

@@ -374,6 +374,7 @@ def test_a_scripted_module_is_none() -> None:
     assert isinstance(model, Normalized) and isinstance(model.held, torch.jit.ScriptModule)
 
 
+@pytest.mark.compatibility("torch.jit")
 def test_a_scripted_module_is_refused_where_it_is_called_and_a_traced_one_stays() -> None:
     torch.manual_seed(0)
     inner, x = nn.Sequential(nn.Linear(5, 5), nn.Tanh()), torch.randn(4, 3)

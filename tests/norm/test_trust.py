@@ -514,6 +514,7 @@ PARAMETRIZATIONS = {
 }
 
 
+@pytest.mark.compatibility("parametrizations")
 @pytest.mark.parametrize("before", (True, False), ids=("before", "after"))
 @pytest.mark.parametrize("name", PARAMETRIZATIONS)
 def test_parametrizations(name: str, before: bool) -> None:

@@ -147,8 +147,8 @@ class FoldReport:
         first = f"; slower: {slow[0]}{' and others, see table()' * (len(slow) > 1)}" if slow else ""
         lines += [f"folded:     {self._counts()}{first}"]
         lines += [
-            "optimizer:  make it now, from model.parameters(): one made before vp.normalize trains nothing, and with "
-            "inplace=True no scale or shift",
+            "optimizer:  make it now, from model.parameters(): one made before vp.normalize trains nothing, or with "
+            "inplace=True all but scales and shifts",
             "rate:       start with that of batch norm (SGD with momentum 0.2 x batch size / 256, AdamW 5e-4 in a "
             "transformer), or vp.find_lr",
             f"clipping:   {CLIPPING[self.form]}",
@@ -164,7 +164,7 @@ class FoldReport:
         if deep:
             return f'weights without their mean, as form="deep" asked for ({row})'
         if self.in_a_row and shallow:
-            return f"weights as they are: {row}, and errors of scale do not pile up in {SHALLOW}"
+            return f"weights as they are: {row}, and errors of scale do not pile up in {SHALLOW} or fewer"
         return f'weights as they are: {row}; asked for, init="preserve", or activations that damp errors of scale'
 
 
@@ -196,7 +196,7 @@ def fold_report(model: nn.Module) -> FoldReport:
         >>> plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
         >>> print(vp.fold_report(vp.normalize(plain, vp.Moments(0.0, 1.0), example=(1, 4))))
         normalized: 2 layers; 1 batch norm replaced, which vp.fold puts back
-        form:       paper, weights as they are: 2 layers in a row, and errors of scale do not pile up in 8
+        form:       paper, weights as they are: 2 layers in a row, and errors of scale do not pile up in 8 or fewer
         folded:     2 together, 0 by operation, 0 alone
         ...
     """
