@@ -325,16 +325,18 @@ def warn_of_plain(model: nn.Module, except_paths: Container[str] = ()) -> None:
 
 
 def warn_of_fold(model: nn.Module) -> None:
-    """Say once which layers `fold` gives a bias, and which it unties: their state then does not fit the plain class."""
+    """Say once which layers `fold` gives a bias, and which it unties, and what the plain class makes of their state."""
     layers = normalized_layers(model)
     gained = [repr(path) for path in _without_bias(model, layers)]
     untied = [repr(path) for path in _tied(model, layers)]
     changes = [f"give a bias to {listed(gained)}"] * bool(gained)
     changes += [f"untie the weights of {listed(untied)}"] * bool(untied)
+    taken = ["does not take these biases if it is strict"] * bool(gained)
+    taken += ["ties these weights again, so that all have the values of one, without a word"] * bool(untied)
     if changes:
         warnings.warn(
-            f"vp.fold will in general {' and '.join(changes)}, and a strict load_state_dict into the plain class will "
-            "not take what it returns.",
+            f"vp.fold will in general {' and '.join(changes)}: load_state_dict of what it returns into the plain class "
+            f"{' and '.join(taken)}.",
             stacklevel=3,
         )
 
