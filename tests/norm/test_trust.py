@@ -534,6 +534,56 @@ def test_parametrizations(name: str, before: bool) -> None:
     assert type(folded[2]) is nn.Linear
 
 
+@pytest.mark.filterwarnings("ignore:The statistics of")
+def test_a_recurrent_layer_that_is_parametrized_later() -> None:
+    torch.manual_seed(0)
+    plain, x = Recurrent(), torch.randn(2, 5, 4).double()
+    model = vp.normalize(plain, vp.Moments(torch.zeros(1, 1, 4), torch.ones(1, 1, 4)).to(torch.float64), example=x)
+    parametrizations.weight_norm(model.lstm, "weight_hh_l0")
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"^The weights of .* are no longer parametrized: lstm\.$"):
+        folded = vp.fold(model)
+    assert same(folded(x), model(x)) and type(folded.lstm) is nn.LSTM
+    assert folded.state_dict().keys() == plain.state_dict().keys()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+@pytest.mark.filterwarnings("ignore:The statistics of", "ignore:These layers compute", "ignore:These layers stay")
+@pytest.mark.parametrize("where", ("list", "dict", "weight norm of an LSTM"))
+def test_what_an_earlier_call_has_left_is_named(where: str) -> None:
+    """copy.deepcopy failed on it, in torch's own words."""
+    plain, x = Recurrent(), torch.randn(2, 5, 4).double()
+    given = vp.Moments(torch.zeros(1, 1, 4), torch.ones(1, 1, 4)).to(torch.float64)
+    if where == "weight norm of an LSTM":
+        parametrizations.weight_norm(plain.lstm, "weight_hh_l0")
+    for model, call in (
+        (plain, lambda m: vp.normalize(m, given, example=x)),
+        (vp.normalize(kept_without(plain, x), given, example=x), vp.fold),
+    ):
+        output = model(x)
+        if where != "weight norm of an LSTM":
+            model.kept = [output] if where == "list" else {"output": output}
+        with pytest.raises(ValueError, match=r"holds tensors with derivatives that an earlier call has left there"):
+            call(model)
+        call(kept_without(model, x))
+
+
+@torch.no_grad()
+def kept_without(model: Any, x: Tensor) -> Any:
+    """The model after what the error advises."""
+    model(x)
+    model.kept = None
+    return model
+
+
 def test_init_says_that_it_takes_parametrizations_away() -> None:
     plain = nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 6)), nn.ReLU(), nn.Linear(6, 3)).double()
     with pytest.warns(UserWarning, match=r"^The weights of these layers are no longer parametrized: 0\.$"):

@@ -383,7 +383,9 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
     """
     if inplace:
         refuse_part(model)
-    model = model if inplace else copy.deepcopy(model)
+    else:
+        check_copyable(model)
+        model = copy.deepcopy(model)
     layers = normalized_layers(model)
     if not layers:
         raise ValueError("The model is not normalized: there is nothing to fold.")
@@ -394,14 +396,14 @@ def fold(model: ModuleT, *, inplace: bool = False, keep_batchnorm: bool = True) 
     notes = find_notes(model, layers) if keep_batchnorm else {}  # type: ignore[arg-type]
     gained, untied, unparametrized = [], [], []
     for path, layer in layers.items():
+        if parametrize.is_parametrized(layer):
+            remove_parametrizations_of_(layer)
+            unparametrized.append(path)
         if isinstance(layer, NormalizedRecurrent):
             gained += [] if layer.plain_biases else [path]
             layer.become_plain_(folded[path])
             continue
         weight, bias = folded[path]
-        if parametrize.is_parametrized(layer):
-            remove_parametrizations_of_(layer)
-            unparametrized.append(path)
         if path in notes:
             weight, norm = return_batch_norm(notes[path], weight, bias, layer.scale, layer.shift)
             left, keeps_bias = torch.zeros_like(bias), note_of(notes[path])["bias"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..graph.capture import leaves_of
 from ..graph.program import Program
@@ -24,10 +25,11 @@ def check_copyable(model: nn.Module) -> None:
         if is_linear_layer(module):
             require_weight_of_its_own(path, module)
         for name, value in vars(module).items():
-            if isinstance(value, Tensor) and not value.is_leaf:
+            if any(isinstance(leaf, Tensor) and not leaf.is_leaf for leaf in pytree.tree_leaves(value)):
+                kind = "is a tensor with derivatives" if isinstance(value, Tensor) else "holds tensors with derivatives"
                 raise ValueError(
-                    f"Attribute '{name}' of '{path or type(module).__name__}' is a tensor with derivatives that an "
-                    f"earlier call has left there, which torch cannot copy: call the model once under torch.no_grad()."
+                    f"Attribute '{name}' of '{path or type(module).__name__}' {kind} that an earlier call has left "
+                    f"there, which torch cannot copy: call the model once under torch.no_grad(), or take them away."
                 )
 
 

@@ -444,7 +444,8 @@ def remove_parametrizations_of_(layer: Normalized) -> None:
     if isinstance(getattr(plain, "weight", None), property):
         plain = layer.plain_class = plain.__bases__[0]
     remove_parametrizations_(layer)
-    cast(Any, layer).__class__ = _class_for(layer, plain)
+    if is_linear_layer(layer):
+        cast(Any, layer).__class__ = _class_for(layer, plain)
 
 
 @torch.no_grad()
