@@ -138,6 +138,11 @@ FOUND: dict[str, tuple[str, ...]] = {
         "test_random_parameters_that_are_read_otherwise_are_refused",
     ),
     "threads that predict by one model leave it in other modes": ("test_threads_may_predict_by_one_model",),
+    "predict takes maxima, ranks and norms over whole axes as lines, and calls the result reliable": (
+        "test_ranks_and_norms_over_whole_axes",
+        "test_the_place_of_the_largest_is_doubtful",
+        "test_the_largest_of_a_whole_image_that_drops_out_is_doubtful",
+    ),
 }
 
 

@@ -160,6 +160,55 @@ def test_maxima_over_what_drops_out_otherwise_are_doubtful(order):
     assert vp.predict(nn.Sequential(ends[0], nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), ends[1]), x).reliable.all()
 
 
+RANKS = {
+    "amax": lambda h: h.amax((2, 3)),
+    "max": lambda h: h.flatten(2).max(2).values,
+    "max of rectified": lambda h: h.relu().flatten(2).max(2).values,
+    "adaptive": lambda h: F.adaptive_max_pool2d(h, 1).flatten(1),
+    "over one axis": lambda h: F.max_pool1d(h.flatten(2), 3, 2).mean(2),
+    "median": lambda h: h.flatten(2).median(2).values,
+    "least": lambda h: h.flatten(2).mT.min(1).values,
+    "norm": lambda h: h.norm(dim=(2, 3)),
+    "std": lambda h: h.flatten(2).std(2),
+}
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_ranks_and_norms_over_whole_axes(rank):
+    class Ranked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Conv2d(2, 8, 3), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(RANKS[rank](self.layer(x)))
+
+    torch.manual_seed(0)
+    model, x = Ranked(), torch.randn(6, 2, 6, 6)
+    with torch.no_grad():
+        draws = torch.stack([model(x + 0.5 * torch.randn_like(x)) for _ in range(DRAWS)])
+    found = vp.predict(model, x, input_var=0.25)
+    assert_like_draws(found, draws, mean=0.2)
+    assert not found.linearized
+
+
+def test_the_place_of_the_largest_is_doubtful():
+    class Place(nn.Module):
+        def forward(self, x):
+            return x.argmax(-1).float()
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(mlp(p=0.2, outputs=3), Place()), torch.randn(6, 8)
+    assert not vp.predict(model, x).reliable.any()
+
+
+def test_the_largest_of_a_whole_image_that_drops_out_is_doubtful():
+    torch.manual_seed(0)
+    head = [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(16, 3)]
+    model = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Dropout(0.3), *head)
+    assert not vp.predict(model, torch.randn(6, 1, 8, 8)).reliable.any()
+
+
 def test_noise_that_is_small_beside_a_signal_is_reliable_and_large_noise_that_units_share_is_not():
     torch.manual_seed(0)
     layers = [layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.ReLU())]

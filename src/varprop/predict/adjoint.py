@@ -26,7 +26,7 @@ from torch import Tensor
 from ..engine.evaluation import Evaluation, apply
 from ..engine.plan import Plan
 from ..errors import VarpropError
-from ..graph.node import Node, resolve
+from ..graph.node import Node, TensorInfo, resolve
 from ..moments import Moments
 from ..rules.norm import layer_norm
 from ..rules.registry import Rule
@@ -308,11 +308,12 @@ class MeanEvaluation(Evaluation):
         if root is not node and root in self.parameters:
             raise self._not_followed(node, root)
         rule = self.plan.rules.get(node) if self.plan.random(node) else None
-        windows = Windows.of(node) if rule is not None and rule.order_statistic else None
-        if rule is None or windows is None:
+        ranks = rule is not None and rule.order_statistic
+        windows = Windows.of(node) if ranks else None
+        if rule is None or not ranks or (windows is None and not _reduced(node)):
             super()._visit(node)
         else:  # by what its arguments were before functions that come after it: the arguments are not needed
-            self.env[node] = self._as_captured(node, self._largest_of_windows(node, rule, windows))
+            self.env[node] = self._as_captured(node, self._largest(node, rule, windows))
 
     def _execute(self, node: Node) -> Any:
         return precise(super()._execute(node))
@@ -369,20 +370,26 @@ class MeanEvaluation(Evaluation):
         self.sources.append(ElementNoise(node.module or "(model)", "dropout", mean, fresh, node, inside=draw))
         return Moments(mean, x.var.detach() + fresh)
 
-    def _largest_of_windows(self, node: Node, rule: Rule, windows: Windows) -> Any:
-        """Maxima over windows; non-decreasing functions that come before them are applied after them."""
+    def _largest(self, node: Node, rule: Rule, windows: Windows | None) -> Any:
+        """Maxima over windows, or ranks over whole axes; non-decreasing functions before them come after them."""
         unapplied = self.without_functions(node.args[0], rule.maximum, self.value, self._moved)
         several = isinstance(node.info, (list, tuple))
         info = node.info[0] if several else node.info
         before: Moments = (unapplied.value if unapplied else self.value(node.args[0])).dense()
-        if (dropout := self._dropout_of_rectified(node.args[0])) is not None:
+        dropout = self._dropout_of_rectified(node.args[0]) if rule.maximum else None
+        over = windows or Windows.whole(before.shape, _reduced(node))
+        if dropout is not None and over is not None:
             read = self.value(dropout.args[0])
             kept = Moments(mean_of(read), var_of(read))
-            pooled, self.fresh[node] = windows.largest_of_dropped(kept, before.mean, float(dropout.args[1]), info.shape)
-            return [pooled, None] if several else pooled
+            shape = info.shape if windows else [1 if axis in _reduced(node) else n for axis, n in enumerate(kept.shape)]
+            found, left = over.largest_of_dropped(kept, before.mean, float(dropout.args[1]), shape)
+            mean, var, self.fresh[node] = (values.view(info.shape) for values in (found.mean, found.var, left))
+            if windows is None:  # of many the largest vary, which counts here as if their means decided it
+                self.of_dropped.add(node)
+            return [Moments(mean, var), None] if several else Moments(mean, var)
         if self._drops(unapplied.before if unapplied else node.args[0]):
             self.of_dropped.add(node)
-        pooled, left = windows.largest(before, info.shape)
+        pooled, left = self._ranked(node, rule, before) if windows is None else windows.largest(before, info.shape)
         result = pooled
         if unapplied:
             result = self.clusters.moments_from(unapplied.after, unapplied.before, pooled)
@@ -392,6 +399,20 @@ class MeanEvaluation(Evaluation):
             left = (result.var - by_line).detach().clamp_min(0)
         self.fresh[node] = left
         return [result, None] if several else result
+
+    def _ranked(self, node: Node, rule: Rule, x: Moments) -> tuple[Moments, Tensor]:
+        """A rank over whole axes, whose mean is a line in those of x, and the variance that this line leaves."""
+        mean = x.mean.detach().requires_grad_()
+        others, kwargs = resolve((node.args[1:], node.kwargs), self.value)
+        found = _first_result(rule, node, (Moments(mean, x.var), *others), kwargs).dense()
+        slope, axes = _gradient(found.mean, mean), _reduced(node)
+        assert slope is not None
+
+        def pulled(gradient: Tensor) -> Tensor:
+            return slope * (gradient if gradient.ndim == slope.ndim else _with_axes(gradient, axes))
+
+        left = found.var.detach() - (slope.square() * x.var).sum(axes).view(found.shape)
+        return Moments(attached(found.mean.detach(), (x.mean, pulled)), found.var.detach()), left.clamp_min(0)
 
     def _drops(self, node: Node) -> bool:
         """True if a value is that of a dropout: zero or not, for which no Gaussian stands where the largest counts."""
@@ -503,6 +524,11 @@ class MeanEvaluation(Evaluation):
             combines = rule.signs is None and rule.kind != "structural" and len(random) > 1
             combines = combines and not self._shared(node, rule)
             return self._left_of_product(node, rule, value, random) if combines else None, value.mean
+        if operands == [node.args[0]] and (axes := _reduced(node)):  # as a norm: it reads every element once
+            x = self.value(node.args[0]).dense()
+            slope = _gradient(value.mean, x.mean)
+            by_line = 0.0 if slope is None else (slope.square() * x.var).sum(axes).view(value.shape)
+            return (value.var - by_line).clamp_min(0), value.mean
         self.linearized[node.module or "(model)"] = str(node.packet or node.target)
         return None, value.mean
 
@@ -752,6 +778,30 @@ def _kind(node: Node, rule: Rule) -> str:
     if rule.kind == "source":
         return "draw"
     return "product" if rule.transposable else str(node.packet).rpartition(".")[2]
+
+
+def _reduced(node: Node) -> list[int]:
+    """The axes of its first argument over which an operation reduces; none if it does not reduce whole axes."""
+    info = node.info[0] if isinstance(node.info, (list, tuple)) else node.info
+    if not isinstance(info, TensorInfo):
+        return []
+    extents, left = list(node.args[0].info.shape), list(info.shape)
+    if len(extents) == len(left):
+        axes = [axis for axis, (before, after) in enumerate(zip(extents, left, strict=True)) if before != after]
+        return axes if all(left[axis] == 1 for axis in axes) else []
+    schema = getattr(node.target, "_schema", None)
+    arguments = {argument.name: argument.default_value for argument in schema.arguments} if schema else {}
+    arguments |= dict(zip(arguments, node.args, strict=False)) | dict(node.kwargs)
+    dim = arguments.get("dim")
+    axes = [axis % len(extents) for axis in ([dim] if isinstance(dim, int) else dim or range(len(extents)))]
+    return axes if left == [n for axis, n in enumerate(extents) if axis not in axes] else []
+
+
+def _with_axes(gradient: Tensor, axes: Sequence[int]) -> Tensor:
+    """With the reduced axes back in their places, of extent 1."""
+    for axis in sorted(axes):
+        gradient = gradient.unsqueeze(axis)
+    return gradient
 
 
 def _summed_to(gradient: Tensor, shape: Sequence[int], channels: int = -1) -> Tensor:

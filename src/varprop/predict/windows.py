@@ -16,12 +16,13 @@ from ..rules.axes import per_axis
 from .curves import ROOT_HALF, attached, scaled
 
 aten = torch.ops.aten
+AXES = {aten.max_pool1d: 1, aten.max_pool1d_with_indices: 1, aten.max_pool2d: 2, aten.max_pool2d_with_indices: 2}
 LOWEST = -1e30  # the mean of what windows read outside
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a maximum pooling over two axes without gaps."""
+    """The windows of a maximum pooling over one or two axes without gaps; those over one span no channels."""
 
     size: list[int]
     stride: list[int]
@@ -30,13 +31,25 @@ class Windows:
     @staticmethod
     def of(node: Node) -> Windows | None:
         """The windows of an operation; None for other maxima and for windows with gaps."""
-        if node.packet not in (aten.max_pool2d, aten.max_pool2d_with_indices):
-            return None
+        count = AXES.get(node.packet)
         defaults: list[Any] = [[], 0, 1, False]
-        size, stride, padding, dilation, _ = [*node.args[1:], *defaults[len(node.args) - 2 :]]
-        if dilation not in (1, [1, 1]):
+        if count is None:
             return None
-        return Windows(per_axis(size, 2), per_axis(stride or size, 2), per_axis(padding, 2))
+        size, stride, padding, dilation, _ = [*node.args[1:], *defaults[len(node.args) - 2 :]]
+        if set(per_axis(dilation, count)) != {1}:
+            return None
+        size, stride, padding = (per_axis(value, count) for value in (size, stride or size, padding))
+        alone = 2 - count  # over one axis: a window is one channel high
+        return Windows([1] * alone + size, [1] * alone + stride, [0] * alone + padding)
+
+    @staticmethod
+    def whole(extents: Sequence[int], axes: Sequence[int]) -> Windows | None:
+        """One window over whole axes; None if these are not the last one or two."""
+        last = list(range(len(extents)))[-len(axes) :]
+        if len(extents) < 2 or len(axes) not in (1, 2) or sorted(axes) != last:
+            return None
+        size = [1, *extents[-len(axes) :]][-2:]
+        return Windows(size, size, [0, 0])
 
     def largest(self, x: Moments, shape: Sequence[int]) -> tuple[Moments, Tensor]:
         """The largest of every window, whose mean is a line in the means of x, and the variance that this line leaves.
