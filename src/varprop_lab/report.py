@@ -158,7 +158,7 @@ def answer(outcomes: Sequence[Outcome]) -> str:
     if not cases:
         return ""
     starts = len({outcome.cell.start for outcome in outcomes}) == len(cases)
-    counted = f"{len(cases)} {'start' if starts else 'case'}{'s' * (len(cases) > 1)}"
+    counted = f" of {len(cases)} {'start' if starts else 'case'}s" if len(cases) > 1 else ""
     clauses = [_leaders(cases, final(TRAIN_LOSS), "the lowest training loss", counted)]
     if any(outcome.curves.get(VALID_ACCURACY) for outcome in outcomes):
         clauses += [_leaders(cases, final_error, "the highest validation accuracy", counted)]
@@ -166,7 +166,8 @@ def answer(outcomes: Sequence[Outcome]) -> str:
     clauses += [f"{lost} of {len(outcomes)} runs diverged"] * bool(lost)
     bounded = sum(any(run.search.at_bound for runs in case.values() for run in runs) for case in cases)
     if bounded:
-        clauses += [f"from {bounded} of {counted} a best learning rate lies at the bound of its search (--lr-max)"]
+        place = f"from {bounded}{counted} " if counted else ""
+        clauses += [f"{place}a best learning rate lies at the bound of its search (--lr-max)"]
     if len({outcome.cell.seed for outcome in outcomes}) == 1:
         clauses += ["one seed decides nothing, take three or more (--seeds 3)"]
     sentence = "; ".join(clauses)
@@ -174,12 +175,12 @@ def answer(outcomes: Sequence[Outcome]) -> str:
 
 
 def _leaders(cases: Sequence[Case], metric: Metric, what: str, counted: str) -> str:
-    """``AP2 has the lowest training loss from 2 of 3 starts, BN from 1``, and how many are undecided."""
+    """``AP2 has the lowest training loss from 2 of 3 starts, BN from 1``, or of one start without counts."""
     wins = Counter(leader for case in cases if (leader := _leader(case, metric)) is not None)
     if not wins:
         return f"which method has {what} is undecided"
     first, *following = sorted(wins, key=lambda method: (-wins[method], method_rank(*method)))
-    texts = [f"{method_label(*first)} has {what} from {wins[first]} of {counted}"]
+    texts = [f"{method_label(*first)} has {what}" + (f" from {wins[first]}{counted}" if counted else "")]
     texts += [f"{method_label(*method)} from {wins[method]}" for method in following]
     undecided = len(cases) - wins.total()
     return ", ".join(texts + [f"undecided from {undecided}"] * bool(undecided))

@@ -47,20 +47,20 @@ def test_one_seed_decides_nothing():
 def test_a_method_that_is_behind_at_the_bound_of_its_search_may_be_ahead_beyond_it():
     ahead, behind = runs("analytic", "bn", 0.1, 0.9), runs("batch", "bn", 0.3, 0.8)
     bounded = [replace(o, search=replace(o.search, at_bound=True)) for o in behind]
-    assert answer([*ahead, *behind]).startswith("AP2 has the lowest training loss from 1 of 1 start;")
+    assert answer([*ahead, *behind]).startswith("AP2 has the lowest training loss;")
     found = answer([*ahead, *bounded])
     assert found == (
         "Which method has the lowest training loss is undecided; which method has the highest validation accuracy is "
-        "undecided; from 1 of 1 start a best learning rate lies at the bound of its search (--lr-max)."
+        "undecided; a best learning rate lies at the bound of its search (--lr-max)."
     )
     leading = [replace(o, search=replace(o.search, at_bound=True)) for o in ahead]
-    assert answer([*leading, *behind]).startswith("AP2 has the lowest training loss from 1 of 1 start;")
+    assert answer([*leading, *behind]).startswith("AP2 has the lowest training loss;")
 
 
 def test_what_diverged_does_not_lead():
     lost = [replace(outcome, diverged=True) for outcome in runs("analytic", "bn", 0.01, 0.99)]
     found = answer([*lost, *runs("batch", "bn", 0.5)])
-    assert found.startswith("BN has the lowest training loss from 1 of 1 start; BN has")
+    assert found.startswith("BN has the lowest training loss; BN has")
     assert "3 of 6 runs diverged" in found
 
 
