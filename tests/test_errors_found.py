@@ -107,6 +107,9 @@ FOUND: dict[str, tuple[str, ...]] = {
     "fold leaves dead parameters of a parametrization that a recurrent layer got after normalize": (
         "test_a_recurrent_layer_that_is_parametrized_later",
     ),
+    "normalize gives a wrong reason, or none, for leaving out what the example does not reach": (
+        "test_what_the_example_does_not_reach_is_named",
+    ),
     "normalize of a parametrized layer before a batch norm ends in an error without a sentence": (
         "test_a_batch_norm_behind_a_parametrized_weight_stays",
     ),

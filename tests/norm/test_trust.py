@@ -534,6 +534,29 @@ def test_parametrizations(name: str, before: bool) -> None:
     assert type(folded[2]) is nn.Linear
 
 
+class Domains(nn.Module):
+    """A batch norm for every domain, and a layer for an input that may be missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.more = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(3, 6)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(6), nn.BatchNorm1d(6)])
+
+    def forward(self, x: Tensor, domain: int = 0, y: Tensor | None = None) -> Tensor:
+        h = self.norms[domain](self.first(x))
+        return self.head(torch.relu(h if y is None else h + self.more(y)))
+
+
+def test_what_the_example_does_not_reach_is_named() -> None:
+    """Another reason was given for it, and none for what becomes of a call that does reach it."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = vp.normalize(Domains().double(), moments(4), example=X)
+    (message,) = [str(one.message) for one in told]
+    assert message.startswith("The example does not reach these, which stay as they are: 'more', 'norms.1'. Where")
+    assert "not reached" in str(vp.fold_report(model))
+
+
 @pytest.mark.filterwarnings("ignore:The statistics of")
 def test_a_recurrent_layer_that_is_parametrized_later() -> None:
     torch.manual_seed(0)

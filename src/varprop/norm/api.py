@@ -80,6 +80,7 @@ from .report import (
     warn_of_frozen,
     warn_of_plain,
     warn_of_time,
+    warn_of_unreached,
 )
 from .scope import ModuleT, close_scopes_, open_scopes_, shared_fold
 from .shared_inputs import warn_of_shared_inputs
@@ -157,7 +158,8 @@ def normalize(
     warn_of_constants(captured.constant)
     warn_of_computed(captured.computed)
     if only is None:
-        warn_of_plain(result, captured.constant | captured.computed)
+        unreached = warn_of_unreached(captured.programs.values())
+        warn_of_plain(result, captured.constant | captured.computed | unreached)
     warn_of_fold(result)
     warn_of_frozen(model, result)
     warn_of_shared_inputs(result, captured.programs[False])

@@ -11,12 +11,14 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..graph.program import Program
+from ..graph.program import Program, tensor_at
+from ..graph.tracing import Leaf
 from .batchnorm import find_notes, is_batch_norm
 from .checks import linear_by_look, listed, looks_linear
 from .layers import Normalized, normalized_layers
@@ -256,13 +258,18 @@ def _staying(model: nn.Module) -> dict[tuple[str, str], int]:
         if isinstance(module, Normalized) or module in within:
             continue
         if is_batch_norm(module):
-            reason = "follows no plain linear layer, or something else reads its parameters; it depends on the batch"
+            reason = (
+                "follows no plain linear layer, is not reached, or something else reads its parameters; it depends on "
+                "the batch"
+            )
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
             reason = "normalizes every sample by itself, so it does not depend on the batch"
         elif isinstance(module, nn.MultiheadAttention):
             reason = "its projections are arguments of one function of torch, not layers"
         elif looks_linear(module):
-            reason = "left out with only=, more than x W' + b, with computed weights, or its input never varies"
+            reason = (
+                "left out with only=, more than x W' + b, with computed weights, not reached, or its input never varies"
+            )
         else:
             continue
         staying[type(module).__name__, reason] += 1
@@ -304,6 +311,34 @@ def warn_of_frozen(plain: nn.Module, normalized: nn.Module) -> None:
             PlainWarning,
             stacklevel=3,
         )
+
+
+def warn_of_unreached(programs: Collection[Program]) -> frozenset[str]:
+    """Say which batch norms and modules with a weight matrix no graph of a model reads; their paths are returned.
+
+    Another call may reach them, with a flag or an input that the example lacks.
+    """
+    read: set[Any] = set()
+    for program in programs:
+        read.update(tensor_at(program.model, name) for node, name in program.state.items() if node.users)
+        for node in program.nodes:
+            if isinstance(node.target, Leaf):
+                read.update(node.target.module.parameters())
+    unreached = []
+    for path, module in next(iter(programs)).model.named_modules():
+        expected = is_batch_norm(module) or looks_linear(module)
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if expected and not isinstance(module, torch.jit.ScriptModule) and tensors and read.isdisjoint(tensors):
+            unreached.append(path)
+    if unreached:
+        warnings.warn(
+            f"The example does not reach these, which stay as they are: {listed([repr(path) for path in unreached])}. "
+            f"Where another call does, the statistics do not know it, and a batch norm that is absorbed on the way of "
+            f"the example counts there, too: normalize on the way that is used.",
+            PlainWarning,
+            stacklevel=3,
+        )
+    return frozenset(unreached)
 
 
 def warn_of_plain(model: nn.Module, except_paths: Container[str] = ()) -> None:
