@@ -116,3 +116,38 @@ def test_an_optimizer_made_before_has_no_scale_or_shift_in_place():
     model = vp.normalize(plain, MOMENTS, example=(2, 6), inplace=True)
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     assert not any(id(layer.scale) in held or id(layer.shift) in held for layer in model if hasattr(layer, "scale"))
+
+
+class Rows(nn.Module):
+    """Two layers on every row of a sequence, with position embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.up, self.out = nn.Parameter(torch.randn(1, 5, 4)), nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.up(x + self.positions)))
+
+
+class LastStep(nn.Module):
+    """A layer on the last state of a recurrent one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states, self.out = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.states(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "why"),
+    [
+        (Rows, "up", "after add in '(model)'"),
+        (LastStep, "out", "after select in '(model)', whose positions have moments of their own"),
+    ],
+)
+def test_what_is_computed_by_operation_names_where_it_begins(model: type[nn.Module], layer: str, why: str) -> None:
+    with pytest.warns(UserWarning, match="operation by operation"):
+        normalized = vp.normalize(model(), vp.Moments(torch.zeros(1, 1, 4), torch.ones(1, 1, 4)), example=(1, 5, 4))
+    assert {folded.path: folded.why for folded in vp.fold_report(normalized).layers}[layer] == why

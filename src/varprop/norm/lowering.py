@@ -291,10 +291,10 @@ class Lowering:
             node = waiting.pop()
             missing = [n for n in self.plan.random_operands(node) if n not in self.channels and n not in seen]
             if not missing and node not in self.channels and node.target is not None:
-                return f"{node.target} in '{node.module}'"
+                return f"{node.name} in '{node.module or '(model)'}'"
             seen.update(missing)
             waiting += missing
-        return f"positions of {target.name} that differ"
+        return f"{target.name} in '{target.module or '(model)'}', whose positions have moments of their own"
 
     def _value(self, node: Any) -> Any:
         if node not in self.channels:
