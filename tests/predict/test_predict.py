@@ -192,6 +192,23 @@ def test_ranks_and_norms_over_whole_axes(rank):
     assert not found.linearized
 
 
+@pytest.mark.parametrize("mask", [lambda x: ~(x.abs() == 0), lambda x: x != 0, lambda x: x > 0, lambda x: ~(x > 0)])
+def test_masks_that_the_model_takes_from_a_random_input(mask):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, x):
+            return (self.layer(x) * mask(x.sum(-1, keepdim=True))).mean(1)
+
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(6, 5, 8)
+    with torch.no_grad():
+        draws = torch.stack([model(x + 0.3 * torch.randn_like(x)) for _ in range(DRAWS)])
+    assert_like_draws(vp.predict(model, x, input_var=0.09), draws)
+
+
 def test_the_place_of_the_largest_is_doubtful():
     class Place(nn.Module):
         def forward(self, x):

@@ -296,6 +296,7 @@ class MeanEvaluation(Evaluation):
         self.of_dropped: set[Node] = set()  # maxima over windows of what drops out
         self.sources: list[ElementNoise] = []
         self.linearized: dict[str, str] = {}
+        self.dtype = torch.promote_types(plan.program.outputs[0].info.dtype, torch.float32)
 
     def _as_captured(self, node: Node, value: Any) -> Any:
         value = super()._as_captured(node, value)
@@ -440,6 +441,8 @@ class MeanEvaluation(Evaluation):
         """A value with its variance held fixed, and the noise that this operation adds to its mean."""
         if not isinstance(value, Moments):
             return value
+        if isinstance(node.info, TensorInfo) and not node.info.is_floating:  # truth values, in the dtype of the others
+            value = value.to(self.dtype)
         value = value.dense()
         var, rule = value.var.detach(), self.plan.rules.get(node)
         if rule is None or node.target is operator.getitem:

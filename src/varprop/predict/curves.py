@@ -86,7 +86,7 @@ class SlopedClusters(Clusters):
 
     def _is_smooth(self, node: Node, root: Node) -> bool:
         path = self.path(node, root)
-        if self.needs_positive(path, root):
+        if self.needs_positive(path, root) or not all(step.info.is_floating for step in path):  # truth values step
             return False
         rules = [(self.plan.rules[step], *self._further(step)) for step in path]
         return not any([*r.kinks(*args, **named), *r.jumps(*args, **named)] or r.swings for r, args, named in rules)
