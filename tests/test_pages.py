@@ -43,6 +43,26 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_tests_and_targets_of_make_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for code in re.findall(r"`+([^`]+)`+", page.read_text("utf-8")):
+        assert set(re.findall(r"^make ([a-z-]+)", code, re.MULTILINE)) <= targets, code
+        for name in re.findall(r"(?<![\w/.])(?:tests|examples|benchmarks|tools)/[\w./-]*\w", code):
+            assert (ROOT / name).exists(), name
+        for name in re.findall(r"\btest_\w+", code if "\n" not in code else ""):  # blocks have variables of such names
+            assert name in names_of_tests(), name
+
+
+@functools.cache
+def names_of_tests() -> set[str]:
+    """All test functions, and the files that they are in."""
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    return {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())} | {
+        f.stem for f in files
+    }
+
+
 def outermost(arguments: str) -> str:
     """The arguments of a call, up to its closing bracket, without what stands in brackets of their own."""
     depth, kept = 0, ""
