@@ -449,3 +449,10 @@ def test_the_verdict_names_where_to_begin():
     nn.init.zeros_(model[0].weight)
     text = vp.inspect(model, vp.Moments(0.0, 1.0), example=(1, 32)).text()
     assert re.search(r"\nVerdict: 1 error.*; begin with 0 \(constant\)\.$", text)
+
+
+def test_data_that_are_not_finite_are_refused():
+    data = torch.randn(64, 8)
+    data[40, 3] = torch.nan
+    with pytest.raises(ValueError, match="`check` holds NaN or infinity"):
+        vp.inspect(nn.Linear(8, 4), vp.Moments(0.0, 1.0), example=(8, 8), check=data)

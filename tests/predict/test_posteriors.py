@@ -54,6 +54,8 @@ def test_snapshots_of_sgd():
     ("call", "sentence"),
     [
         (lambda: posteriors.from_snapshots([{}]), "at least two snapshots"),
+        (lambda: posteriors.from_snapshots([network().state_dict(), {"a": torch.ones(1)}]), "Snapshot 2 has other"),
+        (lambda: posteriors.from_snapshots([nn.Linear(2, 1).state_dict()] * 3), "share their memory"),
         (lambda: posteriors.from_laplace(network()), "hessian_structure='diag'"),
         (lambda: posteriors.from_ivon(torch.optim.SGD(network().parameters()), network()), "reads ivon.IVON"),
         (lambda: posteriors.from_mean_field(network()), "no mean-field layer"),

@@ -650,6 +650,13 @@ def test_a_random_parameter_that_is_not_followed_is_named(name, model):
         )
 
 
+def test_of_several_random_parameters_the_statistic_is_named():
+    torch.manual_seed(0)
+    with pytest.raises(vp.VarpropError, match=r"parameter_var names '1.running_mean', which"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        vp.predict(model, torch.randn(5, 4), parameter_var={"1.weight": 0.1, "1.running_mean": 0.1})
+
+
 ODD_USE = {
     "half precision": lambda m, x: vp.predict(m.half(), x.half()),
     "autocast": lambda m, x: within(torch.autocast("cpu", torch.bfloat16), m, x),

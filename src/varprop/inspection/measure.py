@@ -111,6 +111,8 @@ def _inputs(evaluation: Evaluation, data: Any, runs: int, batch: int) -> Iterato
             raise VarpropError(
                 f"`check` holds inputs of shape {tuple(values.shape[1:])}, but the model sees {tuple(info.shape[1:])}."
             )
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            raise ValueError("`check` holds NaN or infinity.")
         chosen = values.to(info.device, info.dtype)
         yield [chosen if node is random[0] else evaluation.env[node] for node in program.inputs]
 

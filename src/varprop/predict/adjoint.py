@@ -27,6 +27,7 @@ from ..engine.evaluation import Evaluation, apply
 from ..engine.plan import Plan
 from ..errors import VarpropError
 from ..graph.node import Node, TensorInfo, resolve
+from ..graph.program import tensor_at
 from ..moments import Moments
 from ..rules.norm import layer_norm
 from ..rules.registry import Rule
@@ -326,7 +327,12 @@ class MeanEvaluation(Evaluation):
             parameters = [operand for operand in node.operands if operand in self.parameters]
             if not parameters:
                 raise
-            raise self._not_followed(node, parameters[0]) from error
+            buffers = [
+                p
+                for p in parameters
+                if not isinstance(tensor_at(self.plan.program.model, self.parameters[p].name), torch.nn.Parameter)
+            ]
+            raise self._not_followed(node, [*buffers, *parameters][0]) from error
 
     def _applied(self, node: Node, args: Any, kwargs: Any) -> Any:
         if (first_order := FIRST_ORDER.get(node.packet)) is not None:

@@ -5,7 +5,7 @@ None of them is imported here: each function reads what the library's objects ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -89,7 +89,7 @@ def from_snapshots(states: Iterable[Mapping[str, Tensor]]) -> tuple[dict[str, Te
         leave buffers out of ``parameter_var``.
 
     Raises:
-        ValueError: If there are less than two snapshots.
+        ValueError: If there are less than two snapshots, or they share their memory or differ in their names.
 
     Example:
         >>> import torch
@@ -98,7 +98,16 @@ def from_snapshots(states: Iterable[Mapping[str, Tensor]]) -> tuple[dict[str, Te
         (tensor([0.5000, 0.5000]), tensor([0.2500, 0.2500]))
     """
     count, means, squares = 0, dict[str, Tensor](), dict[str, Tensor]()
+    at = (
+        [value.data_ptr() for state in states for value in [*state.values()][:1]]
+        if isinstance(states, Sequence)
+        else []
+    )
+    if len({*at}) < len(at):
+        raise ValueError("Snapshots share their memory, as state dicts of one model do: clone the values of each.")
     for count, state in enumerate(states, 1):
+        if count > 1 and means.keys() != {name for name, value in state.items() if value.is_floating_point()}:
+            raise ValueError(f"Snapshot {count} has other names than those before it.")
         for name, value in state.items():
             if value.is_floating_point():
                 off = value.detach() - means.setdefault(name, torch.zeros_like(value))
