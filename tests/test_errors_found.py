@@ -110,6 +110,9 @@ FOUND: dict[str, tuple[str, ...]] = {
     "normalize gives a wrong reason, or none, for leaving out what the example does not reach": (
         "test_what_the_example_does_not_reach_is_named",
     ),
+    "batch norms that train behind frozen weights do not train once they are absorbed": (
+        "test_batch_norms_that_train_behind_frozen_weights",
+    ),
     "normalize of a parametrized layer before a batch norm ends in an error without a sentence": (
         "test_a_batch_norm_behind_a_parametrized_weight_stays",
     ),

@@ -547,6 +547,21 @@ class Domains(nn.Module):
         return self.head(torch.relu(h if y is None else h + self.more(y)))
 
 
+@pytest.mark.parametrize("bias", (True, False))
+def test_batch_norms_that_train_behind_frozen_weights(bias: bool) -> None:
+    plain = nn.Sequential(nn.Linear(4, 6, bias=bias), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double().eval()
+    plain[0].requires_grad_(False)
+    model = vp.normalize(plain, moments(4), example=X, init="preserve")
+    assert not model[0].weight.requires_grad and model[0].scale.requires_grad and model[0].shift.requires_grad
+    model(X).square().sum().backward()
+    for mine, its in ((model[0].scale, plain[1].weight), (model[0].shift, plain[1].bias)):
+        assert bool(mine.grad.any()) and its.requires_grad
+    folded = vp.fold(model)
+    assert [p.requires_grad for p in folded.parameters()] == [p.requires_grad for p in plain.parameters()]
+    plain[1].requires_grad_(False)
+    assert not vp.normalize(plain, moments(4), example=X)[0].scale.requires_grad
+
+
 def test_what_the_example_does_not_reach_is_named() -> None:
     """Another reason was given for it, and none for what becomes of a call that does reach it."""
     with warnings.catch_warnings(record=True) as told:

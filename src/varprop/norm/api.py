@@ -284,6 +284,11 @@ def normalized_(
             recurrent = recurrent_class(layer)
             become = recurrent.from_plain_ if recurrent else become_normalized_
             become(layer, center, deep)
+        for path, module in find_notes(model, layers).items():
+            norm = note_of(module)["norm"]
+            if path in silent and norm.affine:  # scale and shift stand in the place of its parameters as well
+                for mine, its in ((layers[path].scale, norm.weight), (layers[path].shift, norm.bias)):
+                    mine.requires_grad_(mine.requires_grad or its.requires_grad)
         _join_(model, graphs, layers)
         set_first_scales_(layers, silent)
         set_first_shifts_(layers, starts)
