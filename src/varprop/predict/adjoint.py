@@ -664,8 +664,9 @@ class MeanEvaluation(Evaluation):
     def _not_followed(self, node: Node, parameter: Node) -> VarpropError:
         return VarpropError(
             f"parameter_var names '{self.parameters[parameter].name}', which {node.packet or node.target} in "
-            f"'{node.module or '(model)'}' reads: random parameters of linear layers, convolutions, embeddings and "
-            f"normalization layers are followed, and factors and terms of plain products and sums; leave this one out."
+            f"'{node.module or '(model)'}' reads: random parameters of linear layers, of convolutions over two axes, "
+            "of embeddings and normalization layers are followed, and factors and terms of plain products and sums; "
+            "leave this one out."
         )
 
     def _without_scale_and_shift(self, node: Node, rule: Rule, weight: int) -> Tensor:
