@@ -313,6 +313,29 @@ def test_functions_that_swing_are_integrated_to_what_their_note_says(name, eleme
     assert (found.output.std - expected).abs().max() < 0.02 * expected
 
 
+A, B = torch.linspace(-1, 2, 36, dtype=torch.float64), torch.linspace(1, 3, 36, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "line, slope",
+    (
+        (lambda x: A * x + B, A),
+        (lambda x: torch.addcmul(B, A, x, value=2), 2 * A),
+        (lambda x: torch.addcmul(x, A, x), 1 + A),
+        (lambda x: torch.addcmul(x, A, B), 1),
+        (lambda x: torch.addcdiv(A, x, B, value=0.5), 0.5 / B),
+        (lambda x: torch.addcdiv(x, A, B), 1),
+        (lambda x: torch.lerp(x, B, 0.25), 0.75),
+    ),
+)
+def test_lines_are_not_integrated(line, slope, monkeypatch):
+    monkeypatch.setattr(clusters, "expectation", None)
+    moments = grid()
+    found = vp.propagate(Pointwise(line), moments).output
+    torch.testing.assert_close(found.mean, line(moments.mean), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(found.var, slope**2 * moments.var, rtol=1e-14, atol=1e-14)
+
+
 def test_a_sine_of_a_line_stays_exact():
     found = vp.coverage(Pointwise(lambda x: (30 * x + 1).sin()), torch.zeros(1, 3))
     assert not found.approximate

@@ -161,6 +161,17 @@ def _multiplied(a: Any, b: Any) -> Any:
     return a.__mul__(b) if hasattr(a, "slope") else b.__mul__(a)
 
 
+def _addcmul_line(base: Any, a: Any, b: Any, value: float = 1) -> Any:
+    """base + value a b as a line, None if both factors are lines."""
+    product = _multiplied(a, b)
+    return None if product is None else _added(base, _multiplied(value, product))
+
+
+def _addcdiv_line(base: Any, a: Any, b: Any, value: float = 1) -> Any:
+    """base + value a / b as a line, None if the divisor is one."""
+    return None if hasattr(b, "slope") else _addcmul_line(base, a, 1 / b, value)
+
+
 elementwise(
     aten.add,
     affine=lambda a, b, alpha=1: _added(a, b * alpha),
@@ -203,7 +214,7 @@ elementwise(
 elementwise(aten.neg, affine=lambda a: -a)
 elementwise(aten.deg2rad, affine=lambda a: a * (math.pi / 180), monotone=True)
 elementwise(aten.rad2deg, affine=lambda a: a * (180 / math.pi), monotone=True)
-elementwise(aten.addcmul, independent=addcmul_independent, multilinear=True, mixes_positions=True)
+elementwise(aten.addcmul, affine=_addcmul_line, independent=addcmul_independent, multilinear=True, mixes_positions=True)
 elementwise(
     aten.lerp,
     affine=lambda a, b, w: a + (b - a) * w if not hasattr(w, "slope") else None,
@@ -212,7 +223,7 @@ elementwise(
     multilinear=True,
     mixes_positions=True,
 )
-elementwise(aten.addcdiv, positive=2)
+elementwise(aten.addcdiv, affine=_addcdiv_line, positive=2)
 elementwise(
     aten.hypot,
     independent=hypot_independent,
