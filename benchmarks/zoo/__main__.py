@@ -68,6 +68,7 @@ def main() -> None:
         alarms.write([sound[name] for name in all_names() if name in sound], list(damaged.values()))
     else:
         names = damage.models() if options.command == "damage" else _smallest_first()
+        names += drawn_names() if options.command == "normalize" else []
         stamp = alarms.stamp() if options.command in ("alarms", "damage") else {}
         more = (options.again, stamp, options.workers, options.threads, options.max_seconds)
         settings = Settings(*studies[options.command], options.limit, options.memory, *more)

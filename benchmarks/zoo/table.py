@@ -56,7 +56,8 @@ its standard deviation, in double precision (in single precision for models abov
 is written into their code). *Refused*: with one sentence, below. *Too slow here*: not finished within the seconds of
 CPU time listed below, on a machine with two cores; nothing is known of these. *drawn*: models of timm
 that no other table names, each of another family, of at most 40 million parameters, drawn before any of
-them was tried; as they were published.{torch}
+them was tried; as they were published. Two of
+them led to changes: one was slow and out of memory, and what is refused took too long.{torch}
 """
 
 

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .graph.capture import preserved_modes
+from .graph.tracing import preserved_modes
 from .norm.api import fold
 from .norm.layers import Normalized, normalized_layers
 from .norm.linear_layers import replace

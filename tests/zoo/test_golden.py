@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from benchmarks.zoo.measure import study
-from benchmarks.zoo.models import all_names
+from benchmarks.zoo.models import all_names, drawn_names
+from benchmarks.zoo.normalized import RESULTS
 from benchmarks.zoo.table import GOLDEN, golden
 
 BASIC = [name for name in all_names() if name.startswith("basic/")]
@@ -29,6 +30,12 @@ def stored() -> dict[str, dict[str, Any]]:
 def test_the_golden_file_has_all_models_in_the_order_of_the_list(stored: dict[str, dict[str, Any]]) -> None:
     assert list(stored) == all_names()
     assert len(BASIC) + len(VISION) == 15
+
+
+def test_no_model_that_was_drawn_is_left_out_of_the_record() -> None:
+    recorded = [record["model"] for record in json.loads(RESULTS.read_text())]
+    assert [name for name in recorded if name.startswith("drawn/")] == drawn_names()
+    assert not {name.partition("/")[2] for name in drawn_names()} & {name.partition("/")[2] for name in all_names()}
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from ..graph.capture import as_arguments, preserved_modes
+from ..graph.capture import as_arguments
+from ..graph.tracing import preserved_modes
 from ..moments import autocast_off
 from ..norm.batchnorm import (
     Absorbed,

@@ -42,7 +42,7 @@ _DROPOUTS = {
     for suffix in ("", "_")
 }
 _BATCH_NORM = inspect.signature(functional.batch_norm)
-_ONE_AT_A_TIME = threading.RLock()  # captures swap a function of torch's, and each must put back the one it found
+ONE_AT_A_TIME = threading.RLock()  # captures swap a function of torch's, and each must put back the one it found
 
 
 def capture(
@@ -67,7 +67,7 @@ def capture(
     whole_modules = keep_whole(model, whole_classes, (args, kwargs), leaves)
     generators = torch.random.fork_rng(devices=_devices(model))
     with (
-        _ONE_AT_A_TIME,
+        ONE_AT_A_TIME,
         attributes_kept(model),
         observers_named(model),
         _quiet(),
@@ -179,17 +179,6 @@ def _stack(node: fx.Node, paths: frozenset[str]) -> tuple[Call, ...]:
 
 def _line(node: fx.Node) -> str:
     return next(reversed(_user_frames(node.meta.get("stack_trace") or "")), "")
-
-
-@contextlib.contextmanager
-def preserved_modes(model: nn.Module) -> Iterator[None]:
-    """Restore which modules are in training mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextlib.contextmanager

@@ -236,6 +236,17 @@ _library.define("leaf(Tensor[] inputs, Tensor[] outputs, int index) -> Tensor[]"
 _library.impl("leaf", lambda _, outputs, index: [output.clone() for output in outputs], "CompositeExplicitAutograd")
 
 
+@contextlib.contextmanager
+def preserved_modes(model: nn.Module) -> Iterator[None]:
+    """Restore which modules are in training mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 @dataclass(eq=False)
 class Leaf:
     """One call of a module kept whole; calling it runs the module and returns its outputs as a flat list."""
@@ -261,14 +272,10 @@ class Leaf:
     @contextlib.contextmanager
     def as_captured(self) -> Iterator[nn.Module]:
         """Within, the module, which is yielded, and those in it are in the modes that they were captured in."""
-        now = [inner.training for inner in self.module.modules()]
-        try:
+        with preserved_modes(self.module):
             for inner, training in zip(self.module.modules(), self.modes, strict=True):
                 inner.training = training
             yield self.module
-        finally:
-            for inner, training in zip(self.module.modules(), now, strict=True):
-                inner.training = training
 
     def __call__(self, *values: Any) -> list[Any]:
         """Run the module on plain tensors."""

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..engine.inputs import example_for
-from ..graph.capture import preserved_modes, require_values
+from ..graph.capture import require_values
 from ..graph.linear_maps import in_one_operation
 from ..graph.program import Program, transferred
+from ..graph.tracing import preserved_modes
 from ..moments import autocast_off
 from .batchnorm import (
     Absorbed,

@@ -13,9 +13,10 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.utils import parametrize
 
 from ..engine.plan import operation_of
-from ..graph.capture import capture, preserved_modes
+from ..graph.capture import capture
 from ..graph.node import Node
 from ..graph.program import Program
+from ..graph.tracing import preserved_modes
 from ..rules.registry import module_classes
 from .linear_layers import (
     LinearLayer,

@@ -202,6 +202,7 @@ def _evaluated(statistics: Statistics, mean: Tensor, std: Tensor) -> Evaluation:
 
 SWEEPS = 300
 PATIENCE = 16  # sweeps within which changes have to halve: what is slower does not end within all of them
+SETTLED = 1e-4  # of a relative change, below which only rounding may hold it up
 
 
 @torch.no_grad()
@@ -270,7 +271,7 @@ def preserve_(layers: dict[str, tuple[Normalized, Tensor | None]], silent: dict[
         largest.append(max(changes.values()))
         if largest[-1] == 0 or once:
             return
-        if len(largest) > PATIENCE and not largest[-1] < largest[-1 - PATIENCE] / 2:
+        if len(largest) > PATIENCE and not largest[-1] < max(largest[-1 - PATIENCE] / 2, SETTLED):
             break
     again = [path for path, change in changes.items() if change and layers[path][0].call_count() > 1]
     names = listed([repr(path) for path in again])

@@ -18,10 +18,10 @@ from ..engine.inputs import capture_for_rules, fitted_inputs
 from ..engine.plan import make_plan, operation_of, rule_of
 from ..errors import RandomChoice
 from ..graph import ops
-from ..graph.capture import as_arguments, as_example, preserved_modes
+from ..graph.capture import as_arguments, as_example
 from ..graph.node import Node, TensorInfo
 from ..graph.program import Program, transferred
-from ..graph.tracing import traced_operations
+from ..graph.tracing import preserved_modes, traced_operations
 from ..moments import Moments
 from .batchnorm import is_batch_norm
 from .linear_layers import computes_with_its_own, is_call_of_linear_layer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 from ..engine.api import capture, plan_for
 from ..engine.plan import Plan, require_complete
 from ..errors import CaptureError, VarpropError
-from ..graph.capture import preserved_modes, require_module
+from ..graph.capture import ONE_AT_A_TIME, require_module
 from ..graph.node import Node, TensorInfo
 from ..graph.program import Program
+from ..graph.tracing import preserved_modes
 from ..moments import Moments, trusted
 from ..rules.registry import lookup
 from .adjoint import ElementNoise, MeanEvaluation, ParameterNoise, ParameterUse, Source, precise
@@ -31,7 +31,6 @@ from .samples import SampleTrace
 Random = str | Iterable[str] | Callable[[str, nn.Module], bool]
 MOST_OUTPUTS = 256  # more have to be chosen: every output costs about a forward pass
 AT_ONCE = 1 << 24  # derivatives of some outputs at a time on a CPU: what is at work should stay in its cache
-ONE_AT_A_TIME = threading.RLock()  # a capture changes modes of modules, and operations that other threads call
 HALF = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 MEMORY = 4 << 30  # bytes for derivatives of all outputs by all sources of one batch; on CUDA half of the device's
 

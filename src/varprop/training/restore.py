@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..graph.capture import preserved_modes
+from ..graph.tracing import preserved_modes
 
 
 @contextmanager
