@@ -201,8 +201,9 @@ class TableGrid(Grid):
     same = ("model", "width", "epochs", "search_epochs", "images")
 
     def ready(self) -> list[GridCell]:
-        """Cells that can be made now."""
-        return ready(self.records)
+        """Cells of the wanted rows that can be made now."""
+        wanted = self.options.norms.split(",")
+        return [cell for cell in ready(self.records) if wanted == [""] or cell.norm in wanted]
 
     def names(self) -> list[str]:
         """Rows that miss something."""
@@ -381,7 +382,11 @@ def table_parser(description: str | None, actions: Sequence[str], epochs: int, s
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    options = table_parser(__doc__, ["run", "cost", "show"], 15, 3).parse_args(arguments)
+    words = table_parser(__doc__, ["run", "cost", "show"], 15, 3)
+    words.add_argument("--norms", default="", help=f"train these rows alone: {','.join(ROWS)}")
+    options = words.parse_args(arguments)
+    if unknown := set(filter(None, options.norms.split(","))) - {*ROWS}:
+        words.error(f"there is no row {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
     options.records.parent.mkdir(parents=True, exist_ok=True)
     if options.action == "run":
         TableGrid(options).run()
