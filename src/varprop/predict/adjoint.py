@@ -35,6 +35,7 @@ from .attention import FIRST_ORDER, dropped_weights, mean_of, var_of
 from .curves import SlopedClusters, attached, left_by_slopes, line
 from .recurrent import unroll_of
 from .samples import Samples, samples_apart
+from .weights import by_convolution_weight, by_embedding, by_linear_weight, summed_to
 from .windows import Windows
 
 aten = torch.ops.aten
@@ -601,7 +602,7 @@ class MeanEvaluation(Evaluation):
         shape: torch.Size = others[0].info.shape
         samples: int = self.plan.program.inputs[0].info.shape[0]
         if rule.linear:
-            return len(shape) > 2 or shape[0] > samples
+            return rule.convolution is not None or len(shape) > 2 or shape[0] > samples
         weights: torch.Size = parameters[0].info.shape
         return shape.numel() > samples * weights.numel()
 
@@ -622,7 +623,7 @@ class MeanEvaluation(Evaluation):
         adds = rule.signs is not None and not node.kwargs
         if position == rule.bias or adds or (normalizes and position == weight + 1):
             sign = rule.signs[position] if adds and rule.signs else 1.0
-            return ParameterUse(entry, node, lambda gradient, _: sign * _summed_to(gradient, shape, channels))
+            return ParameterUse(entry, node, lambda gradient, _: sign * summed_to(gradient, shape, channels))
         if normalizes and position == weight:
 
             def normalized(args: Sequence[Any]) -> Tensor:
@@ -631,13 +632,13 @@ class MeanEvaluation(Evaluation):
                 return first
 
             plain = self._without_scale_and_shift(node, rule, weight)
-            by_scale = lambda gradient, plain: _summed_to(gradient * plain, shape, channels)  # noqa: E731
+            by_scale = lambda gradient, plain: summed_to(gradient * plain, shape, channels)  # noqa: E731
             counted = rule.batch_norm is not None and not self._shared(node, rule)  # by its rule
             reading = None if counted or not self.plan.random(node.args[0]) else normalized
             return ParameterUse(entry, node, by_scale, plain, reading)
         if rule.kind == "elementwise" and rule.product and len(node.operands) == 2:
             other = 1 - position
-            by_factor = lambda gradient, factor: _summed_to(gradient * factor, shape)  # noqa: E731
+            by_factor = lambda gradient, factor: summed_to(gradient * factor, shape)  # noqa: E731
             reading = operator.itemgetter(other) if self._shared(node, rule) else None
             factor = self._mean(node.args[other]).detach().expand(entry.shape)
             return ParameterUse(entry, node, by_factor, factor, reading)
@@ -647,16 +648,16 @@ class MeanEvaluation(Evaluation):
             if rule.convolution is None:
                 once = x.ndim == 2 and len(x) == self.plan.program.inputs[0].info.shape[0]
                 spread = self.by_weight.get(node) if once else None
-                return ParameterUse(entry, node, _linear_weight_gradient, x, reading, spread)
+                return ParameterUse(entry, node, by_linear_weight, x, reading, spread)
             settings = rule.convolution(*resolve(node.args, self.value))
-            if not settings.transposed and len(shape) == 4:
-                by_kernel = lambda gradient, x: _convolution_weight_gradient(gradient, x, shape, settings)  # noqa: E731
+            if x.ndim == len(shape) or self.plan.program.inputs[0].info.shape[0] == 1:
+                by_kernel = lambda gradient, x: by_convolution_weight(gradient, x, shape, settings)  # noqa: E731
                 return ParameterUse(entry, node, by_kernel, x, reading)
         if node.packet is aten.embedding and position == 0:
             return ParameterUse(
                 entry,
                 node,
-                lambda gradient, tokens: _embedding_gradient(gradient, tokens, shape),
+                lambda gradient, tokens: by_embedding(gradient, tokens, shape),
                 self.value(node.args[1]),
             )
         raise self._not_followed(node, parameter)
@@ -664,8 +665,8 @@ class MeanEvaluation(Evaluation):
     def _not_followed(self, node: Node, parameter: Node) -> VarpropError:
         return VarpropError(
             f"parameter_var names '{self.parameters[parameter].name}', which {node.packet or node.target} in "
-            f"'{node.module or '(model)'}' reads: random parameters of linear layers, of convolutions over two axes, "
-            "of embeddings and normalization layers are followed, and factors and terms of plain products and sums; "
+            f"'{node.module or '(model)'}' reads: random parameters of linear layers, of convolutions, of "
+            "embeddings and normalization layers are followed, and factors and terms of plain products and sums; "
             "leave this one out."
         )
 
@@ -812,45 +813,6 @@ def _with_axes(gradient: Tensor, axes: Sequence[int]) -> Tensor:
     for axis in sorted(axes):
         gradient = gradient.unsqueeze(axis)
     return gradient
-
-
-def _summed_to(gradient: Tensor, shape: Sequence[int], channels: int = -1) -> Tensor:
-    """Derivatives, (outputs, batch, *entry), summed over what a parameter of a shape is broadcast along.
-
-    A vector of channels may belong to axis 1 of the result; every other parameter is aligned at the end, as usual.
-    """
-    outputs, batch, *extents = gradient.shape
-    if len(shape) == 1 and channels == 1 and len(extents) > 2:
-        return gradient.flatten(4).sum(4).sum(2)
-    aligned = [1] * (len(extents) - len(shape)) + [*shape]
-    if any(own not in (1, extent) for own, extent in zip(aligned, extents, strict=True)):
-        raise VarpropError(f"A random parameter of shape {tuple(shape)} differs from sample to sample: leave it out.")
-    axes = [axis for axis, extent in enumerate(aligned, 2) if extent == 1]
-    return gradient.sum(axes).reshape(outputs, batch, *shape)
-
-
-def _linear_weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Per-sample derivatives by a linear layer's weight, summed over positions."""
-    return torch.einsum("kbto,bti->kboi", gradient.flatten(2, -2), x.flatten(1, -2))
-
-
-def _convolution_weight_gradient(gradient: Tensor, x: Tensor, shape: torch.Size, settings: Any) -> Tensor:
-    """Per-sample derivatives by a convolution's weight, through the windows it reads; a sample may have some images."""
-    outputs, batch, images = gradient.shape[:3]
-    (top, bottom), (left, right) = settings.zeros
-    padded = F.pad(x.flatten(0, 1), (left, right, top, bottom))
-    windows = F.unfold(padded, shape[2:], settings.dilation, 0, settings.stride)
-    windows = windows.view(batch, images, settings.groups, -1, windows.shape[-1])
-    by_result = gradient.reshape(outputs, batch, images, settings.groups, shape[0] // settings.groups, -1)
-    return torch.einsum("kbngop,bngip->kbgoi", by_result, windows).reshape(outputs, batch, *shape)
-
-
-def _embedding_gradient(gradient: Tensor, tokens: Tensor, shape: Sequence[int]) -> Tensor:
-    """Per-sample derivatives by an embedding's table: those of equal tokens add up."""
-    outputs, batch = gradient.shape[:2]
-    table = gradient.new_zeros(outputs, batch, *shape)
-    index = tokens.reshape(1, batch, -1, 1).expand(outputs, -1, -1, shape[1])
-    return table.scatter_add(2, index, gradient.reshape(outputs, batch, -1, shape[1]))
 
 
 Source = ElementNoise | ParameterNoise | SharedProducts
