@@ -66,12 +66,13 @@ def test_a_part_reads_what_its_layers_read() -> None:
     assert part.layout.channels.sources == 4 and part.layout.channels.external == 12
 
 
-def test_cut_by_bytes_from_the_end() -> None:
-    sizes = [(3, 10), (0, 10), (2, 5), (1, 5)]
-    assert cut_by_bytes(sizes, 10) == [[3], [0], [1, 2]]
-    assert cut_by_bytes(sizes, 20) == [[3], [0, 1, 2]]
-    assert cut_by_bytes(sizes, 1) == [[3], [0], [2], [1]]
-    assert cut_by_bytes(sizes, 30) == [[0, 1, 2, 3]]
+@pytest.mark.parametrize(
+    ("limit", "pieces"),
+    [(10, [[3], [0], [1, 2]]), (20, [[3], [0, 1, 2]]), (1, [[3], [0], [2], [1]]), (30, [[0, 1, 2, 3]])],
+)
+def test_cut_by_bytes_from_the_end(limit: int, pieces: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("varprop.norm.distributed.LIMIT", limit)
+    assert cut_by_bytes([(3, 10), (0, 10), (2, 5), (1, 5)]) == pieces
 
 
 def test_without_processes_there_is_one_part() -> None:

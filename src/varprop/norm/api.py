@@ -181,25 +181,17 @@ def _check_form(init: Init, form: NormalizationForm | None) -> None:
 
 
 class Captured(NamedTuple):
-    """The programs of a model that is to be normalized, by mode, and the inputs it was captured with.
+    """The programs of a model that is to be normalized, by mode, and the inputs it was captured with."""
 
-    Attributes:
-        programs: In training (True) and in evaluation.
-        moments: The moments of the inputs.
-        example: The inputs it was captured with.
-        constant: The paths of layers whose inputs are the same for all data: there is nothing to normalize by.
-        computed: The paths of layers that are called with a weight or bias that is no parameter of theirs.
-        custom: The paths of the linear layers of other classes than torch's, with the axis of the weight over outputs.
-        by_batch: The paths of batch norms that stay and count as normalizing by the batch.
-    """
-
-    programs: dict[bool, Program]
-    moments: Any
+    programs: dict[bool, Program]  # in training (True) and in evaluation
+    moments: Any  # of the inputs
     example: Any
+    # the paths of layers whose inputs are the same for all data: there is nothing to normalize by
     constant: frozenset[str]
-    computed: frozenset[str]
+    computed: frozenset[str]  # the paths of layers that are called with a weight or bias that is no parameter of theirs
+    # the paths of the linear layers of other classes than torch's, with the axis of the weight over outputs
     custom: dict[str, int]
-    by_batch: frozenset[str] = frozenset()
+    by_batch: frozenset[str] = frozenset()  # the paths of batch norms that stay and count as normalizing by the batch
 
 
 def captured_for(

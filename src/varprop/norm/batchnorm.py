@@ -40,16 +40,10 @@ def has_seen_nothing(module: nn.Module) -> bool:
 
 
 def batch_norms_after(model: nn.Module, example: Any) -> dict[str, str]:
-    """The batch norm directly after each linear layer: nothing else reads the layer's output.
+    """The batch norm directly after each linear layer, by path: nothing else reads the layer's output.
 
-    A layer called several times counts if every call goes to the same batch norm, and that reads from nothing else.
-
-    Args:
-        model: A module in any mode; it is captured in evaluation mode and not changed.
-        example: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
-
-    Returns:
-        Path of the layer -> path of the batch norm.
+    A layer called several times counts if every call goes to the same batch norm, and that reads from nothing else. The
+    model is captured in evaluation mode and not changed.
     """
     if not any(is_batch_norm(module) for module in model.modules()):
         return {}
@@ -58,12 +52,7 @@ def batch_norms_after(model: nn.Module, example: Any) -> dict[str, str]:
 
 
 def batch_norms_in(program: Program, custom: Collection[nn.Module] = ()) -> dict[str, str]:
-    """`batch_norms_after` for a model captured in evaluation mode.
-
-    Args:
-        program: The captured model.
-        custom: Further modules that count as linear layers (`custom_linear.py`).
-    """
+    """`batch_norms_after` for a model captured in evaluation mode; `custom` modules count as linear layers too."""
     paths = {module: path for path, module in program.model.named_modules()}
     calls = list(_calls(program, custom))
     pairs = {layer: norm for layer, norm in calls if layer is not None and norm is not None}
@@ -202,13 +191,10 @@ def is_batch_norm(module: nn.Module) -> TypeGuard[_BatchNorm]:
 
 
 def take_out_(model: nn.Module, note: Absorbed) -> nn.Module:
-    """Take a batch norm out of a model, and note there how to put it back.
+    """Take a batch norm out of a model, note there how to put it back, and return the model.
 
     One of torch's leaves an identity behind. A module that has a forward of its own stays, and runs it without the
-    batch norm.
-
-    Returns:
-        The model, which is another module only where it was itself the batch norm.
+    batch norm. The model returned is another only where it was itself the batch norm.
     """
     norm = note["norm"]
     if computes_as_torch_batch_norm(norm):
@@ -227,11 +213,7 @@ def take_out_(model: nn.Module, note: Absorbed) -> nn.Module:
 
 
 def put_back_(model: nn.Module, module: nn.Module, norm: _BatchNorm) -> nn.Module:
-    """Put a batch norm back into a model, where `take_out_` has noted it at a module.
-
-    Returns:
-        The model, which is another module only where it was itself the identity.
-    """
+    """Put a batch norm back into a model, where `take_out_` has noted it at a module, and return the model."""
     if not isinstance(module, _BatchNorm):
         return replace(model, module, norm)
     for name in (*_TENSORS, "num_batches_tracked"):
@@ -292,8 +274,7 @@ def absorb_(model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm, k
 def absorb_direction_(model: nn.Module, path: str, layer: LinearLayer, norm: _BatchNorm) -> Tensor:
     """`absorb_` with a bias, for a layer that will be normalized: channels with gamma 0 keep their weights.
 
-    Returns:
-        A mask of those channels: the layer has to multiply them by 0.
+    Returns a mask of those channels, which the layer has to multiply by 0.
     """
     weight, bias = folded(layer, norm)
     silent = batch_norm_rate(norm) == 0
@@ -332,13 +313,10 @@ def assign_weight_(model: nn.Module, layer: LinearLayer, weight: Tensor) -> bool
 def return_batch_norm(
     module: nn.Module, weight: Tensor, bias: Tensor, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, _BatchNorm]:
-    """A folded layer as one whose outputs have variance 1, and the batch norm that was taken out at a module.
+    """The weight of a folded layer with outputs of variance 1, and the batch norm that was taken out at a module.
 
     With scale and shift in the batch norm both do the same in training mode too, but for what batches differ by from
     the statistics. Channels of scale 0 keep the weights they had. A batch norm without parameters only adds the bias.
-
-    Returns:
-        The weight, and the batch norm.
     """
     layer, norm = note_of(module)["layer"], note_of(module)["norm"].to(device=bias.device, dtype=bias.dtype)
     assert norm.running_mean is not None and norm.running_var is not None

@@ -155,11 +155,8 @@ def linear_by_look(model: nn.Module, except_paths: Container[str] = ()) -> list[
 def why_none(model: nn.Module, chosen: Collection[str], computed: Collection[str], constant: Collection[str]) -> str:
     """Why nothing of a model is normalized, as the end of a sentence; empty if no module has a weight matrix.
 
-    Args:
-        model: The model.
-        chosen: The paths of its linear layers; whatever calls them, none is seen to be called.
-        computed: The paths of those with weights that are no parameters of theirs.
-        constant: The paths of those that read nothing random.
+    `chosen` are the paths of its linear layers, `computed` of those with weights that are no parameters of theirs, and
+    `constant` of those that read nothing random.
     """
     if chosen:
         hidden = "or only where torch.autocast or vmap inside its forward hides it"

@@ -38,9 +38,7 @@ def may_be_linear(module: nn.Module) -> bool:
 def custom_linear_layers(programs: dict[bool, Program], modules: Collection[nn.Module]) -> dict[nn.Module, int]:
     """The modules that compute x W' + b in all of their calls, or x W + b, each with the axis of W over outputs.
 
-    Args:
-        programs: A captured model in training (True) and in evaluation; a module counts if it is called in the latter.
-        modules: Those of its modules that may be such (`may_be_linear`).
+    Programs are by mode; a module counts if it is called in evaluation (False).
     """
     if not modules:
         return {}

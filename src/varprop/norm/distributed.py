@@ -32,19 +32,10 @@ LIMIT = 25 * 2**20  # bytes of weights folded together: as many as DistributedDa
 
 
 def fold_around(network: Network, index: int, vectors: dict[nn.Module, Pair]) -> tuple[Network, Folded]:
-    """Fold the layers that have to be folded together with one that is called.
+    """Fold the layers that have to be folded together with one that is called: the network with it, and its fold.
 
-    Args:
-        network: The network of all layers.
-        index: The layer that is called.
-        vectors: Shifts and scales of the layers folded so far in this call of the model, where blocks are sharded;
-            those of the layers folded now are added.
-
-    Returns:
-        The network, or the subnetwork with the layer, and its fold.
-
-    Raises:
-        RuntimeError: If parameters that are needed are sharded.
+    `vectors` holds shifts and scales of the layers folded so far in this call of the model, where blocks are sharded;
+    those of the layers folded now are added. Raises a RuntimeError if parameters that are needed are sharded.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return _fold_by_calls(network, index)
@@ -145,21 +136,17 @@ def subnetworks_by_bytes(network: Network) -> list[Network]:
     return network.by_bytes
 
 
-def cut_by_bytes(sizes: Iterable[tuple[int, int]], limit: int | None = None) -> list[list[int]]:
-    """Indices of layers in the order of their calls, cut into lists of about `limit` bytes.
+def cut_by_bytes(sizes: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Indices of layers in the order of their calls, cut into lists of about `LIMIT` bytes.
 
-    It is cut from the end, for there the backward pass begins.
-
-    Args:
-        sizes: Index and bytes of every layer, in the order of their calls.
-        limit: `LIMIT` by default.
+    `sizes` are index and bytes of every layer. It is cut from the end, for there the backward pass begins.
     """
     pieces: list[list[int]] = []
     room = 0
     for index, size in reversed(list(sizes)):
         if not pieces or size > room:
             pieces.append([])
-            room = LIMIT if limit is None else limit
+            room = LIMIT
         pieces[-1].append(index)
         room -= size
     return [sorted(piece) for piece in reversed(pieces)]

@@ -255,12 +255,9 @@ def orthogonalize_(layers: Iterable[nn.Module]) -> None:
 def preserve_(layers: dict[str, tuple[Normalized, Tensor | None]], silent: dict[str, Tensor]) -> None:
     """Set scales and shifts so that every layer computes the same as without normalization.
 
-    One sweep does it where every layer is called once. A layer that is called again may feed itself, so that its
-    statistics depend on its own scale and shift: the sweeps approach the point where both agree.
-
-    Args:
-        layers: The normalized layers with the biases of the plain ones, by path, in the order of their first calls.
-        silent: By path, the channels that a batch norm had silenced.
+    Layers come with the biases of the plain ones, in the order of their first calls; `silent` are the channels that a
+    batch norm had silenced. One sweep does it where every layer is called once. A layer that is called again may feed
+    itself, so that its statistics depend on its own scale and shift: the sweeps approach the point where both agree.
     """
     once = all(layer.call_count() == 1 for layer, _ in layers.values())
     largest: list[float] = []  # change of each sweep
@@ -347,16 +344,11 @@ def branch_factors(graph: CapturedMode) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _ResidualSum:
-    """A sum of a value and of what more layers make of it.
+    """A sum of a value and of what more layers make of it."""
 
-    Attributes:
-        node: The sum.
-        shortcut: Its operand with fewer layers since the value that both follow from.
-        layers: The calls of the last layers before the other one, if they are what sets its size and serve it alone.
-    """
-
-    node: Node
-    shortcut: Node
+    node: Node  # the sum
+    shortcut: Node  # its operand with fewer layers since the value that both follow from
+    # the calls of the last layers before the other one, if they are what sets its size and serve it alone
     layers: list[Node]
 
 

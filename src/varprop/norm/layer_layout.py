@@ -114,34 +114,21 @@ class Use:
 
 
 class LayerCall(NamedTuple):
-    """A call of a layer, or several of them whose inputs have the same moments.
+    """A call of a layer, or several of them whose inputs have the same moments."""
 
-    Attributes:
-        use: How the layer is called.
-        target: The name of the node that it reads.
-        info: Of that node.
-        share: How many of the layer's calls are such, as a fraction.
-    """
-
-    use: Use
-    target: str
-    info: TensorInfo
-    share: float = 1.0
+    use: Use  # how the layer is called
+    target: str  # the name of the node that it reads
+    info: TensorInfo  # of that node
+    share: float = 1.0  # how many of the layer's calls are such, as a fraction
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """How a layer is called, and the shape of its weight.
+    """How a layer is called, and the shape of its weight."""
 
-    Attributes:
-        path: Of the layer.
-        calls: Its calls, those that read equal moments together.
-        times: How often it is called.
-    """
-
-    path: str
-    calls: tuple[LayerCall, ...]
-    times: int
+    path: str  # of the layer
+    calls: tuple[LayerCall, ...]  # its calls, those that read equal moments together
+    times: int  # how often it is called
     shape: tuple[int, ...]
     groups: int
     transposed: bool
@@ -190,28 +177,17 @@ def mixed_taps(matrices: list[Tensor], shares: list[float]) -> Tensor:
 
 
 class LoweredLayers(NamedTuple):
-    """The layout of layers, and its external channels: inputs of some layers, then values that are not random.
+    """The layout of layers, and its external channels: inputs of some layers, then values that are not random."""
 
-    Attributes:
-        layout: Of the layers.
-        evaluated: The layers whose inputs only the engine can evaluate, by their indices, with the reason.
-        fixed: Parameters, and what follows from them alone, that functions of channels read.
-        data: Mean and variance of the data that layers which are called once follow from, and of what they read of it.
-    """
-
-    layout: Layout
-    evaluated: dict[int, str]
-    fixed: list[Fixed]
+    layout: Layout  # of the layers
+    evaluated: dict[int, str]  # the layers whose inputs only the engine can evaluate, by their indices, with the reason
+    fixed: list[Fixed]  # parameters, and what follows from them alone, that functions of channels read
+    # mean and variance of the data that layers which are called once follow from, and of what they read of it
     data: Pair
 
 
 def make_layout(joint: Statistics, specs: list[LayerSpec]) -> LoweredLayers:
-    """The layout of some layers.
-
-    Args:
-        joint: The graph between them.
-        specs: How each of them is called.
-    """
+    """The layout of some layers, from the graph between them and how each is called."""
     lowering = Lowering(_without_model(joint.plan))
     numbering = lowering.numbering
     for spec in specs:

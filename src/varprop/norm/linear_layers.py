@@ -35,13 +35,8 @@ _HOOKS = (
 def find_linear_layers(model: nn.Module, only: Only | None = None) -> dict[str, LinearLayer]:
     """The linear and convolution layers of a model by path, in the order of registration, a reused layer once.
 
-    Args:
-        model: Any module.
-        only: The layers to take: a path or several, each naming a layer or a module that holds layers, or a predicate
-            called as `only(path, module)`.
-
-    Raises:
-        ValueError: If a path in `only` leads to no linear layer.
+    `only` chooses among them: a path or several, each naming a layer or a module that holds layers (a ValueError if it
+    leads to none), or a predicate called as `only(path, module)`.
     """
     return cast(dict[str, LinearLayer], find_layers(model, only, is_linear_layer))
 

@@ -38,17 +38,11 @@ class NotLowered(Exception):
 
 
 class Fixed(NamedTuple):
-    """A value that is not random among channels: a parameter, or what follows from parameters alone.
+    """A value that is not random among channels: a parameter, or what follows from parameters alone."""
 
-    Attributes:
-        node: The name of its node.
-        shape: The shape in which it stands beside a random value.
-        channels: The shape of its channels, to which it is expanded.
-    """
-
-    node: str
-    shape: tuple[int, ...]
-    channels: tuple[int, ...]
+    node: str  # the name of its node
+    shape: tuple[int, ...]  # the shape in which it stands beside a random value
+    channels: tuple[int, ...]  # the shape of its channels, to which it is expanded
 
     def expanded(self, value: Tensor) -> Tensor:
         """The value of every channel."""
@@ -57,22 +51,17 @@ class Fixed(NamedTuple):
 
 @dataclass
 class Numbering:
-    """Channels by number: all that there are, the functions that compute them, and the order of a fold.
+    """Channels by number: all that there are, the functions that compute them, and the order of a fold."""
 
-    Attributes:
-        level: For every channel, how many steps come before it.
-        raw: Every function applied: with the channels it reads, and the first channel it computes.
-        fixed: Values that are not random, with the numbers of their channels.
-        constants: Mean and variance of channels that never change, in the order of their numbers.
-        values: The channels of numbers that never change.
-        applied: The channels computed so far, by function and arguments: those of an equal call are the same.
-    """
-
-    level: list[int] = field(default_factory=list)
+    level: list[int] = field(default_factory=list)  # for every channel, how many steps come before it
+    # every function applied: with the channels it reads, and the first channel it computes
     raw: list[tuple[Function, tuple[Tensor, ...], int]] = field(default_factory=list)
+    # values that are not random, with the numbers of their channels
     fixed: list[tuple[Fixed, Tensor]] = field(default_factory=list)
+    # mean and variance of channels that never change, in the order of their numbers
     constants: list[Pair] = field(default_factory=list)
-    values: dict[float, int] = field(default_factory=dict)
+    values: dict[float, int] = field(default_factory=dict)  # the channels of numbers that never change
+    # the channels computed so far, by function and arguments: those of an equal call are the same
     applied: dict[Any, Tensor] = field(default_factory=dict)
 
     @property
@@ -174,11 +163,8 @@ Kernel = tuple[str | float, ...]
 def recognized(name: str, moments: Callable[..., Pair], kernel: Kernel | None, arity: int = 1) -> Function:
     """A function with its kernel, if that computes what the engine's rule does.
 
-    Args:
-        name: Its text; equal for equal functions.
-        moments: How means and variances go through it.
-        kernel: The one that may compute it: a wrong one costs speed and nothing else.
-        arity: Number of random arguments.
+    Functions of one name are equal; `moments` says how means and variances go through it. A wrong kernel costs speed
+    and nothing else.
     """
     function = Function(name, moments, kernel, arity)
     return function if kernel is None or _agrees(function) else Function(name, moments, None, arity)
@@ -248,17 +234,12 @@ LEARNED_SLOPE = Function(
 
 @dataclass
 class Lowering:
-    """Finds the channels of a graph's nodes.
+    """Finds the channels of a graph's nodes."""
 
-    Attributes:
-        plan: Of the graph between the layers.
-        numbering: All channels, and the functions that compute them.
-        channels: For every node visited the numbers of its channels, as the means (and variances) of a `Moments`; lists
-            for several results. Nodes that do not consist of channels are missing.
-    """
-
-    plan: Plan
-    numbering: Numbering = field(default_factory=Numbering)
+    plan: Plan  # of the graph between the layers
+    numbering: Numbering = field(default_factory=Numbering)  # all channels, and the functions that compute them
+    # for every node visited the numbers of its channels, as the means (and variances) of a `Moments`; lists for
+    # several results. Nodes that do not consist of channels are missing
     channels: dict[Node, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -205,11 +205,7 @@ def _steps(program: Program) -> list[str]:
 def with_calls(program: Program, layers: dict[str, Any], moments: Any, like_positions: bool = False) -> CapturedMode:
     """A captured model with the calls of some layers, and with averages as they count between them.
 
-    Args:
-        program: The captured model.
-        layers: The layers, by path.
-        moments: The moments of the inputs.
-        like_positions: Whether a global average counts as one of its positions, and not as independent ones.
+    With `like_positions` a global average counts as one of its positions, and not as independent ones.
     """
     program = with_attention_of_like_tokens(program)
     if like_positions:

@@ -92,28 +92,8 @@ def _same(versions: list[tuple[Tensor, int]], tensors: list[Tensor]) -> bool:
 class Network:
     """The layers of a model in one mode that are folded together: all of them, or a subnetwork.
 
-    Args:
-        joint: The graph between all layers.
-        specs: How each layer is called.
-        layers: The modules, in the same order.
-        intact: The model as it was when it was normalized.
-        lowered: Their layout and its external channels; computed from the graph by default.
-
-    Attributes:
-        layout: The layers as a fold needs to know them.
-        evaluated: The layers that read something that only the engine can evaluate, by their indices, with the reason.
-        fixed: Values between layers that are not random.
-        data: Mean and variance of the data, as far as layers that are called once follow from it.
-        evaluation: Computes what `evaluated` layers read, and then `fixed`; None if there is neither.
-        outside: The layers of the full network, but not of this one, whose outputs enter this one.
-        full: The network of which it is a subnetwork; itself if it is none.
-        index_of: For the index of a layer in the full network, its index here.
-        subnetworks: Those in use, by the indices of their layers (`subnetwork`).
-        by_bytes: Those of limited size, in the order of their calls; None if never needed.
-        by_calls: That of the layers whose calls all have inputs of the same moments, which kernels can fold, and that
-            of the others; empty if there are not both. Made at once: a call may be traced, which reads no numbers.
-        reads: The layers that one reads from, by its index, where that was needed.
-        latest: Shifts and scales as they were in the latest call, where they are sharded between the calls.
+    `joint` is the graph between all layers, `specs` say how each is called, `intact` records the model as it was when
+    it was normalized, and `lowered` is their layout with its external channels, computed from the graph by default.
     """
 
     def __init__(
@@ -126,15 +106,19 @@ class Network:
     ) -> None:
         self.joint, self.specs, self.layers, self.intact = joint, specs, layers, intact
         self.layout, self.evaluated, self.fixed, self.data = lowered or make_layout(joint, specs)
+        # what `evaluated` layers read, and then `fixed`; None if there is neither
         self.evaluation = evaluation_of(joint, specs, self.evaluated, self.fixed)
         self.executor = Executor(self.layout)
         register(self)
-        self.outside: list[Any] = []
+        self.outside: list[Any] = []  # the layers of the full network, but not of this one, whose outputs enter here
+        # the network of which it is a subnetwork, and the indices of that network's layers here
         self.full, self.index_of = self, {index: index for index in range(len(self.layers))}
-        self.latest: Vectors = {}
-        self.subnetworks: dict[tuple[int, ...], Network] = {}
-        self.by_bytes: list[Network] | None = None
-        self.reads: dict[int, set[int]] = {}
+        self.latest: Vectors = {}  # as they were in the latest call, where they are sharded between the calls
+        self.subnetworks: dict[tuple[int, ...], Network] = {}  # those in use, by the indices of their layers
+        self.by_bytes: list[Network] | None = None  # subnetworks of limited size, once needed
+        self.reads: dict[int, set[int]] = {}  # the layers that one reads from, by its index, where that was needed
+        # the layers whose calls all have inputs of the same moments, which kernels can fold, and the others; empty if
+        # there are not both. Made at once: a call may be traced, which reads no numbers
         again = [rows.calls > 1 for rows in self.layout.rows]
         groups = [[n for n, is_again in enumerate(again) if is_again == kind] for kind in (False, True)]
         self.by_calls = [self.subnetwork(group) for group in groups] if all(groups) else []
@@ -220,9 +204,7 @@ class Network:
     def require_in_use(self, index: int, called: nn.Module | None) -> None:
         """Raise if what a layer's statistics follow from is not in use: it was copied without that.
 
-        Args:
-            index: The layer.
-            called: The module whose call asks for the layer; None if it is called by itself.
+        `called` is the module whose call asks for the layer; None if it is called by itself.
         """
         nodes = self.joint.nodes_by_name()
         reads = Statistics(self.joint.graph, [nodes[call.target] for call in self.specs[index].calls]).modules_read()
@@ -289,9 +271,7 @@ class Network:
         """Mean and variance of the layout's external channels; None if it has none.
 
         First come outputs of layers outside, then what only the engine can evaluate, then parameters between layers.
-
-        Args:
-            vectors: Shifts and scales of layers that are sharded now, as they were when those ran.
+        `vectors` are shifts and scales of layers that are sharded now, as they were when those ran.
         """
         pairs: list[Pair] = []
         with own_saved_tensors():

@@ -107,12 +107,10 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def fixed_point(step: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
-    """The means and standard deviations of the gates, two rows, that `step` leaves as they are.
+    """The means and standard deviations of the gates, two rows, that `step` leaves as they are; None if none is found.
 
-    Plain iteration goes on until nothing moves; where it does not settle, smaller steps follow.
-
-    Returns:
-        The solution to a relative error of 1e-13; None if none was found.
+    Plain iteration goes on until nothing moves; where it does not settle, smaller steps follow. The relative error is
+    1e-13.
     """
     for damping in _DAMPINGS:
         gates, before = start, float("inf")
@@ -334,15 +332,10 @@ class NormalizedRecurrent(Normalized, nn.RNNBase):
 
     @torch.no_grad()
     def set_to_present(self, path: str) -> float:
-        """Set scale and shift so that the layer does what it did.
+        """Set scale and shift so that the layer does what it did; returns how far they were from it, by `distance`.
 
-        The statistics of a gate depend on its own scale and shift: solved in float64.
-
-        Returns:
-            How far these were from it, as `distance` measures; 0 within rounding.
-
-        Raises:
-            ValueError: If the recurrence settles nowhere, as an unstable one does.
+        The statistics of a gate depend on its own scale and shift: solved in float64. Raises a ValueError if the
+        recurrence settles nowhere, as an unstable one does.
         """
         farthest = 0.0
         for suffix in suffixes(self):

@@ -54,39 +54,25 @@ class FoldedAlone(NamedTuple):
 
 @dataclass(eq=False)
 class _Scope:
-    """One call of a model, and what its layers share until it ends.
+    """One call of a model, and what its layers share until it ends."""
 
-    Attributes:
-        module: The module that is called.
-        level: Of the transforms within which it is called (`_level`).
-        folds: Networks and their folds.
-        vectors: Shifts and scales of layers folded in this call, where some are sharded.
-        alone: Folds of layers that are in no network.
-    """
-
-    module: nn.Module | None
-    level: tuple[int, int]
-    folds: list[tuple[Network, Folded]] = field(default_factory=list)
+    module: nn.Module | None  # the module that is called
+    level: tuple[int, int]  # of the transforms within which it is called (`_level`)
+    folds: list[tuple[Network, Folded]] = field(default_factory=list)  # networks and their folds
+    # shifts and scales of layers folded in this call, where some are sharded
     vectors: dict[nn.Module, Pair] = field(default_factory=dict)
-    alone: dict[nn.Module, FoldedAlone] = field(default_factory=dict)
+    alone: dict[nn.Module, FoldedAlone] = field(default_factory=dict)  # folds of layers that are in no network
 
 
 class _Current(threading.local):
-    """The scope of this thread.
+    """The scope of this thread."""
 
-    Attributes:
-        scope: The present call; None outside of a call.
-        promised: Networks that `unchanged` promises not to change.
-        promised_folds: Their folds, shared by calls; the list is replaced, never changed in place.
-        promise_level: Of the transforms within which `unchanged` was entered.
-        stepped: Networks of `promised` whose parameters an optimizer has changed.
-    """
-
-    scope: _Scope | None = None
-    promised: tuple[Network, ...] = ()
+    scope: _Scope | None = None  # the present call; None outside of a call
+    promised: tuple[Network, ...] = ()  # networks that `unchanged` promises not to change
+    # their folds, shared by calls; the list is replaced, never changed in place
     promised_folds: list[tuple[Network, Folded]] = []  # noqa: RUF012
-    promise_level = (0, 0)
-    stepped: frozenset[Network] | set[Network] = frozenset()
+    promise_level = (0, 0)  # of the transforms within which `unchanged` was entered
+    stepped: frozenset[Network] | set[Network] = frozenset()  # whose parameters an optimizer has changed
 
 
 _current = _Current()

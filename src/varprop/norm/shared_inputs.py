@@ -31,17 +31,11 @@ WORTH_A_WORD = 0.1  # of the standard deviation of a sum; of small layers, weigh
 
 
 class SharedSum(NamedTuple):
-    """A sum of layers that read one value.
+    """A sum of layers that read one value."""
 
-    Attributes:
-        layers: The paths of its layers.
-        skip: Whether that value is added as well.
-        ratio: The standard deviation of the sum by that of a sum of independent terms, as the weights are.
-    """
-
-    layers: tuple[str, ...]
-    skip: bool
-    ratio: float
+    layers: tuple[str, ...]  # the paths of its layers
+    skip: bool  # whether that value is added as well
+    ratio: float  # the standard deviation of the sum by that of a sum of independent terms, as the weights are
 
 
 def warn_of_shared_inputs(model: nn.Module, program: Program) -> None:
@@ -61,12 +55,7 @@ def warn_of_shared_inputs(model: nn.Module, program: Program) -> None:
 
 @torch.no_grad()
 def shared_sums(model: nn.Module, program: Program) -> list[SharedSum]:
-    """The sums of layers that read one value.
-
-    Args:
-        model: Normalized.
-        program: Of the model before that.
-    """
+    """The sums of layers that read one value, of a normalized model by its program from before that."""
     layers = normalized_layers(model)
     calls = calls_of(program, {path: program.model.get_submodule(path) for path in layers})
     found = []

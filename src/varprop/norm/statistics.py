@@ -39,17 +39,15 @@ class CapturedMode:
 class Statistics:
     """The operations between earlier layers and one layer, and how to run them on moments.
 
-    Args:
-        graph: The captured model; earlier layers and other parameters are looked up in it at every use.
-        targets: The nodes whose moments are computed: the inputs of the layer, one for each of its calls.
-        labels: One for each target: those with equal labels that follow by the same operations from the same layers
-            are computed once. By default each is computed for itself.
-        intact: For a layer by itself, the model as it was when it was normalized.
+    Earlier layers and other parameters are looked up in the captured model at every use. Targets are the nodes whose
+    moments are computed: the inputs of the layer, one for each of its calls. Targets with equal labels that follow by
+    the same operations from the same layers are computed once; by default each is computed for itself. `intact` is, for
+    a layer by itself, the model as it was when it was normalized.
 
     Attributes:
-        graph: The subgraph from earlier layers to the targets, as nodes that refer to no others.
-        targets: The nodes in it that are computed.
-        numbers: For every target that was asked for, its index among those that are computed.
+            graph: The subgraph from earlier layers to the targets, as nodes that refer to no others.
+            targets: The nodes in it that are computed.
+            numbers: For every target that was asked for, its index among those that are computed.
     """
 
     def __init__(
@@ -82,8 +80,7 @@ class Statistics:
     def __call__(self, vectors: Mapping[nn.Module, Any] | None = None) -> list[Moments]:
         """The moments of every target, as they follow from the present parameters.
 
-        Args:
-            vectors: Shifts and scales of earlier layers that are sharded now, as they were when those ran.
+        `vectors` are shifts and scales of earlier layers that are sharded now, as they were when those ran.
         """
         vectors = vectors or {}
         with trusted(), by_formulas(), full_precision(next(self.graph.program.model.parameters()).device):
@@ -104,9 +101,7 @@ class Statistics:
     def require_intact(self, layer: nn.Module, called: nn.Module | None) -> None:
         """Raise if the model has become another one, or the layer is a copy without what it reads from.
 
-        Args:
-            layer: Whose statistics these are.
-            called: The module whose call asks for them; None if the layer is called by itself.
+        `called` is the module whose call asks for the layer's statistics; None if the layer is called by itself.
         """
         if self.intact is not None:
             self.intact.require()
@@ -126,11 +121,9 @@ class Statistics:
         return {node: value for node, value in self.graph.inputs.items() if node in needed}
 
     def facts(self, *kinds: type, of: Iterable[str] | None = None) -> Tensor:
-        """The moments or probabilities of the model's inputs of some kinds that these statistics follow from.
+        """The moments or probabilities of the model's inputs of some kinds (Moments, Tokens) that targets follow from.
 
-        Args:
-            kinds: Moments or Tokens.
-            of: The names of the nodes that count; all targets by default.
+        `of` names the nodes that count; all targets by default, here as below.
         """
         read = self.graph.inputs if of is None else self.inputs_of(of)
         inputs: list[Any] = [value for value in read.values() if isinstance(value, kinds)]
@@ -139,11 +132,7 @@ class Statistics:
         return torch.cat([torch.zeros(0).double(), *flat])
 
     def averages_like_positions(self, of: Iterable[str] | None = None) -> bool:
-        """True if a global average that counts as one of its positions is between layers and what is computed.
-
-        Args:
-            of: The names of the nodes that count; all targets by default.
-        """
+        """True if a global average that counts as one of its positions is between layers and what is computed."""
         nodes = self.nodes_by_name()
         targets = self.targets if of is None else [nodes[name] for name in of]
         return any(node.target is ops.position_average for node in _needed(targets, set(self.graph.calls)))
@@ -152,10 +141,6 @@ class Statistics:
         """The numbers besides parameters that define the function of one layer: its form, and moments of inputs.
 
         There are none where the form is the paper's and no input is read.
-
-        Args:
-            centred: Whether the layer's rows are centred.
-            of: The names of the nodes that it reads; all targets by default.
         """
         names = None if of is None else list(of)
         form = 1.0 if centred else 0.5 * self.averages_like_positions(names)
@@ -310,13 +295,9 @@ class RecordedSetting(NamedTuple):
 class Intact:
     """A model as it is when it is normalized; copies and pickles of the model have a record of themselves.
 
-    Args:
-        root: The model.
-        paths: The paths of its normalized layers, and of the modules between them.
-
-    Attributes:
-        apart: True for a copy of some modules alone, made without the model. It then holds a copy of all of the model,
-            which nothing else refers to and which does not follow the model.
+    It records the normalized layers and the modules between them, at the paths given. `apart` is True for a copy of
+    some modules alone, made without the model: it then holds a copy of all of the model, which nothing else refers to
+    and which does not follow the model.
     """
 
     def __init__(self, root: nn.Module, paths: Iterable[str]) -> None:
@@ -348,11 +329,7 @@ class Intact:
         self.apart, self._in_use = "_modules" in vars(self.root), set()
 
     def require(self) -> None:
-        """Raise if the model has become another one.
-
-        Raises:
-            ValueError: That says what has changed.
-        """
+        """Raise a ValueError that says what has changed, if the model has become another one."""
         if complaint := self._complaint():
             raise ValueError(complaint)
         # For Dynamo to read and to guard: a number of a module of which it has seen two values is a variable to it.
@@ -382,12 +359,7 @@ class Intact:
     def require_in_use(self, paths: Iterable[str], called: Iterable[nn.Module | None]) -> None:
         """Raise if some modules that a layer's statistics follow from are not in use, but a copy that nobody knows.
 
-        Args:
-            paths: Those modules.
-            called: Modules that are called now, and so are in use with all that they hold.
-
-        Raises:
-            ValueError: That names one of them.
+        Modules that are `called` now are in use with all that they hold.
         """
         if not self.apart:
             return

@@ -12,7 +12,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,13 +31,7 @@ SavedSizes = list[tuple[int, torch.dtype]]  # length and dtype of every tensor t
 
 
 class TorchMoments:
-    """The moment pass: mean and variance of all channels that enter the layers, from shifts and scales.
-
-    Args:
-        channels: The channels and the functions between them.
-        device: The device to compute on.
-        dtype: The dtype of the results; the moments themselves are computed in float64.
-    """
+    """The moment pass, in float64; its results have the dtype given."""
 
     replayable = False  # a function without a kernel may copy from the host, which a CUDA graph cannot
 
@@ -60,13 +54,7 @@ class TorchMoments:
         self.epsilon = torch.tensor([[0.0], [EPS]], dtype=torch.float64, device=device)
 
     def forward(self, shift_scale: Tensor, external: Pair | None, backward: bool) -> tuple[Tensor, list[Tensor]]:
-        """Mean and variance (with epsilon) of the entering channels, as two rows, and what the backward needs.
-
-        Args:
-            shift_scale: Shifts and scales of all layers, as two rows.
-            external: Mean and variance of the channels that are passed in, if there are any.
-            backward: Whether a backward follows; without one derivatives are left out.
-        """
+        """See `MomentPass`."""
         state = self.initial.clone()
         sources = state[:, : self.sources]
         sources.copy_(shift_scale)
@@ -86,14 +74,7 @@ class TorchMoments:
     def backward(
         self, shift_scale: Tensor, saved: Sequence[Tensor], by_entering: Tensor, direct: Pair
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives by shifts and scales, as two rows, by external means and by external variances.
-
-        Args:
-            shift_scale: As in `forward`.
-            saved: What `forward` returned; flat or not.
-            by_entering: Derivatives by mean and variance of the entering channels, as two rows.
-            direct: Derivatives by shifts and by scales that do not come through the entering channels; added.
-        """
+        """See `MomentPass`."""
         by_channel = torch.zeros_like(self.initial)
         _add_at(by_channel, self.entering, by_entering)
         derivatives = iter(reversed(saved))
@@ -178,13 +159,7 @@ LEAST, LARGEST = 1e-30, 1e36  # variances between which no sum of squares has le
 
 
 class TorchRows:
-    """The row pass: mean and variance of every row's output, and the folded weights and biases.
-
-    Args:
-        layout: The network.
-        weights: Its weights, of any values: their memory layouts count.
-        dtype: The dtype to compute in.
-    """
+    """The row pass for weights of the memory layouts of those given, computed in `dtype`."""
 
     replayable = False  # it launches some ten kernels for every layer, which a graph does not make fewer
 
@@ -197,15 +172,9 @@ class TorchRows:
     def forward(
         self, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Folded weights and biases, flat, and what the backward needs.
+        """See `RowPass`.
 
         Where the square of a weight leaves the range of floats, all rows are divided by powers of two first.
-
-        Args:
-            weights: The weights of all layers.
-            shift_scale: Shifts and scales of all layers, as two rows.
-            entering: Mean and variance of the entering channels, as two rows.
-            dtype: The dtype of the results.
         """
         if weights[0].dtype != self.dtype:
             weights = [weight.to(self.dtype) for weight in weights]
@@ -236,16 +205,7 @@ class TorchRows:
         grad_weight: Tensor,
         grad_bias: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives by weights (flat, in their dtype), by scales, and by the entering channels (two rows).
-
-        Args:
-            weights: As in `forward`, and so are `shift_scale` and `entering`.
-            shift_scale: Not needed.
-            saved: What `forward` returned; flat or not.
-            entering: As in `forward`.
-            grad_weight: Derivatives by the folded weights, flat.
-            grad_bias: Derivatives by the biases.
-        """
+        """See `RowPass`; `shift_scale` is not needed."""
         row_mean, inverse_std, rate, size, *levers = saved
         grad_bias, dtype = grad_bias.to(self.dtype), weights[0].dtype
         weights = weights if dtype == self.dtype else [weight.to(self.dtype) for weight in weights]
@@ -278,10 +238,7 @@ class TorchRows:
     ) -> tuple[list[Tensor], Tensor, list[Tensor | None]]:
         """The rows to fold of every block; mean and variance of all rows; the means by position where they differ.
 
-        Args:
-            weights: The weights of all layers.
-            sizes: For every block the divisors of its rows, if they are to be divided.
-            entering: Mean and variance of the entering channels, as two rows.
+        `sizes` has for every block the divisors of its rows, if they are to be divided.
         """
         units = [block.unit(weights, size) for block, size in zip(self.blocks, sizes, strict=True)]
         result = entering.new_empty(2, sum(self.rows))
@@ -312,51 +269,9 @@ class _BlockBackward(NamedTuple):
     levers: Tensor | None  # what `statistics` returned
 
 
-class _Block(Protocol):
-    """Layers whose rows are folded together; `unit` is what is folded: their weights, divided and centred if asked."""
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Numbers of rows, of entering channels, and of weights."""
-        ...
-
-    @property
-    def spreads(self) -> bool:
-        """True if the means of its rows differ by position."""
-        ...
-
-    def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
-        """The weights of its layers, rows divided by `size`, and centred if they are to be."""
-        ...
-
-    def peak(self, weights: Sequence[Tensor]) -> Tensor:
-        """The largest absolute weight of every row."""
-        ...
-
-    def statistics(self, unit: Tensor, entering: Tensor, mean: Tensor, var: Tensor, scratch: Tensor) -> Tensor | None:
-        """Write mean and variance of every row; return the means by position where they differ."""
-        ...
-
-    def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
-        """Write the folded weights to a flat buffer, in the order of the weights in memory."""
-        ...
-
-    def gradient(self, piece: Tensor) -> Tensor:
-        """Such a flat buffer in the shape of `unit`."""
-        ...
-
-    def by_rate(self, unit: Tensor, gradient: Tensor, result: Tensor, scratch: Tensor) -> None:
-        """Write the derivative by the rate of every row that comes from the folded weights."""
-        ...
-
-    def backward(self, inputs: _BlockBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
-        """Write the derivatives by the weights, in their order in memory, and by the entering channels."""
-        ...
-
-
-def _blocks(rows: Sequence[Rows], weights: Sequence[Tensor], dtype: torch.dtype) -> list[_Block]:
+def _blocks(rows: Sequence[Rows], weights: Sequence[Tensor], dtype: torch.dtype) -> list[Block]:
     """Small layers that follow each other in one block, every other layer in one of its own."""
-    blocks: list[_Block] = []
+    blocks: list[Block] = []
     kinds = [(_is_flat(layer, weight), layer.centred) for layer, weight in zip(rows, weights, strict=True)]
     for (flat, _), group in itertools.groupby(range(len(rows)), kinds.__getitem__):
         numbers = list(group)
@@ -369,25 +284,18 @@ def _blocks(rows: Sequence[Rows], weights: Sequence[Tensor], dtype: torch.dtype)
 
 @dataclass(frozen=True)
 class MatrixBlock:
-    """One layer as a matrix (groups, rows, entries); see `_Block`.
+    """One layer as a matrix (groups, rows, entries).
 
-    Attributes:
-        layer: The number of the layer.
-        shape: The shape of the matrix.
-        taps: E of `layout.Rows`, on the device: (calls, taps, columns).
-        transposed: Whether it is a transposed convolution.
-        inner: Whether the channels of a tap lie side by side in memory (channels_last), and so in the matrix.
-        centred: Whether the mean of every row is subtracted from it.
-        order: The memory layout of the weight.
+    Its `unit` is what is folded: the weights, rows divided by powers of two and centred if asked for.
     """
 
-    layer: int
-    shape: tuple[int, int, int]
-    taps: Tensor
-    transposed: bool
-    inner: bool
-    centred: bool
-    order: MemoryLayout
+    layer: int  # the number of the layer
+    shape: tuple[int, int, int]  # the shape of the matrix
+    taps: Tensor  # E of `layout.Rows`, on the device: (calls, taps, columns)
+    transposed: bool  # whether it is a transposed convolution
+    inner: bool  # whether the channels of a tap lie side by side in memory (channels_last), and so in the matrix
+    centred: bool  # whether the mean of every row is subtracted from it
+    order: MemoryLayout  # the memory layout of the weight
 
     @functools.cached_property
     def column(self) -> tuple[int, int, int]:
@@ -411,18 +319,18 @@ class MatrixBlock:
         return groups * rows, groups * entries * len(self.taps) // self.taps.shape[1], groups * rows * entries
 
     def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
-        """See `_Block.unit`."""
+        """The weights, rows divided by `size`, and centred if they are to be."""
         matrix = self._as_matrix(weights[self.layer])
         matrix = matrix if size is None else matrix / size.view(self.column)
         return minus_row_mean(matrix, (2,)) if self.centred else matrix
 
     def peak(self, weights: Sequence[Tensor]) -> Tensor:
-        """See `_Block.peak`."""
+        """The largest absolute weight of every row."""
         peak: Tensor = torch.linalg.vector_norm(self._as_matrix(weights[self.layer]), torch.inf, -1)
         return peak.view(-1)
 
     def statistics(self, unit: Tensor, entering: Tensor, mean: Tensor, var: Tensor, scratch: Tensor) -> Tensor | None:
-        """See `_Block.statistics`."""
+        """Write mean and variance of every row; return the means by position where they differ."""
         square = torch.mul(unit, unit, out=scratch[: unit.numel()].view(self.shape))
         torch.bmm(square, self._expanded(entering[1], SHARE), out=var.view(self.column))
         if not self.spreads:
@@ -434,23 +342,23 @@ class MatrixBlock:
         return levers
 
     def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
-        """See `_Block.fold`."""
+        """Write the folded weights to a flat buffer, in the order of the weights in memory."""
         if self.in_order:
             torch.mul(unit, rate.view(self.column), out=piece.view(self.shape))
         else:
             self._write(unit * rate.view(self.column), piece)
 
     def gradient(self, piece: Tensor) -> Tensor:
-        """See `_Block.gradient`."""
+        """A flat buffer like that of `fold` in the shape of `unit`."""
         return piece.view(self.shape) if self.in_order else self._as_matrix(as_weight(piece, self.order))
 
     def by_rate(self, unit: Tensor, gradient: Tensor, result: Tensor, scratch: Tensor) -> None:
-        """See `_Block.by_rate`."""
+        """Write the derivative by the rate of every row that comes from the folded weights."""
         product = torch.mul(gradient, unit, out=scratch[: unit.numel()].view(self.shape))
         torch.sum(product, -1, keepdim=True, out=result.view(self.column))
 
     def backward(self, inputs: _BlockBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
-        """See `_Block.backward`."""
+        """Write the derivatives by the weights, in their order in memory, and by the entering channels."""
         unit, (mean, var) = inputs.unit, inputs.entering
         by_lever, by_var = inputs.by_mean.view(self.column), inputs.by_var.view(self.column)
         if inputs.levers is not None:
@@ -538,34 +446,24 @@ SMALL = 2**14  # weights of a layer: beyond, looking up the channel of every wei
 
 @dataclass(frozen=True)
 class FlatBlock:
-    """Small layers that follow each other, all weights in one vector, a few operations for all of them; see `_Block`.
+    """Small layers that follow each other, all weights in one vector: a `MatrixBlock` in fewer calls.
 
     An operation on a small matrix costs the time of its call, and looking up a channel for every weight that of a
     gather: the rows of the benchmark's MLP (784-20x6-10) take 1.2 ms forward and backward in flat blocks and 3.2 ms as
     matrices, five layers 1024 wide 417 ms and 104 ms, and 128 wide the same (one core, side by side).
-
-    Attributes:
-        layers: The numbers of the layers.
-        sizes: Numbers of rows, of entering channels, and of weights.
-        row: The row of every weight.
-        first: The first weight of that row.
-        channel: The entering channel that every weight multiplies.
-        lengths: The number of weights of every row.
-        centred: Whether the mean of every row is subtracted from it.
-        spreads: False: there is one tap.
     """
 
-    layers: slice
-    sizes: tuple[int, int, int]
-    row: Tensor
-    first: Tensor
-    channel: Tensor
-    lengths: Tensor
-    centred: bool
-    spreads: bool = False
+    layers: slice  # the numbers of the layers
+    sizes: tuple[int, int, int]  # numbers of rows, of entering channels, and of weights
+    row: Tensor  # the row of every weight
+    first: Tensor  # the first weight of that row
+    channel: Tensor  # the entering channel that every weight multiplies
+    lengths: Tensor  # the number of weights of every row
+    centred: bool  # whether the mean of every row is subtracted from it
+    spreads: bool = False  # false: there is one tap
 
     def unit(self, weights: Sequence[Tensor], size: Tensor | None) -> Tensor:
-        """See `_Block.unit`."""
+        """See `MatrixBlock.unit`."""
         flat = torch.cat([weight.view(-1) for weight in weights[self.layers]])
         flat = flat if size is None else flat / size.index_select(0, self.row)
         if not self.centred:
@@ -573,31 +471,31 @@ class FlatBlock:
         return self._minus_row_mean(flat - flat.index_select(0, self.first))  # as `minus_row_mean`, for its reason
 
     def peak(self, weights: Sequence[Tensor]) -> Tensor:
-        """See `_Block.peak`."""
+        """See `MatrixBlock.peak`."""
         flat = torch.cat([weight.view(-1) for weight in weights[self.layers]])
         return torch.segment_reduce(flat.abs(), "max", lengths=self.lengths, unsafe=True)
 
     def statistics(self, unit: Tensor, entering: Tensor, mean: Tensor, var: Tensor, scratch: Tensor) -> None:
-        """See `_Block.statistics`."""
+        """See `MatrixBlock.statistics`."""
         channel_mean, channel_var = entering.index_select(1, self.channel)
         products = ((mean, unit * channel_mean), (var, channel_var.mul_(unit).mul_(unit)))
         for result, values in products:
             result.copy_(torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True))
 
     def fold(self, unit: Tensor, rate: Tensor, piece: Tensor) -> None:
-        """See `_Block.fold`."""
+        """See `MatrixBlock.fold`."""
         torch.mul(unit, rate.index_select(0, self.row), out=piece)
 
     def gradient(self, piece: Tensor) -> Tensor:
-        """See `_Block.gradient`."""
+        """See `MatrixBlock.gradient`."""
         return piece
 
     def by_rate(self, unit: Tensor, gradient: Tensor, result: Tensor, scratch: Tensor) -> None:
-        """See `_Block.by_rate`."""
+        """See `MatrixBlock.by_rate`."""
         result.copy_(torch.segment_reduce(unit * gradient, "sum", lengths=self.lengths, unsafe=True))
 
     def backward(self, inputs: _BlockBackward, piece: Tensor, by_entering: Tensor, scratch: Tensor) -> None:
-        """See `_Block.backward`."""
+        """See `MatrixBlock.backward`."""
         unit = inputs.unit
         rate, by_mean, by_var = torch.stack([inputs.rate, inputs.by_mean, inputs.by_var]).index_select(1, self.row)
         mean, var = inputs.entering.index_select(1, self.channel)
@@ -612,6 +510,9 @@ class FlatBlock:
     def _minus_row_mean(self, values: Tensor) -> Tensor:
         mean = torch.segment_reduce(values, "mean", lengths=self.lengths, unsafe=True)
         return values - mean.index_select(0, self.row)
+
+
+Block = MatrixBlock | FlatBlock
 
 
 def _is_flat(rows: Rows, weight: Tensor) -> bool:

@@ -35,15 +35,7 @@ Backward = Callable[[list[Tensor], Tensor, Tensor], Results]
 
 
 class Replay:
-    """Work recorded as a graph.
-
-    Args:
-        work: Computes its results from memory at the same addresses each time.
-
-    Attributes:
-        flat: The buffers that it writes.
-        views: Views of them by layer or by parameter.
-    """
+    """Work recorded as a graph: `flat` are the buffers it writes, `views` of them by layer or by parameter."""
 
     def __init__(self, work: Callable[[], Results]) -> None:
         with torch.inference_mode(False), torch.no_grad():  # buffers may later be part of an autograd graph
@@ -64,9 +56,8 @@ class Replay:
 class Recording:
     """A fold and its backward, with one set of buffers for what is folded.
 
-    Args:
-        key: The addresses, strides, dtypes and stream that it was recorded with.
-        fold: Returns folded weights, biases and what is saved for the backward, flat; and views of them by layer.
+    The key holds addresses, strides, dtypes and stream; `fold` returns folded weights, biases and what is saved for the
+    backward, flat, and views of them by layer.
     """
 
     def __init__(self, key: Any, fold: Callable[[], Results]) -> None:
@@ -89,11 +80,9 @@ class Recording:
             self.claimed = False
 
     def derivatives(self, grads: Sequence[Tensor], backward: Backward) -> Replay | None:
-        """Derivatives by the parameters; None if all buffers for them are held.
+        """Derivatives by the parameters from those by folded weights and biases; None if all buffers for them are held.
 
-        Args:
-            grads: Derivatives by the folded weights and biases of all layers.
-            backward: Returns the derivatives for what was saved and flat derivatives.
+        `backward` returns them for what was saved and flat derivatives.
         """
         replay = next((replay for replay in self.backwards if replay.is_free()), None)
         if replay is None and len(self.backwards) == SETS:

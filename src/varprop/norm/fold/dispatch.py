@@ -63,13 +63,21 @@ class MomentPass(Protocol):
         ...
 
     def forward(self, shift_scale: Tensor, external: Pair | None, backward: bool) -> tuple[Tensor, list[Tensor]]:
-        """Mean and variance (with epsilon) of the entering channels, as two rows, and what the backward needs."""
+        """Mean and variance (with epsilon) of the entering channels, as two rows, and what the backward needs.
+
+        `shift_scale` are the shifts and scales of all layers, as two rows, and `external` mean and variance of the
+        channels that are passed in. Without a `backward` to follow derivatives may be left out.
+        """
         ...
 
     def backward(
         self, shift_scale: Tensor, saved: Sequence[Tensor], by_entering: Tensor, direct: Pair
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives by shifts and scales, as two rows, with `direct` added, and by the external moments."""
+        """Derivatives by shifts and scales, as two rows, by external means and by external variances.
+
+        `by_entering` are those by the results of `forward`, as two rows, and `saved` is what it saved, flat or not.
+        `direct` are derivatives by shifts and scales that do not come through the entering channels; they are added.
+        """
         ...
 
 
@@ -84,7 +92,11 @@ class RowPass(Protocol):
     def forward(
         self, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Folded weights and biases, flat, and what the backward needs."""
+        """Folded weights and biases, flat and in a given dtype, and what the backward needs.
+
+        Flat weights are in the order of the weights in memory. `shift_scale` and `entering`, shifts and scales of all
+        layers and the moments of the entering channels with epsilon, are two rows each.
+        """
         ...
 
     def backward(
@@ -96,38 +108,30 @@ class RowPass(Protocol):
         grad_weight: Tensor,
         grad_bias: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives by weights (flat), by scales, and by the entering channels (two rows)."""
+        """Derivatives by weights (flat, in their dtype), by scales, and by the entering channels (two rows).
+
+        `saved` is what `forward` saved, flat or not; the gradients are those by its results.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Backend:
-    """Folds all layers of a layout on one device: a moment pass and a row pass, each by kernels or by torch.
-
-    Attributes:
-        moments: The moment pass.
-        rows: The row pass.
-        moments_saved: How many tensors the moment pass saves for its backward.
-        dtype: The dtype of the statistics.
-        layouts: The memory layouts of the weights that it folds, and sizes and dtype of all parameters.
-    """
+    """Folds all layers of a layout on one device: a moment pass and a row pass, each by kernels or by torch."""
 
     moments: MomentPass
     rows: RowPass
-    moments_saved: int
-    dtype: torch.dtype
-    layouts: ParameterLayouts
+    moments_saved: int  # how many tensors it saves for its backward
+    dtype: torch.dtype  # of the statistics
+    layouts: ParameterLayouts  # the memory layouts of the weights that it folds, and sizes and dtype of all parameters
 
     def forward(
         self, parameters: Sequence[Tensor], external: Pair | None, dtype: torch.dtype, backward: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Folded weights and biases, flat, and what the backward needs: first shifts and scales, as two rows.
 
-        Args:
-            parameters: The weights of all layers, then their shifts, then their scales.
-            external: Mean and variance of the channels that are passed in, if there are any.
-            dtype: The dtype of the results.
-            backward: Whether a backward follows.
+        `parameters` are the weights of all layers, then their shifts, then their scales; `external` as for
+        `MomentPass`.
         """
         weights = list(parameters[: len(self.layouts.weights)])
         shift_scale = join(parameters[len(weights) :]).to(self.dtype).view(2, -1)

@@ -24,22 +24,15 @@ EPS = 1e-6  # goes with the variance of what enters, so that a row of any scale 
 
 @dataclass(frozen=True)
 class Function:
-    """A function of random numbers, as it acts on means and variances element by element.
+    """A function of random numbers, as it acts on means and variances element by element."""
 
-    Attributes:
-        name: Equal for functions that compute the same.
-        moments: Maps (mean, var) of every argument to (mean, var); differentiable by autograd.
-        kernel: How a kernel computes it: a key of `gaussian.derivatives.KERNELS` and numbers, as ("two_slopes", 1.0,
-            0.0); None if only `moments` can.
-        arity: Number of random arguments.
-        integrated: Whether `moments` integrates it numerically, which takes long.
-    """
-
-    name: str
-    moments: Callable[..., Pair]
+    name: str  # equal for functions that compute the same
+    moments: Callable[..., Pair]  # maps (mean, var) of every argument to (mean, var); differentiable by autograd
+    # how a kernel computes it: a key of `gaussian.derivatives.KERNELS` and numbers, as ("two_slopes", 1.0, 0.0);
+    # None if only `moments` can
     kernel: tuple[str | float, ...] | None = None
-    arity: int = 1
-    integrated: bool = False
+    arity: int = 1  # number of random arguments
+    integrated: bool = False  # whether `moments` integrates it numerically, which takes long
 
 
 @dataclass(frozen=True)
@@ -54,22 +47,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Channels:
-    """The moment pass: all channels and how they follow from each other.
+    """The moment pass: all channels and how they follow from each other."""
 
-    Attributes:
-        sources: Number of output channels of all layers.
-        constant_mean: Means of the constants, float64; `constant_var` likewise.
-        external: Number of channels whose moments are passed to every call.
-        steps: The functions, in the order of computation.
-        entering: The channels that enter the layers, layer after layer, int64.
-    """
-
-    sources: int
-    constant_mean: Tensor
+    sources: int  # number of output channels of all layers
+    constant_mean: Tensor  # means of the constants, float64; `constant_var` likewise
     constant_var: Tensor
-    external: int
-    steps: tuple[Step, ...]
-    entering: Tensor
+    external: int  # number of channels whose moments are passed to every call
+    steps: tuple[Step, ...]  # the functions, in the order of computation
+    entering: Tensor  # the channels that enter the layers, layer after layer, int64
 
     @property
     def total(self) -> int:
@@ -97,32 +82,21 @@ class Rows:
     Column 0 of E is the share of calls and positions at which a tap lies inside the image; the others, the spread of
     the means over calls and positions, are missing where all are alike. Where rows are centred, W stands for the weight
     minus the mean of each row, over channels and taps.
-
-    Attributes:
-        outputs: Number of rows, all groups together.
-        groups: Number of groups.
-        channels: Number of entering channels of one group in one call.
-        taps: E, float64; one object for all layers that have the same.
-        first_row: Number of its first row among the sources, which are the rows of all layers of the network.
-        first_channel: Position of its first entering channel (of all groups, call after call) in `Channels.entering`.
-        first_weight: Position of its first folded weight in the flat buffer.
-        transposed: True if the weight is (groups * channels, outputs / groups, taps...) instead of
-            (outputs, channels, taps...).
-        centred: True if the mean of every row is subtracted from it first. A row of one weight would leave nothing: a
-            layer with such rows is not centred in any form.
-        calls: Number of calls whose inputs have different moments; 1 for a layer that is called once.
     """
 
-    outputs: int
+    outputs: int  # number of rows, all groups together
     groups: int
-    channels: int
-    taps: Tensor
-    first_row: int
-    first_channel: int
-    first_weight: int
+    channels: int  # number of entering channels of one group in one call
+    taps: Tensor  # E, float64; one object for all layers that have the same
+    first_row: int  # number of its first row among the sources, which are the rows of all layers of the network
+    first_channel: int  # position of its first entering channel (of all groups, call after call) in `Channels.entering`
+    first_weight: int  # position of its first folded weight in the flat buffer
+    # true if the weight is (groups * channels, outputs / groups, taps...) instead of (outputs, channels, taps...)
     transposed: bool = False
+    # true if the mean of every row is subtracted from it first. A row of one weight would leave nothing: a layer
+    # with such rows is not centred in any form
     centred: bool = False
-    calls: int = 1
+    calls: int = 1  # number of calls whose inputs have different moments; 1 for a layer that is called once
 
     @property
     def tap_count(self) -> int:
@@ -187,9 +161,7 @@ def restricted(layout: Layout, layers: Sequence[int]) -> Layout:
 def consecutive(chosen: Iterable[Rows], sources_stay: bool = False) -> tuple[Rows, ...]:
     """Rows of some layers, renumbered so that channels and weights of each follow those of the one before.
 
-    Args:
-        chosen: The rows of the layers, in order.
-        sources_stay: Leave `first_row` as it is; by default sources are renumbered like channels and weights.
+    Sources are renumbered like them unless `sources_stay`.
     """
     renumbered, row, channel, weight = [], 0, 0, 0
     for rows in chosen:
@@ -200,26 +172,18 @@ def consecutive(chosen: Iterable[Rows], sources_stay: bool = False) -> tuple[Row
 
 
 class Sublayout(NamedTuple):
-    """The layout of some of the layers, and what they read of the others.
+    """The layout of some of the layers, and what they read of the others."""
 
-    Attributes:
-        layout: In which outputs of other layers are no sources but external channels, before those external already.
-        read: The indices of those other layers.
-        fixed: Which of the values between layers that are not random are read, by their numbers.
-    """
-
+    # in which outputs of other layers are no sources but external channels, before those external already
     layout: Layout
-    read: list[int]
-    fixed: list[int]
+    read: list[int]  # the indices of those other layers
+    fixed: list[int]  # which of the values between layers that are not random are read, by their numbers
 
 
 def sublayout(layout: Layout, indices: Sequence[int], fixed: Sequence[int]) -> Sublayout:
     """The layout of some of the layers by themselves.
 
-    Args:
-        layout: Of all layers.
-        indices: The layers.
-        fixed: How many channels each value between layers has that is not random; they are the last external ones.
+    `fixed` says how many channels each value between layers has that is not random; they are the last external ones.
     """
     selected = restricted(layout, indices)
     channels = selected.channels

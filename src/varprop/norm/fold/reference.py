@@ -31,16 +31,11 @@ class UnitRows(NamedTuple):
 
     So the range of floats limits the weights and not their squares; a power of two loses nothing. Rows that are to be
     centred are centred: they keep enough of the range, since weights that differ do so in one of their digits.
-
-    Attributes:
-        matrix: The rows.
-        size: The powers of two, (group, row).
-        mean: The means of the outputs of these rows, (group, row); `var` likewise their variances.
     """
 
     matrix: Tensor
-    size: Tensor
-    mean: Tensor
+    size: Tensor  # the powers of two, (group, row)
+    mean: Tensor  # the means of the outputs of these rows, (group, row); `var` likewise their variances
     var: Tensor
 
 
@@ -73,10 +68,8 @@ def fold(
 def fold_parts(layout: Layout, external: Pair | None, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Folded weights of all layers, then their biases, as `fold` gives them.
 
-    Args:
-        layout: The network, or a layout restricted to some of its layers.
-        external: Mean and variance of the external channels, if there are any.
-        parameters: The weights of these layers, then the shifts and then the scales of all layers of the network.
+    A layout may be restricted to some layers: parameters are their weights, then the shifts and then the scales of all
+    layers of the network. `external` are mean and variance of the external channels, if there are any.
     """
     weights = len(layout.rows)
     shifts_end = (weights + len(parameters)) // 2

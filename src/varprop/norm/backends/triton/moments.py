@@ -42,12 +42,7 @@ _GATHERED, _MOST_ENTRIES, _LEAST_CHANNELS = 512, 8, 128
 
 
 class TritonMoments:
-    """Mean and variance of all channels that enter the layers, from shifts and scales.
-
-    Args:
-        channels: The channels and the functions between them.
-        device: The device to compute on.
-    """
+    """The moment pass, in float32."""
 
     def __init__(self, channels: Channels, device: torch.device) -> None:
         refuse_capture("built")
@@ -57,13 +52,7 @@ class TritonMoments:
         self._no_external = (torch.empty(0, device=device),) * 2
 
     def forward(self, shift_scale: Tensor, external: Pair | None, backward: bool) -> tuple[Tensor, list[Tensor]]:
-        """Mean and variance (with epsilon) of the entering channels, float32, as two rows; what the backward needs.
-
-        Args:
-            shift_scale: Shifts and scales of all layers, as two rows.
-            external: Mean and variance of the channels that are passed in, if there are any.
-            backward: Not needed: derivatives cost the kernel nothing.
-        """
+        """See `MomentPass`; derivatives cost the kernel nothing and are always there."""
         t, channels = self.tables, self.channels
         work = torch.empty(2, t.computed, dtype=torch.float64, device=self.device)
         slopes = torch.empty(SLOPES * t.computed, dtype=torch.float64, device=self.device)
@@ -97,14 +86,7 @@ class TritonMoments:
     def backward(
         self, shift_scale: Tensor, saved: Sequence[Tensor], by_entering: Tensor, direct: Pair
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives by shifts and scales, as two rows, by external means and by external variances.
-
-        Args:
-            shift_scale: As in `forward`.
-            saved: What `forward` returned.
-            by_entering: Derivatives by mean and variance of the entering channels, as two rows.
-            direct: Derivatives by shifts and by scales that do not come through the entering channels; added.
-        """
+        """See `MomentPass`."""
         t, channels = self.tables, self.channels
         grads = torch.empty(2, channels.total, dtype=torch.float64, device=self.device)
         by_source = torch.empty(2, channels.sources, dtype=torch.float32, device=self.device)
@@ -247,50 +229,33 @@ class TorchStep(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentTables:
-    """The tables that `moment_kernels.forward` and `moment_kernels.backward` read; indices are int32.
+    """The tables that `moment_kernels.forward` and `moment_kernels.backward` read; indices are int32."""
 
-    Attributes:
-        programs: Per program begin and end of its operations, first component and end of its components, begin and
-            end of its entries, begin and end of the channels whose gradients it sums, most entries of one of them.
-        phases: For every forward launch its programs, with the operations that it runs; entries in the last alone.
-        by_torch: For every launch but the last the functions that torch evaluates after it.
-        operations: Per operation its code and the position of its row in `first`, `second` and `output`.
-        numbers: Per operation its eight numbers.
-        first: Per operation and component the channel of the first argument; `second` and `output` likewise.
-        entry: Positions among the entering channels, sorted by program and channel.
-        entry_channel: The channel that enters there.
-        summed: Channels that receive a gradient, by program.
-        summed_span: Begin and end of the entries of each.
-        nodes: Nodes and weights of two halves of [-1, 1].
-        knots: Per operation code the ends of its panels.
-        constant_mean: Of the constants; `constant_var` likewise.
-        codes: A bit for every operation code that occurs; `forward_codes` without those that torch evaluates.
-        block: Components of a program.
-        gathered: How many channels, and entries of each, a program adds the gradients of at a time.
-        computed: Number of computed channels.
-    """
-
+    # per program begin and end of its operations, first component and end of its components, begin and end of its
+    # entries, begin and end of the channels whose gradients it sums, most entries of one of them
     programs: Tensor
+    # for every forward launch its programs, with the operations that it runs; entries in the last alone
     phases: tuple[Tensor, ...]
+    # for every launch but the last the functions that torch evaluates after it
     by_torch: tuple[tuple[TorchStep, ...], ...]
-    operations: Tensor
-    numbers: Tensor
-    first: Tensor
+    operations: Tensor  # per operation its code and the position of its row in `first`, `second` and `output`
+    numbers: Tensor  # per operation its eight numbers
+    first: Tensor  # per operation and component the channel of the first argument; `second` and `output` likewise
     second: Tensor
     output: Tensor
-    entry: Tensor
-    entry_channel: Tensor
-    summed: Tensor
-    summed_span: Tensor
-    nodes: Tensor
-    knots: Tensor
-    constant_mean: Tensor
+    entry: Tensor  # positions among the entering channels, sorted by program and channel
+    entry_channel: Tensor  # the channel that enters there
+    summed: Tensor  # channels that receive a gradient, by program
+    summed_span: Tensor  # begin and end of the entries of each
+    nodes: Tensor  # nodes and weights of two halves of [-1, 1]
+    knots: Tensor  # per operation code the ends of its panels
+    constant_mean: Tensor  # of the constants; `constant_var` likewise
     constant_var: Tensor
-    codes: int
+    codes: int  # a bit for every operation code that occurs; `forward_codes` without those that torch evaluates
     forward_codes: int
-    block: int
-    gathered: tuple[int, int]
-    computed: int
+    block: int  # components of a program
+    gathered: tuple[int, int]  # how many channels, and entries of each, a program adds the gradients of at a time
+    computed: int  # number of computed channels
 
 
 def build_tables(channels: Channels, device: torch.device) -> MomentTables:

@@ -50,14 +50,10 @@ BODIES_OF_A_LAUNCH = 2  # at most: a kernel of nine takes three times as long to
 
 
 class TritonRows:
-    """Mean and variance of every row's output, and the folded weights and biases.
+    """The row pass for float32 statistics, of weights that are contiguous or channels_last.
 
     Tables are built for the memory layouts of the weights, again when one comes with another dtype, memory layout or
     alignment; addresses are copied when a weight has moved.
-
-    Args:
-        layout: The network.
-        device: The device of its weights.
     """
 
     replayable = True
@@ -93,14 +89,7 @@ class TritonRows:
     def forward(
         self, weights: Sequence[Tensor], shift_scale: Tensor, entering: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Folded weights (flat, each in the order of its weight in memory) and biases, and what the backward needs.
-
-        Args:
-            weights: The weights of all layers, contiguous or channels_last.
-            shift_scale: Shifts and scales of all layers, as two rows, float32.
-            entering: Mean and variance of the entering channels, epsilon included, as two rows, float32.
-            dtype: The dtype of the results.
-        """
+        """See `RowPass`."""
         t, layout = self.tables(weights), self.layout
         folded = torch.empty(layout.weight_count, dtype=dtype, device=self.device)
         bias = torch.empty(layout.row_count, dtype=dtype, device=self.device)
@@ -126,16 +115,7 @@ class TritonRows:
         grad_weight: Tensor,
         grad_bias: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives by weights (flat, in their dtype), by scales, and by the entering channels (two rows).
-
-        Args:
-            weights: As in `forward`, and so are `shift_scale` and `entering`.
-            shift_scale: As in `forward`.
-            saved: What `forward` returned.
-            entering: As in `forward`.
-            grad_weight: Derivatives by the folded weights, flat.
-            grad_bias: Derivatives by the biases.
-        """
+        """See `RowPass`."""
         t, layout = self.tables(weights), self.layout
         common = functools.reduce(torch.promote_types, (weight.dtype for weight in weights))
         by_weight = torch.empty(layout.weight_count, dtype=common, device=self.device)
@@ -242,30 +222,19 @@ def _channels_inside(rows: Rows, order: WeightOrder) -> bool:
 
 @dataclass(frozen=True)
 class Body:
-    """The tile of some blocks, in the order in which kernels read it.
+    """The tile of some blocks, in the order in which kernels read it."""
 
-    Attributes:
-        in_registers: Whether rows stay in registers, with a tile [rows, channels] for each tap; else they are read in
-            pieces [rows, channels, taps].
-        taps: Of a whole row, or of a piece.
-        aligned: Whether channels can be moved in pieces of 16 bytes.
-        spread: Of whole rows, whether the means of positions differ.
-        across: Of pieces, whether their rows belong to several groups.
-        rows: Of a tile.
-        channels: Of a tile.
-        rounds: Tiles of whole rows that a block takes one after the other.
-        centred: Whether the mean of every row is subtracted from it.
-    """
-
+    # whether rows stay in registers, with a tile [rows, channels] for each tap; else they are read in pieces
+    # [rows, channels, taps]
     in_registers: bool
-    taps: int
-    aligned: bool
-    spread: bool
-    across: bool
-    rows: int
-    channels: int
-    rounds: int = 1
-    centred: bool = False
+    taps: int  # of a whole row, or of a piece
+    aligned: bool  # whether channels can be moved in pieces of 16 bytes
+    spread: bool  # of whole rows, whether the means of positions differ
+    across: bool  # of pieces, whether their rows belong to several groups
+    rows: int  # of a tile
+    channels: int  # of a tile
+    rounds: int = 1  # tiles of whole rows that a block takes one after the other
+    centred: bool = False  # whether the mean of every row is subtracted from it
 
 
 def bodies_of(layout: tuple[Rows, ...], orders: list[WeightOrder], backward: bool) -> list[Body]:
@@ -502,20 +471,13 @@ def columns_of(layout: tuple[Rows, ...], offsets: list[Offsets], bodies: list[Bo
 
 @dataclass(frozen=True)
 class RowTables:
-    """The tables that the row kernels read, for weights of certain memory layouts.
+    """The tables that the row kernels read, for weights of certain memory layouts."""
 
-    Attributes:
-        forward: The launches of the forward; `backward` likewise.
-        columns: What every program reads that adds partial sums.
-        partials: The number of partial sums.
-        work: The dtype of all sums: float32, or float64 if a weight has it.
-    """
-
-    forward: tuple[Launch, ...]
+    forward: tuple[Launch, ...]  # the launches of the forward; `backward` likewise
     backward: tuple[Launch, ...]
-    columns: Tensor
-    partials: int
-    work: torch.dtype
+    columns: Tensor  # what every program reads that adds partial sums
+    partials: int  # the number of partial sums
+    work: torch.dtype  # the dtype of all sums: float32, or float64 if a weight has it
 
     def at(self, addresses: Tensor, device: torch.device) -> RowTables:
         """Tables for weights at these addresses: new ones, since a captured graph goes on with those it has read."""
