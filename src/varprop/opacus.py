@@ -125,15 +125,11 @@ TWIN = "varprop_twin"  # an attribute of the plain model
 
 
 class _Centred:
-    """A plain layer W (x - m) + c: its parameters are W and c, and m is no parameter.
+    """A plain layer W (x - m) + c: its parameters are W and c, and m is no parameter."""
 
-    Attributes:
-        offset: m, in a shape that broadcasts with the weight; no buffer, since Opacus refuses layers that have any.
-        centred_rows: True if the mean of every row is taken from the weight.
-    """
-
+    # m, in a shape that broadcasts with the weight; no buffer, since Opacus refuses layers that have any
     offset: Tensor
-    centred_rows: bool
+    centred_rows: bool  # true if the mean of every row is taken from the weight
 
     def plain_parameters(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """Weight and bias of the layer W x + b that computes the same."""
@@ -220,9 +216,7 @@ def _linear_norms(layer: Any, activations: list[Tensor], backprops: Tensor) -> A
 class Twin:
     """A plain model that computes what a normalized one does, with a parameter for every folded tensor.
 
-    Args:
-        model: The normalized model.
-        centred: Whether layers are those of inputs minus their predicted mean.
+    If `centred`, layers are those of inputs minus their predicted mean.
     """
 
     def __init__(self, model: nn.Module, centred: bool = True) -> None:
@@ -332,12 +326,7 @@ def _with_visible_gates(path: str, layer: nn.RNNBase) -> nn.Module:
 
 
 class PullBack(Optimizer):
-    """The optimizer for Opacus: takes the plain twin's noisy gradients back to the model and lets its optimizer step.
-
-    Args:
-        twin: The plain model.
-        optimizer: That of the normalized model.
-    """
+    """Takes the plain twin's noisy gradients back to the model and lets the model's optimizer step, for Opacus."""
 
     def __init__(self, twin: Twin, optimizer: Optimizer) -> None:
         private = [parameter for parameter in twin.parameters.values() if parameter.requires_grad]

@@ -251,13 +251,8 @@ def _called(function: Callable[[], Any], what: str) -> Any:
 def data_of(data: Any, has_loss: bool, root: Path | str | None = None) -> Dataset:
     """The data set that is meant by a name, path, function, tensors, arrays or torch Datasets (`HOW`).
 
-    Args:
-        data: What the user gave.
-        has_loss: Whether there is a loss of the user's; without, targets must be classes.
-        root: Where named data sets are looked for first.
-
-    Raises:
-        CompareError: If it is not understood, or cannot be trained on.
+    Without a loss of the user's, targets must be classes. Named data sets are looked for in `root` first. Raises a
+    CompareError for what is not understood, or cannot be trained on.
     """
     name = data if isinstance(data, str) else "The data"
     if isinstance(data, str) and ":" in data and not Path(data).exists():

@@ -60,15 +60,10 @@ class Dataset:
 
 
 def load(name: str, root: Path | str | None = None, device: torch.device | str = "cpu") -> Dataset:
-    """Read a data set and put it on the device.
+    """Read a data set (``mnist``, ``cifar10`` or ``digits``) and put it on the device.
 
-    Args:
-        name: ``mnist``, ``cifar10`` or ``digits``.
-        root: Where to look first; then `$VARPROP_DATA`, then the cache directory of the user.
-        device: Where the tensors go.
-
-    Raises:
-        DataError: If the files are in none of these places, or not what they should be.
+    It is looked for in `root`, then in `$VARPROP_DATA`, then in the cache directory of the user; a DataError says that
+    it is in none of these, or not what it should be.
     """
     if name not in NAMES:
         raise DataError(unknown("data set", name, NAMES))
@@ -264,18 +259,10 @@ class Archive:
 
 
 def get(name: str, root: Path | str | None = None, say: Say = print) -> Path:
-    """Fetch a data set, unless it is there already, whole and right.
+    """Fetch ``mnist`` or ``cifar10``, unless it is there, whole and right; returns the root, as `load` takes it.
 
-    Args:
-        name: ``mnist`` or ``cifar10``.
-        root: Where it goes; by default `$VARPROP_DATA`, or the cache directory of the user.
-        say: Gets a line for each file.
-
-    Returns:
-        The root, as `load` takes it.
-
-    Raises:
-        DownloadError: If no source gives the right files.
+    It goes to `root`, by default `$VARPROP_DATA` or the cache directory of the user; `say` gets a line for each file.
+    Raises a DownloadError if no source gives the right files.
     """
     if name not in ARCHIVES:
         raise DownloadError(unknown("data set", name, ARCHIVES))

@@ -54,25 +54,15 @@ class Digits:
 
 @dataclass(frozen=True)
 class Trained:
-    """A normalization at one batch size.
+    """A normalization at one batch size."""
 
-    Attributes:
-        method: One of `METHODS`.
-        batch: Images in a step.
-        rate: The rate of the highest mean accuracy on held-out images.
-        at_edge: True if that is the lowest or the highest of the rates.
-        held_out: Accuracy of every seed on held-out images, by rate.
-        test: Accuracy of every seed on the test images, at that rate.
-        seconds: For all rates and seeds together.
-    """
-
-    method: str
-    batch: int
-    rate: float
-    at_edge: bool
-    held_out: dict[float, list[float]]
-    test: list[float]
-    seconds: float = field(compare=False)
+    method: str  # one of `METHODS`
+    batch: int  # images in a step
+    rate: float  # the rate of the highest mean accuracy on held-out images
+    at_edge: bool  # true if that is the lowest or the highest of the rates
+    held_out: dict[float, list[float]]  # accuracy of every seed on held-out images, by rate
+    test: list[float]  # accuracy of every seed on the test images, at that rate
+    seconds: float = field(compare=False)  # for all rates and seeds together
 
 
 def load() -> Digits:

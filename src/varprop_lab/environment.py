@@ -182,12 +182,9 @@ def write_atomically(path: Path, content: bytes, then: str = _AGAIN) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Within, no other process can enter this for the same folder, which is made if it is not there.
+    """Within, no other process can enter this for the same folder (a StoreError), which is made if it is not there.
 
     The lock is the system's and ends with the process, however it ends. Systems that have none (Windows) let all enter.
-
-    Raises:
-        StoreError: If another process is inside.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:

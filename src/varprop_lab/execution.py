@@ -59,20 +59,12 @@ def find_lrs(
     recorded: Mapping[str, Trace] | None = None,
     limit: float | None = None,
 ) -> dict[str, vp.LRSearch]:
-    """Search for several learning rates at once, as `vp.find_lr` does for one.
+    """Search for several learning rates at once, by name, as `vp.find_lr` does for one.
 
-    Brent's method is deterministic, so in every round each search is repeated from its first evaluation with the
-    losses known so far; the rate at which it asks for a new loss is what it wants next.
-
-    Args:
-        bounds: Of every search, by name.
-        evaluate: Gives the losses at the rates that all searches that are not finished want next, by name.
-        evaluations: At most so many for each.
-        grids: As for `vp.find_lr`.
-        try_bounds: Likewise.
-        recorded: Evaluations of an earlier run, in order.
-        limit: While the best rate lies at the upper bound, the bound is moved up by a decade, at most to here; by
-            default it stays.
+    Brent's method is deterministic, so in every round each search is repeated from its first evaluation with the losses
+    known so far, those of an earlier run (`recorded`) among them; the rate at which it asks for a new loss is what it
+    wants next. `evaluate` gives the losses at the rates that all searches that are not finished want. While the best
+    rate lies at the upper bound, the bound is moved up by a decade, at most to `limit`; by default it stays.
     """
     traces = {name: list((recorded or {}).get(name, [])) for name in bounds}
     searches: dict[str, vp.LRSearch] = {}
@@ -323,11 +315,7 @@ def work(context: Context, name: str, cells: list[Cell]) -> bool:
 
 
 def run_in_processes(context: Context, processes: int) -> bool:
-    """Run all missing jobs; whether the time was enough.
-
-    Raises:
-        WorkerError: If a process was killed.
-    """
+    """Run all missing jobs; whether the time was enough. Raises a WorkerError if a process was killed."""
     spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
     steps: SimpleQueue[int] = spawn.SimpleQueue()
     arguments = Setup.of(context), steps, context.deadline, os.getpid()
@@ -416,13 +404,8 @@ class _RemoteFiles(Files):
 def run_on_ray(context: Context, address: str, at_once: int = 1) -> bool:
     """Run all missing jobs; whether the time was enough.
 
-    Args:
-        context: Of the run.
-        address: Of a cluster, as `ray.init` takes it, or `LOCAL`.
-        at_once: Jobs that share a GPU.
-
-    Raises:
-        WorkerError: If there is no such cluster, it has not what a job needs, or a job lost its worker too often.
+    The address is that of a cluster, as `ray.init` takes it, or `LOCAL`; so many jobs `at_once` share a GPU. Raises a
+    WorkerError if there is no such cluster, it has not what a job needs, or a job lost its worker too often.
     """
     ray = require("ray", "--ray", extra="ray")
     _connect(ray, address)
@@ -521,29 +504,18 @@ class RunError(vp.VarpropError):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How an experiment is run, whatever it is.
+    """How an experiment is run, whatever it is."""
 
-    Attributes:
-        device: ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
-        resume: Whether to go on with what is in the folder; without, a folder with results is refused.
-        overwrite: Whether to delete what an earlier run left in the folder and start anew.
-        root: Where data sets are looked for first.
-        max_seconds: Stop at the checkpoint that comes next then; every run reaches one at least.
-        jobs: So many cells at once, each in a process of its own; with one, small networks are trained together.
-        ray: Run on Ray instead: the address of a cluster, or ``local``. Cells that are trained together are one task.
-        show: Shows progress: `progress.show`, or anything like it.
-        tensorboard: A folder for its event files; none are written by default.
-    """
-
-    device: str = "auto"
-    resume: bool = False
-    overwrite: bool = False
-    root: Path | str | None = None
-    max_seconds: float = math.inf
-    jobs: int = 1
+    device: str = "auto"  # ``cpu``, ``cuda``, or ``auto``: the GPU if there is one
+    resume: bool = False  # whether to go on with what is in the folder; without, a folder with results is refused
+    overwrite: bool = False  # whether to delete what an earlier run left in the folder and start anew
+    root: Path | str | None = None  # where data sets are looked for first
+    max_seconds: float = math.inf  # stop at the checkpoint that comes next then; every run reaches one at least
+    jobs: int = 1  # so many cells at once, each in a process of its own; with one, small networks are trained together
+    # run on Ray instead: the address of a cluster, or ``local``. Cells that are trained together are one task
     ray: str | None = None
-    show: Show = progress.show
-    tensorboard: Path | None = None
+    show: Show = progress.show  # shows progress: `progress.show`, or anything like it
+    tensorboard: Path | None = None  # a folder for its event files; none are written by default
 
     def __post_init__(self) -> None:
         if (self.jobs > 1 or self.ray is not None) and self.tensorboard is not None:
@@ -564,23 +536,12 @@ def run(
     loss: Loss | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> list[Outcome]:
-    """Run an experiment and keep everything in a folder of its name.
+    """Run an experiment, keep everything in a folder of its name below `out`, and return its finished cells.
 
-    Args:
-        experiment: What to do.
-        out: The folder above.
-        options: How to run it.
-        dataset: Instead of the one the experiment names.
-        factory: Instead of the model the experiment names.
-        loss: Of outputs and targets, instead of cross-entropy.
-        optimizer: Makes the optimizer of parameter groups, instead of Adam; only where cells are not trained together.
-
-    Returns:
-        All finished cells of the experiment; fewer than it has if the time was over.
-
-    Raises:
-        RunError: If the folder holds results and `resume` was not given, or results of another model, other data or
-            other settings.
+    These are fewer than it has if the time was over. Data set and model are those that the experiment names, the loss
+    is cross-entropy and the optimizer Adam unless others are given; an optimizer is made of parameter groups, and only
+    where cells are not trained together. Raises a RunError if the folder holds results and `resume` was not given, or
+    results of another model, other data or other settings.
     """
     deadline, target = time.monotonic() + options.max_seconds, chosen_device(options.device)
     small = experiment.together  # networks that more than one thread would not make faster

@@ -226,13 +226,11 @@ class _Value:
 
 
 def render(runs: Sequence[Run], pictures: Path | None = None, verdicts: Sequence[Any] = (), rule: str = "") -> str:
-    """The page as text.
+    """The page on some runs as text.
 
-    Args:
-        runs: What it is about.
-        pictures: A folder that has, in a folder for each run, the figures as files to put into the page.
-        verdicts: Claims of the paper, each a `paper.verdicts.judge.Verdict`; without, the page is not about the paper.
-        rule: How verdicts come about.
+    `pictures` is a folder that has, in a folder for each run, the figures as files to put into the page. Verdicts are
+    claims of the paper (`paper.verdicts.judge.Verdict`) and `rule` says how they come about; without them the page is
+    not about the paper.
     """
     sections = [_section(run, pictures) for run in runs]
     methods = {outcome.cell.method for run in runs for outcome in run.outcomes}

@@ -67,14 +67,10 @@ def train(
     batch: int,
     epochs: int,
 ) -> None:
-    """Train by SGD with Nesterov momentum and a one-cycle rate, in place.
+    """Train `joined` networks, normalized or not, by SGD with Nesterov momentum and a one-cycle rate, in place.
 
-    Args:
-        model: `joined` networks, normalized or not.
-        members: The highest rate of each, and the seed of the order of its images.
-        epoch: Gives the images and labels of a seed's epoch, in the order in which they are used.
-        batch: Images of a step.
-        epochs: How many there are.
+    Members are the highest rate of each network and the seed of the order of its images; `epoch` gives the images and
+    labels of a seed's epoch, in the order in which they are used.
     """
     model.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     parameters = list(model.parameters())

@@ -66,15 +66,11 @@ def loss_and_accuracy(
 ) -> tuple[Tensor, Tensor]:
     """Mean loss and share of right answers; an answer that is not finite is not right.
 
-    Args:
-        scores: Makes scores (..., samples, classes) of images.
-        batches: Images, and their labels in a shape that broadcasts to (..., samples).
-        losses: Mean losses of networks, from their outputs and the targets; cross-entropy by default. With it outputs
-            may have any shape, and the share of right answers is NaN unless targets are classes of their last axis.
-        axis: Of the samples in the outputs, for `losses`.
+    Scores are (..., samples, classes), labels of a shape that broadcasts to (..., samples). With `losses`, mean losses
+    of networks from their outputs and the targets in place of cross-entropy, outputs may have any shape (samples along
+    `axis`), and the share of right answers is NaN unless targets are classes of their last axis.
 
-    Returns:
-        Two float64 tensors, without the axis of samples: nothing here waits for the device.
+    Returns two float64 tensors, without the axis of samples: nothing here waits for the device.
     """
     if losses is None:
         sums = [_sums(scores(images), labels) for images, labels in batches]

@@ -65,11 +65,8 @@ class Parser(argparse.ArgumentParser):
 def add_command(commands: Any, name: str, run: Command, text: str) -> argparse.ArgumentParser:
     """Add a command to what `argparse.ArgumentParser.add_subparsers` returned.
 
-    Args:
-        commands: What `add_subparsers` returned.
-        name: Of the command.
-        run: Called with the parsed options; returns the exit status, None for 0.
-        text: Its description; the first line is the summary in the list of commands.
+    `run` is called with the parsed options and returns the exit status, None for 0. The first line of `text` is the
+    summary in the list of commands.
     """
     parser: Parser = commands.add_parser(name, help=text.splitlines()[0], description=text)
     parser.set_defaults(run=run, parser=parser)

@@ -90,17 +90,12 @@ def channels_second(output: Tensor, layer: LinearLayer) -> Tensor:
 def from_batch_norm_(model: nn.Module, example: Any = None) -> nn.Module:
     """Let the linear layers do the work of the batch norms directly after them, as in evaluation mode.
 
-    A batch norm put in by `to_batch_norm_` goes with its wrapper; one of the model's own becomes an `nn.Identity`, or
-    where its class does more than normalize, runs its forward without the batch norm in it. A layer without bias gains
-    one where it is needed. A batch norm elsewhere (before a layer, after a sum, after a layer with a forward of its
-    own) stays.
+    A batch norm put in by `to_batch_norm_` goes with its wrapper; one of the model's own, for which an example is
+    needed, becomes an `nn.Identity`, or where its class does more than normalize, runs its forward without the batch
+    norm in it. A layer without bias gains one where it is needed; a weight tied to others is untied first, with a
+    warning. A batch norm elsewhere (before a layer, after a sum, after a layer with a forward of its own) stays.
 
-    Args:
-        model: Changed in place, weights included; a weight tied to others is untied first, with a warning.
-        example: An input, needed to find out which layers the model's own batch norms follow.
-
-    Returns:
-        The model, which is another module only where the model was itself a wrapped layer.
+    Returns the model, which is another module only where the model was itself a wrapped layer.
     """
     norms = own_batch_norms(model)
     if norms and example is None:
@@ -188,12 +183,7 @@ def to_batch_norm_(model: nn.Module, batch: Any) -> nn.Module:
     Statistics are taken in evaluation mode, so without dropout. A layer the batch does not reach stays as it is. The
     model's own batch norms elsewhere take the statistics of this batch as well, and parameters that undo the change.
 
-    Args:
-        model: Changed in place; weights are not.
-        batch: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
-
-    Returns:
-        The model, which is another module only where the model was itself a linear layer.
+    Returns the model, which is another module only where the model was itself a linear layer.
     """
     layers = layers_as_torch(model, batch)
     notes, staying = find_notes(model, layers), own_batch_norms(model)
@@ -393,20 +383,10 @@ def measured_inputs(norms: Mapping[str, _BatchNorm]) -> Iterator[dict[str, list[
 def calibrate_(model: nn.Module, norms: Mapping[str, _BatchNorm], batch: Any, pool: bool = False) -> set[str]:
     """Give batch norms the statistics of one batch, each measured with all those before it already normalizing by it.
 
-    Afterwards the model does in evaluation mode, on any input, what it did in training mode on this batch.
+    Afterwards the model does in evaluation mode, on any input, what it did in training mode on this batch. Where calls
+    of a batch norm have statistics of their own they are pooled, or without `pool` a ValueError is raised.
 
-    Args:
-        model: Changed in place.
-        norms: Batch norms of it, by path.
-        batch: An input tensor, a tuple of positional arguments, or a dict of keyword arguments.
-        pool: Whether a batch norm that is called several times gets the statistics of all its calls together, though
-            in training mode each of them has its own.
-
-    Returns:
-        The paths of the batch norms that the batch reached; the others are not changed.
-
-    Raises:
-        ValueError: If the calls of a batch norm have statistics of their own, and they are not to be pooled.
+    Returns the paths of the batch norms that the batch reached; the others are not changed.
     """
     # training mode writes to the running statistics
     buffers = [buffer for norm in norms.values() for buffer in norm.buffers()]

@@ -48,16 +48,11 @@ Columns = Callable[[Tensor], Tensor]  # from the covariance of an operand with b
 
 @dataclass
 class Local:
-    """How one value follows from earlier ones.
+    """How one value follows from earlier ones."""
 
-    Attributes:
-        operands: The values it reads, each with what becomes of its covariances.
-        fresh: What its own covariance has beyond that: a matrix, or a vector for the diagonal.
-        curve: Of a function of single elements: of which value, and which function.
-    """
-
-    operands: dict[Node, Columns]
-    fresh: Tensor | None = None
+    operands: dict[Node, Columns]  # the values it reads, each with what becomes of its covariances
+    fresh: Tensor | None = None  # what its own covariance has beyond that: a matrix, or a vector for the diagonal
+    # of a function of single elements: of which value, and which function
     curve: tuple[Node, Nonlinearity] | None = None
 
 
@@ -414,13 +409,10 @@ class CovarianceEvaluation(Evaluation):
     def _slopes(
         self, operands: list[Node], moments: Callable[[], Moments], shape: torch.Size | None
     ) -> tuple[list[Any], Moments]:
-        """Derivatives of a mean by the means of what it reads, and the moments.
+        """Derivatives of a mean by the means of the operands, and the moments.
 
-        Args:
-            operands: What the value reads.
-            moments: Computes the moments of the value.
-            shape: Its extents, if it is a function of single elements: the derivatives then have it too. Otherwise
-                they are matrices.
+        For a function of single elements of extents `shape` the derivatives have that shape; otherwise they are
+        matrices.
         """
         recorded, values = torch.is_grad_enabled(), {operand: self.env[operand] for operand in operands}
         with torch.enable_grad():

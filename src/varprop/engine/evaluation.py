@@ -245,26 +245,16 @@ class Unapplied(NamedTuple):
 
 @dataclass
 class Evaluation:
-    """Values of every node for one input; those inside clusters are computed when asked for.
+    """Values of every node for one input; those inside clusters are computed when asked for."""
 
-    Attributes:
-        plan: The static facts.
-        env: Value of every node visited: Moments, Tokens, plain tensors, or lists of them.
-        notes: Why a node's moments are approximate.
-        sampled: Nodes estimated by sampling for want of a rule.
-        annotate: Whether to work out the notes.
-        report: Called before every operation with the number of those done.
-        dtype: Of all moments and of all floating point numbers that are no moments; by default those of the captured
-            model.
-    """
-
-    plan: Plan
-    env: dict[Node, Any]
-    annotate: bool = True
-    report: Callable[[int], None] | None = None
-    notes: dict[Node, list[str]] = field(default_factory=dict)
+    plan: Plan  # the static facts
+    env: dict[Node, Any]  # value of every node visited: Moments, Tokens, plain tensors, or lists of them
+    annotate: bool = True  # whether to work out the notes
+    report: Callable[[int], None] | None = None  # called before every operation with the number of those done
+    notes: dict[Node, list[str]] = field(default_factory=dict)  # why a node's moments are approximate
     assumption: str = "exact if units are independent"  # of operations without notes
-    sampled: set[Node] = field(default_factory=set)
+    sampled: set[Node] = field(default_factory=set)  # nodes estimated by sampling for want of a rule
+    # of all moments and of all floating point numbers that are no moments; by default those of the captured model
     dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
@@ -448,13 +438,8 @@ def evaluate(
 ) -> Evaluation:
     """A program run on its inputs, and the wanted values; for several inputs of a mixture all of them joined.
 
-    Args:
-        plan: Which values are random, and by which rules they follow.
-        inputs: The inputs of every component, by node.
-        shares: How likely each component is.
-        evaluation_class: By what to follow the operations.
-        wanted: The values that have to be there in the end.
-        report: Called before every operation with the number of those done, for every component.
+    `shares` say how likely each of the inputs is; `report` is called before every operation with the number of those
+    done, for every input.
     """
     total: Evaluation | None = None
     share = 0.0

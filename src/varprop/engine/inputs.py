@@ -32,9 +32,8 @@ def capture_for_rules(model: nn.Module, example: Any) -> Program:
 def example_for(model: nn.Module, moments: Any, example: Any) -> Any:
     """The example, or an input of the moments' own extents in its place where these say enough.
 
-    Raises:
-        CaptureError: If moments have extent 1 along an axis that an operation looks along, and no example tells how
-            long it is.
+    Raises a CaptureError if moments have extent 1 along an axis that an operation looks along, and no example tells how
+    long it is.
     """
     require_module(model)
     require_values(model)

@@ -24,26 +24,19 @@ from ..rules.registry import RANDOM, Operation, Rule, lookup
 
 @dataclass
 class Plan:
-    """Which nodes are random, on what they depend, and which rule handles each.
+    """Which nodes are random, on what they depend, and which rule handles each."""
 
-    Attributes:
-        program: The captured model.
-        sources: For every random node, the inputs and random numbers it depends on.
-        root: For every random node, the node of which it is a function element by element; itself for most. A maximal
-            cluster of elementwise operations with one random source is thus one function of one variable.
-        rules: The rule of every random node that is computed.
-        missing: Random nodes without a rule.
-        drawn: Nodes that are not random but follow from one draw, such as places drawn at random to read from.
-        skips: For a rectifier of a sum with one rectified term, as at the end of a residual block: that term and the
-            other.
-    """
-
-    program: Program
+    program: Program  # the captured model
+    # for every random node, the inputs and random numbers it depends on
     sources: dict[Node, frozenset[Node]] = field(default_factory=dict)
+    # for every random node, the node of which it is a function element by element; itself for most. A maximal
+    # cluster of elementwise operations with one random source is thus one function of one variable
     root: dict[Node, Node] = field(default_factory=dict)
-    rules: dict[Node, Rule] = field(default_factory=dict)
-    missing: list[Node] = field(default_factory=list)
+    rules: dict[Node, Rule] = field(default_factory=dict)  # the rule of every random node that is computed
+    missing: list[Node] = field(default_factory=list)  # random nodes without a rule
+    # nodes that are not random but follow from one draw, such as places drawn at random to read from
     drawn: set[Node] = field(default_factory=set)
+    # for a rectifier of a sum with one rectified term, as at the end of a residual block: that term and the other
     skips: dict[Node, tuple[Node, Node]] = field(default_factory=dict)
 
     @functools.cached_property
@@ -531,12 +524,7 @@ BY_SAMPLING = 'pass on_missing="sample" to estimate them by sampling'
 
 
 def require_complete(plan: Plan, otherwise: str = BY_SAMPLING) -> None:
-    """Raise `MissingRule`, once, for everything on the random path that has no rule.
-
-    Args:
-        plan: What is to be run.
-        otherwise: What can be done in place of writing the rules.
-    """
+    """Raise `MissingRule`, once, for all on the random path without a rule; `otherwise` says what else can be done."""
     if plan.missing:
         raise MissingRule(f"{describe_missing(plan.missing)}\n\nWrite these rules, or {otherwise}.")
 

@@ -105,17 +105,11 @@ def _hardswish_and_slope(x: Tensor) -> ValueAndSlope:
 
 @dataclass(frozen=True)
 class Curve:
-    """A function of one variable and some numbers.
+    """A function of one variable and some numbers."""
 
-    Attributes:
-        with_slope: Its values and slopes.
-        knots: Where it bends, for its numbers.
-        narrow: The standard deviation up to which 64 equidistant nodes integrate it (0: never, for it has a kink).
-    """
-
-    with_slope: Callable[..., ValueAndSlope]
-    knots: Callable[..., Sequence[float]]
-    narrow: float
+    with_slope: Callable[..., ValueAndSlope]  # its values and slopes
+    knots: Callable[..., Sequence[float]]  # where it bends, for its numbers
+    narrow: float  # the standard deviation up to which 64 equidistant nodes integrate it (0: never, for it has a kink)
 
 
 def _scaled(name: str, rate: float) -> list[float]:

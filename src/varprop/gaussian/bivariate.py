@@ -36,32 +36,18 @@ _LEGENDRE = {
 
 @dataclass(frozen=True)
 class Nonlinearity:
-    """A function of every element of a Gaussian vector, as far as covariances depend on it.
+    """A function of every element of a Gaussian vector, as far as covariances depend on it."""
 
-    Attributes:
-        std: Standard deviations of the elements.
-        slope: E f'.
-        coefficients: c_2, c_3, ... of the series.
-        kink: Of a function of two straight parts: the change of its slope, and the mean of the element less the
-            position of the change, in standard deviations.
-    """
-
-    std: Tensor
-    slope: Tensor
-    coefficients: Sequence[Tensor] = ()
+    std: Tensor  # standard deviations of the elements
+    slope: Tensor  # E f'
+    coefficients: Sequence[Tensor] = ()  # c_2, c_3, ... of the series
+    # of a function of two straight parts: the change of its slope, and the mean of the element less the position
+    # of the change, in standard deviations
     kink: tuple[Tensor, Tensor] | None = None
 
 
 def rectifier(mean: Tensor, std: Tensor, at: Tensor, below: Tensor, above: Tensor) -> Nonlinearity:
-    """The curve of a function that is straight on either side of a point `at`.
-
-    Args:
-        mean: Means of the elements.
-        std: Their standard deviations.
-        at: Where the slope changes.
-        below: The slope below that point.
-        above: The slope above it.
-    """
+    """The curve of a function of slope `below` on one side of a point `at` and `above` on the other."""
     a, bend = ratio(mean - at, std), above - below
     scale, before, hermite = bend * std * pdf(a), torch.zeros_like(a), torch.ones_like(a)
     coefficients = []

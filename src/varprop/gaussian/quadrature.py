@@ -186,12 +186,8 @@ def shifted(
 def crossings(g: Pointwise, mean: Tensor, std: Tensor, most: int, precise: bool = True) -> list[Tensor]:
     """Up to `most` zeros of g within 9 standard deviations, by sign changes on a grid; the mean in place of others.
 
-    Args:
-        g: Called with points on a new first axis.
-        mean: The middle of the grid.
-        std: An eighth of it is the distance of the points on the grid.
-        most: How many zeros.
-        precise: Whether to find them to the last digits; else to a hundredth of the standard deviation.
+    g is called with points on a new first axis, an eighth of std apart. If `precise` zeros are found to the last
+    digits; else to a hundredth of the standard deviation.
     """
     with torch.no_grad():
         z = torch.linspace(-9, 9, 145, dtype=torch.float64, device=mean.device).view(-1, *[1] * mean.ndim)
@@ -296,12 +292,7 @@ def at_many(function: Function, mean: Tensor, std: Tensor) -> tuple[Tensor, Tens
     """Two smooth functions of mean and std at every place, float64; None where polynomials do not converge.
 
     Each is within some 1e-8 of its largest value; the second, which is positive, within 1e-3 of itself. None also where
-    the second is often too small for that.
-
-    Args:
-        function: Computes both, element by element.
-        mean: The means of the places.
-        std: Their standard deviations.
+    the second is often too small for that. `function` computes both, element by element.
     """
     if not bool(torch.isfinite(mean).all() & torch.isfinite(std).all()):
         return None

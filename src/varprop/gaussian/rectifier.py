@@ -389,22 +389,15 @@ def relu_of_sum(mean: Tensor, var: Tensor, other_mean: Tensor, other_var: Tensor
 
 @dataclass(frozen=True)
 class MixtureShape:
-    """The two Gaussians that stand for a rectified variable, by r = mean / std; names in _r are derivatives by r.
+    """The two Gaussians that stand for a rectified variable, by r = mean / std; names in _r are derivatives by r."""
 
-    Attributes:
-        between: The share of the variance that lies between them.
-        down: From the mean to the lower one, in units of std.
-        up: From the mean to the upper one.
-        share: Weight of the upper one.
-    """
-
-    between: Tensor
+    between: Tensor  # the share of the variance that lies between them
     between_r: Tensor
-    down: Tensor
+    down: Tensor  # from the mean to the lower one, in units of std
     down_r: Tensor
-    up: Tensor
+    up: Tensor  # from the mean to the upper one
     up_r: Tensor
-    share: Tensor
+    share: Tensor  # weight of the upper one
     share_r: Tensor
 
 

@@ -87,12 +87,10 @@ def start_for(moments: MomentsAndSlope, stable: float, length: int) -> tuple[flo
     Behind a layer that takes means off they grow by chi = std^2 E f'^2 / Var f, which is above 1 unless f is a line on
     what it reads. So the units are brought where it nearly is one. For a function that is smooth at 0 they become
     smaller, with the shift nearest to 0 where errors of scale do not grow either; for one with a kink they are shifted
-    away from it. Where the stable shift is enough, or nothing helps, that is what it is.
+    away from it. Where the `stable_shift` is enough, or nothing helps, that is what it is.
 
-    Args:
-        moments: Mean and variance after the activation, and the mean square of its slope, as for `stable_shift`.
-        stable: The `stable_shift`.
-        length: How many layers share what squared gradients may grow by: `SMOOTH`, or `KINKED` with a kink at 0.
+    `moments` as for `stable_shift`, with the mean square of the slope. `length` is how many layers share what squared
+    gradients may grow by: `SMOOTH`, or `KINKED` with a kink at 0.
     """
     one = torch.ones(1, dtype=torch.float64)
     is_smooth = bool(chi(moments, 0 * one, SMALLEST * one) <= SMOOTH ** (1 / length))

@@ -162,12 +162,10 @@ def _paths(model: nn.Module) -> frozenset[str]:
 
 
 def _stack(node: fx.Node, paths: frozenset[str]) -> tuple[Call, ...]:
-    """The module calls that a node was made in.
+    """The module calls that a node of an exported graph was made in.
 
-    Args:
-        node: Of an exported graph.
-        paths: Those of a model that holds a module twice: torch then takes the path of a call from the module that
-            makes it, if that has a forward of its instance, as all have that are captured here.
+    `paths` are those of a model that holds a module twice: torch then takes the path of a call from the module that
+    makes it, if that has a forward of its instance, as all have that are captured here.
     """
     calls: list[Call] = []
     for key, (path, cls) in (node.meta.get("nn_module_stack") or {}).items():
@@ -322,12 +320,8 @@ Kinds = tuple[type, ...]
 def as_example(model: nn.Module, example: Any, inputs: Any = None) -> Any:
     """The example, with zeros where it has a shape: ``(1, 3, 32, 32)``, or several of these in a tuple or a dict.
 
-    Flags and whatever else is no shape may stand among them.
-
-    Args:
-        model: Gives dtype and device of the zeros, unless it has no parameters.
-        example: An input tensor, a tuple or dict of them, or shapes instead.
-        inputs: Moments and `Tokens` in the same structure, where they are known: `Tokens` are whole numbers.
+    Flags and whatever else is no shape may stand among them. Zeros have dtype and device of the model's parameters;
+    they are whole numbers where `inputs`, the moments in the same structure, have `Tokens`.
     """
     require_module(model)
     if is_shape(example):

@@ -17,21 +17,13 @@ _VIEWS = (aten.view, aten.reshape, aten._unsafe_view)
 
 
 class LinearCall(NamedTuple):
-    """A call of a module that computes x W' + b, or x W + b, and nothing else.
+    """A call of a module that computes x W' + b, or x W + b, and nothing else."""
 
-    Attributes:
-        nodes: All operations of the call, in order; the last one is its result.
-        x: What enters.
-        weight: The parameter W.
-        bias: The parameter b, if one is added.
-        transposed: Whether W is (in, out), as in x W + b, and not (out, in).
-    """
-
-    nodes: Sequence[Node]
+    nodes: Sequence[Node]  # all operations of the call, in order; the last one is its result
     x: Node
     weight: Node
     bias: Node | None
-    transposed: bool
+    transposed: bool  # whether W is (in, out), as in x W + b, and not (out, in)
 
 
 def calls_of_modules(program: Program) -> dict[nn.Module | None, list[list[Node]]]:

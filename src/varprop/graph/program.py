@@ -33,11 +33,8 @@ def module_outputs(
 ) -> dict[str, ModuleCalls]:
     """The output of every call of every module, by path, in the order of execution.
 
-    Args:
-        nodes: All operations of a program.
-        results: What the program returns.
-        marked: The outputs of calls that returned several tensors, by the key of the call.
-        random: Tells whether a node is random: of several outputs the first that is random counts.
+    `results` are what the program returns, and `marked` the outputs of calls that returned several tensors, by the key
+    of the call: of several the first that is random counts.
     """
     inside: dict[str, list[Node]] = {}
     about: dict[str, tuple[str, str]] = {}
@@ -134,13 +131,10 @@ def transferred(
     bypassed: Mapping[Node, Node] | None = None,
     replaced: Mapping[Node, tuple[Any, tuple[Any, ...]]] | None = None,
 ) -> Program:
-    """A copy of a program that reads the parameters of another model.
+    """A copy of a program that reads the parameters of a copy of its model, or of the model itself.
 
-    Args:
-        program: A captured model.
-        model: A copy of it, or the model itself.
-        bypassed: Operations to leave out, each with the earlier node whose value takes the place of its result.
-        replaced: Operations to replace, each by another with its arguments.
+    Operations that are `bypassed` are left out, each for an earlier node whose value takes the place of its result;
+    those that are `replaced` give way to another operation with its arguments.
     """
     bypassed, replaced = bypassed or {}, replaced or {}
     copies = {

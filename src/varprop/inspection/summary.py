@@ -25,29 +25,17 @@ HEADER = ("layer", "class", "output", "parameters", "MACs", "memory", "mean", "s
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One call of a module.
+    """One call of a module."""
 
-    Attributes:
-        label: Path of the module, with the number of the call from the second on.
-        class_name: Its class.
-        depth: In the tree of modules.
-        extents: Of its output.
-        parameters: How many numbers it holds, those of its parts included; 0 in further calls.
-        macs: Multiplications with additions of the call, for the whole batch.
-        memory: Bytes of its output.
-        mean: Over the units of the output.
-        std: Root mean square over the units.
-    """
-
-    label: str
+    label: str  # path of the module, with the number of the call from the second on
     class_name: str
-    depth: int
-    extents: tuple[int, ...]
-    parameters: int
-    macs: int
-    memory: int
-    mean: float
-    std: float
+    depth: int  # in the tree of modules
+    extents: tuple[int, ...]  # of its output
+    parameters: int  # how many numbers it holds, those of its parts included; 0 in further calls
+    macs: int  # multiplications with additions of the call, for the whole batch
+    memory: int  # bytes of its output
+    mean: float  # over the units of the output
+    std: float  # root mean square over the units
 
 
 @dataclass(frozen=True, repr=False)

@@ -31,27 +31,16 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Convolution:
-    """The weights of a convolution and how they move; one number an axis.
+    """The weights of a convolution and how they move; one number an axis."""
 
-    Attributes:
-        weight: (out, in / groups, taps...), or (in, out / groups, taps...) of a transposed convolution.
-        bias: What is added to every output, if anything.
-        stride: Steps from one output position to the next (from one input position if transposed).
-        zeros: How many stand before and behind each axis.
-        dilation: Steps from one tap to the next.
-        groups: Into how many groups channels are divided.
-        transposed: Whether it is the transpose of a convolution.
-        extra: Of a transposed one: positions added behind each axis of the output.
-    """
-
-    weight: Any
-    bias: Any
-    stride: list[int]
-    zeros: list[tuple[int, int]]
-    dilation: list[int]
-    groups: int = 1
-    transposed: bool = False
-    extra: Sequence[int] = ()
+    weight: Any  # (out, in / groups, taps...), or (in, out / groups, taps...) of a transposed convolution
+    bias: Any  # what is added to every output, if anything
+    stride: list[int]  # steps from one output position to the next (from one input position if transposed)
+    zeros: list[tuple[int, int]]  # how many stand before and behind each axis
+    dilation: list[int]  # steps from one tap to the next
+    groups: int = 1  # into how many groups channels are divided
+    transposed: bool = False  # whether it is the transpose of a convolution
+    extra: Sequence[int] = ()  # of a transposed one: positions added behind each axis of the output
 
 
 def zeros_around(weight: Value, padding: Ints | str, dilation: Ints) -> list[tuple[int, int]]:

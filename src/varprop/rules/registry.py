@@ -20,19 +20,12 @@ SMOOTH_STEP = (0.0, -9.0, 9.0, -40.0, 40.0)  # where the logistic function and i
 
 @dataclass(frozen=True)
 class Bend:
-    """The flat parts of an activation, in its argument.
+    """The flat parts of an activation, in its argument."""
 
-    Attributes:
-        low: Flat below, if not None.
-        high: Flat above, if not None.
-        rectifier: The point below which a rectifier is off, if it is one.
-        linear: The point above which it passes everything, where that is another one.
-    """
-
-    low: float | None = None
-    high: float | None = None
-    rectifier: float | None = None
-    linear: float | None = None
+    low: float | None = None  # flat below, if not None
+    high: float | None = None  # flat above, if not None
+    rectifier: float | None = None  # the point below which a rectifier is off, if it is one
+    linear: float | None = None  # the point above which it passes everything, where that is another one
 
     @property
     def saturates(self) -> bool:

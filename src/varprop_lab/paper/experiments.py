@@ -114,13 +114,10 @@ EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment
 def reproduce(
     names: Sequence[str], out: Path, settings: Mapping[str, Any] | None = None, **options: Any
 ) -> dict[str, list[Outcome]]:
-    """Run experiments of the table one after another.
+    """Run experiments of the table one after another; `out` gets one folder for each.
 
-    Args:
-        names: Of the experiments.
-        out: The folder that gets one folder for each.
-        settings: For `Experiment.adapted`.
-        options: Of `RunOptions`; `max_seconds` is for all together.
+    Settings are those of `Experiment.adapted`, options those of `RunOptions`, of which `max_seconds` is for all
+    together.
     """
     for name in names:
         if name not in EXPERIMENTS:

@@ -15,17 +15,11 @@ _BENCHMARK = "normalization.json"
 
 
 def write(out: Path, experiments: Sequence[str] = ()) -> Path:
-    """Make everything a reader needs from what lies in a folder.
+    """Make everything a reader needs from what lies in a folder; returns the path of the page.
 
-    For every experiment found or named: ``runs``, ``curves`` and ``searches`` as CSV, figures as PNG and
-    SVG; for all together ``claims.json``, ``claims.md`` and ``report.html``. What is missing is shown as missing.
-
-    Args:
-        out: The folder given to ``--out``.
-        experiments: Names that must appear, if only as missing.
-
-    Returns:
-        The path of ``report.html``; of ``claims.md`` where a run is there as tables alone, which stay as they are.
+    For every experiment found or named: ``runs``, ``curves`` and ``searches`` as CSV, figures as PNG and SVG; for all
+    together ``claims.json``, ``claims.md`` and ``report.html``. What is missing is shown as missing. Where a run is
+    there as tables alone, they stay as they are, and the page is ``claims.md``.
     """
     out = Path(out)
     runs = read_runs(out, list(experiments))

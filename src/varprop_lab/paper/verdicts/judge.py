@@ -63,11 +63,9 @@ class Verdict:
 
 
 def judge(runs: Sequence[Run], benchmarks: Sequence[Path] = ()) -> list[Verdict]:
-    """All claims, in the order of the paper.
+    """All claims, in the order of the paper; experiments that are missing give ``no data``.
 
-    Args:
-        runs: What was found; experiments that are missing give ``no data``.
-        benchmarks: Where the measured overhead may lie; the first file that exists is read.
+    The measured overhead is read from the first of the benchmarks' files that exists.
     """
     return [judge_claim(claim, runs, benchmarks) for claim in CLAIMS]
 
