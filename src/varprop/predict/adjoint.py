@@ -33,6 +33,7 @@ from ..rules.norm import layer_norm
 from ..rules.registry import Rule
 from .attention import FIRST_ORDER, dropped_weights, mean_of, var_of
 from .curves import SlopedClusters, attached, left_by_slopes, line
+from .ranks import axis_of_ranks, is_running, ranked, reduced_axes, running_maxima
 from .recurrent import unroll_of
 from .samples import Samples, samples_apart
 from .weights import by_convolution_weight, by_embedding, by_linear_weight, summed_to
@@ -313,7 +314,7 @@ class MeanEvaluation(Evaluation):
         rule = self.plan.rules.get(node) if self.plan.random(node) else None
         ranks = rule is not None and rule.order_statistic
         windows = Windows.of(node) if ranks else None
-        if rule is None or not ranks or (windows is None and not _reduced(node)):
+        if rule is None or not ranks or (windows is None and not reduced_axes(node) and axis_of_ranks(node) is None):
             super()._visit(node)
         else:  # by what its arguments were before functions that come after it: the arguments are not needed
             self.env[node] = self._as_captured(node, self._largest(node, rule, windows))
@@ -379,17 +380,19 @@ class MeanEvaluation(Evaluation):
         return Moments(mean, x.var.detach() + fresh)
 
     def _largest(self, node: Node, rule: Rule, windows: Windows | None) -> Any:
-        """Maxima over windows, or ranks over whole axes; non-decreasing functions before them come after them."""
+        """Maxima over windows, or ranks along whole axes; non-decreasing functions before them come after them."""
         unapplied = self.without_functions(node.args[0], rule.maximum, self.value, self._moved)
         several = isinstance(node.info, (list, tuple))
         info = node.info[0] if several else node.info
         before: Moments = (unapplied.value if unapplied else self.value(node.args[0])).dense()
         dropout = self._dropout_of_rectified(node.args[0]) if rule.maximum else None
-        over = windows or Windows.whole(before.shape, _reduced(node))
+        over = windows or Windows.whole(before.shape, reduced_axes(node))
         if dropout is not None and over is not None:
             read = self.value(dropout.args[0])
             kept = Moments(mean_of(read), var_of(read))
-            shape = info.shape if windows else [1 if axis in _reduced(node) else n for axis, n in enumerate(kept.shape)]
+            shape = (
+                info.shape if windows else [1 if axis in reduced_axes(node) else n for axis, n in enumerate(kept.shape)]
+            )
             found, left = over.largest_of_dropped(kept, before.mean, float(dropout.args[1]), shape)
             mean, var, self.fresh[node] = (values.view(info.shape) for values in (found.mean, found.var, left))
             if windows is None:  # of many the largest vary, which counts here as if their means decided it
@@ -409,18 +412,15 @@ class MeanEvaluation(Evaluation):
         return [result, None] if several else result
 
     def _ranked(self, node: Node, rule: Rule, x: Moments) -> tuple[Moments, Tensor]:
-        """A rank over whole axes, whose mean is a line in those of x, and the variance that this line leaves."""
-        mean = x.mean.detach().requires_grad_()
-        others, kwargs = resolve((node.args[1:], node.kwargs), self.value)
-        found = _first_result(rule, node, (Moments(mean, x.var), *others), kwargs).dense()
-        slope, axes = _gradient(found.mean, mean), _reduced(node)
-        assert slope is not None
-
-        def pulled(gradient: Tensor) -> Tensor:
-            return slope * (gradient if gradient.ndim == slope.ndim else _with_axes(gradient, axes))
-
-        left = found.var.detach() - (slope.square() * x.var).sum(axes).view(found.shape)
-        return Moments(attached(found.mean.detach(), (x.mean, pulled)), found.var.detach()), left.clamp_min(0)
+        """Ranks along whole axes, and the variance that enters with their results."""
+        axis = axis_of_ranks(node)
+        if axis is None or not is_running(node):
+            others, kwargs = resolve((node.args[1:], node.kwargs), self.value)
+            return ranked(node, x, lambda read: _first_result(rule, node, (read, *others), kwargs))
+        found, entry, fresh = running_maxima(x, axis, 1.0 if rule.maximum else -1.0)
+        kind = "maximum of dropped" if node in self.of_dropped else _kind(node, rule)
+        self.sources.append(ElementNoise(node.module or "(model)", kind, entry, fresh, node, inside=ONLY))
+        return found, torch.zeros_like(fresh)
 
     def _drops(self, node: Node) -> bool:
         """True if a value is that of a dropout: zero or not, for which no Gaussian stands where the largest counts."""
@@ -534,7 +534,7 @@ class MeanEvaluation(Evaluation):
             combines = rule.signs is None and rule.kind != "structural" and len(random) > 1
             combines = combines and not self._shared(node, rule)
             return self._left_of_product(node, rule, value, random) if combines else None, value.mean
-        if operands == [node.args[0]] and (axes := _reduced(node)):  # as a norm: it reads every element once
+        if operands == [node.args[0]] and (axes := reduced_axes(node)):  # as a norm: it reads every element once
             x = self.value(node.args[0]).dense()
             slope = _gradient(value.mean, x.mean)
             by_line = 0.0 if slope is None else (slope.square() * x.var).sum(axes).view(value.shape)
@@ -789,30 +789,6 @@ def _kind(node: Node, rule: Rule) -> str:
     if rule.kind == "source":
         return "draw"
     return "product" if rule.transposable else str(node.packet).rpartition(".")[2]
-
-
-def _reduced(node: Node) -> list[int]:
-    """The axes of its first argument over which an operation reduces; none if it does not reduce whole axes."""
-    info = node.info[0] if isinstance(node.info, (list, tuple)) else node.info
-    if not isinstance(info, TensorInfo):
-        return []
-    extents, left = list(node.args[0].info.shape), list(info.shape)
-    if len(extents) == len(left):
-        axes = [axis for axis, (before, after) in enumerate(zip(extents, left, strict=True)) if before != after]
-        return axes if all(left[axis] == 1 for axis in axes) else []
-    schema = getattr(node.target, "_schema", None)
-    arguments = {argument.name: argument.default_value for argument in schema.arguments} if schema else {}
-    arguments |= dict(zip(arguments, node.args, strict=False)) | dict(node.kwargs)
-    dim = arguments.get("dim")
-    axes = [axis % len(extents) for axis in ([dim] if isinstance(dim, int) else dim or range(len(extents)))]
-    return axes if left == [n for axis, n in enumerate(extents) if axis not in axes] else []
-
-
-def _with_axes(gradient: Tensor, axes: Sequence[int]) -> Tensor:
-    """With the reduced axes back in their places, of extent 1."""
-    for axis in sorted(axes):
-        gradient = gradient.unsqueeze(axis)
-    return gradient
 
 
 Source = ElementNoise | ParameterNoise | SharedProducts

@@ -146,6 +146,17 @@ def _tournament(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[T
     half = (len(means) + 1) // 2
     m1, v1, first = _tournament(means[:half], variances[:half])
     m2, v2, second = _tournament(means[half:], variances[half:])
+    mean, var, upper, lower = larger(m1, v1, m2, v2)
+    slopes = [
+        weight if len(group) == 1 else slope.mul_(weight)
+        for group, weight in ((first, upper), (second, lower))
+        for slope in group
+    ]
+    return mean, var, slopes
+
+
+def larger(m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance of the larger of two, which are independent, and the slopes of its mean by theirs."""
     both = v1 + v2
     std = both.sqrt()
     a, density = scaled(m1 - m2, std)
@@ -156,9 +167,4 @@ def _tournament(means: Sequence[Tensor], variances: Sequence[Tensor]) -> tuple[T
     bend = (1 - error.square()).mul_(0.25).mul_(a).addcmul_(density, error, value=-1).mul_(a)
     bend.addcmul_(density, density, value=-1)
     var = (v1 * upper).addcmul_(v2, lower).addcmul_(both, bend).clamp_min_(0)
-    slopes = [
-        weight if len(group) == 1 else slope.mul_(weight)
-        for group, weight in ((first, upper), (second, lower))
-        for slope in group
-    ]
-    return mean, var, slopes
+    return mean, var, upper, lower
