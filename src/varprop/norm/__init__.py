@@ -5,12 +5,4 @@ from .layers import Normalized
 from .report import FoldReport, PlainWarning, fold_report
 from .scope import unchanged
 
-__all__ = [
-    "FoldReport",
-    "Normalized",
-    "PlainWarning",
-    "fold_report",
-    "init_",
-    "normalize",
-    "unchanged",
-]
+__all__ = ["FoldReport", "Normalized", "PlainWarning", "fold_report", "init_", "normalize", "unchanged"]

@@ -302,8 +302,7 @@ def _without_batch_norms(
 ) -> tuple[nn.Module, dict[bool, Program], dict[str, Tensor]]:
     """Let the layers do the work of the batch norms directly after them.
 
-    Returns:
-        The model, its graphs without those batch norms, and which channels of a layer are silent.
+    Returns the model, its graphs without those batch norms, and which channels of a layer are silent.
     """
     plain = captured.programs[False].model
     custom = [plain.get_submodule(path) for path in captured.custom]

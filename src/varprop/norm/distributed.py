@@ -13,7 +13,7 @@ of its weights are ready as soon as those of its folded weights are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -101,7 +101,9 @@ def _fold_gathered(
     available = {**network.latest, **vectors} if in_backward else vectors
     subnetwork = network.subnetwork(_ready(network, index, sharded, available))
     folded = subnetwork.fold(available)
-    vectors.update(_copied_vectors(subnetwork))
+    with torch.enable_grad():  # also for a checkpoint that runs without the first time
+        # copies for the blocks behind: the memory of the parameters is freed when their own block has run
+        vectors.update((layer, (layer.shift.clone(), layer.scale.clone())) for layer in subnetwork.layers)
     if not in_backward:
         network.latest = vectors
     return subnetwork, folded
@@ -116,13 +118,6 @@ def _ready(network: Network, index: int, sharded: set[int], available: Vectors) 
     if index not in ready:
         raise RuntimeError(SHARDED)
     return ready
-
-
-def _copied_vectors(network: Network) -> Iterator[tuple[nn.Module, Pair]]:
-    """Shifts and scales for the blocks behind: the memory of the parameters is freed when their own block has run."""
-    with torch.enable_grad():  # also for a checkpoint that runs without the first time
-        for layer in network.layers:
-            yield layer, (layer.shift.clone(), layer.scale.clone())
 
 
 def subnetworks_by_bytes(network: Network) -> list[Network]:

@@ -291,8 +291,7 @@ def _refuse_not_finite(layers: dict[str, tuple[Normalized, Tensor | None]]) -> N
 def _set_to_present(path: str, layer: Normalized, bias: Tensor | None, silent: Tensor | None) -> float:
     """Set scale and shift of a layer so that it does what it did.
 
-    Returns:
-        The largest change, relative to the largest scale or shift; 0 within rounding.
+    Returns the largest change, relative to the largest scale or shift; 0 within rounding.
     """
     if isinstance(layer, NormalizedRecurrent):
         return layer.set_to_present(path)

@@ -224,12 +224,12 @@ class Normalized(nn.Module):
             return network.facts(index)
         return self.statistics[False].alone_facts(self.centred_rows)
 
-    def call_count(self, training: bool = False) -> int:
-        """How often the model called the layer in a mode when it was normalized."""
-        if training in self.networks:
-            network, index = self.networks[training]
+    def call_count(self) -> int:
+        """How often the model called the layer in evaluation when it was normalized."""
+        if False in self.networks:
+            network, index = self.networks[False]
             return network.specs[index].times
-        return len(self.uses[training])
+        return len(self.uses[False])
 
     @property
     def _has_facts_alone(self) -> bool:
@@ -251,8 +251,7 @@ class Normalized(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Compare what a checkpoint was made for with what this model was made for.
 
-        Raises:
-            ValueError: If they differ: the parameters would mean another function here.
+        Raises a ValueError if they differ: the parameters would mean another function here.
         """
         if not isinstance(state, Tensor):
             raise ValueError("The checkpoint was not saved from a normalized model: its extra state is no tensor.")

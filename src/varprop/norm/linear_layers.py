@@ -216,8 +216,7 @@ def owners(model: nn.Module) -> dict[Tensor, list[tuple[nn.Module, str]]]:
 def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     """Put `new` wherever `old` is, with its hooks and its mode.
 
-    Returns:
-        The model, which is `new` where `old` was the model itself.
+    Returns the model, which is `new` where `old` was the model itself.
     """
     new.training = old.training
     for name in _HOOKS:  # the containers themselves, so that the handles users hold still remove their hooks

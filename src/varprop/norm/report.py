@@ -276,27 +276,27 @@ def _staying(model: nn.Module) -> dict[tuple[str, str], int]:
     return dict(staying)
 
 
+def _warn(text: str) -> None:
+    warnings.warn(text, PlainWarning, stacklevel=4)  # where the user called `normalize`
+
+
 def warn_of_constants(paths: Collection[str]) -> None:
     """Say which layers read nothing random."""
     if paths:
-        warnings.warn(
+        _warn(
             f"What these layers read is the same for all data, so they stay as they are: "
             f"{listed([repr(path) for path in sorted(paths)])}. Where it does vary, give its moments in place of a "
-            f"constant.",
-            PlainWarning,
-            stacklevel=3,
+            f"constant."
         )
 
 
 def warn_of_computed(paths: Collection[str]) -> None:
     """Say which layers compute with what is no parameter of theirs."""
     if paths:
-        warnings.warn(
+        _warn(
             f"These layers compute with weights or biases that are no parameters of theirs (buffers, or what a "
             f"hypernetwork, a property or torch.func.functional_call gives them), so they stay as they are: "
-            f"{listed([repr(path) for path in sorted(paths)])}.",
-            PlainWarning,
-            stacklevel=3,
+            f"{listed([repr(path) for path in sorted(paths)])}."
         )
 
 
@@ -304,12 +304,10 @@ def warn_of_frozen(plain: nn.Module, normalized: nn.Module) -> None:
     """Say so if nothing trains any more in a model of which something did."""
     trained = [name for name, parameter in plain.named_parameters() if parameter.requires_grad]
     if trained and not any(parameter.requires_grad for parameter in normalized.parameters()):
-        warnings.warn(
+        _warn(
             f"Nothing trains in the normalized model: what did is absorbed ({listed([repr(n) for n in trained])}), and "
             f"scales and shifts are frozen like the weights of their layers. Call requires_grad_() on those that are "
-            f"to train.",
-            PlainWarning,
-            stacklevel=3,
+            f"to train."
         )
 
 
@@ -331,12 +329,10 @@ def warn_of_unreached(programs: Collection[Program]) -> frozenset[str]:
         if expected and not isinstance(module, torch.jit.ScriptModule) and tensors and read.isdisjoint(tensors):
             unreached.append(path)
     if unreached:
-        warnings.warn(
+        _warn(
             f"The example does not reach these, which stay as they are: {listed([repr(path) for path in unreached])}. "
             f"Where another call does, the statistics do not know it, and a batch norm that is absorbed on the way of "
-            f"the example counts there, too: normalize on the way that is used.",
-            PlainWarning,
-            stacklevel=3,
+            f"the example counts there, too: normalize on the way that is used."
         )
     return frozenset(unreached)
 
@@ -348,15 +344,13 @@ def warn_of_plain(model: nn.Module, except_paths: Container[str] = ()) -> None:
     norms = [path for path, m in named if is_batch_norm(m)]
     layers = linear_by_look(model, except_paths)
     if norms:
-        warnings.warn(
+        _warn(
             f"Batch norms that do not directly follow a linear layer, that follow one whose weight is parametrized, or "
             f"whose parameters something else reads, stay, and with them the dependence on the batch: "
-            f"{listed([repr(path) for path in norms])}.",
-            PlainWarning,
-            stacklevel=3,
+            f"{listed([repr(path) for path in norms])}."
         )
     if layers:
-        warnings.warn(f"These layers stay as they are: {listed(layers)}.", PlainWarning, stacklevel=3)
+        _warn(f"These layers stay as they are: {listed(layers)}.")
 
 
 def warn_of_fold(model: nn.Module) -> None:

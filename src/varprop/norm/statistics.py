@@ -43,11 +43,6 @@ class Statistics:
     moments are computed: the inputs of the layer, one for each of its calls. Targets with equal labels that follow by
     the same operations from the same layers are computed once; by default each is computed for itself. `intact` is, for
     a layer by itself, the model as it was when it was normalized.
-
-    Attributes:
-            graph: The subgraph from earlier layers to the targets, as nodes that refer to no others.
-            targets: The nodes in it that are computed.
-            numbers: For every target that was asked for, its index among those that are computed.
     """
 
     def __init__(
@@ -62,8 +57,10 @@ class Statistics:
         if labels is not None:
             keys = [(derivation_of(target, graph), label) for target, label in zip(targets, labels, strict=True)]
         number_of: dict[Any, int] = {}
+        # for every target that was asked for, its index among those that are computed
         self.numbers = [number_of.setdefault(key, len(number_of)) for key in keys]
         distinct = [targets[self.numbers.index(number)] for number in range(len(number_of))]
+        # the subgraph from earlier layers to the targets, as nodes that refer to no others
         self.graph, self.targets = _leading_to(distinct, graph)
         self._plan()
 

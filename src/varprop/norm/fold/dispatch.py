@@ -206,8 +206,7 @@ class Executor:
     def backend(self, parameters: Sequence[Tensor]) -> Backend:
         """The backend for parameters (or weights alone) of their memory layouts on their device.
 
-        Raises:
-            RuntimeError: If the memory of one was freed, which torch itself would read.
+        Raises a RuntimeError if the memory of one was freed, which torch itself would read.
         """
         if not all(map(Tensor.data_ptr, parameters)) and any(p.numel() and not p.data_ptr() for p in parameters):
             raise RuntimeError(FREED)

@@ -60,7 +60,8 @@ def fold(
     ):
         layer_shift, layer_scale = (_of_rows(vector, rows, unit.var) for vector in (shift, scale))
         rate = rate_of(layer_scale, unit.var)
-        folded.append(_from_matrix(unit.matrix * rate[..., None, None], rows, weight).to(weight.dtype))
+        matrix = unit.matrix * rate[..., None, None]
+        folded.append((matrix.transpose(1, 2) if rows.transposed else matrix).reshape(weight.shape).to(weight.dtype))
         biases.append((layer_shift - unit.mean * rate).flatten().to(weight.dtype))
     return folded, biases
 
@@ -187,7 +188,3 @@ def _as_matrix(weight: Tensor, rows: Rows) -> Tensor:
     if rows.transposed:
         return weight.reshape(rows.groups, rows.channels, -1, taps).transpose(1, 2)
     return weight.reshape(rows.groups, -1, rows.channels, taps)
-
-
-def _from_matrix(matrix: Tensor, rows: Rows, weight: Tensor) -> Tensor:
-    return (matrix.transpose(1, 2) if rows.transposed else matrix).reshape(weight.shape)

@@ -189,35 +189,10 @@ _SIZES = ["sources", "constants", "external", "computed"]
 
 @triton.jit(do_not_specialize=_SIZES)
 def forward(
-    programs,
-    operations,
-    numbers,
-    first,
-    second,
-    output,
-    entry,
-    entry_channel,
-    nodes,
-    knots,
-    shift,
-    scale,
-    constant_mean,
-    constant_var,
-    external_mean,
-    external_var,
-    mean,
-    var,
-    slopes,
-    entering_mean,
-    entering_var,
-    sources,
-    constants,
-    external,
-    computed,
-    OPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ENTRIES: tl.constexpr,
-):
+    programs, operations, numbers, first, second, output, entry, entry_channel, nodes, knots, shift, scale,
+    constant_mean, constant_var, external_mean, external_var, mean, var, slopes, entering_mean, entering_var,
+    sources, constants, external, computed, OPS: tl.constexpr, BLOCK: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
     """Computes the channels of one program and writes those that enter a layer."""
     here = programs + tl.program_id(0) * PROGRAM_FIELDS
     begin = tl.load(here)
@@ -270,35 +245,11 @@ def _add_product(grad_mean, grad_var, channel, dm, dv, saved, computed, mask, so
 
 @triton.jit(do_not_specialize=_SIZES)
 def backward(
-    programs,
-    operations,
-    first,
-    second,
-    output,
-    entry,
-    summed,
-    summed_span,
-    slopes,
-    scale,
-    entering_grad_mean,
-    entering_grad_var,
-    direct_shift,
-    direct_scale,
-    grad_mean,
-    grad_var,
-    grad_shift,
-    grad_scale,
-    grad_external_mean,
-    grad_external_var,
-    sources,
-    constants,
-    external,
-    computed,
-    OPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    ENTRIES: tl.constexpr,
-):
+    programs, operations, first, second, output, entry, summed, summed_span, slopes, scale, entering_grad_mean,
+    entering_grad_var, direct_shift, direct_scale, grad_mean, grad_var, grad_shift, grad_scale, grad_external_mean,
+    grad_external_var, sources, constants, external, computed,
+    OPS: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
     """Sums the gradients by the channels of one program over their entries, and runs its operations backwards."""
     here = programs + tl.program_id(0) * PROGRAM_FIELDS
     begin = tl.load(here)

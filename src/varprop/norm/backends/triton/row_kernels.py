@@ -252,23 +252,9 @@ def _forward_whole(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BOD
     ROUNDS: tl.constexpr = BODIES[N][7]
     CENTRED: tl.constexpr = BODIES[N][8]
     share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, row_centre, _, tap_spread = buffers
-    (
-        weight,
-        position,
-        first,
-        rows,
-        channels,
-        row_stride,
-        _,
-        tap_stride,
-        _,
-        entering,
-        shares,
-        cov_at,
-        sums_at,
-        _,
-        _,
-    ) = record_of(record, WEIGHT, ALIGNED)
+    (weight, position, first, rows, channels, row_stride, _, tap_stride, _, entering, shares, cov_at, sums_at, _, _) = (
+        record_of(record, WEIGHT, ALIGNED)
+    )
     channel = tl.arange(0, C)
     valid = channel < channels
     m = across(tl.load(mean + entering + channel, valid, 0.0))
@@ -388,24 +374,9 @@ def _forward_pieces(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, BO
 
 @triton.jit
 def forward(
-    records,
-    share,
-    covariance,
-    scale,
-    shift,
-    mean,
-    var,
-    folded,
-    bias,
-    row_mean,
-    row_var,
-    row_centre,
-    tap_sums,
-    tap_spread,
-    WEIGHT: tl.constexpr,
-    ACC: tl.constexpr,
-    BODIES: tl.constexpr,
-):
+    records, share, covariance, scale, shift, mean, var, folded, bias, row_mean, row_var, row_centre, tap_sums,
+    tap_spread, WEIGHT: tl.constexpr, ACC: tl.constexpr, BODIES: tl.constexpr,
+):  # fmt: skip
     """Folds the rows of one block; BODIES are those of `rows.Body`, as tuples."""
     record = records + tl.program_id(0) * RECORD_FIELDS
     body = tl.load(record + RECORD_FIELDS - 1)
@@ -651,25 +622,9 @@ def _backward_pieces(record, buffers, WEIGHT: tl.constexpr, ACC: tl.constexpr, B
 
 @triton.jit
 def backward(
-    records,
-    share,
-    scale,
-    mean,
-    var,
-    row_mean,
-    row_var,
-    row_centre,
-    tap_spread,
-    grad_folded,
-    grad_bias,
-    grad_weight,
-    grad_scale,
-    partial_mean,
-    partial_var,
-    WEIGHT: tl.constexpr,
-    ACC: tl.constexpr,
-    BODIES: tl.constexpr,
-):
+    records, share, scale, mean, var, row_mean, row_var, row_centre, tap_spread, grad_folded, grad_bias, grad_weight,
+    grad_scale, partial_mean, partial_var, WEIGHT: tl.constexpr, ACC: tl.constexpr, BODIES: tl.constexpr,
+):  # fmt: skip
     """Gradients by the weights and scales of one block, and its share of those by the entering channels."""
     record = records + tl.program_id(0) * RECORD_FIELDS
     body = tl.load(record + RECORD_FIELDS - 1)

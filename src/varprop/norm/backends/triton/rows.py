@@ -22,12 +22,7 @@ from . import row_kernels
 from .device import allocated_to_stay, capturing, flat, on_device, refuse_capture
 from .row_kernels import TAPS_APART, TILE
 
-_TYPES = {
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-    torch.float64: tl.float64,
-}
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64}
 STATISTICS = 3  # numbers saved of every row: mean, variance, and the distance of its weights' mean from the first
 PARTIALS = 64  # rows of partial sums added at a time
 WARPS, WARPS_LONG = 4, 16  # of a block: several blocks on a multiprocessor wait for memory in turns
@@ -178,8 +173,7 @@ class WeightOrder:
 def order_of(rows: Rows, weight: Tensor) -> WeightOrder:
     """The memory layout of a weight, from its strides alone: it may be one without data.
 
-    Raises:
-        ValueError: If it has gaps, or its taps are not at equal distances.
+    Raises a ValueError if it has gaps, or its taps are not at equal distances.
     """
     tap = _tap_stride(weight)
     outer, inner = weight.stride(0), weight.stride(1) if weight.dim() > 1 else 1
@@ -411,7 +405,7 @@ def _work(body: Body) -> int:
 def _records(
     index: int, rows: Rows, order: WeightOrder, offsets: Offsets, body: Body, bodies: tuple[Body, ...]
 ) -> Tensor:
-    """For every block of a layer: which that is, and the 16 numbers as `tiles.record_of` reads them.
+    """For every block of a layer: which that is, and the 16 numbers as `row_kernels.record_of` reads them.
 
     In the offset of the address is the distance from the weight's beginning.
     """
