@@ -159,11 +159,8 @@ class ComparisonData:
             Dicts, lists, numbers and text.
 
         Example:
-            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
-            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
-            >>> before = vp.inspect(model, moments)
-            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
-            >>> comparison.to_dict()["names"]
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> report.compare(report).to_dict()["names"]
             ['before', 'after']
         """
         return {

@@ -28,29 +28,11 @@ class Exports(ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON.
-
-        Returns:
-            Dicts, lists, numbers and text.
-
-        Example:
-            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
-            >>> report.to_dict()["model"]
-            'Sequential'
-        """
+        """Everything as plain values, ready for JSON."""
 
     @abstractmethod
     def text(self) -> str:
-        """Text for a terminal.
-
-        Returns:
-            Lines of text.
-
-        Example:
-            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
-            >>> "verdict" in report.text().lower()
-            True
-        """
+        """Text for a terminal."""
 
     @abstractmethod
     def _page(self) -> Page: ...
@@ -154,12 +136,9 @@ class Comparison(ComparisonData, Exports):
             Lines of text.
 
         Example:
-            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
-            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
-            >>> before = vp.inspect(model, moments)
-            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
-            >>> print(comparison.text(1).splitlines()[0])
-            Sequential: before -> after
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> report.compare(report).text(1).splitlines()[0]
+            'Sequential: before -> after'
         """
         return comparison_text(self, count)
 
@@ -170,11 +149,8 @@ class Comparison(ComparisonData, Exports):
             file: Where to; standard output if left out.
 
         Example:
-            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
-            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
-            >>> before = vp.inspect(model, moments)
-            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
-            >>> comparison.show()
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
+            >>> report.compare(report).show()
             Sequential: before -> after
             ...
         """
@@ -193,13 +169,10 @@ class Comparison(ComparisonData, Exports):
             VarpropError: If matplotlib is not installed or the file cannot be written.
 
         Example:
-            >>> model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
-            >>> moments = vp.Moments(torch.zeros(1, 8), torch.ones(1, 8))
-            >>> before = vp.inspect(model, moments)
-            >>> comparison = before.compare(vp.inspect(vp.init_(model, moments), moments))
+            >>> report = vp.inspect(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), vp.Moments(0.0, 1.0), example=(1, 8))
             >>> import tempfile
             >>> with tempfile.TemporaryDirectory() as folder:
-            ...     comparison.figure(folder + "/states.png").name
+            ...     report.compare(report).figure(folder + "/states.png").name
             'states.png'
         """
         return draw(self, Path(path))

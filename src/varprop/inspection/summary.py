@@ -95,12 +95,7 @@ class Summary:
 
 
 def summary(
-    model: nn.Module,
-    shape: Any = None,
-    *,
-    example: Any = None,
-    moments: Any = None,
-    depth: int | None = None,
+    model: nn.Module, shape: Any = None, *, example: Any = None, moments: Any = None, depth: int | None = None
 ) -> Summary:
     """A model at a glance: what every module gives out, holds and computes, and the mean and std of its units.
 
