@@ -160,11 +160,7 @@ def known_names() -> list[str]:
 
 
 def expanded(names: Sequence[str]) -> list[str]:
-    """The names, each once, with `all` written out.
-
-    Raises:
-        VarpropError: If one of them does not exist.
-    """
+    """The names, each once, with `all` written out. Raises a VarpropError if one of them does not exist."""
     available = known_names()
     for name in names:
         if name in MOVED:

@@ -149,8 +149,7 @@ def _idx_pair(folder: Path, subset: str) -> tuple[Tensor, Tensor]:
 def read_idx(path: Path) -> Tensor:
     """A file of bytes in IDX form, plain or, with ``.gz`` after its name, compressed.
 
-    Raises:
-        DataError: If it is missing, or its header and its length do not fit.
+    Raises a DataError if it is missing, or its header and its length do not fit.
     """
     content = _bytes_of(path)
     axes = content[3] if len(content) > 3 else 0

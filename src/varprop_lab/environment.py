@@ -33,8 +33,7 @@ _PACKAGES = ("varprop", "torch", "numpy", "scipy", "scikit-learn", "triton")
 def chosen_device(name: str) -> torch.device:
     """The device of a name; ``auto`` is the GPU if there is one.
 
-    Raises:
-        VarpropError: If the name is unknown, or there is no GPU where one was asked for.
+    Raises a VarpropError if the name is unknown, or there is no GPU where one was asked for.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise vp.VarpropError(f"The device must be auto, cpu or cuda, not {name!r}.")
@@ -47,8 +46,7 @@ def chosen_device(name: str) -> torch.device:
 def require(package: str, purpose: str, extra: str = "lab") -> Any:
     """Import an optional package, which an extra of varprop brings.
 
-    Raises:
-        VarpropError: If it is not installed; the sentence begins with the `purpose`.
+    Raises a VarpropError if it is not installed; the sentence begins with the `purpose`.
     """
     try:
         return importlib.import_module(package)
@@ -162,8 +160,8 @@ class Files:
 def write_atomically(path: Path, content: bytes, then: str = _AGAIN) -> None:
     """Write a file so that it is either there whole or not there, whenever the process or the machine stops.
 
-    Raises:
-        StoreError: If it cannot be written; what was there before stays. On a full disk it says what to do `then`.
+    Raises a StoreError if it cannot be written; what was there before stays. On a full disk it says what to do
+    `then`.
     """
     # a name of its own, so that two processes that write the same file do not write into each other's
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_UNFINISHED}")

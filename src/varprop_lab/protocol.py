@@ -316,8 +316,7 @@ class Experiment:
     ) -> Experiment:
         """A copy with other settings; those that are left out stay.
 
-        Raises:
-            SettingError: If a value is out of range, a name unknown, or no cell is left.
+        Raises a SettingError if a value is out of range, a name unknown, or no cell is left.
         """
         _require(seeds is None or seeds >= 1, f"seeds must be at least 1, got {seeds}.")
         _require(epochs is None or epochs >= 1, f"epochs must be at least 1, got {epochs}.")

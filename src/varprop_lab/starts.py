@@ -387,8 +387,7 @@ def starting_points(
 ) -> dict[Cell, StartingPoint]:
     """The networks of all cells of one seed.
 
-    Raises:
-        RuntimeError: If a form computes something else than the plain network of its start.
+    Raises a RuntimeError if a form computes something else than the plain network of its start.
     """
     plain: dict[Start, nn.Module] = {}
     started: dict[tuple[Method, Start, str], StartingPoint] = {}

@@ -43,10 +43,7 @@ from .protocol import (
     start_rank,
 )
 
-_LIBRARIES = (
-    *(Path(module.__file__ or "").parent for module in (torch, vp)),
-    Path(__file__).parent,
-)  # kept by version
+_LIBRARIES = (*(Path(module.__file__ or "").parent for module in (torch, vp)), Path(__file__).parent)  # kept by version
 
 
 def fingerprints(

@@ -157,8 +157,7 @@ def started_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer with its state in place, as before its first step; `rate` makes a learning rate of 0.
 
-    Raises:
-        VarpropError: If it keeps something between steps that a checkpoint could not hold.
+    Raises a VarpropError if it keeps something between steps that a checkpoint could not hold.
     """
     optimizer = make([{**group, "lr": rate()} for group in groups], lr=rate())
     for group in optimizer.param_groups:
@@ -466,15 +465,11 @@ class SingleTrainer(Trainer):
         return started_optimizer(adam, groups, lambda: torch.tensor(0.0, device="cuda"))
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        chosen = self._decaying()
+        chosen = decaying_names(self.model) if self.cell.variant == DECAY else []
         named = dict(self.model.named_parameters())
         decaying = {"params": [named[n] for n in chosen], "weight_decay": self.protocol.weight_decay}
         plain = {"params": [p for n, p in named.items() if n not in chosen], "weight_decay": 0.0}
         return [group for group in (decaying, plain) if group["params"]]
-
-    def _decaying(self) -> list[str]:
-        """The names of the parameters that decay."""
-        return decaying_names(self.model) if self.cell.variant == DECAY else []
 
     def _placed(self, images: Tensor) -> Tensor:
         images = images.to(next(self.model.parameters()).dtype) if images.is_floating_point() else images
@@ -499,8 +494,7 @@ class SingleTrainer(Trainer):
     def _require_the_same_function(self, images: Tensor, labels: Tensor) -> None:
         """Check that the compiled and captured step follows inputs and parameters as the model does, after a step too.
 
-        Raises:
-            RuntimeError: If it does not: nothing that it trained could be believed.
+        Raises a RuntimeError if it does not: nothing that it trained could be believed.
         """
         self.reset([_TRIAL])
         self._compare(images, labels)

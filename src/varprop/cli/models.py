@@ -120,8 +120,7 @@ def check_runs(model: Any, examples: Sequence[Any], target: str) -> None:
 def embedding_rows(model: nn.Module, tokens: Tensor) -> int:
     """How many tokens the embedding knows that reads a model's input.
 
-    Raises:
-        VarpropError: If there is none, or it does not know all tokens.
+    Raises a VarpropError if there is none, or it does not know all tokens.
     """
     readers: list[int] = []
 
@@ -259,8 +258,7 @@ def located(error: BaseException) -> str:
 def callable_named(source: str, name: str) -> Callable[..., Any]:
     """The function or class that ``path.py:name`` or ``package.module:name`` names.
 
-    Raises:
-        VarpropError: If there is none.
+    Raises a VarpropError if there is none.
     """
     module = _file_module(Path(source).expanduser()) if source.endswith(".py") else _package_module(source)
     value: Any = module

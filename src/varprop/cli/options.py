@@ -90,8 +90,7 @@ def number(kind: type[Any], least: float = -math.inf, most: float = math.inf) ->
 def listed(text: str, allowed: tuple[str, ...], option: str) -> tuple[str, ...]:
     """Names separated by commas, each once, in the order given.
 
-    Raises:
-        VarpropError: If a name is not among those known, or there is none.
+    Raises a VarpropError if a name is not among those known, or there is none.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in allowed]

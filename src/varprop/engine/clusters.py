@@ -367,14 +367,7 @@ class Clusters:
         return self.env.get(argument) if isinstance(argument, Node) else argument
 
     def _positions(
-        self,
-        node: Node,
-        root: Node,
-        t: Any,
-        mean: Tensor,
-        std: Tensor,
-        drawn: Pointwise | None,
-        precise: bool = True,
+        self, node: Node, root: Node, t: Any, mean: Tensor, std: Tensor, drawn: Pointwise | None, precise: bool = True
     ) -> list[Any]:
         """Where the node's argument takes the value t; roughly, if it need not be `precise`."""
         rule = self.plan.rules[node]

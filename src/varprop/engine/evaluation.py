@@ -317,7 +317,7 @@ class Evaluation:
             rule = self.plan.rules[node]
             lifts = rule.operation in ("attention", "recurrent")  # by themselves, and not the weights
             if rule.kind == "rule" and not lifts and not self.plan.random_operands(node):  # dropout of a constant
-                arguments = pytree.tree_map_only(Tensor, _certain, arguments)
+                arguments = pytree.tree_map_only(Tensor, lambda x: Moments(x, torch.zeros_like(x)), arguments)
             if self.annotate:
                 self._note(node, lambda: arguments)
             result = self._apply(node, *arguments)
@@ -466,11 +466,6 @@ def _joined_values(first: Any, share: float, second: Any, other_share: float) ->
     if isinstance(first, list) and isinstance(second, list):
         return [_joined_values(a, share, b, other_share) for a, b in zip(first, second, strict=True)]
     return second
-
-
-def _certain(x: Tensor) -> Moments:
-    """A constant as a variable that does not vary."""
-    return Moments(x, torch.zeros_like(x))
 
 
 def _require_moments(node: Node, result: Any) -> None:

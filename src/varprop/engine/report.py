@@ -145,9 +145,8 @@ class Result:
         for path, calls in self.calls.items():
             for index, moments in enumerate(calls):
                 name = (path or "(model)") + (f" #{index + 1}" if len(calls) > 1 else "")
-                rows.append(
-                    (name, self.classes[path], _extents(moments), *_summary_cells(moments), marks.get(path, ""))
-                )
+                numbers = (f"{value:.4g}" for value in _summary(moments).values())
+                rows.append((name, self.classes[path], _extents(moments), *numbers, marks.get(path, "")))
         text = text_table(header, rows)
         legend = [f"{mark} {reason}" for reason, mark in _legend(self.entries).items()]
         return "\n".join([text, f"Without a mark: {self.assumption}.", *legend])
@@ -268,10 +267,6 @@ def _summary(moments: Moments) -> dict[str, float]:
         "std_min": float(std.min()),
         "std_max": float(std.max()),
     }
-
-
-def _summary_cells(moments: Moments) -> tuple[str, ...]:
-    return tuple(f"{value:.4g}" for value in _summary(moments).values())
 
 
 def _plain(moments: Moments, values: bool) -> dict[str, Any]:

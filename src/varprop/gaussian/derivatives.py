@@ -16,12 +16,7 @@ from torch import Tensor
 
 from .activations import CURVES, Curve
 from .normal import LEAST_STD, ROOT_TWO_PI, Pair, Slopes, constant, gauss_legendre, readable
-from .rectifier import (
-    clamp_with_slopes,
-    learned_slope,
-    relu_of_sum_and_derivatives,
-    two_slopes_by_variance,
-)
+from .rectifier import clamp_with_slopes, learned_slope, relu_of_sum_and_derivatives, two_slopes_by_variance
 from .shortcuts import FORMULAS
 
 WINDOW = 8.5  # standard deviations; what lies beyond weighs 2e-17

@@ -356,8 +356,7 @@ def sign(mean: Tensor, std: Tensor) -> Pair:
 def mixture(mean: Tensor, var: Tensor, other_mean: Tensor, other_var: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sum of a rectified variable (the first) and an independent Gaussian one as a mixture of two Gaussians.
 
-    Returns:
-        The lower and the upper mean, the std of both, and the weight of the upper one.
+    Returns the lower and the upper mean, the std of both, and the weight of the upper one.
     """
     std = safe_sqrt(var)
     r = (mean / std.clamp(min=LEAST_STD)).clamp(LEAST_RATIO, MOST_RATIO)

@@ -195,14 +195,7 @@ elementwise(
     multilinear=True,
     signs=(-1.0, 1.0),
 )
-elementwise(
-    aten.mul,
-    affine=_multiplied,
-    independent=mul_independent,
-    multilinear=True,
-    product=True,
-    kernel=("mul",),
-)
+elementwise(aten.mul, affine=_multiplied, independent=mul_independent, multilinear=True, product=True, kernel=("mul",))
 elementwise(
     aten.div,
     aten.true_divide,

@@ -124,11 +124,7 @@ def frac(mean: Tensor, std: Tensor) -> Pair:
     first, spread, _ = _harmonics(mean, broad)
     second = spread + first.square() + 2 * _half_sawtooth(mean, broad)
     average = torch.where(wide, first, mean - count) - negative
-    var = torch.where(
-        wide,
-        second - (first - negative).square(),
-        narrow.square() + steps - 2 * narrow * density,
-    )
+    var = torch.where(wide, second - (first - negative).square(), narrow.square() + steps - 2 * narrow * density)
     return torch.where(std > 0, average, mean.frac()), torch.where(std > 0, var, 0.0).clamp_min(0)
 
 

@@ -313,11 +313,9 @@ _SEQUENCE: dict[str, Any] = {"operation": "recurrent", "skews": True, "draws": _
 rule(aten.lstm.input, **_SEQUENCE, approximate=_reason("lstm"))(partial(_unroll, LSTM))
 rule(aten.gru.input, **_SEQUENCE, approximate=_reason("gru"))(partial(_unroll, GRU))
 rule(aten.rnn_tanh.input, **_SEQUENCE, approximate=_reason("tanh"))(partial(_unroll, TANH))
-rule(
-    aten.rnn_relu.input,
-    **_SEQUENCE,
-    approximate=_reason("relu") + "; more for units almost never active",
-)(partial(_unroll, RELU))
+rule(aten.rnn_relu.input, **_SEQUENCE, approximate=_reason("relu") + "; more for units almost never active")(
+    partial(_unroll, RELU)
+)
 rule(aten.lstm_cell, skews=True, work=10, approximate=_reason("lstm", stacks=False))(partial(_one_step, LSTM))
 rule(aten.gru_cell, skews=True, work=8, approximate=_reason("gru", stacks=False))(partial(_one_step, GRU))
 # exact for independent Gaussian inputs

@@ -99,174 +99,128 @@ _none, _nothing, _everything = _constantly(()), _constantly(None), _constantly((
 
 @dataclass(kw_only=True)
 class CurveFacts:
-    """Facts of a function of single elements (``elementwise``), from which its moments are integrated.
+    """Facts of a function of single elements (``elementwise``), from which its moments are integrated."""
 
-    Attributes:
-        evaluate: Computes the operation on values with one more axis in front; the operation itself if left out. Of a
-            ``structural`` operation: what to run on means and on variances.
-        kinks: Points of the argument where the derivative jumps.
-        jumps: Points where the function itself jumps.
-        knots: Points where a smooth function changes its character, such as the ends of its bend.
-        monotone: Never decreases; a function of its further arguments.
-        dips: Falls to a minimum and then rises, as SiLU does: the largest of several is hardly ever one where it falls.
-        swings: Rises and falls for ever, as a sine does: functions of it are integrated on many panels.
-        compares: Kinks and jumps are points of the difference of the first two arguments.
-        positive: Index of an argument for which only positive values make sense (logarithm, root, divisor).
-        skews: Its result is not Gaussian where its arguments are, as that of a norm or a product of all elements; a
-            function of its arguments.
-        affine: Maps affine arguments to an affine result, or None where the result is curved.
-        independent: The rule for several independent random arguments.
-    """
-
+    # computes the operation on values with one more axis in front; the operation itself if left out. Of a
+    # ``structural`` operation: what to run on means and on variances
     evaluate: Callable[..., Any] | None = None
-    kinks: Callable[..., Sequence[Any]] = _none
-    jumps: Callable[..., Sequence[Any]] = _none
+    kinks: Callable[..., Sequence[Any]] = _none  # points of the argument where the derivative jumps
+    jumps: Callable[..., Sequence[Any]] = _none  # points where the function itself jumps
+    # points where a smooth function changes its character, such as the ends of its bend
     knots: Callable[..., Sequence[Any]] = _none
-    monotone: Callable[..., bool | None] = _nothing
+    monotone: Callable[..., bool | None] = _nothing  # never decreases; a function of its further arguments
+    # falls to a minimum and then rises, as SiLU does: the largest of several is hardly ever one where it falls
     dips: bool = False
-    swings: bool = False
-    compares: bool = False
+    swings: bool = False  # rises and falls for ever, as a sine does: functions of it are integrated on many panels
+    compares: bool = False  # kinks and jumps are points of the difference of the first two arguments
+    # index of an argument for which only positive values make sense (logarithm, root, divisor)
     positive: int | Callable[..., int | None] | None = None
+    # its result is not Gaussian where its arguments are, as that of a norm or a product of all elements; a
+    # function of its arguments
     skews: Callable[..., bool | None] = _nothing
+    # maps affine arguments to an affine result, or None where the result is curved
     affine: Callable[..., Any] | None = None
-    independent: Callable[..., Any] | None = None
+    independent: Callable[..., Any] | None = None  # the rule for several independent random arguments
 
 
 @dataclass(kw_only=True)
 class LawFacts:
-    """Facts of an operation that draws random numbers, unless it draws Gaussian ones (``source``).
+    """Facts of an operation that draws random numbers, unless it draws Gaussian ones (``source``)."""
 
-    Attributes:
-        drawn: The numbers drawn, as a function of a standard Gaussian variable and of the operation's own arguments.
-        outcomes: The whole numbers that may be drawn, in a vector, and the chance of each along a new first axis; a
-            function of the moments and of the operation's own arguments.
-        mixture: Where elements are replaced at random, as by dropout: a function of the arguments that returns, for
-            every outcome, its chance and the slope and the offset of the line of the element that is then the result.
-        draws: Draws random numbers of its own beside what it computes; a function of the arguments.
-    """
-
+    # the numbers drawn, as a function of a standard Gaussian variable and of the operation's own arguments
     drawn: Callable[..., Tensor] | None = None
+    # the whole numbers that may be drawn, in a vector, and the chance of each along a new first axis; a function
+    # of the moments and of the operation's own arguments
     outcomes: Callable[..., tuple[Tensor, Tensor]] | None = None
+    # where elements are replaced at random, as by dropout: a function of the arguments that returns, for every
+    # outcome, its chance and the slope and the offset of the line of the element that is then the result
     mixture: Callable[..., list[tuple[float, float, float]]] | None = None
+    # draws random numbers of its own beside what it computes; a function of the arguments
     draws: Callable[..., bool | None] = _nothing
 
 
 @dataclass(kw_only=True)
 class ElementFacts:
-    """How elements of the result relate to elements of the arguments: needed to see which are independent.
+    """How elements of the result relate to elements of the arguments: needed to see which are independent."""
 
-    Attributes:
-        adds: Of a ``structural`` operation: several elements of its arguments go to one position and are added there; a
-            function of its arguments.
-        selects: Every element of the result is one of an argument; all arguments that are tensors are such.
-        copies: The result is the argument itself, perhaps in another dtype.
-        casts: Index of the argument whose dtype changes to that of the result.
-        overwrites: Of a ``structural`` operation: all elements of its result are those of its second argument, which is
-            broadcast.
-        repeats_elements: Of a ``structural`` operation: the index of an argument that it may give elements of several
-            times, which shows when it is run on numbers.
-        repeats: Two arguments that are one are treated as that, not as independent.
-        bias: Index of an argument that is added to all of the result.
-        entangles: Elements of its result follow from one another, as those of a softmax or of running sums do.
-        overlaps: Elements of its result are of windows that share elements; a function of its arguments.
-        order_statistic: A maximum or another rank, which may be taken before a non-decreasing function or after it.
-        maximum: That order statistic is the largest, of as many as there are or fewer.
-    """
-
+    # of a ``structural`` operation: several elements of its arguments go to one position and are added there; a
+    # function of its arguments
     adds: Callable[..., bool | None] = _nothing
-    selects: bool = False
-    copies: bool = False
-    casts: int | None = None
+    selects: bool = False  # every element of the result is one of an argument; all arguments that are tensors are such
+    copies: bool = False  # the result is the argument itself, perhaps in another dtype
+    casts: int | None = None  # index of the argument whose dtype changes to that of the result
+    # of a ``structural`` operation: all elements of its result are those of its second argument, which is
+    # broadcast
     overwrites: bool = False
+    # of a ``structural`` operation: the index of an argument that it may give elements of several times, which
+    # shows when it is run on numbers
     repeats_elements: int | None = None
-    repeats: bool = False
-    bias: int | None = None
+    repeats: bool = False  # two arguments that are one are treated as that, not as independent
+    bias: int | None = None  # index of an argument that is added to all of the result
+    # elements of its result follow from one another, as those of a softmax or of running sums do
     entangles: bool = False
+    # elements of its result are of windows that share elements; a function of its arguments
     overlaps: Callable[..., bool | None] = _nothing
+    # a maximum or another rank, which may be taken before a non-decreasing function or after it
     order_statistic: bool = False
-    maximum: bool = False
+    maximum: bool = False  # that order statistic is the largest, of as many as there are or fewer
 
 
 @dataclass(kw_only=True)
 class LayerFacts:
-    """Traits that the normalization, the inspection and predictions ask for; left out, they take it for none of these.
+    """Traits that the normalization, the inspection and predictions ask for; left out, it has none of them."""
 
-    Attributes:
-        operation: The operation by a name, where it is looked for itself rather than for a trait.
-        linear: A linear layer: weighted sums of its first argument, the weights being its second.
-        weighted: A layer with weights of its own, by which scales and gradients of a model are judged.
-        convolution: How to read the arguments of a convolution or of a window of an average (`rules.linear`).
-        transposed: It is a transposed convolution; a function of its arguments.
-        averages: Sums or averages over positions, with equal weights.
-        reduces: Reduces the axes that its second argument names.
-        resizes: Interpolates between positions.
-        noise: Multiplies every element by a random number of its own.
-        multilinear: Linear in each of its random arguments, in another way than by the fields above: gradients then go
-            back through the derivative of the variance (`transposable`).
-        mixes_positions: Adds up elements of several positions, in a way that no field above tells.
-        product: Multiplies its arguments, element by element or as matrices.
-        signs: Of a sum, those of its first two arguments.
-        batch_norm: How to read the arguments of a batch norm in evaluation (`rules.norm.Stored`).
-        normalizes: Divides by statistics of its own argument or of a batch; a function of its arguments.
-        per_channel: Over uniform positions, treats every channel alike and by itself (pooling, upsampling, dropout).
-        channels: The axis of the result that holds the channels, if the operation decides it: 1 or -1.
-        stops_gradients: Nothing comes back through it when gradients do.
-        kernel: How the fold of a network computes it (`gaussian.derivatives`): a name, and numbers; a function of its
-            further arguments.
-        work: How many times as long its rule takes as most do, roughly.
-    """
-
-    operation: Operation | None = None
-    linear: bool = False
-    weighted: bool = False
+    operation: Operation | None = None  # the operation by a name, where it is looked for itself rather than for a trait
+    linear: bool = False  # a linear layer: weighted sums of its first argument, the weights being its second
+    weighted: bool = False  # a layer with weights of its own, by which scales and gradients of a model are judged
+    # how to read the arguments of a convolution or of a window of an average (`rules.linear`)
     convolution: Callable[..., Any] | None = None
-    transposed: Callable[..., bool | None] = _nothing
-    averages: bool = False
-    reduces: bool = False
-    resizes: bool = False
-    noise: bool = False
+    transposed: Callable[..., bool | None] = _nothing  # it is a transposed convolution; a function of its arguments
+    averages: bool = False  # sums or averages over positions, with equal weights
+    reduces: bool = False  # reduces the axes that its second argument names
+    resizes: bool = False  # interpolates between positions
+    noise: bool = False  # multiplies every element by a random number of its own
+    # linear in each of its random arguments, in another way than by the fields above: gradients then go back
+    # through the derivative of the variance (`transposable`)
     multilinear: bool = False
-    mixes_positions: bool = False
-    product: bool = False
-    signs: tuple[float, float] | None = None
+    mixes_positions: bool = False  # adds up elements of several positions, in a way that no field above tells
+    product: bool = False  # multiplies its arguments, element by element or as matrices
+    signs: tuple[float, float] | None = None  # of a sum, those of its first two arguments
+    # how to read the arguments of a batch norm in evaluation (`rules.norm.Stored`)
     batch_norm: Callable[..., Any] | None = None
+    # divides by statistics of its own argument or of a batch; a function of its arguments
     normalizes: Callable[..., bool | None] = _nothing
+    # over uniform positions, treats every channel alike and by itself (pooling, upsampling, dropout)
     per_channel: bool = False
-    channels: int | None = None
-    stops_gradients: bool = False
+    channels: int | None = None  # the axis of the result that holds the channels, if the operation decides it: 1 or -1
+    stops_gradients: bool = False  # nothing comes back through it when gradients do
+    # how the fold of a network computes it (`gaussian.derivatives`): a name, and numbers; a function of its
+    # further arguments
     kernel: Callable[..., tuple[str | float, ...] | None] = _nothing
-    work: int = 1
+    work: int = 1  # how many times as long its rule takes as most do, roughly
 
 
 @dataclass(kw_only=True)
 class ActivationFacts:
-    """Facts by which the inspection judges units.
+    """Facts by which the inspection judges units."""
 
-    Attributes:
-        bend: Where an activation is flat, off or linear (`Bend`); a function of its further arguments.
-        bounds: The interval that its values cannot leave, likewise.
-    """
-
+    # where an activation is flat, off or linear (`Bend`); a function of its further arguments
     bend: Callable[..., Any] = _nothing
-    bounds: Callable[..., tuple[float, float]] = _everything
+    bounds: Callable[..., tuple[float, float]] = _everything  # the interval that its values cannot leave, likewise
 
 
 @dataclass
 class Rule(CurveFacts, LawFacts, ElementFacts, LayerFacts, ActivationFacts):
-    """All that varprop knows of one operation, in groups: a new operation needs those that its kind asks for.
+    """All that varprop knows of one operation, in groups: a new operation needs those that its kind asks for."""
 
-    Attributes:
-        kind: ``rule`` maps Moments to Moments; ``structural`` moves elements, so it acts on mean and variance alike;
-            ``elementwise`` computes every element from the elements at the same position; ``source`` draws random
-            numbers; ``constant`` has a result that does not depend on the values of its arguments (``zeros_like``).
-        function: The rule itself; for ``elementwise`` the closed form ``(mean, std, *args) -> (mean, var)``.
-        approximate: The reason it is not exact, if it is not.
-        handles: Tells whether the rule can deal with its arguments; random ones are `RANDOM`, constant tensors None.
-    """
-
+    # ``rule`` maps Moments to Moments; ``structural`` moves elements, so it acts on mean and variance alike;
+    # ``elementwise`` computes every element from the elements at the same position; ``source`` draws random
+    # numbers; ``constant`` has a result that does not depend on the values of its arguments (``zeros_like``)
     kind: Kind
+    # the rule itself; for ``elementwise`` the closed form ``(mean, std, *args) -> (mean, var)``
     function: Callable[..., Any] | None = None
-    approximate: Reason = None
+    approximate: Reason = None  # the reason it is not exact, if it is not
+    # tells whether the rule can deal with its arguments; random ones are `RANDOM`, constant tensors None
     handles: Callable[..., bool] | None = None
 
     @property

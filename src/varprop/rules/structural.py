@@ -153,10 +153,7 @@ _with_value(aten.index_fill.int_Scalar)
 
 
 @rule(
-    aten.index_add,
-    handles=lambda x, dim, index, *_, **__: index is not RANDOM,
-    multilinear=True,
-    mixes_positions=True,
+    aten.index_add, handles=lambda x, dim, index, *_, **__: index is not RANDOM, multilinear=True, mixes_positions=True
 )
 def index_add(x: Value, dim: int, index: Tensor, source: Value, *, alpha: float = 1) -> Moments:
     """Slices added at constant places: variances add too, those of the source times alpha^2."""
